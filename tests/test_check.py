@@ -125,7 +125,14 @@ def test_random_state_may_differ_unless_it_is_asked_for():
     with torch.random.fork_rng():
         found = compare({rank: facts(rank) for rank in range(2)})
         assert found.agrees
-        assert repr(found).endswith("; random state differs (as it should where ranks draw their own)")
+        differ = "differs (as it should where ranks draw their own)"
+        assert repr(found).endswith(f"; random state of torch and Python {differ}, of NumPy it is the same")
+        drawn = []
+        for rank in range(2):  # only torch was seeded: all ranks draw the same batches
+            np.random.seed(rank)
+            drawn.append({**facts(rank), "random state of torch": facts(0)["random state of torch"]})
+        found = compare(dict(enumerate(drawn)))
+        assert repr(found).endswith(f"; random state of NumPy and Python {differ}, of torch it is the same")
         asked = compare({rank: facts(rank, ["random"]) for rank in range(2)})
     assert repr(asked).split("\n") == [
         "2 ranks differ in 2 of 3 entries:",

@@ -11,7 +11,17 @@ from ddp_notebook.run.output import card
 
 
 def waits(
-    rank, name, number, *, group="default", ranks=(0, 1, 2, 3), root=None, shape=(4,), dtype="float32", meaning=""
+    rank,
+    name,
+    number,
+    *,
+    group="default",
+    ranks=(0, 1, 2, 3),
+    root=None,
+    tag=0,
+    shape=(4,),
+    dtype="float32",
+    meaning="",
 ):
     operation = Operation(
         name=name,
@@ -22,6 +32,7 @@ def waits(
         shapes=(shape,),
         nbytes=4096,
         root=root,
+        tag=tag,
         since_s=12.0,
         meaning=meaning,
     )
@@ -88,6 +99,11 @@ VERDICTS = {
         views(*[waits(r, "recv", 1, root=(r + 1) % 2, ranks=(0, 1)) for r in (0, 1)]),
         "they wait for each other: rank 0 in recv #1 from rank 1, rank 1 in recv #1 from rank 0",
     ),
+    "a message with another tag": (
+        views(waits(0, "send", 1, root=1, tag=3), waits(1, "recv", 1, root=0, tag=4)),
+        "they wait for each other: rank 0 in send #1 to rank 1 with tag 3, rank 1 in recv #1 from rank 0 with tag 4",
+    ),
+    "a message with the same tag": (views(waits(0, "send", 1, root=1, tag=3), waits(1, "recv", 1, root=0, tag=3)), ""),
     "two groups": (
         views(waits(0, "barrier", 1, group="[0,1]", ranks=(0, 1)), waits(1, "barrier", 1, group="[1,0]", ranks=(0, 1))),
         "they wait for each other: rank 0 in barrier #1 of group [0,1] for rank 1, "

@@ -39,13 +39,13 @@ def test_the_first_cell(ranks):
         ("print(rank)", "`rank` is there on the ranks only: put %%on_all_ranks above the cell\n"),
         (
             "model(1)",
-            "`model` was set on the ranks: put %%on_all_ranks above the cell, or bring its values here with %ddp_pull "
-            "model\n",
+            "`model` is set by a cell on the ranks: put %%on_all_ranks above the cell, or bring its values here with "
+            "%ddp_pull model\n",
         ),
-        ("loss.item()", "`loss` was set"),
-        ("timed, A", "`timed` was set"),
+        ("loss.item()", "`loss` is set"),
+        ("timed, A", "`timed` is set"),
         ("A, timed", ""),
-        ("late", "`late` was set"),
+        ("late", "`late` is set"),
         ("nn.Linear", "`nn` is imported on the ranks: put %%on_all_ranks above the cell, or import it here too\n"),
         (
             "import torch.distributed\ntorch.distributed.get_rank()",
@@ -76,6 +76,7 @@ def test_a_plain_cell_that_was_meant_for_the_ranks_says_so(ranks, cell, hint):
         ("%%on_rank 0\nrank", "%%on_ranks"),
         ("x = 1\n%ddp_monitr", "%ddp_monitor"),
         ("%ddp_restar", "%ddp_restart"),
+        ("# all ranks\n%%on_all_ranks\nrank", "first line"),
         ("%on_ranks 0 1", ""),  # of which IPython itself says what is meant
         ("%nothing_like_it", ""),
     ],
@@ -83,7 +84,26 @@ def test_a_plain_cell_that_was_meant_for_the_ranks_says_so(ranks, cell, hint):
 def test_a_magic_that_is_not_there_is_told_by_the_one_that_was_meant(ranks, cell, meant):
     said = ranks.run(cell).stderr
     assert "not found" in said
-    assert f"did you mean {meant}?\n" in said if meant else "did you mean %" not in said
+    if meant == "first line":
+        assert said.endswith("%%on_all_ranks has to be the first line of its cell\n")
+    else:
+        assert f"did you mean {meant}?\n" in said if meant else "did you mean %" not in said
+
+
+def test_a_model_in_ddp_is_pulled_without_its_group(ranks):
+    ranks.run("%%on_all_ranks\nmodel = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1))")
+    advice = ranks.run("%ddp_pull model").evalue
+    assert advice.endswith("%on_all_ranks inner = model.module, and %ddp_pull inner")
+    assert ranks.run("%on_all_ranks inner = model.module").status == "ok"
+    assert ranks.run("%ddp_pull inner").status == "ok"
+    assert ranks.run("print(inner[1].weight.shape)").stdout == "torch.Size([1, 2])\n"
+
+
+def test_what_each_rank_has_of_its_own_is_not_pushed(ranks):
+    for name in ("rank", "world_size", "torch"):
+        reply = ranks.run(f"{name} = 3\n%ddp_push {name}")
+        assert f"every cell finds `{name}` with its rank's own value: push it under another name" in reply.evalue
+    assert ranks.run("%on_all_ranks rank").stdout == "[0] 0\n[1] 1\n"
 
 
 def test_a_figure_of_a_rank_is_shown(ranks):

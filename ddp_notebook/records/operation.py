@@ -44,6 +44,7 @@ class Operation:
     shapes: tuple[tuple[int, ...], ...] = ()  # of its input, or of its output where it has no input
     nbytes: int = 0
     root: int | None = None  # the source, or the destination, as a rank of the session
+    tag: int = 0  # of a message
     reduce_op: str = ""
     meaning: str = ""  # what it carries, in words: "activations of microbatch 3 for stage 2"
     since_s: float = 0.0  # how long it has been under way
@@ -70,10 +71,11 @@ class Operation:
         return f"{self.name} #{self.number}"
 
     def __str__(self) -> str:
-        """Such as `"all_reduce #12 of group default"`, `"recv #1 from rank 2"`."""
+        """Such as `"all_reduce #12 of group default"`, `"recv #1 from rank 2 with tag 4"`."""
         toward = {"send": "to", "recv": "from"}.get(self.name)
         if toward is not None:
             text = f"{self.short} {toward} {'any rank' if self.root is None else f'rank {self.root}'}"
+            text += f" with tag {self.tag}" if self.tag else ""
             return text if self.group == "default" else f"{text} of group {self.group}"
         return f"{self.short} of group {self.group}"
 

@@ -75,6 +75,8 @@ def meant_by(error: BaseException, magics: Mapping[str, Iterable[str]]) -> str:
     if found is None:
         return ""
     sign, name = found.groups()
+    if sign == "%%" and name in magics["cell"]:
+        return f"%%{name} has to be the first line of its cell"
     ours = [one for one in magics["line" if sign == "%" else "cell"] if one.startswith(_OURS)]
     close = difflib.get_close_matches(name, ours, n=1, cutoff=0.75)
     return f"did you mean {sign}{close[0]}?" if close else ""
@@ -106,7 +108,7 @@ def hint_for(error: BaseException, cells: list[str], variables: dict[str, Any]) 
     if is_import or name in _IMPORTED_THERE:
         return f"`{name}` is imported on the ranks: {put}, or import it here too"
     if is_import is not None:
-        return f"`{name}` was set on the ranks: {put}, or bring its values here with %ddp_pull {name}"
+        return f"`{name}` is set by a cell on the ranks: {put}, or bring its values here with %ddp_pull {name}"
     return ""
 
 

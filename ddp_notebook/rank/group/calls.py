@@ -161,6 +161,7 @@ class Call:
             shapes=tuple(tuple(shape) for shape in shapes),
             nbytes=nbytes(shapes, dtype),
             root=group.session_rank(kernel.root_of(rest)),
+            tag=kernel.tag_of(rest),
             reduce_op=kernel.reduce_op_of(rest),
             meaning=self.meaning or self._what_for(),
             since_s=(time.monotonic_ns() - self.since_ns) / 1e9,

@@ -181,6 +181,11 @@ def _is_there(fact: Mapping[str, Any] | None) -> bool:
 
 
 def _random_notes(differences: Sequence[Difference], same: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    if any(one.kind == "random" for one in differences):
-        return ["random state differs (as it should where ranks draw their own)"]
-    return ["random state is the same"] if any(fact["kind"] == "random" for fact in same.values()) else []
+    of = "random state of "
+    differing = [one.entry.removeprefix(of) for one in differences if one.kind == "random"]
+    equal = [entry.removeprefix(of) for entry, fact in same.items() if fact["kind"] == "random"]
+    if not differing:
+        return ["random state is the same"] if equal else []
+    is_same = f", of {' and '.join(equal)} it is the same" if equal else ""
+    whose = f" of {' and '.join(differing)}" if equal else ""
+    return [f"random state{whose} differs (as it should where ranks draw their own){is_same}"]

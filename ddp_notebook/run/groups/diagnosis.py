@@ -134,7 +134,7 @@ def _takes_part(views: Views, other: int, operation: Operation) -> bool:
 def _answers(views: Views, other: int, rank: int, operation: Operation) -> bool:
     theirs = views[other].operation if other in views else None
     wanted = "send" if operation.name == "recv" else "recv"
-    return theirs is not None and theirs.name == wanted and theirs.root in (rank, None)
+    return theirs is not None and theirs.name == wanted and theirs.root in (rank, None) and theirs.tag == operation.tag
 
 
 def verdict(views: Views) -> str:

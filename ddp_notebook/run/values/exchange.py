@@ -24,6 +24,8 @@ from ddp_notebook.run.values.values import RankValues
 from ddp_notebook.wire import bulk
 from ddp_notebook.wire.events import Pull, Pulled, Push, Pushed
 
+_OF_EVERY_RANK = frozenset(("rank", "local_rank", "world_size", "device", "log", "torch", "dist"))
+
 
 class Exchange:
     """Pulls and pushes variables, in turn with the cells.
@@ -67,7 +69,10 @@ class Exchange:
                 except Exception as error:
                     what = f"{name!r}, {answer.about}, cannot be unpickled here: {type(error).__name__}: {error}"
                     if "process group" in str(error):
-                        what += f"; it is bound to the ranks' group: pull what is in it, as {name}.module"
+                        what += (
+                            f"; it is bound to the ranks' group, and what is in it is not: %on_all_ranks inner = "
+                            f"{name}.module, and %ddp_pull inner"
+                        )
                     raise DDPNotebookError(f"rank {rank}: {what}") from error
             return RankValues(values, {rank: answer.about for rank, answer in answers.items()})
         finally:
@@ -81,7 +86,8 @@ class Exchange:
         chosen = self._living.parse(ranks)
         differ = False  # whether ranks get different values
         for name, value in variables.items():
-            check_name(name)
+            if check_name(name) in _OF_EVERY_RANK:
+                raise UsageError(f"every cell finds `{name}` with its rank's own value: push it under another name")
             if isinstance(value, RankValues):
                 differ = True
                 _check_has(name, value, chosen)
