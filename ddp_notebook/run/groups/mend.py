@@ -212,5 +212,5 @@ def _divergence(states: Mapping[int, Mapping[str, Any]]) -> list[str]:
     parts = [f"{count} on {list_ranks(ranks)}" for count, ranks in steps.items()]
     return [
         f"optimizer steps in this cell: {', '.join(parts)}. Parameters may differ now: %ddp_check says where, and "
-        "DDP(model.module) gives all ranks those of rank 0"
+        "DDP(model.module) gives all ranks those of rank 0; then make the optimizer anew, whose own state differs too"
     ]
