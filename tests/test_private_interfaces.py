@@ -642,8 +642,20 @@ def test_torchs_memory_trackers_and_the_places_of_shards():
         update(state)
 
     tracker._update_peak_stats = look  # type: ignore[method-assign]
+    enter, parents = tracker._pre_fw_hook, []
+
+    def enter_anew(module, inputs):
+        modules = tracker._mod_tracker
+        parents.append(set(modules.parents) - {modules.get_known_fqn(module)})
+        if module in tracker.memory_tracking and not modules.is_bw:
+            tracker.reset_mod_stats()
+        enter(module, inputs)
+
+    tracker._pre_fw_hook = enter_anew  # type: ignore[method-assign]
     with tracker:
-        model(torch.ones(2, 64)).sum().backward()
+        for _ in range(2):
+            model(torch.ones(2, 64)).sum().backward()
+    assert parents == [{"Global"}] * 2
     assert seen and {str(getattr(kind, "value", kind)) for kind in tracker._curr_mem_snap[torch.device("cpu")]} >= {
         *("Parameter", "Buffer", "Gradient", "Activation", "Temp", "Optstate", "Total")
     }

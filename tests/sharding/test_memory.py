@@ -75,6 +75,20 @@ def test_what_is_held_now_and_what_was_measured_before(ranks):
     assert lines[1].startswith("ranks 0,1") and lines[2].startswith("before, ranks 0,1")
 
 
+def test_a_model_may_be_called_several_times(ranks):
+    """As where gradients are accumulated, or in a loop."""
+    ranks.run(f"model = DDP(make(), gradient_as_bucket_view=True); {_ADAM}\nstep(); step()", quiet=True)
+    once = ranks.memory("step()")[0]
+    several = ranks.memory("for _ in range(3): step()")[0]
+    assert (several.parameters, several.gradients) == (once.parameters, once.gradients)
+    assert several.activations == pytest.approx(once.activations, rel=0.05)
+    assert several.peak == pytest.approx(once.peak, rel=0.1)
+    at_once = ranks.memory("(model(x).sum() + model(x + 1).sum()).backward()")[0]
+    assert at_once.activations == pytest.approx(2 * once.activations, rel=0.2), "of both calls, until the backward"
+    accumulated = "with model.no_sync(): model(x).sum().backward()\nstep()"
+    assert ranks.memory(accumulated)[1].activations == pytest.approx(once.activations, rel=0.05)
+
+
 def test_code_that_fails_leaves_no_tracker(ranks, monkeypatch):
     monkeypatch.setattr(face, "cell_number", lambda: 7)
     with pytest.raises(RankError, match="NameError") as raised:

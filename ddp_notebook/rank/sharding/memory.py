@@ -63,6 +63,7 @@ def measure(namespace: dict[str, Any], code: str, number: int = 1) -> dict[str, 
     tracker = _tracker(namespace)
     most = {"activations": 0, "temporary": 0, "peak": 0}
     _look_often(tracker, most)
+    _let_begin_again(tracker)
     try:
         with tracker:
             exec(compiled, namespace)
@@ -92,6 +93,21 @@ def _look_often(tracker: Any, most: dict[str, int]) -> None:
         most.update({name: max(most[name], nbytes) for name, nbytes in now.items()})
 
     tracker._update_peak_stats = look
+
+
+def _let_begin_again(tracker: Any) -> None:
+    """Let a model be called again, as where gradients are accumulated: torch's tracker wants to be told to forget what
+    it knows of the modules of the call before. (Of a model in FSDP it cannot.)"""
+    enter = tracker._pre_fw_hook
+
+    def enter_anew(module: torch.nn.Module, inputs: Any) -> None:
+        modules = tracker._mod_tracker
+        is_root = set(modules.parents) - {modules.get_known_fqn(module)} == {"Global"}
+        if is_root and module in tracker.memory_tracking and not modules.is_bw:
+            tracker.reset_mod_stats()
+        enter(module, inputs)
+
+    tracker._pre_fw_hook = enter_anew
 
 
 def _tracker(namespace: Mapping[str, Any]) -> Any:
