@@ -83,5 +83,5 @@ def train_apart(ranks: Sequence[int]) -> str:
     """The sentence about ranks whose optimizers step while nothing is sent."""
     return (
         f"{name_ranks(ranks)} train apart: no gradient was averaged by a collective, send or receive; if they are to "
-        "train together, wrap the model in DistributedDataParallel"
+        "train together, wrap the model in DistributedDataParallel, and call that one"
     )

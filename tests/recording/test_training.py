@@ -167,10 +167,24 @@ _APART = "ranks 0-1 train apart: no gradient was averaged by a collective, send 
 
 def test_ranks_that_train_apart_get_one_line_under_the_cell_and_in_the_report(ranks, capsys):
     ranks.run(_ALONE)
-    assert capsys.readouterr().err == f"{_APART}together, wrap the model in DistributedDataParallel\n"
+    assert capsys.readouterr().err == f"{_APART}together, wrap the model in DistributedDataParallel, and call that one\n"
     ranks.run("train_alone(100)")
     assert capsys.readouterr().err.count("train apart") == 1
     assert str(ranks.recording.report()).count(f"R{_APART[1:]}") == 1
+
+
+def test_what_was_sent_before_the_first_step_averages_nothing(ranks, capsys):
+    """A model in DDP that is made in the same cell, and then called without it."""
+    ranks.run(
+        "dist.barrier()\n"
+        "wrapped = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 3))\n"
+        "optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.1)\n"
+        "for _ in range(3): step(wrapped.module, optimizer)"
+    )
+    assert _APART in capsys.readouterr().err
+    assert f"R{_APART[1:]}" in str(ranks.recording.report())
+    ranks.run("for _ in range(3): step(wrapped, optimizer)")
+    assert "train apart" not in capsys.readouterr().err and "train apart" not in str(ranks.recording.report())
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,8 @@ class Bounded(RowSource, Protocol):
 
 
 def apart(recording: Bounded, cell: int) -> list[int]:
-    """Ranks of a cell whose main thread took at least two optimizer steps without any collective, send or receive.
+    """Ranks of a cell whose main thread took at least two optimizer steps, with no collective, send or receive from the
+    first one on.
 
     Empty where it is a single rank, or where the rows that would tell are lost.
 
@@ -50,8 +51,8 @@ def _steps_again(spans: Rows) -> bool:
 
 
 def _sends_nothing(calls: Rows, cell: int, since_ns: int) -> bool:
-    """Whether a rank is known to have made no call in a cell whose first optimizer step began then."""
-    if (calls["cell"] == cell).any():
+    """Whether a rank is known to have made no call from then on in a cell whose first optimizer step began then."""
+    if (calls["issue_ns"][calls["cell"] == cell] > since_ns).any():
         return False
     calls = calls[calls["call"] > 0]  # else the bucket of a comm hook, which has no number
     # The oldest rows go first: if the oldest that is kept is later, those of this cell may be gone.

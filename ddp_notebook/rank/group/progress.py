@@ -22,7 +22,8 @@ class Progress:
         self.steps = 0
         self.sees_operations = True  # False: the recorder could not be installed
         self._recorder = recorder
-        self._begun = 0
+        self._begun = 0  # operations, before the cell
+        self._since = 0  # likewise before its first step: a model in DDP may be made, or data read, in the same cell
         self._main = threading.get_ident()
         self._stepped: set[int] = set()  # ids of optimizers that have stepped since the last operation
         self._depth = 0  # of the main thread's steps: an optimizer may step inside another one's step, or its own
@@ -36,7 +37,7 @@ class Progress:
         begun = self._recorder.begun
         if begun != self._begun:
             self._stepped.clear()
-        self.steps, self._begun, self._depth = 0, begun, 0
+        self.steps, self._begun, self._since, self._depth = 0, begun, begun, 0
         self._steps_twice = self._is_decided = False
 
     @property
@@ -46,13 +47,16 @@ class Progress:
 
     @property
     def trains_apart(self) -> bool:
-        """Whether the main thread trains and sends nothing: an optimizer has stepped twice, and the cell has begun no
-        operation. A single step may use gradients that an earlier cell has averaged."""
-        return self._steps_twice and self.sees_operations and not self.has_communicated
+        """Whether the main thread trains and sends nothing: an optimizer has stepped twice, and from the first step on
+        the cell has begun no operation. A single step may use gradients that were averaged before."""
+        return self._steps_twice and self.sees_operations and self._recorder.begun == self._since
 
     def _before_step(self, _: Optimizer, __: tuple[Any, ...], ___: dict[str, Any]) -> None:
         if threading.get_ident() == self._main:
             self._depth += 1
+            if self.steps == 0 and (begun := self._recorder.begun) != self._since:
+                self._since = begun
+                self._stepped.clear()
 
     def _after_step(self, optimizer: Optimizer, _: tuple[Any, ...], __: dict[str, Any]) -> None:
         self.steps += 1
@@ -61,7 +65,7 @@ class Progress:
         self._depth -= 1
         if self._is_decided or self._depth > 0:
             return
-        if self.has_communicated:
+        if self._recorder.begun != self._since:
             self._is_decided = True
         elif id(optimizer) in self._stepped:
             self._steps_twice, self._is_decided = not _uses_rpc(), True
