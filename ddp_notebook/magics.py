@@ -79,7 +79,7 @@ class DDPMagics(Magics):
             name = session.kept_as
             raise UsageError(
                 f"{name} goes on elsewhere, and what this notebook restarts are its own ranks: %ddp_attach {name} "
-                "--take-over takes it back, %ddp_stop lets go of it"
+                "--take-over takes it over, %ddp_stop lets go of it"
             )
         having.end(session)
         having.start(session.options)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -19,6 +20,11 @@ _MESSAGES = {  # what rank 0 sends, what rank 1 takes
         "torch.arange(8.)",
         "torch.full((4,), 7., dtype=torch.float64)",
         "8 float32 (32 bytes), rank 1 takes 4 float64 (32 bytes)",
+    ),
+    "type of the same size": (
+        "torch.ones(4, dtype=torch.uint16)",
+        "torch.full((4,), 7, dtype=torch.int16)",
+        "4 uint16 (8 bytes), rank 1 takes 4 int16 (8 bytes)",
     ),
     "empty": ("torch.ones(0)", "torch.full((2,), 7.)", "0 float32 (0 bytes), rank 1 takes 2 float32 (8 bytes)"),
     "large": (
@@ -134,7 +140,7 @@ else:
 dist.send_object_list(["a" * 100, {"b": 1}], 1) if rank == 0 else dist.recv_object_list([None, None], 0)
 """,
     "complex numbers, and a type without a code": """
-for dtype in (torch.complex64, torch.uint16):
+for dtype in (torch.complex64, torch.float8_e5m2fnuz):
     one = torch.ones(3).to(dtype); dist.send(one, 1) if rank == 0 else dist.recv(one, 0)
 """,
     "both ways at once": """
@@ -164,6 +170,31 @@ def test_a_receive_from_any_rank_is_told_when_it_has_come(session, taken, words)
     assert session.run(code.format("None"), timeout=20).ok and session.run(code.format("0"), timeout=20).ok
     with pytest.raises(RankError, match="does not fit"):
         session.run(f"dist.send(torch.ones(2), 1, tag=7) if rank == 0 else dist.recv({taken}, 0, tag=7)", timeout=20)
+    assert session.run(_REDUCES, timeout=20)[0].result == "2"
+
+
+@pytest.mark.parametrize("first", ["", "rank == 0", "rank == 1"], ids=["at once", "sends first", "receives first"])
+def test_one_of_very_many_under_way_is_told(session, first):
+    """The recorder forgets what nobody waits for; here somebody does."""
+    session.run(
+        "ts = [torch.full((2 if k == 3 and rank else 4,), -1.0 if rank else float(k)) for k in range(200)]\n"
+        "ops = [dist.P2POp(dist.irecv if rank else dist.isend, t, 1 - rank) for t in ts]\n"
+        f"store = dist.PrefixStore('many {first}', dist.distributed_c10d._get_default_store())\n"
+        "def all_of(): return dist.batch_isend_irecv(ops)"
+    )
+    code = "works, told = all_of(), []\n"
+    if first:
+        code = (
+            f"if not ({first}): store.wait(['begun'])\nworks, told = all_of(), []\nif {first}: store.set('begun', '')\n"
+        )
+    code += (
+        "for k, work in enumerate(works):\n"
+        "    try: work.wait()\n"
+        "    except RuntimeError as error: told.append((k, 'does not fit' in str(error)))\n"
+        "told, [k for k, t in enumerate(ts) if rank and (t != k).any()]"
+    )
+    result = session.run(code, timeout=30)
+    assert [result[rank].result for rank in (0, 1)] == ["([(3, True)], [])", "([(3, True)], [3])"]
     assert session.run(_REDUCES, timeout=20)[0].result == "2"
 
 
@@ -260,16 +291,46 @@ def test_if_one_side_has_seen_it_the_other_one_hears_of_it_though_much_was_writt
     assert "message #1 from rank 0 to rank 1 does not fit: rank 0 sends 3 float32" in _compared(late, posted)
 
 
-def test_numbers_begin_again_without_a_false_alarm():
+def test_a_receive_that_is_begun_while_one_from_any_rank_is_under_way_ends_the_counting_of_its_tag():
+    """Which of the two comes first is not known, to gloo neither."""
+    _, receiver = _both()
+    one = torch.ones(2)
+    assert receiver.post("recv", 0, 5, one) is not None
+    receiver.begin_from_any(5)
+    assert receiver.post("recv", 0, 6, one) is not None and receiver.post("send", 0, 5, one) is not None
+    assert receiver.post("recv", 0, 5, one) is None
+    receiver.end_from_any(5, 0, (0, 1), "default", SimpleNamespace(_source_rank=lambda: 0))  # type: ignore[arg-type]
+    assert receiver.post("recv", 0, 5, one) is None, "from now on"
+    assert receiver.post("recv", 0, 6, one) is not None
+
+
+def test_what_has_no_word_is_not_compared():
+    sender, receiver = _both()
+    huge = torch.empty(1 << messages._NUMEL_BITS, dtype=torch.uint8, device="meta")
+    odd = torch.ones(4).to(torch.float8_e5m2fnuz)
+    for one in (huge, odd):
+        sent, taken = sender.post("send", 1, 0, one), receiver.post("recv", 0, 0, torch.ones(2))
+        assert sent is not None and taken is not None
+        assert not sender.look(sent) and not receiver.look(taken)
+    for tag in (-1, 1 << messages._TAG_BITS):
+        assert sender.post("send", 1, tag, torch.ones(2)) is None
+
+
+@pytest.mark.parametrize("who_is_first", ["sender", "receiver"])
+def test_numbers_begin_again_without_a_false_alarm(who_is_first):
     sender, receiver = _both()
     period = 1 << (64 - messages._NUMBER_SHIFT)
     told = []
     for number in range(1, period + 600):
         numel = 1 + number % 7
-        sent = _posted(sender, "send", 3, numel)
         is_unlooked = number % 1000 == 5  # as of a library, of which nobody looks
-        taken = _posted(receiver, "recv", 3, numel + (number == 10))
+        takes = numel + (number == 10)
+        if who_is_first == "sender":
+            sent, taken = _posted(sender, "send", 3, numel), _posted(receiver, "recv", 3, takes)
+        else:
+            taken, sent = _posted(receiver, "recv", 3, takes), _posted(sender, "send", 3, numel)
         if not is_unlooked:
+            sender.look(sent)
             receiver.look(taken)
             told += [number for board, posted in ((sender, sent), (receiver, taken)) if _compared(board, posted)]
     assert told == [10, 10]

@@ -25,7 +25,7 @@ _IMPORTED_THERE = frozenset({"torch", "dist"})
 _SEND = ("on_all_ranks", "on_ranks")
 _RUN = ("time", "capture")  # magics that run their code where the cell runs
 _OURS = ("ddp_", "on_")
-_NO_MAGIC = re.compile(r"magic.* `(%%?)(\w+)` not found\.$")  # IPython's words
+_NO_MAGIC = re.compile(r"magic.* `(%%?)(\S+)` not found\.$")  # IPython's words
 _NO_GROUP = "Default process group has not been initialized"  # torch's words
 
 

@@ -164,10 +164,14 @@ train_alone(3)
 """
 _APART = "ranks 0-1 train apart: no gradient was averaged by a collective, send or receive; if they are to train "
 
+_WRAP = "together, wrap the model in DistributedDataParallel, and call that one"
+
 
 def test_ranks_that_train_apart_get_one_line_under_the_cell_and_in_the_report(ranks, capsys):
     ranks.run(_ALONE)
-    assert capsys.readouterr().err == f"{_APART}together, wrap the model in DistributedDataParallel, and call that one\n"
+    assert (
+        capsys.readouterr().err == f"{_APART}together, wrap the model in DistributedDataParallel, and call that one\n"
+    )
     ranks.run("train_alone(100)")
     assert capsys.readouterr().err.count("train apart") == 1
     assert str(ranks.recording.report()).count(f"R{_APART[1:]}") == 1

@@ -115,6 +115,11 @@ class Call:
         """Whether it is a send that nobody can wait for any more: the user has dropped the work."""
         return self.work is not None and self.kernel.spec.kind == "send" and _references(self) <= _OWN_REFERENCES
 
+    @property
+    def is_to_be_told(self) -> bool:
+        """Whether somebody can still wait for it, and hears only then that the other ranks have called another one."""
+        return self.check is not None and self.work is not None and _references(self) > _OWN_REFERENCES
+
     def is_on_cpu(self) -> bool:
         """Whether its tensors are on the CPU, as far as that is known."""
         tensor = self._tensor()

@@ -211,7 +211,7 @@ class Network:
             "counts": self.recorder.counts,
             "made": self.connections.groups_made,
             "is_cut": self.release.was_cut or self._is_broken or self.recorder.is_cut,
-            "is_busy": bool(self.recorder.operations()),
+            "is_busy": self.recorder.is_torn or bool(self.recorder.operations()),
             "has_models": self._models.exist,
             "has_communicated": self._progress.has_communicated,
             "steps": self._progress.steps,

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from ddp_notebook.rank.record.training.buckets import Backward
 
 _MOST_LIVE = 64  # operations that nobody has waited for; those that are over are dropped much earlier
-# Which the short way does not know. (The guard compares the user's calls only, and a meaning is a message's.)
+# Which the short way does not know. (The guard looks at no bucket, and a meaning is a message's.)
 _HOOKS = frozenset(("refusal", "pause", "instead", "look"))
 _set = object.__setattr__
 _PRUNE_AT = 16  # operations that may be over; more if many are really under way
@@ -76,6 +76,7 @@ class Recorder:
         self.tape: Tape | None = None  # where calls are left for the recording
         # Changed by methods only.
         self.failed: Failure | None = None  # the last one
+        self.is_torn = False  # a message was counted and interrupted: whether it is under way is not known
         self.live: dict[int, Call] = {}  # by id; calls that may not be over
         self.waiting: dict[int, Call] = {}  # by thread that is in a call, or waits for it
         self.by_work: dict[int, Call] = {}  # by id of the work
@@ -101,6 +102,8 @@ class Recorder:
 
     def note_failure(self, call: Call, error: BaseException) -> None:
         """An operation has raised."""
+        if call.kernel.spec.kind != "collective" and isinstance(error, KeyboardInterrupt):
+            self.is_torn = True
         self.failed = Failure(call, error, time.monotonic_ns())
 
     def install(self) -> None:
@@ -209,6 +212,7 @@ class Recorder:
         """The groups were formed anew: count from the beginning, and forget the operations of the old connections."""
         for group in list(self.groups.values()):
             group.reset_counts()
+        self.is_torn = False
         for kept in (self.live, self.by_work, self.unwaited):
             kept.clear()
         self.failed = None
@@ -251,9 +255,10 @@ class Recorder:
     def prune(self) -> None:
         """Forget what is over, so that its tensors live no longer than the user keeps them."""
         for key, call in list(self.live.items()):
-            if call.is_done or call.is_given_up:
+            if (call.is_done or call.is_given_up) and not call.is_to_be_told:
                 self._forget(key, call)
-        left = [item for item in self.live.items() if item[1].over is None]  # the others hold no tensors
+        # Those that are over on a GPU hold no tensors.
+        left = [item for item in list(self.live.items()) if item[1].over is None and not item[1].is_to_be_told]
         left.sort(key=lambda item: item[1].since_ns)
         for key, call in left[: max(0, len(left) - _MOST_LIVE)]:
             self._forget(key, call)

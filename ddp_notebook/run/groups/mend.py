@@ -39,6 +39,7 @@ class Mend:
         self._on_replaced = on_replaced
         self._heals = heals
         self._is_due = False  # the group has to be formed, once the ranks are idle and alive
+        self._told: set[int] = set()  # ranks that are gone, as the user knows
 
     def after(
         self, result: CellResult, pending: list[int], killed: list[int], busy: Collection[int], check: Check
@@ -69,8 +70,9 @@ class Mend:
             it = "it" if len(gone) == 1 else "them"
             if self._heals:
                 return [f"{list_ranks(gone)} died. The next cell begins with replacing {it}, and so does %ddp_heal"]
-            if not set(gone) & set(result.by_rank):  # they died before, and that was said under an earlier cell
+            if self._told.issuperset(gone):  # under an earlier cell
                 return []
+            self._told = set(gone)
             until = "; until then cells run on the remaining ranks, which cannot communicate"
             is_any_left = len(gone) < len(self._cluster.ranks)
             return [f"{list_ranks(gone)} died. %ddp_heal replaces {it}{until if is_any_left else ''}"]
@@ -128,6 +130,7 @@ class Mend:
         notes = self._cluster.replace(gone, time.monotonic() + _FORM_S, check)
         self.replaced = gone
         self._is_due = False
+        self._told -= set(gone)
         for rank, host in were_on.items():
             if self._cluster.process(rank).host is not host:
                 self.on_moved(rank)
@@ -154,6 +157,7 @@ class Mend:
             self.replaced = list(range(len(stay), placement.world_size))
             renumbered(stayed)
 
+        self._told.clear()  # they have other numbers
         notes = self._cluster.resize(stay, placement, time.monotonic() + _FORM_S, check, now_due)
         self._is_due = False
         return notes

@@ -1,5 +1,7 @@
 """What is compared: the number of a call, its operation, the type and shape of its tensors, its root.
 
+Of a send or receive see `messages`.
+
 Without a check, gloo kills the rank with the smaller buffer, and accepts a wrong dtype: silent garbage. torch's own
 check (`TORCH_DISTRIBUTED_DEBUG=DETAIL`) costs 3 ms a call and makes DDP wait for each bucket. This one compares a hash
 of each rank's call on the group's board. Only if they differ do the ranks exchange descriptions of their calls. The

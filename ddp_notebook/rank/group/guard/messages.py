@@ -36,6 +36,7 @@ _WHAT = (1 << _TAG_SHIFT) - 1
 _DTYPES = (  # its code is its place; 0: another one, which is not compared
     *(None, torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
     *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
+    *(getattr(torch, name, None) for name in ("uint16", "uint32", "uint64", "float8_e4m3fn", "float8_e5m2")),
 )
 _CODES = {dtype: code for code, dtype in enumerate(_DTYPES) if dtype is not None}
 # For each pair of ranks and direction, and for each of its two sides: words, answers at the same places, their count.
@@ -87,7 +88,8 @@ class Messages:
         self._sides: dict[tuple[str, int], _Side] = {}
         self._from_any: Counter[int] = Counter()  # receives from any rank that are under way, by tag
         self._uncounted: set[int] = set()  # tags with which this rank's receives cannot be counted any more
-        self._fence = threading.Lock()
+        # It orders what several threads do here, and what the ranks see of it: each end of a block is a barrier.
+        self._lock = threading.Lock()
 
     def post(self, kind: str, peer: int, tag: int, tensor: torch.Tensor) -> Posted | None:
         """Write down what this rank is about to send or to take; None: it cannot be compared.
@@ -107,9 +109,10 @@ class Messages:
             side.known.clear()
         side.count += 1
         at = side.mine + side.count % _DEPTH
-        words[at + _AT_ANSWERS] = 0
-        words[at] = word
-        with self._fence:  # its atomic instructions: the word is there before this rank looks at the other one's
+        with self._lock:
+            words[at + _AT_ANSWERS] = 0
+            words[at] = word
+        with self._lock:  # who reads the count finds the word
             words[side.mine + _AT_COUNT] = side.count
         return Posted(kind, peer, word, at, side)
 
@@ -119,7 +122,8 @@ class Messages:
             src, dst = (self._rank, peer) if kind == "send" else (peer, self._rank)
             first = (src * self._size + dst) * 2 * _SIDE_WORDS
             places = first, first + _SIDE_WORDS  # of the sender, and of the receiver
-            side = self._sides[kind, peer] = _Side(*places) if kind == "send" else _Side(*places[::-1])
+            made = _Side(*places) if kind == "send" else _Side(*places[::-1])
+            side = self._sides.setdefault((kind, peer), made)  # of two threads the first one's
         return side
 
     def begin_from_any(self, tag: int) -> None:
@@ -133,10 +137,10 @@ class Messages:
             what: of this rank's tensor, see `_what`.
             ranks, title: see `compare`.
         """
-        self._from_any[tag] -= 1
         peer = work._source_rank()
         side = self._side("recv", peer)
         number = side.numbers[tag] = side.numbers.get(tag, 0) + 1
+        self._from_any[tag] -= 1  # last: another thread may begin to count
         if tag in self._uncounted or not 0 <= tag < 1 << _TAG_BITS:
             return
         word = (number << _NUMBER_SHIFT | tag << _TAG_SHIFT | what) & _WORD
@@ -151,13 +155,17 @@ class Messages:
     def look(self, posted: Posted) -> int:
         """The other side's word where it is another message; 0: it is the same, or not known. That side is told."""
         side, words = posted.side, self._words
-        known, count = side.known, words[side.theirs + _AT_COUNT]
-        for number in range(max(side.read, count - _DEPTH) + 1, count + 1):
-            at = side.theirs + number % _DEPTH
-            known[words[at] >> _TAG_SHIFT] = words[at], at
-            if len(known) > _DEPTH:  # of messages that were not looked for
-                del known[next(iter(known))]
-        side.read = count
+        with self._lock:
+            count = words[side.theirs + _AT_COUNT]
+        with self._lock:
+            known = side.known
+            for number in range(max(side.read, count - _DEPTH) + 1, count + 1):
+                at = side.theirs + number % _DEPTH
+                word = words[at]
+                known[word >> _TAG_SHIFT] = word, at
+                if len(known) > _DEPTH:  # of messages that were not looked for
+                    del known[next(iter(known))]
+            side.read = max(side.read, count)  # another thread may have read further
         word, at = known.get(posted.word >> _TAG_SHIFT, (posted.word, 0))
         if word == posted.word or not _code(word) or not _code(posted.word):
             return 0
@@ -218,7 +226,7 @@ def fit(call: Call, messages: Messages, group: Group, is_of_user: bool) -> Seque
     other = messages.look(posted)
     if not other:
         return None
-    room = 0 if kind == "send" else max(_nbytes(other), _nbytes(posted.word))  # the sender may not have seen it
+    room = 0 if kind == "send" else _nbytes(other)  # where the sender has not seen it, else nothing comes
     return [torch.empty(room, dtype=torch.uint8, device="cpu")]
 
 
