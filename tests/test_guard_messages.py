@@ -241,6 +241,23 @@ def wait(one, told):
     assert session.run(_REDUCES, timeout=20)[0].result == "2"
 
 
+def test_a_message_that_was_counted_and_interrupted_has_the_group_formed_anew(session):
+    """As many are counted on both sides, but one is still under way, and would come in the place of the next one."""
+    with pytest.raises(RankError, match="KeyboardInterrupt"):
+        session.run(
+            "import gc\n"
+            "from ddp_notebook.rank.group.recorder import Recorder\n"
+            "[recorder] = [one for one in gc.get_objects() if type(one) is Recorder]\n"
+            "guard = recorder.guard\n"
+            "def interrupt(call): recorder.guard = guard; raise KeyboardInterrupt\n"
+            "if rank: recorder.guard = interrupt; dist.recv(torch.zeros(2), 0)\n"
+            "else: dist.isend(torch.full((2,), 7.0), 1)",
+            timeout=20,
+        )
+    code = "t = torch.full((2,), 9.0 - rank); dist.send(t, 1) if rank == 0 else dist.recv(t, 0)\nt.tolist()"
+    assert session.run(code, timeout=20)[1].result == "[9.0, 9.0]"
+
+
 def test_after_a_stop_messages_are_counted_from_the_beginning(session):
     with pytest.raises(Exception, match=r"recv #\d+, which rank 0 waits in"):
         session.run(

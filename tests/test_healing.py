@@ -84,6 +84,20 @@ def test_a_rank_that_dies_in_a_cell(session, capsys):
     assert [result[r].result for r in range(3)] == [f"(3, {r != 1}, ({r}, {r}, 3))" for r in range(3)]
 
 
+def test_that_an_idle_rank_has_died_is_told_once(session, capsys):
+    kill(session, 1)
+    for is_told in (True, False):
+        with pytest.raises(RankError, match="ZeroDivisionError"):
+            session.run("1 / 0", ranks=0)
+        assert ("rank 1 died. %ddp_heal replaces it" in capsys.readouterr().err) == is_told
+    session.heal()
+    kill(session, 1)
+    with pytest.raises(RankError, match="ZeroDivisionError"):
+        session.run("1 / 0", ranks=0)
+    assert "rank 1 died. %ddp_heal replaces it" in capsys.readouterr().err, "another one"
+    session.heal()
+
+
 def test_what_each_rank_has_of_its_own_is_named(session):
     session.run("%reset -f")
     session.run("mine, path, same = rank * 10, f'log-{rank}', [1, 2]")
