@@ -153,6 +153,20 @@ def test_a_message_to_a_rank_that_is_not_there_is_an_error_at_once(session, code
     assert session.run("x = torch.ones(1); dist.all_reduce(x); x.item()")[0].result == "2.0"
 
 
+@pytest.mark.parametrize(
+    "code",
+    [
+        "dist.all_gather([torch.zeros(2)] * 2, torch.ones(2))",
+        "dist.gather(torch.ones(2), [torch.zeros(2)] * 2 if rank == 0 else None)",
+    ],
+)
+def test_one_tensor_that_would_be_filled_for_all_ranks_is_an_error(session, code):
+    with pytest.raises(RankError, match=r"gather would fill one tensor for 2 ranks.*write \[torch.zeros\(2\) for _ in"):
+        session.run(code, timeout=20)
+    assert session.run("x = torch.ones(1); dist.all_reduce(x); int(x)", timeout=20)[0].result == "2"
+    assert session.run("dist.all_gather([torch.zeros(0)] * 2, torch.zeros(0))", timeout=20).ok, "which holds nothing"
+
+
 def test_of_an_async_operation_its_wait_tells(session):
     with pytest.raises(RankError, match=r"all_reduce\(MAX, float32\[4\]\) is not what another rank calls there"):
         session.run(

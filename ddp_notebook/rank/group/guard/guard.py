@@ -32,10 +32,12 @@ from ddp_notebook.rank.group.guard.board import Board
 from ddp_notebook.rank.group.guard.memory import MemoryBoard
 from ddp_notebook.rank.group.guard.messages import fit
 from ddp_notebook.rank.group.guard.private import PrivateBoard
+from ddp_notebook.rank.group.operators import flat
 from ddp_notebook.rank.group.origin import USER, origin
 from ddp_notebook.rank.unseen import unseen
 from ddp_notebook.records.words import group_by_value, name_ranks
 
+_FILLS_A_LIST = {"all_gather", "gather"}
 _UNCHECKED = {"monitored_barrier"}  # which is a check of its own
 _WORDS_BYTES = 256
 _BYTES_A_RANK = 16  # what a rank gives to and takes from each rank in an all_to_all
@@ -68,6 +70,8 @@ class Guard:
         is_of_forward = maker == _DDP and kernel.spec.name == "broadcast" and messages is not None
         if maker != USER and not is_of_forward:
             return None
+        if kernel.spec.name in _FILLS_A_LIST:
+            unseen(_check_list, call)
         began_ns = time.monotonic_ns()
         blocks = is_of_forward or kernel.blocks(call.arguments[kernel.at_rest :])  # DDP waits for it in C++
         try:
@@ -152,6 +156,22 @@ def make_board(group: ProcessGroup, store: Store, timeout: timedelta) -> Board[A
     rank, size = group.rank(), group.size()
     room = max(_WORDS_BYTES, size * _BYTES_A_RANK)
     return MemoryBoard.make(store, rank, size, room, timeout) or PrivateBoard(store, rank, size, room, timeout)
+
+
+def _check_list(call: Call) -> None:
+    """Raise where one tensor is to be filled several times, and would hold what came last.
+
+    Raises:
+        ValueError: as with `[tensor] * world_size`.
+    """
+    kernel = call.kernel
+    assert kernel.at_output is not None
+    places = [one.data_ptr() for one in flat(call.arguments[kernel.at_output]) if one.numel()]
+    if len(set(places)) < len(places):
+        raise ValueError(
+            f"{kernel.spec.name} would fill one tensor for {len(places) - len(set(places)) + 1} ranks: a list such as "
+            "[torch.zeros(2)] * world_size holds it as often; write [torch.zeros(2) for _ in range(world_size)]"
+        )
 
 
 def _mark(call: Call) -> int:
