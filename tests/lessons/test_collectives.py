@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from ddp_notebook.errors import UsageError
 from ddp_notebook.lessons.collectives import theory
 from ddp_notebook.lessons.collectives.explorer import Explorer
+from ddp_notebook.lessons.collectives.happened import Happened
 from tests.lessons.test_algorithms import EXAMPLES
 
 OPS = [op for op in theory.OPS if op != "barrier"]
@@ -167,13 +168,30 @@ def test_wrong_use_says_what_is_wrong_and_leaves_the_group_usable(ranks, op, kin
     assert explorer.agrees
 
 
-def test_what_nobody_notices(ranks):
-    """gloo checks neither the size nor the dtype of a message."""
+def test_a_message_of_another_type_is_told(ranks):
+    """By itself gloo checks neither the size nor the type of one."""
     explorer = Explorer("send/recv", inputs={0: [1.0, 2.0]})
     happened = explorer.wrong("dtype")
-    assert happened.error == ""
-    assert happened.values[1].tolist() == np.array([1, 2], np.float32).view(np.int32).tolist()
-    assert repr(happened).startswith("wrong dtype on rank 1, after") and "nobody noticed" in repr(happened)
+    assert "rank 0 sends 2 float32 (8 bytes), rank 1 takes 2 int32 (8 bytes). No tensor was changed" in happened.message
+    explorer.run()
+    assert explorer.agrees
+
+
+def test_what_nobody_notices_is_shown_by_its_values():
+    values = {0: np.array([1.0, 2.0]), 1: np.array([1065353216, 1073741824])}
+    happened = Happened(
+        kind="dtype",
+        rank=1,
+        code="",
+        error="",
+        message="",
+        by_rank={},
+        values=values,
+        seconds=0.1,  # between hosts
+    )
+    assert repr(happened) == (
+        "wrong dtype on rank 1, after 0.1 s: nobody noticed: rank 0: [1.0, 2.0]; rank 1: [1065353216, 1073741824]"
+    )
 
 
 @pytest.mark.parametrize(
