@@ -319,6 +319,9 @@ def test_a_receive_that_is_begun_while_one_from_any_rank_is_under_way_ends_the_c
     receiver.end_from_any(5, 0, (0, 1), "default", SimpleNamespace(_source_rank=lambda: 0))  # type: ignore[arg-type]
     assert receiver.post("recv", 0, 5, one) is None, "from now on"
     assert receiver.post("recv", 0, 6, one) is not None
+    receiver.begin_from_any(7)
+    receiver.end_from_any(7, 0, (0, 1), "default", SimpleNamespace())  # type: ignore[arg-type]  # of another torch
+    assert receiver.post("recv", 0, 7, one) is None
 
 
 def test_what_has_no_word_is_not_compared():

@@ -440,9 +440,21 @@ def test_torch_lets_a_model_begin_anew():
     from torch.nn.parallel import DistributedDataParallel
 
     source = inspect.getsource(DistributedDataParallel)
-    for name in ("_update_process_group", "_has_rebuilt_buckets", "_comm_hooks", "_register_comm_hook"):
+    for name in (
+        "_update_process_group",
+        "_has_rebuilt_buckets",
+        "_comm_hooks",
+        "_register_comm_hook",
+        "require_forward_param_sync",
+    ):
         assert name in source
     assert callable(getattr(FSDPModule, "reset_iter_state", None)) or TORCH < (2, 13)
+
+
+def test_torch_tells_whose_message_a_receive_from_any_rank_has_taken():
+    from torch._C._distributed_c10d import Work
+
+    assert callable(Work._source_rank)
 
 
 def test_torch_lets_buckets_be_chosen_for_a_reducer():

@@ -137,8 +137,11 @@ class Messages:
             what: of this rank's tensor, see `_what`.
             ranks, title: see `compare`.
         """
-        peer = work._source_rank()
-        side = self._side("recv", peer)
+        source = getattr(work, "_source_rank", None)
+        if source is None:  # torch does not tell
+            self._uncounted.add(tag)
+            return
+        side = self._side("recv", peer := source())
         number = side.numbers[tag] = side.numbers.get(tag, 0) + 1
         self._from_any[tag] -= 1  # last: another thread may begin to count
         if tag in self._uncounted or not 0 <= tag < 1 << _TAG_BITS:
