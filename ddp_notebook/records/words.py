@@ -6,6 +6,8 @@ from collections.abc import Hashable, Mapping, Sequence
 from typing import TypeVar
 
 _T = TypeVar("_T", bound=Hashable)
+NAMES_OF_RANKS = frozenset({"rank", "local_rank", "world_size", "device", "log"})  # which every cell finds there
+IMPORTED_THERE = frozenset({"torch", "dist"})
 
 
 def group_by_value(values: Mapping[int, _T]) -> dict[_T, list[int]]:

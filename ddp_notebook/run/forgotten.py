@@ -19,9 +19,9 @@ from typing import Any
 from IPython.core.error import UsageError
 from IPython.core.inputtransformer2 import TransformerManager
 
+from ddp_notebook.records.words import IMPORTED_THERE, NAMES_OF_RANKS
+
 _ATTRIBUTE = "_ddp_notebook_forgotten"
-_NAMES_OF_RANKS = frozenset({"rank", "local_rank", "world_size", "device", "log"})
-_IMPORTED_THERE = frozenset({"torch", "dist"})
 _SEND = ("on_all_ranks", "on_ranks")
 _RUN = ("time", "capture")  # magics that run their code where the cell runs
 _OURS = ("ddp_", "on_")
@@ -102,10 +102,10 @@ def hint_for(error: BaseException, cells: list[str], variables: dict[str, Any]) 
     if type(error) is not NameError or not error.name or not _is_in(variables, error):
         return ""
     name, put = error.name, "put %%on_all_ranks above the cell"
-    if name in _NAMES_OF_RANKS:
+    if name in NAMES_OF_RANKS:
         return f"`{name}` is there on the ranks only: {put}"
     is_import = _import_on_ranks(name, cells)
-    if is_import or name in _IMPORTED_THERE:
+    if is_import or name in IMPORTED_THERE:
         return f"`{name}` is imported on the ranks: {put}, or import it here too"
     if is_import is not None:
         return f"`{name}` is set by a cell on the ranks: {put}, or bring its values here with %ddp_pull {name}"

@@ -113,12 +113,17 @@ class Call:
     @property
     def is_given_up(self) -> bool:
         """Whether it is a send that nobody can wait for any more: the user has dropped the work."""
-        return self.work is not None and self.kernel.spec.kind == "send" and _references(self) <= _OWN_REFERENCES
+        return self.work is not None and self.kernel.spec.kind == "send" and not self._is_held
 
     @property
     def is_to_be_told(self) -> bool:
         """Whether somebody can still wait for it, and hears only then that the other ranks have called another one."""
-        return self.check is not None and self.work is not None and _references(self) > _OWN_REFERENCES
+        return self.check is not None and self._is_held
+
+    @property
+    def _is_held(self) -> bool:
+        """Whether the user has its work."""
+        return self.work is not None and _references(self) > _OWN_REFERENCES
 
     def is_on_cpu(self) -> bool:
         """Whether its tensors are on the CPU, as far as that is known."""

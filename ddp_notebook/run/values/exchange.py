@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from ddp_notebook.errors import DDPNotebookError, UsageError
-from ddp_notebook.records.words import group_by_value, name_ranks
+from ddp_notebook.records.words import IMPORTED_THERE, NAMES_OF_RANKS, group_by_value, name_ranks
 from ddp_notebook.run.cells.cells import Cells
 from ddp_notebook.run.cells.interrupt import keyboard_interrupt, uninterrupted
 from ddp_notebook.run.groups.living import Living
@@ -23,8 +23,6 @@ from ddp_notebook.run.values.transfers import Transfers
 from ddp_notebook.run.values.values import RankValues
 from ddp_notebook.wire import bulk
 from ddp_notebook.wire.events import Pull, Pulled, Push, Pushed
-
-_OF_EVERY_RANK = frozenset(("rank", "local_rank", "world_size", "device", "log", "torch", "dist"))
 
 
 class Exchange:
@@ -86,7 +84,7 @@ class Exchange:
         chosen = self._living.parse(ranks)
         differ = False  # whether ranks get different values
         for name, value in variables.items():
-            if check_name(name) in _OF_EVERY_RANK:
+            if check_name(name) in NAMES_OF_RANKS | IMPORTED_THERE:
                 raise UsageError(f"every cell finds `{name}` with its rank's own value: push it under another name")
             if isinstance(value, RankValues):
                 differ = True

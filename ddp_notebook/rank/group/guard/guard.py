@@ -66,7 +66,7 @@ class Guard:
             return None
         maker, messages = call.site[0] if call.site else origin(_FRAMES_OF_OURS), board.messages
         if kernel.spec.kind != "collective":
-            return None if messages is None else unseen(fit, call, messages, group, maker == USER)
+            return None if messages is None else unseen(fit, call, messages, maker == USER)
         is_of_forward = maker == _DDP and kernel.spec.name == "broadcast" and messages is not None
         if maker != USER and not is_of_forward:
             return None

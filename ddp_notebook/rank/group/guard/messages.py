@@ -25,7 +25,7 @@ import torch
 from torch._C._distributed_c10d import Work
 
 if TYPE_CHECKING:
-    from ddp_notebook.rank.group.calls import Call, Group
+    from ddp_notebook.rank.group.calls import Call
 
 _DEPTH = 256  # messages from one rank to another that may be under way on one side, and are compared nevertheless
 _NUMEL_BITS, _DTYPE_BITS, _TAG_BITS = 33, 5, 8
@@ -52,26 +52,32 @@ class _Side:
     """What this rank sends to another one, or takes from it, and what that one has written of the same.
 
     Args:
+        kind: "send" or "recv".
+        peer: the other rank, of the group.
         mine, theirs: where the words of each begin.
     """
 
-    __slots__ = ("count", "known", "mine", "numbers", "read", "theirs")
+    __slots__ = ("count", "kind", "known", "mine", "numbers", "peer", "read", "theirs")
 
-    def __init__(self, mine: int, theirs: int) -> None:
+    def __init__(self, kind: str, peer: int, mine: int, theirs: int) -> None:
+        self.kind, self.peer = kind, peer
         self.mine, self.theirs = mine, theirs
         self.count = self.read = 0  # words written here, and read there
         self.numbers: dict[int, int] = {}  # of the last message with each tag
         self.known: dict[int, tuple[int, int]] = {}  # by number and tag: their word and its place, as read
 
+    def next_number(self, tag: int) -> int:
+        """Count one more with this tag."""
+        number = self.numbers[tag] = self.numbers.get(tag, 0) + 1
+        return number
+
 
 class Posted(NamedTuple):
     """A message of this rank's that is written down."""
 
-    kind: str
-    peer: int
+    side: _Side
     word: int
     at: int  # where it is written
-    side: _Side
 
 
 class Messages:
@@ -103,8 +109,7 @@ class Messages:
         if not 0 <= tag < 1 << _TAG_BITS or (kind == "recv" and tag in self._uncounted):
             return None
         side, words = self._side(kind, peer), self._words
-        number = side.numbers[tag] = side.numbers.get(tag, 0) + 1
-        word = (number << _NUMBER_SHIFT | tag << _TAG_SHIFT | _what(tensor)) & _WORD
+        word = _word(side.next_number(tag), tag, _what(tensor))
         if not word >> _NUMBER_SHIFT:  # numbers begin again: whatever was not looked for is another message's
             side.known.clear()
         side.count += 1
@@ -114,7 +119,7 @@ class Messages:
             words[at] = word
         with self._lock:  # who reads the count finds the word
             words[side.mine + _AT_COUNT] = side.count
-        return Posted(kind, peer, word, at, side)
+        return Posted(side, word, at)
 
     def _side(self, kind: str, peer: int) -> _Side:
         side = self._sides.get((kind, peer))
@@ -122,7 +127,7 @@ class Messages:
             src, dst = (self._rank, peer) if kind == "send" else (peer, self._rank)
             first = (src * self._size + dst) * 2 * _SIDE_WORDS
             places = first, first + _SIDE_WORDS  # of the sender, and of the receiver
-            made = _Side(*places) if kind == "send" else _Side(*places[::-1])
+            made = _Side(kind, peer, *(places if kind == "send" else places[::-1]))
             side = self._sides.setdefault((kind, peer), made)  # of two threads the first one's
         return side
 
@@ -141,27 +146,32 @@ class Messages:
         if source is None:  # torch does not tell
             self._uncounted.add(tag)
             return
-        side = self._side("recv", peer := source())
-        number = side.numbers[tag] = side.numbers.get(tag, 0) + 1
+        side = self._side("recv", source())
+        word = _word(side.next_number(tag), tag, what)
         self._from_any[tag] -= 1  # last: another thread may begin to count
         if tag in self._uncounted or not 0 <= tag < 1 << _TAG_BITS:
             return
-        word = (number << _NUMBER_SHIFT | tag << _TAG_SHIFT | what) & _WORD
-        sent = self.look(posted := Posted("recv", peer, word, -1, side))
+        sent, _ = self._unlike(side, word)
         side.known.pop(word >> _TAG_SHIFT, None)
         if sent:
             raise MessageMismatchError(
-                f"{self._difference(posted, sent, ranks, title)}. Its tensor holds what came, and a longer message "
+                f"{self._difference(side, word, sent, ranks, title)}. Its tensor holds what came, and a longer message "
                 "would have ended it: take messages with src=..."
             )
 
     def look(self, posted: Posted) -> int:
         """The other side's word where it is another message; 0: it is the same, or not known. That side is told."""
-        side, words = posted.side, self._words
+        word, at = self._unlike(posted.side, posted.word)
+        if word:
+            self._words[at + _AT_ANSWERS] = posted.word
+        return word
+
+    def _unlike(self, side: _Side, mine: int) -> tuple[int, int]:
+        """The other side's word for the message of this one, and its place, where the two differ; else 0."""
+        words, known = self._words, side.known
         with self._lock:
             count = words[side.theirs + _AT_COUNT]
         with self._lock:
-            known = side.known
             for number in range(max(side.read, count - _DEPTH) + 1, count + 1):
                 at = side.theirs + number % _DEPTH
                 word = words[at]
@@ -169,11 +179,8 @@ class Messages:
                 if len(known) > _DEPTH:  # of messages that were not looked for
                     del known[next(iter(known))]
             side.read = max(side.read, count)  # another thread may have read further
-        word, at = known.get(posted.word >> _TAG_SHIFT, (posted.word, 0))
-        if word == posted.word or not _code(word) or not _code(posted.word):
-            return 0
-        words[at + _AT_ANSWERS] = posted.word
-        return word
+        word, at = known.get(mine >> _TAG_SHIFT, (mine, 0))
+        return (word, at) if word != mine and _code(word) and _code(mine) else (0, 0)
 
     def compare(self, posted: Posted, ranks: Sequence[int], title: str, _: Work) -> None:
         """Raise where the other side's message is another one.
@@ -188,16 +195,15 @@ class Messages:
         posted.side.known.pop(which, None)
         if not word:
             return
-        raise MessageMismatchError(
-            f"{self._difference(posted, word, ranks, title)}. No tensor was changed, and the group can be used"
-        )
+        difference = self._difference(posted.side, posted.word, word, ranks, title)
+        raise MessageMismatchError(f"{difference}. No tensor was changed, and the group can be used")
 
-    def _difference(self, posted: Posted, word: int, ranks: Sequence[int], title: str) -> str:
-        number, tag = posted.word >> _NUMBER_SHIFT, posted.word >> _TAG_SHIFT & (1 << _TAG_BITS) - 1
-        me, other = ranks[self._rank], ranks[posted.peer]
-        is_send = posted.kind == "send"
-        sends, takes = (posted.word, word) if is_send else (word, posted.word)
-        src, dst = (me, other) if is_send else (other, me)
+    def _difference(self, side: _Side, mine: int, theirs: int, ranks: Sequence[int], title: str) -> str:
+        number, tag = mine >> _NUMBER_SHIFT, mine >> _TAG_SHIFT & (1 << _TAG_BITS) - 1
+        me, other = ranks[self._rank], ranks[side.peer]
+        (src, sends), (dst, takes) = (me, mine), (other, theirs)
+        if side.kind == "recv":
+            (src, sends), (dst, takes) = (dst, takes), (src, sends)
         with_tag = f" with tag {tag}" if tag else ""
         where = "" if title == "default" else f" in group {title}"
         return (
@@ -206,13 +212,13 @@ class Messages:
         )
 
 
-def fit(call: Call, messages: Messages, group: Group, is_of_user: bool) -> Sequence[Any] | None:
+def fit(call: Call, messages: Messages, is_of_user: bool) -> Sequence[Any] | None:
     """Write a message down; where it is not what the other side has, what is to be sent or filled in its place.
 
     Args:
         is_of_user: else it is only counted.
     """
-    kernel, arguments = call.kernel, call.arguments
+    kernel, arguments, group = call.kernel, call.arguments, call.group
     rest, tensors = arguments[kernel.at_rest :], arguments[kernel.at_tensors or 0]
     if len(tensors) != 1 or not tensors[0].is_cpu or not tensors[0].is_contiguous():  # which gloo refuses
         return None
@@ -241,6 +247,10 @@ def count_words(size: int) -> int:
 def _what(tensor: torch.Tensor) -> int:
     numel = tensor.numel()
     return _CODES.get(tensor.dtype, 0) << _NUMEL_BITS | numel if numel < 1 << _NUMEL_BITS else 0
+
+
+def _word(number: int, tag: int, what: int) -> int:
+    return (number << _NUMBER_SHIFT | tag << _TAG_SHIFT | what) & _WORD
 
 
 def _code(word: int) -> int:
