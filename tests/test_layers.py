@@ -9,7 +9,6 @@ import os
 import re
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
@@ -173,18 +172,6 @@ def test_these_tests_would_see_every_kind_of_import():
     ):
         assert parts_imported(source, "ddp_notebook.rank.engine") == {"session"}, source
     assert parts_imported("import torch, os.path\nfrom ddp_notebooks import session", "ddp_notebook.rank.x") == set()
-
-
-# ---- no room is too full
-
-
-def test_no_file_has_more_than_400_lines_and_no_folder_more_than_14_modules():
-    modules = [file for kind in ("*.py", "*.js") for file in PACKAGE.rglob(kind) if "static" not in file.parts]
-    folders = Counter(file.parent for file in modules if file.stem != "__init__")
-
-    assert len(modules) > 200, "they were found"
-    assert {file.relative_to(ROOT) for file in modules if len(file.read_text().splitlines()) > 400} == set()
-    assert {folder.relative_to(ROOT): count for folder, count in folders.items() if count > 14} == {}
 
 
 # ---- what an import brings with it
