@@ -100,10 +100,30 @@ def test_a_model_in_ddp_is_pulled_without_its_group(ranks):
 
 
 def test_what_each_rank_has_of_its_own_is_not_pushed(ranks):
-    for name in ("rank", "world_size", "torch"):
+    for name, what in (
+        ("rank", "each rank's own value"),
+        ("local_rank", "each rank's own value"),
+        ("world_size", "each rank's own value"),
+        ("device", "each rank's own value"),
+        ("torch", "a module that every rank has imported"),
+        ("dist", "a module that every rank has imported"),
+    ):
         reply = ranks.run(f"{name} = 3\n%ddp_push {name}")
-        assert f"every cell finds `{name}` with its rank's own value: push it under another name" in reply.evalue
+        assert reply.evalue == f"`{name}` cannot be pushed: on the ranks it is {what}. Push it under another name"
     assert ranks.run("%on_all_ranks rank").stdout == "[0] 0\n[1] 1\n"
+
+
+def test_a_pushed_log_replaces_the_function_and_a_line_says_so(ranks):
+    reply = ranks.run("log = '/tmp/steps.txt'\n%ddp_push log")
+    assert reply.status == "ok"
+    assert reply.stderr == (
+        "`log` on ranks 0-1 now hides the function log(loss=...), which records metrics. "
+        "It is still there as ddp_notebook.log\n"
+    )
+    assert ranks.run("%on_all_ranks log").stdout == "[0-1] '/tmp/steps.txt'\n"
+    assert ranks.run("%%on_all_ranks\nimport ddp_notebook\nddp_notebook.log(loss=1.0)").status == "ok"
+    assert ranks.run("%on_all_ranks del log").status == "ok"
+    assert ranks.run("%on_all_ranks log(loss=0.5)").status == "ok", "the function is back"
 
 
 def test_a_figure_of_a_rank_is_shown(ranks):

@@ -6,8 +6,11 @@ from collections.abc import Hashable, Mapping, Sequence
 from typing import TypeVar
 
 _T = TypeVar("_T", bound=Hashable)
-NAMES_OF_RANKS = frozenset({"rank", "local_rank", "world_size", "device", "log"})  # which every cell finds there
-IMPORTED_THERE = frozenset({"torch", "dist"})
+# What a cell on a rank finds in its namespace without having set it. `RESERVED_NAMES` cannot be pushed.
+RANK_VARIABLES = frozenset({"rank", "local_rank", "world_size", "device"})  # each rank has its own value
+IMPORTED_MODULES = frozenset({"torch", "dist"})
+RESERVED_NAMES = RANK_VARIABLES | IMPORTED_MODULES
+LOG_FUNCTION = "log"  # users give this name to paths and files too, so a push may replace it
 
 
 def group_by_value(values: Mapping[int, _T]) -> dict[_T, list[int]]:

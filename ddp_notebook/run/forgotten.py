@@ -19,7 +19,7 @@ from typing import Any
 from IPython.core.error import UsageError
 from IPython.core.inputtransformer2 import TransformerManager
 
-from ddp_notebook.records.words import IMPORTED_THERE, NAMES_OF_RANKS
+from ddp_notebook.records.words import IMPORTED_MODULES, LOG_FUNCTION, RANK_VARIABLES
 
 _ATTRIBUTE = "_ddp_notebook_forgotten"
 _SEND = ("on_all_ranks", "on_ranks")
@@ -102,10 +102,10 @@ def hint_for(error: BaseException, cells: list[str], variables: dict[str, Any]) 
     if type(error) is not NameError or not error.name or not _is_in(variables, error):
         return ""
     name, put = error.name, "put %%on_all_ranks above the cell"
-    if name in NAMES_OF_RANKS:
+    if name in RANK_VARIABLES or name == LOG_FUNCTION:
         return f"`{name}` is there on the ranks only: {put}"
     is_import = _import_on_ranks(name, cells)
-    if is_import or name in IMPORTED_THERE:
+    if is_import or name in IMPORTED_MODULES:
         return f"`{name}` is imported on the ranks: {put}, or import it here too"
     if is_import is not None:
         return f"`{name}` is set by a cell on the ranks: {put}, or bring its values here with %ddp_pull {name}"

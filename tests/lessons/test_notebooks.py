@@ -18,14 +18,17 @@ FOLDER = ROOT / "notebooks"
 NOTEBOOKS = sorted(p for p in FOLDER.glob("[0-9][0-9]_*.ipynb") if not p.name.endswith(".executed.ipynb"))
 LESSONS = [path for path in NOTEBOOKS if path.name >= "04"]
 OF_FOUR = ("07", "15")  # about trees and meshes, of which two ranks make none
-LONG = ("18", "19")  # left to `make test-long`: a GPT, and a dozen processes that import torch
 MOST_S = {"10": 60.0, "11": 60.0, "12": 60.0, "17": 60.0, "18": 90.0, "19": 90.0}  # else 30
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
 
 
-def execute(notebook: Path, executed: Path, world_size: int) -> list[nbformat.NotebookNode]:
-    """Run a notebook as it is; returns its cells with what they have shown."""
-    env = {**os.environ, "DDP_NOTEBOOK_RANKS": str(world_size)}
+def execute(notebook: Path, executed: Path, world_size: int, is_short: bool = False) -> list[nbformat.NotebookNode]:
+    """Run a notebook and return its cells with their outputs.
+
+    Args:
+        is_short: shorten the durations of the two long lessons, and nothing else.
+    """
+    env = {**os.environ, "DDP_NOTEBOOK_RANKS": str(world_size), "DDP_NOTEBOOK_SHORT": "1" if is_short else ""}
     command = [sys.executable, str(ROOT / "tools/demo.py"), str(notebook), "--output", str(executed)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
@@ -46,14 +49,10 @@ def check_shown(cells: list[nbformat.NotebookNode]) -> None:
     assert said and "not yet" not in "".join(said)
 
 
-@pytest.mark.parametrize(
-    "path",
-    [pytest.param(path, marks=pytest.mark.long) if path.name[:2] in LONG else path for path in LESSONS],
-    ids=lambda path: path.stem,
-)
+@pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.stem)
 def test_a_lesson_runs(path, tmp_path):
-    """On two ranks where they suffice; `make test-long` runs all on four."""
-    check_shown(execute(path, tmp_path / "executed.ipynb", 4 if path.name[:2] in OF_FOUR else 2))
+    """On two ranks where they suffice; `make test-long` runs all on four, at their full length."""
+    check_shown(execute(path, tmp_path / "executed.ipynb", 4 if path.name[:2] in OF_FOUR else 2, is_short=True))
 
 
 @pytest.mark.long

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from ddp_notebook.errors import DDPNotebookError, UsageError
-from ddp_notebook.records.words import IMPORTED_THERE, NAMES_OF_RANKS, group_by_value, name_ranks
+from ddp_notebook.records.words import IMPORTED_MODULES, LOG_FUNCTION, RESERVED_NAMES, group_by_value, name_ranks
 from ddp_notebook.run.cells.cells import Cells
 from ddp_notebook.run.cells.interrupt import keyboard_interrupt, uninterrupted
 from ddp_notebook.run.groups.living import Living
@@ -84,8 +84,9 @@ class Exchange:
         chosen = self._living.parse(ranks)
         differ = False  # whether ranks get different values
         for name, value in variables.items():
-            if check_name(name) in NAMES_OF_RANKS | IMPORTED_THERE:
-                raise UsageError(f"every cell finds `{name}` with its rank's own value: push it under another name")
+            if check_name(name) in RESERVED_NAMES:
+                what = "a module that every rank has imported" if name in IMPORTED_MODULES else "each rank's own value"
+                raise UsageError(f"`{name}` cannot be pushed: on the ranks it is {what}. Push it under another name")
             if isinstance(value, RankValues):
                 differ = True
                 _check_has(name, value, chosen)
@@ -95,6 +96,12 @@ class Exchange:
             answers = self._push(variables, chosen, differ)
         names = ", ".join(repr(name) for name in variables)
         _raise_errors(answers, f"{names} could not be set: ")
+        if LOG_FUNCTION in variables:
+            print(
+                f"`log` on {name_ranks(chosen)} now hides the function log(loss=...), which records metrics. "
+                "It is still there as ddp_notebook.log",
+                file=sys.stderr,
+            )
 
     def _push(self, variables: Mapping[str, Any], ranks: list[int], differ: bool) -> dict[int, Pushed]:
         transfers: dict[int, int] = {}
