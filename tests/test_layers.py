@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import ddp_notebook
-from ddp_notebook import display, errors
+from ddp_notebook import display, errors, stdlib
 from ddp_notebook.observe.figures import drawing
 from ddp_notebook.run.kernel import has_front_end
 from ddp_notebook.widgets import bundles
@@ -24,11 +24,12 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "ddp_notebook"
 # Where a rule stands for a folder, it stands for all files below.
 MAY_IMPORT = {
-    "records": {"records"},
-    "wire": {"wire"},
+    "records": {"records", "stdlib"},
+    "wire": {"wire", "stdlib"},
     "registry": {"registry", "records", "errors", "version"},
-    "rank": {"rank", "wire", "records", "registry"},
+    "rank": {"rank", "wire", "records", "registry", "stdlib"},
 }
+SHARES_A_PROCESS_WITH_CELLS = ["records", "wire", "rank"]
 NOTEBOOK_SIDE = [
     "session.py",
     "magics.py",
@@ -72,6 +73,15 @@ def test_a_layer_imports_only_what_is_below_it(part):
     for file, module in found:
         foreign = parts_imported(file.read_text(), module) - MAY_IMPORT[part]
         assert not foreign, f"{file.relative_to(ROOT)} imports {sorted(foreign)}"
+
+
+@pytest.mark.parametrize("part", SHARES_A_PROCESS_WITH_CELLS)
+def test_what_shares_a_process_with_cells_calls_no_function_that_a_cell_can_replace(part):
+    """`import time` would find what the cell has put into the module."""
+    for file, _ in files(part):
+        imports = [node for node in ast.parse(file.read_text()).body if isinstance(node, ast.Import)]
+        replaceable = {alias.name for node in imports for alias in node.names} & stdlib.COPIED
+        assert not replaceable, f"{file.relative_to(ROOT)}: from ddp_notebook.stdlib import {', '.join(replaceable)}"
 
 
 def test_the_notebooks_side_does_not_import_what_runs_in_a_rank():

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import platform
-import socket
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +10,7 @@ import psutil
 import torch
 
 from ddp_notebook.records.clocks import boot_id
+from ddp_notebook.stdlib import os, socket, time
 from ddp_notebook.wire.bulk import BulkServer
 from ddp_notebook.wire.endpoint import Endpoint
 from ddp_notebook.wire.events import ClockProbe, ClockReply, Hello, Message, Probe, Vitals

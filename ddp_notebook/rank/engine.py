@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import logging
-import os
-import signal
 import sys
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -17,6 +14,7 @@ from ipyparallel.engine.app import IPEngine
 from traitlets import default
 
 from ddp_notebook.rank.cell import handlers, kernel_api
+from ddp_notebook.stdlib import logging, os, signal
 from ddp_notebook.wire.signals import END, INTERRUPT
 
 if TYPE_CHECKING:

@@ -6,12 +6,7 @@ code of a cell, where a stop can end it: never between the lines of this package
 
 from __future__ import annotations
 
-import contextlib
-import os
-import signal
 import sys
-import threading
-import time
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
@@ -22,6 +17,7 @@ from ddp_notebook.rank.cell.where import OURS, Where
 from ddp_notebook.rank.group.recorder import Recorder
 from ddp_notebook.rank.group.release import is_in_finalizer, may_hold_a_lock
 from ddp_notebook.rank.record.training.stretches import is_in_backward
+from ddp_notebook.stdlib import contextlib, os, signal, threading, time
 from ddp_notebook.wire.faults import OFF, Fault
 from ddp_notebook.wire.signals import FAULT
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import glob
 import hashlib
-import os
 import stat
 from collections.abc import Iterator, Sequence
 from typing import Any
+
+from ddp_notebook.stdlib import os
 
 
 class CannotFetchError(Exception):

@@ -9,13 +9,12 @@ Source: https://docs.nvidia.com/cuda/cuda-c-programming-guide/#prohibited-and-un
 
 from __future__ import annotations
 
-import contextlib
-import functools
-import threading
 from collections.abc import Iterator
 from typing import Any
 
 import torch
+
+from ddp_notebook.stdlib import contextlib, functools, threading
 
 IS_BUILT = torch.version.cuda is not None or torch.version.hip is not None  # else there is nothing to ask
 _PATIENCE_S = 5.0  # one who asks for so long is held up by the device, and a capture would fail anyway

@@ -2,15 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-import faulthandler
-import json
-import os
-import pickle
-import queue
 import sys
-import threading
-import time
 from dataclasses import replace
 from typing import Any
 
@@ -34,6 +26,7 @@ from ddp_notebook.rank.survive.survival import Survival
 from ddp_notebook.rank.unseen import unseen
 from ddp_notebook.rank.variables import check, copying, entries, values
 from ddp_notebook.records import logs
+from ddp_notebook.stdlib import asyncio, faulthandler, json, os, pickle, queue, threading, time
 from ddp_notebook.wire.bulk import INLINE_BYTES
 from ddp_notebook.wire.events import (
     Check,

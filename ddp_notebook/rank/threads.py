@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
-
 import torch
+
+from ddp_notebook.stdlib import os
 
 _given = 0  # 0: none yet
 

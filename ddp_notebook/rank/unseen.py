@@ -7,15 +7,13 @@ thread, is filtered where it is read.
 
 from __future__ import annotations
 
-import functools
-import json
-import pickle
-import threading
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch._C import _distributed_c10d
+
+from ddp_notebook.stdlib import functools, json, pickle, threading
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")

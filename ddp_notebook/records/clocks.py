@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import socket
 from pathlib import Path
+
+from ddp_notebook.stdlib import socket
 
 
 def boot_id() -> str:

@@ -9,8 +9,6 @@ Little endian. Both sides import this; it knows nothing of torch.
 
 from __future__ import annotations
 
-import json
-import struct
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -19,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from ddp_notebook.records.schema import EARLIER, TABLES, Rows, upgraded
+from ddp_notebook.stdlib import json, struct
 
 VERSION = 1
 _MAGIC = b"DDPB"

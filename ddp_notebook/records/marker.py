@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
+
+from ddp_notebook.stdlib import contextlib
 
 MARK = ".ddp_notebook-"  # how their names begin
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import NamedTuple
+
+from ddp_notebook.stdlib import json
 
 
 class Renumbered(NamedTuple):

@@ -15,13 +15,7 @@ Context's second I/O thread serves the sockets of this module. (Without it a sma
 
 from __future__ import annotations
 
-import io
-import itertools
-import math
-import struct
 import sys
-import threading
-import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -29,6 +23,7 @@ from typing import Any
 import cloudpickle
 import zmq
 
+from ddp_notebook.stdlib import io, itertools, math, struct, threading, time
 from ddp_notebook.wire.keys import Address, Bind, Keyring, on_loopback, unlock
 
 PIECE_BYTES = 1 << 20

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-import logging
-import socket as pysocket
-import threading
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import zmq
 
+from ddp_notebook.stdlib import contextlib, logging, threading, time
+from ddp_notebook.stdlib import socket as pysocket
 from ddp_notebook.wire import cutting, faults, files, resizing, survival  # noqa: F401  # an end reads messages of all kinds
 from ddp_notebook.wire.events import Message, Recorded, decode
 from ddp_notebook.wire.keys import Address, Bind, Doorman, Keyring, on_loopback, unlock

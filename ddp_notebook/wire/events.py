@@ -28,11 +28,11 @@ module; it imports neither.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ddp_notebook.stdlib import json
 from ddp_notebook.wire.record_options import RecordOptions
 
 VERSION = 1

@@ -14,11 +14,11 @@ Pure bookkeeping: no socket, no clock, no thread. `endpoint` drives it.
 
 from __future__ import annotations
 
-import struct
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from ddp_notebook.stdlib import struct
 from ddp_notebook.wire.events import VERSION
 
 DATA, BEAT, RESEND = 1, 2, 3

@@ -10,11 +10,9 @@ later what `RELEASE` does.
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
-import os
-import signal
 from collections.abc import Iterator
+
+from ddp_notebook.stdlib import contextlib, ctypes, os, signal
 
 _FIRST: int | None = getattr(signal, "SIGRTMIN", None)
 # Free the rank from the operation that it waits in, if it runs the cell whose number comes with the signal.

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import builtins
 import getpass
-import itertools
-import os
-import queue
 import sys
-import threading
 from collections.abc import Callable
 from typing import Any
 
 from IPython.core.error import StdinNotImplementedError
 
+from ddp_notebook.stdlib import itertools, os, queue, threading
 from ddp_notebook.wire.events import InputReply, InputRequest, Message
 
 _LOOK_S = 0.2  # an interrupt just before the wait is noticed after so long

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from jupyter_client.session import json_packer, json_unpacker
 
+from ddp_notebook.stdlib import base64
 from ddp_notebook.wire.events import Comm, Message
 
 COMM_TYPES = {"comm_open", "comm_msg", "comm_close"}

@@ -9,15 +9,12 @@ loader's worker or a `!command` so sees of a stop no more than what its rank doe
 from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found]
-import ctypes
-import os
-import signal
-import threading
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
 from ddp_notebook.rank.cell.where import OURS
+from ddp_notebook.stdlib import ctypes, os, signal, threading
 from ddp_notebook.wire.signals import AGAIN, END, INTERRUPT
 
 _AFTER_A_HOOK_S = 0.005

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import gc
-import os
 import pdb
 import sys
 import warnings
@@ -17,6 +14,7 @@ import torch
 
 from ddp_notebook.rank.cell.exceptions import chain
 from ddp_notebook.rank.cell.where import OURS
+from ddp_notebook.stdlib import contextlib, gc, os
 
 NOTEBOOK_MAGICS = {  # a test compares them with `magics.DDPMagics`, which ranks do not import
     "line": (

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import fcntl
-import logging
-import os
 from collections.abc import Callable
 
+from ddp_notebook.stdlib import fcntl, logging, os
 from ddp_notebook.wire.events import Message, decode
 
 _log = logging.getLogger(__name__)

@@ -14,8 +14,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import importlib
 import sys
 from collections.abc import Callable, Coroutine, Iterator, Sequence
@@ -25,6 +23,8 @@ from typing import Any, cast
 from ipykernel import ipkernel
 from ipykernel.kernelbase import Kernel
 from ipykernel.zmqshell import ZMQInteractiveShell
+
+from ddp_notebook.stdlib import asyncio, contextlib
 
 _own_locks: dict[int, asyncio.Lock] = {}
 

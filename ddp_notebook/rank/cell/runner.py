@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-import os
 import sys
-import time
-import traceback
 from collections.abc import Callable, Coroutine, Sequence
 from types import FrameType
 from typing import Any
@@ -27,6 +23,7 @@ from ddp_notebook.rank.record.recording import RankRecording
 from ddp_notebook.rank.sharding import unsharded
 from ddp_notebook.rank.variables.copying import CellText
 from ddp_notebook.records.units import bundle_chars
+from ddp_notebook.stdlib import asyncio, os, time, traceback
 from ddp_notebook.wire.events import CellDone, Comm, Display, InputReply, Interrupt, Message, RunCell
 
 _PARENT = "ddp-cell-"

@@ -8,16 +8,10 @@ Their form is in `wire.marks`.
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
-import fcntl
-import io
-import itertools
-import os
 import sys
 import termios
-import threading
 
+from ddp_notebook.stdlib import contextlib, ctypes, fcntl, io, itertools, os, threading
 from ddp_notebook.wire.marks import CellEnd, Place
 
 _PARTIAL_LINE_S = 0.1  # a line without its end is shown after so long

@@ -3,9 +3,7 @@ button ends their formatting."""
 
 from __future__ import annotations
 
-import contextlib
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from types import FrameType, TracebackType
 from typing import Any
@@ -16,6 +14,7 @@ from ddp_notebook.rank.cell import hygiene
 from ddp_notebook.rank.cell.bounds import bounded
 from ddp_notebook.rank.cell.exceptions import FormattingStopped, chain, first_line, known_words, told
 from ddp_notebook.rank.cell.where import Where
+from ddp_notebook.stdlib import contextlib, threading
 
 _MOST_FRAMES = 200  # of one exception; repeated calls on one line count once, as IPython shows them
 

@@ -15,10 +15,8 @@ children of a rank inherit them, spawned ones have the originals.
 
 from __future__ import annotations
 
-import functools
 import inspect
 import multiprocessing
-import os
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -32,6 +30,7 @@ from ddp_notebook.rank import rpc
 from ddp_notebook.rank.group import join, keeping
 from ddp_notebook.rank.replacing import look_for, replace
 from ddp_notebook.rank.rpc.serving import Serving
+from ddp_notebook.stdlib import functools, os
 from ddp_notebook.wire.events import Form
 
 if TYPE_CHECKING:

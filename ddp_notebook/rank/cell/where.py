@@ -3,12 +3,9 @@ what that line called."""
 
 from __future__ import annotations
 
-import asyncio
-import os
 import subprocess
 import sys
 import sysconfig
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -18,6 +15,7 @@ import torch
 
 from ddp_notebook.rank.group import waiting
 from ddp_notebook.records.words import in_function
+from ddp_notebook.stdlib import asyncio, os, threading
 
 if TYPE_CHECKING:
     from ddp_notebook.rank.rpc.serving import Serving

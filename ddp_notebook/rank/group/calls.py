@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 import sys
-import threading
-import time
-import weakref
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
@@ -22,6 +18,7 @@ from ddp_notebook.rank import gpu
 from ddp_notebook.rank.group.operators import Operator, flat, nbytes
 from ddp_notebook.records.meaning import meaning
 from ddp_notebook.records.operation import Operation
+from ddp_notebook.stdlib import itertools, threading, time, weakref
 
 if TYPE_CHECKING:
     from ddp_notebook.rank.group.guard.board import Board

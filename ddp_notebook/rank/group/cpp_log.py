@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import torch
+
+from ddp_notebook.stdlib import contextlib, ctypes, os
 
 _LEVEL = "FLAGS_caffe2_log_level"
 _FATAL = 3

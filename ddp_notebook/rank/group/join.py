@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import uuid
 from datetime import timedelta
 from typing import Any
@@ -20,6 +18,7 @@ from torch.distributed import (  # type: ignore[attr-defined]  # exported at run
 from ddp_notebook.rank.group import cpp_log
 from ddp_notebook.rank.group.calls import timeout_setter
 from ddp_notebook.rank.group.stores import connect
+from ddp_notebook.stdlib import contextlib, os
 from ddp_notebook.wire.events import Form
 
 TORCHS = dist.init_process_group

@@ -8,15 +8,13 @@ hangs, since the end of each operation calls Python.
 
 from __future__ import annotations
 
-import functools
-import threading
-import time
 from collections import deque
 from typing import Any
 
 import torch.distributed as dist
 
 from ddp_notebook.rank.replacing import replace
+from ddp_notebook.stdlib import functools, threading, time
 
 _QUIET_S = 0.05  # for gloo's threads to release their last operation
 _KEPT = 4

@@ -8,15 +8,15 @@ back, since already to pass through ours takes time; `rank.group.sequences` name
 
 from __future__ import annotations
 
-import functools
 import re
 import sys
-import weakref
 from collections.abc import Callable
 from types import CodeType, FrameType
 from typing import Any, cast
 
 import torch
+
+from ddp_notebook.stdlib import functools, weakref
 
 ROOT = "(root)"
 CALL_IMPL = torch.nn.Module._call_impl.__code__  # of a module whose forward is on the stack

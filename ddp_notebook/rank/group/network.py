@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
 import sys
-import threading
-import time
 from typing import Any
 
 import torch
@@ -27,6 +24,7 @@ from ddp_notebook.rank.group.progress import Progress
 from ddp_notebook.rank.group.recorder import Recorder
 from ddp_notebook.rank.group.release import Doing, RankLostError, Release
 from ddp_notebook.rank.unseen import filter_flight_recorder, is_possible
+from ddp_notebook.stdlib import os, threading, time
 from ddp_notebook.wire.events import Form, Lost
 
 # Errors of operations whose peer is gone: the words of gloo, of NCCL and of a store.

@@ -6,7 +6,6 @@ takes longer: its hash is computed each time.)
 
 from __future__ import annotations
 
-import os
 import sys
 from types import CodeType, FrameType
 from typing import NamedTuple
@@ -15,6 +14,7 @@ import torch
 
 from ddp_notebook.rank.cell.where import OURS
 from ddp_notebook.rank.group.modules import CALL_IMPL, ROOT, Modules
+from ddp_notebook.stdlib import os
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 USER = "user"

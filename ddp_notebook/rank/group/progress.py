@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 from torch.distributed import rpc
@@ -13,6 +12,7 @@ from torch.optim.optimizer import (
 )
 
 from ddp_notebook.rank.group.recorder import Recorder
+from ddp_notebook.stdlib import threading
 
 
 class Progress:

@@ -14,9 +14,6 @@ waits for it, and a strong reference to a group keeps gloo's threads alive past 
 
 from __future__ import annotations
 
-import threading
-import time
-import weakref
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -31,6 +28,7 @@ from ddp_notebook.rank.group.kernels.kernel import Kernel
 from ddp_notebook.rank.group.kernels.repeats import Repeating
 from ddp_notebook.rank.group.operators import SPECS, flat
 from ddp_notebook.rank.unseen import unseen
+from ddp_notebook.stdlib import threading, time, weakref
 
 if TYPE_CHECKING:
     from ddp_notebook.rank.group.guard.board import Board

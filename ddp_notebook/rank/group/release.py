@@ -7,11 +7,6 @@ operations raise KeyboardInterrupt, which an `except Exception` around them does
 
 from __future__ import annotations
 
-import logging
-import os
-import signal
-import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import FrameType
@@ -24,6 +19,7 @@ from ddp_notebook.rank.group.connections.cutting import Connections
 from ddp_notebook.rank.group.cpp_log import quiet
 from ddp_notebook.rank.group.recorder import Recorder
 from ddp_notebook.records.operation import Operation
+from ddp_notebook.stdlib import logging, os, signal, threading, time
 from ddp_notebook.wire.signals import AGAIN, RELEASE, send, wait_for_release
 
 _log = logging.getLogger(__name__)

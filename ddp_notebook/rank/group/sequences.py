@@ -8,11 +8,11 @@ is none. All but `add` runs in the recorder's own thread, or where somebody asks
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable
 from typing import Any
 
 from ddp_notebook.rank.group.calls import Call
+from ddp_notebook.stdlib import logging
 
 _MOST_CALLS = 4_000  # of a step that are compared; a loop without an optimizer never comes to the end of one
 _MOST_KNOWN = 16  # sequences of a cell; a model that does something else in each step has no names in others

@@ -7,14 +7,13 @@ waits for it for 5 s and more.
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 from collections.abc import Iterator
 from datetime import timedelta
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # exported at run time
 
 from ddp_notebook.rank.group.cpp_log import quiet
+from ddp_notebook.stdlib import contextlib, ctypes
 from ddp_notebook.wire.events import Form
 
 _TIMEOUT = timedelta(seconds=300)  # torch's own for a store

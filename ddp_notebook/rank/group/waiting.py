@@ -12,11 +12,6 @@ A wait at a server, or for the other workers of a `TCPStore`, is ended by cuttin
 
 from __future__ import annotations
 
-import contextlib
-import functools
-import socket
-import threading
-import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from queue import SimpleQueue
@@ -25,6 +20,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore, HashStore, PrefixStore, Store, TCPStore
+
+from ddp_notebook.stdlib import contextlib, functools, socket, threading, time
 
 _SHORTEST_S, _LONGEST_S = 0.0002, 0.01  # between two looks at a store, which looks every 10 ms itself
 _LONGEST_RETRY_S = 0.5  # between two tries to connect; torch doubles its pause too

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import os
-import struct
-import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from types import CodeType
 from typing import Any
@@ -31,6 +26,7 @@ from ddp_notebook.rank.record.training.repeated import pack
 from ddp_notebook.rank.record.training.stretches import Span, span_of
 from ddp_notebook.records.codec import Batch, Tensor
 from ddp_notebook.records.schema import ORIGINS, REDUCE_OPS, TABLES, Rows
+from ddp_notebook.stdlib import logging, os, struct, threading, time
 
 _ORIGIN = {name: code for code, name in enumerate(ORIGINS)}
 _REDUCE_OP = {name: code for code, name in enumerate(REDUCE_OPS)}

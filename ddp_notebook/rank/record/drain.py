@@ -7,10 +7,6 @@ tape, which drops and counts the oldest.
 
 from __future__ import annotations
 
-import logging
-import os
-import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -22,6 +18,7 @@ from ddp_notebook.rank.record.tape import OFF, Tape
 from ddp_notebook.rank.record.training.repeated import rows_of
 from ddp_notebook.rank.unseen import unseen
 from ddp_notebook.records.codec import encode
+from ddp_notebook.stdlib import logging, os, threading, time
 
 # Each batch costs the same, 2 ms of the rank and the notebook together where caches are cold, so what comes after a
 # record travels with it. Where the notebook keeps up, what the user logs is to be there within 0.1 s.

@@ -6,12 +6,12 @@ host when it had happened. No thread of ours ever waits for the device: where ra
 
 from __future__ import annotations
 
-import time
 from typing import Any, NamedTuple
 
 import torch
 
 from ddp_notebook.rank.group.operators import flat
+from ddp_notebook.stdlib import time
 
 _ANCHOR_NS = 1_000_000_000  # between two anchors: clocks drift
 _AT_ONCE_NS, _TRY_AGAIN_NS = 200_000, 50_000_000

@@ -5,7 +5,6 @@ from __future__ import annotations
 import operator
 import reprlib
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from numbers import Real
 from types import FrameType
@@ -18,6 +17,7 @@ from ddp_notebook.rank.record.tape import OFF, Moment, Tape
 from ddp_notebook.rank.record.training.stretches import Training
 from ddp_notebook.rank.unseen import unseen
 from ddp_notebook.records.words import in_function
+from ddp_notebook.stdlib import time
 
 _MOST_STEP = 2**63 - 1
 _OWN_REFERENCES = 3  # to the copy of a frame's variables; with more the user has it too, from `locals()`

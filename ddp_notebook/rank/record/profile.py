@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import sys
 from collections.abc import Iterator
@@ -10,6 +9,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+
+from ddp_notebook.stdlib import os
 
 
 class Profile:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +15,7 @@ from ddp_notebook.rank.record.tape import VALUES, Tape
 from ddp_notebook.rank.record.training.stretches import CELL, Training
 from ddp_notebook.rank.sharding import equations
 from ddp_notebook.rank.sharding.mistakes import Mistakes
+from ddp_notebook.stdlib import contextlib, time
 from ddp_notebook.wire.record_options import LEVELS, RecordOptions, profile_path
 
 if TYPE_CHECKING:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-import math
-import os
 import resource
-import time
 from collections.abc import Mapping
 from typing import Any
 
 import psutil
 import torch
+
+from ddp_notebook.stdlib import contextlib, math, os, time
 
 # Of a core, that look while they are idle: 64 on two cores took a fiftieth of `pass` when each looked once a second.
 _RANKS_A_SECOND = 8

@@ -9,9 +9,6 @@ of objects of the user's own classes are not.
 from __future__ import annotations
 
 import copy
-import functools
-import gc
-import time
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any
@@ -20,6 +17,7 @@ import torch
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
 from ddp_notebook.rank.record.alone import Alone
+from ddp_notebook.stdlib import functools, gc, time
 
 
 class EnoughStepsError(BaseException):

@@ -6,10 +6,7 @@ Everything here runs in the user's threads in the middle of a step, so its cost 
 
 from __future__ import annotations
 
-import itertools
 import sys
-import threading
-import time
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -41,6 +38,7 @@ from ddp_notebook.rank.record.thinning import FIRST_STEPS, Thinning
 from ddp_notebook.rank.record.training.repeated import rows_of
 from ddp_notebook.rank.unseen import function_modes, operator_modes, unseen
 from ddp_notebook.records.schema import SAMPLE
+from ddp_notebook.stdlib import itertools, threading, time
 
 if TYPE_CHECKING:
     from ddp_notebook.rank.record.training.buckets import Backward

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import bisect
 import dis
-import functools
-import json
-import os
 from collections.abc import Callable, Sequence
 from types import CodeType
 
@@ -14,6 +11,7 @@ import torch
 
 from ddp_notebook.rank.group.calls import Group
 from ddp_notebook.rank.group.origin import SiteFields
+from ddp_notebook.stdlib import functools, json, os
 
 _MOST_TEXTS = 200_000  # that a process numbers
 _MOST_KNOWN = 10_000  # lines, and lists of shapes, whose text is remembered

@@ -8,7 +8,7 @@ same one, what the longest keeps is kept by all, if all see such turns or none d
 
 from __future__ import annotations
 
-import time
+from ddp_notebook.stdlib import time
 
 FIRST_STEPS = 16  # of a cell, which are all kept
 FIRST_CALLS = 8  # of a line, likewise: what comes after the loop, or every hundredth step

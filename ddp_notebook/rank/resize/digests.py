@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 import types
 from collections.abc import Collection, Mapping
@@ -12,6 +11,7 @@ from typing import Any
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 from ddp_notebook.rank.variables.check import fingerprints
+from ddp_notebook.stdlib import json
 
 
 def digests(namespace: Mapping[str, Any], names: Collection[str]) -> dict[str, str]:

@@ -6,13 +6,14 @@ Nothing here waits for another rank, or changes anything.
 
 from __future__ import annotations
 
-import gc
 import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+
+from ddp_notebook.stdlib import gc
 
 
 class Obstacles:

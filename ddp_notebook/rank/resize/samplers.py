@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Collection, Mapping
 from typing import Any
 
 from torch.utils.data import DataLoader, DistributedSampler
+
+from ddp_notebook.stdlib import gc
 
 
 def there() -> list[DistributedSampler[Any]]:

@@ -17,8 +17,6 @@ record/   calls, remote references and distributed autograd as rows
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import importlib
 import sys
 from collections.abc import Callable
@@ -28,6 +26,7 @@ from torch.distributed import rpc
 
 from ddp_notebook.rank.replacing import replace
 from ddp_notebook.rank.rpc.serving import Serving
+from ddp_notebook.stdlib import contextlib, functools
 from ddp_notebook.wire.events import Form
 
 if TYPE_CHECKING:

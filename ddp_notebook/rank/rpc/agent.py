@@ -12,7 +12,6 @@ more worker.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +21,8 @@ import torch.distributed.autograd as dist_autograd
 from torch._C._distributed_c10d import HashStore
 from torch._C._distributed_rpc import TensorPipeAgent, WorkerInfo, _set_profiler_node_id, _set_rpc_timeout
 from torch.distributed.rpc import TensorPipeRpcBackendOptions, api, backend_registry
+
+from ddp_notebook.stdlib import functools
 
 _ADDRESS = "addrs/"  # where TensorPipe's agent has the address of a worker
 _WAYS, _ASKED = ("_transports", "_channels"), "_ddp_asked"

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import threading
-import time
-import weakref
 from collections import deque
 from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
@@ -14,6 +10,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from ddp_notebook.rank.record.remote import Sent
+from ddp_notebook.stdlib import itertools, threading, time, weakref
 
 INVOKES = tuple(  # torch's functions that send a call
     f"_invoke_{way}_{what}" for way in ("rpc", "remote") for what in ("builtin", "python_udf", "torchscript")

@@ -7,10 +7,7 @@ torch's own are called.
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import inspect
-import os
 from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
@@ -41,6 +38,7 @@ from ddp_notebook.rank.rpc.running import reader, runner
 from ddp_notebook.rank.rpc.sending import Sending
 from ddp_notebook.rank.rpc.serving import Serving
 from ddp_notebook.rank.rpc.waiting import elsewhere
+from ddp_notebook.stdlib import contextlib, functools, os
 from ddp_notebook.wire.events import Form
 
 _BY_ENVIRONMENT = "env://"

@@ -8,16 +8,15 @@ So a digest of the code goes with the name, and the callee waits for its own cel
 from __future__ import annotations
 
 import hashlib
-import os
-import pickle
 import sys
-import time
 from collections.abc import Callable, Iterator
 from types import CodeType, FunctionType
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from torch._C._distributed_rpc import PyRRef
+
+from ddp_notebook.stdlib import os, pickle, time
 
 _MAIN = "__main__"
 _KINDS = FunctionType, type  # a union would be made at each call

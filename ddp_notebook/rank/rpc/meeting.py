@@ -7,8 +7,6 @@ under another name.
 
 from __future__ import annotations
 
-import pickle
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -17,6 +15,7 @@ from typing import Any
 from torch._C._distributed_c10d import PrefixStore
 
 from ddp_notebook.rank.group.stores import connect
+from ddp_notebook.stdlib import pickle, time
 from ddp_notebook.wire.events import Form
 
 _LOOK_S = 0.001  # at first

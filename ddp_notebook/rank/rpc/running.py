@@ -6,7 +6,6 @@ Torch prints the traceback on the callee too, and names its agent, which no cell
 from __future__ import annotations
 
 import sys
-import traceback
 from collections.abc import Callable
 from threading import get_ident
 from time import monotonic_ns
@@ -18,6 +17,7 @@ from torch.distributed.rpc.internal import RemoteException
 from ddp_notebook.rank.record.remote import Ran
 from ddp_notebook.rank.rpc.calls import name_of
 from ddp_notebook.rank.rpc.serving import Serving, Travelling
+from ddp_notebook.stdlib import traceback
 
 _NOTHING: Any = object()
 _STOPPED = "the cell was stopped that this call was made for"

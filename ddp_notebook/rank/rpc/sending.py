@@ -6,7 +6,6 @@ and one of `INVOKES`, which has its bytes. Others go only through the second.
 
 from __future__ import annotations
 
-import functools
 import sys
 from collections.abc import Callable, Iterable
 from threading import get_ident
@@ -20,6 +19,7 @@ from ddp_notebook.rank.record.remote import TORCH, Sent
 from ddp_notebook.rank.record.tape import OFF
 from ddp_notebook.rank.rpc.calls import Calls, name_of
 from ddp_notebook.rank.rpc.serving import Serving, Travelling
+from ddp_notebook.stdlib import functools
 
 if TYPE_CHECKING:
     from ddp_notebook.rank.rpc.record.recorder import Recorder

@@ -10,10 +10,7 @@ whoever was stopped hears of it.
 
 from __future__ import annotations
 
-import ctypes
 import sys
-import threading
-import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +19,7 @@ from torch import autograd
 from ddp_notebook.rank.group import waiting
 from ddp_notebook.rank.record.remote import Ran
 from ddp_notebook.rank.rpc.calls import Calls
+from ddp_notebook.stdlib import ctypes, threading, time
 
 if TYPE_CHECKING:
     from ddp_notebook.rank.rpc.record.recorder import Recorder

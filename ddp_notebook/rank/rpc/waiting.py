@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import functools
-import threading
 from collections.abc import Callable
 from typing import Any
 
 from ddp_notebook.rank.group import waiting
 from ddp_notebook.rank.rpc.calls import Calls
+from ddp_notebook.stdlib import functools, threading
 
 
 def elsewhere(function: Callable[..., Any], calls: Calls, on: str) -> Callable[..., Any]:

@@ -10,16 +10,13 @@ Nothing else travels here, so a notebook that does not read keeps nobody waiting
 
 from __future__ import annotations
 
-import logging
-import os
 import select
-import socket
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from ddp_notebook.registry import doors
+from ddp_notebook.stdlib import logging, os, socket, threading
 
 _GREETING_S = 2.0  # what who comes in gets to say who it is
 _log = logging.getLogger(__name__)

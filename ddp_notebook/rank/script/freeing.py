@@ -3,7 +3,6 @@ peer is gone. Unlike in a cell nothing else is refused afterwards, so a script t
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
 from ddp_notebook.rank.group.calls import Call
@@ -11,6 +10,7 @@ from ddp_notebook.rank.group.connections.cutting import Connections
 from ddp_notebook.rank.group.cpp_log import quiet
 from ddp_notebook.rank.group.recorder import Recorder
 from ddp_notebook.rank.group.release import Release
+from ddp_notebook.stdlib import time
 
 _LOOK_S = 0.02
 _PATIENCE_S = 0.1  # then waits at a store are cut too

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import runpy
 import sys
 from types import ModuleType, TracebackType
 from typing import Any
+
+from ddp_notebook.stdlib import os
 
 _OURS = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
 

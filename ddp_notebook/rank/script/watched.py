@@ -8,15 +8,12 @@ drops and counts the oldest, and of its messages the notebook gets no more while
 from __future__ import annotations
 
 import atexit
-import os
 import sys
-import threading
-import time
-import traceback
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ddp_notebook.registry.torchrun import Place
+from ddp_notebook.stdlib import os, threading, time, traceback
 
 if TYPE_CHECKING:
     from ddp_notebook.wire.cutting import Cut

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 from collections.abc import Callable, Sequence
 from math import prod
@@ -10,6 +9,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+
+from ddp_notebook.stdlib import functools
 
 _HOLDERS = (  # of the functions' names
     *("torch.distributed", "torch.distributed.device_mesh", "torch.distributed.tensor"),

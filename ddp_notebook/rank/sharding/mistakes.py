@@ -5,7 +5,6 @@ Some a rank sees by itself; of others the notebook compares what ranks tell (`ru
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,6 +14,7 @@ from ddp_notebook.rank.sharding.optimizers import of_optimizers
 from ddp_notebook.rank.sharding.replicas import Replicas
 from ddp_notebook.rank.sharding.saves import Saves
 from ddp_notebook.rank.sharding.scaling import Scaling
+from ddp_notebook.stdlib import contextlib
 
 
 class Mistakes:

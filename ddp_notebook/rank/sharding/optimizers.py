@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Mapping
 from typing import Any
 
 import torch
+
+from ddp_notebook.stdlib import gc
 
 _KEEPER = "FSDPParam"  # FSDP's
 

@@ -8,9 +8,6 @@ from what is another tensor.
 
 from __future__ import annotations
 
-import contextlib
-import functools
-import logging
 import sys
 from collections.abc import Callable, Sequence
 from types import FrameType
@@ -21,6 +18,7 @@ import torch
 from ddp_notebook.rank.imports import after_import
 from ddp_notebook.rank.sharding.wrapping import before
 from ddp_notebook.rank.unseen import unseen
+from ddp_notebook.stdlib import contextlib, functools, logging
 
 _CALLS = 4  # of each module, in each cell
 _LOOKS = 1000  # in each cell; a name takes 2 us

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import socket
 import stat
 import sys
-import threading
 from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import Any, cast
@@ -17,6 +14,7 @@ import torch.distributed as dist
 from ddp_notebook.rank.imports import after_import
 from ddp_notebook.rank.sharding.replicas import ranks_along
 from ddp_notebook.rank.sharding.wrapping import after
+from ddp_notebook.stdlib import os, socket, threading
 
 _MOST = 100  # saves of a cell that are kept
 _MOST_TENSORS = 10_000

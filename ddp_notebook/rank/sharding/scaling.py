@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import logging
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
@@ -14,6 +11,7 @@ from ddp_notebook.rank.group.calls import Call
 from ddp_notebook.rank.group.operators import flat
 from ddp_notebook.rank.sharding.wrapping import before
 from ddp_notebook.rank.unseen import unseen
+from ddp_notebook.stdlib import functools, logging, weakref
 
 _SUMS = ("all_reduce", "all_reduce_coalesced")
 _log = logging.getLogger(__name__)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import functools
-import logging
 from collections.abc import Callable
 from typing import Any
 
 import torch
+
+from ddp_notebook.stdlib import functools, logging
 
 _log = logging.getLogger(__name__)
 

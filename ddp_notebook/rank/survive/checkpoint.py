@@ -6,7 +6,6 @@ beside them what is each rank's own, as bytes.
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
 from ddp_notebook.rank.survive.members import Members
+from ddp_notebook.stdlib import pickle
 from ddp_notebook.wire import bulk
 
 _STEP = "step-"

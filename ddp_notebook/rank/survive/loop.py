@@ -7,7 +7,6 @@ another, never two, and the step that all do again is the last one that any of t
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +21,7 @@ from ddp_notebook.rank.survive.members import Members
 from ddp_notebook.rank.survive.ring import Ring
 from ddp_notebook.rank.survive.survival import Survival
 from ddp_notebook.rank.unseen import unseen
+from ddp_notebook.stdlib import json
 from ddp_notebook.wire.survival import Resume
 
 

@@ -8,7 +8,6 @@ holds a copy.
 from __future__ import annotations
 
 import copy
-import pickle
 import random
 import sys
 from collections.abc import Callable, Sequence
@@ -18,6 +17,7 @@ import torch
 
 from ddp_notebook.rank.survive.batches import Batches, is_source
 from ddp_notebook.rank.survive.buckets import Buckets
+from ddp_notebook.stdlib import pickle
 from ddp_notebook.wire import bulk
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import io
 import linecache
-import os
 import types
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
@@ -14,6 +12,7 @@ import torch
 
 from ddp_notebook.rank.record.metrics import is_log
 from ddp_notebook.rank.variables.values import CannotSendError
+from ddp_notebook.stdlib import io, os
 from ddp_notebook.wire import bulk
 
 _EVERY_RANK_HAS = frozenset({"rank", "local_rank", "world_size", "device", "torch", "dist", "In", "Out"})

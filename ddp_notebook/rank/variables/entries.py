@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import itertools
 import platform
 import random
 import re
@@ -19,6 +17,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, RandomSampler, Sampler, SequentialSampler
 
 from ddp_notebook.rank.variables.values import describe
+from ddp_notebook.stdlib import contextlib, itertools
 
 _DEEPEST = 4  # nested containers
 _MOST_ITEMS = 1000  # of a container

@@ -5,8 +5,6 @@ One rank gives, the others take. All of it is one pickle, so that an optimizer s
 
 from __future__ import annotations
 
-import io
-import pickle
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -17,6 +15,7 @@ from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # expor
 
 from ddp_notebook.rank.group import keeping
 from ddp_notebook.rank.variables.copying import Pickler
+from ddp_notebook.stdlib import io, pickle
 
 _GIVER = 0
 _STALLED = timedelta(seconds=60)  # without progress of one piece

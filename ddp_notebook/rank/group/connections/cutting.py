@@ -6,10 +6,6 @@ moment.
 
 from __future__ import annotations
 
-import contextlib
-import functools
-import logging
-import threading
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any, NamedTuple
@@ -25,6 +21,7 @@ from ddp_notebook.rank.group.connections.untold import Untold
 from ddp_notebook.rank.group.guard.guard import make_board
 from ddp_notebook.rank.group.recorder import Recorder
 from ddp_notebook.rank.group.waiting import notice_interrupt
+from ddp_notebook.stdlib import contextlib, functools, logging, threading
 
 NCCL = ("nccl", "nccl2", "nccl-legacy")  # torch's two classes, as they call themselves, and a name of the older one
 

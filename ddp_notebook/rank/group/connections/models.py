@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import functools
-import gc
-import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,6 +11,8 @@ from torch._C._distributed_c10d import ProcessGroup
 from torch.distributed import distributed_c10d
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
+
+from ddp_notebook.stdlib import contextlib, functools, gc, weakref
 
 
 class Models:

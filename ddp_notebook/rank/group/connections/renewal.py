@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
-import threading
 from collections import deque
 from datetime import timedelta
 from typing import Any
@@ -21,6 +18,7 @@ from ddp_notebook.rank.group.connections.models import Models
 from ddp_notebook.rank.group.guard.guard import make_board
 from ddp_notebook.rank.group.recorder import Recorder
 from ddp_notebook.rank.group.stores import connect
+from ddp_notebook.stdlib import contextlib, json, threading
 from ddp_notebook.wire.events import Form
 
 _DEFAULT = "0"  # torch's name of the default group

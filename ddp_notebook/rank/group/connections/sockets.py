@@ -10,14 +10,13 @@ tells another where it listens, and a socket that has the number of some port el
 
 from __future__ import annotations
 
-import contextlib
-import os
 import re
-import socket
 import stat
 import sys
 from collections.abc import Callable, Collection, Iterator
 from typing import Any, NamedTuple
+
+from ddp_notebook.stdlib import contextlib, os, socket
 
 _FDS, _FDS_INFO = "/proc/self/fd", "/proc/self/fdinfo"
 # Source: https://docs.kernel.org/filesystems/proc.html (fdinfo, eventpoll files)

@@ -8,10 +8,10 @@ only to free a group takes longer, up to 30 ms a connection, and nobody waits fo
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import sys
 from collections.abc import Iterator
+
+from ddp_notebook.stdlib import contextlib, ctypes
 
 _SET, _GET = 29, 30  # PR_SET_TIMERSLACK, PR_GET_TIMERSLACK. Source: prctl(2)
 _LATE_NS = 20_000_000

@@ -10,17 +10,13 @@ Source: https://github.com/pytorch/gloo/blob/main/gloo/transport/tcp/pair.cc (`P
 
 from __future__ import annotations
 
-import ctypes
-import functools
-import os
-import struct
 import sys
-import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
+
+from ddp_notebook.stdlib import ctypes, functools, os, struct, threading, time
 
 _AFTER_S = 0.1  # an operation that is told by gloo has long ended then
 _TASKS, _MEMORY = "/proc/self/task", "/proc/self/mem"

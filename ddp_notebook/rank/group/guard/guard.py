@@ -17,7 +17,6 @@ then it has sent its data.
 
 from __future__ import annotations
 
-import time
 import zlib
 from collections.abc import Sequence
 from datetime import timedelta
@@ -36,6 +35,7 @@ from ddp_notebook.rank.group.operators import flat
 from ddp_notebook.rank.group.origin import USER, origin
 from ddp_notebook.rank.unseen import unseen
 from ddp_notebook.records.words import group_by_value, name_ranks
+from ddp_notebook.stdlib import time
 
 _FILLS_A_LIST = {"all_gather", "gather"}
 _UNCHECKED = {"monitored_barrier"}  # which is a check of its own

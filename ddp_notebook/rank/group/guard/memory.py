@@ -11,11 +11,8 @@ changes (a futex), so neither locks nor messages are needed. A note says by its 
 
 from __future__ import annotations
 
-import ctypes
 import mmap
-import os
 import platform
-import time
 import zlib
 from datetime import timedelta
 from typing import Any
@@ -24,6 +21,7 @@ from torch._C._distributed_c10d import PrefixStore, Store
 
 from ddp_notebook.rank.group.guard.board import Compared
 from ddp_notebook.rank.group.guard.messages import Messages, count_words
+from ddp_notebook.stdlib import ctypes, os, time
 
 # Source: https://man7.org/linux/man-pages/man2/futex.2.html, the number of the call in the kernel's tables
 _SYS_FUTEX = {"x86_64": 202, "aarch64": 98}.get(platform.machine(), 0)  # 0: not known

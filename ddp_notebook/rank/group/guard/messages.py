@@ -15,7 +15,6 @@ that does not fit into it, or whose word was overwritten, is not compared.
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
 from collections.abc import Sequence
 from functools import partial
@@ -23,6 +22,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch._C._distributed_c10d import Work
+
+from ddp_notebook.stdlib import threading
 
 if TYPE_CHECKING:
     from ddp_notebook.rank.group.calls import Call

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +14,7 @@ from ddp_notebook.rank.group.kernels.repeats import short_way
 from ddp_notebook.rank.group.operators import Operator, flat
 from ddp_notebook.rank.group.waiting import notice_interrupt
 from ddp_notebook.rank.unseen import unseen
+from ddp_notebook.stdlib import threading, time
 
 if TYPE_CHECKING:
     from ddp_notebook.rank.group.recorder import Recorder

@@ -7,7 +7,6 @@ else: code that runs once in milliseconds finds no cache warm, so each line of i
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Callable
 from functools import partial
 from types import CodeType
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from torch._C._distributed_c10d import Work
 
 from ddp_notebook.rank.group.calls import NOW_NS, Call, is_failed
+from ddp_notebook.stdlib import time
 
 if TYPE_CHECKING:
     from ddp_notebook.rank.group.kernels.kernel import Kernel

@@ -6,11 +6,7 @@ torch's profiler.
 
 from __future__ import annotations
 
-import contextlib
-import os
 import sys
-import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +15,7 @@ from torch.autograd.profiler import record_function
 
 from ddp_notebook.rank.record.tape import OFF, Tape
 from ddp_notebook.rank.record.training.wrapping import around
+from ddp_notebook.stdlib import contextlib, os, threading, time
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _DECORATING = contextlib.__file__  # has the `with` of a function that a block decorates

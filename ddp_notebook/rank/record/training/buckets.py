@@ -6,10 +6,6 @@ bucket is that bucket.
 
 from __future__ import annotations
 
-import json
-import threading
-import time
-import weakref
 from collections.abc import Callable, Iterator
 from types import CodeType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -24,6 +20,7 @@ from ddp_notebook.rank.group.kernels.repeats import Again, Repeat
 from ddp_notebook.rank.group.operators import nbytes, nbytes_of
 from ddp_notebook.rank.group.origin import Line, SiteFields, line_of
 from ddp_notebook.rank.record.training.naming import nothing
+from ddp_notebook.stdlib import json, threading, time, weakref
 
 if TYPE_CHECKING:
     from ddp_notebook.rank.record.tape import Moment

@@ -6,8 +6,6 @@ reducer is C++ and would keep such a cycle alive for ever.
 
 from __future__ import annotations
 
-import time
-import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -16,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ddp_notebook.rank.group.operators import nbytes_of
 from ddp_notebook.rank.record.tape import OFF, Moment, Tape
 from ddp_notebook.rank.record.training.buckets import Backward
+from ddp_notebook.stdlib import time, weakref
 
 
 class Hooked(NamedTuple):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -13,6 +12,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from ddp_notebook.rank.record import previews
 from ddp_notebook.rank.record.tape import MOST, OFF, Tape
 from ddp_notebook.rank.unseen import unseen
+from ddp_notebook.stdlib import functools
 
 _OWN, _AVERAGED = 2, 3  # the side of a value, of `records.VALUE`
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Container
+
+from ddp_notebook.stdlib import itertools
 
 
 def new_name(one: object, taken: Container[str]) -> str:

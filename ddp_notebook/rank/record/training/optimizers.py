@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import sys
-import threading
-import time
-import weakref
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
@@ -20,6 +17,7 @@ from torch.optim.optimizer import (
 from ddp_notebook.rank.record.tape import OFF, Tape
 from ddp_notebook.rank.record.training.naming import new_name, nothing
 from ddp_notebook.rank.record.training.wrapping import uncompiled
+from ddp_notebook.stdlib import threading, time, weakref
 
 
 class Optimizers:

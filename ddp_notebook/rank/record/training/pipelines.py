@@ -10,8 +10,6 @@ for errors and for whoever waits.
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, NamedTuple, Protocol
@@ -26,6 +24,7 @@ from ddp_notebook.rank.record.tape import OFF, Tape
 from ddp_notebook.rank.record.training.wrapping import around, passed_over
 from ddp_notebook.records.schema import SPANS
 from ddp_notebook.records.words import list_ranks
+from ddp_notebook.stdlib import threading, time
 
 FORWARD, BACKWARD, PIPELINE = map(SPANS.index, ("forward", "backward", "pipeline"))
 INPUT_GRADIENT, WEIGHT_GRADIENT = map(SPANS.index, ("input gradient", "weight gradient"))

@@ -6,14 +6,9 @@ them. Our code before and after is hidden from torch.compile, which would trace 
 
 from __future__ import annotations
 
-import functools
 import inspect
-import logging
 import sys
-import threading
-import time
 import types
-import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -36,6 +31,7 @@ from ddp_notebook.rank.record.training.pipelines import Pipelines
 from ddp_notebook.rank.record.training.wrapping import around, hide_from_compile, passed_over, uncompiled
 from ddp_notebook.rank.unseen import function_modes, operator_modes, unseen
 from ddp_notebook.records.schema import SPANS
+from ddp_notebook.stdlib import functools, logging, threading, time, weakref
 
 CELL, FORWARD, BACKWARD, OPTIMIZER, INPUT, BLOCK = map(
     SPANS.index, ("cell", "forward", "backward", "optimizer", "input", "block")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import importlib
 from collections.abc import Callable
 from typing import Any
 
 from torch._compile import _disable_dynamo
+
+from ddp_notebook.stdlib import contextlib, functools
 
 try:  # what looks at each frame of this thread to compile it; None: nothing does
     from torch._C._dynamo.eval_frame import get_eval_frame_callback

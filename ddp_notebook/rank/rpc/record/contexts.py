@@ -7,10 +7,7 @@ both: the send of what it passes, the recv of what it gets. In a backward the gr
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import sys
-import time
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -23,6 +20,7 @@ from ddp_notebook.rank.record.remote import ContextEvent, Sent
 from ddp_notebook.rank.record.tape import OFF
 from ddp_notebook.rank.rpc.record.here import Here, numbered
 from ddp_notebook.records.schema import CONTEXT_EVENTS
+from ddp_notebook.stdlib import contextlib, functools, time
 
 if TYPE_CHECKING:
     from ddp_notebook.rank.record.training.stretches import Training

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import functools
 import sys
-import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +25,7 @@ from ddp_notebook.rank.rpc.record.contexts import Contexts
 from ddp_notebook.rank.rpc.record.here import Here
 from ddp_notebook.rank.rpc.record.references import References
 from ddp_notebook.records.schema import RPC_KINDS
+from ddp_notebook.stdlib import functools, time
 
 if TYPE_CHECKING:
     from ddp_notebook.rank.record.training.stretches import Training

@@ -1,0 +1,72 @@
+"""Copies of modules of Python's standard library that code in cells cannot change.
+
+A cell shares its process with this package. It may replace `time.perf_counter`, freeze the clocks, or have `os.write`
+raise, and the end of the cell must still reach the notebook. So what runs in a rank calls the functions that the modules
+had when they were first imported here:
+
+    from ddp_notebook.stdlib import os, time
+
+`sys` is not among them, since its state is what counts. A test checks that `rank`, `wire` and `records` import the names
+below from here.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import asyncio as asyncio
+    import base64 as base64
+    import contextlib as contextlib
+    import ctypes as ctypes
+    import faulthandler as faulthandler
+    import fcntl as fcntl
+    import functools as functools
+    import gc as gc
+    import io as io
+    import itertools as itertools
+    import json as json
+    import logging as logging
+    import math as math
+    import os as os
+    import pickle as pickle
+    import queue as queue
+    import signal as signal
+    import socket as socket
+    import struct as struct
+    import threading as threading
+    import time as time
+    import traceback as traceback
+    import weakref as weakref
+
+COPIED = {
+    *(
+        "asyncio",
+        "base64",
+        "contextlib",
+        "ctypes",
+        "faulthandler",
+        "fcntl",
+        "functools",
+        "gc",
+        "io",
+        "itertools",
+        "json",
+    ),
+    *("logging", "math", "os", "pickle", "queue", "signal", "socket", "struct", "threading", "time", "traceback"),
+    "weakref",
+}
+
+
+def __getattr__(name: str) -> ModuleType:
+    """Copy a module the first time it is imported from here."""
+    if name not in COPIED:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    original = importlib.import_module(name)
+    copied = ModuleType(name, original.__doc__)
+    vars(copied).update(vars(original))
+    setattr(sys.modules[__name__], name, copied)
+    return copied
