@@ -1,13 +1,13 @@
 """Copies of modules of Python's standard library that code in cells cannot change.
 
 A cell shares its process with this package. It may replace `time.perf_counter`, freeze the clocks, or have `os.write`
-raise, and the end of the cell must still reach the notebook. So what runs in a rank calls the functions that the modules
-had when they were first imported here:
+raise, and the end of the cell must still reach the notebook. So the code of a rank calls the functions that these
+modules had when they were first imported here:
 
     from ddp_notebook.stdlib import os, time
 
-`sys` is not among them, since its state is what counts. A test checks that `rank`, `wire` and `records` import the names
-below from here.
+`sys` is not copied: its present state counts. A test checks that `rank`, `wire` and `records` import these modules from
+here.
 """
 
 from __future__ import annotations
