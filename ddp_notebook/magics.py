@@ -270,12 +270,16 @@ class DDPMagics(Magics):
     @line_magic
     def ddp_pull(self, line: str) -> None:
         """Set variables to the values that they have on ranks:
-        %ddp_pull NAME ... [--ranks 0,2-3] [--as NEW] [--force]"""
-        parser = LineParser("%ddp_pull NAME ... [--ranks 0,2-3] [--as NEW] [--force]")
+        %ddp_pull NAME ... [--ranks 0,2-3] [--as NEW] [--force] [--safe]
+
+        The notebook unpickles what ranks send. --safe receives only numbers, text, tensors, arrays and containers of
+        them, without pickle."""
+        parser = LineParser("%ddp_pull NAME ... [--ranks 0,2-3] [--as NEW] [--force] [--safe]")
         parser.add_argument("names", metavar="NAME", nargs="+")
         parser.add_argument("--ranks")
         parser.add_argument("--as", dest="new")
         parser.add_argument("--force", action="store_true")
+        parser.add_argument("--safe", action="store_true")
         given = parser.parse_line(line)
         if given.new is not None and len(given.names) > 1:
             parser.error(f"--as {given.new} is one name, for {len(given.names)} variables: pull them one by one")
@@ -283,7 +287,8 @@ class DDPMagics(Magics):
         for name in [*given.names, *filter(None, [given.new])]:
             check_name(name)
         for name in given.names:
-            self.shell.user_ns[given.new or name] = values = having.of_session().pull(name, given.ranks, given.force)
+            values = having.of_session().pull(name, given.ranks, given.force, given.safe)
+            self.shell.user_ns[given.new or name] = values
             print(f"{name}:\n{values}" if len(given.names) > 1 else values)
 
     @line_magic

@@ -29,6 +29,7 @@ SAMPLES: dict[str, Any] = {
     "dict[str, Any]": {"data": {"text/plain": "1"}, "transient": {}, "deep": [{"a": None}]},
     "list[str]": ["a", ""],
     "list[int]": [0, 2**40],
+    "list[Any]": [1, 2**40, "é"],
     "list[list[Any]]": [["\udcff.pt", 0, 2**40], []],
     "list[str] | None": None,
     "dict[str, Any] | None": {"name": "all_reduce", "ranks": [0, 1]},
@@ -79,7 +80,7 @@ def test_profiles_are_found_where_they_are_put(tmp_path):
 
 
 def test_large_fields_are_frames_of_their_own():
-    frames = Pulled(request=1, pickle=b"\x00" * 1000).encode()
+    frames = Pulled(request=1, data=b"\x00" * 1000).encode()
 
     assert frames[1:] == [b"\x00" * 1000]
     assert len(frames[0]) < 200
@@ -126,11 +127,11 @@ def test_what_is_no_message_is_refused():
         [b'["Probe", {}]'],
         [b'["Probe", {"request": 1, "more": 2}]'],
         [b'["RunCell", {"cell": 1, "code": "pass"}]'],
-        Pulled(request=1, pickle=b"x").encode()[:1],
+        Pulled(request=1, data=b"x").encode()[:1],
     ):
         with pytest.raises(ValueError, match=rf"^not a message of version {VERSION}: b") as error:
             decode(frames)
-        assert repr(frames[0]) in str(error.value)
+        assert repr(frames[0][:80]) in str(error.value)
 
 
 def test_a_refusal_shows_the_begin_only():

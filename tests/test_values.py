@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-import pickle
 import signal
 import threading
 from contextlib import contextmanager
@@ -17,7 +16,10 @@ from matplotlib.figure import Figure
 from ddp_notebook.errors import DDPNotebookError, UsageError
 from ddp_notebook.rank.variables.values import describe
 from ddp_notebook.run.values.values import RankValues
-from ddp_notebook.wire import bulk
+from ddp_notebook.wire import bulk, memory
+from ddp_notebook.wire.bulk import pickled, unpickled
+from ddp_notebook.wire.events import Pull, Pulled
+from ddp_notebook.wire.parts import join
 from tests.conftest import wait_until
 
 LARGE = "torch.arange(30_000.0)"  # does not fit into a message
@@ -135,20 +137,42 @@ def test_what_cannot_be_plotted(values, words):
         torch.ones(2, requires_grad=True) * 2,
         torch.nn.Parameter(torch.ones(2)),
         torch.ones(1).expand(5),
+        torch.tensor(1.5, dtype=torch.bfloat16),
+        torch.ones(4, 3, dtype=torch.bfloat16)[::2, 1:],
+        torch.ones(3).to(torch.float8_e5m2),
     ],
     ids=str,
 )
 @pytest.mark.filterwarnings("ignore:Sparse invariant checks")  # torch 2.11 says so once, to whoever makes one
 def test_a_tensor_survives(tensor):
-    came = pickle.loads(bytearray(bulk.dumps(tensor)))
+    came = unpickled(bytearray(b"".join(join(pickled(tensor)))))
     assert type(came) is type(tensor) and came.dtype == tensor.dtype and came.shape == tensor.shape
     assert came.requires_grad == tensor.requires_grad
-    assert torch.equal(came.to_dense(), tensor.to_dense())
-    came.detach().add_(1) if not came.is_sparse else None  # what has come can be written to
+    assert came.to_dense().tolist() == tensor.to_dense().tolist()
+    came.detach().zero_() if not came.is_sparse else None  # what has come can be written to
 
 
 def test_of_a_view_only_its_part_is_sent():
-    assert len(bulk.dumps(torch.zeros(1_000_000)[:10])) < 1000
+    assert sum(map(len, join(pickled(torch.zeros(1_000_000)[:10])))) < 1000
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.bool])
+def test_the_memory_of_a_tensor_is_not_copied(dtype):
+    tensor = torch.zeros(1000, 10, dtype=dtype)
+    address = np.frombuffer(pickled({"x": tensor})[1][0], np.uint8).ctypes.data
+    assert address == tensor.data_ptr()
+    data = bytearray(b"".join(join(pickled({"x": tensor}))))
+    start = np.frombuffer(data, np.uint8).ctypes.data
+    assert start <= unpickled(data)["x"].data_ptr() < start + len(data)
+
+
+def test_large_text_and_bytes_and_read_only_arrays_survive():
+    fixed = np.arange(3)
+    fixed.flags.writeable = False
+    value = {"text": "é" * 100_000, "bytes": bytes(300_000), "array": bytearray(b"x" * 100_000), "fixed": fixed}
+    came = unpickled(bytearray(b"".join(join(pickled(value)))))
+    assert came.pop("fixed").tolist() == [0, 1, 2]
+    assert came == {name: one for name, one in value.items() if name != "fixed"}
 
 
 def test_a_value_is_weighed_without_being_copied():
@@ -290,6 +314,140 @@ class _Fails:
         return divmod, (1, 0)
 
 
+# ---- shared memory
+
+ON_RANK = "from ddp_notebook.rank.engine import RankEngine\nfrom ddp_notebook.wire import memory\nimport os, resource\n"
+
+
+@contextmanager
+def counted(monkeypatch):
+    """Count the transfers over the wire: `fetch` and `put`."""
+    moves: list[str] = []
+    with monkeypatch.context() as patch:
+        for what in ("fetch", "put"):
+            move = getattr(bulk.BulkFetcher, what)
+
+            def counting(*args, move=move, what=what):
+                moves.append(what)
+                return move(*args)
+
+            patch.setattr(bulk.BulkFetcher, what, counting)
+        yield moves
+
+
+def test_large_values_use_shared_memory_both_ways(session, monkeypatch):
+    session.run(f"{ON_RANK}there = {LARGE}.to(torch.bfloat16) + rank")
+    with counted(monkeypatch) as moves:
+        there = session.pull("there")
+        session.push(again=there, one=torch.ones(100_000))
+    assert moves == []
+    assert session.run("torch.equal(again, there), float(one.sum())")[1].result == "(True, 100000.0)"
+    wait_until(lambda: held(session) == ["0", "0"], what="the ranks forget it")
+    there[0].zero_()
+    session.run("one[0] = rank + 5")
+    assert [int(value[0]) for value in session["one"].values()] == [5, 6], "each rank has its own"
+
+
+@pytest.mark.parametrize("where", ["the notebook", "a rank", "a rank with a limit"])
+def test_without_shared_memory_values_go_over_the_wire(session, monkeypatch, where):
+    session.run(f"{ON_RANK}there = {LARGE} + rank\nlimit = resource.getrlimit(resource.RLIMIT_FSIZE)")
+    if where == "the notebook":
+        monkeypatch.setattr(memory, "IS_POSSIBLE", False)
+    elif where == "a rank":
+        session.run("memory.IS_POSSIBLE = False", ranks=1)
+    else:
+        session.run("resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limit[1]))", ranks=1)
+    try:
+        with counted(monkeypatch) as moves:
+            there = session.pull("there")
+            session.push(again=there)
+        # The limit is on what a rank writes, so it still opens what the notebook has written.
+        expected = {"the notebook": ["fetch"] * 2 + ["put"] * 2, "a rank": ["fetch", "put"]}.get(where, ["fetch"])
+        assert moves == expected
+        assert session.run("torch.equal(again, there)")[1].result == "True"
+        assert session.pull("there", safe=True)[1][0] == 1
+    finally:
+        session.run("memory.IS_POSSIBLE = True; resource.setrlimit(resource.RLIMIT_FSIZE, limit)")
+    wait_until(lambda: held(session) == ["0", "0"], what="the ranks forget it")
+
+
+# ---- without pickle
+
+
+def test_safe_values_arrive_and_others_are_named(session):
+    session.run(
+        f"from dataclasses import dataclass\n@dataclass\nclass Point: x: int\nodd = {{'p': [Point(1)]}}\n"
+        f"fine = {{'w': {LARGE}.to(torch.bfloat16), 'n': [1, None, 'a'], 2: torch.tensor(rank)}}"
+    )
+    came = session.pull("fine", safe=True)
+    assert (came[1]["n"], int(came[1][2]), came[0]["w"].dtype) == ([1, None, "a"], 1, torch.bfloat16)
+    words = r"^ranks 0-1: 'odd' \(dict\) cannot be sent safely: odd\['p'\]\[0\] is a Point; send dataclasses"
+    with pytest.raises(DDPNotebookError, match=words):
+        session.pull("odd", safe=True)
+    assert session["odd"][0]["p"][0].x == 1
+
+
+HOSTILE = """
+from ddp_notebook.wire import bulk, memory
+from ddp_notebook.wire.parts import join
+import pickle, os
+from dataclasses import replace
+class Bomb:
+    def __reduce__(self): return os.mkdir, (folder,)
+def forged(answer): return answer
+def hostile(message, *_):
+    from ddp_notebook.wire.events import Pulled
+    agent.send(forge(Pulled(request=message.request, about="it\x1b[2J", data=b"", nbytes=10)))
+agent = RankEngine.instance()._rank.agent
+RankEngine.instance()._rank._answer, honest = hostile, RankEngine.instance()._rank._answer
+"""
+FORGERIES = {
+    "a pickle": "replace(a, data=pickle.dumps(Bomb()))",
+    "a pickle in parts": "replace(a, data=b''.join(join([[pickle.dumps(Bomb())]])))",
+    "nothing": "a",
+    "half of it": "replace(a, data=b''.join(join([[b'[1]'], [bytes(1000)]]))[:500])",
+    "a size below zero": "replace(a, nbytes=-5, transfer=1)",
+    "a size that is text": "replace(a, nbytes='10', transfer=1)",
+    "a terabyte": "replace(a, nbytes=10**12, transfer=agent.bulk.hold(bytes(10)))",
+    "a part of another size": "replace(a, nbytes=70_000, transfer=agent.bulk.hold(bytes(90_000)))",
+    "a short transfer": "replace(a, nbytes=90_000, transfer=agent.bulk.hold(bytes(70_000)))",
+    "a text as a transfer": "replace(a, transfer='1')",
+    "memory of another name": "replace(a, nbytes=10, transfer=agent.bulk.hold(bytes(10)), memory=[1, 2, 'x'])",
+    "memory that is no list": "replace(a, memory='/etc/passwd')",
+    "another answer": "__import__('ddp_notebook.wire.events').wire.events.Pushed(request=a.request)",
+    "an error that is a number": "replace(a, error=5)",
+}
+
+
+@pytest.mark.parametrize("forgery", FORGERIES)
+def test_a_rank_that_forges_its_answer_causes_an_error_and_nothing_else(session, tmp_path, forgery):
+    folder = tmp_path / "made"
+    session.run(
+        f"{ON_RANK}folder = {str(folder)!r}\nfine = 1\n{HOSTILE}\nforge = lambda a: {FORGERIES[forgery]}", ranks=1
+    )
+    try:
+        with pytest.raises(DDPNotebookError, match="rank 1"):
+            session.pull("fine", safe=True)
+        assert not folder.exists()
+    finally:
+        session.run("RankEngine.instance()._rank._answer = honest", ranks=1)
+    assert session.pull("rank", safe=True) == {0: 0, 1: 1}
+
+
+def test_a_rank_does_not_answer_for_another(session):
+    session.run(f"{ON_RANK}fine = rank")
+    session.run(
+        "from ddp_notebook.wire.events import Pulled\nagent = RankEngine.instance()._rank.agent\n"
+        "for n in range(1, 3000): agent.send(Pulled(request=n, error='forged'))",
+        ranks=1,
+    )
+    assert session.pull("fine") == {0: 0, 1: 1}
+    questions = session._parts.exchange._questions
+    future = questions.ask(0, lambda n: Pull(request=n, name="fine"))
+    questions.on_answer(1, Pulled(request=max(questions._open), error="forged"))
+    assert not questions.wait_for(0, future).error
+
+
 # ---- interrupts
 
 
@@ -314,6 +472,7 @@ def held(session) -> list[str | None]:
 
 @pytest.mark.parametrize("what", ["fetch", "put"])
 def test_an_interrupted_transfer_leaves_nothing(session, monkeypatch, what):
+    monkeypatch.setattr(memory, "IS_POSSIBLE", False)  # else nothing is left to interrupt
     session.run("from ddp_notebook.rank.engine import RankEngine\nlarge = torch.zeros(5_000_000)")
     with interrupted_in(monkeypatch, what):
         if what == "fetch":
@@ -377,6 +536,8 @@ def test_pull_in_a_notebook(ranks):
     assert ranks.run("%ddp_pull x y --ranks 1").stdout == "x:\n[1] " + line.format(1, 2, 3) + "y:\n[1] 1\n"
     assert ranks.run("dict(x), dict(y)").displays[0]["text/plain"] == "({1: tensor([1., 2., 3.])}, {1: 1})"
     assert "--as z is one name, for 2 variables" in ranks.run("%ddp_pull x y --as z").evalue
+    assert ranks.run("%ddp_pull x --safe").stdout == "[0] " + line.format(0, 1, 2) + "[1] " + line.format(1, 2, 3)
+    assert "'torch' (module) cannot be sent safely: torch is a module; " in ranks.run("%ddp_pull torch --safe").evalue
     assert "usage: %ddp_pull NAME ... [--ranks 0,2-3]" in ranks.run("%ddp_pull").evalue
     assert "'a-b' is no name" in ranks.run("%ddp_pull x --as a-b").evalue
 

@@ -29,6 +29,7 @@ from ddp_notebook.wire.bulk import BulkFetcher
 from ddp_notebook.wire.endpoint import Endpoint
 from ddp_notebook.wire.events import Formed, Hello, Lost, Message, Ready, Registered
 from ddp_notebook.wire.keys import Keyring
+from ddp_notebook.wire.memory import Memory
 
 __all__ = ["Check", "Cluster", "Listener"]
 
@@ -302,7 +303,7 @@ class Cluster:
         """Fetch bulk data that a rank holds."""
         return self._bulk.fetch(self.process(rank).name, transfer, nbytes, check)
 
-    def put(self, rank: int, data: bytes, check: Check) -> int:
+    def put(self, rank: int, data: bytes | Memory, check: Check) -> int:
         """Put bulk data into a rank. Returns the number of the transfer, for `Push` or `drop`."""
         return self._bulk.put(self.process(rank).name, data, check)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -26,8 +27,8 @@ from ddp_notebook.rank.survive.survival import Survival
 from ddp_notebook.rank.unseen import unseen
 from ddp_notebook.rank.variables import check, copying, entries, values
 from ddp_notebook.records import logs
-from ddp_notebook.stdlib import asyncio, faulthandler, json, os, pickle, queue, threading, time
-from ddp_notebook.wire.bulk import INLINE_BYTES
+from ddp_notebook.stdlib import asyncio, contextlib, faulthandler, json, os, queue, threading, time
+from ddp_notebook.wire.bulk import INLINE_BYTES, unpickled
 from ddp_notebook.wire.events import (
     Check,
     Checked,
@@ -51,6 +52,8 @@ from ddp_notebook.wire.events import (
 )
 from ddp_notebook.wire.faults import Fault
 from ddp_notebook.wire.files import ListFiles, ReadFiles
+from ddp_notebook.wire.memory import Memory, open_at
+from ddp_notebook.wire.parts import join as join_parts
 from ddp_notebook.wire.resizing import Inspect, Resized
 from ddp_notebook.wire.signals import STACK
 from ddp_notebook.wire.survival import Resume
@@ -257,9 +260,13 @@ class Rank:
         shell = RankEngine.instance().kernel.shell
         try:
             if message.names is None:
-                data, about = unseen(values.read, shell.user_ns, message.name, force=message.force)
+                parts, about = unseen(
+                    values.read, shell.user_ns, message.name, force=message.force, is_safe=message.safe
+                )
             else:
-                data, names, left = unseen(copying.read, shell.user_ns, message.names, shell.user_ns_hidden)
+                parts, names, left = unseen(
+                    copying.read, shell.user_ns, message.names, shell.user_ns_hidden, copying.pickled
+                )
                 about = json.dumps({"names": names, "left": left})
         except values.CannotSendError as error:
             self.agent.send(Pulled(request=message.request, error=str(error)))
@@ -267,7 +274,7 @@ class Rank:
         except Exception as error:  # of a user's object; the notebook waits for an answer
             self.agent.send(Pulled(request=message.request, error=f"{type(error).__name__}: {error}"))
             return
-        self._answer(message.request, data, about)
+        self._answer(message, join_parts(parts), about)
 
     async def _read_files(self, message: ListFiles | ReadFiles) -> None:
         try:
@@ -280,20 +287,36 @@ class Rank:
         except Exception as error:  # such as a working directory that is gone; the notebook waits for an answer
             self.agent.send(Pulled(request=message.request, error=f"{type(error).__name__}: {error}"))
         else:
-            self._answer(message.request, data)
+            self._answer(message, [data])
 
-    def _answer(self, request: int, data: bytes, about: str = "") -> None:
-        answer = Pulled(request=request, about=about, nbytes=len(data))
-        if len(data) <= INLINE_BYTES:
-            self.agent.send(replace(answer, pickle=data))
-        else:
-            self.agent.send(replace(answer, transfer=self.agent.bulk.hold(data)))
+    def _answer(self, message: Pull | ListFiles | ReadFiles, chunks: Sequence[Any], about: str = "") -> None:
+        nbytes = sum(map(len, chunks))
+        answer = Pulled(request=message.request, about=about, nbytes=nbytes)
+        if nbytes <= INLINE_BYTES:
+            self.agent.send(replace(answer, data=b"".join(chunks)))
+            return
+        memory: Memory | None = None
+        if not isinstance(message, ListFiles) and message.memory:
+            with contextlib.suppress(OSError):  # of which there is none left: the notebook fetches a copy
+                memory = Memory(message.memory, chunks)
+        transfer = self.agent.bulk.hold(memory or b"".join(chunks))
+        self.agent.send(replace(answer, transfer=transfer, memory=memory.place if memory else []))
 
     async def _push(self, message: Push) -> None:
         namespace = RankEngine.instance().kernel.shell.user_ns
         try:
             had = samplers.there() if message.of_rank >= 0 else []
-            namespace.update(unseen(pickle.loads, message.pickle or self.agent.bulk.take(message.transfer)))
+            data: bytearray | memoryview | None
+            if message.transfer:
+                data = self.agent.bulk.take(message.transfer)
+            elif message.data:
+                data = bytearray(message.data)
+            else:
+                data = open_at(message.memory, str(message.memory[-1]), message.nbytes) if message.memory else None
+            if data is None:
+                self.agent.send(Pushed(request=message.request, lacks_memory=True))
+                return
+            namespace.update(unseen(unpickled, data))
             if message.of_rank >= 0 and (place := self.place) is not None:
                 before, now = ((rank, place.world_size) for rank in (message.of_rank, place.rank))
                 for note in unseen(samplers.resize, before, now, namespace, had):

@@ -71,7 +71,7 @@ class Parts:
             heals=options.heal,
         )
         self.adopted = Adopted(cluster, cells)
-        transfers = Transfers(cluster, living.check_rank)
+        transfers = Transfers(cluster, questions, living.check_rank)
         self.exchange = Exchange(cells, questions, transfers, living)
         self.fetching = Fetching(self.exchange.turn, questions, transfers, living)
         self.healing = Healing(cluster, cells, questions, transfers, living)

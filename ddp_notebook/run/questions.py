@@ -34,7 +34,7 @@ class Questions:
         self._check = check
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
-        self._open: dict[int, Future[Any]] = {}  # by request number
+        self._open: dict[int, tuple[int, Future[Any]]] = {}  # asked rank and answer, by request number
         self._lapsing: dict[int, deque[int]] = {}  # by rank: its open questions that may be forgotten, oldest first
 
     def begin_at(self, number: int) -> None:
@@ -51,7 +51,7 @@ class Questions:
         number = next(self._numbers)
         future: Future[Any] = Future()
         with self._lock:
-            self._open[number] = future
+            self._open[number] = rank, future
             if lapses:
                 lapsing = self._lapsing.setdefault(rank, deque())
                 while lapsing and (len(lapsing) >= _MOST_LAPSING or lapsing[0] not in self._open):
@@ -99,9 +99,12 @@ class Questions:
         """What takes each message that answers a question."""
         return dict.fromkeys(get_args(Answer), self.on_answer)
 
-    def on_answer(self, _: int, answer: Answer) -> None:
-        """An answer of a rank has come. One to a question that nobody has asked, or that was forgotten, is dropped."""
+    def on_answer(self, rank: int, answer: Answer) -> None:
+        """An answer of a rank has come. Dropped if the question was not asked, was forgotten, or was asked of another
+        rank: one on a host that was broken into must not choose the value of another."""
         with self._lock:
-            future = self._open.pop(answer.request, None)
-        if future is not None:
-            future.set_result(answer)
+            asked, future = self._open.get(answer.request, (rank, None))
+            if future is None or (asked != rank and isinstance(answer, Pulled)):
+                return
+            del self._open[answer.request]
+        future.set_result(answer)

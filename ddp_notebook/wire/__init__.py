@@ -10,6 +10,9 @@
     link        counts messages, acknowledges and resends them
     keys        who may speak on the wire
     bulk        large values, in pieces of 1 MB, on sockets of their own
+    memory      large values for a process on the same machine, in shared memory
+    parts       several buffers as one
+    safe        values as bytes without pickle
     marks       where the text of a cell ends in a rank's pipe, and where something is displayed
     record_options  what a cell records, and where its profile goes
     signals     the real-time signals between a host server and its ranks

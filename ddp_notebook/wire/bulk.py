@@ -23,8 +23,10 @@ from typing import Any
 import cloudpickle
 import zmq
 
-from ddp_notebook.stdlib import io, itertools, math, struct, threading, time
+from ddp_notebook.stdlib import io, itertools, math, pickle, struct, threading, time
 from ddp_notebook.wire.keys import Address, Bind, Keyring, on_loopback, unlock
+from ddp_notebook.wire.memory import Memory
+from ddp_notebook.wire.parts import split
 
 PIECE_BYTES = 1 << 20
 INLINE_BYTES = 64 << 10  # data up to this size travels inside its message
@@ -34,6 +36,8 @@ _RETRY_S = 2.0
 _HEADER = struct.Struct("!cQQQ")  # kind, transfer, offset, size of the whole (of PUT)
 _GET, _PIECE, _PUT, _GOT, _DROP = b"G", b"P", b"T", b"A", b"D"
 _SECOND_IO_THREAD = 0b10
+_CURVE_BYTES = 1024  # more than encryption adds to a piece
+Held = memoryview | Memory  # data that a process keeps for another one
 
 
 class BulkServer:
@@ -46,15 +50,15 @@ class BulkServer:
         unlock(self.socket, address)
         self.socket.connect(address.bulk)
         self._numbers = itertools.count(1, 2)  # odd; the notebook's are even, so that one DROP serves both
-        self._held: dict[int, memoryview] = {}
+        self._held: dict[int, Held] = {}
         self._put: dict[int, bytearray] = {}
         self._last_put = 0
 
-    def hold(self, data: bytes) -> int:
+    def hold(self, data: bytes | Memory) -> int:
         """Keep `data` until it was fetched, in place of earlier data: a notebook fetches one value at a time. Returns
         the number of the transfer."""
         transfer = next(self._numbers)
-        self._held = {transfer: memoryview(data)}
+        self._held = {transfer: held(data)}
         return transfer
 
     def take(self, transfer: int) -> bytearray:
@@ -78,8 +82,8 @@ class BulkServer:
         elif kind == _PUT:
             self._keep(transfer, offset, nbytes, piece[0])
             self.socket.send(_HEADER.pack(_GOT, transfer, offset, 0))
-        elif (held := self._held.get(transfer)) is not None:  # the main thread may hold another one meanwhile
-            wanted = held[offset : offset + PIECE_BYTES]
+        elif (data := self._held.get(transfer)) is not None:  # the main thread may hold another one meanwhile
+            wanted = piece_of(data, offset)
             self.socket.send_multipart([_HEADER.pack(_PIECE, transfer, offset, 0), wanted])
 
     def _keep(self, transfer: int, offset: int, nbytes: int, piece: bytes) -> None:
@@ -101,6 +105,10 @@ class BulkFetcher:
         self._socket.linger = 0
         self._socket.setsockopt(zmq.AFFINITY, _SECOND_IO_THREAD)
         self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
+        self._socket.setsockopt(
+            zmq.MAXMSGSIZE, PIECE_BYTES + _CURVE_BYTES
+        )  # the connection of a peer that sends more is closed,
+        self._socket.setsockopt(zmq.RCVHWM, 4 * _WINDOW)  # and what one sends without a request fills no memory
         keyring.guard(self._socket)
         try:
             bind(self._socket)
@@ -127,7 +135,9 @@ class BulkFetcher:
             check: called several times a second; raises to give up (the peer died, the user interrupted).
 
         Raises:
-            ConnectionAbortedError: this end was closed meanwhile.
+            ConnectionAbortedError: this end was closed in the meantime.
+            ConnectionError: the process sent a piece of the wrong size.
+            MemoryError: there is no memory for it.
         """
         data = bytearray(nbytes)
 
@@ -135,7 +145,7 @@ class BulkFetcher:
             return [_HEADER.pack(_GET, transfer, offset, 0)]
 
         def keep(offset: int, piece: bytes) -> None:
-            data[offset : offset + len(piece)] = piece
+            memoryview(data)[offset : offset + PIECE_BYTES] = piece  # ValueError unless it has the right size
 
         try:
             self._move(peer, (_PIECE, transfer), nbytes, ask, keep, check)
@@ -143,7 +153,7 @@ class BulkFetcher:
             self.drop(peer, transfer)
         return data
 
-    def put(self, peer: str, data: bytes, check: Callable[[], None] = lambda: None) -> int:
+    def put(self, peer: str, data: bytes | Memory, check: Callable[[], None] = lambda: None) -> int:
         """Put data into a process. Returns the number of the transfer, with which its `BulkServer.take` gives it.
 
         Args:
@@ -152,11 +162,10 @@ class BulkFetcher:
             check: as for `fetch`.
         """
         transfer = next(self._numbers)
-        whole = memoryview(data)
+        whole = held(data)
 
         def give(offset: int) -> list[Any]:
-            piece = whole[offset : offset + PIECE_BYTES]
-            return [_HEADER.pack(_PUT, transfer, offset, len(whole)), piece]
+            return [_HEADER.pack(_PUT, transfer, offset, len(whole)), piece_of(whole, offset)]
 
         try:
             self._move(peer, (_GOT, transfer), len(whole), give, lambda *_: None, check)
@@ -204,9 +213,15 @@ class BulkFetcher:
                     if not self._socket.poll(100):
                         continue
                     sender, header, *piece = self._socket.recv_multipart()
+                    if sender != identity or len(header) != _HEADER.size:
+                        continue  # of an earlier transfer, or not of this protocol
                     kind, number, offset, _ = _HEADER.unpack(header)
-                    if sender == identity and (kind, number) == answer and asked.pop(offset, None):
-                        take(offset, piece[0] if piece else b"")
+                    if (kind, number) == answer and offset in asked:
+                        del asked[offset]
+                        try:
+                            take(offset, piece[0] if piece else b"")
+                        except ValueError as error:
+                            raise ConnectionError(f"{peer} sent a piece of the wrong size at byte {offset}") from error
         finally:
             self._send_drops()
 
@@ -228,7 +243,26 @@ class BulkFetcher:
             self._socket.close(linger=0)
 
 
+def held(data: bytes | Memory) -> Held:
+    return data if isinstance(data, Memory) else memoryview(data)
+
+
+def piece_of(data: Held, offset: int) -> Any:
+    """The piece of some data that begins at an offset."""
+    if isinstance(data, Memory):
+        return data.piece(offset, PIECE_BYTES)
+    return data[offset : offset + PIECE_BYTES]
+
+
 # ---- values as bytes
+
+
+_INTEGERS = {1: "uint8", 2: "int16", 4: "int32", 8: "int64"}  # torch's, by their size in bytes
+
+
+def _dense(array: Any) -> Any:
+    """The array, copied if its elements are not next to each other: the memory of others need not be copied."""
+    return array if array.flags.c_contiguous or array.flags.f_contiguous else array.copy()
 
 
 class Pickler(cloudpickle.Pickler):
@@ -246,10 +280,15 @@ class Pickler(cloudpickle.Pickler):
             return obj.detach().cpu().requires_grad_(obj.requires_grad).__reduce_ex__(5)
         if obj.requires_grad:
             return torch.Tensor.requires_grad_, (obj.detach(),)
-        values = obj if on_cpu else obj.cpu()
+        values = (obj if on_cpu else obj.cpu()).resolve_conj().resolve_neg()
         try:
-            return torch.from_numpy, (values.numpy(),)
+            return torch.from_numpy, (_dense(values.numpy()),)
         except (TypeError, RuntimeError):  # not in NumPy: bfloat16, sparse, quantized, ...
+            pass
+        try:  # the same memory, read as integers
+            numbers = values.view(getattr(torch, _INTEGERS[values.element_size()]))
+            return torch.Tensor.view, (torch.from_numpy(_dense(numbers.numpy())), values.dtype)
+        except (KeyError, TypeError, RuntimeError):
             return values.__reduce_ex__(5)
 
 
@@ -296,6 +335,39 @@ def weigh(value: Any) -> int:
     scale = _Scale()
     scale.dump(value)
     return scale.nbytes
+
+
+class _Chunks(list[Any]):
+    """A file to pickle into that keeps large `bytes` as they are."""
+
+    def write(self, data: Any) -> int:
+        """Keep what the pickler writes."""
+        self.append(bytes(data))  # the same object if it is `bytes`; the memory of others may be gone soon
+        return len(data)
+
+
+def pickled(value: Any, pickler: type[cloudpickle.Pickler] = Pickler) -> list[list[Any]]:
+    """Pickle a value without a copy of its arrays and tensors.
+
+    Args:
+        value: what to pickle.
+        pickler: makes the pickle.
+
+    Returns:
+        Parts for `parts.join`: the pickle, then the memory of each array.
+
+    Raises:
+        TypeError, pickle.PicklingError, ...: it cannot be pickled.
+    """
+    file, buffers = _Chunks(), list[pickle.PickleBuffer]()
+    pickler(file, protocol=5, buffer_callback=buffers.append).dump(value)
+    return [file, *([buffer.raw()] for buffer in buffers)]
+
+
+def unpickled(data: Any) -> Any:
+    """The value that `pickled` and `parts.join` made this of. Its arrays use the memory of `data`."""
+    first, *buffers = split(data)
+    return pickle.loads(first, buffers=buffers)
 
 
 def dumps(value: Any) -> bytes:

@@ -11,8 +11,8 @@ module; it imports neither.
     Register   there is a controller               Registered   it was told of this engine
     RunCell    run this code                       Ready        my shell can run a cell
     Interrupt  stop that cell                      Display      something that a cell displayed
-    Pull       pickle this variable                CellDone     the cell ended
-    Push       set these variables                 Pulled       the pickle, or the transfer to fetch it from
+    Pull       send this variable                  CellDone     the cell ended
+    Push       set these variables                 Pulled       the value, or where to get it
     InputReply what was typed                      Pushed       they are set (or why not)
     Comm       a message to or from a widget       InputRequest input() waits for a line
     Probe      how are you?                        Vitals       resident memory, device memory, what runs
@@ -35,7 +35,7 @@ from typing import Any
 from ddp_notebook.stdlib import json
 from ddp_notebook.wire.record_options import RecordOptions
 
-VERSION = 1
+VERSION = 2
 
 
 def _plain(value: Any) -> Any:
@@ -160,7 +160,7 @@ class Interrupt(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pull(Message):
-    """Pickle the variable `name` of the rank's namespace, without `force` only up to `wire.bulk.MOST_BYTES`.
+    """Send the variable `name` of the rank's namespace, without `force` only up to `wire.bulk.MOST_BYTES`.
 
     With `names` these variables together, or all if that is empty, whatever their size; `about` then is JSON.
     """
@@ -169,15 +169,19 @@ class Pull(Message):
     name: str
     force: bool = False
     names: list[str] | None = None
+    safe: bool = False  # in the format of `wire.safe`, not as a pickle
+    memory: str = ""  # the name that shared memory gets which holds the value; "": use none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Push(Message):
-    """Set variables from a pickled dict: here when small, else in a transfer that was put before, which this takes."""
+    """Set variables from a pickled dict, which is in `data`, in shared memory, or in a transfer that was put before."""
 
     request: int
     transfer: int = 0
-    pickle: bytes = b""
+    data: bytes = b""
+    memory: list[Any] = field(default_factory=list)  # see `Memory.place`
+    nbytes: int = 0  # in `memory`
     of_rank: int = -1  # whose they are: samplers that share out data for it do so for this rank then; -1: nobody's
 
 
@@ -300,14 +304,16 @@ class CellDone(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pulled(Message):
-    """Answer to `Pull`: the pickle itself when small, else the transfer to fetch it from. Or why there is none."""
+    """Answer to `Pull`: the value if it is small, else the transfer to fetch it from and the shared memory that holds
+    it. Or why there is none."""
 
     request: int
     error: str = ""
     about: str = ""  # the value in one line, as it was on the rank: its device, range, ...
     transfer: int = 0
     nbytes: int = 0
-    pickle: bytes = b""
+    data: bytes = b""
+    memory: list[Any] = field(default_factory=list)  # see `Memory.place`; empty: get it by the transfer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -316,6 +322,7 @@ class Pushed(Message):
 
     request: int
     error: str = ""
+    lacks_memory: bool = False  # the rank cannot open the shared memory: put the data into a transfer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

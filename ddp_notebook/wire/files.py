@@ -27,4 +27,5 @@ class ReadFiles(Message):
     """Answer with these parts of files, one behind the other, see `rank.files.read`."""
 
     request: int
+    memory: str = ""  # as for `Pull`
     parts: list[list[Any]]  # of each the path, offset and number of bytes, and the file's size and time

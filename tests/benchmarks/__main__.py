@@ -24,6 +24,7 @@ from tests.benchmarks import (
     scale,
     start,
     survive,
+    values,
 )
 
 
@@ -54,6 +55,7 @@ def main() -> None:
             *monitor.measure(),
             *memory.measure(),
             *survive.measure(),
+            *values.measure(),
         ]
     table = results.table(figures)
     print("", when, "", *table, sep="\n")

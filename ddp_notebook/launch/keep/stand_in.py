@@ -21,6 +21,7 @@ from ddp_notebook.launch.process import Processes
 from ddp_notebook.launch.sync.sync import Synced
 from ddp_notebook.launch.ways import folders
 from ddp_notebook.wire.events import Message
+from ddp_notebook.wire.memory import Memory
 
 
 class KeptCluster(Cluster):
@@ -173,8 +174,8 @@ class KeptCluster(Cluster):
         data: bytearray = self._remote.ask("fetch", check=check, rank=rank, transfer=transfer, nbytes=nbytes)
         return data
 
-    def put(self, rank: int, data: bytes, check: Check) -> int:
-        return int(self._remote.ask("put", check=check, rank=rank, data=data))
+    def put(self, rank: int, data: bytes | Memory, check: Check) -> int:
+        return int(self._remote.ask("put", check=check, rank=rank, data=bytes(data)))
 
     def client_file(self) -> tuple[str, int]:
         path, pid = self._remote.ask("client_file")

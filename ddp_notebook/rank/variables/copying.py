@@ -156,6 +156,11 @@ def _import(name: str) -> types.ModuleType:
     return importlib.import_module(name)
 
 
+def pickled(value: Any) -> list[list[Any]]:
+    """A pickle of this kind as parts, see `bulk.pickled`."""
+    return bulk.pickled(value, Pickler)
+
+
 def _dumps(value: Any) -> bytes:
     buffer = io.BytesIO()
     Pickler(buffer, protocol=5).dump(value)

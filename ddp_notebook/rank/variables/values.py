@@ -1,4 +1,4 @@
-"""A rank's variables on their way to the notebook and back: as a pickle, and described in one line."""
+"""A rank's variables on their way to the notebook and back: as bytes, and described in one line."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from ddp_notebook.stdlib import contextlib
-from ddp_notebook.wire import bulk
+from ddp_notebook.stdlib import contextlib, math
+from ddp_notebook.wire import bulk, safe
 
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")  # it differs from rank to rank, and means nothing in the notebook
 
@@ -20,31 +20,39 @@ class CannotSendError(Exception):
     """A variable that cannot be sent: says which, and why."""
 
 
-def read(namespace: Mapping[str, Any], name: str, *, force: bool = False) -> tuple[bytes, str]:
-    """A variable as a pickle, and its description. Tensors of a GPU are moved to the CPU.
+def read(
+    namespace: Mapping[str, Any], name: str, *, force: bool = False, is_safe: bool = False
+) -> tuple[list[list[Any]], str]:
+    """A variable as parts for `parts.join`, and its description. Tensors of a GPU are moved to the CPU.
 
     Args:
         namespace: where it is.
         name: its name.
         force: send it even if it is large.
+        is_safe: in the format of `wire.safe`, not as a pickle.
 
     Raises:
-        CannotSendError: it is not there, too large, or cannot be pickled.
+        CannotSendError: it is not there, too large, or cannot be sent in this format.
     """
     if name not in namespace:
         raise CannotSendError(f"there is no variable {name!r}")
     value = namespace[name]
     kind = type(value).__name__
+    most_bytes = math.inf if force else bulk.MOST_BYTES
     try:
+        if is_safe:
+            return safe.write(name, value, most_bytes), describe(value)
         nbytes = bulk.weigh(value)
-        if nbytes > bulk.MOST_BYTES and not force:
-            raise CannotSendError(
-                f"{name!r} ({kind}) has {nbytes / 1e9:.2f} GB; above {bulk.MOST_BYTES / 1e9:g} GB a value is sent with "
-                "--force (force=True) only"
-            )
-        return bulk.dumps(value), describe(value)
-    except CannotSendError:
-        raise
+        if nbytes > most_bytes:
+            raise safe.TooLargeError(nbytes)
+        return bulk.pickled(value), describe(value)
+    except safe.TooLargeError as error:
+        raise CannotSendError(
+            f"{name!r} ({kind}) has {error.args[0] / 1e9:.2f} GB; above {bulk.MOST_BYTES / 1e9:g} GB a value is sent "
+            "with --force (force=True) only"
+        ) from None
+    except safe.NotSafeError as error:
+        raise CannotSendError(f"{name!r} ({kind}) cannot be sent safely: {error}") from None
     except Exception as error:
         raise CannotSendError(f"{name!r} ({kind}) cannot be pickled: {error}") from error
 
@@ -60,7 +68,10 @@ def describe(value: Any) -> str:
         with contextlib.suppress(Exception):  # on a device or of a dtype without these operations: only its name
             return f"{_name(value)}: {_range(value)}"
         return _name(value)
-    text = _Short().repr(value)
+    try:
+        text = _Short().repr(value)
+    except ValueError:  # an integer of more digits than Python converts to text
+        text = f"<{type(value).__name__} object>"
     return _ADDRESS.sub("", " ".join(text.split()))
 
 

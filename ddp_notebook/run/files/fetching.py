@@ -111,7 +111,7 @@ class Fetching:
         whole, done = sum(file.size for _, file in files.values()), 0
         for rank, parts in _segments(files):
             wanted = [[file.path, offset, nbytes, file.size, file.mtime_ns] for _, file, offset, nbytes in parts]
-            data = self._ask({rank: _reading(wanted)})[rank]
+            data = self._ask({rank: _reading(wanted, self._transfers.memory_name)})[rank]
             rest = memoryview(data)
             for target, file, offset, nbytes in parts:
                 landing.write(target, rest[:nbytes])
@@ -121,7 +121,9 @@ class Fetching:
             done += len(data)
             report(f"\r{units.size(done)} of {units.size(whole)}")
 
-    def _ask(self, messages: Mapping[int, Callable[[int], Message]], path: str = "") -> dict[int, bytes | bytearray]:
+    def _ask(
+        self, messages: Mapping[int, Callable[[int], Message]], path: str = ""
+    ) -> dict[int, bytearray | memoryview]:
         """Ask ranks, and fetch what they answer."""
         asked: dict[int, Future[Pulled]] = {}  # what is still to be fetched, or to be dropped
         try:
@@ -140,21 +142,21 @@ class Fetching:
                 future.add_done_callback(partial(self._transfers.drop_answer, rank))
 
 
-def _listed(rank: int, data: bytes | bytearray) -> tuple[File, ...]:
+def _listed(rank: int, data: bytes | bytearray | memoryview) -> tuple[File, ...]:
     """The files that a rank has told of.
 
     Raises:
         DDPNotebookError: one would not be below the folder that is to get it, whoever has made the rank say so.
     """
-    files = tuple(File(*fields) for fields in json.loads(data))
+    files = tuple(File(*fields) for fields in json.loads(bytes(data)))
     for file in files:
         if Path(file.name).is_absolute() or ".." in Path(file.name).parts:
             raise DDPNotebookError(f"rank {rank} names {file.name!r}, which leads elsewhere; nothing was fetched")
     return files
 
 
-def _reading(parts: list[list[Any]]) -> Callable[[int], ReadFiles]:
-    return lambda number: ReadFiles(request=number, parts=parts)
+def _reading(parts: list[list[Any]], memory: str) -> Callable[[int], ReadFiles]:
+    return lambda number: ReadFiles(request=number, parts=parts, memory=memory)
 
 
 def _segments(

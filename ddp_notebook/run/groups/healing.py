@@ -17,11 +17,12 @@ from ddp_notebook.run.groups.living import Living
 from ddp_notebook.run.groups.mend import replaced_in_words
 from ddp_notebook.run.questions import Questions
 from ddp_notebook.run.values.exchange import check_name
-from ddp_notebook.run.values.transfers import Transfers
-from ddp_notebook.wire.events import Checked, Pull, Pulled, Push, Pushed
+from ddp_notebook.run.values.transfers import Outgoing, Transfers
+from ddp_notebook.wire.events import Checked, Pull, Pulled
 from ddp_notebook.wire.resizing import Inspect
 
 _MOST_NAMED = 8
+Buffer = bytearray | memoryview
 
 
 class Healing:
@@ -110,9 +111,10 @@ class Healing:
         if not new:
             raise UsageError("no rank has died or was replaced, so none needs the variables of another")
 
-    def _read(self, from_rank: int, names: Sequence[str], check: Check) -> tuple[Pulled, bytes]:
+    def _read(self, from_rank: int, names: Sequence[str], check: Check) -> tuple[Pulled, Buffer]:
         """Read all in one pickle, so that an optimizer still has the parameters of its model."""
-        asked = self._questions.ask(from_rank, lambda n: Pull(request=n, name="", names=list(names)))
+        pull = partial(Pull, name="", names=list(names), memory=self._transfers.memory_name)
+        asked = self._questions.ask(from_rank, lambda n: pull(request=n))
         try:
             answer: Pulled = self._questions.wait_for(from_rank, asked, check)
         except KeyboardInterrupt:
@@ -120,22 +122,20 @@ class Healing:
             raise
         if answer.error:
             raise DDPNotebookError(f"rank {from_rank}: {answer.error}")
-        data = bytes(self._transfers.fetch(from_rank, answer))
+        data = self._transfers.fetch(from_rank, answer)
         check()
         return answer, data
 
     def _copy(
-        self, from_rank: int, read: tuple[Pulled, bytes], to: Sequence[int], check: Check, *, asked_for: bool
+        self, from_rank: int, read: tuple[Pulled, Buffer], to: Sequence[int], check: Check, *, asked_for: bool
     ) -> list[str]:
         answer, data = read
-        answers: dict[int, Pushed] = {}
-        for rank in to:
-            check()
-            push = partial(Push, of_rank=from_rank, pickle=data)
-            if answer.transfer:
-                push = partial(Push, of_rank=from_rank, transfer=self._transfers.put(rank, data))
-            asked = self._questions.ask(rank, lambda n, push=push: push(request=n))  # type: ignore[misc]
-            answers[rank] = self._questions.wait_for(rank, asked, check)
+        check()
+        outgoing = Outgoing([data])
+        try:
+            answers = self._transfers.push(dict.fromkeys(to, outgoing), of_rank=from_rank, check=check)
+        finally:
+            outgoing.close()
         for rank, said in answers.items():
             if said.error:
                 raise DDPNotebookError(f"rank {rank} could not take the variables of rank {from_rank}: {said.error}")

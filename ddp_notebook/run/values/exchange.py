@@ -5,7 +5,7 @@ from __future__ import annotations
 import keyword
 import pickle
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import replace
@@ -19,10 +19,14 @@ from ddp_notebook.run.cells.interrupt import keyboard_interrupt, uninterrupted
 from ddp_notebook.run.groups.living import Living
 from ddp_notebook.run.questions import Questions
 from ddp_notebook.run.rank_sets import RankSet
-from ddp_notebook.run.values.transfers import Transfers
+from ddp_notebook.run.values.transfers import Outgoing, Transfers
 from ddp_notebook.run.values.values import RankValues
-from ddp_notebook.wire import bulk
-from ddp_notebook.wire.events import Pull, Pulled, Push, Pushed
+from ddp_notebook.wire import bulk, safe
+from ddp_notebook.wire.events import Pull, Pulled, Pushed
+from ddp_notebook.wire.parts import join, split
+
+_MARGIN = 1.1  # a value on the wire may be so much larger than its rank has estimated
+_MOST_SHOWN = 1000  # characters of a rank's text in one line
 
 
 class Exchange:
@@ -43,36 +47,30 @@ class Exchange:
 
     # ---- from the ranks
 
-    def pull(self, name: str, ranks: RankSet, *, force: bool) -> RankValues:
+    def pull(self, name: str, ranks: RankSet, *, force: bool, safe: bool) -> RankValues:
         """See `Session.pull`."""
         chosen = self._living.parse(ranks)
         check_name(name)
         with self.turn(chosen):
-            return self._pull(name, chosen, force)
+            return self._pull(name, chosen, force, safe)
 
-    def _pull(self, name: str, ranks: list[int], force: bool) -> RankValues:
+    def _pull(self, name: str, ranks: list[int], force: bool, is_safe: bool) -> RankValues:
+        pull = Pull(request=0, name=name, force=force, safe=is_safe, memory=self._transfers.memory_name)
         asked: dict[int, Future[Pulled]] = {}  # what is still to be fetched, or to be dropped
         try:
             with uninterrupted():
                 for rank in ranks:
-                    asked[rank] = self._questions.ask(rank, lambda n: Pull(request=n, name=name, force=force))
+                    asked[rank] = self._questions.ask(rank, lambda n: replace(pull, request=n))
             answers = {rank: self._questions.wait_for(rank, asked[rank]) for rank in ranks}
+            for rank, answer in answers.items():
+                _check_answer(rank, name, answer, force)
             _raise_errors(answers)
             values = {}
             for rank, answer in answers.items():
                 data = self._transfers.fetch(rank, answer)
                 del asked[rank]
-                try:
-                    values[rank] = _loads(data)
-                except Exception as error:
-                    what = f"{name!r}, {answer.about}, cannot be unpickled here: {type(error).__name__}: {error}"
-                    if "process group" in str(error):
-                        what += (
-                            f"; it is bound to the ranks' group, and what is in it is not: %on_all_ranks inner = "
-                            f"{name}.module, and %ddp_pull inner"
-                        )
-                    raise DDPNotebookError(f"rank {rank}: {what}") from error
-            return RankValues(values, {rank: answer.about for rank, answer in answers.items()})
+                values[rank] = _read_safely(rank, name, data) if is_safe else _unpickle(rank, name, answer.about, data)
+            return RankValues(values, {rank: printable(answer.about) for rank, answer in answers.items()})
         finally:
             for rank, future in asked.items():  # now, or when the answer comes
                 future.add_done_callback(partial(self._transfers.drop_answer, rank))
@@ -104,25 +102,15 @@ class Exchange:
             )
 
     def _push(self, variables: Mapping[str, Any], ranks: list[int], differ: bool) -> dict[int, Pushed]:
-        transfers: dict[int, int] = {}
+        outgoing: dict[int, Outgoing] = {}
         try:
-            data = b""
-            messages: dict[int, Callable[[int], Push]] = {}
             for rank in ranks:
-                if differ or not data:
-                    data = bulk.dumps(_of_rank(variables, rank))
-                if len(data) <= bulk.INLINE_BYTES:
-                    messages[rank] = _with_number(Push(request=0, pickle=data))
-                    continue
-                transfers[rank] = self._transfers.put(rank, data)
-                messages[rank] = _with_number(Push(request=0, transfer=transfers[rank]))
-            with uninterrupted():
-                asked = {rank: self._questions.ask(rank, message) for rank, message in messages.items()}
-            return {rank: self._questions.wait_for(rank, future) for rank, future in asked.items()}
-        except BaseException:
-            for rank, transfer in transfers.items():
-                self._transfers.drop(rank, transfer)
-            raise
+                same = None if differ else outgoing.get(ranks[0])
+                outgoing[rank] = same or Outgoing(join(bulk.pickled(_of_rank(variables, rank))))
+            return self._transfers.push(outgoing)
+        finally:
+            for one in outgoing.values():
+                one.close()
 
     # ---- both
 
@@ -179,10 +167,6 @@ def _check_can_be_sent(variables: Mapping[str, Any], where: str, force: bool) ->
         )
 
 
-def _with_number(message: Push) -> Callable[[int], Push]:
-    return lambda number: replace(message, request=number)
-
-
 def _raise_errors(answers: Mapping[int, Pulled | Pushed], what: str = "") -> None:
     errors = group_by_value({rank: what + answer.error for rank, answer in answers.items() if answer.error})
     if errors:
@@ -200,10 +184,10 @@ class _Unpickler(pickle.Unpickler):
 
 
 class _Reader:
-    """Bytes as a file to unpickle from. `io.BytesIO` would copy a bytearray first."""
+    """Memory as a file to unpickle from. `io.BytesIO` would copy it first."""
 
-    def __init__(self, data: bytes | bytearray) -> None:
-        self._rest = memoryview(data)
+    def __init__(self, data: memoryview) -> None:
+        self._rest = data
 
     def read(self, size: int) -> bytes:
         return bytes(self._take(size))
@@ -221,5 +205,58 @@ class _Reader:
         return piece
 
 
-def _loads(data: bytes | bytearray) -> Any:
-    return _Unpickler(_Reader(data)).load()
+def _unpickle(rank: int, name: str, about: str, data: bytearray | memoryview) -> Any:
+    try:
+        first, *buffers = split(data)
+        return _Unpickler(_Reader(first), buffers=buffers).load()
+    except Exception as error:
+        what = f"{name!r}, {about}, cannot be unpickled here: {type(error).__name__}: {error}"
+        if "process group" in str(error):
+            what += (
+                f"; it is bound to the ranks' group, and what is in it is not: %on_all_ranks inner = "
+                f"{name}.module, and %ddp_pull inner"
+            )
+        raise DDPNotebookError(f"rank {rank}: {what}") from error
+
+
+def _read_safely(rank: int, name: str, data: bytearray | memoryview) -> Any:
+    try:
+        with uninterrupted():  # it may import torch, and a half-imported torch cannot be imported again
+            return safe.read(data)
+    except ImportError as error:
+        raise DDPNotebookError(
+            f"rank {rank}: {name!r} has tensors, and the notebook cannot import torch: {error}"
+        ) from error
+    except Exception as error:
+        raise DDPNotebookError(
+            f"rank {rank} sent a value of {name!r} that is not in the safe format "
+            f"({type(error).__name__}: {printable(str(error))}); nothing of it was kept"
+        ) from error
+
+
+def _check_answer(rank: int, name: str, answer: Any, force: bool) -> None:
+    """Raise unless an answer has the right types and a plausible size: it may come from a rank that was broken into."""
+    is_right = (
+        isinstance(answer, Pulled)
+        and all(isinstance(text, str) for text in (answer.error, answer.about))
+        and all(type(number) is int and 0 <= number < 1 << 62 for number in (answer.transfer, answer.nbytes))
+        and isinstance(answer.data, bytes)
+        and isinstance(answer.memory, list)
+    )
+    if not is_right:
+        raise DDPNotebookError(f"rank {rank} sent an answer about {name!r} that is not of the protocol; it was dropped")
+    if answer.nbytes > _MARGIN * bulk.MOST_BYTES and not force:
+        raise DDPNotebookError(
+            f"rank {rank}: {name!r} comes with {answer.nbytes / 1e9:.2f} GB; more than {bulk.MOST_BYTES / 1e9:g} GB is "
+            "received with --force (force=True) only"
+        )
+
+
+def printable(text: str) -> str:
+    """A rank's text for one line: without control characters, and not longer than 1,000 characters.
+
+    Example:
+        >>> printable("a\\x1b[2Jb")
+        'a\ufffd[2Jb'
+    """
+    return "".join(one if one.isprintable() else "\ufffd" for one in text[:_MOST_SHOWN])

@@ -14,26 +14,34 @@ from ddp_notebook.run.values.values import RankValues
 class ValueFace(Assembled):
     """The part of `Session` that moves values."""
 
-    def pull(self, name: str, ranks: RankSet = None, force: bool = False) -> RankValues:
-        """The value of a variable on ranks, by rank. Tensors of a GPU arrive on the CPU. `session["x"]` is the same.
+    def pull(self, name: str, ranks: RankSet = None, force: bool = False, safe: bool = False) -> RankValues:
+        """Return the value of a variable on ranks, by rank. Tensors of a GPU arrive on the CPU. `session["x"]` is the
+        same.
+
+        The notebook unpickles the value. A pickle can run any program, so a rank on a host that was broken into can run
+        one in the notebook. With `safe=True` nothing is unpickled.
 
         Args:
             name: the variable.
             ranks: which of them, as for `run`; None: all.
             force: pull it even if it has more than 1 GB on a rank.
+            safe: receive only numbers, text, bytes, None, tensors, NumPy arrays of numbers, and lists, tuples, sets and
+                dicts of them. Everything else is refused.
 
         Raises:
             UsageError: no such rank, or no name of a variable.
-            DDPNotebookError: a rank has no such variable, it is too large, or it cannot be pickled; names the rank
-                and the type.
+            DDPNotebookError: a rank has no such variable, it is too large, or it cannot be sent; names the rank and
+                the type. With `safe`, also if a rank sends anything else than such a value.
             KeyboardInterrupt: it was interrupted; nothing of it is kept.
 
         Example:
             >>> session.pull("rank")
             [0] 0
             [1] 1
+            >>> session.pull("world_size", ranks=0, safe=True)
+            [0] 2
         """
-        return self._parts.exchange.pull(name, ranks, force=force)
+        return self._parts.exchange.pull(name, ranks, force=force, safe=safe)
 
     def push(
         self,

@@ -1,48 +1,103 @@
-"""Large values between the notebook and a rank. A transfer ends when the rank dies, and at the stop button."""
+"""Data between the notebook and a rank: in a message, in shared memory, or in pieces on the wire.
+
+A transfer ends when the rank dies, and at the stop button.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
 
+from ddp_notebook.errors import DDPNotebookError
 from ddp_notebook.launch.cluster import Cluster
-from ddp_notebook.run.cells.interrupt import Interrupts
-from ddp_notebook.wire.events import Pulled
+from ddp_notebook.run.cells.interrupt import Interrupts, uninterrupted
+from ddp_notebook.run.questions import Questions
+from ddp_notebook.wire.bulk import INLINE_BYTES
+from ddp_notebook.wire.events import Pulled, Push, Pushed
+from ddp_notebook.wire.memory import Memory, new_name, open_at
 
 
 class Transfers:
-    """Moves pickles in pieces, one at a time.
+    """Moves data, one transfer at a time.
 
     Args:
         cluster: the ranks.
+        questions: to ask the ranks.
         check_rank: raises when this rank cannot answer.
     """
 
-    def __init__(self, cluster: Cluster, check_rank: Callable[[int], None]) -> None:
+    def __init__(self, cluster: Cluster, questions: Questions, check_rank: Callable[[int], None]) -> None:
         self._cluster = cluster
+        self._questions = questions
         self._check_rank = check_rank
+        self.memory_name = new_name()  # the name of ranks' shared memory for this notebook
 
-    def fetch(self, rank: int, answer: Pulled) -> bytes | bytearray:
-        """The pickle of an answer, which holds it itself or tells where the rank does.
+    def fetch(self, rank: int, answer: Pulled) -> bytearray | memoryview:
+        """The data of an answer: it is in the answer, in the rank's shared memory, or on the rank.
 
         Raises:
             SessionBrokenError: the rank died.
+            DDPNotebookError: the rank sent something else, or there is no memory for the data.
             KeyboardInterrupt: the stop button was pressed. The rank has forgotten the transfer.
         """
         if not answer.transfer:
-            return answer.pickle
-        with self._interruptible(rank) as check:
-            return self._cluster.fetch(rank, answer.transfer, answer.nbytes, check)
+            return bytearray(answer.data)
+        if (mapped := open_at(answer.memory, self.memory_name, answer.nbytes)) is not None:
+            self.drop(rank, answer.transfer)
+            return mapped
+        try:
+            with self._interruptible(rank) as check:
+                return self._cluster.fetch(rank, answer.transfer, answer.nbytes, check)
+        except MemoryError as error:
+            self.drop(rank, answer.transfer)
+            raise DDPNotebookError(f"rank {rank}: the notebook has no memory for {answer.nbytes:,} bytes") from error
+        except ConnectionAbortedError:
+            raise
+        except ConnectionError as error:
+            raise DDPNotebookError(f"rank {rank}: {error}") from error
 
-    def put(self, rank: int, data: bytes) -> int:
-        """Put a pickle into a rank. Returns the number of the transfer, for `Push` or `drop`.
+    def push(
+        self,
+        outgoing: Mapping[int, Outgoing],
+        *,
+        of_rank: int = -1,
+        check: Callable[[], None] = lambda: None,
+    ) -> dict[int, Pushed]:
+        """Set variables on ranks, and wait for their answers. Data that ranks cannot open as shared memory is put on
+        the wire.
+
+        Args:
+            outgoing: by rank.
+            of_rank: see `Push`.
+            check: see `Questions.wait_for`.
 
         Raises:
             SessionBrokenError, KeyboardInterrupt: as for `fetch`.
         """
-        with self._interruptible(rank) as check:
-            return self._cluster.put(rank, data, check)
+        with uninterrupted():
+            asked = {rank: self._ask(rank, one.message(of_rank)) for rank, one in outgoing.items()}
+        answers: dict[int, Pushed] = {rank: self._questions.wait_for(rank, one, check) for rank, one in asked.items()}
+        transfers: dict[int, int] = {}
+        try:
+            for rank in [rank for rank, answer in answers.items() if answer.lacks_memory]:
+                with self._interruptible(rank) as check_rank:
+                    transfers[rank] = self._cluster.put(rank, outgoing[rank].whole, check_rank)
+            with uninterrupted():
+                again = {
+                    rank: self._ask(rank, Push(request=0, transfer=transfer, of_rank=of_rank))
+                    for rank, transfer in transfers.items()
+                }
+            return answers | {rank: self._questions.wait_for(rank, one, check) for rank, one in again.items()}
+        except BaseException:
+            for rank, transfer in transfers.items():
+                self.drop(rank, transfer)
+            raise
+
+    def _ask(self, rank: int, message: Push) -> Future[Pushed]:
+        return self._questions.ask(rank, lambda number: replace(message, request=number))
 
     def drop(self, rank: int, transfer: int) -> None:
         """Let a rank forget what is not wanted any longer. Never waits."""
@@ -67,3 +122,32 @@ class Transfers:
             yield check
         if interrupts.count:  # behind the last piece
             raise KeyboardInterrupt
+
+
+class Outgoing:
+    """Data for ranks, written once for all of them.
+
+    Args:
+        chunks: the data, in order.
+    """
+
+    def __init__(self, chunks: Sequence[Any]) -> None:
+        self.whole: bytes | Memory
+        nbytes = sum(map(len, chunks))
+        try:
+            self.whole = b"".join(chunks) if nbytes <= INLINE_BYTES else Memory(new_name(), chunks)
+        except OSError:  # the system has no shared memory left
+            self.whole = b"".join(chunks)
+
+    def message(self, of_rank: int) -> Push:
+        """The message to a rank, without its number. One without data is answered by a request for it."""
+        if isinstance(self.whole, Memory):
+            return Push(request=0, memory=self.whole.place, nbytes=len(self.whole), of_rank=of_rank)
+        if len(self.whole) <= INLINE_BYTES:
+            return Push(request=0, data=self.whole, of_rank=of_rank)
+        return Push(request=0, of_rank=of_rank)
+
+    def close(self) -> None:
+        """Free the memory. Ranks that have it mapped keep it."""
+        if isinstance(self.whole, Memory):
+            self.whole.close()

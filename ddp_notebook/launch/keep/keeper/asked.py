@@ -66,6 +66,8 @@ class Asked:
                 self._send(notebook, *arguments)
             elif kind == "tell":
                 self._tell(notebook, *arguments)
+            elif kind == "drop":  # an onlooker that pulls sends it too
+                self._drop(*arguments)
             elif kind == "hold":
                 self._hold(notebook, *arguments)
             else:
@@ -115,7 +117,7 @@ class Asked:
             if self._notebooks.driver is driver:
                 self._cluster.hold_text(False)
 
-    def _on_drop(self, rank: int, transfer: int) -> None:
+    def _drop(self, rank: int, transfer: int) -> None:
         if rank in self._cluster.ranks:
             self._cluster.drop(rank, transfer)
 
