@@ -153,8 +153,10 @@ def load_ipython_extension(shell: InteractiveShell) -> None:
     """`%load_ext ddp_notebook`: register the magics, and let the host server import torch in the background."""
     from ddp_notebook import magics
     from ddp_notebook.launch import warm
+    from ddp_notebook.on_rank import refuse_on_rank
     from ddp_notebook.run.cells.interrupt import uninterrupted
 
+    refuse_on_rank("the extension serves the notebook: call %load_ext ddp_notebook")
     magics.load(shell)
     if warm.is_wanted():
         with uninterrupted("interrupted, but the extension is loaded"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ddp_notebook.errors import SessionExistsError
 from ddp_notebook.launch.keep import reach
 from ddp_notebook.launch.keep.words import in_a_line
+from ddp_notebook.on_rank import refuse_on_rank
 from ddp_notebook.registry import finding
 from ddp_notebook.registry.finding import SESSION, TORCHRUN, Found
 from ddp_notebook.session import Session, current
@@ -47,6 +48,7 @@ def attach_session(name: str = "", *, take_over: bool = False, look: bool = Fals
         session = ddp_notebook.attach_session("kept-1")
         session.show_unseen(wait=True)
     """
+    refuse_on_rank("ranks attach to no session: call attach_session")
     if (running := current()) is not None:
         if not running.is_kept:
             raise SessionExistsError(

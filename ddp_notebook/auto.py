@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from itertools import takewhile
 from typing import Any
 
-# cell magics that act on the notebook or its page, and our own
+# Cell magics that act on the notebook or its page, and our own. Comments may be above a line magic.
 _STAYS = re.compile(
-    r"\s*(%%(local|on_ranks|on_all_ranks|px|autopx|html|HTML|svg|SVG|js|javascript|markdown|latex)\b"
-    r"|%ddp_|%on_all_ranks\b|%load_ext\b|%reload_ext\b)"
+    r"(\s*#.*\n)*\s*(%%(local|on_ranks|on_all_ranks|px|autopx|html|HTML|svg|SVG|js|javascript|markdown|latex)\b"
+    r"|%ddp_|%on_all_ranks\b|%load_ext\b|%reload_ext\b|%unload_ext\b)"
 )
 _ATTRIBUTE = "_ddp_notebook_auto"
 

@@ -7,6 +7,7 @@ from ddp_notebook import session as sessions
 from ddp_notebook.errors import NoSessionError, UsageError
 from ddp_notebook.launch.options import StartOptions
 from ddp_notebook.launch.survey.check import survey
+from ddp_notebook.on_rank import refuse_on_rank
 from ddp_notebook.registry.finding import SESSION
 from ddp_notebook.run import progress
 from ddp_notebook.torchrun import current as jobs
@@ -46,6 +47,7 @@ def attach(name: str, *, take_over: bool, look: bool, wait: bool) -> None:
     Raises:
         UsageError: there is none, or several; or it cannot be attached to like that.
     """
+    refuse_on_rank("ranks attach to nothing: call %ddp_attach")
     found = attaching.find(name)
     if found.kind == SESSION:
         session = attaching.attach_session(found.name, take_over=take_over, look=look)

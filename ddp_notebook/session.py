@@ -13,6 +13,7 @@ from ddp_notebook.launch.keep.remote import Remote
 from ddp_notebook.launch.keep.stand_in import Attached
 from ddp_notebook.launch.members.beginning import Beginning
 from ddp_notebook.launch.options import StartOptions
+from ddp_notebook.on_rank import refuse_on_rank
 from ddp_notebook.records.words import name_ranks
 from ddp_notebook.run.assembly import Parts
 from ddp_notebook.run.cells.interrupt import Interrupts, keyboard_interrupt, uninterrupted
@@ -51,6 +52,7 @@ class Session(KeptFace, GroupFace, ShardingFace, ValueFace, FileFace, RecordFace
         self, options: StartOptions, *, report: Progress = lambda _: None, remote: Remote | None = None
     ) -> None:
         global _current
+        refuse_on_rank("ranks start no ranks: call start")
         self._remote = remote  # the keeper, if it has one
         self._cluster: Cluster | None = None
         self.options = options

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import os
-import sys
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from traitlets.config import Application
-
-from ddp_notebook.errors import SessionExistsError, UsageError
+from ddp_notebook.errors import SessionExistsError
 from ddp_notebook.launch.keep.limits import OUTPUT_MB, RECORDING_MB
 from ddp_notebook.launch.options import LEASE_S, Backend, LiveMode, StartOptions
+from ddp_notebook.on_rank import refuse_on_rank
 from ddp_notebook.session import Progress, Session, current
 
 _reusing = threading.Lock()
@@ -71,11 +69,7 @@ def start(
         [1] 1
         '1\\n'
     """
-    if _is_rank():
-        raise UsageError(
-            "this process is a rank, and ranks start no ranks: call start in a cell that stays in the notebook (with "
-            "%ddp_auto on, one with %%local above it)"
-        )
+    refuse_on_rank("ranks start no ranks: call start")
     asked = StartOptions(
         world_size=world_size,
         backend=backend,
@@ -107,12 +101,6 @@ def start(
         return Session(asked, report=report)
     with _reusing:  # several viewers of one app of marimo ask in threads of one process
         return _reusable(asked) or Session(asked, report=report)
-
-
-def _is_rank() -> bool:
-    """Whether this process is a rank of a session. Does not import what only ranks have."""
-    engine = sys.modules.get("ddp_notebook.rank.engine")
-    return engine is not None and Application.initialized() and isinstance(Application.instance(), engine.RankEngine)
 
 
 def _reusable(asked: StartOptions) -> Session | None:

@@ -66,11 +66,11 @@ def test_no_capture_begins_while_somebody_asks(capture):
 
 def test_ranks_that_share_a_gpu_are_of_different_hosts_for_nccl(monkeypatch):
     monkeypatch.delenv("NCCL_HOSTID", raising=False)
-    ids = {join._environment(place(rank, shares_gpu=True))["NCCL_HOSTID"] for rank in (0, 1)}
+    ids = {join.environment(place(rank, shares_gpu=True))["NCCL_HOSTID"] for rank in (0, 1)}
     assert len(ids) == 2
-    assert "NCCL_HOSTID" not in join._environment(place(0, shares_gpu=False))
+    assert "NCCL_HOSTID" not in join.environment(place(0, shares_gpu=False))
     monkeypatch.setenv("NCCL_HOSTID", "mine")
-    assert "NCCL_HOSTID" not in join._environment(place(0, shares_gpu=True)), "the user's own stays"
+    assert "NCCL_HOSTID" not in join.environment(place(0, shares_gpu=True)), "the user's own stays"
 
 
 def place(rank: int, *, shares_gpu: bool) -> Form:

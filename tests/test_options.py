@@ -57,6 +57,7 @@ def test_all_options_go_together():
     [
         ("0", "0 ranks cannot be started; give a number from 1 up: %ddp_start 2"),
         ("-3", "-3 ranks cannot be started; give a number from 1 up: %ddp_start 2"),
+        ("3000000", "a session has at most 4,096 ranks, got N = 3000000"),
         ("four", f"N is 'four', which is no whole number of ranks\nusage: {USAGE}"),
         ("2.5", f"N is '2.5', which is no whole number of ranks\nusage: {USAGE}"),
         ("--backend ucc", "unknown backend 'ucc'; choose one of auto, nccl, gloo, mpi"),

@@ -42,9 +42,10 @@ from torch.distributed.rpc import api
 from traitlets.config import Config
 
 from ddp_notebook.launch.elastic import agent
-from ddp_notebook.rank.cell import kernel_api
+from ddp_notebook.rank.cell import kernel_api, tutorials
 from ddp_notebook.rank.cell.where import Where
 from ddp_notebook.rank.engine import can_wait
+from ddp_notebook.rank.group.arguments import Arguments
 from ddp_notebook.rank.group.calls import timeout_setter
 from ddp_notebook.rank.rpc.calls import INVOKES
 from ddp_notebook.rank.script import watched
@@ -689,3 +690,17 @@ def test_what_signal_wraps_gives_the_same_handlers_and_signals():
         assert signal.SIGUSR1 in _signal.pthread_sigmask(signal.SIG_BLOCK, ())
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def test_torchs_functions_check_arguments_without_forming_a_group(monkeypatch, capfd):
+    read = Arguments(lambda: None).read
+    with pytest.raises(TypeError, match="timeout"):
+        read("gloo", "tcp://127.0.0.1:29500?rank=0&world_size=2", timeout=30)
+    asked = read("gloo", "tcp://127.0.0.1:29500?rank=0&world_size=2", timeout=timedelta(seconds=3))
+    assert (asked.world_size, asked.rank, asked.timeout) == (2, 0, timedelta(seconds=3))
+    assert not torch.distributed.is_initialized() and torch.distributed.distributed_c10d._world.group_count == 0
+    monkeypatch.setattr(torch.distributed.distributed_c10d, "init_process_group", lambda backend: None)
+    reader = tutorials._reader(lambda: None, inspect.signature(lambda backend=None, rank=-1: None))
+    assert "arguments of init_process_group are not checked" in capfd.readouterr().err
+    with pytest.raises(AssertionError):  # it has no place
+        reader("gloo")

@@ -140,9 +140,61 @@ def test_a_second_session_is_refused_and_harms_nothing(session):
     assert session.run("1").ok
 
 
-def test_a_rank_starts_no_ranks(session):
-    with pytest.raises(RankError, match=r"UsageError: this process is a rank, and ranks start no ranks.*\(ranks 0-1\)"):
-        session.run("import ddp_notebook; ddp_notebook.start(2)")
+@pytest.mark.parametrize(
+    "code",
+    [
+        "dist.breakpoint()",
+        "dist.breakpoint(rank=1, timeout_s=7)",
+        "from torch.distributed import breakpoint; breakpoint(1)",
+        "import pdb; pdb.Pdb().set_trace()\n1",
+        "import pdb; pdb.run('x = 1')",
+        "import pdb; pdb.runcall(lambda: 1)",
+        "%debug 1",
+        "import bdb, pdb\ntry: 1 / 0\nexcept ZeroDivisionError: pdb.post_mortem()",
+    ],
+)
+def test_a_refused_debugger_leaves_nothing_changed(session, code):
+    """torch's `breakpoint` raises the timeouts of all groups before it breaks, on every rank."""
+    state = (
+        "import sys, signal, threading\n"
+        "from torch.distributed import distributed_c10d as c10d\n"
+        "print([one._get_backend(device).options._timeout.total_seconds() for one in c10d._world.pg_map])\n"
+        "print(sys.gettrace(), threading.gettrace(), sys.getprofile(), signal.getsignal(signal.SIGINT))"
+    )
+    session.run("trio = dist.new_group([0, 1])")
+    before = [session.run(state)[rank].stdout for rank in (0, 1)]
+    with pytest.raises(RankError, match=r"(?s)RuntimeError: .*(stop|debugger).*\(ranks 0-1\)"):
+        session.run(code)
+    assert [session.run(state)[rank].stdout for rank in (0, 1)] == before
+    session.run("dist.destroy_process_group(trio)")
+
+
+_OF_NOTEBOOK = {  # what would start, check, attach to or take over ranks
+    "start": "ddp_notebook.start(2)",
+    "start again": "ddp_notebook.start(2, reuse=True)",
+    "a session": "ddp_notebook.Session(StartOptions(world_size=2))",
+    "a kept one": "ddp_notebook.start(2, keep_h=1)",
+    "check": "ddp_notebook.check(hosts='localhost')",
+    "check here": "ddp_notebook.check()",
+    "attach": "ddp_notebook.attach_session()",
+    "take over": "ddp_notebook.attach_session('kept-1', take_over=True)",
+    "a job": "ddp_notebook.attach_job()",
+    "torchrun": "from ddp_notebook.torchrun import starting; starting.run(starting.read('train.py'))",
+    "the extension": "%load_ext ddp_notebook",
+    "the extension and the magic": "%load_ext ddp_notebook\n%ddp_start 2",
+    "the extension again": "%reload_ext ddp_notebook",
+    "the magics": "from ddp_notebook import magics\nmagics.load(get_ipython())\n%ddp_start 2",
+    "a magic": "from ddp_notebook import magics\nmagics.load(get_ipython())\n%ddp_attach kept-1 --take-over",
+    "a check": "from ddp_notebook import magics\nmagics.load(get_ipython())\n%ddp_start 2 --check",
+}
+
+
+@pytest.mark.parametrize("code", _OF_NOTEBOOK.values(), ids=_OF_NOTEBOOK)
+def test_a_rank_starts_and_attaches_to_no_ranks(session, code):
+    before = processes.descendants(session.pids("host server")[0])
+    with pytest.raises(RankError, match=r"UsageError: this process is a rank, and .*\(ranks 0-1\)"):
+        session.run(f"import ddp_notebook\nfrom ddp_notebook.launch.options import StartOptions\n{code}")
+    assert processes.descendants(session.pids("host server")[0]) == before
 
 
 def test_a_session_is_reused_where_it_is_as_asked_for(session):

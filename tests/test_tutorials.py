@@ -33,6 +33,14 @@ def init_process(rank, size, fn, backend="gloo"):
     fn(rank, size)
 """
 
+_OWN_BACKEND = """
+from torch._C._distributed_c10d import ProcessGroupGloo
+if "own" not in dist.Backend.backend_list:
+    def make(store, rank, size, timeout):
+        return ProcessGroupGloo(store, rank, size, timeout=timeout)
+    dist.Backend.register_backend("own", make, devices=["cpu"])
+"""
+
 _MAIN = """
 if __name__ == "__main__":
     size = 2
@@ -86,7 +94,7 @@ def test_the_first_block_runs_in_the_sessions_group(session):
     "call",
     [
         "dist.init_process_group()",
-        "dist.init_process_group('GLOO', init_method='tcp://127.0.0.1:29500', rank=rank, world_size=2)",
+        "dist.init_process_group('GLOO', init_method='env://', rank=rank, world_size=2)",
         "from torch.distributed import init_process_group; init_process_group(backend=dist.Backend.GLOO)",
         "from torch.distributed import distributed_c10d as c10d; c10d.init_process_group('gloo', None, None, 2, rank)",
         "dist.init_process_group('gloo', store=dist.HashStore(), rank=rank, world_size=world_size)",
@@ -102,9 +110,70 @@ def test_the_line_is_shown_once_for_all_ranks(session, capsys):
     assert capsys.readouterr().out == f"[0-1] {_EXISTS}\n"
 
 
-def test_another_backend_is_noted(session):
-    line = f"{_EXISTS}, gloo stays the backend instead of nccl"
-    assert texts(session, "dist.init_process_group('nccl', rank=rank, world_size=2)") == [line] * 2
+@pytest.mark.parametrize("before", ["", "dist.destroy_process_group()\n"])
+@pytest.mark.parametrize("address", ["tcp://127.0.0.1:29500", "file:///tmp/ddp_notebook_is_not_there"])
+def test_an_address_is_not_used_and_a_line_says_so(session, before, address):
+    at = f"the ranks meet at the session's store, not at {address}"
+    call = f"dist.init_process_group('gloo', init_method='{address}', rank=rank, world_size=2)"
+    assert texts(session, before + call) == [f"init_process_group: {at}" if before else f"{_EXISTS}; {at}"] * 2
+    assert not os.path.exists("/tmp/ddp_notebook_is_not_there")
+
+
+def test_another_backend_has_the_group_form_again(session):
+    session.run(cell(_OWN_BACKEND))
+    line = "init_process_group: the group of 2 ranks formed again with backend='own', it had 'gloo'"
+    assert texts(session, "dist.init_process_group('own')") == [line] * 2
+    assert texts(session, "print(dist.get_backend()); " + _ALL_REDUCE)[0] == "own\n0 2 tensor([3.])"
+    line = "init_process_group: the group of 2 ranks exists already (own); nothing to do"
+    assert texts(session, "dist.init_process_group('cpu:own')") == [line] * 2
+    session.run("dist.destroy_process_group()")
+
+
+def test_another_backend_ends_no_other_groups(session):
+    session.run(cell(_OWN_BACKEND) + "\npair = dist.new_group([0, 1])")
+    with pytest.raises(RankError) as caught:
+        session.run("dist.init_process_group('own')")
+    assert str(caught.value) == (
+        "ValueError: backend='own', but the session's group exists with backend='gloo'; call "
+        "dist.destroy_process_group() before, which ends all groups of this rank, or leave the argument out (ranks 0-1)"
+    )
+    assert texts(session, "x = torch.ones(1); dist.all_reduce(x, group=pair); print(x)") == ["tensor([2.])"] * 2
+    session.run("dist.destroy_process_group(pair)")
+
+
+def test_the_timeout_of_the_group_that_exists_is_set(session):
+    read = "print(dist.group.WORLD._get_backend(device).options._timeout.total_seconds())"
+    there = "init_process_group: the group of 2 ranks exists already (gloo); its timeout"
+    code = "from datetime import timedelta\ndist.init_process_group('gloo', timeout=timedelta(seconds=2))\n" + read
+    assert texts(session, code) == [f"{there} is 2 s now, it was 1800 s\n2.0"] * 2
+    assert texts(session, "dist.init_process_group('gloo')\n" + read) == [f"{there} stays 2 s\n2.0"] * 2
+    with pytest.raises(RankError, match=r"[Tt]imed? ?out"):
+        session.run("import time\nif rank == 0: dist.barrier()\nelse: time.sleep(4)", timeout=20)
+    session.reform()
+    assert texts(session, read) == ["2.0"] * 2, "the group has kept it"
+    code = "dist.init_process_group('gloo', timeout=timedelta(minutes=30))\n" + read
+    assert texts(session, code) == [f"{there} is 1800 s now, it was 2 s\n1800.0"] * 2
+
+
+@pytest.mark.parametrize("is_formed", [True, False])
+def test_a_refused_call_changes_nothing(session, is_formed):
+    session.run("" if is_formed else "dist.destroy_process_group()")
+    for arguments in ("timeout=30", "init_method='bogus://x'", "device_id=torch.device('cpu')", "rank='0'"):
+        with pytest.raises(RankError):
+            session.run(f"dist.init_process_group('gloo', {arguments})")
+    assert texts(session, "print(dist.is_initialized())") == [str(is_formed)] * 2
+    session.run("dist.init_process_group()")
+    assert texts(session, _ALL_REDUCE)[0] == "0 2 tensor([3.])"
+
+
+def test_a_refused_group_takes_no_other_groups_place_among_those_that_are_kept(session):
+    """Destroyed groups live on for a while; what is no group does not."""
+    session.run("pairs = [dist.new_group([0, 1]) for _ in range(3)]\nfor one in pairs: dist.destroy_process_group(one)")
+    kept = "from ddp_notebook.rank.group import keeping; print(len(keeping._ended), keeping._ended[-1][0] is pairs[-1])"
+    before = texts(session, kept)
+    with pytest.raises(RankError, match="ValueError"):
+        session.run("dist.destroy_process_group('x')")
+    assert texts(session, kept) == before and before[0].endswith("True")
 
 
 @pytest.mark.parametrize("prepare", ["", "dist.destroy_process_group()\n"])
@@ -177,14 +246,6 @@ def test_nccl_without_a_gpu_fails_in_torchs_words(session):
     with pytest.raises(RankError, match="NCCL") as caught:
         session.run("dist.destroy_process_group()\ndist.init_process_group('nccl')")
     assert "device_id" not in str(caught.value)
-
-
-def test_a_script_may_name_its_device_where_that_is_a_cpu(session):
-    """As FSDP2's example does, twice: the second run forms the group."""
-    code = "dist.init_process_group('gloo', device_id=torch.device('cpu'))\n" + _ALL_REDUCE
-    for _ in range(2):
-        assert texts(session, code)[0].endswith("0 2 tensor([3.])")
-        session.run("dist.destroy_process_group()")
 
 
 @pytest.mark.parametrize("by", ["cell", "session"])

@@ -96,7 +96,7 @@ def find(gpus: Sequence[Gpu], name: str) -> Gpu | None:
     """The GPU at position `name`, or the one whose UUID begins with it. A MIG slice is taken as it is named."""
     if name.startswith("MIG-"):
         return Gpu(index=-1, uuid=name, name="MIG slice", memory_mib=0)
-    if name.isdigit():
+    if name.isdecimal() and len(name) < 10:
         return gpus[int(name)] if int(name) < len(gpus) else None
     matches = [gpu for gpu in gpus if name.startswith("GPU-") and gpu.uuid.startswith(name)]
     return matches[0] if len(matches) == 1 else None

@@ -65,7 +65,7 @@ def threads_per_rank(env: Mapping[str, str], cores: int, local_world_size: int) 
 def threads_asked(env: Mapping[str, str]) -> int:
     """How many threads for each rank the user asked for; 0: the user did not."""
     asked = env.get("OMP_NUM_THREADS", "")
-    return int(asked) if asked.isdigit() else 0
+    return int(asked) if asked.isdecimal() and len(asked) < 10 else 0
 
 
 def rank_env(env: Mapping[str, str], *, threads: int) -> dict[str, str]:

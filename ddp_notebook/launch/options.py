@@ -19,6 +19,7 @@ from ddp_notebook.run.lines import LineParser
 
 _SHORTEST_LEASE_S = 4.0  # a host that is not heard is told after 3
 _LONGEST_S = 7 * 24 * 3600.0
+MOST_RANKS = host_list.MOST
 Backend = Literal["auto", "nccl", "gloo", "mpi"]
 LiveMode = Literal["auto", "html", "off"]
 BACKENDS = get_args(Backend)
@@ -135,6 +136,10 @@ class StartOptions:
             raise UsageError(f"env sets {', '.join(fixed)}, which every rank gets from the session; leave it out")
         if self.world_size is not None and self.world_size < 1:
             raise UsageError(f"{self.world_size} ranks cannot be started; give a number from 1 up: %ddp_start 2")
+        if self.world_size is not None and self.world_size > MOST_RANKS:
+            raise UsageError(f"a session has at most {MOST_RANKS:,} ranks, got N = {self.world_size}")
+        if (total := sum(count or 1 for count in self.ranks_of_hosts.values())) > MOST_RANKS:
+            raise UsageError(f"a session has at most {MOST_RANKS:,} ranks, and --hosts asks for {total:,}")
         if self.backend not in BACKENDS:
             raise UsageError(f"unknown backend {self.backend!r}; choose one of {', '.join(BACKENDS)}")
         if self.live not in LIVE:

@@ -9,11 +9,14 @@ all         every rank
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from numbers import Integral
 
 from ddp_notebook.errors import UsageError
 
-_ITEM = re.compile(r"(?P<rank>-?\d+)|(?P<first>\d+)-(?P<last>\d+)|(?P<slice>(-?\d+)?:(-?\d+)?(:(-?\d+)?)?)")
+_N = "[0-9]{1,18}"
+_ITEM = re.compile(rf"(?P<rank>-?{_N})|(?P<first>{_N})-(?P<last>{_N})|(?P<slice>(-?{_N})?:(-?{_N})?(:(-?{_N})?)?)")
+_MOST = 65536  # entries, or characters: more are a mistake
 RankSet = str | int | Sequence[int] | None
 
 
@@ -34,11 +37,17 @@ def parse_ranks(asked: RankSet, world_size: int) -> list[int]:
     if asked is None:
         return list(range(world_size))
     if not isinstance(asked, str):
-        numbers = [asked] if isinstance(asked, int) else list(asked)
-        for number in numbers:
-            if not isinstance(number, int) or isinstance(number, bool):
+        if isinstance(asked, bytes) or not isinstance(asked, Iterable | Integral):
+            raise UsageError(f"{asked!r} names no ranks; give a number, several, or text such as '0,2-3'")
+        chosen = set()
+        for at, number in enumerate([asked] if isinstance(asked, Integral) else asked):
+            if not isinstance(number, Integral) or isinstance(number, bool):
                 raise UsageError(f"{number!r} is not a rank: ranks are whole numbers from 0 to {world_size - 1}")
-        chosen = {_one(number, str(number), world_size) for number in numbers}
+            if at >= _MOST:
+                raise UsageError(f"more than {_MOST:,} entries are no set of ranks; the ranks are {_all(world_size)}")
+            chosen.add(_one(int(number), str(number), world_size))
+    elif len(asked) > _MOST:
+        raise UsageError(f"{asked[:60]!r}... is too long for a set of ranks; the ranks are {_all(world_size)}")
     else:
         chosen = {rank for item in asked.split(",") for rank in _item(item.strip(), asked, world_size)}
     if not chosen:
@@ -51,6 +60,7 @@ def _item(item: str, asked: str, world_size: int) -> list[int]:
         return list(range(world_size))
     found = _ITEM.fullmatch(item)
     if found is None:
+        item, asked = (one if len(one) <= 200 else f"{one[:200]}..." for one in (item, asked))
         raise UsageError(f"{item!r} in the rank set {asked!r} is none of: all, 2, -1, 0-3, ::2")
     if found["rank"]:
         return [_one(int(found["rank"]), item, world_size)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ddp_notebook.on_rank import refuse_on_rank
 from ddp_notebook.registry import finding
 from ddp_notebook.run.kernel import ipython
 from ddp_notebook.torchrun.card import JobCard
@@ -31,6 +32,7 @@ def attach_job(name: str = "", *, take_over: bool = False) -> TorchrunJob:
         Traceback (most recent call last):
         ddp_notebook.errors.UsageError: there is no 'no such job' to attach to, ...
     """
+    refuse_on_rank("ranks attach to no job: call attach_job")
     found = finding.find(name, finding.TORCHRUN)
     if _current is not None and _current.key == found.key and _current.is_running:
         return _current

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import IO, Any
 
 from ddp_notebook.errors import JobFailedError, UsageError
+from ddp_notebook.on_rank import refuse_on_rank
 from ddp_notebook.registry.torchrun import NAME_VARIABLE
 from ddp_notebook.run.cells.interrupt import ONE_PRESS_S, Interrupts, keyboard_interrupt
 from ddp_notebook.run.output.outlet import FLUSH_S, Outlet
@@ -25,6 +26,7 @@ from ddp_notebook.run.output.sink import Here
 from ddp_notebook.torchrun import current
 from ddp_notebook.torchrun.job import TorchrunJob
 
+_MOST_AGENTS = 256  # on this machine
 USAGE = "%ddp_torchrun [--agents N] [--name NAME] OPTION-OF-TORCHRUN ... SCRIPT [ARGUMENT ...]"
 _OURS = {
     f"--{name}"
@@ -85,6 +87,7 @@ def read(line: str) -> Asked:
         words = shlex.split(line)
     except ValueError as error:
         raise UsageError(f"{error}: {line!r}\nusage: {USAGE}") from None
+    refuse_on_rank("ranks start no jobs: call %ddp_torchrun")
     own = {"--agents": "1", "--name": ""}
     script = 0
     while script < len(words) and not words[script].endswith(".py") and words[script] not in ("-m", "--module"):
@@ -97,8 +100,8 @@ def read(line: str) -> Asked:
             raise UsageError(f"{name} needs a value\nusage: {USAGE}")
         own[name] = value if is_joined else words.pop(script)
     agents = own["--agents"]
-    if not agents.isdecimal() or not int(agents):
-        raise UsageError(f"--agents is {agents!r}, which is no number of agents to start here\nusage: {USAGE}")
+    if not agents.isdecimal() or not 0 < int(agents[:10]) <= _MOST_AGENTS:
+        raise UsageError(f"--agents must be a number from 1 to {_MOST_AGENTS} (got {agents[:40]!r})\nusage: {USAGE}")
     if script == len(words):
         where = f" in {line!r}" if words else " to run"
         raise UsageError(f"there is no script{where}\nusage: {USAGE}")
@@ -141,7 +144,7 @@ def _check_numbers(options: Sequence[str]) -> None:
 
 
 def _is_count(text: str) -> bool:
-    return text.isdecimal() and int(text) > 0
+    return text.isdecimal() and len(text) < 10 and int(text) > 0
 
 
 def _is_a_device(word: str) -> bool:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import html
 import io
+import json
 import subprocess
 import sys
 from itertools import pairwise
 
+import matplotlib
 import numpy as np
 import pytest
 from matplotlib.colors import to_rgb, to_rgba
@@ -15,12 +18,14 @@ from matplotlib.text import Text
 
 from ddp_notebook.errors import UsageError
 from ddp_notebook.observe.figures import curves, drawing, figures, palette
+from ddp_notebook.observe.files import load
 from ddp_notebook.observe.recording import Recording
 from ddp_notebook.observe.report.bandwidth import bandwidth
 from ddp_notebook.observe.steps.steps import steps
 from ddp_notebook.observe.views import WARM_UP, Bandwidth
 from ddp_notebook.records.codec import Batch
 from ddp_notebook.records.schema import METRIC
+from ddp_notebook.widgets.html.page import of_recording
 from tests.observe.synthetic import MS, Synthetic, simulate
 
 
@@ -394,3 +399,65 @@ def test_matplotlib_is_imported_at_the_first_picture_and_pyplot_never():
     done = subprocess.run([sys.executable, "-c", LAZY], capture_output=True, text=True, check=True)
 
     assert done.stdout.split() == ["True", "False", "False"]
+
+
+# Names that users choose: markup, formulas, templates, patterns, paths, control characters, half a character.
+NAMES = [
+    "$\\frac$",
+    "a $x_$ $y",
+    "\\$",
+    "<script>alert(1)</script>",
+    "</script><!-- </title>",
+    "{x} {0}",
+    "%s %d %",
+    "$title ${picture}",
+    "__proto__",
+    "_hidden",
+    "\\g<1> \\1 [a-z](",
+    "../../etc/passwd",
+    "a\nb\tc",
+    "\0",
+    "\ud800",
+    "&lt;b&gt;",
+    "'\"`",
+    "# | *a* [b](c)",
+    "n" * 3000,
+]
+
+
+@pytest.mark.parametrize("name", NAMES, ids=ascii)
+@pytest.mark.filterwarnings("error")
+def test_a_name_is_shown_as_it_is_wherever_it_stands(name, tmp_path):
+    recording = logged({0: [2.0, 1.0], 1: [2.2, 1.2]}, name=name)
+    shown = name.replace("\ud800", "\\ud800")
+    figure = figures.loss(recording, shown)
+    data, _ = figure._repr_png_()
+    assert data.startswith(b"\x89PNG")
+    readable = "".join(one if one.isprintable() or one == "\n" else "\ufffd" for one in shown)
+    assert figure.get_suptitle().startswith(f"{readable} falls from 2.1 to 1.1")
+    assert figure.axes[0].get_ylabel() == readable
+    for page in (
+        recording.save_html(tmp_path / "page.html").read_text(encoding="utf-8"),
+        of_recording(recording, None, f"session {shown}", "key"),
+    ):
+        assert "<script>alert" not in page and "</title>" not in page.partition("</title>")[2]
+        assert html.escape(shown)[:200] in page or len(shown) > 1000 or "\0" in shown
+    recording.save_trace(tmp_path / "trace.json")
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    assert any(shown in str(event["name"]) for event in events)
+    recording.save(tmp_path / "run.npz")
+    assert [*load(tmp_path / "run.npz").metrics] == [shown]
+
+
+@pytest.mark.filterwarnings("error")
+def test_labels_of_powers_stay_formulas():
+    figure = figures.loss(logged({0: [1e5, 1.0, 1e-3]}, name="$a$"))
+    figure._repr_png_()
+    ticks = [label.get_text() for label in figure.axes[0].get_yticklabels()]
+    assert any("mathdefault" in text for text in ticks)
+    assert all(label.get_parse_math() for label in figure.axes[0].get_yticklabels())
+
+
+def test_a_users_settings_of_matplotlib_are_not_needed_for_names():
+    with matplotlib.rc_context({"text.usetex": True, "text.parse_math": False}):
+        assert figures.loss(logged({0: [2.0, 1.0]}, name="a_b $x$ & 5 %"))._repr_png_()[0]

@@ -12,8 +12,9 @@ from ddp_notebook.errors import MissingPackageError, UsageError
 from ddp_notebook.observe.files import load
 from ddp_notebook.observe.recording import Recording
 from ddp_notebook.observe.tables import store
-from ddp_notebook.records.codec import Tensor
-from ddp_notebook.records.schema import ORIGINS, SIDES, SPANS, STATES
+from ddp_notebook.observe.tables.thinning import Earlier
+from ddp_notebook.records.codec import Batch, Tensor
+from ddp_notebook.records.schema import METRIC, ORIGINS, SIDES, SPANS, STATES
 from tests.observe.batches import Rank, there
 from tests.observe.synthetic import simulate
 
@@ -392,3 +393,46 @@ def test_a_table_for_pandas():
     assert values["side"].tolist()[:2] == ["input", "output"]
     assert values["first"][0].tolist() == [1, 3]
     assert all(len(recording.to_pandas(table)) == len(recording.rows(table)) for table in recording.store.rings)
+
+
+def test_a_curve_longer_than_the_table_keeps_its_beginning_and_its_extremes(tmp_path):
+    recording = Recording(2, capacity={"metric": 1024})
+    recording.store.earlier = Earlier(METRIC, most=1000)
+    steps = 20_000
+    values = 10 * np.exp(-np.arange(steps) / 4000)
+    values[777], values[888], values[999] = 1000, -5, np.nan
+    for first in range(0, steps, 20):
+        for rank in (0, 1):
+            rows = np.zeros(20, METRIC)
+            rows["rank"], rows["name"], rows["cell"] = rank, 1, 1
+            rows["step"] = rows["time_ns"] = np.arange(first, first + 20)
+            rows["value"] = values[first : first + 20] + rank
+            recording.feed(Batch(rank=rank, stream=rank, texts={1: "loss"}, tables={"metric": rows}))
+    recording.save(tmp_path / "run.npz")
+    for one in (recording, load(tmp_path / "run.npz")):
+        metric = one.metrics["loss"]
+        assert 1024 < len(metric.steps) <= 2024 + 40
+        for rank in (0, 1):
+            mine = metric.ranks == rank
+            kept, of_steps = metric.values[mine], metric.steps[mine]
+            assert of_steps[0] == 0 and of_steps[-1] == steps - 1 and (np.diff(of_steps) > 0).all()
+            assert np.nanmax(kept) == 1000 + rank and np.nanmin(kept) == -5 + rank and np.isnan(kept).sum() == 1
+            assert np.array_equal(kept, (values + rank)[of_steps], equal_nan=True)
+            assert np.diff(of_steps).max() < steps / 20, "no part of the curve is missing"
+
+
+def test_times_of_earlier_metrics_stay_on_the_clock_that_their_rank_had():
+    recording = Recording(1, capacity={"metric": 8})
+    recording.store.earlier = Earlier(METRIC, most=16)
+    recording.clock.add(0, sent_ns=10**6, rank_ns=10, received_ns=10**6 + 2)
+    for first in range(0, 40, 4):
+        if first == 20:
+            recording.part_from_clock(0)
+        rows = np.zeros(4, METRIC)
+        rows["name"], rows["cell"], rows["step"] = 1, 1, np.arange(first, first + 4)
+        rows["time_ns"] = 100 * rows["step"]
+        recording.feed(Batch(rank=0, stream=0, texts={1: "loss"}, tables={"metric": rows}))
+    rows = recording.rows("metric")
+    assert len(rows) > 8 and rows["step"][0] == 0
+    shift = rows["time_ns"] - 100 * rows["step"]
+    assert (shift[rows["step"] < 20] == shift[0]).all() and shift[0] != 0 and (shift[rows["step"] >= 20] == 0).all()

@@ -5,13 +5,16 @@ from __future__ import annotations
 import mmap
 from typing import Any
 
+import numpy as np
 import pytest
 
 from ddp_notebook.observe.figures import figures
 from ddp_notebook.observe.recording import Recording
 from ddp_notebook.observe.report import remote
 from ddp_notebook.observe.report.report import report
+from ddp_notebook.records.codec import Batch
 from ddp_notebook.records.units import ms, percent
+from ddp_notebook.widgets.still import summary
 from tests.observe.batches import Rank
 from tests.observe.synthetic import BEGIN_NS, MS, Synthetic, simulate
 
@@ -402,3 +405,22 @@ def test_a_sharded_model_is_not_told_to_use_ddp():
     by_hand, sharded = (report(simulate(is_ddp=False, transfer_ms=8, origin=origin)) for origin in ("user", "fsdp"))
     assert any("DistributedDataParallel" in text for text in by_hand.suggestions)
     assert not any("DistributedDataParallel" in text for text in sharded.suggestions)
+
+
+def test_a_full_recording_says_how_many_steps_are_left_of_how_many():
+    whole = simulate(world_size=2, steps=60)
+    full = Recording(2, capacity={"span": 200})
+    spans = whole.rows("span")
+    spans = spans[np.argsort(spans["end_ns"], kind="stable")]
+    texts = {number: whole.text(number) for number in np.unique(spans["name"]).tolist() if number}
+    for rank in (0, 1):
+        full.feed(Batch(rank=rank, stream=rank, texts=texts, tables={}))
+    for at in range(len(spans)):
+        rank = int(spans["rank"][at])
+        full.feed(Batch(rank=rank, stream=rank, tables={"span": spans[at : at + 1]}))
+    found = report(full)
+    assert found.all_steps == 60 and 0 < found.steps < 58
+    assert str(found).startswith(f"cell 1: the last {found.steps} of 60 steps on 2 ranks, ")
+    assert f"the last {found.steps} of 60 steps" in repr(found)
+    assert ", 60 steps, " in summary.text(full)
+    assert str(report(whole)).startswith("cell 1: 58 steps on 2 ranks, ")

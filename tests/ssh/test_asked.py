@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+import time
 
 import pytest
 
 from ddp_notebook.errors import UsageError
+from ddp_notebook.launch.defaults import names
+from ddp_notebook.launch.defaults.file import Defaults
 from ddp_notebook.launch.options import StartOptions, parse
 from ddp_notebook.launch.placement import place_on_hosts
 from ddp_notebook.launch.ways import host_list
@@ -35,11 +38,36 @@ def test_hosts_are_named_as_clusters_name_them(text, hosts):
         ("a:0", "'a:0' asks for no rank"),
         ("gpu[4-2]", "'4-2' in 'gpu[4-2]' is no range of numbers"),
         ("gpu[x]", "'gpu[x]' names no host"),
+        ("gpu[[1-2]]", "'gpu[[1-2]]' names no host"),
+        ("gpu[1-2]node[1-2]", "'gpu[1-2]node[1-2]' names no host"),
+        ("gpu[1-3000000]", "with 'gpu[1-3000000]' there are more than 4,096 hosts, which is the limit"),
+        ("gpu[1-2000,3001-5097]", "there are more than 4,096 hosts"),
+        ("login,gpu[1-4096]", "with 'gpu[1-4096]' there are more than 4,096 hosts"),
+        ([f"gpu{n}" for n in range(4097)], "with 'gpu4096' there are more than 4,096 hosts"),
+        ("gpu[1-" + "9" * 5000 + "]", "is no range of numbers"),
+        ("gpu[" + "0" * 100_000 + "1-2]", "names no host"),
+        ("gpu[1-2]:3000000", "'gpu[1-2]:3000000' asks for 3000000 ranks; a session has at most 4,096"),
+        ("gpu:" + "9" * 5000, "names no host"),
+        ("gpu," * 200_000, "--hosts names gpu twice"),
     ],
 )
 def test_hosts_that_cannot_be(text, words):
-    with pytest.raises(UsageError, match=re.escape(words)):
+    began = time.monotonic()
+    with pytest.raises(UsageError, match=re.escape(words)) as told:
         host_list.parse(text)
+    assert len(str(told.value)) < 1000 and time.monotonic() - began < 2
+
+
+def test_as_many_hosts_as_a_session_may_have():
+    assert len(host_list.parse("login,gpu[1-4095]")) == 4096
+    with pytest.raises(UsageError, match=r"^a session has at most 4,096 ranks, and --hosts asks for 8,000$"):
+        StartOptions(hosts="gpu[1-1000]:8")
+
+
+def test_names_of_the_sites_file_stand_for_no_more_hosts_than_a_session_may_have():
+    racks = {f"rack{n}": f"node{n}x[1-3000]" for n in range(2)}
+    with pytest.raises(UsageError, match=r"^--hosts names more than 4,096 hosts, which is the limit$"):
+        names.expand({"rack0": None, "rack1": None}, Defaults(hosts=racks))
 
 
 @pytest.mark.parametrize(

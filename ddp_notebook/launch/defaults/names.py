@@ -33,6 +33,8 @@ def expand(asked: Mapping[str, int | None], defaults: Defaults) -> dict[str, int
                 group_name = name if name in defaults.hosts else named[member]
                 raise UsageError(f"--hosts {','.join(asked)} has {member} twice; {group_name} stands for it too")
             hosts[member], named[member] = its if count is None else count, name
+        if len(hosts) > host_list.MOST:
+            raise UsageError(f"--hosts names more than {host_list.MOST:,} hosts, which is the limit")
     return hosts
 
 

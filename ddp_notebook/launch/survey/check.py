@@ -18,6 +18,7 @@ from ddp_notebook.launch.survey import compare, fit
 from ddp_notebook.launch.survey.asking import Answer, ask_all
 from ddp_notebook.launch.survey.pairs import routes
 from ddp_notebook.launch.survey.table import HostTable
+from ddp_notebook.on_rank import refuse_on_rank
 
 
 def check(world_size: int | None = None, **options: Any) -> HostTable:
@@ -52,6 +53,7 @@ def survey(asked: StartOptions, report: Callable[[str], None] = lambda _: None) 
         asked: how ranks would be started.
         report: told a line about each host that has answered.
     """
+    refuse_on_rank("ranks start no ranks: call check")
     if starter := choose(asked):
         try:
             return HostTable(script=starter.preview())

@@ -7,8 +7,10 @@ from collections.abc import Mapping, Sequence
 
 from ddp_notebook.errors import UsageError
 
-_ENTRY = re.compile(r"(?P<name>[^\s:,\[\]]*(?:\[[\d,-]+\][^\s:,\[\]]*)?)(?::(?P<count>\d+))?")
-_RANGE = re.compile(r"(\d+)(?:-(\d+))?")
+MOST = 4096  # hosts, and ranks: more are a mistake in a range
+_ENTRY = re.compile(r"(?P<name>[^\s:,\[\]]*(?:\[[0-9,-]+\][^\s:,\[\]]*)?)(?::(?P<count>[0-9]{1,18}))?")
+_RANGE = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,18}))?")
+_LONGEST = 65536  # characters of an entry
 _HOW = "write names of your ~/.ssh/config, each with a number of ranks if you like: gpu1,gpu[3-5]:8"
 
 
@@ -16,7 +18,7 @@ def parse(hosts: str | Sequence[str]) -> dict[str, int | None]:
     """The hosts by name, with the number of ranks that each is to have; None: it was not said.
 
     Raises:
-        UsageError: it names none, one twice, or cannot be read.
+        UsageError: it names none, one twice, or more than 4,096, or cannot be read.
 
     Example:
         >>> parse("login,gpu[01-03]:8")
@@ -25,13 +27,15 @@ def parse(hosts: str | Sequence[str]) -> dict[str, int | None]:
     entries = _split(hosts) if isinstance(hosts, str) else [str(one).strip() for one in hosts]
     found: dict[str, int | None] = {}
     for entry in filter(None, entries):
-        read = _ENTRY.fullmatch(entry)
+        read = _ENTRY.fullmatch(entry) if len(entry) <= _LONGEST else None
         if read is None or not read["name"] or read["name"].startswith("-"):  # ssh would take it for an option
-            raise UsageError(f"--hosts: {entry!r} names no host; {_HOW}")
+            raise UsageError(f"--hosts: {short(entry)} names no host; {_HOW}")
         count = None if read["count"] is None else int(read["count"])
         if count == 0:
             raise UsageError(f"--hosts: {entry!r} asks for no rank; leave the host out, or write {read['name']}:1")
-        for name in _expanded(read["name"], entry):
+        if count is not None and count > MOST:
+            raise UsageError(f"--hosts: {short(entry)} asks for {count} ranks; a session has at most {MOST:,}")
+        for name in _expanded(read["name"], entry, MOST - len(found)):
             if name in found:
                 raise UsageError(f"--hosts names {name} twice; write it once with the sum of its ranks: {name}:2")
             found[name] = count
@@ -66,19 +70,39 @@ def check_sum(asked: Mapping[str, int | None], world_size: int | None) -> None:
 
 def _split(text: str) -> list[str]:
     """At the commas that are not within brackets."""
-    return [entry.strip() for entry in re.split(r",(?![^\[]*\])", text)]
+    entries, is_within = [""], False
+    for part in re.split(r"([\[\],])", text):
+        if part == "," and not is_within:
+            entries.append("")
+        else:
+            entries[-1] += part
+            is_within = part == "[" or (is_within and part != "]")
+    return [entry.strip() for entry in entries]
 
 
-def _expanded(name: str, entry: str) -> list[str]:
+def short(text: str) -> str:
+    """Quote a text for an error, without its middle if it is long."""
+    return repr(text if len(text) <= 100 else f"{text[:60]}...{text[-20:]}")
+
+
+def _expanded(name: str, entry: str, most: int) -> list[str]:
     head, bracket, rest = name.partition("[")
     if not bracket:
+        if most < 1:
+            raise _too_many(entry)
         return [name]
     numbers, _, tail = rest.partition("]")
-    found = []
+    found: list[str] = []
     for part in numbers.split(","):
         read = _RANGE.fullmatch(part)
         if read is None or int(read[2] or read[1]) < int(read[1]):
-            raise UsageError(f"--hosts: {part!r} in {entry!r} is no range of numbers; {_HOW}")
+            raise UsageError(f"--hosts: {short(part)} in {short(entry)} is no range of numbers; {_HOW}")
+        if int(read[2] or read[1]) - int(read[1]) >= most - len(found):
+            raise _too_many(entry)
         width = len(read[1])
         found += [f"{head}{n:0{width}}{tail}" for n in range(int(read[1]), int(read[2] or read[1]) + 1)]
     return found
+
+
+def _too_many(entry: str) -> UsageError:
+    return UsageError(f"--hosts: with {short(entry)} there are more than {MOST:,} hosts, which is the limit; {_HOW}")

@@ -63,7 +63,7 @@ def draw_metric(
     if len(finite) and finite.min() > 0 and finite.max() / finite.min() > _LOG_FROM:
         axes.set_yscale("log")
     axes.set_xlabel("step")
-    axes.set_ylabel(name, parse_math=False)
+    axes.set_ylabel(name)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     return ends
 

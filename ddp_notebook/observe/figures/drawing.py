@@ -12,9 +12,12 @@ from typing import Any, Literal
 
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.colors import to_rgb, to_rgba
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
+from matplotlib.text import Text
+from matplotlib.ticker import LogFormatter, ScalarFormatter
 
 from ddp_notebook.observe.figures.palette import ACTIONS, FILLS, INK, LINES
 
@@ -24,10 +27,33 @@ _MEANINGS = FILLS | ACTIONS
 _DPI = 200  # of the PNG; shown at half of it, so that it is sharp on a fine screen
 _WIDTH = 8.4  # inches
 _LABEL_PT = 9.0
+_UNREADABLE = "\N{REPLACEMENT CHARACTER}"
 
 
 class Picture(Figure):
-    """A figure that a notebook shows although no pyplot made it."""
+    """A figure that a notebook shows although no pyplot made it. Its texts are shown as they are: names that users
+    choose are no formulas."""
+
+    def draw(self, renderer: Any) -> None:
+        """Draw the figure; everything that matplotlib shows or measures is drawn by this."""
+        formulas = {id(label) for axes in self.axes for axis in (axes.xaxis, axes.yaxis) for label in _of_ticks(axis)}
+        wrapped: list[tuple[Text, str]] = []
+        for text in self.findobj(Text):
+            assert isinstance(text, Text)
+            text.set_usetex(False)
+            if id(text) not in formulas:
+                text.set_parse_math(False)
+            words = text.get_text()
+            if not words.isascii() or not words.isprintable():
+                words = "".join(one if one.isprintable() or one == "\n" else _UNREADABLE for one in words)
+                text.set_text(words)
+            if text.get_wrap() and "$" in words:  # what is wrapped is measured as a formula all the same
+                wrapped.append((text, words))
+                text.set_parse_math(True)
+                text.set_text(words.replace("$", r"\$"))
+        super().draw(renderer)
+        for text, words in wrapped:
+            text.set_text(words)
 
     def _repr_png_(self) -> tuple[bytes, dict[str, int]]:
         data = io.BytesIO()
@@ -55,14 +81,24 @@ def picture(
         layout: None where the caller places the axes, which takes a third of the time.
     """
     figure = Picture(figsize=(_WIDTH, height), layout=layout, facecolor="none")
-    figure.suptitle(
-        title, x=0.01, ha="left", fontsize=title_pt, fontweight="bold", color=INK, wrap=True, parse_math=False
-    )
+    figure.suptitle(title, x=0.01, ha="left", fontsize=title_pt, fontweight="bold", color=INK, wrap=True)
     ratios: dict[str, Any] = {"height_ratios": list(rows), "width_ratios": list(columns)}
     axes: list[Axes] = list(figure.subplots(len(rows), len(columns), squeeze=False, **ratios).ravel())
     for one in axes:
         _dress(one)
     return figure, axes
+
+
+def _of_ticks(axis: Axis) -> list[Text]:
+    """The labels that matplotlib writes by itself, as powers of ten: formulas."""
+    found = [axis.get_offset_text()]
+    for formatter, ticks in (
+        (axis.get_major_formatter(), axis.get_major_ticks()),
+        (axis.get_minor_formatter(), axis.get_minor_ticks()),
+    ):
+        if isinstance(formatter, LogFormatter | ScalarFormatter):
+            found += [label for tick in ticks for label in (tick.label1, tick.label2)]
+    return found
 
 
 def _dress(axes: Axes) -> None:
@@ -157,7 +193,6 @@ def label_ends(axes: Axes, ends: Sequence[tuple[float, float, str, str]]) -> Non
                 "shrinkB": 1,
             },
             annotation_clip=False,
-            parse_math=False,
         )
 
 

@@ -51,6 +51,7 @@ class Report:
     cell: int | None  # None: no cell has steps
     prompt: str  # of the cell: "In [8]"; empty where it had none
     steps: int  # that were looked at, of the rank that has the most
+    all_steps: int  # that the cell took; more than the others together if the recording was full
     skipped: int  # steps at the start that were not
     overall: Parts | None
     ranks: tuple[Parts, ...]
@@ -63,7 +64,7 @@ class Report:
     def __repr__(self) -> str:
         if self.overall is None:
             return f"Report({self.verdict})"
-        steps = f"{self.steps} step{'s' * (self.steps != 1)}"
+        steps = self._counted()
         return f"Report(cell {self.cell}, {steps} of {ms(self.overall.step_ns)}: {self.verdict})"
 
     def __str__(self) -> str:
@@ -82,13 +83,19 @@ class Report:
         return "\n".join(lines)
 
     def _head(self, overall: Parts) -> str:
-        count = f"{self.steps} step{'s' * (self.steps != 1)} on {len(self.ranks)} rank{'s' * (len(self.ranks) != 1)}"
+        count = f"{self._counted()} on {len(self.ranks)} rank{'s' * (len(self.ranks) != 1)}"
         skipped = f", without the first {self.skipped}" if self.skipped else ""
         cell = f"cell {self.cell}, {self.prompt}" if self.prompt else f"cell {self.cell}"
         text = f"{cell}: {count}, {ms(overall.step_ns)} each (trimmed mean{skipped})"
         if overall.samples_per_s is not None:
             text += f", {overall.samples_per_s:,.0f} samples/s"
         return text
+
+    def _counted(self) -> str:
+        """The steps, and how many there were if the first ones are not recorded any more."""
+        if self.steps + self.skipped < self.all_steps:
+            return f"the last {self.steps:,} of {self.all_steps:,} steps"
+        return f"{self.steps} step{'s' * (self.steps != 1)}"
 
     def _noted(self) -> list[str]:
         return [f"{note}." for note in self.notes]
@@ -114,6 +121,7 @@ def report(recording: Bounded, cell: int | None = None) -> Report:
             cell=cell,
             prompt="",
             steps=0,
+            all_steps=0,
             skipped=0,
             overall=None,
             ranks=(),
@@ -145,6 +153,7 @@ def report(recording: Bounded, cell: int | None = None) -> Report:
         cell=cell,
         prompt=prompt_of(recording, cell),
         steps=count,
+        all_steps=1 + max(step.step for step in every),
         skipped=WARM_UP if len(found) < len(every) else 0,
         overall=overall,
         ranks=ranks,

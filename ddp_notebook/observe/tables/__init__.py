@@ -3,6 +3,7 @@
 recorded    the tables of a recording, times on the notebook's clock: what everything else reads
 store       takes in batches of all ranks
 ring        rows with a growing index
+thinning    earlier values of metrics, thinned where the table is full
 texts       texts by number
 collectives calls as a sequence
 remote      calls to other ranks, remote references, distributed autograd

@@ -84,7 +84,8 @@ class RecordedTables:
     # ---- rows
 
     def rows(self, table: str, since: int = 0) -> Rows:
-        """A copy of a table's rows, times on the notebook's clock. Ranks come as their batches came.
+        """A copy of a table's rows, times on the notebook's clock. Ranks come as their batches came. Of metrics that
+        are more than the table holds the earlier ones are thinned.
 
         Args:
             table: of `records.TABLES`.
@@ -95,7 +96,18 @@ class RecordedTables:
         """
         if (catch_up := self.catch_up) is not None:  # once: the end of a session takes it away
             catch_up()
-        return self.follow(table, since)[0]
+        rows = self.follow(table, since)[0]
+        if table != "metric" or since:
+            return rows
+        earlier, indexes = self.store.earlier.before(self.store.rings["metric"].first)
+        if not len(earlier):
+            return rows
+        rows, end, _ = self.store.rings["metric"].since(0)  # again: the table has grown since
+        earlier, indexes = self.store.earlier.before(end - len(rows))
+        self._correct(table, rows, lambda index: index - (end - len(rows)))
+        self._correct(table, earlier, lambda index: int(np.searchsorted(indexes, index)))
+        rows = np.concatenate([earlier, rows])
+        return rows[~np.isin(rows["cell"], list(self.aside))] if self.aside else rows
 
     def follow(self, table: str, index: int, most: int | None = None) -> tuple[Rows, int, int]:
         """What a reader has not seen yet: `(rows, the index to ask from next, rows that were lost to it)`.
@@ -112,16 +124,21 @@ class RecordedTables:
             raise UsageError(f"there is no table {table!r}; the tables are {', '.join(TABLES)}")
         rows, end, lost = self.store.rings[table].since(index, most)
         if TIMES[table]:
-            self._correct(table, rows, end - len(rows))
+            first = end - len(rows)
+            self._correct(table, rows, lambda index: index - first)
         if self.aside and "cell" in (TABLES[table].names or ()):
             rows = rows[~np.isin(rows["cell"], list(self.aside))]
         return rows, end, lost
 
-    def _correct(self, table: str, rows: Rows, first: int) -> None:
-        """Put times onto the notebook's clock, in place. The first row has this index."""
+    def _correct(self, table: str, rows: Rows, place: Callable[[int], int]) -> None:
+        """Put times onto the notebook's clock, in place.
+
+        Args:
+            place: the position here of the row with an index; of an earlier one at most 0.
+        """
         begins: dict[int, int] = {}  # by rank: where the rows of its next clock begin
         for former in self.former:
-            until = max(0, former.ends[table] - first)
+            until = max(0, place(former.ends[table]))
             self._shift(table, rows, former.rank, former.clock, slice(begins.get(former.rank, 0), until))
             begins[former.rank] = until
         for rank in self.clock.shifted():

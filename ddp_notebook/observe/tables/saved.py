@@ -17,6 +17,7 @@ import numpy as np
 from ddp_notebook.observe.clock import Clock
 from ddp_notebook.observe.tables import store
 from ddp_notebook.observe.tables.recorded import FormerClock, RecordedTables
+from ddp_notebook.observe.tables.thinning import Indexes
 from ddp_notebook.observe.writing import in_a_folder, write_whole
 from ddp_notebook.records.codec import Tensor
 from ddp_notebook.records.schema import LATER, TABLES, upgraded
@@ -40,6 +41,8 @@ def save(recorded: RecordedTables, path: str | os.PathLike[str]) -> Path:
     kept = {name: ring.since(0) for name, ring in recorded.store.rings.items()}  # first: all of their texts are known
     rows: dict[str, Any] = {name: part for name, (part, _, _) in kept.items()}
     first = {name: end - len(part) for name, (part, end, _) in kept.items()}
+    earlier, indexes = recorded.store.earlier.before(first["metric"])
+    rows["metric"] = np.concatenate([earlier, rows["metric"]])
     tensors = recorded.store.kept_tensors()
     head = {
         "format": FORMAT,
@@ -50,7 +53,7 @@ def save(recorded: RecordedTables, path: str | os.PathLike[str]) -> Path:
         "aside": sorted(recorded.aside),
         "dropped": sorted(recorded.store.dropped.items()),
         "clock": recorded.clock.to_json(),
-        "former": [[one.rank, one.clock.to_json(), _in_file(one.ends, first)] for one in recorded.former],
+        "former": [[one.rank, one.clock.to_json(), _in_file(one.ends, first, indexes)] for one in recorded.former],
         "texts": recorded.store.texts.all(),
         "tensors": [[*key, one.call, one.dtype, list(one.shape), len(one.data)] for key, one in tensors],
     }
@@ -109,6 +112,13 @@ def restore(arrays: Any, make: Callable[..., _T]) -> _T:
     return recorded
 
 
-def _in_file(indexes: Mapping[str, int], first: Mapping[str, int]) -> dict[str, int]:
-    """Indexes of rows by table, as a file counts them: from 0 at the first that it has."""
-    return {table: max(0, index - first[table]) for table, index in indexes.items()}
+def _in_file(ends: Mapping[str, int], first: Mapping[str, int], earlier: Indexes) -> dict[str, int]:
+    """Indexes of rows by table, as a file counts them: from 0 at the first that it has.
+
+    Args:
+        first: index of the first row of each table.
+        earlier: indexes of the metrics before.
+    """
+    found = {table: max(0, index - first[table]) for table, index in ends.items()}
+    found["metric"] += int(np.searchsorted(earlier, ends["metric"]))
+    return found

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from ddp_notebook.observe.tables.ring import Ring, as_whole
 from ddp_notebook.observe.tables.texts import Texts, Translation
+from ddp_notebook.observe.tables.thinning import Earlier
 from ddp_notebook.records.codec import Batch, Tensor
 from ddp_notebook.records.schema import TABLES, TEXTS, Rows, as_array
 
@@ -46,6 +47,7 @@ class Store:
         self.rings = {name: Ring(dtype, (CAPACITY | dict(capacity or {}))[name]) for name, dtype in TABLES.items()}
         # One key for each row of values, at the same index: a search needs no walk over the rows.
         self.value_keys = Ring(np.dtype("<u8"), self.rings["value"].capacity)
+        self.earlier = Earlier(TABLES["metric"])  # metrics that their ring has given up
         self.tensors: OrderedDict[Key, tuple[Tensor, ...]] = OrderedDict()
         self._tensor_bytes = 0
         self._tensor_lock = threading.Lock()
@@ -64,10 +66,23 @@ class Store:
             if name == "value":
                 self.rings[name].append(ours)
                 self.value_keys.append(keys_of(ours["rank"], ours["call"], ours["side"]))
+            elif name == "metric":
+                self._append_metrics(ours)
             else:
                 self.rings[name].append(ours)
         for tensor in batch.tensors:
             self._keep(batch.rank, process.base + tensor.call, tensor)
+
+    def _append_metrics(self, rows: Rows) -> None:
+        """Add rows of metrics. A curve that is longer than the table keeps its beginning, with fewer values."""
+        ring = self.rings["metric"]
+        over = len(ring) + len(rows) - ring.capacity
+        if over > 0:  # before they go: a reader takes what is in both once
+            given_up = ring.since(ring.first, min(over, len(ring)))[0]
+            self.earlier.add(given_up, ring.first)
+            if over > len(given_up):
+                self.earlier.add(rows[: over - len(given_up)], ring.end)
+        ring.append(rows)
 
     def learn(self, batch: Batch) -> _Process:
         """Take in the texts and the count of dropped rows: all that is left of a batch that had to be dropped."""

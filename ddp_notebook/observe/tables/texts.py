@@ -48,6 +48,9 @@ class Texts:
         number = self._numbers.get(text)
         if number is not None:
             return number
+        if not text.isascii() and (legible := text.encode("utf-8", "backslashreplace").decode()) != text:
+            number = self._numbers[text] = self.number(legible)  # no file and no page takes a half of a character
+            return number
         if self._nbytes > _MOST_BYTES and text != _TOO_MANY:
             return self.number(_TOO_MANY)
         self._nbytes += len(text)

@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any, NoReturn
 
 import torch
+import torch.distributed as dist
 
 from ddp_notebook.rank.cell.exceptions import chain
 from ddp_notebook.rank.cell.where import OURS
@@ -49,6 +50,7 @@ def install(shell: Any) -> None:
     """Make `exit()`, `quit()`, `breakpoint()` and debuggers errors that say what to do instead."""
     shell.ask_exit = _refuse_exit
     sys.breakpointhook = pdb.set_trace = _refuse_breakpoint
+    dist.breakpoint = _refuse_distributed_breakpoint  # torch's raises the timeouts of all groups before it breaks
     pdb.Pdb.interaction = _refuse_debugger  # type: ignore[method-assign]
     for name, kind in (("debug", "line_cell"), ("pdb", "line")):
         shell.register_magic_function(_refuse_debugger, kind, name)
@@ -79,6 +81,10 @@ def _refuse_exit() -> NoReturn:
 
 def _refuse_breakpoint(*_: Any, **__: Any) -> NoReturn:
     raise RuntimeError(f"breakpoint() would stop this rank while the others wait for it. {_INSTEAD}")
+
+
+def _refuse_distributed_breakpoint(rank: int = 0, skip: int = 0, timeout_s: float | None = 3600) -> NoReturn:
+    raise RuntimeError(f"dist.breakpoint() would stop rank {rank} while the others wait for it. {_INSTEAD}")
 
 
 def _refuse_debugger(*_: Any, **__: Any) -> NoReturn:

@@ -2,7 +2,7 @@
 
 | call | on a rank |
 |---|---|
-| `dist.init_process_group` | says that the group exists; after `destroy_process_group` it forms the next one |
+| `dist.init_process_group` | checks its arguments as torch does; sets the timeout of a group that exists |
 | `dist.destroy_process_group` | destroys the group, which is freed later, see `keeping` |
 | `rpc.init_rpc`, `rpc.shutdown` | may be called again, see `rank/rpc` |
 | `mp.spawn`, `mp.Process` of a cell's function, not by fork | an error that says what to do instead |
@@ -20,14 +20,19 @@ import multiprocessing
 import sys
 from collections import Counter
 from collections.abc import Callable
+from datetime import timedelta
 from multiprocessing import reduction
 from types import FunctionType
 from typing import IO, TYPE_CHECKING, Any
 
+import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 
 from ddp_notebook.rank import rpc
 from ddp_notebook.rank.group import join, keeping
+from ddp_notebook.rank.group.arguments import Arguments, Requested
+from ddp_notebook.rank.group.calls import timeout_of
 from ddp_notebook.rank.replacing import look_for, replace
 from ddp_notebook.rank.rpc.serving import Serving
 from ddp_notebook.stdlib import functools, os
@@ -77,57 +82,143 @@ def _around_init(
     pid = os.getpid()
     signature = inspect.signature(join.TORCHS)
     joined: Counter[str] = Counter()  # tries to form a group, by epoch and cell
+    read = _reader(place, signature)
 
     @functools.wraps(join.TORCHS)
     def init_process_group(*args: Any, **kwargs: Any) -> None:
         here = place()
         assert here is not None
-        asked = signature.bind(*args, **kwargs).arguments
-        backend = str(asked.get("backend") or "").lower()
         if os.getpid() != pid:
             raise RuntimeError(join.not_of_child(here.rank))
-        if not dist.is_initialized() and (asked.get("store") is not None or backend == "fake"):
+        asked = signature.bind(*args, **kwargs).arguments
+        if not dist.is_initialized() and (
+            asked.get("store") is not None or str(asked.get("backend")).lower() == "fake"
+        ):
             join.clear()
             join.TORCHS(*args, **kwargs)  # a group of their own; the session's is formed by this call too
             return
-        _check(asked, here)
+        requested = read(*args, **kwargs)
+        _check(requested, here)
         if dist.is_initialized():
-            print(_nothing_to_do(backend))  # the same line on all ranks, so that it is shown once
-            return
+            other = _other(requested, here)
+            if not other:
+                print(_as_requested(requested))  # the same line on all ranks, so that it is shown once
+                return
+            dist.destroy_process_group()
+        else:
+            other = ""
         # The same on all ranks of this cell, whatever some of them have tried in other cells.
         cell = f"{here.store_prefix}/{here.epoch}.{(running() or (0, 0.0))[0]}"
         joined[cell] += 1
-        options = {name: asked[name] for name in ("pg_options", "device_id") if name in asked}
-        if getattr(options.get("device_id"), "type", "") == "cpu":
-            del options["device_id"]  # torch refuses the CPU here, and scripts pass whatever device they find
-        join.join(here, f"{cell}.{joined[cell]}", backend=backend, timeout=asked.get("timeout"), **options)
+        options = {
+            name: value for name in ("pg_options", "device_id") if (value := getattr(requested, name)) is not None
+        }
+        join.join(here, f"{cell}.{joined[cell]}", backend=requested.backend, timeout=requested.timeout, **options)
+        notes = [f"the group of {_ranks(here.world_size)} formed again with {other}"] * bool(other)
+        if notes := [*notes, *_elsewhere(requested)]:
+            print(f"init_process_group: {'; '.join(notes)}")
 
     return init_process_group
 
 
-def _check(asked: dict[str, Any], here: Form) -> None:
+def _reader(place: Callable[[], Form | None], signature: inspect.Signature) -> Callable[..., Requested]:
+    """Returns what reads the arguments of a call; with a torch that is not known, without checks."""
+    try:
+        return Arguments(place).read
+    except AttributeError as missing:
+        print(
+            f"ddp_notebook does not know this torch ({missing}): arguments of init_process_group are not checked",
+            file=sys.stderr,
+        )
+
+    def read(*args: Any, **kwargs: Any) -> Requested:
+        here, asked = place(), signature.bind(*args, **kwargs).arguments
+        assert here is not None
+        return Requested(
+            backend=str(asked.get("backend") or "").lower(),
+            backends={},
+            timeout=asked.get("timeout"),
+            address="",
+            world_size=asked.get("world_size", -1),
+            rank=asked.get("rank", -1),
+            pg_options=asked.get("pg_options"),
+            device_id=asked.get("device_id"),
+        )
+
+    return read
+
+
+def _check(requested: Requested, here: Form) -> None:
     """Raise unless the place that a cell asks for is the one that the rank has."""
-    size, rank = asked.get("world_size", -1), asked.get("rank", -1)
-    if size not in (None, -1, here.world_size):
+    size, rank = requested.world_size, requested.rank
+    if size not in (-1, here.world_size):
         of_some = (
             f"for a group of {size} of them call dist.new_group({list(range(size))}) on all ranks and pass it on; "
             if 0 < size < here.world_size
             else ""
         )
+        more = f", or have {_ranks(size)}: %ddp_resize {size}" if size > 0 else ""
         raise ValueError(
             f"world_size={size}, but the session has {_ranks(here.world_size)}; {of_some}run with "
-            f"world_size={here.world_size}, or have {_ranks(size)}: %ddp_resize {size}"
+            f"world_size={here.world_size}{more}"
         )
-    if rank not in (None, -1, here.rank):
+    if rank not in (-1, here.rank):
         raise ValueError(
             f"rank={rank}, but this is rank {here.rank} of {here.world_size}; leave rank out, the session knows it"
         )
 
 
-def _nothing_to_do(backend: str) -> str:
-    there = dist.get_backend()
-    line = f"init_process_group: the group of {_ranks(dist.get_world_size())} exists already ({there}); nothing to do"
-    return line if backend in ("", there) else f"{line}, {there} stays the backend instead of {backend}"
+def _other(requested: Requested, here: Form) -> str:
+    """Why the default group has to form again for a call; "" if the group is as requested.
+
+    Raises:
+        ValueError: the backend needs a GPU, or the group would have to and other groups would end with it.
+    """
+    if here.device == "cpu" and "nccl" in requested.backends.values():
+        raise ValueError(
+            f"backend={requested.backend!r}: NCCL needs a GPU, and this rank runs on the CPU; pass backend='gloo', or "
+            "leave it out"
+        )
+    has = dict(one.split(":") for one in dist.get_backend_config().split(","))
+    devices = {"cpu", here.device.split(":")[0]}
+    options = requested.pg_options is not None and {*requested.backends.values()} != {"gloo"}  # gloo takes none
+    other = ""
+    if requested.backend and any(has.get(d) != one for d, one in requested.backends.items() if d in devices):
+        other = f"backend={requested.backend!r}, it had {dist.get_backend()!r}"
+    elif options:
+        other = "pg_options"
+    elif requested.device_id is not None and requested.device_id != torch.device(here.device):
+        other = f"device_id={requested.device_id}"
+    if other and (requested.backend == "fake" or len(distributed_c10d._world.pg_map) > 1):
+        raise ValueError(
+            f"{other.partition(',')[0]}, but the session's group exists with backend={dist.get_backend()!r}; call "
+            "dist.destroy_process_group() before, which ends all groups of this rank, or leave the argument out"
+        )
+    return other
+
+
+def _as_requested(requested: Requested) -> str:
+    """Give the default group the timeout of a call. Returns a line that says so."""
+    world = dist.group.WORLD
+    assert world is not None
+    backend, timeout, done = dist.get_backend(), timeout_of(world), "nothing to do"
+    if requested.timeout not in (None, timeout):
+        join.set_timeout(world, requested.timeout)
+        done = f"its timeout is {_seconds(requested.timeout)} now, it was {_seconds(timeout)}"
+    elif requested.timeout is None and timeout != join.default_timeout(backend):
+        done = f"its timeout stays {_seconds(timeout)}"
+    line = f"init_process_group: the group of {_ranks(dist.get_world_size())} exists already ({backend}); {done}"
+    return "; ".join([line, *_elsewhere(requested)])
+
+
+def _elsewhere(requested: Requested) -> list[str]:
+    if not requested.address:
+        return []
+    return [f"the ranks meet at the session's store, not at {requested.address}"]
+
+
+def _seconds(timeout: timedelta) -> str:
+    return f"{timeout.total_seconds():g} s"
 
 
 def _ranks(count: int) -> str:

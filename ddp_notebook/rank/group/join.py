@@ -27,7 +27,7 @@ TORCHS = dist.init_process_group
 def enter(place: Form) -> None:
     """Take the place: its variables, and its device in this thread. For the main thread, where cells run, before
     another one connects: see `kernel_api.settle_environment`."""
-    os.environ.update(_environment(place))
+    os.environ.update(environment(place))
     use_device(place)
 
 
@@ -55,7 +55,7 @@ def join(place: Form, prefix: str, *, backend: str = "", timeout: timedelta | No
     """
     clear()
     backend = backend or place.backend
-    forming = timeout or timedelta(seconds=place.form_timeout_s)
+    forming = timedelta(seconds=place.form_timeout_s) if timeout is None else timeout
     store = connect(place, forming)
     prefixed = PrefixStore(prefix, store)
     if backend == "nccl":
@@ -74,8 +74,8 @@ def join(place: Form, prefix: str, *, backend: str = "", timeout: timedelta | No
         # group is already registered under the name"), and a group whose connections are new has nothing to split.
         with contextlib.suppress(AttributeError):
             dist.group.WORLD.bound_device_id = None
-    if timeout is None:
-        _raise_timeout(backend, store, prefixed)
+    if timeout is None and dist.group.WORLD is not None:
+        set_timeout(dist.group.WORLD, default_timeout(backend), store, prefixed)
 
 
 def clear() -> None:
@@ -99,16 +99,24 @@ def not_of_child(rank: int) -> str:
     )
 
 
-def _raise_timeout(backend: str, *stores: TCPStore | PrefixStore) -> None:
-    """Give torch's default timeout to the default group, and to its store, where later groups meet."""
-    timeout = distributed_c10d._get_default_timeout(dist.Backend(backend))
-    set_timeout, _ = timeout_setter()
-    set_timeout(timeout, dist.group.WORLD)
-    for store in stores:
+def default_timeout(backend: str) -> timedelta:
+    """Return torch's default timeout of a group."""
+    return distributed_c10d._get_default_timeout(dist.Backend(backend))
+
+
+def set_timeout(group: dist.ProcessGroup, timeout: timedelta, *stores: TCPStore | PrefixStore) -> None:
+    """Set the timeout of a group, and of the stores where later groups meet.
+
+    Args:
+        stores: by default that of the group.
+    """
+    set_of_group, _ = timeout_setter()
+    set_of_group(timeout, group)
+    for store in stores or [distributed_c10d._world.pg_map[group][1]]:
         store.set_timeout(timeout)
 
 
-def _environment(place: Form) -> dict[str, str]:
+def environment(place: Form) -> dict[str, str]:
     """torchrun's variables, the interface that gloo, NCCL and RPC are to use, and what accelerate asks for.
 
     TORCHELASTIC_RUN_ID tells Lightning that it need not start the ranks. TORCHELASTIC_USE_AGENT_STORE is not set:

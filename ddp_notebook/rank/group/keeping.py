@@ -32,8 +32,12 @@ def keep(group: Any) -> None:
 
 @functools.wraps(TORCHS)
 def _destroy_and_keep(group: Any = None) -> None:
-    keep(dist.group.WORLD if group is None else group)
-    TORCHS(group)
+    ended = dist.group.WORLD if group is None else group
+    try:
+        TORCHS(group)
+    finally:
+        if isinstance(ended, dist.ProcessGroup):  # else torch has refused it
+            keep(ended)
 
 
 def install() -> None:

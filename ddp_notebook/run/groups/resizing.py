@@ -11,6 +11,7 @@ from typing import Any
 
 from ddp_notebook.errors import DDPNotebookError, SessionBrokenError, StartError, UsageError
 from ddp_notebook.launch.cluster import Check, Cluster
+from ddp_notebook.launch.options import MOST_RANKS
 from ddp_notebook.launch.placement import Placement
 from ddp_notebook.records.words import list_ranks
 from ddp_notebook.run.cells.cells import Cells
@@ -85,6 +86,8 @@ class Resizing:
             raise UsageError(f"{world_size!r} is no number of ranks; write %ddp_resize 4 (session.resize(4))")
         if world_size < 1:
             raise UsageError(f"{world_size} ranks: at least one has to stay; %ddp_stop ends all of them")
+        if world_size > MOST_RANKS:
+            raise UsageError(f"a session has at most {MOST_RANKS:,} ranks, got N = {world_size}")
         if build is not None:
             check_name(build)
         earlier = self._cells.before_turn()
