@@ -1,4 +1,4 @@
-"""Whether this process is a rank, and the refusal of what belongs to the notebook."""
+"""Refuse calls that only the notebook may make on a rank."""
 
 from __future__ import annotations
 

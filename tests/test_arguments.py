@@ -301,7 +301,7 @@ def session_of_one(waiting_host_server) -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
-def ends(session_of_one, tmp_path_factory) -> dict[str, list[str]]:
+def ends(session_of_one, tmp_path_factory) -> dict[str, Any]:
     """For each call: what came of it in a plain process, on a rank, and on a rank without a group."""
     folder = str(tmp_path_factory.mktemp("files"))
     calls = [one.replace("/FOLDER", folder) for one in _CALLS]

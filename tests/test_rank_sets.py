@@ -59,7 +59,7 @@ def test_a_set_names_ranks(asked, ranks):
         ([], "[] names no rank; the ranks are 0 to 3"),
         (range(10**12), "there is no rank 4; the ranks are 0 to 3"),
         (itertools.count(), "there is no rank 4; the ranks are 0 to 3"),
-        (itertools.repeat(0), "more than 65,536 entries are no set of ranks; the ranks are 0 to 3"),
+        (itertools.repeat(0), "a set of ranks has at most 65,536 entries; the ranks are 0 to 3"),
         ("0-3000000000", "there is no rank 0-3000000000; the ranks are 0 to 3"),
         ("0-" + "9" * 5000, f"'0-{'9' * 198}...' in the rank set '0-{'9' * 198}...' is none of: all, 2, -1, 0-3, ::2"),
         ("all," * 100_000, f"'{('all,' * 15)}'... is too long for a set of ranks; the ranks are 0 to 3"),

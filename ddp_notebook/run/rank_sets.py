@@ -41,10 +41,10 @@ def parse_ranks(asked: RankSet, world_size: int) -> list[int]:
             raise UsageError(f"{asked!r} names no ranks; give a number, several, or text such as '0,2-3'")
         chosen = set()
         for at, number in enumerate([asked] if isinstance(asked, Integral) else asked):
-            if not isinstance(number, Integral) or isinstance(number, bool):
+            if isinstance(number, bool) or not isinstance(number, Integral):
                 raise UsageError(f"{number!r} is not a rank: ranks are whole numbers from 0 to {world_size - 1}")
             if at >= _MOST:
-                raise UsageError(f"more than {_MOST:,} entries are no set of ranks; the ranks are {_all(world_size)}")
+                raise UsageError(f"a set of ranks has at most {_MOST:,} entries; the ranks are {_all(world_size)}")
             chosen.add(_one(int(number), str(number), world_size))
     elif len(asked) > _MOST:
         raise UsageError(f"{asked[:60]!r}... is too long for a set of ranks; the ranks are {_all(world_size)}")

@@ -143,9 +143,17 @@ class Members:
             for process in leavers:
                 process.kind = RANK
             if isinstance(error, StartError):
-                raise StartError(f"no new process came up, and all is as it was: {error}") from error
+                raise StartError(f"no new process came up, and {self._what_is_left()}: {error}") from error
             raise  # of `check`
         return new
+
+    def _what_is_left(self) -> str:
+        dead = [rank for rank, process in self._processes.by_rank.items() if not process.is_alive]
+        if not dead:
+            return "all is as it was"
+        if len(dead) == len(self._processes.by_rank):
+            return "all ranks have died; start new ones with %ddp_restart"
+        return f"{name_ranks(dead)} {'has' if len(dead) == 1 else 'have'} died"
 
     def _end(self, leavers: Sequence[Process]) -> None:
         for host in dict.fromkeys(process.host for process in leavers if process.is_alive):

@@ -47,7 +47,7 @@ class Picture(Figure):
             if not words.isascii() or not words.isprintable():
                 words = "".join(one if one.isprintable() or one == "\n" else _UNREADABLE for one in words)
                 text.set_text(words)
-            if text.get_wrap() and "$" in words:  # what is wrapped is measured as a formula all the same
+            if text.get_wrap() and "$" in words:  # matplotlib measures wrapped texts as formulas
                 wrapped.append((text, words))
                 text.set_parse_math(True)
                 text.set_text(words.replace("$", r"\$"))

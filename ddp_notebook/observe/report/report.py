@@ -51,7 +51,7 @@ class Report:
     cell: int | None  # None: no cell has steps
     prompt: str  # of the cell: "In [8]"; empty where it had none
     steps: int  # that were looked at, of the rank that has the most
-    all_steps: int  # that the cell took; more than the others together if the recording was full
+    all_steps: int  # steps of the cell; more than steps + skipped if the recording was full
     skipped: int  # steps at the start that were not
     overall: Parts | None
     ranks: tuple[Parts, ...]

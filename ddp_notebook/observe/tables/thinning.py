@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from ddp_notebook.records.schema import Rows
 
-MOST = 1 << 17  # rows: a third of what a recording holds of metrics
+MOST = 1 << 17  # the table itself holds twice as many rows
 _WIDEST = 1 << 40
 _SERIES = ("rank", "name", "cell")
 Indexes = npt.NDArray[np.int64]
@@ -29,7 +29,7 @@ class Earlier:
         self._most = most
         self._parts: deque[tuple[Rows, Indexes]] = deque()
         self._count = 0
-        self._width = 1  # of the ranges of which the extremes are kept
+        self._width = 1  # each range of so many indexes keeps its extremes
         self._lock = threading.Lock()
 
     def add(self, rows: Rows, first: int) -> None:

@@ -1,4 +1,4 @@
-"""Arguments of `init_process_group`, checked by torch's own code.
+"""Check the arguments of `init_process_group` with the code of torch.
 
 The default group of a rank usually exists, and torch's function refuses a second call before it reads any argument. So
 copies of torch's functions run, in which the steps that would meet other ranks or form a group are replaced. They raise
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import os
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from types import FunctionType, SimpleNamespace
@@ -25,10 +24,11 @@ from torch.distributed import (  # type: ignore[attr-defined]  # exported at run
 )
 
 from ddp_notebook.rank.group import join
+from ddp_notebook.stdlib import os
 from ddp_notebook.wire.events import Form
 
 _NATIVE = ("gloo", "nccl", "mpi", "xccl")  # torch raises RuntimeError for them if they are not built in
-_SHORTEST = timedelta(milliseconds=1)  # the resolution of torch's timeouts
+_SHORTEST = timedelta(milliseconds=1)  # timeouts have this resolution
 
 
 class Requested(NamedTuple):
@@ -53,7 +53,7 @@ class Requested(NamedTuple):
 
 
 class _Accepted(BaseException):
-    """Ends the copy of torch's function before it forms a group."""
+    """Raised where the copied function would form a group."""
 
 
 class Arguments:

@@ -100,7 +100,7 @@ def not_of_child(rank: int) -> str:
 
 
 def default_timeout(backend: str) -> timedelta:
-    """Return torch's default timeout of a group."""
+    """Return the timeout that a group has by default."""
     return distributed_c10d._get_default_timeout(dist.Backend(backend))
 
 

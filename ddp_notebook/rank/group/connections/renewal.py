@@ -117,7 +117,7 @@ class Renewal:
                 group.retired += "dist.group.WORLD"
             elif not group.retired:
                 group.retired = f"group {group.title} of ranks {ranks} was made before the session had {now}, and "
-                group.retired += "cannot be used any more; make it again on all ranks: dist.new_group([...])"
+                group.retired += f"cannot be used any more; {_again(group, '[...]')}"
                 notes.append(group.retired)
         self._end(list(distributed_c10d._world.pg_names))
         dist.destroy_process_group()
@@ -208,5 +208,14 @@ def _retired(group: Group, absent: list[int]) -> str:
     who = ",".join(map(str, absent))
     return (
         f"group {group.title} of ranks {','.join(map(str, group.ranks))} is not known on rank{'s' * (len(absent) > 1)} "
-        f"{who} and cannot be used any more; make it again on all ranks: dist.new_group({list(group.ranks)})"
+        f"{who} and cannot be used any more; {_again(group, str(list(group.ranks)))}"
     )
+
+
+def _again(group: Group, ranks: str) -> str:
+    """Say how a program makes a group again. torch names the groups of a mesh after its dimensions."""
+    kind, _, dimension = group.title.partition("_")
+    if kind == "mesh" and dimension:
+        of_it = "" if dimension == "default" else f', and take mesh.get_group("{dimension}") of the new one'
+        return f"make its mesh again on all ranks: mesh = init_device_mesh(...){of_it}"
+    return f"make it again on all ranks: dist.new_group({ranks})"
