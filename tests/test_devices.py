@@ -1,12 +1,29 @@
-"""The GPUs of a host, and which of them CUDA_VISIBLE_DEVICES leaves."""
+"""The accelerators of a host: NVIDIA's GPUs, which of them CUDA_VISIBLE_DEVICES leaves, and those that torch lists."""
 
 from __future__ import annotations
 
 import os
 import stat
 import time
+from types import SimpleNamespace
+from typing import Any
 
-from ddp_notebook.launch.devices import Gpu, cores, find, finish_query, parse_query, start_query, visible
+import pytest
+import torch
+import torch.distributed
+
+from ddp_notebook.launch import devices
+from ddp_notebook.launch.devices import (
+    VISIBLE,
+    Accelerators,
+    Gpu,
+    cores,
+    find,
+    finish_query,
+    parse_query,
+    start_query,
+    visible,
+)
 
 ANSWER = """\
 0, GPU-5f2a1111-0000, NVIDIA H200, 143771
@@ -120,3 +137,139 @@ def test_a_tool_that_says_something_else_means_no_gpus(tmp_path, monkeypatch):
     put_driver(tmp_path, monkeypatch, "echo 'No devices were found'")
 
     assert finish_query(start_query()) == []
+
+
+# ---- accelerators that torch lists. None of these has run on such hardware: the answers are those of torch's
+# documentation. Source: https://docs.pytorch.org/docs/stable/accelerator.html,
+# https://docs.pytorch.org/docs/stable/xpu.html, https://docs.pytorch.org/docs/stable/notes/hip.html,
+# https://docs.pytorch.org/docs/stable/distributed.html#torch.distributed.get_default_backend_for_device
+
+
+def built_for(kind: str | None, count: int, *, hip: str | None = None, lacks: tuple[str, ...] = ()) -> Any:
+    """The interface of a torch that is built for a kind of device, on a machine that has some."""
+    module = SimpleNamespace(
+        get_device_name=lambda index: f"Model {index}",
+        get_device_properties=lambda index: SimpleNamespace(total_memory=64 << 30),
+    )
+    for name in lacks:
+        delattr(module, name)
+    return SimpleNamespace(
+        version=SimpleNamespace(hip=hip, cuda=None),
+        accelerator=SimpleNamespace(
+            current_accelerator=lambda: None if kind is None else SimpleNamespace(type=kind, index=None),
+            is_available=lambda: count > 0,
+            device_count=lambda: count,
+        ),
+        get_device_module=lambda asked: {kind: module}[asked],
+    )
+
+
+def with_backends(*available: str, **of_plug_ins: str) -> Any:
+    """`torch.distributed`, with torch's own table of backends, on a build that has some."""
+
+    def default(kind: str) -> str:
+        return of_plug_ins.get(kind) or torch.distributed.get_default_backend_for_device(kind)
+
+    return SimpleNamespace(get_default_backend_for_device=default, is_backend_available=lambda name: name in available)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_hidden(monkeypatch):
+    for name in VISIBLE:
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_rocm_has_cuda_devices_and_nccl():
+    found = devices.find_accelerators(built_for("cuda", 2, hip="6.4"), with_backends("gloo", "nccl"))
+    assert (found.backend, found.trouble) == ("nccl", "")
+    assert [(gpu.device, gpu.name, gpu.memory_mib) for gpu in found.gpus] == [
+        ("cuda:0", "Model 0", 65536),
+        ("cuda:1", "Model 1", 65536),
+    ]
+
+
+def test_intel_has_xpu_devices_and_xccl():
+    found = devices.find_accelerators(built_for("xpu", 3), with_backends("gloo", "xccl"))
+    assert (found.backend, [gpu.device for gpu in found.gpus]) == ("xccl", ["xpu:0", "xpu:1", "xpu:2"])
+
+
+def test_a_plug_in_may_lack_names_and_properties():
+    torch_of_plug_in = built_for("npu", 1, lacks=("get_device_name", "get_device_properties"))
+    found = devices.find_accelerators(torch_of_plug_in, with_backends("hccl", npu="hccl"))
+    assert (found.backend, found.gpus[0].name, found.gpus[0].memory_mib) == ("hccl", "npu device", 0)
+
+
+@pytest.mark.parametrize(
+    ("interface", "backends", "env", "words"),
+    [
+        (
+            built_for("cuda", 0, hip="6.4"),
+            with_backends("nccl"),
+            {},
+            "torch is built for ROCm 6.4 and finds no such device (is its driver installed?): ranks use the CPU",
+        ),
+        (
+            built_for("xpu", 0),
+            with_backends("xccl"),
+            {"ZE_AFFINITY_MASK": "9"},
+            "torch is built for xpu and finds no such device (ZE_AFFINITY_MASK=9 may hide it): ranks use the CPU",
+        ),
+        (
+            built_for("xpu", 1),
+            with_backends("gloo"),
+            {},
+            "torch finds 1 device of type xpu (Model 0), and is built without their backend xccl: ranks use the CPU",
+        ),
+        (
+            built_for("mps", 1),
+            with_backends("gloo"),
+            {},
+            "torch finds 1 device of type mps (Model 0), whose tensors gloo does not send: ranks use the CPU",
+        ),
+        (
+            built_for("maia", 2),
+            with_backends("gloo"),
+            {},
+            "torch finds 2 devices of type maia (Model 0), and knows no backend for collectives on them: "
+            "ranks use the CPU",
+        ),
+    ],
+    ids=["no driver", "hidden", "no backend", "mps", "unknown"],
+)
+def test_devices_that_cannot_be_used_are_named(monkeypatch, interface, backends, env, words):
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    found = devices.find_accelerators(interface, backends)
+    assert (found.gpus, found.trouble) == ((), words)
+
+
+def test_a_torch_without_accelerators_says_nothing():
+    assert devices.find_accelerators(built_for(None, 0), with_backends("gloo")) == Accelerators()
+
+
+def test_what_the_process_prints_is_read_among_other_lines(monkeypatch, capsys):
+    told = devices.find_accelerators(built_for("xpu", 2), with_backends("xccl"))
+    monkeypatch.setattr(devices, "find_accelerators", lambda *_: told)
+    print("a plug-in says hello", end="")
+    devices.tell()
+    print("and good bye")
+    assert devices.read_answer(capsys.readouterr().out) == told
+    assert Gpu(**told.gpus[1].to_json()) == told.gpus[1]
+    assert "it printed nothing" in devices.read_answer("", "").trouble
+
+
+def test_the_torch_of_this_environment_is_asked_in_a_process_of_its_own(monkeypatch):
+    answer = devices.ask_torch()
+    if torch.accelerator.current_accelerator() is None:
+        assert answer == Accelerators()
+    monkeypatch.setattr(devices, "_ASK", "raise SystemExit('RuntimeError: the driver is too old')")
+    words = "torch could not list its accelerators (RuntimeError: the driver is too old): ranks use the CPU"
+    assert devices.ask_torch() == Accelerators(trouble=words)
+    monkeypatch.setattr(devices, "_ASK", "import time; time.sleep(60)")
+    monkeypatch.setattr(devices, "_ASK_S", 0.2)
+    assert devices.ask_torch().trouble == "torch did not list its accelerators within 0.2 s: ranks use the CPU"
+
+
+def test_cuda_variables_do_not_filter_what_torch_has_filtered():
+    told = devices.find_accelerators(built_for("cuda", 2, hip="6.4"), with_backends("nccl"))
+    assert visible(told.gpus, "1") == list(told.gpus)

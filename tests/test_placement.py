@@ -262,3 +262,53 @@ def test_more_ranks_than_the_memory_holds():
         "1000 ranks need some 97 GiB of memory, and this host has 23; start at most 240"
     )
     assert placed(host(cores=2), world_size=64).world_size == 64
+
+
+# ---- accelerators that torch lists (not run on such hardware)
+
+
+def host_of(kind: str, backend: str, count: int, **env: str) -> dict[str, Any]:
+    gpus = [
+        {
+            "index": n,
+            "uuid": f"{kind}:{n}",
+            "name": f"Model {n}",
+            "memory_mib": 65536,
+            "kind": kind,
+            "told_by_torch": True,
+        }
+        for n in range(count)
+    ]
+    return {**host(backends=("gloo", backend)), "gpus": gpus, "device_backend": backend, "env": env}
+
+
+@pytest.mark.parametrize(("kind", "backend"), [("xpu", "xccl"), ("cuda", "nccl"), ("npu", "hccl")])
+def test_there_is_one_rank_for_each_device_that_torch_lists(kind, backend):
+    placement = placed(host_of(kind, backend, 3))
+    assert placement.devices == (f"{kind}:0", f"{kind}:1", f"{kind}:2")
+    assert (placement.backend, placement.names[2], placement.cuda_visible_devices) == (backend, "Model 2", None)
+    assert placed(host_of(kind, backend, 3), gpus="none", world_size=2).devices == ("cpu", "cpu")
+    assert placed(host_of(kind, backend, 3), gpus="none", world_size=2).cuda_visible_devices is None
+    assert placed(host_of(kind, backend, 3), world_size=2).devices == (f"{kind}:0", f"{kind}:1")
+    two = placed_tasks(host_of(kind, backend, 2), host_of(kind, backend, 2), world_size=2)
+    assert (two.devices, two.backend) == ((f"{kind}:0", f"{kind}:1"), backend)
+
+
+def test_a_variable_that_has_changed_since_torch_was_asked_is_refused():
+    facts = host_of("cuda", "nccl", 2, HIP_VISIBLE_DEVICES="0,1")
+    assert placed(facts, {"HIP_VISIBLE_DEVICES": "0,1"}).world_size == 2
+    assert refusal(facts, {"HIP_VISIBLE_DEVICES": "0,1", "CUDA_VISIBLE_DEVICES": "1"}) == (
+        "CUDA_VISIBLE_DEVICES has changed since torch listed the devices; set it before the kernel starts, or restart "
+        "the kernel"
+    )
+
+
+def test_devices_that_torch_lists_are_not_chosen_or_shared():
+    assert refusal(host_of("xpu", "xccl", 2), gpus="1").startswith(
+        "--gpus 1 chooses among NVIDIA's GPUs, and this host has Model 0: choose with HIP_VISIBLE_DEVICES, ZE_AFFINITY"
+    )
+    for share_gpus in (False, True):
+        assert refusal(host_of("xpu", "xccl", 2), world_size=3, share_gpus=share_gpus) == (
+            "3 ranks on 2 devices of type xpu: ranks cannot share them. Start at most 2, or add --gpus none for ranks "
+            "on the CPU"
+        )

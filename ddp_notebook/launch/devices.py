@@ -1,29 +1,63 @@
-"""The GPUs of this host, found without creating a CUDA context and without importing torch.
+"""The accelerators of this host, found without a context in this process.
 
-A context in the host server would be inherited broken by every rank, so the driver's own tool is asked instead.
+A context in the host server would be inherited broken by every rank. So `nvidia-smi` lists NVIDIA's GPUs. If torch is
+built for other accelerators (AMD, Intel, or a plug-in such as Ascend's), a short-lived process asks torch for them.
+These have not been run on such hardware: the answers in the tests are written from torch's documentation.
+
+Source: https://docs.pytorch.org/docs/stable/accelerator.html,
+    https://docs.pytorch.org/docs/stable/distributed.html#torch.distributed.get_default_backend_for_device
 """
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
-from collections.abc import Sequence
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 _FIELDS = ("index", "uuid", "name", "memory.total")
+_ASK = "from ddp_notebook.launch import devices; devices.tell()"
+_ANSWER = "accelerators: "  # begins the line with the answer: plug-ins print lines too
+_ASK_S = 60.0  # importing torch and starting a driver on a busy machine
+# Variables that hide accelerators from torch. It applies those of its build when it counts devices.
+# Source: https://rocm.docs.amd.com/en/latest/conceptual/gpu-isolation.html,
+#     https://oneapi-src.github.io/level-zero-spec/level-zero/latest/core/PROG.html#environment-variables,
+#     https://www.hiascend.com/document/detail/en/canncommercial/800/apiref/envvar/envref_07_0028.html
+VISIBLE = (
+    "CUDA_VISIBLE_DEVICES",
+    "HIP_VISIBLE_DEVICES",
+    "ROCR_VISIBLE_DEVICES",
+    "ZE_AFFINITY_MASK",
+    "ONEAPI_DEVICE_SELECTOR",
+    "ASCEND_RT_VISIBLE_DEVICES",
+)
 _QUERY = [f"--query-gpu={','.join(_FIELDS)}", "--format=csv,noheader,nounits"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
-    """One GPU as the driver knows it."""
+    """One GPU as its driver or torch knows it."""
 
     index: int  # the driver's number
     uuid: str  # "GPU-..."
     name: str
     memory_mib: int
+    kind: str = "cuda"  # torch's type of device; "cuda" for AMD's too
+    told_by_torch: bool = False  # which has applied the variables that hide devices
+
+    @property
+    def device(self) -> str:
+        """Its name in torch, among those of its host.
+
+        Example:
+            >>> Gpu(index=1, uuid="xpu:1", name="Intel Max 1550", memory_mib=65536, kind="xpu").device
+            'xpu:1'
+        """
+        return f"{self.kind}:{self.index}"
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -69,6 +103,110 @@ def parse_query(text: str) -> list[Gpu]:
     return gpus
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accelerators:
+    """Answer of torch about the accelerators that it is built for."""
+
+    backend: str = ""  # for tensors on them
+    gpus: tuple[Gpu, ...] = ()
+    trouble: str = ""  # why ranks use the CPU, in a sentence
+
+
+def ask_torch() -> Accelerators:
+    """Ask the torch of this environment for its accelerators, in a process that ends at once."""
+    try:
+        asked = subprocess.run(
+            [sys.executable, "-c", _ASK],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_ASK_S,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},  # the torch of this process
+        )
+    except subprocess.TimeoutExpired:
+        return Accelerators(trouble=f"torch did not list its accelerators within {_ASK_S:g} s: ranks use the CPU")
+    return read_answer(asked.stdout, asked.stderr)
+
+
+def read_answer(out: str, errors: str = "") -> Accelerators:
+    """Read what `tell` has printed.
+
+    Example:
+        >>> read_answer("", "Traceback ...\\nRuntimeError: no driver").trouble
+        'torch could not list its accelerators (RuntimeError: no driver): ranks use the CPU'
+    """
+    for line in out.splitlines():
+        if line.startswith(_ANSWER):
+            fields = json.loads(line.removeprefix(_ANSWER))
+            gpus = tuple(Gpu(**one) for one in fields.pop("gpus"))
+            return Accelerators(gpus=gpus, **fields)
+    last = next((line for line in reversed(errors.splitlines()) if line.strip()), "it printed nothing")
+    return Accelerators(trouble=f"torch could not list its accelerators ({last.strip()[:200]}): ranks use the CPU")
+
+
+def tell() -> None:
+    """Print the answer of `find_accelerators`. For the process of `ask_torch`."""
+    import torch
+    import torch.distributed as dist
+
+    answer = find_accelerators(torch, dist)
+    print(f"\n{_ANSWER}{json.dumps(asdict(answer))}", flush=True)
+
+
+def find_accelerators(torch: Any, dist: Any) -> Accelerators:
+    """The accelerators of this machine, for which torch's generic interface is used.
+
+    Args:
+        torch: the module `torch`, of 2.11 or later.
+        dist: the module `torch.distributed`.
+    """
+    built = torch.accelerator.current_accelerator()
+    if built is None:
+        return Accelerators()
+    kind = built.type
+    name = f"ROCm {torch.version.hip}" if torch.version.hip else kind
+    count = torch.accelerator.device_count() if torch.accelerator.is_available() else 0
+    if not count:
+        hiding = [f"{name}={os.environ[name]}" for name in VISIBLE if os.environ.get(name) is not None]
+        why = f"{' and '.join(hiding)} may hide it" if hiding else "is its driver installed?"
+        return Accelerators(trouble=f"torch is built for {name} and finds no such device ({why}): ranks use the CPU")
+    module = torch.get_device_module(kind)
+    gpus = tuple(_described(module, kind, index) for index in range(count))
+    found = f"torch finds {count} {'device' if count == 1 else 'devices'} of type {kind} ({gpus[0].name})"
+    try:
+        backend = dist.get_default_backend_for_device(kind)
+    except ValueError:
+        return Accelerators(trouble=f"{found}, and knows no backend for collectives on them: ranks use the CPU")
+    if backend == "gloo" and kind != "cuda":  # such as "mps": its tensors are copied by hand
+        return Accelerators(trouble=f"{found}, whose tensors gloo does not send: ranks use the CPU")
+    if not dist.is_backend_available(backend):
+        return Accelerators(trouble=f"{found}, and is built without their backend {backend}: ranks use the CPU")
+    return Accelerators(backend=backend, gpus=gpus)
+
+
+def _described(module: Any, kind: str, index: int) -> Gpu:
+    """A device by the functions that torch's device modules have in common. A plug-in may lack them."""
+    try:
+        name = str(module.get_device_name(index))
+    except (AttributeError, RuntimeError, NotImplementedError):
+        name = f"{kind} device"
+    try:
+        memory = int(module.get_device_properties(index).total_memory) >> 20
+    except (AttributeError, RuntimeError, NotImplementedError):
+        memory = 0
+    return Gpu(index=index, uuid=f"{kind}:{index}", name=name, memory_mib=memory, kind=kind, told_by_torch=True)
+
+
+def changed_variables(told: Mapping[str, str], env: Mapping[str, str]) -> list[str]:
+    """Variables that hide devices and have other values than when torch was asked.
+
+    Example:
+        >>> changed_variables({"HIP_VISIBLE_DEVICES": "0"}, {"HIP_VISIBLE_DEVICES": "0", "ZE_AFFINITY_MASK": "1"})
+        ['ZE_AFFINITY_MASK']
+    """
+    return [name for name in VISIBLE if told.get(name) != env.get(name)]
+
+
 def visible(gpus: Sequence[Gpu], setting: str | None = None) -> list[Gpu]:
     """The GPUs that CUDA_VISIBLE_DEVICES leaves, in its order.
 
@@ -79,7 +217,7 @@ def visible(gpus: Sequence[Gpu], setting: str | None = None) -> list[Gpu]:
 
     Source: https://docs.nvidia.com/cuda/cuda-c-programming-guide/#cuda-environment-variables
     """
-    if setting is None:
+    if setting is None or any(gpu.told_by_torch for gpu in gpus):
         return list(gpus)
     chosen: list[Gpu] = []
     for part in (part.strip() for part in setting.split(",")):

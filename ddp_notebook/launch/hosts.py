@@ -198,7 +198,10 @@ class Hosts:
     @property
     def stage(self) -> str:
         """How the first stage of a start is called. Call `place` first."""
-        return self.all[0].stage if len(self.all) == 1 else f"{len(self.all)} host servers"
+        if len(self.all) == 1:
+            return self.all[0].stage
+        troubles = [f"{host.label}: {host.device_trouble}" for host in self.all if host.device_trouble]
+        return f"{len(self.all)} host servers" + (f" ({'; '.join(troubles)})" if troubles else "")
 
     @property
     def words(self) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ddp_notebook.errors import UsageError
-from ddp_notebook.launch.devices import Gpu, find, visible
+from ddp_notebook.launch.devices import Gpu, changed_variables, find, visible
 from ddp_notebook.launch.environment import threads_asked, threads_per_rank
 from ddp_notebook.launch.options import NO_GPUS, ONE_EACH, StartOptions
 from ddp_notebook.launch.ways import host_list
@@ -97,6 +97,18 @@ def place(
     """
     installed, setting = [Gpu(**gpu) for gpu in facts["gpus"]], env.get("CUDA_VISIBLE_DEVICES")
     gpus = _choose_gpus(options, installed, setting)
+    is_nvidia = bool(installed) and not installed[0].told_by_torch
+    by_torch = any(gpu.told_by_torch for gpu in gpus)
+    if by_torch and (changed := changed_variables(facts["env"], env)):
+        raise UsageError(
+            f"{', '.join(changed)} has changed since torch listed the devices; set it before the kernel starts, or "
+            "restart the kernel"
+        )
+    if by_torch and gpus[0].kind != "cuda" and taken + (options.world_size or 0) > len(gpus):
+        raise UsageError(
+            f"{taken + (options.world_size or 0)} ranks on {_count(len(gpus), 'device')} of type {gpus[0].kind}: ranks "
+            f"cannot share them. Start at most {len(gpus)}, or add --gpus none for ranks on the CPU"
+        )
     world_size = options.world_size or len(gpus) or max(2, min(_MAX_DEFAULT_CPU_RANKS, facts["cores"]))
     backend = _choose_backend(options, gpus, taken + world_size, facts)
     if gpus and taken + world_size > len(gpus) and not options.share_gpus:
@@ -114,9 +126,9 @@ def place(
         backend=backend,
         hosts=(host,) * world_size,
         machines=(host,) * world_size,
-        devices=tuple(f"cuda:{(taken + rank) % len(gpus)}" if gpus else "cpu" for rank in range(world_size)),
+        devices=tuple(_device(gpus, (taken + rank) % len(gpus)) if gpus else "cpu" for rank in range(world_size)),
         names=tuple(gpus[(taken + rank) % len(gpus)].name if gpus else "CPU" for rank in range(world_size)),
-        cuda_visible_devices=",".join(gpu.uuid for gpu in gpus) if options.gpus and installed else None,
+        cuda_visible_devices=",".join(gpu.uuid for gpu in gpus) if options.gpus and is_nvidia else None,
         threads=threads_per_rank(env, facts["cores"], world_size),
         threads_asked=threads_asked(env) > 0,
         shares_gpus=options.share_gpus and taken + world_size > len(gpus) > 0,
@@ -216,6 +228,11 @@ def _choose_gpus(options: StartOptions, installed: Sequence[Gpu], setting: str |
     if options.gpus in (NO_GPUS, ONE_EACH):
         return seen if options.gpus == ONE_EACH and (options.world_size or 0) <= len(seen) else []
     asked = [str(name) for name in options.gpus]
+    if any(gpu.told_by_torch for gpu in seen):
+        raise UsageError(
+            f"--gpus {','.join(asked)} chooses among NVIDIA's GPUs, and this host has {seen[0].name}: choose with "
+            "HIP_VISIBLE_DEVICES, ZE_AFFINITY_MASK or the like, before the kernel starts"
+        )
     if not seen:
         hidden = f" (CUDA_VISIBLE_DEVICES={setting} hides {_count(len(installed), 'GPU')})" if installed else ""
         raise UsageError(f"--gpus {','.join(asked)}: this host shows no GPU{hidden}; leave --gpus out")
@@ -236,7 +253,8 @@ def _choose_gpus(options: StartOptions, installed: Sequence[Gpu], setting: str |
 def _choose_backend(options: StartOptions, gpus: Sequence[Gpu], world_size: int, facts: Mapping[str, Any]) -> str:
     built: Sequence[str] = facts["backends"]
     if options.backend == "auto":
-        return "nccl" if gpus and world_size <= len(gpus) and "nccl" in built else "gloo"
+        of_devices = facts.get("device_backend") or "nccl"
+        return of_devices if gpus and world_size <= len(gpus) and of_devices in built else "gloo"
     if options.backend not in built:
         source = (
             "; the wheels of PyTorch all are: it takes one that was built from source where mpicc is found (USE_MPI=1)"
@@ -261,6 +279,11 @@ def _choose_backend(options: StartOptions, gpus: Sequence[Gpu], world_size: int,
             "rank for a host of its own: good to try something, and slow"
         )
     return options.backend
+
+
+def _device(gpus: Sequence[Gpu], position: int) -> str:
+    """The device's name on a rank, which sees the chosen ones only."""
+    return f"{gpus[position].kind}:{position}"
 
 
 def _count(number: int, what: str) -> str:

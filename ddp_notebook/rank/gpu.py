@@ -28,6 +28,29 @@ def is_in_use() -> bool:
     return IS_BUILT and torch.cuda.is_initialized()
 
 
+def reserved_bytes(device: str | None = None) -> int:
+    """Device memory that torch's allocator holds in this process; 0 if it has used no device, or is a plug-in that does
+    not report it.
+
+    Args:
+        device: None is the present one of this thread.
+
+    Source: https://docs.pytorch.org/docs/stable/accelerator.html#memory-management
+    """
+    if is_in_use():
+        return int(torch.cuda.memory_reserved(device))
+    accelerator = torch.accelerator.current_accelerator()
+    if accelerator is None:
+        return 0
+    is_initialized = getattr(torch.get_device_module(accelerator), "is_initialized", None)
+    if is_initialized is None or not is_initialized():
+        return 0
+    try:
+        return int(torch.accelerator.memory_reserved(device))
+    except (RuntimeError, NotImplementedError):
+        return 0
+
+
 def watch_captures() -> None:
     """See captures of graphs as they begin and end."""
     global _is_watching

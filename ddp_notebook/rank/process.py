@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from traitlets.config import Config
 
-from ddp_notebook.rank import files, threads
+from ddp_notebook.rank import files, gpu, threads
 from ddp_notebook.rank.agent import Agent
 from ddp_notebook.rank.cell import handlers, kernel_api, tutorials
 from ddp_notebook.rank.cell.inbox import Inbox
@@ -177,7 +177,7 @@ class Rank:
         # The current device of this thread is always the first.
         device = None if self.place is None or self.place.device == "cpu" else self.place.device
         return {
-            "device_bytes": torch.cuda.memory_reserved(device) if torch.cuda.is_initialized() else 0,
+            "device_bytes": gpu.reserved_bytes(device),
             "running_cell": cell,
             "running_s": time.monotonic() - since,
             **self._network.vitals(),

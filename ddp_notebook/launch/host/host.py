@@ -107,7 +107,14 @@ class Host:
         """How the first stage of a start is called: says how processes are started. Call `facts` first."""
         assert self._facts is not None
         is_forking = self._facts["start_method"] == "fork"
-        return "host server" if is_forking else f"ranks are spawned ({self._facts['start_reason']})"
+        name = "host server" if is_forking else f"ranks are spawned ({self._facts['start_reason']})"
+        return f"{name} ({self.device_trouble})" if self.device_trouble else name
+
+    @property
+    def device_trouble(self) -> str:
+        """Why ranks use the CPU although torch is built for an accelerator; "" otherwise. Call `facts` first."""
+        assert self._facts is not None
+        return str(self._facts.get("device_trouble", ""))
 
     @property
     def is_alive(self) -> bool:

@@ -27,7 +27,7 @@ _WITH_A_KERNEL = (
     "tornado.platform.asyncio",
     "tornado.queues",
 )
-_TOLD_VARIABLES = ("CUDA_VISIBLE_DEVICES", "GLOO_SOCKET_IFNAME")  # that placing ranks depends on
+_TOLD_VARIABLES = (*devices.VISIBLE, "GLOO_SOCKET_IFNAME")  # that placing ranks depends on
 
 
 def check_torch(version: str) -> None:
@@ -78,7 +78,14 @@ def preload() -> dict[str, Any]:
     ):
         with contextlib.suppress(Exception):  # a rank says so
             prepare()
-    gpus = devices.finish_query(query) if torch.version.cuda else []
+    accelerators = devices.Accelerators()
+    if torch.version.cuda:
+        accelerators = devices.Accelerators(backend="nccl", gpus=tuple(devices.finish_query(query)))
+    elif torch.accelerator.current_accelerator() is not None:  # built for another one: this asks no driver
+        accelerators = devices.ask_torch()
+    backends = [name for name in ("gloo", "nccl", "mpi") if getattr(dist, f"is_{name}_available", lambda: False)()]
+    if accelerators.gpus and accelerators.backend not in ("nccl", *backends):
+        backends.append(accelerators.backend)
     return {
         "host": socket.gethostname(),
         "pid": os.getpid(),
@@ -90,13 +97,13 @@ def preload() -> dict[str, Any]:
         "machine_cores": os.cpu_count() or 1,
         "open_files": open_files.most(),
         "memory_mib": psutil.virtual_memory().total >> 20,
-        "gpus": [gpu.to_json() for gpu in gpus],
+        "gpus": [gpu.to_json() for gpu in accelerators.gpus],
+        "device_backend": accelerators.backend,
+        "device_trouble": accelerators.trouble,
         "python": platform.python_version(),
         "torch": torch.__version__,
         "engines_wait": engine.can_wait(),  # for a controller
-        "backends": [
-            name for name in ("gloo", "nccl", "mpi") if getattr(dist, f"is_{name}_available", lambda: False)()
-        ],
+        "backends": backends,
     }
 
 

@@ -166,7 +166,7 @@ def _places(
     pairs = list(zip(placement.hosts, placement.devices, strict=True))
     are_shared = may_share or len(set(pairs)) < len(pairs)
     users = Counter(  # by machine and GPU: hosts of one machine may see the same
-        (rooms[its].machine, rooms[its].gpus[int(device.removeprefix("cuda:"))].uuid)
+        (rooms[its].machine, rooms[its].gpus[int(device.rpartition(":")[2])].uuid)
         for its, device in pairs
         if its in rooms
     )
@@ -174,7 +174,7 @@ def _places(
     for index, gpu in enumerate(room.gpus):
         used = users[room.machine, gpu.uuid]
         if are_shared or not used:
-            places.append((used + count / len(room.gpus), host, f"cuda:{index}", gpu.name))
+            places.append((used + count / len(room.gpus), host, f"{gpu.kind}:{index}", gpu.name))
     return places
 
 

@@ -33,8 +33,11 @@ def enter(place: Form) -> None:
 
 def use_device(place: Form) -> None:
     """Make the place's GPU, if it has one, the present one of this thread."""
-    if place.device != "cpu":
-        torch.cuda.set_device(place.device)
+    device = torch.device(place.device)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    elif device.type != "cpu":
+        torch.accelerator.set_device_index(device)
 
 
 def join(place: Form, prefix: str, *, backend: str = "", timeout: timedelta | None = None, **options: Any) -> None:

@@ -289,6 +289,8 @@ def _random(kind: str) -> Iterator[Leaf]:
 def _versions() -> Iterator[Leaf]:
     versions = {"Python": platform.python_version(), "torch": torch.__version__, "NumPy": np.__version__}
     versions |= {"CUDA": torch.version.cuda or "none"}
+    if torch.version.hip:
+        versions |= {"ROCm": torch.version.hip}
     for name, version in versions.items():
         yield Leaf(f"{name} version", "version", text=str(version))
     settings = {
