@@ -49,6 +49,7 @@ from ddp_notebook.wire.events import (
     Register,
     Registered,
     RunCell,
+    Taken,
 )
 from ddp_notebook.wire.faults import Fault
 from ddp_notebook.wire.files import ListFiles, ReadFiles
@@ -58,7 +59,6 @@ from ddp_notebook.wire.resizing import Inspect, Resized
 from ddp_notebook.wire.signals import STACK
 from ddp_notebook.wire.survival import Resume
 
-_FEW_WAITING = 3  # messages that the notebook has not acknowledged: it keeps up
 _MOST_WAITING = 50  # messages that the notebook has not acknowledged, before no further batch is sent
 
 
@@ -116,14 +116,13 @@ class Rank:
     def adopt(self, app: RankEngine) -> None:
         """The engine has its kernel: cells can run from now on."""
         assert self.place is not None
-        waiting = self.agent.endpoint.waiting
         self.runner = Runner(
             app.kernel,
             self._streams,
             self._network,
             self._recording,
             self.agent.send,
-            is_behind=lambda: waiting() > _FEW_WAITING,
+            world_size=lambda: 1 if self.place is None else self.place.world_size,
         )
         runner = self.runner
         self._survival = Survival(
@@ -159,7 +158,7 @@ class Rank:
         elif isinstance(message, Fault):
             self._network.faults.take(message)
             self.agent.send(Pushed(request=message.request))
-        elif isinstance(message, Interrupt | InputReply):
+        elif isinstance(message, Interrupt | InputReply | Taken):
             if isinstance(message, Interrupt) and (serving := self._network.where.serving) is not None:
                 serving.stop(message.cell)
             if self.runner is not None:

@@ -30,6 +30,8 @@ from ddp_notebook.run.groups.resizing import Resizing
 from ddp_notebook.run.jobs.jobs import Jobs
 from ddp_notebook.run.kernel import before_next_cell
 from ddp_notebook.run.output.comms import Comms
+from ddp_notebook.run.output.pump import Pump
+from ddp_notebook.run.output.receipts import Receipts
 from ddp_notebook.run.questions import Questions
 from ddp_notebook.run.record.recordings import Recordings
 from ddp_notebook.run.values.exchange import Exchange
@@ -59,7 +61,8 @@ class Parts:
         self._attached = False  # to ranks that live already
         self.living = living = Living(cluster)
         self.questions = questions = Questions(cluster.send, living.check_rank)
-        self.arrivals = Arrivals(cluster)
+        receipts = Receipts(cluster.send)
+        self.arrivals = Arrivals(cluster, receipts.took)
         self.cells = cells = Cells(
             cluster,
             self.arrivals,
@@ -93,15 +96,17 @@ class Parts:
             self._preemption = Preemption(folder, cluster, lambda: cells.survival.is_in_loop)
         self.client = SharedClient(lambda: _processes_of(cluster), cluster.client_file)
         cells.mend.on_healed = self.client.on_healed
-        self.comms = Comms(self._tell_widget)
+        self.comms = Comms(self._tell_widget, receipts.took)
+        self.pump = Pump({**self.arrivals.slow_handlers, Comm: self.comms.on_message})
         dispatch.add(self.observer.handlers)
         dispatch.add(questions.handlers)
         dispatch.add(self.arrivals.handlers)
         dispatch.add(cells.survival.handlers)
-        dispatch.add({Comm: self.comms.on_message})
+        dispatch.add(self.pump.handlers)
         dispatch.connect(self.arrivals, self.client.on_controller_ended)
 
     def _on_renumbered(self, stayed: Mapping[int, int]) -> None:
+        self.pump.settle()
         self.arrivals.on_renumbered(stayed)
         self.comms.on_renumbered(stayed)
         self.observer.on_renumbered(stayed, self.cluster.placement.world_size)
@@ -152,6 +157,7 @@ class Parts:
             self._preemption.end()
         self.living.end()
         self.cells.close()
+        self.pump.close()
         self.arrivals.close()
         self.observer.close()
         self.recordings.end()

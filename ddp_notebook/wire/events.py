@@ -19,6 +19,7 @@ module; it imports neither.
     Lost       these ranks died: no collectives    Checked      what is to agree between ranks
     Check      what is to agree between ranks?     Recorded     what it has recorded
     ClockProbe what does your clock say?           ClockReply   its clock, behind all that it has recorded
+    Taken      these displays were shown
 
     outpost <-> notebook: Arrived  a host server has begun; Stream  bytes between it and its owner;
                           Warned   its job is to end
@@ -204,6 +205,7 @@ class Comm(Message):
     metadata: dict[str, Any] = field(default_factory=dict)
     buffers: list[str] = field(default_factory=list)  # in base64, since a line of an inbox holds no bytes
     asked_by: dict[str, Any] = field(default_factory=dict)  # header of the browser's message that this is, or answers
+    number: int = 0  # of the rank's widget messages, see `Taken`; 0: to a rank
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,6 +213,14 @@ class Probe(Message):
     """Answer with `Vitals`, from the agent's thread, whatever the main thread does."""
 
     request: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Taken(Message):
+    """The notebook has shown all messages of one kind up to this number, and takes more, see `rank.cell.outgoing`."""
+
+    kind: str  # "Display", numbered by `place`, or "Comm"
+    number: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

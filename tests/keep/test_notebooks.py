@@ -181,7 +181,7 @@ def test_what_a_notebook_says_while_another_takes_over_is_not_done():
     """The other one was told how things are, without that cell."""
     here, there = socket.socketpair()
     all_of, ranks, journal, queue = Notebooks(), _Ranks(), Journal("ab12", limit_bytes=1000), Queue()
-    asked = Asked(ranks, None, journal, queue, all_of, *3 * [lambda *_: None])  # type: ignore[arg-type]
+    asked = Asked(ranks, None, journal, queue, all_of, *4 * [lambda *_: None])  # type: ignore[arg-type]
     first, second = all_of.add(here, os.getpid(), "first"), all_of.add(socket.socket(), os.getpid(), "second")
     all_of.give(first, take_over=False)
     serving = threading.Thread(target=asked.serve, args=(first,))

@@ -7,6 +7,7 @@ framing      frames on one stream between the two
 preload      what the server imports, and knows about its host
 children     how it starts a process: a fork of itself, or afresh
 child        the first steps of a forked or spawned process
+texts        text that waits until the owner takes more
 pipes        between the server and each process: cells in, text out
 files        files that the notebook sends to the host
 open_files   how many files a process may have open, which grows with the ranks

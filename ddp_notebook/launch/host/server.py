@@ -51,12 +51,14 @@ from ddp_notebook.launch.host.look import POLL_S, Look, stack_file
 from ddp_notebook.launch.host.preload import preload, start_method
 from ddp_notebook.launch.host.survey import site
 from ddp_notebook.launch.host.survey.reach import Reach
+from ddp_notebook.launch.host.texts import Texts
 from ddp_notebook.launch.ways.base import LOOPBACK
 from ddp_notebook.launch.ways.ports import first_free
 from ddp_notebook.wire import signals
 
 _READ_BYTES = 1 << 16
-_HIGH_WATER_BYTES = 4 << 20  # text waiting for the owner above which ranks have to wait with theirs
+_HIGH_WATER_BYTES = 512 << 10  # text waiting for the owner above which ranks have to wait with theirs
+_CHUNK_BYTES = 64 << 10  # of text that is sent before replies are looked for
 _OWNER_CHECK_S = 1.0
 _END_ALL_S = 3.0
 _SWEEPS = 50  # how often to look for what a dead rank's descendants fork while they are killed
@@ -89,7 +91,8 @@ class HostServer:
         self._facts = facts
         self._unpacker = framing.Unpacker()
         self._files = Files()
-        self._out = bytearray()
+        self._out = bytearray()  # frames that are being sent
+        self._texts = Texts()  # sent after those
         self._waits = False  # for the stream to take more of that
         self._children: dict[int, Child] = {}  # by process id
         self._under_way: list[tuple[int, Work]] = []  # with the number of the request
@@ -121,7 +124,7 @@ class HostServer:
                     self._tell(key.data, b"")
                 elif callable(key.data):
                     key.data()
-            if self._out:
+            if self._out or self._texts:
                 self._flush()
             self._advance()
             if time.monotonic() > next_owner_check:
@@ -168,25 +171,31 @@ class HostServer:
                 self._under_way.remove(entry)
                 self._say({"id": number, **reply})
 
-    def _say(self, command: dict[str, Any]) -> None:
+    def _say(self, command: dict[str, Any], *, after_text: bool = False) -> None:
+        """Send a reply, which overtakes text that waits; or an event of a process after all its text."""
+        if after_text:
+            self._out += self._texts.pack()
         self._out += framing.pack_command(command)
         self._flush()
 
     def _flush(self) -> None:
         try:
-            while self._out:
+            while self._out or self._texts:
+                if not self._out:
+                    self._out += self._texts.pack(_CHUNK_BYTES)
                 sent = self._control.write(memoryview(self._out)[: 1 << 20])
                 del self._out[:sent]
         except BlockingIOError:
             pass
         except OSError:
             self._serving = False
-        if self._out and not self._waits:
+        has_more = bool(self._out or self._texts)
+        if has_more and not self._waits:
             self._selector.register(self._control.outgoing, selectors.EVENT_WRITE, self._flush)
-        elif self._waits and not self._out:
+        elif self._waits and not has_more:
             self._selector.unregister(self._control.outgoing)
-        self._waits = bool(self._out)
-        self._hold_back_text(self._owner_holds or len(self._out) > _HIGH_WATER_BYTES)
+        self._waits = has_more
+        self._hold_back_text(self._owner_holds or len(self._out) + self._texts.nbytes > _HIGH_WATER_BYTES)
 
     # ---- requests
 
@@ -288,7 +297,7 @@ class HostServer:
         """Pass on what a pipe holds. False when it is empty or at its end."""
         found = False
         for fd, data in owner.pipes.read(pipe):
-            self._out += framing.pack_text(owner.process, fd, data)  # flushed once per round
+            self._texts.add(owner.process, fd, data)  # flushed once per round
             found = True
         for ended in list(owner.pipes.ended):
             self._close_pipe(owner, ended)
@@ -340,7 +349,8 @@ class HostServer:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(stack_file(self._directory, gone.process))
             del self._children[pid]
-            self._say({"event": "ended", "process": gone.process, "status": os.waitstatus_to_exitcode(status)})
+            status = os.waitstatus_to_exitcode(status)
+            self._say({"event": "ended", "process": gone.process, "status": status}, after_text=True)
 
     def _adopted(self) -> list[psutil.Process]:
         """Descendants of ranks that are below this server because their parent ended."""

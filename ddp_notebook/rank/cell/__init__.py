@@ -12,6 +12,7 @@ exceptions  the user's exceptions, handled without trusting them
 bounds      what is too long to be read is cut before it is sent
 asking      `input()` and `getpass()`, asked in the notebook
 comms       the rank's half of widgets
+outgoing    displays and widget messages, as many as the notebook takes
 tutorials   scripts' own `init_process_group` and `spawn`
 kernel_api  every private interface of ipykernel and ipyparallel that a rank needs
 """

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 from jupyter_client.session import json_packer, json_unpacker
 
 from ddp_notebook.stdlib import base64
-from ddp_notebook.wire.events import Comm, Message
+from ddp_notebook.wire.events import Comm
 
+_WIDGETS = "jupyter.widget"  # the target of every widget's comm
 COMM_TYPES = {"comm_open", "comm_msg", "comm_close"}
 
 
@@ -18,13 +19,15 @@ class RankComms:
 
     Args:
         manager: the kernel's comm manager, which knows the rank's end of each comm.
-        send: sends a message to the notebook, from any thread.
+        send: sends a message to the notebook, from any thread; gets its size in bytes and its key, see
+            `outgoing.Outgoing.send`.
     """
 
-    def __init__(self, manager: Any, send: Callable[[Message], None]) -> None:
+    def __init__(self, manager: Any, send: Callable[[Comm, int, Hashable], None]) -> None:
         self._manager = manager
         self._send = send
         self._opened_in: dict[str, int] = {}  # the cell in which each was opened
+        self._widgets: set[str] = set()  # of those, the comms of widgets
         self._capturing: set[str] = set()  # Output widgets that stand around the code which runs
 
     @property
@@ -51,6 +54,8 @@ class RankComms:
         comm_id = content["comm_id"]
         if msg_type == "comm_open" and cell is not None:
             self._opened_in[comm_id] = cell
+            if content.get("target_name") == _WIDGETS:
+                self._widgets.add(comm_id)
         if comm_id not in self._opened_in:
             return False
         state = (content.get("data") or {}).get("state") or {}
@@ -60,15 +65,18 @@ class RankComms:
             self._capturing.discard(comm_id)
         if msg_type == "comm_close":
             self._opened_in.pop(comm_id, None)
-        self._send(
-            Comm(
-                msg_type=msg_type,
-                content=json_unpacker(json_packer(content)),  # as Jupyter writes NumPy's numbers and the like
-                metadata=metadata,
-                buffers=[base64.b64encode(buffer).decode() for buffer in buffers],
-                asked_by=asked_by,
-            )
+        packed = json_packer(content)  # as Jupyter writes NumPy's numbers and the like
+        message = Comm(
+            msg_type=msg_type,
+            content=json_unpacker(packed),
+            metadata=metadata,
+            buffers=[base64.b64encode(buffer).decode() for buffer in buffers],
+            asked_by=asked_by,
         )
+        key = comm_id if comm_id in self._widgets and _is_replaceable(message) else None
+        if msg_type == "comm_close":
+            self._widgets.discard(comm_id)
+        self._send(message, len(packed) + sum(map(len, message.buffers)), key)
         return True
 
     def cell_of(self, message: Comm) -> int:
@@ -93,3 +101,17 @@ class RankComms:
                 "buffers": [memoryview(base64.b64decode(buffer)) for buffer in message.buffers],
             },
         )
+
+
+def _is_replaceable(message: Comm) -> bool:
+    """Whether the message only sets values of a widget, so that a later one may replace them. Not with buffers, not as
+    an answer to the browser, and not where an Output widget begins or ends to capture output."""
+    data = message.content.get("data") or {}
+    return (
+        message.msg_type == "comm_msg"
+        and data.get("method") == "update"
+        and data.keys() <= {"method", "state", "buffer_paths"}
+        and not data.get("buffer_paths")
+        and "msg_id" not in data["state"]
+        and not (message.buffers or message.metadata or message.asked_by)
+    )

@@ -16,6 +16,7 @@ from ddp_notebook.rank.cell.bounds import bounded_display
 from ddp_notebook.rank.cell.comms import COMM_TYPES, RankComms
 from ddp_notebook.rank.cell.exceptions import FormattingStopped
 from ddp_notebook.rank.cell.handlers import Handlers
+from ddp_notebook.rank.cell.outgoing import Outgoing
 from ddp_notebook.rank.cell.streams import Streams
 from ddp_notebook.rank.cell.tracebacks import Tracebacks
 from ddp_notebook.rank.group.network import Network
@@ -24,12 +25,10 @@ from ddp_notebook.rank.sharding import unsharded
 from ddp_notebook.rank.variables.copying import CellText
 from ddp_notebook.records.units import bundle_chars
 from ddp_notebook.stdlib import asyncio, os, time, traceback
-from ddp_notebook.wire.events import CellDone, Comm, Display, InputReply, Interrupt, Message, RunCell
+from ddp_notebook.wire.events import CellDone, Comm, Display, InputReply, Interrupt, Message, RunCell, Taken
 
 _PARENT = "ddp-cell-"
 _ASKED_BY = "ddp_asked_by"  # in the header of a parent: the browser's message that a widget answers
-_MOST_UNSEEN_CHARS = 8_000_000  # of displays that the notebook may have before it
-_LOOK_S = 0.005
 _WELL = {"status": "ok"}
 _SHOWN = {"display_data", "execute_result", "update_display_data", "clear_output", "error"}
 
@@ -43,6 +42,7 @@ class Runner:
         network: what the rank does with the others.
         recording: what is recorded of it.
         send: takes the messages for the notebook, from any thread.
+        world_size: tells the number of ranks.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Runner:
         network: Network,
         recording: RankRecording,
         send: Callable[[Message], None],
-        is_behind: Callable[[], bool],
+        world_size: Callable[[], int],
     ) -> None:
         self.running: tuple[int, float] | None = None  # the cell's number, and since when (monotonic seconds)
         self._pid = os.getpid()
@@ -62,8 +62,7 @@ class Runner:
         self._shell: Any = kernel.shell
         self._streams = streams
         self._send = send
-        self._is_behind = is_behind  # the notebook, with what was sent to it
-        self._unseen_chars = 0  # of displays, since it was not
+        self._outgoing = Outgoing(send, streams.mark_place, world_size)
         self._task: asyncio.Task[Any] | None = None  # an `await` cell under way
         self._may_raise = False  # a cell without `await` is under way: an interrupt raises in it
         self._is_for_client = False  # a message of ipyparallel's client is, such as a cell of %%px
@@ -76,7 +75,7 @@ class Runner:
         self._recording = recording
         self._where = network.where
         self._asking = Asking(send, lambda: self.running[0] if self.running else None)
-        self._comms = RankComms(kernel.comm_manager, send)
+        self._comms = RankComms(kernel.comm_manager, self._outgoing.send)
         self._parents = kernel_api.Parents(kernel)
         kernel_api.intercept_sends(kernel.session, self._take)
         kernel.pre_handler_hook, kernel.post_handler_hook = self._begin_for_client, self._end_for_client
@@ -106,9 +105,11 @@ class Runner:
         """Hand the browser's message to a widget, in its turn. Call it on the event loop."""
         kernel_api.run_in_turn(self._kernel, self._deliver, message, suspends=False)
 
-    def on_message(self, message: Interrupt | InputReply) -> None:
+    def on_message(self, message: Interrupt | InputReply | Taken) -> None:
         """What cannot wait for the main thread. Called in the agent's."""
-        if isinstance(message, Interrupt):
+        if isinstance(message, Taken):
+            self._outgoing.on_taken(message)
+        elif isinstance(message, Interrupt):
             self._stop(message.cell)
         else:
             self._asking.on_reply(message)
@@ -144,6 +145,7 @@ class Runner:
             self._tracebacks.show_interrupt()
         del parent["header"][_ASKED_BY]  # later messages of threads are no answers
         self._handlers.put_back()
+        self._outgoing.flush()
         self._streams.flush()
 
     async def _run(self, cell: RunCell) -> None:
@@ -163,6 +165,7 @@ class Runner:
             print(*done.traceback, "this process can no longer use its GPU, and ends", sep="\n", file=sys.stderr)
             self._streams.flush()
             os._exit(1)  # for the notebook this is a death, with these words, which it heals
+        self._outgoing.flush()
         self.running = None  # before the notebook hears of the end: it may ask what runs
         if isinstance(done, CellDone):
             self._streams.end(cell.cell)
@@ -350,6 +353,8 @@ class Runner:
         parent_id = str(parent.get("msg_id", ""))
         cell = int(parent_id.removeprefix(_PARENT)) if parent_id.startswith(_PARENT) else None
         if msg_type in COMM_TYPES:
+            if os.getpid() != self._pid:  # a forked child: the wire is not its own
+                return True
             self._uneventful = False
             asked_by = parent.get(_ASKED_BY) or {}
             return self._comms.take(msg_type, content, metadata, buffers, cell, asked_by) or cell is not None
@@ -366,22 +371,11 @@ class Runner:
             content = bounded_display(content)
             if msg_type == "clear_output" and self._comms.is_capturing:
                 content = {**content, "inside": True}  # an Output widget, so it is not the cell that is cleared
-            self._keep_pace(content)
-            place = self._streams.next_place()
-            # The mark comes last: at a mark, text waits for its display, while a display waits for nothing.
-            self._send(Display(cell=cell, msg_type=msg_type, content=content, place=place))
-            self._streams.mark_place(place)
+            handle = (content.get("transient") or {}).get("display_id")
+            key = ("display", handle) if msg_type == "update_display_data" and handle is not None else None
+            display = Display(cell=cell, msg_type=msg_type, content=content, place=0)
+            self._outgoing.send(display, bundle_chars(content.get("data") or {}), key)
         return True
-
-    def _keep_pace(self, content: dict[str, Any]) -> None:
-        """Let a display wait where its mark in the text would: the wire takes what it is given, and a flood would fill
-        this process and the notebook's, and hide the cell's end behind it."""
-        self._unseen_chars += bundle_chars(content.get("data") or {})
-        if self._unseen_chars < _MOST_UNSEEN_CHARS:
-            return
-        while self._streams.has_unread() or self._is_behind():
-            time.sleep(_LOOK_S)
-        self._unseen_chars = 0
 
 
 def _is_in_user_code(frame: FrameType | None) -> bool:

@@ -9,9 +9,8 @@ Their form is in `wire.marks`.
 from __future__ import annotations
 
 import sys
-import termios
 
-from ddp_notebook.stdlib import contextlib, ctypes, fcntl, io, itertools, os, threading
+from ddp_notebook.stdlib import ctypes, fcntl, io, os, threading
 from ddp_notebook.wire.marks import CellEnd, Place
 
 _PARTIAL_LINE_S = 0.1  # a line without its end is shown after so long
@@ -31,7 +30,6 @@ class Streams:
         self._runs = False  # a cell does
         self._begun = 0  # cells
         self._looks = threading.Event()  # the thread that shows lines without their end does
-        self._places = itertools.count(1)
         threading.Thread(target=self._show_partial_lines, name="ddp-partial-lines", daemon=True).start()
 
     def begin(self) -> None:
@@ -65,21 +63,10 @@ class Streams:
         self._libc.fflush(None)
         os.write(self._pipe, CellEnd(cell, duration_s).encode(self._token))
 
-    def next_place(self) -> int:
-        """A number for a display."""
-        return next(self._places)
-
     def mark_place(self, place: int) -> None:
         """Mark the place of that display: here in the text."""
         self.flush()
         os.write(self._pipe, Place(place).encode(self._token))
-
-    def has_unread(self) -> bool:
-        """Whether marks or text wait to be read: the host server is behind, or the notebook wants no more for now."""
-        waiting = ctypes.c_int(0)
-        with contextlib.suppress(OSError):  # a system that does not tell
-            fcntl.ioctl(self._pipe, termios.FIONREAD, waiting)
-        return waiting.value > 0
 
     def flush(self) -> None:
         """Hand Python's buffers to the pipes, also those of streams that a cell has put in place of ours."""

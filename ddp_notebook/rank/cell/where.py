@@ -30,6 +30,7 @@ _WALKS = 5
 _WRAPPERS = {"wrapper", "_wrapped_call_impl", "_call_impl", "__call__", "_fn", "inner", "decorate_context"}
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 OURS = str(Path(__file__).parents[1]) + os.sep  # everything that runs in a rank
+_OURS_OF_BOTH = tuple(str(Path(__file__).parents[2] / name) + os.sep for name in ("wire", "records"))  # sides
 _LIBRARIES = (*(path + os.sep for path in sysconfig.get_paths().values()), os.path.dirname(_TORCH[:-1]) + os.sep)
 _PYTHON = os.path.dirname(threading.__file__) + os.sep
 # Python code that waits for another thread, process or socket. Not `subprocess`: a wait for it is work.
@@ -150,7 +151,7 @@ class Where:
         current = self._current if current is None else current
         called = users = ""
         for file, line, function in calls:
-            if file.startswith(OURS):
+            if file.startswith((OURS, *_OURS_OF_BOTH)):
                 called = _STAND_INS.get(function, called)
                 continue
             number = self.cells.get(file)

@@ -45,6 +45,7 @@ class Adopted:
         """Have these cells, see `Welcome.cells`. Call it before anything of them comes."""
         for cell, ranks, for_s in told:
             run = CellRun(cell.cell, ranks, self._cluster.hold_text)
+            run.took = self._cells.took
             run.is_patient = True
             run.began_s = time.monotonic() - for_s
             self._cells.take(run, cell)

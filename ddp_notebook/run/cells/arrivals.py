@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from ddp_notebook.launch.cluster import Cluster
@@ -33,9 +33,11 @@ class Arrivals:
 
     Args:
         cluster: the ranks, which need not have been started.
+        took: told of each display that needs no more memory here.
     """
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: Cluster, took: Callable[[int, Display], None]) -> None:
+        self.took = took
         self.runs: dict[int, CellRun] = {}  # cells that have not ended everywhere, by number
         self._cluster = cluster
         self._between: dict[tuple[int, int], str] = {}  # text written between cells
@@ -111,8 +113,13 @@ class Arrivals:
 
     @property
     def handlers(self) -> Handlers:
-        """What takes each message about a cell."""
-        return {CellDone: self._on_done, Display: self._on_display_message, InputRequest: self._on_input_request}
+        """What takes each message about a cell that returns quickly."""
+        return {InputRequest: self._on_input_request}
+
+    @property
+    def slow_handlers(self) -> Handlers:
+        """What takes the others, in the order in which a rank has sent them."""
+        return {CellDone: self._on_done, Display: self._on_display_message}
 
     def on_text(self, rank: int, fd: int, data: bytes) -> None:
         """Text of a rank."""
@@ -162,6 +169,7 @@ class Arrivals:
 
     def _on_piece(self, rank: int, fd: int, piece: Piece | Display) -> None:
         if isinstance(piece, Display) and piece.msg_type == "error":
+            self.took(rank, piece)
             fd, piece = 2, str(piece.content["text"])
         if isinstance(piece, str):
             self._of(rank).log.write(piece)
@@ -178,7 +186,9 @@ class Arrivals:
     def _on_display(self, rank: int, display: Display) -> None:
         if (run := self.runs.get(display.cell)) is not None:
             run.on_display(rank, display)
-        elif display.msg_type == "update_display_data":  # by a thread or a widget's callback, after its cell
+            return
+        self.took(rank, display)
+        if display.msg_type == "update_display_data":  # by a thread or a widget's callback, after its cell
             _update(rank, display)
         elif text := (display.content.get("data") or {}).get("text/plain"):
             self._keep(rank, 1, f"{text}\n")

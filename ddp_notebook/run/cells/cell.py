@@ -14,6 +14,9 @@ from ddp_notebook.run.cells.result import CellResult, RankResult
 from ddp_notebook.wire.events import CellDone, Display, InputRequest
 
 _HIGH_WATER_CHARS = 4_000_000  # what waits to be shown, above which the ranks have to wait with theirs
+_EACH_CHARS = 400  # that a piece of it counts besides: handling one takes as long as so much text
+_LINE_CHARS = 80  # and that a line counts besides
+_PIECE_CHARS = 8192  # of text: a press of the stop button is noticed between two pieces
 _LAST_LINES = 30  # of a dying rank's words are repeated in the error; all were shown as they came
 STREAMS = {1: "stdout", 2: "stderr"}
 
@@ -31,9 +34,8 @@ class Shown:
     @property
     def chars(self) -> int:
         """How much it is."""
-        if self.display is None:
-            return len(self.text)
-        return len(self.text) + bundle_chars(self.display.content.get("data") or {})
+        chars = _EACH_CHARS + len(self.text) + _LINE_CHARS * self.text.count("\n")
+        return chars if self.display is None else chars + bundle_chars(self.display.content.get("data") or {})
 
 
 class CellRun:
@@ -54,6 +56,7 @@ class CellRun:
         self.asks = False  # on a rank, by `input()`, or has asked
         self.is_patient = False  # nobody does now, but may later: what is shown then must not hold the ranks up
         self.left_out_chars = 0  # of what waited to be shown
+        self.took: Callable[[int, Display], None] = lambda *_: None  # told of each display that was taken from `shown`
         self.note: Callable[[str], None] = lambda _: None  # shows a sentence where its output is shown
         self.is_cut_off = False  # no text of ranks comes, and so no mark of its end
         self.has_failed = False  # on a rank, or a rank's process has died, while others go on
@@ -84,15 +87,18 @@ class CellRun:
         """Text that a rank wrote in this cell."""
         stream = STREAMS[fd]
         self.result[rank].text[stream].append(text)
-        self._show(Shown(rank, text, stream))
+        for at in range(0, len(text), _PIECE_CHARS):
+            self._show(Shown(rank, text[at : at + _PIECE_CHARS], stream))
 
     def _show(self, item: Shown) -> None:
         with self._lock:  # also around `_hold_text`: the last word that goes out must be the last that was meant
             if not self.is_watched:
+                self._note_taken(item)
                 return
             self._unshown_chars += item.chars
             while self.is_patient and self._unshown_chars > _HIGH_WATER_CHARS:
                 oldest = self.shown.get_nowait() if not self.shown.empty() else None
+                self._note_taken(oldest)
                 chars = 0 if oldest is None else oldest.chars
                 self._unshown_chars -= chars
                 self.left_out_chars += chars
@@ -110,6 +116,7 @@ class CellRun:
         except queue.Empty:
             return None
         if item is not None:
+            self._note_taken(item)
             with self._lock:
                 self._unshown_chars -= item.chars
                 if self._held and self._unshown_chars < _HIGH_WATER_CHARS // 4:
@@ -121,9 +128,15 @@ class CellRun:
         """Nobody waits any more: keep what still comes, and queue nothing."""
         with self._lock:
             self.is_watched = False
+            while not self.shown.empty():
+                self._note_taken(self.shown.get_nowait())
             if self._held:
                 self._held = False
                 self._hold_text(False)
+
+    def _note_taken(self, item: Shown | None) -> None:
+        if item is not None and item.display is not None:
+            self.took(item.rank, item.display)
 
     def on_text_end(self, rank: int, duration_s: float | None) -> None:
         """All text of this cell has come. With a duration the cell ended well, and nothing else is to come."""

@@ -27,7 +27,7 @@ from ddp_notebook.run.groups.survival import Survival
 from ddp_notebook.run.output.screen import Screen
 from ddp_notebook.run.output.sink import Sink
 from ddp_notebook.run.questions import Questions
-from ddp_notebook.wire.events import InputReply, Interrupt, Probe, RunCell, Vitals
+from ddp_notebook.wire.events import Display, InputReply, Interrupt, Probe, RunCell, Vitals
 from ddp_notebook.wire.record_options import RecordOptions
 from ddp_notebook.wire.signals import INTERRUPT, RELEASE
 
@@ -116,6 +116,7 @@ class Cells:
             self._check(ranks)
             self.check_idle(ranks)
             run = CellRun(next(self._numbers), ranks, self._cluster.hold_text)
+            run.took = self.took
             run.name = waiter.name
             with Interrupts(run.wake) as interrupts:
                 if on_begin is not None:
@@ -240,6 +241,11 @@ class Cells:
     def begin_behind(self, cell: int) -> None:
         """The ranks have got this one last."""
         self._numbers = itertools.count(cell + 1)
+
+    @property
+    def took(self) -> Callable[[int, Display], None]:
+        """Told of each display that was taken from a cell's queue."""
+        return self._arrivals.took
 
     def take(self, run: CellRun, told: RunCell) -> None:
         """Have a cell among those under way that an earlier notebook has sent."""

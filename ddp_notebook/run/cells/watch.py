@@ -164,7 +164,7 @@ class Watch:
             talking = run.pending  # before the look whether all is shown: who is not in it has said everything
             if screen is not None and run.shown.empty():
                 pause, refreshed_s = screen.refresh(talking), now
-            elif screen is not None and now - refreshed_s > _REFRESH_S:
+            elif screen is not None and (screen.is_due or now - refreshed_s > _REFRESH_S):
                 pause, refreshed_s = screen.refresh(run.result.ranks), now
             if run.is_over and run.shown.empty():
                 break

@@ -12,5 +12,7 @@ outlet      the way to the front end: batches, and no more than Jupyter takes
 card        the hang card: who waits where, and why
 log         all that a rank wrote, on disk
 comms       widgets of ranks
+pump        the thread that handles displays and widget messages
+receipts    acknowledges them to the ranks
 widget_state  what a page that is loaded again gets to know of them
 """

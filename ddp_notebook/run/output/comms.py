@@ -13,16 +13,17 @@ from ddp_notebook.run.output.widget_state import WidgetState
 from ddp_notebook.wire.events import Comm
 
 _CONTROL = "jupyter.widget.control"
-# Messages that may go at once, and then in a second. A front end's socket drops those beyond 1000, among them the one
-# that ends a cell (measured: 5000 a second from two ranks were too many).
-_BURST, _PER_S = 500, 2000
+# Messages that may be sent immediately, and then per second. Jupyter Server drops what exceeds 1000 a second on
+# average over 3 s; it does not count the openings of comms.
+_BURST, _PER_S = 500, 800
+_BYTES_EACH = 60_000  # of buffers count as a message: 50 MB in a second
 
 
 class Comms:
     """Passes messages between widgets and the browser. Without a kernel, as in a terminal, it does nothing.
 
-    A rank's message goes to the front end at once, in the I/O thread, so that a widget's model is there before its
-    view, which the main thread displays. An answer names the message that it answers; everything else belongs to the
+    A rank's message goes to the front end in the pump's thread, so that a widget's model is there before its view,
+    which the main thread displays. An answer names the message that it answers; everything else belongs to the
     cell that runs.
 
     A page that is loaded again asks each comm, and shows no widget before all have answered. So it is answered here: a
@@ -30,10 +31,12 @@ class Comms:
 
     Args:
         send: hands a message to a rank, in order with the cells; from any thread.
+        took: told of each message that was published.
     """
 
-    def __init__(self, send: Callable[[int, Comm], None]) -> None:
+    def __init__(self, send: Callable[[int, Comm], None], took: Callable[[int, Comm], None]) -> None:
         self._send = send
+        self._took = took
         self._stand_ins: dict[str, Any] = {}  # by comm id, which is the same on both sides
         self._rank_of: dict[str, int] = {}  # by comm id
         self._states: dict[str, WidgetState] = {}  # by comm id
@@ -44,7 +47,13 @@ class Comms:
         self._sent_s = time.monotonic()
 
     def on_message(self, rank: int, message: Comm) -> None:
-        """A message of a rank's end of a comm."""
+        """A message of a rank's end of a comm. May sleep."""
+        self._pass_on(rank, message)
+        if message.msg_type != "comm_open":
+            self._keep_pace(1 + sum(map(len, message.buffers)) / _BYTES_EACH)
+        self._took(rank, message)
+
+    def _pass_on(self, rank: int, message: Comm) -> None:
         comm_id = message.content["comm_id"]
         with self._lock:
             if self._kernel is None or self._has_ended:
@@ -62,15 +71,14 @@ class Comms:
                 self._states[comm_id].take(message.content.get("data") or {}, buffers)
                 parent = message.asked_by or self._kernel.get_parent()
                 self._publish(comm_id, message.msg_type, message.content, message.metadata, buffers, parent)
-        self._keep_pace()
 
-    def _keep_pace(self) -> None:
+    def _keep_pace(self, messages: float) -> None:
         """Slow down the ranks if there are too many messages."""
         now = time.monotonic()
-        self._ahead = max(0.0, self._ahead - _PER_S * (now - self._sent_s)) + 1
+        self._ahead = max(0.0, self._ahead - _PER_S * (now - self._sent_s)) + messages
         self._sent_s = now
         if self._ahead > _BURST:
-            time.sleep(0.01)
+            time.sleep((self._ahead - _BURST) / _PER_S)
 
     def on_renumbered(self, stayed: Mapping[int, int]) -> None:
         """There are more or fewer ranks. Widgets of those that have left stay on the page as they are.

@@ -30,7 +30,9 @@ _MOST_CHARS = 5_000_000  # of a cell's text that are shown, without labels; more
 _MOST_SENT_BYTES = 10_000_000  # of text, with its labels
 _MOST_DISPLAY_CHARS = 5_000_000  # of displays that do not replace another one
 _LABEL_BYTES = 8  # of a line on iopub: its label and its end
-_HURRY_CHARS = 100_000  # still shown after stop was pressed
+_HURRY_CHARS = 20_000  # still shown after stop was pressed
+_LINE_CHARS = 20  # that a line counts besides: handling one takes as long as so much text
+_MOST_LINES = 2000  # that are added before the next refresh: until then no press is noticed
 _LAST_LINES = 10  # of a flood, from each rank
 _LONGEST_PAUSE_S = 64.0
 
@@ -75,7 +77,9 @@ class Screen:
         self._chars = self._display_chars = 0  # shown
         self._sent_bytes = 0  # of text, estimated
         self._received_chars = 0  # of text, before it is folded
+        self._cost = 0  # of handling it, in characters
         self._hurries_at = float("inf")
+        self._new_lines = 0  # since the last refresh
         self._most_received_chars = _MOST_CHARS * min(8, len(ranks))
         self._hidden: dict[int, int] = {}  # characters of a flood that were not shown
         self._hidden_displays = 0
@@ -119,20 +123,27 @@ class Screen:
             talking: ranks from which more can come.
         """
         now = time.monotonic()
+        self._new_lines = 0
         self._emit(self._take(now, talking), now, talking)
         waits = [self._fold.wait_s(now), self._update_tail(now), self._update_unfinished(now), self._outlet.flush(now)]
         return min((wait_s for wait_s in waits if wait_s is not None), default=None)
 
     def hurry(self) -> None:
         """Stop was pressed: show what is there, and only the end of a flood."""
-        self._hurries_at = self._received_chars + _HURRY_CHARS
+        self._hurries_at = self._cost + _HURRY_CHARS
         self._outlet.hurry()
+
+    @property
+    def is_due(self) -> bool:
+        """Whether so much has come that it should be shown before more is taken."""
+        return self._new_lines > _MOST_LINES
 
     def _is_flood(self) -> bool:
         return (
             self._chars > _MOST_CHARS
             or self._sent_bytes > _MOST_SENT_BYTES
-            or self._received_chars > min(self._most_received_chars, self._hurries_at)
+            or self._received_chars > self._most_received_chars
+            or self._cost > self._hurries_at
         )
 
     def note(self, text: str) -> None:
@@ -166,9 +177,14 @@ class Screen:
                     self._slots[rank].append(self._display_of_tail)
         return entries
 
+    def _count(self, chars: int) -> None:
+        self._received_chars += chars
+        self._cost += chars + _LINE_CHARS
+        self._new_lines += 1
+
     def _add_line(self, rank: int, stream: str, line: str, now: float) -> None:
         line = visible(line)
-        self._received_chars += len(line) + 1
+        self._count(len(line) + 1)
         if not self._unfinished.end_line(rank, stream, line):
             self._fold.add(rank, Item.line(stream, line), now)
 
@@ -282,7 +298,7 @@ class Screen:
             if self._is_flood():
                 self._hide(rank, text + "\n")
                 return
-            self._received_chars += len(text) + 1
+            self._count(len(text) + 1)
             if not self._unfinished.end_line(rank, "stdout", text):
                 self._fold.add(rank, Item.line("stdout", text, waits_s(display)), now)
             return

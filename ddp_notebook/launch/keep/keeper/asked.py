@@ -26,6 +26,7 @@ class Asked:
 
     Args:
         cluster, hosts, journal, queue, notebooks: of the session.
+        take_all: acknowledges what ranks have sent to a notebook that has gone.
         changed: tells all how things are, after something was done that may change it.
         renumbered: told the former number of each rank that has stayed, by its new one.
         end: ends the session, and waits for that.
@@ -38,6 +39,7 @@ class Asked:
         journal: Journal,
         queue: Queue,
         notebooks: Notebooks,
+        take_all: Callable[[], None],
         changed: Callable[[], None],
         renumbered: Renumbered,
         end: Callable[[], None],
@@ -47,6 +49,7 @@ class Asked:
         self._journal = journal
         self._queue = queue
         self._notebooks = notebooks
+        self._take_all = take_all
         self._changed = changed
         self._renumbered = renumbered
         self._end = end
@@ -116,6 +119,7 @@ class Asked:
         with self._holding:
             if self._notebooks.driver is driver:
                 self._cluster.hold_text(False)
+                self._take_all()
 
     def _drop(self, rank: int, transfer: int) -> None:
         if rank in self._cluster.ranks:

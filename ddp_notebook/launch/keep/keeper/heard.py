@@ -11,8 +11,9 @@ from ddp_notebook.launch.keep.keeper.notebooks import Notebooks
 from ddp_notebook.launch.keep.recorded import Recorded as RecordedFiles
 from ddp_notebook.launch.keep.state import OwnCluster
 from ddp_notebook.run.output.log import RankLog
+from ddp_notebook.run.output.receipts import Receipts
 from ddp_notebook.run.output.text import TextSplitter
-from ddp_notebook.wire.events import Message, Recorded
+from ddp_notebook.wire.events import Comm, Display, Message, Recorded
 
 
 class _Text:
@@ -55,6 +56,7 @@ class Heard:
             changed: tells notebooks how things are.
         """
         self._cluster = cluster
+        self._receipts = Receipts(cluster.send)
         self._journal = journal
         self._recorded = recorded
         self._changed = changed
@@ -104,6 +106,13 @@ class Heard:
             else:
                 self._journal.on_message(rank, message)
             self._notebooks.tell("message", rank, message)
+            if isinstance(message, Comm | Display) and not self._notebooks.may_come:
+                self._receipts.took(rank, message)  # no notebook drives and shows it: ranks need not wait for one
+
+    def take_all(self) -> None:
+        """The notebook that drove has gone, and acknowledges nothing that the ranks have sent it."""
+        for rank in self._cluster.ranks:
+            self._receipts.took_all(rank)
 
     def on_text(self, rank: int, fd: int, data: bytes) -> None:
         with self._notebooks.lock:

@@ -126,7 +126,7 @@ class Keeper:
         self._heard, self._journal, self._recorded = heard, journal, recorded
         self._hosts, self._synced = hosts, beginning.synced
         told = self._changed, heard.on_renumbered, lambda: self.end("stopped", wait=True)
-        asked = Asked(cluster, hosts, journal, self._queue, self._notebooks, *told)
+        asked = Asked(cluster, hosts, journal, self._queue, self._notebooks, heard.take_all, *told)
         if (folder := self._spec.options.on_preempt) is not None:
             self._preemption = Preemption(folder, cluster, lambda: journal.is_in_loop, self._said.append)
             self._preemption.begin()

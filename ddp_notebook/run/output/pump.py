@@ -1,0 +1,70 @@
+"""The thread that handles what may take long: displays and widget messages, and the ends of cells after them.
+
+The wire's thread only puts them into a queue. So replies, clocks and acknowledgements never wait for output. The queue
+is short, since ranks send only a few messages ahead (`receipts`).
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+
+from ddp_notebook.run.dispatch import Handlers
+from ddp_notebook.wire.events import Message
+
+_log = logging.getLogger(__name__)
+_SETTLE_S = 1.0
+
+
+class Pump:
+    """Hands messages to their handlers in a thread of its own, in the order in which they came.
+
+    Args:
+        targets: the handlers.
+
+    Example:
+        >>> from ddp_notebook.wire.events import Probe
+        >>> pump = Pump({Probe: lambda rank, message: print(rank, message.request)})
+        >>> pump.handlers[Probe](3, Probe(request=7)); pump.settle()
+        3 7
+        >>> pump.close()
+    """
+
+    def __init__(self, targets: Handlers) -> None:
+        self._targets = targets
+        self._waiting: queue.SimpleQueue[tuple[int, Message] | threading.Event | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    @property
+    def handlers(self) -> Handlers:
+        """Handlers that return immediately."""
+        return dict.fromkeys(self._targets, self._put)
+
+    def settle(self) -> None:
+        """Wait until all that came before this call is handled, at most a second."""
+        if self._thread is not None and threading.current_thread() is not self._thread:
+            handled = threading.Event()
+            self._waiting.put(handled)
+            handled.wait(_SETTLE_S)
+
+    def close(self) -> None:
+        """End the thread when it has handled what came before."""
+        self._waiting.put(None)
+
+    def _put(self, rank: int, message: Message) -> None:
+        self._waiting.put((rank, message))
+        if self._thread is None:  # the first message; they all come in one thread
+            self._thread = threading.Thread(target=self._run, name="ddp-output", daemon=True)
+            self._thread.start()
+
+    def _run(self) -> None:
+        while (item := self._waiting.get()) is not None:
+            if isinstance(item, threading.Event):
+                item.set()
+                continue
+            rank, message = item
+            try:
+                self._targets[type(message)](rank, message)
+            except Exception:  # the next messages are others
+                _log.exception("a message of rank %d was lost: %.200r", rank, message)

@@ -1,0 +1,46 @@
+"""Acknowledges displays and widget messages to the ranks, which send only a few ahead, see `rank.cell.outgoing`."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from ddp_notebook.records.units import bundle_chars
+from ddp_notebook.wire.events import Comm, Display, Taken
+
+_EVERY = 4  # messages; a rank may always send more than these
+_EVERY_BYTES = 64 << 10
+_ALL = 1 << 62
+
+
+class Receipts:
+    """Sends `Taken` to ranks.
+
+    Args:
+        send: sends a message to a rank, from any thread.
+    """
+
+    def __init__(self, send: Callable[[int, Taken], None]) -> None:
+        self._send = send
+        self._lock = threading.Lock()
+        self._since: dict[tuple[int, str], tuple[int, int]] = {}  # messages and bytes since the last `Taken`
+
+    def took(self, rank: int, message: Comm | Display) -> None:
+        """A message of this rank was shown, or is not to be shown."""
+        kind, number, nbytes = type(message).__name__, 0, 0
+        if isinstance(message, Display):
+            number, nbytes = message.place, bundle_chars(message.content.get("data") or {})
+        else:
+            number, nbytes = message.number, sum(map(len, message.buffers))
+        with self._lock:
+            count, waiting = self._since.get((rank, kind), (0, 0))
+            count, waiting = count + 1, waiting + nbytes
+            is_due = count >= _EVERY or waiting >= _EVERY_BYTES
+            self._since[rank, kind] = (0, 0) if is_due else (count, waiting)
+        if is_due:
+            self._send(rank, Taken(kind=kind, number=number))
+
+    def took_all(self, rank: int) -> None:
+        """All that this rank has sent so far will not be acknowledged by anything else."""
+        for kind in (Comm, Display):
+            self._send(rank, Taken(kind=kind.__name__, number=_ALL))
