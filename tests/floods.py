@@ -1,4 +1,4 @@
-"""Cells that flood a front end in every way that there is, and what a press of the stop button does about them."""
+"""Cells that flood a front end in many ways, and a press of the stop button that is timed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.kernels import NotebookKernel
 
 _WIDGET = "import ipywidgets as widgets\nfrom IPython.display import display\n"
 _COMM = "from comm import create_comm\nc = create_comm(target_name='flood')\n"
-# By name: code without an end. `GO` stands right before its loop.
+# Endless code by name. `GO` stands right before the loop.
 FLOODS = {
     "widget values": _WIDGET
     + """w = widgets.IntProgress(max=10**9); display(w)
@@ -304,13 +304,13 @@ class Memory:
                 self.most_mib[one.pid] = max(self.most_mib.get(one.pid, 0.0), mib)
 
     def grown_mib(self) -> float:
-        """By how much the process has grown that has grown most."""
+        """Return the growth of the process that has grown most."""
         return max((most - self.first_mib[pid] for pid, most in self.most_mib.items()), default=0.0)
 
 
 @dataclass
 class Stopped:
-    """How a cell ended after one press."""
+    """The end of a cell after one press."""
 
     took_s: float
     ename: str

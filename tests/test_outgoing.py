@@ -23,7 +23,7 @@ ALL = 1 << 40
 
 
 class Sent(list[Any]):
-    """What a rank has sent, and the displays that it has marked."""
+    """The messages that a rank has sent, and its marks of displays."""
 
     def __init__(self, world_size: int = 16) -> None:
         super().__init__()
@@ -184,14 +184,14 @@ def test_the_last_update_of_a_display_is_sent_though_the_notebook_takes_nothing(
         sent.outgoing.send(*display(f"plain {n}")) if n < 8 else None
     for n in range(1000):
         sent.outgoing.send(*display(f"update {n}", "handle"))
-    assert len(sent) == 8, "nothing is sent ahead of what was shown"
+    assert len(sent) == 8, "the limit is reached"
     sent.outgoing.flush()
     assert sent[-1].content["data"]["text/plain"] == "update 999" and len(sent) == 9
     assert sent.marks == list(range(1, 10))
 
 
 def test_an_interrupt_ends_the_wait_and_loses_no_value(sent):
-    """As the main thread's, by an exception in the middle of the wait."""
+    """An exception in the middle of the wait stands for the main thread's KeyboardInterrupt."""
     sent.open()
     for _ in range(7):
         sent.say({"method": "custom"})

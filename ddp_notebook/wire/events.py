@@ -205,7 +205,7 @@ class Comm(Message):
     metadata: dict[str, Any] = field(default_factory=dict)
     buffers: list[str] = field(default_factory=list)  # in base64, since a line of an inbox holds no bytes
     asked_by: dict[str, Any] = field(default_factory=dict)  # header of the browser's message that this is, or answers
-    number: int = 0  # of the rank's widget messages, see `Taken`; 0: to a rank
+    number: int = 0  # counts the rank's widget messages, see `Taken`; 0 for messages to a rank
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,7 +217,7 @@ class Probe(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Taken(Message):
-    """The notebook has shown all messages of one kind up to this number, and takes more, see `rank.cell.outgoing`."""
+    """Acknowledge all messages of one kind up to this number: they were shown, see `rank.cell.outgoing`."""
 
     kind: str  # "Display", numbered by `place`, or "Comm"
     number: int

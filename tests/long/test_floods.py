@@ -16,7 +16,7 @@ from tests.long.watching import expect_sums, start_ranks
 
 pytestmark = [pytest.mark.long, pytest.mark.alone]
 MOST_S = 1.0
-MOST_MIB = 150  # that any process gains
+MOST_MIB = 150  # no process gains more
 
 
 @pytest.fixture(scope="module")
@@ -77,12 +77,12 @@ def test_a_front_end_that_reads_nothing_for_a_while(ranks, begun, name):
         pressed = time.monotonic()
         ranks.interrupt()
         reply = ranks.finish(message)
-    assert time.monotonic() - pressed < 3 * MOST_S, "with what the front end itself has to read"
+    assert time.monotonic() - pressed < 3 * MOST_S, "the front end reads a backlog too"
     assert reply.ename == "KeyboardInterrupt" and memory.grown_mib() < MOST_MIB
 
 
 def test_in_a_notebook_that_a_program_executes(begun):
-    """As papermill and nbclient do: when the time is up, they interrupt the kernel once and go on."""
+    """nbclient and papermill interrupt the kernel once when the time of a cell is up, and go on."""
     document = nbformat.v4.new_notebook()
     sources = [
         "%load_ext ddp_notebook\n%ddp_start 2",

@@ -20,18 +20,18 @@ from typing import Any
 from ddp_notebook.stdlib import contextlib, threading, time
 from ddp_notebook.wire.events import Comm, Display, Message, Taken
 
-_MOST_OF_SESSION = 128  # messages that all ranks together send ahead of what was shown: 0.15 s of what Jupyter accepts
-_FEWEST = 8  # of one rank. The notebook acknowledges every fourth
-_MOST_BYTES = 2 << 20  # of one rank; a message may exceed what is left of it
+_MOST_OF_SESSION = 128  # all ranks together send so many unshown messages: Jupyter accepts them in 0.15 s
+_FEWEST = 8  # each rank may send so many. The notebook acknowledges every fourth
+_MOST_BYTES = 2 << 20  # each rank may send so many. One message may exceed the rest
 _LOOK_S = 0.005
 _APART_S = 0.05  # between two values of one widget, or two updates of one display
 
 
 class _Lane:
-    """Messages of one kind that the notebook has not taken."""
+    """The unacknowledged messages of one kind."""
 
     def __init__(self) -> None:
-        self.number = 0  # of the last message
+        self.number = 0  # the last message has this one
         self._open: deque[tuple[int, int]] = deque()  # number and bytes
         self._nbytes = 0
 
@@ -67,7 +67,7 @@ class Outgoing:
         self._lock = threading.Lock()
         self._marking = threading.Lock()
         self._unmarked: deque[int] = deque()  # displays that were sent
-        self._newest: dict[Hashable, tuple[Any, int]] = {}  # what waits, and its bytes
+        self._newest: dict[Hashable, tuple[Any, int]] = {}  # waiting messages, and their bytes
         self._recent: set[Hashable] = set()  # sent within `_APART_S`
         self._has_work = threading.Event()
         self._thread: threading.Thread | None = None

@@ -113,12 +113,12 @@ class Arrivals:
 
     @property
     def handlers(self) -> Handlers:
-        """What takes each message about a cell that returns quickly."""
+        """Handlers for the wire's thread, which return quickly."""
         return {InputRequest: self._on_input_request}
 
     @property
     def slow_handlers(self) -> Handlers:
-        """What takes the others, in the order in which a rank has sent them."""
+        """Handlers that take longer. They keep the order in which a rank has sent the messages."""
         return {CellDone: self._on_done, Display: self._on_display_message}
 
     def on_text(self, rank: int, fd: int, data: bytes) -> None:

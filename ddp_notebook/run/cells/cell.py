@@ -14,9 +14,9 @@ from ddp_notebook.run.cells.result import CellResult, RankResult
 from ddp_notebook.wire.events import CellDone, Display, InputRequest
 
 _HIGH_WATER_CHARS = 4_000_000  # what waits to be shown, above which the ranks have to wait with theirs
-_EACH_CHARS = 400  # that a piece of it counts besides: handling one takes as long as so much text
-_LINE_CHARS = 80  # and that a line counts besides
-_PIECE_CHARS = 8192  # of text: a press of the stop button is noticed between two pieces
+_EACH_CHARS = 400  # each piece counts so many besides its text: that is how long handling it takes
+_LINE_CHARS = 80  # each line counts so many besides
+_PIECE_CHARS = 8192  # longer text is split: a press of the stop button is noticed between two pieces
 _LAST_LINES = 30  # of a dying rank's words are repeated in the error; all were shown as they came
 STREAMS = {1: "stdout", 2: "stderr"}
 

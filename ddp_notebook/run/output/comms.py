@@ -16,7 +16,7 @@ _CONTROL = "jupyter.widget.control"
 # Messages that may be sent immediately, and then per second. Jupyter Server drops what exceeds 1000 a second on
 # average over 3 s; it does not count the openings of comms.
 _BURST, _PER_S = 500, 800
-_BYTES_EACH = 60_000  # of buffers count as a message: 50 MB in a second
+_BYTES_EACH = 60_000  # so much of buffers counts as one message: 50 MB in a second
 
 
 class Comms:

@@ -18,7 +18,7 @@ _SETTLE_S = 1.0
 
 
 class Pump:
-    """Hands messages to their handlers in a thread of its own, in the order in which they came.
+    """Calls the handlers of messages in its own thread, in the order of arrival.
 
     Args:
         targets: the handlers.

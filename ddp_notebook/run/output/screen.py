@@ -31,8 +31,8 @@ _MOST_SENT_BYTES = 10_000_000  # of text, with its labels
 _MOST_DISPLAY_CHARS = 5_000_000  # of displays that do not replace another one
 _LABEL_BYTES = 8  # of a line on iopub: its label and its end
 _HURRY_CHARS = 20_000  # still shown after stop was pressed
-_LINE_CHARS = 20  # that a line counts besides: handling one takes as long as so much text
-_MOST_LINES = 2000  # that are added before the next refresh: until then no press is noticed
+_LINE_CHARS = 20  # each line counts so many besides its text
+_MOST_LINES = 2000  # more are not added before the next refresh: until then no press is noticed
 _LAST_LINES = 10  # of a flood, from each rank
 _LONGEST_PAUSE_S = 64.0
 
@@ -77,7 +77,7 @@ class Screen:
         self._chars = self._display_chars = 0  # shown
         self._sent_bytes = 0  # of text, estimated
         self._received_chars = 0  # of text, before it is folded
-        self._cost = 0  # of handling it, in characters
+        self._cost = 0  # the time of handling it, in characters
         self._hurries_at = float("inf")
         self._new_lines = 0  # since the last refresh
         self._most_received_chars = _MOST_CHARS * min(8, len(ranks))
@@ -135,7 +135,7 @@ class Screen:
 
     @property
     def is_due(self) -> bool:
-        """Whether so much has come that it should be shown before more is taken."""
+        """True if the lines that have come should be shown before more are taken."""
         return self._new_lines > _MOST_LINES
 
     def _is_flood(self) -> bool:
