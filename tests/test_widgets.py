@@ -56,7 +56,7 @@ class FrontEnd:
             if kind == "comm_close":
                 self.closed.add(comm_id)
             elif kind == "comm_open" or data.get("method") == "update":
-                self.models.setdefault(comm_id, {}).update(data["state"])
+                self.models.setdefault(comm_id, {}).update(data.get("state", {}))
             if message["buffers"]:
                 self.buffers[comm_id] = [bytes(buffer) for buffer in message["buffers"]]
         return message

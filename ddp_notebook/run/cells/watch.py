@@ -30,6 +30,7 @@ from ddp_notebook.wire.events import InputReply, InputRequest
 # handler runs at the timeout.
 _LOOK_S = 0.2
 _REFRESH_S = 0.1  # what a flood brings is shown at least so often
+_FULL_S = 0.02  # between two looks whether the front end takes more displays
 _PIPES_S = 0.05  # what text gets to come through the pipes
 _END_S = 2.0  # what ranks get to end a cell when they were told to
 _END_EACH_S = 0.125  # where they are many
@@ -155,14 +156,18 @@ class Watch:
             left = min(self._give_up_at, self._stop_at, self._grace_ends_at, self._look_at, self._card_at) - now
             if self._asked:  # a question overtakes the text before it
                 left = min(left, _PIPES_S)
-            item = run.take(max(0.0, min(left, _LOOK_S if pause is None else pause)))
+            if screen is not None and screen.is_full:
+                time.sleep(_FULL_S)
+                item = None
+            else:
+                item = run.take(max(0.0, min(left, _LOOK_S if pause is None else pause)))
             if item is not None:
                 self._take(item)
             if self._asked:
                 self._answer_next()
             now = time.monotonic()
             talking = run.pending  # before the look whether all is shown: who is not in it has said everything
-            if screen is not None and run.shown.empty():
+            if screen is not None and (screen.is_full or run.shown.empty()):
                 pause, refreshed_s = screen.refresh(talking), now
             elif screen is not None and (screen.is_due or now - refreshed_s > _REFRESH_S):
                 pause, refreshed_s = screen.refresh(run.result.ranks), now

@@ -13,6 +13,7 @@ card        the hang card: who waits where, and why
 log         all that a rank wrote, on disk
 comms       widgets of ranks
 pump        the thread that handles displays and widget messages
+pace        the rate of messages that Jupyter accepts
 receipts    acknowledges them to the ranks
 widget_state  what a page that is loaded again gets to know of them
 """

@@ -9,13 +9,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ddp_notebook.run.kernel import kernel
+from ddp_notebook.run.output.pace import FRONT_END
 from ddp_notebook.run.output.widget_state import WidgetState
 from ddp_notebook.wire.events import Comm
 
 _CONTROL = "jupyter.widget.control"
-# Messages that may be sent immediately, and then per second. Jupyter Server drops what exceeds 1000 a second on
-# average over 3 s; it does not count the openings of comms.
-_BURST, _PER_S = 500, 800
 _BYTES_EACH = 60_000  # so much of buffers counts as one message: 50 MB in a second
 
 
@@ -43,14 +41,13 @@ class Comms:
         self._lock = threading.Lock()
         self._kernel = kernel()
         self._has_ended = False
-        self._ahead = 0.0  # messages sent above `_PER_S`
-        self._sent_s = time.monotonic()
 
     def on_message(self, rank: int, message: Comm) -> None:
         """A message of a rank's end of a comm. May sleep."""
         self._pass_on(rank, message)
-        if message.msg_type != "comm_open":
-            self._keep_pace(1 + sum(map(len, message.buffers)) / _BYTES_EACH)
+        if message.msg_type != "comm_open" and self._kernel is not None:
+            FRONT_END.add(1 + sum(map(len, message.buffers)) / _BYTES_EACH)
+            time.sleep(FRONT_END.wait_s("comms"))  # and the ranks wait for that
         self._took(rank, message)
 
     def _pass_on(self, rank: int, message: Comm) -> None:
@@ -71,14 +68,6 @@ class Comms:
                 self._states[comm_id].take(message.content.get("data") or {}, buffers)
                 parent = message.asked_by or self._kernel.get_parent()
                 self._publish(comm_id, message.msg_type, message.content, message.metadata, buffers, parent)
-
-    def _keep_pace(self, messages: float) -> None:
-        """Slow down the ranks if there are too many messages."""
-        now = time.monotonic()
-        self._ahead = max(0.0, self._ahead - _PER_S * (now - self._sent_s)) + messages
-        self._sent_s = now
-        if self._ahead > _BURST:
-            time.sleep((self._ahead - _BURST) / _PER_S)
 
     def on_renumbered(self, stayed: Mapping[int, int]) -> None:
         """There are more or fewer ranks. Widgets of those that have left stay on the page as they are.

@@ -14,12 +14,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from ddp_notebook.run.output.pace import FRONT_END
 from ddp_notebook.run.output.sink import Here, Sink
 
 FLUSH_S = 0.05
 _BURST_BYTES = 2_000_000
 _BYTES_PER_S = 800_000
 _FRAMING_BYTES = 600  # of a message on iopub, measured
+_MOST_DISPLAYS = 200  # that wait, above which no further ones are taken; and that are kept after a press of stop
 _PROCESS = secrets.token_hex(4)  # a notebook keeps outputs across restarts of its kernel
 _ids = itertools.count(1)
 
@@ -129,15 +131,24 @@ class Outlet:
 
     def hurry(self) -> None:
         """Keep only the end of what waits, and let it go at once."""
-        chars = 0
+        chars = displays = 0
         for number in range(len(self._waiting) - 1, -1, -1):
             chars += self._waiting[number].cost
-            if chars > _BURST_BYTES:
-                for _ in range(number + 1):
-                    self._waiting.popleft()
+            displays += not isinstance(self._waiting[number], _Text)
+            if chars > _BURST_BYTES or displays > _MOST_DISPLAYS:
+                dropped = [self._waiting.popleft() for _ in range(number + 1)]
                 self._waiting.appendleft(_Text("stderr", "... output left out after the interrupt ...\n"))
+                # changes of displays that are shown: the last value of each is wanted
+                self._waiting.extendleft(part for part in dropped if isinstance(part, _Data) and part.update)
                 break
         self._allowed = float(_BURST_BYTES)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether so many displays wait that no further ones should be taken."""
+        if len(self._waiting) <= _MOST_DISPLAYS:
+            return False
+        return sum(not isinstance(part, _Text) for part in self._waiting) > _MOST_DISPLAYS
 
     def drain(self, is_stopped: Callable[[], bool] = lambda: False) -> None:
         """Send everything, or only its end once somebody has pressed stop."""
@@ -153,6 +164,10 @@ class Outlet:
         self._refilled_s = self._flushed_s = now
         written = set()
         while self._waiting and (self._allowed > 0 or not self.can_update):
+            if self.can_update and not isinstance(self._waiting[0], _Text):
+                if FRONT_END.wait_s("displays"):
+                    break
+                FRONT_END.add(1)
             part = self._waiting.popleft()
             self._allowed -= part.cost
             if isinstance(part, _Text):
@@ -165,5 +180,6 @@ class Outlet:
             else:
                 self.sink.publish(part.data, part.metadata, part.display_id, part.update)
         self._allowed -= _FRAMING_BYTES * len(written)
+        FRONT_END.add(len(written))
         for stream in written:
             self.sink.flush(stream)

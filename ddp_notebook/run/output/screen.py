@@ -134,6 +134,11 @@ class Screen:
         self._outlet.hurry()
 
     @property
+    def is_full(self) -> bool:
+        """True if more displays wait than the front end takes now, so that the ranks have to wait."""
+        return self._outlet.is_full
+
+    @property
     def is_due(self) -> bool:
         """True if the lines that have come should be shown before more are taken."""
         return self._new_lines > _MOST_LINES

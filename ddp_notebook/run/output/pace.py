@@ -1,0 +1,46 @@
+"""The rate of messages to the front end. Jupyter Server drops those that exceed 1000 a second on average over 3 s.
+
+Source: `iopub_msg_rate_limit` and `rate_limit_window` of jupyter_server's `ZMQChannelsWebsocketConnection`, which does
+not count the openings of comms.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+
+_PER_S = 800.0  # with `BURST` of displays: 3000 in any 3 s
+BURST = {"comms": 300, "displays": 600}  # messages above the rate. Displays are not starved by a flood of the former
+
+
+class Pace:
+    """Counts the messages that were sent above the rate.
+
+    Example:
+        >>> pace = Pace()
+        >>> pace.add(700)
+        >>> pace.wait_s("comms") > pace.wait_s("displays") > 0
+        True
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._ahead = 0.0
+        self._counted_s = time.monotonic()
+
+    def add(self, messages: float) -> None:
+        """Count messages that were sent. From any thread."""
+        with self._lock:
+            self._ahead = self._now_ahead() + messages
+            self._counted_s = time.monotonic()
+
+    def wait_s(self, kind: str) -> float:
+        """Seconds until a message of this kind may be sent; 0: immediately."""
+        with self._lock:
+            return max(0.0, (self._now_ahead() - BURST[kind]) / _PER_S)
+
+    def _now_ahead(self) -> float:
+        return max(0.0, self._ahead - _PER_S * (time.monotonic() - self._counted_s))
+
+
+FRONT_END = Pace()  # a kernel has one connection for all output
