@@ -116,6 +116,11 @@ while True: c.send({'n': i}); i += 1
 GO
 while True: c.send({'text': text})
 """,
+    "huge custom messages": _COMM
+    + """text = 'word ' * 400_000
+GO
+while True: c.send({'text': text})
+""",
     "custom messages with buffers": _COMM
     + """import os
 data = os.urandom(100_000)

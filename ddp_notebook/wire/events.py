@@ -37,6 +37,7 @@ from ddp_notebook.stdlib import json
 from ddp_notebook.wire.record_options import RecordOptions
 
 VERSION = 2
+TAKEN_EVERY = 4  # messages; a rank may always send so many ahead, see `Taken`
 
 
 def _plain(value: Any) -> Any:

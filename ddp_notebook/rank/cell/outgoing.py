@@ -18,11 +18,11 @@ from dataclasses import replace
 from typing import Any
 
 from ddp_notebook.stdlib import contextlib, threading, time
-from ddp_notebook.wire.events import Comm, Display, Message, Taken
+from ddp_notebook.wire.events import TAKEN_EVERY, Comm, Display, Message, Taken
 
 _MOST_OF_SESSION = 128  # all ranks together send so many unshown messages: Jupyter accepts them in 0.15 s
-_FEWEST = 8  # each rank may send so many. The notebook acknowledges every fourth
-_MOST_BYTES = 2 << 20  # each rank may send so many. One message may exceed the rest
+_FEWEST = 2 * TAKEN_EVERY  # each rank may send so many
+_MOST_BYTES = 2 << 20  # each rank may send so many, but always as many messages as are acknowledged at a time
 _LOOK_S = 0.005
 _APART_S = 0.05  # between two values of one widget, or two updates of one display
 
@@ -36,7 +36,7 @@ class _Lane:
         self._nbytes = 0
 
     def has_room(self, most: int) -> bool:
-        return len(self._open) < most and self._nbytes < _MOST_BYTES
+        return len(self._open) < most and (self._nbytes < _MOST_BYTES or len(self._open) < TAKEN_EVERY)
 
     def add(self, number: int, nbytes: int) -> None:
         self._open.append((number, nbytes))

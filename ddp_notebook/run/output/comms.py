@@ -44,11 +44,13 @@ class Comms:
 
     def on_message(self, rank: int, message: Comm) -> None:
         """A message of a rank's end of a comm. May sleep."""
-        self._pass_on(rank, message)
-        if message.msg_type != "comm_open" and self._kernel is not None:
-            FRONT_END.add(1 + sum(map(len, message.buffers)) / _BYTES_EACH)
-            time.sleep(FRONT_END.wait_s("comms"))  # and the ranks wait for that
-        self._took(rank, message)
+        try:
+            self._pass_on(rank, message)
+            if message.msg_type != "comm_open" and self._kernel is not None:
+                FRONT_END.add(1 + sum(map(len, message.buffers)) / _BYTES_EACH)
+                time.sleep(FRONT_END.wait_s("comms"))  # and the ranks wait for that
+        finally:
+            self._took(rank, message)
 
     def _pass_on(self, rank: int, message: Comm) -> None:
         comm_id = message.content["comm_id"]

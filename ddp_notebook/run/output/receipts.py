@@ -6,9 +6,8 @@ import threading
 from collections.abc import Callable
 
 from ddp_notebook.records.units import bundle_chars
-from ddp_notebook.wire.events import Comm, Display, Taken
+from ddp_notebook.wire.events import TAKEN_EVERY, Comm, Display, Taken
 
-_EVERY = 4  # messages; a rank may always send more than these
 _EVERY_BYTES = 64 << 10
 _ALL = 1 << 62
 
@@ -35,7 +34,7 @@ class Receipts:
         with self._lock:
             count, waiting = self._since.get((rank, kind), (0, 0))
             count, waiting = count + 1, waiting + nbytes
-            is_due = count >= _EVERY or waiting >= _EVERY_BYTES
+            is_due = count >= TAKEN_EVERY or waiting >= _EVERY_BYTES
             self._since[rank, kind] = (0, 0) if is_due else (count, waiting)
         if is_due:
             self._send(rank, Taken(kind=kind, number=number))
