@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -314,6 +315,48 @@ class Memory:
 
 
 @dataclass
+class Ended:
+    """The end of a cell: a monotonic time, its error, and the number of messages."""
+
+    at_s: float
+    ename: str
+    evalue: str
+    messages: int
+
+
+def run_raw(
+    kernel: NotebookKernel, code: str, each: Callable[[], bool] = lambda: True, timeout_s: float = 60.0
+) -> Ended:
+    """Run a cell to its end. Messages are taken as they come and not looked into, since a front end's own speed is not
+    what is measured.
+
+    Args:
+        each: called every 20 ms or more often. Messages are not read while it returns False.
+    """
+    client, socket, count = kernel.client, kernel.client.iopub_channel.socket, 0
+    asked = client.execute(code)
+    message_id, until = asked.encode(), time.monotonic() + timeout_s
+    while True:
+        assert time.monotonic() < until, f"not ended after {count} messages: {code}"
+        if not each():
+            time.sleep(0.02)
+            continue
+        if not socket.poll(20):
+            continue
+        frames = socket.recv_multipart()
+        count += 1
+        body = frames[frames.index(b"<IDS|MSG>") + 2 :]
+        if b'"idle"' in body[3] and message_id in body[1]:
+            break
+    ended_s = time.monotonic()
+    while True:
+        answer = client.get_shell_msg(timeout=10)
+        if answer["parent_header"].get("msg_id") == asked:
+            content: dict[str, Any] = answer["content"]
+            return Ended(ended_s, content.get("ename", ""), content.get("evalue", ""), count)
+
+
+@dataclass
 class Stopped:
     """The end of a cell after one press."""
 
@@ -324,36 +367,26 @@ class Stopped:
     grown_mib: float
 
 
-def stop(kernel: NotebookKernel, code: str, begun: Path, after_s: float = 2.0, timeout_s: float = 60.0) -> Stopped:
-    """Run a cell that floods, press stop once after so long, and measure until the prompt is back. Messages are taken
-    as they come and not looked into, since a front end's own speed is not what is measured."""
+def stop(kernel: NotebookKernel, code: str, begun: Path, after_s: float = 2.0, silent_s: float = 0.0) -> Stopped:
+    """Run a cell that floods, press stop once after so long, and measure until the prompt is back.
+
+    Args:
+        begun: the file that the cell makes first.
+        silent_s: the front end reads nothing for so long before the press.
+    """
     begun.unlink(missing_ok=True)
-    client, delimiter = kernel.client, b"<IDS|MSG>"
-    socket = client.iopub_channel.socket
+    press_at, pressed_s = float("inf"), 0.0
+
+    def each() -> bool:
+        nonlocal press_at, pressed_s
+        now = time.monotonic()
+        if press_at == float("inf") and begun.exists():
+            press_at = now + after_s + silent_s
+        if now > press_at and not pressed_s:
+            kernel.interrupt()
+            pressed_s = time.monotonic()
+        return bool(pressed_s) or now < press_at - silent_s
+
     with Memory(kernel.pid) as memory:
-        asked = client.execute(code)
-        message_id, pressed_s, count = asked.encode(), 0.0, 0
-        press_at, until = float("inf"), time.monotonic() + after_s + timeout_s
-        while True:
-            now = time.monotonic()
-            if now > until:
-                raise TimeoutError(f"not ended: {code}; {count} messages")
-            if press_at == float("inf") and begun.exists():
-                press_at = now + after_s
-            if now > press_at and not pressed_s:
-                kernel.interrupt()
-                pressed_s = time.monotonic()
-            if not socket.poll(20):
-                continue
-            frames = socket.recv_multipart()
-            count += 1
-            body = frames[frames.index(delimiter) + 2 :]
-            if b'"idle"' in body[3] and message_id in body[1]:
-                break
-        took_s = time.monotonic() - pressed_s
-        while True:
-            answer = client.get_shell_msg(timeout=10)
-            if answer["parent_header"].get("msg_id") == asked:
-                break
-    content: dict[str, Any] = answer["content"]
-    return Stopped(took_s, content.get("ename", ""), content.get("evalue", ""), count, memory.grown_mib())
+        ended = run_raw(kernel, code, each)
+    return Stopped(ended.at_s - pressed_s, ended.ename, ended.evalue, ended.messages, memory.grown_mib())
