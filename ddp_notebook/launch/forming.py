@@ -6,6 +6,7 @@ its place in the next one. An answer to an earlier call is dropped.
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Callable, Sequence
 
@@ -17,6 +18,7 @@ from ddp_notebook.launch.ways.base import LOOPBACK
 from ddp_notebook.records.words import name_ranks
 from ddp_notebook.wire.endpoint import Endpoint
 from ddp_notebook.wire.events import Form, Formed, Hello, Ready, Registered
+from ddp_notebook.wire.store import KEY_BYTES
 
 Check = Callable[[], None]
 
@@ -64,11 +66,13 @@ class Forming:
         return LOOPBACK if self._is_alone else host.address
 
     def store_at(self, host: Host) -> dict[str, object]:
-        """What a store on this host has to know."""
-        return {"host": self.address_of(host), "ports": (self._ports.start, self._ports.stop)}
+        """What a store on this host has to know. Each has a key of its own, where it listens on a network."""
+        key = "" if self._is_alone else secrets.token_hex(KEY_BYTES)
+        return {"host": self.address_of(host), "ports": (self._ports.start, self._ports.stop), "store_key": key}
 
     def call(self, store: Process, placement: Placement) -> None:
         """Tell every rank its place in the next epoch's group."""
+        assert store.store is not None
         self.epoch += 1
         self._wire.epoch = self.epoch
         for rank, process in self._processes.by_rank.items():
@@ -88,6 +92,8 @@ class Forming:
                     device=placement.devices[rank],
                     store_host=self.address_of(store.host),
                     store_port=store.port,
+                    store_at=store.store.at,
+                    store_key=store.store.key,
                     store_prefix=self._store_prefix,
                     interface=process.host.interface(self.address_of(process.host)),
                     form_timeout_s=max(_FORM_TIMEOUT_S, placement.world_size / 2),

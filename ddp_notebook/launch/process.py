@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from ddp_notebook.launch.host.host import Host
 from ddp_notebook.wire.marks import since_last_cell
+from ddp_notebook.wire.store import Place
 
 RANK, STORE, CONTROLLER = "rank", "store", "controller"
 COMER, LEAVER = "rank that comes", "rank that leaves"  # nobody has such numbers yet, or any more
@@ -30,7 +31,8 @@ class Process:
     host: Host = field(repr=False)
     rank: int = -1
     pid: int = 0
-    port: int = 0
+    port: int = 0  # of a store, for the user's programs
+    store: Place | None = None  # of a store, for the session's groups
     status: int | None = None  # exit status once it ended; negative: signal
     lost: str = ""  # why nothing is known of it any more, and so it counts as ended
     said: set[str] = field(default_factory=set)  # names of the messages of its start

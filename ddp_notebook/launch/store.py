@@ -1,30 +1,353 @@
-"""The process that holds the rendezvous store, so that every rank may die, rank 0 included."""
+"""The process that holds the session's store, so that every rank may die, rank 0 included.
+
+The ranks' groups meet at a server of ours, which only processes of the session can use: see `wire.store`.
+
+At `MASTER_ADDR` and `MASTER_PORT` the user's own programs find a `TCPStore`, as under torchrun. It is a child of this
+process, started at the first connection. Nothing of ours reads it: every user who can connect to it can replace its
+keys.
+"""
 
 from __future__ import annotations
 
+import collections
+import contextlib
+import hmac
 import os
+import secrets
+import selectors
 import signal
+import socket
+import time
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
+from ddp_notebook.launch import processes
+from ddp_notebook.registry import doors
+from ddp_notebook.wire import store as protocol
+from ddp_notebook.wire.store import Sealing, StoreRefusedError
+
+_PIECE_BYTES = 1 << 18
+_MOST_UNPROVED = 256  # connections; of more the oldest is closed
+
 
 def main(spec: dict[str, Any]) -> None:
-    """Serve a TCPStore on the listening socket that the host server has bound.
+    """Serve both stores on the listening sockets that the host server has made."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the child
+    listener = socket.socket(fileno=spec["store_fd"])
+    for_users = socket.socket(fileno=spec["fd"])
+    Server(listener, bytes.fromhex(spec["store_key"]), for_users, lambda: _serve_users(spec)).serve()
+
+
+def _serve_users(spec: dict[str, Any]) -> None:
+    """Serve a TCPStore on the listening socket that the host server has bound, in a child of this process.
 
     `TCPStore` by itself listens on every interface; a socket handed over in `master_listen_fd` stays where it is.
     Source: https://docs.pytorch.org/docs/stable/distributed.html#torch.distributed.TCPStore
     """
-    from torch.distributed import TCPStore  # type: ignore[attr-defined]  # exported at run time
+    parent = os.getpid()
+    if os.fork():
+        return
+    try:
+        processes.die_with_parent(parent)
+        os.closerange(3, spec["fd"])  # clients see the end of this process's parent by the end of their connections
+        os.closerange(spec["fd"] + 1, os.sysconf("SC_OPEN_MAX"))
+        from torch.distributed import TCPStore  # type: ignore[attr-defined]  # exported at run time
 
-    os.environ["RES_OPTIONS"] = "attempts:0"  # it would ask for the name of each client: see `rank.group.stores`
-    store = TCPStore(
-        spec["host"],
-        spec["port"],
-        world_size=None,
-        is_master=True,
-        timeout=timedelta(seconds=30),
-        wait_for_workers=False,
-        master_listen_fd=spec["fd"],
-    )
-    while store is not None:  # for ever: the store lives as long as its process
-        signal.pause()
+        os.environ["RES_OPTIONS"] = (
+            "attempts:0"  # it would ask for the name of each client, and wait for a slow service
+        )
+        store = TCPStore(
+            spec["host"],
+            spec["port"],
+            world_size=None,
+            is_master=True,
+            timeout=timedelta(seconds=30),
+            wait_for_workers=False,
+            master_listen_fd=spec["fd"],
+        )
+        while store is not None:  # for ever: the store lives as long as its process
+            signal.pause()
+    finally:
+        os._exit(1)
+
+
+class _Client:
+    """The server's end of a connection."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.socket = connection
+        self.coming = bytearray()
+        self.going = bytearray()
+        self.sealing = Sealing(b"", b"", is_server=True)
+        self.nonce = b""
+        self.has_proved = False
+        self.waits: tuple[bytes, list[bytes]] | None = None  # its request, and the keys that are missing
+        self.ended = False
+
+
+class Server:
+    """Keys and values, and queues, in memory. One thread.
+
+    Args:
+        listener: for clients, non-blocking from here on.
+        key: of the session, which clients over TCP have to know; empty for a Unix socket.
+        for_users: where the user's programs look for a store.
+        serve_users: called once, when the first of them connects there.
+    """
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        key: bytes,
+        for_users: socket.socket | None = None,
+        serve_users: Callable[[], object] = lambda: None,
+    ) -> None:
+        self._key = key
+        self._is_unix = listener.family == socket.AF_UNIX
+        if not self._is_unix and not key:
+            raise ValueError("a store that listens on a network needs a key")
+        self._values: dict[bytes, bytes] = {}
+        self._queues: dict[bytes, collections.deque[bytes]] = {}
+        self._waiting: dict[bytes, list[_Client]] = {}  # by key, in the order in which they came
+        self._unproved: dict[_Client, None] = {}
+        self._selector = selectors.DefaultSelector()
+        listener.setblocking(False)
+        self._selector.register(listener, selectors.EVENT_READ, lambda _: self._accept(listener))
+        if for_users is not None:
+            self._selector.register(for_users, selectors.EVENT_READ, lambda _: self._start(for_users, serve_users))
+
+    def serve(self) -> None:
+        """Answer requests for as long as the process lives."""
+        while True:
+            self.turn(None)
+
+    def turn(self, timeout_s: float | None) -> None:
+        """Wait for something to do, and do it."""
+        for key, events in self._selector.select(timeout_s):
+            if isinstance(key.data, _Client):
+                self._handle(key.data, events)
+            else:
+                key.data(events)
+
+    def _start(self, for_users: socket.socket, serve_users: Callable[[], object]) -> None:
+        self._selector.unregister(for_users)
+        serve_users()
+
+    # ---- connections
+
+    def _accept(self, listener: socket.socket) -> None:
+        try:
+            connection, _ = listener.accept()
+        except BlockingIOError:
+            return
+        except OSError:  # no descriptor is left: an idle connection is worth less than a rank that waits
+            if self._unproved:
+                self._drop(next(iter(self._unproved)))
+            else:
+                time.sleep(0.01)
+            return
+        connection.setblocking(False)
+        client = _Client(connection)
+        if self._is_unix:
+            try:
+                doors.check_user(connection)
+            except (doors.DoorError, OSError):
+                connection.close()
+                return
+            client.has_proved = True
+        else:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            client.nonce = secrets.token_bytes(protocol.KEY_BYTES)
+            if len(self._unproved) >= _MOST_UNPROVED:
+                self._drop(next(iter(self._unproved)))
+            self._unproved[client] = None
+        self._selector.register(connection, selectors.EVENT_READ, client)
+        if client.nonce:
+            self._send(client, client.nonce)
+
+    def _drop(self, client: _Client) -> None:
+        if client.ended:
+            return
+        client.ended = True
+        self._forget_wait(client)
+        self._unproved.pop(client, None)
+        self._selector.unregister(client.socket)
+        client.socket.close()
+
+    def _handle(self, client: _Client, events: int) -> None:
+        if client.ended:
+            return
+        try:
+            if events & selectors.EVENT_WRITE:
+                self._flush(client)
+            if events & selectors.EVENT_READ:
+                more = client.socket.recv(_PIECE_BYTES)
+                if not more:
+                    self._drop(client)
+                    return
+                client.coming += more
+                self._take_messages(client)
+        except BlockingIOError:
+            pass
+        except (OSError, LookupError, TypeError, ValueError):  # it has ended, or is no client of ours
+            self._drop(client)
+
+    def _take_messages(self, client: _Client) -> None:
+        coming = client.coming
+        while len(coming) >= 4 and not client.ended:
+            length = protocol.length_of(coming)
+            if length > (protocol.MOST_BYTES if client.has_proved else protocol.MOST_BYTES_BEFORE_PROOF):
+                raise StoreRefusedError("a message that is longer than any that a client sends")
+            if len(coming) < 4 + length:
+                return
+            rest = bytes(memoryview(coming)[4 : 4 + length])
+            del coming[: 4 + length]
+            if client.has_proved:
+                self._answer(client, protocol.unpack(client.sealing.open(rest)))
+            else:
+                self._check_proof(client, rest)
+
+    def _check_proof(self, client: _Client, message: bytes) -> None:
+        nonces = client.nonce + message[: protocol.KEY_BYTES]
+        if not hmac.compare_digest(message[protocol.KEY_BYTES :], protocol.proof_of_client(self._key, nonces)):
+            raise StoreRefusedError("a client that does not know the key of the session")
+        self._send(client, protocol.proof_of_server(self._key, nonces))
+        client.sealing = Sealing(self._key, nonces, is_server=True)
+        client.has_proved = True
+        self._unproved.pop(client, None)
+
+    def _send(self, client: _Client, body: bytes) -> None:
+        was_empty = not client.going
+        client.going += client.sealing.seal(body)
+        if was_empty:
+            self._flush(client)
+
+    def _flush(self, client: _Client) -> None:
+        with contextlib.suppress(BlockingIOError):
+            sent = client.socket.send(client.going)
+            del client.going[:sent]
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if client.going else 0)
+        if self._selector.get_key(client.socket).events != events:
+            self._selector.modify(client.socket, events, client)
+
+    # ---- requests
+
+    def _answer(self, client: _Client, request: list[bytes]) -> None:
+        name, *args = request
+        if name in (b"get", b"wait", b"pop"):
+            self._await(client, name, args)
+            return
+        try:
+            self._reply(client, *_REQUESTS[name](self, *args))
+        except ValueError as error:
+            self._send(client, protocol.pack([b"error", str(error).encode()]))
+
+    def _reply(self, client: _Client, *fields: bytes) -> None:
+        self._send(client, protocol.pack([b"ok", *fields]))
+
+    def _await(self, client: _Client, name: bytes, keys: list[bytes]) -> None:
+        has = self._queues if name == b"pop" else self._values
+        missing = [key for key in dict.fromkeys(keys) if key not in has]
+        if missing:
+            client.waits = name, keys
+            for key in missing:
+                self._waiting.setdefault(key, []).append(client)
+            return
+        if name == b"get":
+            self._reply(client, *(self._values[key] for key in keys))
+        elif name == b"wait":
+            self._reply(client)
+        else:
+            self._reply(client, *self._pop(keys[0]))
+
+    def _came(self, key: bytes) -> None:
+        """There is a value of this key, or something in its queue."""
+        for client in self._waiting.pop(key, ()):
+            if client.ended or client.waits is None:
+                continue
+            name, keys = client.waits
+            self._forget_wait(client)
+            try:
+                self._await(client, name, keys)
+            except OSError:
+                self._drop(client)
+
+    def _forget_wait(self, client: _Client) -> None:
+        if client.waits is None:
+            return
+        for key in client.waits[1]:
+            if client in (those := self._waiting.get(key, [])):
+                those.remove(client)
+                if not those:
+                    del self._waiting[key]
+        client.waits = None
+
+    def _set(self, *pairs: bytes) -> list[bytes]:
+        for key, value in zip(pairs[::2], pairs[1::2], strict=True):
+            self._values[key] = value
+        for key in pairs[::2]:
+            self._came(key)
+        return []
+
+    def _append(self, key: bytes, value: bytes) -> list[bytes]:
+        return self._set(key, self._values.get(key, b"") + value)
+
+    def _add(self, key: bytes, amount: bytes) -> list[bytes]:
+        try:
+            value = str(int(self._values.get(key, b"0")) + int(amount)).encode()
+        except ValueError:
+            raise ValueError(f"add: the value of key {key.decode()} is not a number") from None
+        self._set(key, value)
+        return [value]
+
+    def _compare_set(self, key: bytes, expected: bytes, desired: bytes) -> list[bytes]:
+        value = self._values.get(key)
+        if value == expected or (value is None and not expected):
+            self._set(key, desired)
+            return [desired]
+        return [expected if value is None else value]
+
+    def _check(self, *keys: bytes) -> list[bytes]:
+        return [b"yes" if all(key in self._values for key in keys) else b""]
+
+    def _delete(self, key: bytes) -> list[bytes]:
+        return [b"" if self._values.pop(key, None) is None else b"yes"]
+
+    def _count(self) -> list[bytes]:
+        return [str(len(self._values)).encode()]
+
+    def _keys(self) -> list[bytes]:
+        return list(self._values)
+
+    def _push(self, key: bytes, value: bytes) -> list[bytes]:
+        self._queues.setdefault(key, collections.deque()).append(value)
+        self._came(key)
+        return []
+
+    def _pop(self, key: bytes) -> list[bytes]:
+        queue = self._queues.get(key)
+        if not queue:
+            return []
+        value = queue.popleft()
+        if not queue:
+            del self._queues[key]
+        return [value]
+
+    def _length(self, key: bytes) -> list[bytes]:
+        return [str(len(self._queues.get(key, ()))).encode()]
+
+
+_REQUESTS: dict[bytes, Callable[..., list[bytes]]] = {
+    b"set": Server._set,
+    b"append": Server._append,
+    b"add": Server._add,
+    b"compare_set": Server._compare_set,
+    b"check": Server._check,
+    b"delete": Server._delete,
+    b"count": Server._count,
+    b"keys": Server._keys,
+    b"push": Server._push,
+    b"pop now": Server._pop,
+    b"length": Server._length,
+}

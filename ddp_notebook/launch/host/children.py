@@ -80,7 +80,7 @@ def spawn(process: int, spec: child.Spec) -> Child:
         stderr=pipes.stderr,
         env=spec["env"],
         cwd=spec["cwd"],
-        pass_fds=[fd for fd in (spec_r, spec["inbox"], spec.get("fd")) if fd is not None],
+        pass_fds=[fd for fd in (spec_r, spec["inbox"], spec.get("fd"), spec.get("store_fd")) if fd is not None],
         start_new_session=True,
     )
     os.close(spec_r)

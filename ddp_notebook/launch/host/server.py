@@ -11,7 +11,8 @@ below it. What the notebook wants to know about processes of this host, it asks 
     request                                        reply or event
     {"op": "facts"}                                cores, GPUs, versions, backends, how ranks are started
     {"op": "ping"}                                 {}
-    {"op": "start", "process", "spec"}             {"pid", "started"}, the process's identity; for a store also {"port"}
+    {"op": "start", "process", "spec"}             {"pid", "started"}, the process's identity; for a store also
+                                                   {"port", "store_at"}
     {"op": "signal", "processes", "signals",       {} once the signals are delivered, in this order; the value goes with
      "value"}                                      a real-time one
     {"op": "look", "processes"}                    {"seen": [[process, is it stopped, its stack]]} of processes that do
@@ -55,6 +56,7 @@ from ddp_notebook.launch.host.texts import Texts
 from ddp_notebook.launch.ways.base import LOOPBACK
 from ddp_notebook.launch.ways.ports import first_free
 from ddp_notebook.wire import signals
+from ddp_notebook.wire.store import listen_here
 
 _READ_BYTES = 1 << 16
 _HIGH_WATER_BYTES = 512 << 10  # text waiting for the owner above which ranks have to wait with theirs
@@ -215,23 +217,34 @@ class HostServer:
         if spec["kind"] == "rank":
             spec["directory"], spec["stack_file"] = self._directory, stack_file(self._directory, process)
             open_files.allow(spec["open_files"])  # it inherits that
-        listener = None
+        listeners = []
         if spec["kind"] == "store":
             family = socket.AF_INET6 if ":" in spec["host"] else socket.AF_INET
-            listener = first_free(
-                lambda port: socket.create_server((spec["host"], port), family=family, backlog=1024),
-                spec["host"],
-                range(*spec["ports"]),
-            )
-            spec["fd"], spec["port"] = listener.fileno(), listener.getsockname()[1]
-            reply["port"] = spec["port"]
+
+            def listen() -> socket.socket:
+                return first_free(
+                    lambda port: socket.create_server((spec["host"], port), family=family, backlog=1024),
+                    spec["host"],
+                    range(*spec["ports"]),
+                )
+
+            listeners.append(for_users := listen())
+            reply["port"] = spec["port"] = for_users.getsockname()[1]
+            if spec["store_key"]:
+                listeners.append(for_ranks := listen())
+                reply["store_at"] = f"{spec['host']}:{for_ranks.getsockname()[1]}"
+            else:
+                for_ranks, place = listen_here(self._directory)
+                listeners.append(for_ranks)
+                reply["store_at"] = place.at
+            spec["fd"], spec["store_fd"] = for_users.fileno(), for_ranks.fileno()
         try:
             if self._facts["start_method"] == "fork":
                 started = fork(process, spec, self._close_in_child)
             else:
                 started = spawn(process, spec)
         finally:
-            if listener is not None:
+            for listener in listeners:
                 listener.close()
         self._children[started.pid] = started
         if self._reading_text:

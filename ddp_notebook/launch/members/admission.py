@@ -13,10 +13,11 @@ from ddp_notebook.errors import HostError, StartError, StartTimeoutError
 from ddp_notebook.launch import environment
 from ddp_notebook.launch.host.host import Host
 from ddp_notebook.launch.placement import Placement
-from ddp_notebook.launch.process import RANK, Process, Processes
+from ddp_notebook.launch.process import RANK, STORE, Process, Processes
 from ddp_notebook.wire.bulk import BulkFetcher
 from ddp_notebook.wire.endpoint import Endpoint
 from ddp_notebook.wire.keys import Keyring
+from ddp_notebook.wire.store import Place
 
 _END_S = 5.0  # what processes that were killed get to be gone
 
@@ -87,6 +88,8 @@ class Admission:
             raise kind_of_error(str(error)) from error
         process.pid = reply["pid"]
         process.port = reply.get("port", 0)
+        if kind == STORE:
+            process.store = Place(reply["store_at"], spec["store_key"])
         return process
 
     def kill(self, processes: Sequence[Process]) -> None:

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.distributed import (  # type: ignore[attr-defined]  # exported at run time
     HashStore,
     PrefixStore,
-    TCPStore,
+    Store,
     distributed_c10d,
 )
 
@@ -107,7 +107,7 @@ def default_timeout(backend: str) -> timedelta:
     return distributed_c10d._get_default_timeout(dist.Backend(backend))
 
 
-def set_timeout(group: dist.ProcessGroup, timeout: timedelta, *stores: TCPStore | PrefixStore) -> None:
+def set_timeout(group: dist.ProcessGroup, timeout: timedelta, *stores: Store) -> None:
     """Set the timeout of a group, and of the stores where later groups meet.
 
     Args:

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from ddp_notebook.rank.cell.exceptions import chain, known_words
 from ddp_notebook.rank.cell.where import Where
 from ddp_notebook.rank.faults import Faults
-from ddp_notebook.rank.group import join, waiting
+from ddp_notebook.rank.group import join, stores, waiting
 from ddp_notebook.rank.group.calls import Call
 from ddp_notebook.rank.group.connections.cutting import Connections
 from ddp_notebook.rank.group.connections.models import Models
@@ -65,7 +65,6 @@ class Network:
         self.faults = Faults(self.recorder, self.where)
         self._cell: int | None = None
         self._main = threading.main_thread().ident or 0
-        self._store = ("", 0)  # where the session's store listens
         self._is_broken = False  # an operation has failed in a way that breaks its group
         try:
             self.recorder.install()
@@ -73,6 +72,7 @@ class Network:
             self._names.watch(self.connections)
             self._models.watch()
             waiting.install()
+            stores.install()
         except (AttributeError, RuntimeError, TypeError) as error:  # another torch than this was written for
             self._progress.sees_operations = False
             print(
@@ -100,7 +100,6 @@ class Network:
             whatever torch raises when a group does not form.
         """
         join.use_device(place)
-        self._store = place.store_host, place.store_port
         notes: list[str] = []
         self.release.forms()
         self.connections.makes_boards = place.guard
@@ -123,7 +122,7 @@ class Network:
         with quiet():
             while not forming.acquire(timeout=_LOOK_S):  # it may not be connected yet
                 self.connections.cut_groups()
-                self.connections.cut_store(*self._store)
+                self.connections.cut_session_store()
 
     def _leave(self) -> None:
         """In a forked child, which has the rank's connections but not gloo's threads: an operation would never end."""

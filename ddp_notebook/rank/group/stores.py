@@ -1,58 +1,370 @@
-"""A client of the session's store, which asks no name service.
+"""Clients of the session's store, as `torch.distributed.Store`.
 
-torch's client looks up the name of the address that it has connected to, to have it for messages (`::ffff:127.0.0.1`
-has none in any `/etc/hosts`). Where the service is slow, or leaves some of 64 questions at once unanswered, each rank
-waits for it for 5 s and more.
+torch and gloo call a client as any other store: their C++ side finds the Python methods by their names. Every wait is
+in Python, so an interrupt ends it. Requests of a process go over a few connections that all of its clients share; a
+request that waits has one of its own, and holds up no other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import hmac
+import secrets
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
+from typing import Any, TypeVar
 
-from torch.distributed import TCPStore  # type: ignore[attr-defined]  # exported at run time
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store
 
-from ddp_notebook.rank.group.cpp_log import quiet
-from ddp_notebook.stdlib import contextlib, ctypes
+from ddp_notebook.registry import doors
+from ddp_notebook.stdlib import contextlib, functools, os, socket, threading
+from ddp_notebook.wire import store as protocol
 from ddp_notebook.wire.events import Form
+from ddp_notebook.wire.store import Place, Sealing, StoreRefusedError
 
 _TIMEOUT = timedelta(seconds=300)  # torch's own for a store
-_RES_INIT = 1
+_CONNECT_S = 10.0
+_ANSWER_S = 30.0  # for a request that waits for no key: a store that takes longer is stopped or gone
+_MOST_IDLE = 4  # connections
+_MILLISECOND = timedelta(milliseconds=1)
+
+T = TypeVar("T")
 
 
-class _ResolverState(ctypes.Structure):
-    """How glibc's `struct __res_state` begins. Source: https://man7.org/linux/man-pages/man3/resolver.3.html"""
-
-    _fields_ = [("retrans", ctypes.c_int), ("retry", ctypes.c_int), ("options", ctypes.c_ulong)]
-
-
-def connect(place: Form, timeout: timedelta = _TIMEOUT) -> TCPStore:
-    """A connection to the store where the ranks of the session meet.
+class Connection:
+    """The client's end of a connection to a store, for one request at a time.
 
     Args:
-        timeout: of what is asked of it.
+        place: where the store listens.
+        timeout_s: seconds to connect.
 
     Raises:
-        torch.distributed.DistNetworkError: nobody listens there.
+        StoreRefusedError: what listens there is not the session's store.
+        OSError: nothing listens there.
     """
-    with quiet(), _without_names():  # torch warns where an address has no name
-        return TCPStore(place.store_host, place.store_port, is_master=False, timeout=timeout, wait_for_workers=False)
+
+    def __init__(self, place: Place, timeout_s: float) -> None:
+        self.socket = socket.socket(place.family, socket.SOCK_STREAM)
+        self.was_shut_down = False
+        self._sealing = Sealing(b"", b"", is_server=False)
+        try:
+            self.socket.settimeout(max(timeout_s, 0.01))
+            self.socket.connect(place.address)
+            if place.is_unix:
+                _check_user(self.socket, place)
+            else:
+                self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                self._prove(place)
+        except BaseException:
+            self.close()
+            raise
+
+    def _prove(self, place: Place) -> None:
+        self.socket.settimeout(protocol.PROOF_S)
+        key, mine = place.secret, secrets.token_bytes(protocol.KEY_BYTES)
+        try:
+            other = self._receive(protocol.MOST_BYTES_BEFORE_PROOF)
+            nonces = other + mine
+            self.socket.sendall(self._sealing.seal(mine + protocol.proof_of_client(key, nonces)))
+            is_same = hmac.compare_digest(
+                self._receive(protocol.MOST_BYTES_BEFORE_PROOF), protocol.proof_of_server(key, nonces)
+            )
+        except (TimeoutError, ConnectionError) as error:
+            raise StoreRefusedError(
+                f"what listens at {place.at} did not prove that it is the session's store ({error or 'no answer'}): "
+                "it has ended, or another program listens there now"
+            ) from None
+        if not is_same:
+            raise StoreRefusedError(f"what listens at {place.at} does not know the key of this session: do not use it")
+        self._sealing = Sealing(key, nonces, is_server=False)
+
+    def ask(self, fields: Sequence[bytes], timeout_s: float | None) -> list[bytes]:
+        """Send a request and wait for its reply.
+
+        Args:
+            timeout_s: seconds to wait; None: as long as it takes.
+
+        Raises:
+            TimeoutError: no reply in time. This connection cannot be used any more.
+            StoreRefusedError: the reply was altered on its way.
+            ConnectionError: the store has ended, or the connection was closed.
+        """
+        self.socket.settimeout(timeout_s)
+        self.socket.sendall(self._sealing.seal(protocol.pack(fields)))
+        return protocol.unpack(self._sealing.open(self._receive(protocol.MOST_BYTES)))
+
+    def _receive(self, most: int) -> bytes:
+        data = bytearray()
+        while len(data) < 4 or len(data) < 4 + protocol.length_of(data):
+            if len(data) >= 4 and protocol.length_of(data) > most:
+                raise StoreRefusedError("a message of the store is longer than any that a store sends")
+            more = self.socket.recv(1 << 16)
+            if not more:
+                raise ConnectionError("Failed to recv, got 0 bytes: the session's store closed the connection")
+            data += more
+        return bytes(memoryview(data)[4:])
+
+    def shut_down(self) -> None:
+        """End the wait of another thread in `ask`."""
+        self.was_shut_down = True
+        with contextlib.suppress(OSError):
+            self.socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self.socket.close()
+
+
+def _check_user(connection: socket.socket, place: Place) -> None:
+    try:
+        doors.check_user(connection)
+    except doors.DoorError as error:
+        raise StoreRefusedError(f"what listens at {place.at} is not the session's store: {error}") from None
+
+
+class _Connections:
+    """The connections of this process to stores. A connection belongs to the process that has made it: a forked child
+    makes its own."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._idle: list[tuple[Place, Connection]] = []
+        self._used: set[Connection] = set()
+        os.register_at_fork(after_in_child=self._forget)
+
+    def ask(self, place: Place, fields: Sequence[bytes], timeout_s: float | None) -> list[bytes]:
+        """Send a request to a store and return its reply. See `Connection.ask`."""
+        connection = self._take(place)
+        try:
+            reply = connection.ask(fields, timeout_s)
+        except BaseException:  # also an interrupt: its reply would be taken for that of the next request
+            with self._lock:
+                self._used.discard(connection)
+            connection.close()
+            raise
+        with self._lock:
+            self._used.discard(connection)
+            if not connection.was_shut_down:
+                self._idle.append((place, connection))
+            old = self._idle.pop(0)[1] if len(self._idle) > _MOST_IDLE else None
+        if connection.was_shut_down:
+            connection.close()
+        if old is not None:
+            old.close()
+        return reply
+
+    def _take(self, place: Place) -> Connection:
+        with self._lock:
+            for at in reversed(range(len(self._idle))):
+                if self._idle[at][0] == place:
+                    connection = self._idle.pop(at)[1]
+                    self._used.add(connection)
+                    return connection
+        connection = Connection(place, _CONNECT_S)
+        with self._lock:
+            self._used.add(connection)
+        return connection
+
+    def cut(self) -> int:
+        """End the requests under way, in whatever thread. Returns how many there were."""
+        with self._lock:
+            for connection in self._used:
+                connection.shut_down()
+            return len(self._used)
+
+    def _forget(self) -> None:
+        for connection in [*(idle for _, idle in self._idle), *self._used]:
+            connection.close()
+        self._lock, self._idle, self._used = threading.Lock(), [], set()
+
+
+_connections = _Connections()
+cut = _connections.cut
+
+
+class SessionStore(Store):
+    """A client of the session's store.
+
+    Args:
+        place: where the store listens.
+        timeout: of what waits for keys.
+    """
+
+    timeout: timedelta  # torch's stubs lack it
+
+    def __init__(self, place: Place, timeout: timedelta = _TIMEOUT) -> None:
+        super().__init__()
+        self._place = place
+        self.set_timeout(timeout)
+        _living.append(self)
+
+    # What waits
+
+    def get(self, key: str) -> bytes:
+        return self._wait(b"get", [key], self.timeout)[0]
+
+    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
+        return self._wait(b"get", keys, self.timeout)
+
+    def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
+        self._wait(b"wait", keys, self.timeout if timeout is None else timeout)
+
+    # What does not
+
+    def set(self, key: str, value: str | bytes) -> None:
+        self._ask(b"set", key.encode(), _bytes(value))
+
+    def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
+        pairs = zip(keys, values, strict=True)
+        self._ask(b"set", *(part for key, value in pairs for part in (key.encode(), _bytes(value))))
+
+    def append(self, key: str, value: str | bytes) -> None:
+        self._ask(b"append", key.encode(), _bytes(value))
+
+    def add(self, key: str, amount: int) -> int:
+        return int(self._ask(b"add", key.encode(), str(amount).encode())[0])
+
+    def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
+        return self._ask(b"compare_set", key.encode(), _bytes(expected), _bytes(desired))[0]
+
+    def check(self, keys: Sequence[str]) -> bool:
+        if hasattr(_probed, "key"):
+            [_probed.key] = keys
+            return False
+        return bool(self._ask(b"check", *(key.encode() for key in keys))[0])
+
+    def delete_key(self, key: str) -> bool:
+        return bool(self._ask(b"delete", key.encode())[0])
+
+    def num_keys(self) -> int:
+        return int(self._ask(b"count")[0])
+
+    def list_keys(self) -> list[str]:
+        return [key.decode() for key in self._ask(b"keys")]
+
+    def queue_push(self, key: str, value: str | bytes) -> None:
+        self._ask(b"push", key.encode(), _bytes(value))
+
+    def queue_pop(self, key: str, block: bool = True) -> bytes:
+        if block:
+            return self._wait(b"pop", [key], self.timeout)[0]
+        found = self._ask(b"pop now", key.encode())
+        if not found:
+            raise dist.QueueEmptyError("queue is empty")
+        return found[0]
+
+    def queue_len(self, key: str) -> int:
+        return int(self._ask(b"length", key.encode())[0])
+
+    def has_extended_api(self) -> bool:
+        return True
+
+    def clone(self) -> SessionStore:
+        return SessionStore(self._place, self.timeout)
+
+    # torch's C++ side looks for two methods under other names than its Python side has
+    deleteKey, getNumKeys = delete_key, num_keys
+
+    def _ask(self, *fields: bytes) -> list[bytes]:
+        try:
+            with _as_torchs_errors():
+                reply = _connections.ask(self._place, fields, _ANSWER_S)
+        except TimeoutError:
+            raise dist.DistNetworkError(
+                f"the session's store has not answered for {_ANSWER_S:g} s: its process is stopped or gets no time"
+            ) from None
+        if reply and reply[0] == b"error":
+            raise dist.DistStoreError(reply[1].decode())
+        return reply[1:]
+
+    def _wait(self, request: bytes, keys: Sequence[str], timeout: timedelta) -> list[bytes]:
+        limit_s = timeout.total_seconds() or None  # torch: none
+        try:
+            with _as_torchs_errors():
+                return _connections.ask(self._place, [request, *(key.encode() for key in keys)], limit_s)[1:]
+        except TimeoutError:
+            raise dist.DistStoreError(
+                f"wait timeout after {timeout / _MILLISECOND:.0f}ms, keys: {', '.join(f'/{key}' for key in keys)}"
+            ) from None
+
+
+# torch holds clients in C++ only, and calls their Python half: so that half stays. Each takes about a kilobyte.
+_living: list[SessionStore] = []
+
+
+def connect(place: Form, timeout: timedelta = _TIMEOUT) -> SessionStore:
+    """A client of the store where the ranks of the session meet. It connects at its first request.
+
+    Args:
+        timeout: of what waits for keys.
+    """
+    return SessionStore(Place(place.store_at, place.store_key), timeout)
+
+
+def _bytes(value: str | bytes) -> bytes:
+    return value.encode() if isinstance(value, str) else bytes(value)
 
 
 @contextlib.contextmanager
-def _without_names() -> Iterator[None]:
-    """Let no question of this thread reach a name service. Without glibc's resolver they all do."""
-    try:
-        libc = ctypes.CDLL(None)
-        libc.__res_state.restype = ctypes.POINTER(_ResolverState)
-        state = libc.__res_state().contents  # of this thread
-        if not state.options & _RES_INIT:
-            libc.__res_init()
-    except AttributeError:
-        yield
-        return
-    attempts, state.retry = state.retry, 0
+def _as_torchs_errors() -> Iterator[None]:
     try:
         yield
+    except TimeoutError:
+        raise
+    except StoreRefusedError as error:
+        raise dist.DistNetworkError(str(error)) from None
+    except OSError as error:
+        raise dist.DistNetworkError(f"the session's store cannot be reached: {error}") from None
+
+
+# ---- what torch does not pass on from a `PrefixStore` to a store in Python
+
+_probed = threading.local()
+
+
+def install() -> None:
+    """Let a `PrefixStore` over a client of the session's store have queues and list its keys, as over a `TCPStore`.
+
+    Raises:
+        AttributeError: this version of torch has no such methods.
+    """
+    for name in ("queue_push", "queue_pop", "queue_len"):
+        setattr(PrefixStore, name, _of_queue(getattr(PrefixStore, name)))
+    PrefixStore.list_keys = _list_keys(PrefixStore.list_keys)  # type: ignore[method-assign,assignment]
+
+
+def _of_queue(original: Callable[..., T]) -> Callable[..., T]:
+    def operation(store: PrefixStore, key: str, *args: Any, **kwargs: Any) -> T:
+        client = _client_below(store)
+        if client is None:
+            return original(store, key, *args, **kwargs)
+        ours: Callable[..., T] = getattr(client, original.__name__)
+        return ours(_full_key(store, key), *args, **kwargs)
+
+    return functools.wraps(original)(operation)
+
+
+def _list_keys(original: Callable[[Any], list[str]]) -> Callable[[Any], list[str]]:
+    def list_keys(store: PrefixStore) -> list[str]:
+        client = _client_below(store)
+        if client is None:
+            return original(store)
+        prefix = _full_key(store, "")
+        return [key.removeprefix(prefix) for key in client.list_keys() if key.startswith(prefix)]
+
+    return functools.wraps(original)(list_keys)
+
+
+def _client_below(store: Any) -> SessionStore | None:
+    while isinstance(store, PrefixStore):
+        store = store.underlying_store
+    return store if isinstance(store, SessionStore) else None
+
+
+def _full_key(store: PrefixStore, key: str) -> str:
+    """The key with the prefixes of this store, which it does not tell: the client reports what it is asked for."""
+    _probed.key = None
+    try:
+        store.check([key])
+        return str(_probed.key)
     finally:
-        state.retry = attempts
+        del _probed.key

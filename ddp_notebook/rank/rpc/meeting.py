@@ -3,19 +3,24 @@
 Torch has them meet at the address that they are given, where rank 0 starts a store. Ranks have one already, so the
 address only tells meetings apart. A cell that is stopped while it waits here leaves nothing behind: the next cell meets
 under another name.
+
+Values are JSON. Nothing that was read from a store is unpickled.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
+import torch
 from torch._C._distributed_c10d import PrefixStore
 
 from ddp_notebook.rank.group.stores import connect
-from ddp_notebook.stdlib import pickle, time
+from ddp_notebook.rank.rpc.agent import Worker
+from ddp_notebook.stdlib import json, time
 from ddp_notebook.wire.events import Form
 
 _LOOK_S = 0.001  # at first
@@ -56,7 +61,7 @@ class Meeting:
         """Tell all others something. Returns what each has told, by rank.
 
         Args:
-            value: anything that can be pickled.
+            value: a `Worker`, a device, numbers, text, and containers of them. Tuples arrive as lists.
             timeout_s: seconds that the others get; None: what the meeting gives them; 0: all that they need.
 
         Raises:
@@ -64,7 +69,7 @@ class Meeting:
         """
         self._rounds += 1
         keys = [f"{self._rounds}/{rank}" for rank in range(self.world_size)]
-        self._store.set(keys[self.rank], pickle.dumps(value))  # type: ignore[arg-type]
+        self._store.set(keys[self.rank], json.dumps(_to_json(value)))
         limit_s = self.timeout_s if timeout_s is None else timeout_s or _NO_LIMIT_S
         until, pause_s = time.monotonic() + limit_s, _LOOK_S
         # The store's own `wait` does not see that a rank has died, and says each time on stderr that it has ended.
@@ -76,7 +81,7 @@ class Meeting:
                 raise RuntimeError(_missing(self.world_size, missing, limit_s))
             time.sleep(pause_s)
             pause_s = min(1.2 * pause_s, _LONGEST_LOOK_S)
-        return [pickle.loads(one) for one in self._store.multi_get(keys)]
+        return [_of_json(json.loads(one)) for one in self._store.multi_get(keys)]
 
     def settle(self, calls: Callable[[], tuple[int, int]], timeout_s: float) -> None:
         """Wait until no call is under way between the workers, all of which wait here.
@@ -97,6 +102,32 @@ class Meeting:
             if made == before and not any(under_way for _, under_way in told):
                 return
             before = made
+
+
+def _to_json(value: object) -> Any:
+    """The value with a list of its type and content in place of whatever JSON does not have."""
+    if isinstance(value, Worker):
+        return ["Worker", {one.name: _to_json(getattr(value, one.name)) for one in dataclasses.fields(value)}]
+    if isinstance(value, torch.device):
+        return ["device", str(value)]
+    if isinstance(value, dict):
+        return ["dict", [[_to_json(key), _to_json(one)] for key, one in value.items()]]
+    if isinstance(value, list | tuple):
+        return ["list", [_to_json(one) for one in value]]
+    return value
+
+
+def _of_json(value: Any) -> Any:
+    if not isinstance(value, list):
+        return value
+    kind, content = value
+    if kind == "Worker":
+        return Worker(**{name: _of_json(one) for name, one in content.items()})
+    if kind == "device":
+        return torch.device(content)
+    if kind == "dict":
+        return {_of_json(key): _of_json(one) for key, one in content}
+    return [_of_json(one) for one in content]
 
 
 def _missing(world_size: int, missing: Sequence[int], limit_s: float) -> str:

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import ProcessGroup, ProcessGroupGloo, TCPStore
 from torch.distributed import distributed_c10d
 
+from ddp_notebook.rank.group import stores
 from ddp_notebook.rank.group.calls import timeout_of, timeout_setter
 from ddp_notebook.rank.group.connections import sockets, ticks
 from ddp_notebook.rank.group.connections.untold import Untold
@@ -210,11 +211,11 @@ class Connections:
     def cut_stores(self) -> int:
         """End every wait at a store."""
         new = [sockets.listeners().keys() - before for before in list(self._starting.values())]
-        return sockets.cut_stores(set(self._stores), set().union(*new))
+        return sockets.cut_stores(set(self._stores), set().union(*new)) + self.cut_session_store()
 
-    def cut_store(self, host: str, port: int) -> int:
-        """End every wait at the store that listens there."""
-        return sockets.cut_stores(sockets.addresses(host, port))
+    def cut_session_store(self) -> int:
+        """End every wait at the session's store."""
+        return stores.cut()
 
     def _abort_nccl(self) -> int:
         """All at once: an abort waits for its group's kernels, which a GPU may have queued behind another group's.
