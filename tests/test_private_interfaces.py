@@ -274,13 +274,13 @@ def test_an_agent_of_rpc_starts_alone_and_is_told_of_others():
         from torch.distributed import rpc
         from torch.distributed.rpc import api
         no_devices = dict(device_count=0, device_maps={}, devices=[])
-        made = [Worker(name=name, rank=i, here=i, agent=name + name, number=i, **no_devices)
+        made = [Worker(name=name, rank=i, here=i, number=i, **no_devices)
                 for i, name in enumerate("ab")]
         agent = Agent(made[0], made, rpc.TensorPipeRpcBackendOptions())
         agent.learn(made[0], made, [agent.address, "uv://127.0.0.1:1"])
         known = api._get_current_rpc_agent()
-        assert {info.name for info in known.get_worker_infos()} == {"aa", "bb"}
-        assert known._get_device_map(known.get_worker_info("bb")) == {} and known.get_worker_info().name == "aa"
+        assert {info.name for info in known.get_worker_infos()} == {"a", "b"}
+        assert known._get_device_map(known.get_worker_info("b")) == {} and known.get_worker_info().name == "a"
         assert agent.calls_under_way == 0 and agent.address.startswith("uv://")
         kind = rpc.RRef(1)._get_type(blocking=False)
         from torch.distributed.rpc import internal
@@ -293,7 +293,8 @@ def test_an_agent_of_rpc_starts_alone_and_is_told_of_others():
     """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert "pickles with it\nalive" in done.stdout, done.stderr
-    for name in ("_init_rpc_states", "_to_worker_info", "_is_current_rpc_agent_set", "_ALL_WORKER_NAMES", *INVOKES):
+    of_api = "_init_rpc_states", "_get_should_profile", "_to_worker_info", "_is_current_rpc_agent_set"
+    for name in (*of_api, "_ALL_WORKER_NAMES", *INVOKES):
         assert hasattr(api, name)
 
 

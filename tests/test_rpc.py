@@ -220,13 +220,13 @@ def test_a_shutdown_ends_after_references_whose_making_has_failed(session):
 def test_a_callee_that_ends_as_it_is_called_is_named():
     """As fast as torch's own threads may be: then the function that sends raises what they have found."""
     losses = Losses(lambda future: None)
-    which = {"name": "worker1", "rank": 1, "here": 1, "agent": "agent-7", "number": 7}
+    which = {"name": "worker1", "rank": 1, "here": 1, "number": 7}
     losses.learn([Worker(**which, device_count=0, device_maps={}, devices=[])])  # type: ignore[arg-type]
     call = Sent()
-    call.function, call.agent = "die", "agent-7"
+    call.function, call.worker = "die", 7
     cut = RuntimeError("EOF: end of file (this error originated at tensorpipe/transport/uv/connection_impl.cc:132)")
     assert "worker1 (rank 1) has ended before it answered die" in str(losses.explain_call(call, cut))
-    assert losses.is_lost("agent-7")
+    assert losses.is_lost(7)
     assert losses.explain_call(call, RuntimeError("a value of the user's")) is None
     assert losses.explain_call(call, KeyboardInterrupt()) is None
 

@@ -54,6 +54,7 @@ class Forming:
     ) -> None:
         self.epoch = 0
         self.has_started = False
+        self.processes_so_far = 0  # that have had a rank
         self._processes = processes
         self._is_alone = is_alone
         self._ports = ports
@@ -75,7 +76,9 @@ class Forming:
         assert store.store is not None
         self.epoch += 1
         self._wire.epoch = self.epoch
-        for rank, process in self._processes.by_rank.items():
+        for rank, process in sorted(self._processes.by_rank.items()):
+            if process.serial < 0:
+                process.serial, self.processes_so_far = self.processes_so_far, self.processes_so_far + 1
             process.said.discard("Formed")
             process.error = ""
             process.notes = []
@@ -100,6 +103,7 @@ class Forming:
                     threads=placement.threads,
                     guard=self._guard,
                     shares_gpu=placement.shares_gpus,
+                    process=process.serial,
                 ),
                 process.name,
             )

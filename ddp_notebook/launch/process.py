@@ -30,6 +30,7 @@ class Process:
     kind: str  # RANK, STORE or CONTROLLER; COMER before, LEAVER behind
     host: Host = field(repr=False)
     rank: int = -1
+    serial: int = -1  # number among all processes of the session that had a rank, from 0; -1: it had none yet
     pid: int = 0
     port: int = 0  # of a store, for the user's programs
     store: Place | None = None  # of a store, for the session's groups

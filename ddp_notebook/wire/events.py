@@ -125,6 +125,7 @@ class Form(Message):
     form_timeout_s: float  # while the group forms: short, since one unreachable rank costs a multiple of it
     guard: bool = False  # compare what ranks call before the user's own collectives
     shares_gpu: bool = False  # with NCCL, which then takes each rank for a host of its own
+    process: int = 0  # number of the process in the session; a process that replaces another gets a new number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

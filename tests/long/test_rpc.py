@@ -12,7 +12,7 @@ import time
 
 import pytest
 
-from ddp_notebook.errors import CellTimeoutError, DDPNotebookError
+from ddp_notebook.errors import CellTimeoutError, DDPNotebookError, RankDiedError
 from tests.test_rpc import CALL, DEFINITIONS, INIT
 
 pytestmark = pytest.mark.long
@@ -107,3 +107,17 @@ def test_200_random_faults_in_waits_of_rpc(make_session, tally):
             f"seed {SEED}: {survived} of {tried} survived; a stopped cell ended after at most {max(ended_s):.2f} s, "
             f"and calls worked again after at most {max(again_s):.2f} s"
         )
+
+
+def test_calls_work_after_each_of_140_healings(make_session, tally):
+    """A reused number of an agent would be the number of a broken connection. The quick tests start near the last
+    number."""
+    session = make_session(2)
+    for n in tally(140, "healings in a row in one session of 2 ranks, each followed by calls between the ranks"):
+        victim = n % 2
+        with pytest.raises(RankDiedError):
+            session.run("import os; os._exit(3)", ranks=[victim], quiet=True)
+        session.heal()
+        session.run(DEFINITIONS, quiet=True)
+        result = session.run(INIT + CALL, quiet=True, timeout=20)
+        assert [result[rank].result for rank in result.ranks] == ["1", "2"], n

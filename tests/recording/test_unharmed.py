@@ -17,7 +17,7 @@ from ddp_notebook.rank.record.metrics import Logged
 from ddp_notebook.rank.record.remote import Ran
 from ddp_notebook.rank.record.resources import Resources
 from ddp_notebook.rank.record.tape import Moment, Tape
-from ddp_notebook.records.codec import decode
+from ddp_notebook.records.codec import decode, encode
 from ddp_notebook.run.cells.options import what_to_record
 from tests.conftest import wait_until
 
@@ -350,3 +350,11 @@ right = bool(torch.equal(more(x), net(x) + 100))
         quiet=True,
     )
     assert set(ranks["right"].values()) == {True}
+
+
+def test_a_process_id_that_comes_again_is_another_process():
+    """Linux reuses process ids, early in a container: a replaced rank must not continue the rows of the dead rank.
+    (Two makers in one process have one id.)"""
+    first, second = (BatchMaker(lambda: 0, lambda calls, title: "").batch([]) for _ in range(2))
+    assert first.stream != second.stream
+    assert decode(encode(first)).stream == first.stream

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any
 
 import torch
@@ -90,11 +90,12 @@ def wait_until(begin: Callable[[Callable[..., None]], object]) -> None:
     _wait_for(came)
 
 
-def _wait_for(came: Came) -> None:
+def _wait_for(came: Came, limit_s: float | None = None) -> None:
     thread = threading.get_ident()
     if thread in _others:
         _others[thread] = came
-    came.get()
+    with contextlib.suppress(Empty):
+        came.get(timeout=limit_s)
 
 
 # ---- futures
@@ -107,6 +108,25 @@ explain: Explain = lambda future, error: None  # noqa: E731 - says in words why 
 came_of: Callable[[Any], Came | None] = lambda future: None  # noqa: E731
 # Called with its value, or with its error.
 on_waited: Callable[[Any, Any, Exception | None], None] = lambda future, value, error: None  # noqa: E731
+
+
+def wait_in_time(future: torch._C.Future[Any], limit_s: float) -> bool:
+    """Wait in Python until a future is set, and take neither its value nor its error.
+
+    Args:
+        future: of torch.
+        limit_s: seconds; 0: as long as it takes.
+
+    Returns:
+        Whether it is set.
+    """
+    if future.done():
+        return True
+    if (came := came_of(future)) is None:
+        came = SimpleQueue()
+        future.add_done_callback(functools.partial(next, map(came.put, (None,))))
+    _wait_for(came, limit_s or None)
+    return bool(future.done())
 
 
 def wait_for_future(future: torch._C.Future[Any]) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Mapping, Sequence
 from types import CodeType
 from typing import Any
@@ -26,12 +27,13 @@ from ddp_notebook.rank.record.training.repeated import pack
 from ddp_notebook.rank.record.training.stretches import Span, span_of
 from ddp_notebook.records.codec import Batch, Tensor
 from ddp_notebook.records.schema import ORIGINS, REDUCE_OPS, TABLES, Rows
-from ddp_notebook.stdlib import logging, os, struct, threading, time
+from ddp_notebook.stdlib import logging, struct, threading, time
 
 _ORIGIN = {name: code for code, name in enumerate(ORIGINS)}
 _REDUCE_OP = {name: code for code, name in enumerate(REDUCE_OPS)}
 _YIELD_EVERY = 8  # records: 0.1 ms
 _CALLS_AT_ONCE = 64  # remote calls: 0.1 ms too
+_STREAM_BITS = 53  # exact as a number of JSON
 _MOST_KNOWN = 5_000  # kinds of calls whose columns are remembered
 _Columns = dict[str, Any]
 # Rows are packed as bytes: NumPy takes twice as long to make a row of a tuple.
@@ -87,6 +89,7 @@ class BatchMaker:
         self._known_calls: dict[tuple[Any, ...], tuple[list[Any], Any]] = {}
         self._threads = {threading.main_thread().ident: 0}
         self._gpu_clock = GpuClock()
+        self._stream = secrets.randbits(_STREAM_BITS)  # a process id would come again after a replaced rank
         self._late: list[Any] = []  # records whose values or times have not arrived from a GPU
 
     @property
@@ -143,7 +146,7 @@ class BatchMaker:
             tables["value"] = values.rows(rank, self._texts.of_dtype)
         return Batch(
             rank=rank,
-            stream=os.getpid(),
+            stream=self._stream,
             dropped=dropped,
             texts=self._texts.take_new(),
             tables=tables,

@@ -17,24 +17,26 @@ from ddp_notebook.records.schema import RPC_KINDS, RPC_SIDES
 
 CALLER, CALLEE = range(len(RPC_SIDES))
 TORCH = RPC_KINDS.index("torch")
+NO_WORKER = -1
 
 
 class Sent:
     """A call on its caller's side."""
 
     __slots__ = (
-        *("number", "function", "to", "agent", "cell", "thread", "sent_ns", "came", "is_recorded"),
+        *("number", "function", "to", "worker", "cell", "thread", "sent_ns", "came", "reference_future", "is_recorded"),
         *("kind", "src", "dst", "site", "parent", "nbytes", "nbytes_back", "reference", "error", "moment"),
         *("returned_ns", "is_told", "context"),
     )
     number: int
     function: str
     to: str  # "worker1 (rank 1)"
-    agent: str  # that it was sent to; "": it is what a cell calls, and sends calls of its own
+    worker: int  # number of the process that it was sent to; NO_WORKER: it is what a cell calls, and sends calls itself
     cell: int  # that it was made for
     thread: int  # that has made it
     sent_ns: int
     came: list[SimpleQueue[Any]]  # it gets something when the answer has come; none: somebody waits by it
+    reference_future: Any  # future of an `rpc.remote`; None for other calls
     is_recorded: bool  # else it has nothing of what follows
     kind: int
     src: int

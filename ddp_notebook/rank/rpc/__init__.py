@@ -5,11 +5,14 @@ sending   what becomes of a call from torch's functions on that send it
 agent     the one RPC agent of the process, which lives as long as that does
 meeting   how workers find each other, at the session's store
 functions functions of cells, which a callee may not have yet, or in another version
+values    waits for values behind references, and errors for lost ones
 waiting   waits in C++, where no stop reaches them
 losses    why a call fails whose callee has ended, in words
 running   what a callee runs, and what it says of errors
 serving   the calls that it runs: they end with the cell of their caller
-naming    the names that cells give workers, over those that their agents have
+naming    the workers of one `init_rpc`, by the names and ranks that the cell gave them
+context_ids ids of distributed autograd, with ranks in them as in plain torch
+backends  backends that a program has registered
 face      what cells call: `init_rpc`, `shutdown` and the lookups of workers, in place of torch's
 
 record/   calls, remote references and distributed autograd as rows
@@ -40,7 +43,15 @@ def prepare() -> list[Callable[..., Any]]:
     for name in ("face", "record.recorder"):
         with contextlib.suppress(AttributeError, ImportError):  # `install` says so
             importlib.import_module(f"{__name__}.{name}")
-    return [rpc.init_rpc, rpc.shutdown, rpc.get_worker_info]
+    from torch.distributed.rpc import backend_registry
+
+    replaced: list[Callable[..., Any]] = [rpc.init_rpc, rpc.shutdown, rpc.get_worker_info]
+    replaced.append(backend_registry._tensorpipe_init_backend_handler)
+    with contextlib.suppress(AttributeError, ImportError):
+        from ddp_notebook.rank.rpc.context_ids import originals
+
+        replaced += originals.values()
+    return replaced
 
 
 def install(

@@ -8,6 +8,10 @@ It is made as one of a group whose members come and go. Torch lets such agents f
 them share, one after the other. Here each has a store of its own process, and `learn` puts in what others have said of
 themselves: nobody has to be there for an agent to start (5 ms on two cores), and a process that was replaced is one
 more worker.
+
+An agent's number is the process's in the session. Numbers are never reused: a living agent remembers the broken
+connection of a dead one by its number, and would raise its error for every call to a process with the same number.
+Agents have the names that the cell gave their workers at first, since torch prints them in its warnings.
 """
 
 from __future__ import annotations
@@ -19,12 +23,14 @@ from typing import Any
 import torch
 import torch.distributed.autograd as dist_autograd
 from torch._C._distributed_c10d import HashStore
-from torch._C._distributed_rpc import TensorPipeAgent, WorkerInfo, _set_profiler_node_id, _set_rpc_timeout
-from torch.distributed.rpc import TensorPipeRpcBackendOptions, api, backend_registry
+from torch._C._distributed_rpc import TensorPipeAgent, WorkerInfo, _set_and_start_rpc_agent, _set_rpc_timeout
+from torch.distributed.rpc import TensorPipeRpcBackendOptions, backend_registry
 
 from ddp_notebook.stdlib import functools
 
 _ADDRESS = "addrs/"  # where TensorPipe's agent has the address of a worker
+MOST_NUMBERS = 2**15  # torch has them in 16 bits with a sign
+_MOST_NAME = 110  # characters; torch takes 127
 _WAYS, _ASKED = ("_transports", "_channels"), "_ddp_asked"
 _init_options, _INIT = TensorPipeRpcBackendOptions.__init__, "__init__"
 
@@ -38,8 +44,7 @@ class Worker:
     name: str  # that the cell has given it
     rank: int  # that too
     here: int  # its rank in the session
-    agent: str  # the name of its agent, which no other process of the session has
-    number: int  # and its number
+    number: int  # number of the process in the session, and of the agent; never reused
     device_count: int
     device_maps: Maps
     devices: list[torch.device]
@@ -48,11 +53,6 @@ class Worker:
     def info(self) -> WorkerInfo:
         """As cells see it."""
         return WorkerInfo(self.name, self.rank)
-
-    @property
-    def of_agent(self) -> WorkerInfo:
-        """As agents know it."""
-        return WorkerInfo(self.agent, self.number)
 
 
 def note_ways() -> None:
@@ -79,26 +79,46 @@ class Agent:
         mine: what this process is.
         workers: all that there are.
         options: as `init_rpc` takes them.
+        kind: torch's class of agents, or one that inherits it.
 
     Raises:
         ValueError: device maps that do not fit each other, in torch's words.
     """
 
-    def __init__(self, mine: Worker, workers: Sequence[Worker], options: TensorPipeRpcBackendOptions) -> None:
+    def __init__(
+        self,
+        mine: Worker,
+        workers: Sequence[Worker],
+        options: TensorPipeRpcBackendOptions,
+        kind: type[TensorPipeAgent] = TensorPipeAgent,
+    ) -> None:
+        if mine.number >= MOST_NUMBERS:
+            raise RuntimeError(
+                f"init_rpc: torch numbers RPC workers up to {MOST_NUMBERS - 1}, and this session has had {mine.number} "
+                "processes before this one: %ddp_restart starts a session with new numbers"
+            )
         back, devices = _devices_of(mine, workers)
         self._known = HashStore()
-        self._addresses: dict[str, str] = {}  # of other agents, by their names
+        self._names = {mine.name: mine.number}  # numbers of the known agents, by name
+        self._infos: dict[int, WorkerInfo] = {mine.number: WorkerInfo(mine.name, mine.number)}
         self._threads = options.num_worker_threads
         self._maps = mine.device_maps
         self._ways = _asked_ways(options)
         dist_autograd._init(mine.number)  # type: ignore[attr-defined]
-        _set_profiler_node_id(mine.number)
-        self._agent = TensorPipeAgent(
-            self._known, mine.agent, mine.number, None, _as_agents(options, mine, workers), back, devices
-        )
-        api._init_rpc_states(self._agent)
-        self.name, self.number = mine.agent, mine.number
-        self.address = self._known.get(_ADDRESS + self.name).decode()  # where it listens
+        self._agent = kind(self._known, mine.name, mine.number, None, _with_transports(options, mine), back, devices)
+        _set_and_start_rpc_agent(self._agent)
+        self.number = mine.number
+        self.address = self._known.get(_ADDRESS + mine.name).decode()  # where it listens
+        self._addresses = {mine.number: self.address}  # addresses of all agents, by number
+
+    @property
+    def of_torch(self) -> TensorPipeAgent:
+        """Torch's object."""
+        return self._agent
+
+    def info_of(self, number: int) -> WorkerInfo:
+        """What torch's agent calls the worker of this number."""
+        return self._infos[number]
 
     def adopt(self, mine: Worker, options: TensorPipeRpcBackendOptions) -> list[str]:
         """Take over from options what an agent can change that runs. Returns what it cannot, in words."""
@@ -122,21 +142,34 @@ class Agent:
         """
         back, devices = _devices_of(mine, workers)
         for one, address in zip(workers, addresses, strict=True):
-            if one.agent != self.name and self._addresses.get(one.agent) != address:
-                self._known.set(_ADDRESS + one.agent, address)
-                self._agent._update_group_membership(one.of_agent, devices, back, True)
-                self._addresses[one.agent] = address
+            holder = self._names.get(one.name)
+            if holder != one.number:
+                if holder is not None:
+                    self._rename(one.name, holder, devices)
+                self._register(one.name, one.number, address, devices, back)
+
+    def _register(self, name: str, number: int, address: str, devices: list[torch.device], back: Maps) -> None:
+        """Register a worker in the agent; or one more name of a known worker, for calls from TorchScript."""
+        info = WorkerInfo(name, number)
+        self._known.set(_ADDRESS + name, address)
+        self._agent._update_group_membership(info, devices, back, True)
+        self._names[name], self._infos[number], self._addresses[number] = number, info, address
+
+    def _rename(self, name: str, number: int, devices: list[torch.device]) -> None:
+        """Free the name of an agent for another one. Torch still looks up its number, for references to its values."""
+        del self._names[name]
+        self._agent._update_group_membership(WorkerInfo(name, number), devices, {}, False)
+        self._register(f"{name[:_MOST_NAME]}:{number}", number, self._addresses[number], devices, {})
 
     @property
     def calls_under_way(self) -> int:
-        """Calls that it has made and that have not returned, and those that it executes."""
-        told = self._agent.get_debug_info()
-        # Those that end later, of `async_execution`, are among the second ones.
-        return sum(int(told[name]) for name in ("agent.client_active_calls", "agent.server_active_calls"))
+        """Number of calls that this agent has sent and that have no answer yet. A call that it executes is counted by
+        the caller, as long as the caller waits."""
+        return int(self._agent.get_debug_info()["agent.client_active_calls"])
 
 
 def _devices_of(mine: Worker, workers: Sequence[Worker]) -> tuple[Maps, list[torch.device]]:
-    """Which devices of this process take what comes from others, by their agents; and all that it uses."""
+    """The devices of this process that receive tensors, by the name of the sender; and all devices that it uses."""
     maps = {one.name: one.device_maps for one in workers}
     names = [one.name for one in workers]
     backend_registry._validate_device_maps(
@@ -146,14 +179,11 @@ def _devices_of(mine: Worker, workers: Sequence[Worker]) -> tuple[Maps, list[tor
     devices = backend_registry._create_device_list(mine.devices, mine.device_maps, back)
     if devices and torch.cuda.is_available():
         torch.cuda.init()  # before a tensor comes
-    agents = {one.name: one.agent for one in workers}
-    return {agents[name]: to for name, to in back.items()}, devices
+    return back, devices
 
 
-def _as_agents(
-    options: TensorPipeRpcBackendOptions, mine: Worker, workers: Sequence[Worker]
-) -> TensorPipeRpcBackendOptions:
-    """The options, for agents' names, and with a transport that sleeps while nothing comes, unless they name others.
+def _with_transports(options: TensorPipeRpcBackendOptions, mine: Worker) -> TensorPipeRpcBackendOptions:
+    """The options, with a transport that sleeps while no message comes, unless they name others.
 
     Torch's own choice between processes of a machine is shared memory, at which a thread looks all the time: 21 to 99 %
     of a core of an idle rank, where sockets take 1 %. With nothing beside them sockets have 1.5 to 1.8 times its
@@ -162,12 +192,11 @@ def _as_agents(
     Tensors between processes of a machine do not go through the sockets, but are copied from one to the other by the
     kernel (`cma`), in a thread that sleeps meanwhile. Whether that may be torch finds out for each pair.
     """
-    agents = {one.name: one.agent for one in workers}
     return TensorPipeRpcBackendOptions(
         num_worker_threads=options.num_worker_threads,
         rpc_timeout=options.rpc_timeout,
         init_method=options.init_method,
-        device_maps={agents[name]: dict(to) for name, to in mine.device_maps.items()},  # type: ignore[arg-type]
+        device_maps={name: dict(to) for name, to in mine.device_maps.items()},  # type: ignore[arg-type]
         devices=list(mine.devices),
         **{
             "_transports": ["uv"],

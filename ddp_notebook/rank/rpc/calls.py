@@ -9,15 +9,17 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
-from ddp_notebook.rank.record.remote import Sent
+from ddp_notebook.rank.record.remote import NO_WORKER, Sent
 from ddp_notebook.stdlib import itertools, threading, time, weakref
 
 INVOKES = tuple(  # torch's functions that send a call
     f"_invoke_{way}_{what}" for way in ("rpc", "remote") for what in ("builtin", "python_udf", "torchscript")
 )
 _SHORTEST_S = 0.5  # a wait that is worth a word
-_TORCHS = "torch.distributed.rpc.api"  # where the functions are that it calls for itself
+# modules of functions that torch and this package call, and programs do not
+_NOT_OF_PROGRAMS = "torch.distributed.rpc.api", "ddp_notebook.rank.rpc.values"
 _HELPERS = {"_call_method", "call_method", "_remote_method", "_async_on_rref"}  # of torch's tutorials
+_TIMEOUTS = "RPCErr:1:", "RPCErr:2:"  # how errors begin at a timeout, and at one that a test asks for
 _times: Iterator[int] = iter(time.monotonic_ns, -1)
 _Answered = tuple[Sent, int, Any, None]  # since when, and by what future where that is looked at
 
@@ -31,6 +33,8 @@ class Calls:
 
     def __init__(self, is_over: Callable[[Sent], bool]) -> None:
         self.made = 0  # so far
+        self.mine = NO_WORKER  # number of this process's agent
+        self.never_over = 0  # failed `rpc.remote` calls, which the agent counts as under way for ever
         self.on_answer: Callable[..., None] = lambda *_: None  # `settle` calls it for calls that are recorded
         self._is_over = is_over
         self._first = 1
@@ -50,8 +54,8 @@ class Calls:
         call.number = number = next(self._numbers if is_call else self._waits)
         if is_call:
             self.made = number
-        call.function, call.cell, call.thread, call.agent = function, cell, threading.get_ident(), ""
-        call.is_recorded = False
+        call.function, call.cell, call.thread, call.worker = function, cell, threading.get_ident(), NO_WORKER
+        call.is_recorded, call.reference_future = False, None
         return call
 
     def begin(self, call: Sent) -> None:
@@ -105,7 +109,8 @@ class Calls:
                 call, time_ns, its, _ = answered.popleft()
             except IndexError:  # another thread was faster
                 return
-            self._under_way.pop(call.number, None)
+            if self._under_way.pop(call.number, None) is not None and self._is_never_over(call):
+                self.never_over += 1
             if its is not None:
                 if its is future:
                     self.on_answer(call, time_ns, value, error)
@@ -128,16 +133,29 @@ class Calls:
         self.settle()
         return list(self._under_way.values())
 
-    def not_awaited(self, agents: Container[str], stopped: Container[int]) -> int:
-        """How many have not returned for which no `shutdown` waits. Of `rpc.remote` none returns whose callee has
-        ended: torch's own callback raises then, before all later ones and before its agent counts the call as over.
+    def _is_never_over(self, call: Sent) -> bool:
+        """Return True for an answered `rpc.remote` that has failed.
+
+        The first callback of torch raises then, before the agent counts the call as over; but not at a timeout of a
+        call to another worker. Callbacks that are added before the failure do not run: such calls stay under way."""
+        future = call.reference_future
+        if future is None:
+            return False
+        try:
+            future.value()
+        except Exception as error:
+            return call.worker == self.mine or not str(error).startswith(_TIMEOUTS)
+        return False
+
+    def not_awaited(self, numbers: Container[int], stopped: Container[int]) -> int:
+        """Count the calls without an answer that `shutdown` does not wait for.
 
         Args:
-            agents: of the workers that there are; others have ended, or are of an earlier `init_rpc`.
+            numbers: of the current workers; others have ended, or are of an earlier `init_rpc`.
             stopped: cells that were.
         """
-        sent = [call for call in self.under_way() if call.agent]
-        return sum(call.agent not in agents or call.cell in stopped for call in sent)
+        sent = [call for call in self.under_way() if call.worker != NO_WORKER]
+        return self.never_over + sum(call.worker not in numbers or call.cell in stopped for call in sent)
 
     def oldest(self, thread: int) -> dict[str, Any] | None:
         """What this thread has waited for longest, as JSON; None: nothing."""
@@ -167,4 +185,4 @@ def name_of(function: Any, args: Any) -> tuple[str, bool]:
         return str(args[1]), False
     if name in _HELPERS and args and callable(args[0]):
         return str(getattr(args[0], "__qualname__", name)), False
-    return name, getattr(function, "__module__", "") == _TORCHS
+    return name, getattr(function, "__module__", "") in _NOT_OF_PROGRAMS

@@ -3,57 +3,64 @@
 `init_rpc` starts the rank's agent, once, and from then on only says whom there is; `shutdown` waits for the calls of
 all and lets go the remote references, and the agent stays for the next cell. In a child that the rank has forked
 torch's own are called.
+
+Programs see workers by the names and ranks of their `init_rpc`, and never the number of an agent. So everything is
+translated where torch's C++ is called, in `Sending`, and where it returns something, here and in `context_ids`.
 """
 
 from __future__ import annotations
 
 import inspect
+import re
 from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
 import torch
-import torch.distributed.autograd as dist_autograd
+from torch._C._distributed_c10d import PrefixStore
 from torch._C._distributed_rpc import (
     PyRRef,
     TensorPipeAgent,
     WorkerInfo,
     _delete_all_user_and_unforked_owner_rrefs,
     _is_current_rpc_agent_set,
+    _set_profiler_node_id,
 )
 from torch.distributed import rpc
-from torch.distributed.rpc import api, internal
+from torch.distributed.rpc import api, backend_registry, internal
 
 from ddp_notebook.rank.group import waiting
+from ddp_notebook.rank.group.stores import connect
+from ddp_notebook.rank.record.remote import NO_WORKER
 from ddp_notebook.rank.replacing import replace
+from ddp_notebook.rank.rpc import backends
 from ddp_notebook.rank.rpc.agent import Agent, Worker, note_ways
 from ddp_notebook.rank.rpc.calls import INVOKES, Calls
+from ddp_notebook.rank.rpc.context_ids import ContextIds
 from ddp_notebook.rank.rpc.functions import CellPickler
 from ddp_notebook.rank.rpc.losses import Losses
 from ddp_notebook.rank.rpc.meeting import Meeting
-from ddp_notebook.rank.rpc.naming import Names
+from ddp_notebook.rank.rpc.naming import Names, words_of
 from ddp_notebook.rank.rpc.record.here import numbered
 from ddp_notebook.rank.rpc.running import reader, runner
 from ddp_notebook.rank.rpc.sending import Sending
 from ddp_notebook.rank.rpc.serving import Serving
-from ddp_notebook.rank.rpc.waiting import elsewhere
-from ddp_notebook.stdlib import contextlib, functools, os
+from ddp_notebook.rank.rpc.values import Values
+from ddp_notebook.rank.rpc.waiting import elsewhere_if_unseen
+from ddp_notebook.stdlib import functools, os
 from ddp_notebook.wire.events import Form
 
 _BY_ENVIRONMENT = "env://"
-_NUMBERS = 128, 256  # of epochs and ranks that have agents with numbers of their own; in all what 15 bits hold
 _MOST_LISTED = 4
-_MOST_KNOWN = 10_000  # values of this rank
 _AT_ONCE = timedelta(milliseconds=10)
 _init_rpc, _shutdown = rpc.init_rpc, rpc.shutdown
 _signature = inspect.signature(_init_rpc)
 _is_set, _IS_SET, _UDF = _is_current_rpc_agent_set, "_is_current_rpc_agent_set", "PythonUDF"  # not exported
 _to_worker_info, _get_worker_info = api._to_worker_info, api.get_worker_info
-_owner, _to_here, _local_value = PyRRef.owner, PyRRef.to_here, PyRRef.local_value
-_agents_info, _agents_infos = TensorPipeAgent.get_worker_info, TensorPipeAgent.get_worker_infos
-_device_map = TensorPipeAgent._get_device_map
-_BACKWARD = "backward"  # not exported
+_owner, _text = PyRRef.owner, PyRRef.__str__
+_CREATED_ON = re.compile(r"(?<=created_on=)\d+")
+_NO_RPC = "RPC has not been initialized. Call torch.distributed.rpc.init_rpc first."
 
 
 class Face:
@@ -79,12 +86,16 @@ class Face:
         self._is_leaving = False  # in `shutdown`, which waits for calls
         self._since_cell = 0
         self._met: Counter[str] = Counter()  # `init_rpc`s of this rank, by cell and what tells them apart
-        self.calls = Calls(lambda call: self._losses.is_lost(call.agent) or self.serving.is_past(call.cell))
+        self._targets: dict[str, tuple[int, str, WorkerInfo]] = {}  # targets of calls, by the names of workers
+        self.calls = Calls(lambda call: self._losses.is_lost(call.worker) or self.serving.is_past(call.cell))
         self._losses = Losses(self.calls.of)
+        self.context_ids = ContextIds(lambda: self.names)
         self.serving = Serving(self.calls, lambda: (self._running() or (0, 0.0))[0])
-        self.sending = Sending(self.calls, self.serving, self._described, self._losses.explain_call)
+        self.sending = Sending(
+            self.calls, self.serving, self._target, self.context_ids.of_call, self._losses.explain_call
+        )
+        self._values = Values(self.calls, self._losses, self._described, self._me)
         self.on_let_go: list[Callable[[], None]] = []  # called when `shutdown` has let go the references of this rank
-        self._made: set[str] = set()  # references to values of this rank that are there
 
     def install(self) -> None:
         """Replace torch's functions in this process."""
@@ -95,7 +106,7 @@ class Face:
         api._to_worker_info = self._to_worker_info
         setattr(api, _IS_SET, self._is_set)
         CellPickler.running = staticmethod(self._running)
-        CellPickler.check = staticmethod(self._check_value)
+        CellPickler.check = staticmethod(self._values.check)
         CellPickler.is_leaving = staticmethod(lambda: self._is_leaving)
         internal._pickler = CellPickler
         internal._run_function = runner(self._me, self.serving)
@@ -103,8 +114,11 @@ class Face:
         for name in INVOKES:
             setattr(api, name, self.sending.around(name, getattr(api, name)))
         setattr(api, _UDF, self.sending.udf)
-        backward = getattr(dist_autograd, _BACKWARD)
-        setattr(dist_autograd, _BACKWARD, elsewhere(backward, self.calls, "the workers of its context"))
+        on = "the workers of its context"
+        self.context_ids.install(lambda backward: elsewhere_if_unseen(backward, self.calls, on))
+        self._values.install()
+        self.sending.on_remote = self._values.follow
+        backends.install(self._init_backend)
         face = self
 
         def owner(reference: PyRRef[Any]) -> WorkerInfo:
@@ -113,11 +127,12 @@ class Face:
         def owner_name(reference: PyRRef[Any]) -> str:
             return face._seen(_owner(reference)).name
 
-        PyRRef.owner, PyRRef.owner_name = owner, owner_name  # type: ignore[assignment,method-assign]
-        PyRRef.to_here, PyRRef.local_value = self._to_here(), self._local_value()  # type: ignore[method-assign]
+        def text(reference: PyRRef[Any]) -> str:
+            return _CREATED_ON.sub(lambda found: str(face._rank_shown(int(found[0]))), _text(reference))
+
+        PyRRef.owner, PyRRef.owner_name, PyRRef.__str__ = owner, owner_name, text  # type: ignore[assignment,method-assign]
         waiting.explain, waiting.came_of = self._losses.explain, self.calls.came_of
         waiting.on_waited = self.calls.settle
-        self._lie_over_agent()
 
     # ---- what cells call
 
@@ -131,45 +146,100 @@ class Face:
         if self.names is not None and self._since_cell == cell:
             raise RuntimeError(f"RPC is initialized already, as {self.names.mine.name!r}: call rpc.shutdown() first")
         asked = _signature.bind(*args, **kwargs).arguments
-        options = asked.get("rpc_backend_options") or rpc.TensorPipeRpcBackendOptions()
-        _check(asked, options)
+        backend = backends.find(asked.get("backend"), asked.get("rpc_backend_options"))
+        options = asked.get("rpc_backend_options") or backend_registry.construct_rpc_backend_options(backend)
+        if not isinstance(asked["name"], str):
+            raise TypeError(f"a worker's name is text, not {asked['name']!r}")
         rank, world_size = asked.get("rank", -1), asked.get("world_size") or here.world_size
         rank = here.rank if rank == -1 else int(rank)
         if not 0 <= rank < world_size:
             raise ValueError(f"rank={rank}, but of {world_size} workers the ranks are 0 to {world_size - 1}")
+        WorkerInfo(asked["name"], rank)  # raises for a name that torch does not take
+        place = {"name": asked["name"], "rank": rank, "world_size": world_size, "rpc_backend_options": options}
+        if backends.is_tensorpipe(backend):
+            self._init_backend(None, **place)
+        else:
+            self._init_other(backend, here, **place)
+
+    def _init_backend(
+        self, store: Any, name: str, rank: int, world_size: int | None, rpc_backend_options: Any
+    ) -> TensorPipeAgent:
+        """Replace the TensorPipe handler: let the agent of the process know these workers, and return it.
+
+        Args:
+            store: not used: workers meet at the session's.
+            name: of this worker, and so on, as `init_rpc` takes them.
+        """
+        here, options = self._place(), rpc_backend_options
+        if os.getpid() != self._pid or here is None:
+            made: TensorPipeAgent = backends.original_handler(store, name, rank, world_size, options)
+            return made
+        if not isinstance(options, rpc.TensorPipeRpcBackendOptions):
+            raise TypeError(f"`rpc_backend_options` must be a `TensorPipeRpcBackendOptions`, not {options!r}")
+        world_size = world_size or here.world_size
         lost = self._loss if world_size >= here.world_size else _nobody  # else it may be none of these workers
         if (loss := lost()) is not None:
             raise loss
-        agent_name, number = f"rank{here.rank}-{here.epoch}", here.epoch % _NUMBERS[0] * _NUMBERS[1] + here.rank
+        if self._agent is None and _is_set():
+            raise RuntimeError("this process has an agent of another backend: call rpc.shutdown() first")
         mine = Worker(
-            name=asked["name"],
+            name=name,
             rank=rank,
             here=here.rank,
-            agent=self._agent.name if self._agent else agent_name,
-            number=self._agent.number if self._agent else number % 2**15,
+            number=here.process,
             device_count=torch.cuda.device_count(),
             device_maps={name: dict(to) for name, to in options.device_maps.items()},
             devices=list(options.devices),
         )
-        name = self._name_of_meeting(options, world_size)
-        meeting = Meeting(here, name, rank, world_size, options.rpc_timeout, lost)
+        meeting_name = self._name_of_meeting(options, world_size)
+        meeting = Meeting(here, meeting_name, rank, world_size, options.rpc_timeout, lost)
         with self.calls.during("init_rpc", f"all {world_size} workers", is_call=False):
             workers: list[Worker] = meeting.exchange(mine)
         names = Names(mine, workers)
         stays: list[str] = []
         if self._agent is None:
-            self._agent = Agent(mine, workers, options)
+            self._agent = Agent(mine, workers, options, self._kind_of_agent())
             self.calls.number_from(numbered(mine.number, 0))
+            self.calls.mine = mine.number
             self.serving.threads = options.num_worker_threads
         else:
             stays = self._agent.adopt(mine, options)
         self._agent.learn(mine, workers, meeting.exchange(self._agent.address))
         self._losses.learn(workers)
+        _set_profiler_node_id(rank)
         was_open = self.names is not None
         api._ALL_WORKER_NAMES = {*names.workers}
-        self.names, self._meeting, self._since_cell = names, meeting, cell
+        self._targets = {
+            one.name: (one.number, names.words[one.number], self._agent.info_of(one.number)) for one in workers
+        }
+        self.names, self._meeting, self._since_cell = names, meeting, (self._running() or (0, 0.0))[0]
         meeting.exchange(None)  # nobody is called before it knows whom there is
         print(_what_it_did(names, stays, was_open))
+        return self._agent.of_torch
+
+    def _init_other(
+        self, backend: Any, here: Form, *, name: str, rank: int, world_size: int, rpc_backend_options: Any
+    ) -> None:
+        """Call a registered backend for its agent, as the `init_rpc` of torch does."""
+        meeting = f"{self._name_of_meeting(rpc_backend_options, world_size)}/{backend.name}"
+        made = backend_registry.init_backend(
+            backend,
+            store=PrefixStore(f"{here.store_prefix}/rpc/{meeting}", connect(here)),
+            name=name,
+            rank=rank,
+            world_size=world_size,
+            rpc_backend_options=rpc_backend_options,
+        )
+        if self._agent is not None and made is self._agent.of_torch:
+            return
+        if self._agent is not None:
+            raise RuntimeError(
+                f"{backend.name} created a new agent, but this process has an agent of TensorPipe, and torch supports "
+                "one agent per process: %ddp_restart, and use this backend in the first init_rpc"
+            )
+        torch.distributed.autograd._init(rank)  # type: ignore[attr-defined]
+        _set_profiler_node_id(rank)
+        api._init_rpc_states(made)
 
     def shutdown(self, graceful: bool = True, timeout: float = 0) -> None:
         """torch's `shutdown`. The agent stays, and answers to the next `init_rpc`."""
@@ -177,7 +247,7 @@ class Face:
             _shutdown(graceful, timeout)
             return
         if self.names is None or self._meeting is None:
-            raise RuntimeError("RPC has not been initialized. Call torch.distributed.rpc.init_rpc first.")
+            raise RuntimeError(_NO_RPC)
         self._is_leaving = True
         try:
             others = [name for name in self.names.workers if name != self.names.mine.name]
@@ -186,6 +256,7 @@ class Face:
                     self._leave_together(self._meeting, timeout)
         finally:
             self.names = self._meeting = None
+            self._targets = {}
             self._is_leaving = False
 
     def _leave_together(self, meeting: Meeting, timeout: float) -> None:
@@ -211,19 +282,17 @@ class Face:
 
     @property
     def number(self) -> int:
-        """Of this process's agent, which no other process of the session has."""
-        return 0 if self._agent is None else self._agent.number
+        """Number of the agent of this process; -1 before the first `init_rpc`."""
+        return -1 if self._agent is None else self._agent.number
 
-    def rank_of(self, to: WorkerInfo | str | int) -> int:
-        """The rank in the session of a worker, by what torch calls it or by the number of its agent; -1: not known."""
-        if self.names is None:
-            return -1
-        if isinstance(to, int):
-            found = self.names.by_number(to)
-        else:
-            name = to if isinstance(to, str) else to.name
-            found = self.names.by_agent(name) or self.names.workers.get(name)
+    def rank_of(self, number: int) -> int:
+        """The rank in the session of a worker, by the number of its agent; -1: not known."""
+        found = None if self.names is None else self.names.by_number.get(number)
         return -1 if found is None else found.here
+
+    def owner_of(self, reference: PyRRef[Any]) -> int:
+        """The number of the agent that has the value."""
+        return int(_owner(reference).id)
 
     # ---- what torch calls for them
 
@@ -232,34 +301,44 @@ class Face:
             return _to_worker_info(to)
         if not isinstance(to, (WorkerInfo, str, int)):
             raise ValueError(f"a worker is named by its name, its rank or get_worker_info(...), not by {to!r}")
-        if isinstance(to, WorkerInfo) and self._losses.is_lost(to.name):
-            raise RuntimeError(self._losses.of_reference(to.name))
         names = self._initialized()
-        return names.infos[names.find(to).agent]
+        return names.infos[names.find(to).name]
 
-    def _lie_over_agent(self) -> None:
-        """Whoever asks the agent itself, as `RemoteModule` does, has workers by the names of cells too."""
+    def _target(self, to: WorkerInfo | str) -> tuple[int, str, Any]:
+        """Return the number of a worker, its words for messages, and its `WorkerInfo` in the agent."""
+        name = to if isinstance(to, str) else to.name
+        return self._targets.get(name) or (NO_WORKER, name, to)
+
+    def _kind_of_agent(self) -> type[TensorPipeAgent]:
+        """A class of agents that name workers as cells do, for programs that ask the agent itself, as `RemoteModule`
+        does. (Methods of torch's own class stay: pybind11 aborts the process when an extension inherits replaced ones.)
+        """
         face = self
 
-        def info(agent: TensorPipeAgent, *to: Any) -> WorkerInfo:
-            return _agents_info(agent, *to) if face._agent is None else face.get_worker_info(*to)
+        class Shown(TensorPipeAgent):
+            def get_worker_info(self, *to: Any) -> WorkerInfo:
+                return face.get_worker_info(*to)
 
-        def infos(agent: TensorPipeAgent) -> list[WorkerInfo]:
-            if face._agent is None:
-                return _agents_infos(agent)
-            return [one.info for one in face._initialized().workers.values()]
+            def get_worker_infos(self) -> list[WorkerInfo]:
+                return [one.info for one in face._initialized().workers.values()]
 
-        def device_map(agent: TensorPipeAgent, to: WorkerInfo) -> dict[torch.device, torch.device]:
-            return _device_map(agent, face._to_worker_info(to))
+            def _get_device_map(self, to: WorkerInfo) -> dict[torch.device, torch.device]:
+                return super()._get_device_map(face._target(face._to_worker_info(to))[2])
 
-        TensorPipeAgent.get_worker_info, TensorPipeAgent.get_worker_infos = info, infos  # type: ignore[method-assign,assignment]
-        TensorPipeAgent._get_device_map = device_map  # type: ignore[method-assign,assignment]
+        Shown.__name__ = Shown.__qualname__ = TensorPipeAgent.__name__
+        return Shown
 
     def _is_set(self) -> bool:
         return _is_set() if self._agent is None or os.getpid() != self._pid else self.names is not None
 
     def _seen(self, info: WorkerInfo) -> WorkerInfo:
-        return info if self.names is None else self.names.of_agent(info)
+        names = self.names
+        known = (None if names is None else names.by_number.get(info.id)) or self._losses.find(info.id)
+        return info if known is None else known.info
+
+    def _rank_shown(self, number: int) -> int:
+        known = (None if self.names is None else self.names.by_number.get(number)) or self._losses.find(number)
+        return number if known is None else known.rank
 
     def _me(self) -> str:
         here = self._place()
@@ -268,69 +347,20 @@ class Face:
 
     def _initialized(self) -> Names:
         if self.names is None:
-            raise RuntimeError("RPC has not been initialized. Call torch.distributed.rpc.init_rpc first.")
+            raise RuntimeError(_NO_RPC)
         return self.names
-
-    def _to_here(self) -> Callable[..., Any]:
-        def to_here(reference: PyRRef[Any], *args: Any, **kwargs: Any) -> Any:
-            """torch's `to_here`, which waits in C++ where no stop reaches it: a thread that can be stopped waits in
-            Python for the value to exist before, and for its copy only then."""
-            owner = _owner(reference)
-            self._check_value(reference)
-            if reference.is_owner():
-                return self._value_here(_to_here, reference, *args, **kwargs)
-            with self.calls.during("to_here", self._described(owner.name)):
-                try:
-                    if waiting.can_end():
-                        kind: object = reference._get_type(blocking=False)  # type: ignore[call-arg]
-                        if isinstance(kind, torch._C.Future):  # else it is known already
-                            with contextlib.suppress(Exception):  # the value's own error: raised below as what it is
-                                kind.wait()
-                    return _to_here(reference, *args, **kwargs)
-                except RuntimeError as error:
-                    if self._losses.is_cut(error, owner.name):
-                        raise RuntimeError(self._losses.of_reference(owner.name)) from None
-                    raise
-
-        return to_here
-
-    def _check_value(self, reference: PyRRef[Any]) -> None:
-        """Raise in words if the value is lost."""
-        if self._losses.is_lost(name := _owner(reference).name):
-            raise RuntimeError(self._losses.of_reference(name))
-
-    def _value_here(self, fetch: Callable[..., Any], reference: PyRRef[Any], *args: Any, **kwargs: Any) -> Any:
-        """A value of this rank's own. Until it is made torch waits for it in C++."""
-        name = str(reference)
-        if name in self._made or not waiting.can_end():
-            return fetch(reference, *args, **kwargs)
-        value = elsewhere(fetch, self.calls, self._me())(reference, *args, **kwargs)
-        if len(self._made) > _MOST_KNOWN:
-            self._made.clear()
-        self._made.add(name)
-        return value
-
-    def _local_value(self) -> Callable[..., Any]:
-        def local_value(reference: PyRRef[Any]) -> Any:
-            """torch's `local_value`, which tells where the value is if not here."""
-            self._check_value(reference)
-            if not reference.is_owner():
-                where = self._described(_owner(reference).name)
-                raise RuntimeError(f"the value of this reference is on {where}: copy it with to_here()")
-            return self._value_here(_local_value, reference)
-
-        return local_value
 
     def _calls(self) -> tuple[int, int]:
         assert self._agent is not None and self.names is not None
-        not_awaited = self.calls.not_awaited(self.names.agents, self.serving.stopped) + self.serving.not_awaited()
-        return self.calls.made, self._agent.calls_under_way - not_awaited
+        not_awaited = self.calls.not_awaited(self.names.by_number, self.serving.stopped)
+        return self.calls.made, max(0, self._agent.calls_under_way - not_awaited)
 
-    def _described(self, agent: str) -> str:
-        """A worker, as its agent is known, in words."""
-        return agent if self.names is None else self.names.words.get(agent, agent)
+    def _described(self, number: int) -> str:
+        """A worker in words, by its number."""
+        known = self._losses.find(number)
+        return f"worker {number}" if known is None else words_of(known)
 
-    def _name_of_meeting(self, options: rpc.TensorPipeRpcBackendOptions, world_size: int) -> str:
+    def _name_of_meeting(self, options: Any, world_size: int) -> str:
         """The same for all that this `init_rpc` is to bring together: those of one cell that name one address and one
         number of workers, each at its first, second, ... call."""
         address = options.init_method
@@ -355,17 +385,6 @@ def _as(original: Callable[..., Any], ours: Callable[..., Any]) -> Callable[...,
 
 def _nobody() -> None:
     """Of the ranks that matter none has died, as far as is known."""
-
-
-def _check(asked: dict[str, Any], options: Any) -> None:
-    """Raise what torch's `init_rpc` does for arguments of other kinds."""
-    backend = asked.get("backend")
-    if backend is not None and not isinstance(backend, rpc.BackendType):
-        raise TypeError(f"backend is a member of rpc.BackendType, not {backend!r}")
-    if not isinstance(options, rpc.TensorPipeRpcBackendOptions):
-        raise TypeError(f"rpc_backend_options are TensorPipeRpcBackendOptions, not {type(options).__name__}")
-    if not isinstance(asked["name"], str):
-        raise TypeError(f"a worker's name is text, not {asked['name']!r}")
 
 
 def _what_it_did(names: Names, stays: list[str], was_open: bool) -> str:

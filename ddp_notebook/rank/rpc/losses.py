@@ -8,9 +8,11 @@ from typing import Any
 
 from ddp_notebook.rank.record.remote import Sent
 from ddp_notebook.rank.rpc.agent import Worker
+from ddp_notebook.rank.rpc.naming import words_of
 
 # what agents say of a connection that has ended
 _CUT = re.compile(r"^(EOF: end of file|E[A-Z]{3,}: |connection reset|.*\btensorpipe/)", re.DOTALL)
+_ON_NODE = re.compile(r"(?<=Error on Node )\d+")  # torch's number for a worker that has failed
 _UNKNOWN = re.compile(r"could not find destination id (\d+)|unknown destination worker (\d+)|No worker with id (\d+)")
 
 
@@ -23,31 +25,35 @@ class Losses:
 
     def __init__(self, call_of: Callable[[Any], Sent | None]) -> None:
         self._call_of = call_of
-        self._known: dict[str, Worker] = {}  # every one that there was, by its agent's name
-        self._now: dict[int, str] = {}  # its agent, by rank in the session
-        self._cut: set[str] = set()  # agents whose connection has ended
+        self._known: dict[int, Worker] = {}  # each worker of every `init_rpc`, by the number of its process
+        self._now: dict[int, int] = {}  # numbers of the processes that have the ranks of the session
+        self._cut: set[int] = set()  # numbers of processes whose connection has ended
 
     def learn(self, workers: Iterable[Worker]) -> None:
-        """These are there."""
+        """Remember the workers of an `init_rpc`."""
         for one in workers:
-            self._known[one.agent], self._now[one.here] = one, one.agent
+            self._known[one.number], self._now[one.here] = one, one.number
 
-    def is_lost(self, agent: str) -> bool:
+    def find(self, number: int) -> Worker | None:
+        """The worker of this number, as the last `init_rpc` with it knew it; None if there was none."""
+        return self._known.get(number)
+
+    def is_lost(self, number: int) -> bool:
         """Whether the process has ended, as far as is known."""
-        known = self._known.get(agent)
-        return agent in self._cut or (known is not None and self._now[known.here] != agent)
+        known = self._known.get(number)
+        return number in self._cut or (known is not None and self._now[known.here] != number)
 
-    def of_reference(self, agent: str) -> str:
-        """What is said of a reference to a value there."""
+    def of_reference(self, number: int) -> str:
+        """The message for a reference to a value there."""
         return (
-            f"the value of this reference was on {self._words(agent)}, a process that has ended, and is lost with it: "
+            f"the value of this reference was on {self._words(number)}, a process that has ended, and is lost with it: "
             "make it again with rpc.remote"
         )
 
-    def of_call(self, function: str, agent: str) -> str:
-        """What is said of a call."""
+    def of_call(self, function: str, number: int) -> str:
+        """The message for a call."""
         return (
-            f"{self._words(agent)} has ended before it answered {function}: %ddp_heal brings a rank back that died, "
+            f"{self._words(number)} has ended before it answered {function}: %ddp_heal brings a rank back that died, "
             "then call rpc.init_rpc again; references to what was there are lost"
         )
 
@@ -56,24 +62,30 @@ class Losses:
         text = str(error)
         if (found := _UNKNOWN.search(text)) is not None:
             number = int(next(filter(None, found.groups())))
-            agent = next((one.agent for one in self._known.values() if one.number == number), None)
-            return None if agent is None else RuntimeError(self.of_reference(agent))
+            return RuntimeError(self.of_reference(number)) if number in self._known else None
+        shown = _ON_NODE.sub(lambda found: str(self._rank(int(found[0]))), text)
+        if shown != text:
+            return RuntimeError(shown)
         call = self._call_of(future)
         return None if call is None else self.explain_call(call, error)
+
+    def _rank(self, number: int) -> int:
+        known = self._known.get(number)
+        return number if known is None else known.rank
 
     def explain_call(self, call: Sent, error: BaseException) -> RuntimeError | None:
         """The same for a call that has failed as it was sent: torch raises what it knows of its callee by then."""
         if not (isinstance(error, RuntimeError) and _CUT.match(str(error))):
             return None
-        self._cut.add(call.agent)
-        return RuntimeError(self.of_call(call.function, call.agent))
+        self._cut.add(call.worker)
+        return RuntimeError(self.of_call(call.function, call.worker))
 
-    def is_cut(self, error: RuntimeError, agent: str) -> bool:
+    def is_cut(self, error: RuntimeError, number: int) -> bool:
         """Whether this error says that the process has ended."""
         if _CUT.match(str(error)):
-            self._cut.add(agent)
-        return agent in self._cut
+            self._cut.add(number)
+        return number in self._cut
 
-    def _words(self, agent: str) -> str:
-        known = self._known.get(agent)
-        return agent if known is None else f"{known.name} (rank {known.here})"
+    def _words(self, number: int) -> str:
+        known = self._known.get(number)
+        return "a worker of an earlier init_rpc" if known is None else words_of(known)

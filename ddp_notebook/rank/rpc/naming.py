@@ -1,7 +1,7 @@
-"""The names that a cell gives workers, over those of their agents.
+"""The workers of one `init_rpc`, by the names and ranks that the cell gave them.
 
-An agent's name is its process's own, and stays; a cell calls workers what it likes, and another one at each `init_rpc`.
-Cells see theirs everywhere: in `get_worker_info`, as the target of a call, as the owner of a remote reference.
+An agent keeps its name and number as long as its process. A cell gives workers other names at each `init_rpc`, and
+sees only these: in `get_worker_info`, as the target of a call, as the owner of a remote reference.
 """
 
 from __future__ import annotations
@@ -28,12 +28,10 @@ class Names:
     def __init__(self, mine: Worker, workers: Sequence[Worker]) -> None:
         self.mine = mine
         self.workers = {one.name: one for one in workers}
-        self._of_agents = {one.agent: one for one in workers}
-        self.agents = self._of_agents.keys()
-        self.words = {one.agent: f"{one.name} (rank {one.here})" for one in workers}  # by agent
-        self.infos = {one.agent: one.of_agent for one in workers}  # as agents know them, by agent
-        self.here = {one.agent: one.here for one in workers}  # ranks in the session, by agent
-        self._of_numbers = {one.number: one for one in workers}
+        self.by_number = {one.number: one for one in workers}
+        self.by_rank = {one.rank: one for one in workers}
+        self.words = {one.number: words_of(one) for one in workers}
+        self.infos = {one.name: one.info for one in workers}
         for one in workers:
             if self.workers[one.name] is not one:
                 raise RuntimeError(
@@ -54,24 +52,14 @@ class Names:
             return self.mine
         if isinstance(to, WorkerInfo):
             to = to.name
-        if isinstance(to, str):
-            if (found := self.workers.get(to) or self._of_agents.get(to)) is not None:
-                return found
-        elif (found := next((one for one in self.workers.values() if one.rank == to), None)) is not None:
+        found = self.workers.get(to) if isinstance(to, str) else self.by_rank.get(to)
+        if found is not None:
             return found
         if isinstance(to, int):
             raise RuntimeError(f"no worker has rank {to}: the ranks are 0 to {len(self.workers) - 1}")
         raise RuntimeError(f"no worker is called {to!r}: they are {', '.join(self.workers)}")
 
-    def of_agent(self, info: WorkerInfo) -> WorkerInfo:
-        """What cells call the worker that has this agent; one of an earlier `init_rpc` is called by its agent."""
-        found = self.by_agent(info.name)
-        return info if found is None else found.info
 
-    def by_agent(self, name: str) -> Worker | None:
-        """The worker whose agent has this name; None: one of an earlier `init_rpc`."""
-        return self._of_agents.get(name)
-
-    def by_number(self, number: int) -> Worker | None:
-        """The worker whose agent has this number; None: one of an earlier `init_rpc`."""
-        return self._of_numbers.get(number)
+def words_of(worker: Worker) -> str:
+    """A worker in messages: `"worker1 (rank 1)"`."""
+    return f"{worker.name} (rank {worker.here})"

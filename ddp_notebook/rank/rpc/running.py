@@ -11,7 +11,6 @@ from threading import get_ident
 from time import monotonic_ns
 from typing import Any
 
-from torch._C import Future
 from torch.distributed.rpc.internal import RemoteException
 
 from ddp_notebook.rank.record.remote import Ran
@@ -20,6 +19,8 @@ from ddp_notebook.rank.rpc.serving import Serving, Travelling
 from ddp_notebook.stdlib import traceback
 
 _NOTHING: Any = object()
+_IS_ASYNC = "_wrapped_async_rpc_function"  # torch looks at this attribute of a function
+_MOST_TOLD = 300  # characters of an error where it happened; its caller gets all
 _STOPPED = "the cell was stopped that this call was made for"
 
 
@@ -33,7 +34,7 @@ def runner(me: Callable[[], str], serving: Serving) -> Callable[[Any], Any]:
 
     def run_function(call: Travelling | RemoteException) -> Any:
         if isinstance(call, RemoteException):  # it could not be read
-            print(f"a call failed, and its caller is told: {call.msg.splitlines()[1]}", file=sys.stderr)
+            print(f"a call failed, and its caller is told: {_cut(call.msg.splitlines()[1])}", file=sys.stderr)
             return call
         name, _ = name_of(call.func, call.args)
         ran = Ran(name, call.cell, call.number, call.context, get_ident(), monotonic_ns())
@@ -49,21 +50,26 @@ def runner(me: Callable[[], str], serving: Serving) -> Callable[[Any], Any]:
             serving.end(ran)
         if result is _NOTHING:
             result = RemoteException(f"On {me()}:\n{_STOPPED}\n", RuntimeError)
-        if isinstance(result, Future):
-            serving.ends_later(result, ran.cell)
         if ran.number and recorder is not None:
             recorder.ran(ran, result)
         return result
 
     def run(call: Travelling, name: str) -> Any:
         try:
-            return call.func(*call.args, **call.kwargs)
+            result = call.func(*call.args, **call.kwargs)
+            if result is None and hasattr(call.func, _IS_ASYNC):  # torch crashes on None, and `rpc.remote` never learns
+                raise TypeError(
+                    f"{name} is decorated with async_execution, and must return a Future, but returned None"
+                )
+            return result
         except (Exception, SystemExit) as error:
             theirs = error.__traceback__.tb_next if error.__traceback__ is not None else None
             lines = "".join(traceback.format_exception(type(error), error, theirs))
             if not _is_torchs(call):
-                print(f"{name} failed, and its caller is told: {error!r}", file=sys.stderr)
-            return RemoteException(f"On {me()}:\n{error!r}\n{lines}", type(error))
+                print(f"{name} failed, and its caller is told: {_cut(repr(error))}", file=sys.stderr)
+            # In the caller `SystemExit` would end its cell without an error.
+            kind = RuntimeError if isinstance(error, SystemExit) else type(error)
+            return RemoteException(f"On {me()}:\n{error!r}\n{lines}", kind)
 
     return run_function
 
@@ -93,3 +99,8 @@ def reader(deserialize: Callable[..., Any], me: Callable[[], str]) -> Callable[.
 def _is_torchs(call: Travelling) -> bool:
     """Whether it is a function by which torch asks for what a reference holds: its error was told already."""
     return str(getattr(call.func, "__module__", "")).startswith("torch.")
+
+
+def _cut(text: str) -> str:
+    """One line of at most so many characters: an error that came from a third worker has that one's traceback in it."""
+    return text if len(text) <= _MOST_TOLD else f"{text[:_MOST_TOLD]}..."

@@ -33,7 +33,8 @@ class Sending:
     Args:
         calls: that have not returned.
         serving: knows the cell that a thread makes calls for.
-        described: tells a worker in words, as its agent is known.
+        target: returns the number of a worker, its words for messages, and its `WorkerInfo` in the agent.
+        with_ids: translates ids of contexts in the arguments of an operator or a script.
         explain: what to raise in place of an error of torch's; None: that.
     """
 
@@ -41,11 +42,14 @@ class Sending:
         self,
         calls: Calls,
         serving: Serving,
-        described: Callable[[str], str],
+        target: Callable[[WorkerInfo | str], tuple[int, str, Any]],
+        with_ids: Callable[[Any, tuple[Any, ...]], tuple[Any, ...]],
         explain: Callable[[Sent, BaseException], BaseException | None],
     ) -> None:
         self.recorder: Recorder | None = None
-        self._calls, self._serving, self._described, self._explain = calls, serving, described, explain
+        self.on_remote: Callable[[Any], None] = lambda reference: None  # called with each new reference
+        self._calls, self._serving, self._target, self._explain = calls, serving, target, explain
+        self._with_ids = with_ids
         # By thread: what it is about to send, and the id of the frame of torch's that does. More than one where an
         # argument makes calls as it is pickled, which may fail.
         self._making: dict[int, list[tuple[int, Sent]]] = {}
@@ -100,16 +104,18 @@ class Sending:
                 if recorder is not None and recorder.tape.level != OFF:
                     call.is_recorded, call.kind = True, -1
                     call.parent, call.context = recorder.here.of(call.thread)
-            call.agent = agent = to if isinstance(to, str) else to.name
-            call.to = self._described(agent)
+                args = self._with_ids(what, args)
+            call.worker, call.to, info = self._target(to)
             if call.is_recorded:
                 assert recorder is not None
                 recorder.sends(call, what if is_python else None, args)
                 before = recorder.before(call) if call.context else None
             call.sent_ns = monotonic_ns()
             calls.begin(call)
+            if isinstance(to, str) and isinstance(info, WorkerInfo):  # scripts are sent to a name
+                info = info.name
             try:
-                made = invoke(to, what, *args, **kwargs)
+                made = invoke(info, what, *args, **kwargs)
             except BaseException as error:
                 calls.drop(call)
                 if call.is_recorded:
@@ -118,7 +124,11 @@ class Sending:
                 if (better := self._explain(call, error)) is not None:
                     raise better from None
                 raise
-            future = made if is_rpc else made._get_future()
+            if is_rpc:
+                future = made
+            else:
+                future = call.reference_future = made._get_future()
+                self.on_remote(made)
             if call.is_recorded:
                 assert recorder is not None
                 if not is_rpc:

@@ -57,7 +57,6 @@ class Serving:
         self.threads = 0  # that the agent has; 0: there is none
         self._lock = threading.Lock()
         self.running: dict[int, Ran] = {}  # by thread: the innermost one
-        self._later: dict[Any, int] = {}  # cells, by what functions of `async_execution` have returned
 
     # ---- the thread that executes it
 
@@ -87,11 +86,6 @@ class Serving:
             if served.is_stopped:
                 _raise_in(ctypes.c_ulong(served.thread), None)  # if it was not raised yet
 
-    def ends_later(self, future: Any, cell: int) -> None:
-        """A function of `async_execution` has returned this."""
-        self._later[future] = cell
-        future.add_done_callback(lambda _: self._later.pop(future, None))
-
     def cell(self) -> int:
         """The cell that this thread makes calls for."""
         served = self.running.get(threading.get_ident())
@@ -119,11 +113,6 @@ class Serving:
     def going_on(self) -> list[tuple[str, int]]:
         """The functions of stopped calls that have not ended, and their cells."""
         return [(served.function, served.cell) for served in self.going() if served.is_stopped]
-
-    def not_awaited(self) -> int:
-        """How many calls of stopped cells are not over."""
-        later = sum(cell in self.stopped for cell in list(self._later.values()))
-        return later + len(self.going_on())
 
     def words(self, thread: int, *, is_main: bool) -> str:
         """What a thread waits for, and of the main one also whether all of the agent's do."""

@@ -5,9 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from ddp_notebook.rank.group import waiting
 from ddp_notebook.rank.rpc.calls import Calls
+from ddp_notebook.rank.unseen import function_modes, operator_modes
 from ddp_notebook.stdlib import functools, threading
+
+_keys_in, _keys_out = torch._C._dispatch_tls_local_include_set, torch._C._dispatch_tls_local_exclude_set
+_of_saved_tensors = torch._C._autograd._top_saved_tensors_default_hooks
 
 
 def elsewhere(function: Callable[..., Any], calls: Calls, on: str) -> Callable[..., Any]:
@@ -49,3 +55,46 @@ def elsewhere(function: Callable[..., Any], calls: Calls, on: str) -> Callable[.
         return value
 
     return call
+
+
+def elsewhere_if_unseen(function: Callable[..., Any], calls: Calls, on: str) -> Callable[..., Any]:
+    """Wrap the `backward` of distributed autograd like `elsewhere`, except for threads with state of torch.
+
+    Torch passes the state of the calling thread to the threads of its engine: profilers, modes, autocast, hooks of
+    saved tensors. A thread with such state runs the function itself. A stop ends it as soon as the callees have
+    stopped.
+
+    Args:
+        function: the `backward`.
+        calls: as in `elsewhere`, and so on.
+    """
+    in_a_thread = elsewhere(function, calls, on)
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if not _has_state():
+            return in_a_thread(*args, **kwargs)
+        with calls.during(function.__name__, on):
+            return function(*args, **kwargs)
+
+    return call
+
+
+def _has_state() -> bool:
+    """Return True if this thread has state of torch that a new thread lacks."""
+    return (
+        torch.autograd._profiler_enabled()  # type: ignore[attr-defined]
+        or bool(function_modes() or operator_modes())
+        or not torch.is_grad_enabled()
+        or _of_saved_tensors(True) is not None
+        or (_keys_in(), _keys_out()) != _keys_of_a_new_thread()
+    )
+
+
+@functools.cache
+def _keys_of_a_new_thread() -> tuple[Any, Any]:
+    found: list[Any] = []
+    thread = threading.Thread(target=lambda: found.extend((_keys_in(), _keys_out())))
+    thread.start()
+    thread.join()
+    return found[0], found[1]

@@ -18,6 +18,7 @@ from ddp_notebook.rank.group.origin import REDUCER
 from ddp_notebook.rank.imports import after_import
 from ddp_notebook.rank.record.remote import ContextEvent, Sent
 from ddp_notebook.rank.record.tape import OFF
+from ddp_notebook.rank.rpc.context_ids import WORKER_BITS, context_id, originals, recv_functions, send_functions
 from ddp_notebook.rank.rpc.record.here import Here, numbered
 from ddp_notebook.records.schema import CONTEXT_EVENTS
 from ddp_notebook.stdlib import contextlib, functools, time
@@ -28,9 +29,8 @@ if TYPE_CHECKING:
 
 _CONTEXT, _PAIR, _GRADIENT, _BACKWARD, _STEP = range(len(CONTEXT_EVENTS))
 _OPTIMIZERS, _OPTIMIZER = "torch.distributed.optim.optimizer", "DistributedOptimizer"
-_WORKER_BITS = 48  # torch's numbers of contexts and messages: above these is the worker's own
 _MOST_KNOWN = 64  # contexts whose messages are known
-_RETRIEVE, _RUN = "_retrieve_context", "backward"  # not exported
+_RUN = "backward"  # not exported
 
 
 class Contexts:
@@ -50,18 +50,20 @@ class Contexts:
         """Begin to look."""
         context = dist_autograd.context
         enter, leave, backward = context.__enter__, context.__exit__, getattr(dist_autograd, _RUN)
+        of_torch = self._face.context_ids.of_torch
         began: dict[int, int] = {}
 
         @functools.wraps(enter)
         def __enter__(its: Any) -> int:
-            if not self._face.number:  # torch names a function that no program calls
+            if self._face.number < 0:  # torch names a function that no program calls
                 raise RuntimeError(
                     "RPC has not been initialized, which distributed autograd needs: call rpc.init_rpc first"
                 )
-            number = enter(its)
+            shown = enter(its)
+            number = context_id(its.autograd_context)
             self._here.context = number + 1
             began[number] = time.monotonic_ns()
-            return number
+            return shown
 
         @functools.wraps(leave)
         def __exit__(its: Any, *error: Any) -> None:
@@ -72,8 +74,9 @@ class Contexts:
                 self._put(_CONTEXT, number + 1, start_ns=began_ns)
 
         @functools.wraps(backward)
-        def run_backward(context_id: int, *args: Any, **kwargs: Any) -> None:
-            if self._tape.level == OFF:
+        def run_backward(context_id: Any, *args: Any, **kwargs: Any) -> None:
+            number = of_torch(context_id)
+            if self._tape.level == OFF or not isinstance(number, int):
                 return backward(context_id, *args, **kwargs)
             site = self._tape.site(2)
             began_ns = time.monotonic_ns()
@@ -81,7 +84,7 @@ class Contexts:
             try:
                 return self._training.run_backward(run, (REDUCER, *site[1:]))
             finally:
-                self._put(_BACKWARD, context_id + 1, start_ns=began_ns)
+                self._put(_BACKWARD, number + 1, start_ns=began_ns)
 
         context.__enter__, context.__exit__ = __enter__, __exit__  # type: ignore[method-assign]
         setattr(dist_autograd, _RUN, run_backward)
@@ -91,25 +94,25 @@ class Contexts:
 
     def before(self, context: int) -> set[int]:
         """The sends of a context, before a call is made in it."""
-        return set(_functions(context, "_send_functions"))
+        return set(_functions(context, send_functions))
 
     def sent(self, sent: Sent, before: set[int]) -> None:
         """A call was made in a context."""
-        for message, function in _functions(self._here.context, "_send_functions").items():
+        for message, function in _functions(self._here.context, send_functions).items():
             if message not in before:
                 self._pair(self._here.context, message, function, sent, sent.src, sent.dst, sent.nbytes, sent.sent_ns)
 
     def returned(self, sent: Sent, context: int) -> None:
         """Its answer has come, in a thread of the agent's."""
         known = self._known_of(context)
-        for message, function in _functions(context, "_recv_functions").items():
-            if message not in known and self._face.rank_of(message >> _WORKER_BITS) == sent.dst:
+        for message, function in _functions(context, recv_functions).items():
+            if message not in known and self._face.rank_of(message >> WORKER_BITS) == sent.dst:
                 known.add(message)
                 self._pair(context, message, function, sent, sent.dst, sent.src, sent.nbytes_back, sent.returned_ns)
 
     def came(self, context: int) -> None:
         """A call has come in a context: its own message is no answer."""
-        self._known_of(context).update(_functions(context, "_recv_functions"))
+        self._known_of(context).update(_functions(context, recv_functions))
 
     def _known_of(self, context: int) -> set[int]:
         known = self._known.setdefault(context - 1, set())
@@ -146,7 +149,8 @@ class Contexts:
             began_ns = time.monotonic_ns()
             original(optimizer, context_id)
             name = self._training.stepped(optimizer, began_ns)
-            return self._put(_STEP, context_id + 1, name=name, start_ns=began_ns)
+            number = self._face.context_ids.of_torch(context_id)
+            return self._put(_STEP, number + 1, name=name, start_ns=began_ns)
 
         return step
 
@@ -170,10 +174,10 @@ class Contexts:
             self._tape.put(ContextEvent(event, number, message, src, dst, call, nbytes, name, moment, start_ns, end_ns))
 
 
-def _functions(context: int, which: str) -> dict[int, Any]:
+def _functions(context: int, which: Callable[[Any], dict[int, Any]]) -> dict[int, Any]:
     """The sends or the recvs of a context here, by the numbers of their messages; none once it is released."""
     try:
-        found: dict[int, Any] = getattr(getattr(dist_autograd, _RETRIEVE)(context - 1), which)()
+        found = which(originals["_retrieve_context"](context - 1))
     except RuntimeError:
         return {}
     return found
@@ -181,4 +185,4 @@ def _functions(context: int, which: str) -> dict[int, Any]:
 
 def _numbered(number: int) -> int:
     """Our number for torch's of a context or a message."""
-    return numbered(number >> _WORKER_BITS, number & (1 << _WORKER_BITS) - 1)
+    return numbered(number >> WORKER_BITS, number & (1 << WORKER_BITS) - 1)

@@ -82,8 +82,8 @@ class Recorder:
             call.kind = _KIND.get(frame.f_code.co_name, _ASYNC)
         call.site, call.moment, call.is_told = tape.site(depth), tape.moment, False
         call.nbytes_back, call.returned_ns, call.reference, call.error = -1, -1, 0, ""
-        names = self._face.names
-        call.src, call.dst = (-1, -1) if names is None else (names.mine.here, names.here.get(call.agent, -1))
+        face, names = self._face, self._face.names
+        call.src, call.dst = (-1, -1) if names is None else (names.mine.here, face.rank_of(call.worker))
         if what is None:
             call.nbytes = _nbytes(args)
         else:
@@ -152,7 +152,7 @@ class Recorder:
             call.is_recorded, call.is_told, call.kind = True, False, _TO_HERE
             call.site, call.moment = tape.site(2), tape.moment
             call.parent, call.context = here.of(call.thread)
-            call.src, call.dst = face.rank, face.rank_of(reference.owner())
+            call.src, call.dst = face.rank, face.rank_of(face.owner_of(reference))
             call.nbytes = call.nbytes_back = call.returned_ns = -1
             call.reference, call.error = self._references.number(reference), ""
             call.sent_ns = _now_ns()

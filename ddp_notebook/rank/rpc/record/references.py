@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ddp_notebook.rank.rpc.face import Face
 
 _MADE, _FORKED, _TAKEN, _DELETED, _LET_GO = range(len(REFERENCE_EVENTS))
+_text = PyRRef.__str__  # with the numbers of agents, where programs see ranks
 _IDS = re.compile(r"created_on=(\d+), local_id=(\d+)")
 _REDUCER, _RECEIVER, _INIT = "_py_rref_reducer", "_py_rref_receiver", "__init__"
 
@@ -126,5 +127,5 @@ class References:
 
 def _numbers(reference: PyRRef[Any]) -> tuple[int, int]:
     """Of a reference, and of this fork of it; 0 of the owner's."""
-    found = [numbered(int(worker), int(count)) for worker, count in _IDS.findall(str(reference))]
+    found = [numbered(int(worker), int(count)) for worker, count in _IDS.findall(_text(reference))]
     return (found[0], found[1]) if len(found) > 1 else (found[0] if found else 0, 0)

@@ -1,0 +1,78 @@
+"""Remote calls that fail in the C++ of torch, such as functions of `async_execution` that return no Future."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from tests.test_rpc import DEFINITIONS, INIT, said
+
+FUNCTIONS = """
+@rpc.functions.async_execution
+def no_future(): return torch.ones(2)
+@rpc.functions.async_execution
+def never(): return torch.futures.Future()
+@rpc.functions.async_execution
+def none(): return None
+class Held:
+    @staticmethod
+    @rpc.functions.async_execution
+    def no_future(): return torch.ones(2)
+    @rpc.functions.async_execution
+    def no_future_either(self): return torch.ones(2)
+def fetch(reference): return reference.to_here()
+@torch.jit.script
+def product(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor: return x @ y
+two, three = torch.ones(2), torch.ones(3)
+"""
+FAILING = [
+    "rpc.remote(other, no_future).to_here(timeout=4)",
+    "rpc.remote(other, no_future).to_here()",
+    "rpc.remote(other, Held.no_future).to_here()",
+    "rpc.remote(other, Held).remote().no_future_either().to_here()",
+    "rpc.remote(other, torch.add, args=(two, three)).to_here()",
+    "rpc.remote(other, product, args=(two, three)).to_here()",
+    "rpc.rpc_sync(other, fetch, args=(rpc.remote(f'worker{rank}', no_future),))",
+    "rpc.remote(f'worker{rank}', no_future).to_here()",
+    "rpc.remote(other, none).to_here()",
+    "rpc.remote(f'worker{rank}', none).to_here()",
+    "rpc.rpc_sync(other, no_future)",
+    "rpc.rpc_async(other, no_future).wait()",
+]
+
+
+@pytest.fixture(scope="module")
+def session(waiting_host_server):
+    from ddp_notebook import starting
+
+    waiting_host_server()
+    with starting.start(2) as running:
+        running.run(DEFINITIONS + FUNCTIONS)
+        yield running
+
+
+@pytest.mark.parametrize("call", FAILING)
+def test_an_error_comes_at_once_and_shutdown_ends(session, call):
+    """Torch runs no callback for a failed `rpc.remote`, and counts it as under way for ever."""
+    code = (
+        f"{INIT}failed = 0\nfor _ in range(20 * (rank == 0)):\n"
+        f"    try: {call}\n    except (RuntimeError, TypeError): failed += 1\nrpc.shutdown()\nfailed"
+    )
+    began_s = time.monotonic()
+    told = said(session, code, timeout=30)
+    assert told[0].splitlines()[-1] == "20"
+    assert time.monotonic() - began_s < 15.0
+
+
+def test_shutdown_ends_after_a_call_that_has_timed_out_and_never_returns(session):
+    code = (
+        f"{INIT}waits = 'rpc.rpc_sync(other, never, timeout=0.2)', "
+        "'rpc.remote(other, never, timeout=0.6).to_here(timeout=0.2)'\n"
+        "for wait in waits:\n"
+        "    try: eval(wait)\n"
+        "    except RuntimeError as error: print('RPC ran for more than set timeout (200 ms)' in str(error))\n"
+        "rpc.shutdown()"
+    )
+    told = said(session, code, timeout=20)
+    assert [text.splitlines()[1:] for text in told] == [["True", "True"]] * 2
