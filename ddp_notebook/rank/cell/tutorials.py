@@ -201,7 +201,11 @@ def _as_requested(requested: Requested) -> str:
     """Give the default group the timeout of a call. Returns a line that says so."""
     world = dist.group.WORLD
     assert world is not None
-    backend, timeout, done = dist.get_backend(), timeout_of(world), "nothing to do"
+    backend, done = dist.get_backend(), "nothing to do"
+    try:
+        timeout = timeout_of(world)
+    except (AttributeError, RuntimeError):  # a backend without one, such as "fake"
+        timeout = requested.timeout or join.default_timeout(backend)
     if requested.timeout not in (None, timeout):
         join.set_timeout(world, requested.timeout)
         done = f"its timeout is {_seconds(requested.timeout)} now, it was {_seconds(timeout)}"
