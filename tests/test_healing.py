@@ -210,16 +210,6 @@ def test_a_sub_group_with_the_new_rank_says_how_to_make_it_again(session):
     assert session.run(f"{code}\nx", timeout=20)[2].result == "tensor([2.])"
 
 
-def test_the_group_of_a_mesh_is_made_again_with_its_mesh(session):
-    session.run("from torch.distributed.device_mesh import init_device_mesh")
-    session.run("mesh = init_device_mesh('cpu', (1, 3), mesh_dim_names=('a', 'b'))")
-    kill(session, 2)
-    session.heal()
-    fix = r"make its mesh again on all ranks: mesh = init_device_mesh\(...\), and take mesh.get_group\(\"b\"\)"
-    with pytest.raises(RankError, match=fix):
-        session.run("if rank == 0: dist.barrier(mesh.get_group('b'))")
-
-
 def test_ipyparallels_client_knows_the_new_rank(session):
     assert session.client.ids == [0, 1, 2]
     kill(session, 1)
