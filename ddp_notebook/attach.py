@@ -60,13 +60,13 @@ def _open(name: str, arguments: list[str]):  # type: ignore[no-untyped-def]  # w
     here = place(script, rest, name, VERSION)
     watched = Watched(here)
     try:
-        Door(entries.door(TORCHRUN), VERSION, watched.begin, watched.leave)
-        entry = entries.enter(TORCHRUN, here.name, here.to_json())
+        door = Door(entries.door(TORCHRUN), VERSION, watched.begin, watched.leave)
+        door.keep(entries.enter(TORCHRUN, here.name, here.to_json()))
     except (OSError, UsageError) as error:
         print(f"ddp_notebook: no notebook can look at rank {here.rank}: {error}", file=sys.stderr)
         return None
     pid = os.getpid()
-    atexit.register(lambda: entry.remove() if os.getpid() == pid else None)
+    atexit.register(lambda: door.entry.remove() if door.entry is not None and os.getpid() == pid else None)
     after_import("torch", watched.install)
     return watched
 

@@ -99,6 +99,17 @@ def has_session() -> bool:
     return session is not None and session.is_running and session.drives
 
 
+def restart(session: sessions.Session) -> None:
+    """End a session and start another one with the same options, if that can be started.
+
+    Raises:
+        StartError: it could not be started; the session is unchanged.
+    """
+    session.check_restart()
+    end(session)
+    start(session.options)
+
+
 def _ranks(session: sessions.Session) -> str:
     return f"{session.world_size} rank{'' if session.world_size == 1 else 's'}"
 

@@ -81,8 +81,7 @@ class DDPMagics(Magics):
                 f"{name} goes on elsewhere, and what this notebook restarts are its own ranks: %ddp_attach {name} "
                 "--take-over takes it over, %ddp_stop lets go of it"
             )
-        having.end(session)
-        having.start(session.options)
+        having.restart(session)
 
     @line_magic
     def ddp_stop(self, line: str) -> None:

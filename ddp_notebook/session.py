@@ -6,7 +6,7 @@ import logging
 import threading
 from collections.abc import Callable
 
-from ddp_notebook.errors import SessionExistsError
+from ddp_notebook.errors import DDPNotebookError, SessionExistsError, StartError
 from ddp_notebook.launch.cluster import Cluster
 from ddp_notebook.launch.keep import reach
 from ddp_notebook.launch.keep.remote import Remote
@@ -192,6 +192,21 @@ class Session(KeptFace, GroupFace, ShardingFace, ValueFace, FileFace, RecordFace
     @property
     def _state_without_hosts(self) -> str:
         return "goes on elsewhere" if self.outlives_stop else super()._state_without_hosts
+
+    def check_restart(self) -> None:
+        """Check that the ranks could be started again, before they are ended.
+
+        Raises:
+            StartError: they could not; the message says why, and the session is unchanged.
+        """
+        if not self.is_running:
+            return
+        try:
+            self._hosts.check_startable(self.world_size)
+        except DDPNotebookError as error:
+            raise StartError(
+                f"{error}. New ranks could not be started now, so none was ended: all ranks still have their variables"
+            ) from error
 
     def stop(self) -> None:
         """End every process of the session and all below them. Doing it twice is no error."""

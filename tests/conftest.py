@@ -128,7 +128,9 @@ def _processes() -> set[psutil.Process]:
 
 def _directories() -> set[Path]:
     host = waiting_host()
-    return set(Path(tempfile.gettempdir()).glob("ddp_notebook-*")) - ({Path(host.directory)} if host else set())
+    of_host = {Path(host.directory), Path(host.way.large_directory)} if host else set()
+    runtime = Path(os.environ["XDG_RUNTIME_DIR"]) / "ddp_notebook"
+    return {*Path(tempfile.gettempdir()).glob("ddp_notebook-*"), *runtime.glob("ddp_notebook-*")} - of_host
 
 
 def _sockets() -> int:
@@ -172,7 +174,9 @@ def own_temporary_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterato
     run_sync(asyncio.sleep)(0)
     previous, tempfile.tempdir = tempfile.tempdir, str(tmp_path_factory.mktemp("tmp"))
     os.environ["TMPDIR"] = tempfile.tempdir
+    os.environ["XDG_RUNTIME_DIR"] = tempfile.mkdtemp(prefix="run-", dir="/tmp")  # the path of a socket is short
     yield
+    shutil.rmtree(os.environ["XDG_RUNTIME_DIR"])
     tempfile.tempdir = previous
 
 

@@ -91,7 +91,7 @@ def test_on_loopback_any_port_will_do():
 def test_where_engines_call_the_controller_keeps_to_the_range_too(tmp_path):
     at = Listening(_address(), _free(20))
     spec = controller.make_spec(str(tmp_path), at)
-    connection, urls = controller.for_engines(str(tmp_path))
+    connection, urls = controller.for_engines(spec)
     ports = {int(url.rpartition(":")[2]) for url in urls}
     assert connection["interface"] == f"tcp://{at.host}" and len(ports) == 9 and ports <= set(at.ports)
     assert ports == set(spec["ports"]["engine_ports"])

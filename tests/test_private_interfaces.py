@@ -516,7 +516,7 @@ def test_a_controller_adopts_connection_files():
 
     written = inspect.getsource(IPController.init_hub)
     with tempfile.TemporaryDirectory() as directory:
-        controller.make_spec(directory)
+        controller.write_files(controller.make_spec(directory))
         for side in ("engine", "client"):
             for name in json.loads(controller.connection_file(directory, side).read_text()):
                 assert f"'{name}'" in written or name == "broadcast"

@@ -59,7 +59,7 @@ class Cluster:
         here: gives a host server of this machine, for the controller. Called when that is asked for.
 
     Attributes:
-        directory: of this machine, with the session's files.
+        directory: of this machine, with the session's logs and profiles.
     """
 
     def __init__(
@@ -78,8 +78,10 @@ class Cluster:
         self.mark_token = secrets.token_hex(8)
         self._hosts = {host.name: host for host in hosts}
         self._listener = listener
-        # It goes with the host server, if that is here. Others may be lost, and with them what is kept for them.
-        self.directory = folders.make("ddp_notebook-session-", hosts[0].directory if hosts[0].way.is_here else None)
+        # They go with the host server, if that is here. Others may be lost, and with them what is kept for them.
+        way = hosts[0].way
+        self.directory = folders.make("ddp_notebook-session-", way.large_directory, is_large=True)
+        self._small = folders.make("ddp_notebook-session-", way.directory if way.is_here else None)
         self._processes = Processes()
         keyring, overlay = Keyring(), dict(overlay or {})
         self._endpoint = Endpoint.listen(keyring, self._on_message, bind=at.bind)
@@ -88,7 +90,7 @@ class Cluster:
         self._losses = Losses(self._hosts, self._processes, again, self._attach, self._admission.shut_out, overlay)
         wire, token = self._endpoint, self.mark_token
         self._forming = Forming(self._processes, wire, len(hosts) == 1, at.ports, store_prefix=token, guard=guard)
-        self._engines = Engines(self.directory, at, self._processes, partial(self._start_controller, here), self.send)
+        self._engines = Engines(self._small, at, self._processes, partial(self._start_controller, here), self.send)
         members = self._admission, self._losses, self._forming, self._engines
         self._members = Members(self._processes, self._hosts, placement, *members, token)
         self._endpoint.start()
@@ -330,6 +332,7 @@ class Cluster:
         self._bulk.close()
         self._endpoint.close()
         folders.remove(self.directory)
+        folders.remove(self._small)
         return not left
 
     # ---- I/O threads

@@ -10,13 +10,14 @@ It listens on loopback, and for engines of hosts that called the notebook at the
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from itertools import chain, product
 from pathlib import Path
@@ -27,6 +28,7 @@ from traitlets.config import Config
 from ddp_notebook.errors import ClientError
 from ddp_notebook.launch.ways.base import LOOPBACK
 from ddp_notebook.launch.ways.ports import ANY, LOOPBACK_ONLY, Listening, in_words
+from ddp_notebook.registry import private
 
 _BLOCK = 20  # ports per pool: ipyparallel needs 8, 6 and 3
 _POOLS = ("engine_ports", "client_ports", "ports")
@@ -38,8 +40,8 @@ _PORTS_S = 10.0
 
 
 def make_spec(directory: str, at: Listening = LOOPBACK_ONLY) -> dict[str, Any]:
-    """The specification of a controller, for its first start and for later ones. Writes the files that engines and
-    clients connect by: engines are ready before there is a controller.
+    """The specification of a controller, for its first start and for later ones. Engines connect by what it holds, and
+    are ready before there is a controller.
 
     Args:
         directory: of its own (mode 700).
@@ -72,21 +74,39 @@ def make_spec(directory: str, at: Listening = LOOPBACK_ONLY) -> dict[str, Any]:
     sides["engine"]["broadcast"] = list(engines[_USED_BY_ENGINES - _LEAVES : _USED_BY_ENGINES])
     sides["client"]["task_scheme"] = "leastload"
     sides["engine"]["interface"], sides["client"]["interface"] = f"tcp://{at.host}", f"tcp://{LOOPBACK}"
-    for side, ports in sides.items():
-        file = connection_file(directory, side)
-        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as opened:
-            json.dump({**everyone, **ports}, opened)
     curve = [public.decode(), secret.decode()]
     # restore: engines that an earlier one knew; waits: until that one's ports are free
     has_been = {"restore": False, "waits": False}
     ports = {pool: list(ports) for pool, ports in pools.items()}
-    return {"directory": directory, "address": at.host, "ports": ports, "curve": curve, **has_been}
+    connections = {side: {**everyone, **of_side} for side, of_side in sides.items()}
+    about = {"directory": directory, "address": at.host, "connections": connections}
+    return {**about, "ports": ports, "curve": curve, **has_been}
 
 
-def for_engines(directory: str) -> tuple[dict[str, Any], list[str]]:
+def write_files(spec: Mapping[str, Any]) -> bool:
+    """Write the files that the controller and its clients connect by, unless they exist: a cleaner may remove them.
+
+    Returns:
+        Whether one was missing.
+
+    Raises:
+        StartError: another user has taken the place of the folder.
+        OSError: they cannot be written.
+    """
+    was_missing = False
+    for side, connection in spec["connections"].items():
+        file = connection_file(spec["directory"], side)
+        private.restore(str(file.parent))
+        with contextlib.suppress(FileExistsError):
+            with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as opened:
+                json.dump(connection, opened)
+            was_missing = True
+    return was_missing
+
+
+def for_engines(spec: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """What an engine connects by, and the addresses that it connects to."""
-    connection = json.loads(connection_file(directory, "engine").read_text())
+    connection = spec["connections"]["engine"]
     ports = [connection[name] for name in ("registration", *_OF_ENGINES)]
     flat = [port for one in ports for port in (one if isinstance(one, list) else [one])]
     return connection, [f"{connection['interface']}:{port}" for port in flat]

@@ -14,6 +14,7 @@ from ddp_notebook.launch import controller
 from ddp_notebook.launch.host.host import Host
 from ddp_notebook.launch.process import CONTROLLER, RANK, Process, Processes
 from ddp_notebook.launch.ways.ports import Listening
+from ddp_notebook.registry import private
 from ddp_notebook.wire.events import Engine, Register
 
 _AT_ONCE = 16  # hosts that are given a way to the controller
@@ -58,7 +59,7 @@ class Engines:
 
     def call(self, ranks: list[int]) -> None:
         """Have ranks become engines, which need no controller yet."""
-        connection, _ = controller.for_engines(self._directory)
+        connection, _ = controller.for_engines(self._spec)
         for rank in ranks:
             self._send(rank, Engine(connection=connection, engine_id=rank))
 
@@ -67,8 +68,17 @@ class Engines:
         if self._refused:
             raise ClientError(f"there is no session.client here: {self._refused}. Cells go on without it")
         with self._asking:
+            try:
+                were_missing = controller.write_files(self._spec)
+            except OSError as error:
+                raise ClientError(f"{private.cannot_write(self._directory, error)}. Cells go on without it") from error
+            except StartError as error:
+                raise ClientError(f"{error}. Cells go on without it") from error
+            running = self._processes.living(CONTROLLER)
+            if were_missing and not running:  # the list of engines, which a controller would restore, is gone too
+                self._forget()
             has_been = self.have_had_controller
-            if running := self._processes.living(CONTROLLER):
+            if running:
                 pid = running[-1].pid
             else:
                 try:
@@ -92,11 +102,15 @@ class Engines:
     def forget_all(self) -> None:
         """Ranks have other numbers from now on: the controller ends, and the next one knows the engines by these."""
         with self._asking:
-            self._spec["restore"] = False
-            self._registered.clear()
+            self._forget()
             for process in self._processes.living(CONTROLLER):
                 with contextlib.suppress(HostError):  # its host server is gone, and it with that
                     process.host.end([process.number], 0.0)
+
+    def _forget(self) -> None:
+        """The next controller knows no engine until it registers."""
+        self._spec["restore"] = False
+        self._registered.clear()
 
     def _register(self, *, replace: bool) -> None:
         """Let engines register with the controller that have not yet.
@@ -109,7 +123,7 @@ class Engines:
         if not new:
             return
         hosts = list({process.host for process in new})
-        _, addresses = controller.for_engines(self._directory)
+        _, addresses = controller.for_engines(self._spec)
         try:
             with ThreadPoolExecutor(_AT_ONCE) as pool:  # ssh takes 6 to 8 ms for each of them
                 reached_at = dict(zip(hosts, pool.map(partial(_reach, addresses), hosts), strict=True))

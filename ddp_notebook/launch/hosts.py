@@ -19,6 +19,7 @@ from ddp_notebook.launch.starters.tasks import Tasks
 from ddp_notebook.launch.survey.fit import require
 from ddp_notebook.launch.sync.choice import resolved
 from ddp_notebook.launch.sync.sync import Synced, sync
+from ddp_notebook.launch.ways import folders
 from ddp_notebook.launch.ways.base import LOOPBACK
 from ddp_notebook.launch.ways.ports import Listening
 from ddp_notebook.launch.ways.ssh import Ssh
@@ -111,6 +112,25 @@ class Hosts:
         self.fit = True
         machines = {host.name: host.way.machine for host in self.all}
         return placed(self._options, facts, machines, env, shares)
+
+    def check_startable(self, ranks: int) -> None:
+        """Try whether the ranks of this session could be started again now, without ending any.
+
+        Args:
+            ranks: how many.
+
+        Raises:
+            StartError: they could not, or a host server does not answer.
+        """
+        folders.remove(folders.make("ddp_notebook-", is_large=True, is_guarded=False))
+        if self._options.is_here and self.all[0].is_alive and not self.all[0].fits({**os.environ, **self._options.env}):
+            warm.prepare_anew({**os.environ, **self._options.env}).facts()
+        try:
+            for host in self.all:
+                if host.is_alive:
+                    host.request("ready", ranks=ranks)
+        except HostError as error:
+            raise StartError(str(error)) from error
 
     def sync_first(self, check: Callable[[], None], progress: Callable[[str], None]) -> Synced:
         """Send the folder that was asked for before ranks are started, which then begin in it. Call `place` first.

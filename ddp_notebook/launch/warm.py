@@ -39,6 +39,20 @@ def prepare(env: Mapping[str, str] | None = None) -> None:
             _waiting = Host(Local(dict(os.environ) if env is None else env))
 
 
+def prepare_anew(env: Mapping[str, str]) -> Host:
+    """Start a server with this environment in place of the one that waits, if that has another. Returns the one that
+    waits now."""
+    global _waiting
+    with _lock:
+        before, host = None, _waiting
+        if host is None or not host.fits(env):
+            before, host = host, Host(Local(env))
+            _waiting = host
+    if before is not None:
+        before.close()
+    return host
+
+
 def take(env: Mapping[str, str]) -> tuple[Host, bool]:
     """The waiting server if its imports have seen the same variables, else a fresh one.
 

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from traitlets.config import Config
 
-from ddp_notebook.rank import files, gpu, threads
+from ddp_notebook.rank import files, gpu, pymp, threads
 from ddp_notebook.rank.agent import Agent
 from ddp_notebook.rank.cell import handlers, kernel_api, tutorials
 from ddp_notebook.rank.cell.inbox import Inbox
@@ -27,6 +27,7 @@ from ddp_notebook.rank.survive.survival import Survival
 from ddp_notebook.rank.unseen import unseen
 from ddp_notebook.rank.variables import check, copying, entries, values
 from ddp_notebook.records import logs
+from ddp_notebook.registry import private
 from ddp_notebook.stdlib import asyncio, contextlib, faulthandler, json, os, queue, threading, time
 from ddp_notebook.wire.bulk import INLINE_BYTES, unpickled
 from ddp_notebook.wire.events import (
@@ -98,7 +99,7 @@ class Rank:
             self._handle(message)
             message = self._to_do.get()
         profile = os.path.join(self._directory, "profile")
-        os.makedirs(profile, mode=0o700, exist_ok=True)  # ipyparallel makes none that is named so
+        private.restore(profile)  # ipyparallel makes none that is named so
         settings = {
             "id": message.engine_id,
             "enable_nanny": False,  # the host server is our parent: it knows when we die
@@ -363,5 +364,6 @@ def main(spec: dict[str, Any]) -> None:
         faulthandler.register(STACK, file=open(spec["stack_file"], "a"), all_threads=True)  # noqa: SIM115  # for good
     handlers.begin()
     threads.give(spec["threads"])
+    pymp.settle(spec["pymp_folder"])
     sys.argv = ["rank"]
     Rank(spec).serve()

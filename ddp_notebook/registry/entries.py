@@ -22,7 +22,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +107,23 @@ def enter(kind: str, name: str, about: Mapping[str, Any], *, folder_with_it: str
         about=dict(about),
         path=door(kind).with_suffix(".json"),
     )
+    _write(entry)
+    return entry
+
+
+def is_complete(entry: Entry) -> bool:
+    """Return whether the entry of this process and its socket exist, in the folder where readers look now."""
+    return entry.path.parent == folder() and entry.path.exists() and entry.door.exists()
+
+
+def enter_again(entry: Entry) -> Entry:
+    """Write the entry of this process again, where a cleaner has removed it or the runtime directory is another one.
+
+    Raises:
+        UsageError: the folder of entries is another user's, or open to others.
+        OSError: the file cannot be written.
+    """
+    entry = replace(entry, path=door(entry.kind).with_suffix(".json"))
     _write(entry)
     return entry
 

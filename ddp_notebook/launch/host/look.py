@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -38,7 +39,7 @@ class Look:
         for process, pid in pids.items():
             if signals.STACK is not None and not self.seen[process].is_stopped:
                 with contextlib.suppress(OSError):  # it has ended
-                    file = Path(stack_file(directory, process))
+                    file = _where(pid, stack_file(directory, process))
                     self._files[process] = file, file.stat().st_size
                     signals.send(pid, signals.STACK, 0)
 
@@ -59,6 +60,22 @@ class Look:
 def stack_file(directory: str, process: int) -> str:
     """Where a rank writes its stacks when it is told to."""
     return f"{directory}/stack-{process}"
+
+
+def pymp_folder(directory: str, process: int) -> str:
+    """Where `multiprocessing` has its sockets in a rank and in the rank's children."""
+    return f"{directory}/pymp-{process}"
+
+
+def _where(pid: int, path: str) -> Path:
+    """Return where a process's stack file is read. One that a cleaner has removed is still open in the process."""
+    if not os.path.exists(path):
+        descriptors = f"/proc/{pid}/fd"
+        for name in os.listdir(descriptors):
+            with contextlib.suppress(OSError):  # it was closed just now
+                if os.readlink(f"{descriptors}/{name}") == f"{path} (deleted)":
+                    return Path(descriptors) / name
+    return Path(path)
 
 
 def _is_stopped(pid: int) -> bool:

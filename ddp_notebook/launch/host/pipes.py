@@ -29,13 +29,18 @@ class Pipes:
         self.ended: set[int] = set()  # those of them that are at their end
         self.inbox: int | None = None  # our end
         self._unsent = bytearray()
-        for fd in (1, 2):
-            near, far = os.pipe()
-            self.outputs[near] = fd
-            self._far.append(far)
-        if inbox:
-            far, self.inbox = os.pipe()
-            self._far.append(far)
+        try:
+            for fd in (1, 2):
+                near, far = os.pipe()
+                self.outputs[near] = fd
+                self._far.append(far)
+            if inbox:
+                far, self.inbox = os.pipe()
+                self._far.append(far)
+        except OSError:  # no descriptor is left
+            self.close_near()
+            self.close_far()
+            raise
         for near in self._near:
             os.set_blocking(near, False)
 

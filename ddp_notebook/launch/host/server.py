@@ -11,6 +11,7 @@ below it. What the notebook wants to know about processes of this host, it asks 
     request                                        reply or event
     {"op": "facts"}                                cores, GPUs, versions, backends, how ranks are started
     {"op": "ping"}                                 {}
+    {"op": "ready"}                                {}: a process can be started here, which was tried
     {"op": "start", "process", "spec"}             {"pid", "started"}, the process's identity; for a store also
                                                    {"port", "store_at"}
     {"op": "signal", "processes", "signals",       {} once the signals are delivered, in this order; the value goes with
@@ -48,13 +49,15 @@ from ddp_notebook.launch import environment, processes
 from ddp_notebook.launch.host import ending, framing, open_files, watchdog
 from ddp_notebook.launch.host.children import Child, fork, spawn
 from ddp_notebook.launch.host.files import Files
-from ddp_notebook.launch.host.look import POLL_S, Look, stack_file
+from ddp_notebook.launch.host.look import POLL_S, Look, pymp_folder, stack_file
+from ddp_notebook.launch.host.pipes import Pipes
 from ddp_notebook.launch.host.preload import preload, start_method
 from ddp_notebook.launch.host.survey import site
 from ddp_notebook.launch.host.survey.reach import Reach
 from ddp_notebook.launch.host.texts import Texts
 from ddp_notebook.launch.ways.base import LOOPBACK
 from ddp_notebook.launch.ways.ports import first_free
+from ddp_notebook.registry import private
 from ddp_notebook.wire import signals
 from ddp_notebook.wire.store import listen_here
 
@@ -63,6 +66,8 @@ _HIGH_WATER_BYTES = 512 << 10  # text waiting for the owner above which ranks ha
 _CHUNK_BYTES = 64 << 10  # of text that is sent before replies are looked for
 _OWNER_CHECK_S = 1.0
 _END_ALL_S = 3.0
+_NO_PROCESS = -1
+_TRIAL_BYTES = 1 << 16
 _SWEEPS = 50  # how often to look for what a dead rank's descendants fork while they are killed
 
 
@@ -207,6 +212,27 @@ class HostServer:
     def _on_ping(self, _: dict[str, Any]) -> dict[str, Any]:
         return {}
 
+    def _on_ready(self, request: dict[str, Any]) -> dict[str, Any]:
+        private.restore(self._directory)
+        file = stack_file(self._directory, _NO_PROCESS)
+        try:
+            with open(file, "wb", buffering=0) as opened:
+                opened.write(bytes(_TRIAL_BYTES))
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(file)
+        pipes: list[Pipes] = []
+        try:
+            pipes += (Pipes(inbox=True) for _ in range(request["ranks"]))
+        finally:
+            for each in pipes:
+                each.close_near()
+                each.close_far()
+        if (pid := os.fork()) == 0:
+            os._exit(0)
+        os.waitpid(pid, 0)
+        return {}
+
     def _on_start(self, request: dict[str, Any]) -> dict[str, Any]:
         process, spec, reply = request["process"], request["spec"], {}
         if "sys_path" not in spec:  # the notebook is elsewhere
@@ -215,7 +241,9 @@ class HostServer:
             spec["cwd"] = spec["cwd"] if os.path.isdir(spec["cwd"]) else os.path.expanduser("~")
         spec["env"][processes.TOKEN_VARIABLE] = os.environ.get(processes.TOKEN_VARIABLE, "")
         if spec["kind"] == "rank":
+            private.restore(self._directory)
             spec["directory"], spec["stack_file"] = self._directory, stack_file(self._directory, process)
+            spec["pymp_folder"] = pymp_folder(self._directory, process)
             open_files.allow(spec["open_files"])  # it inherits that
         listeners = []
         if spec["kind"] == "store":
@@ -361,6 +389,7 @@ class HostServer:
             gone.pipes.close_inbox()
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(stack_file(self._directory, gone.process))
+            shutil.rmtree(pymp_folder(self._directory, gone.process), ignore_errors=True)
             del self._children[pid]
             status = os.waitstatus_to_exitcode(status)
             self._say({"event": "ended", "process": gone.process, "status": status}, after_text=True)
@@ -371,12 +400,12 @@ class HostServer:
 
 
 @contextlib.contextmanager
-def _ending_with(owner_lives: Callable[[], bool], directory: str) -> Iterator[None]:
+def _ending_with(owner_lives: Callable[[], bool], tidy_up: Callable[[], None]) -> Iterator[None]:
     """Look every second whether the owner lives, while nothing else does. A timer: no thread may exist here."""
 
     def check(*_: object) -> None:
         if not owner_lives():
-            shutil.rmtree(directory, ignore_errors=True)
+            tidy_up()
             os._exit(1)
 
     signal.signal(signal.SIGALRM, check)
@@ -392,6 +421,7 @@ def main(
     control: framing.ServerEnd,
     owner_lives: Callable[[], bool],
     directory: str,
+    large_directory: str | None = None,
     *,
     address: str = LOOPBACK,
     own_env: Mapping[str, str] | None = None,
@@ -401,20 +431,26 @@ def main(
     Args:
         control: the stream to the owner, which speaks `launch.host.framing`.
         owner_lives: asked every second, in this process and in the watchdog's.
-        directory: holds files of the host's processes, and goes with the server.
+        directory: holds small files of the host's processes, and is removed with the server.
+        large_directory: the same for large files of the notebook.
         address: by which other hosts reach this one.
         own_env: what ranks have beside what they are given, where the notebook is on another machine.
     """
     signals.ignore_strangers()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, signals.STRANGERS)
     processes.adopt_orphans()
-    watchdog_pid = watchdog.start(owner_lives, directory, control.close)
+
+    def tidy_up() -> None:
+        for folder in filter(None, (directory, large_directory)):
+            shutil.rmtree(folder, ignore_errors=True)
+
+    watchdog_pid = watchdog.start(owner_lives, tidy_up, control.close)
     gc.disable()  # imports leave next to no garbage, and looking for it takes a fifth of their time
-    with _ending_with(owner_lives, directory):
+    with _ending_with(owner_lives, tidy_up):
         facts = preload()
     facts["start_method"], facts["start_reason"] = start_method(os.environ.get("DDP_NOTEBOOK_START_METHOD", "fork"))
     facts["address"] = address
     gc.freeze()  # pages of these objects stay shared with the ranks
     gc.enable()
     HostServer(control, owner_lives, facts, directory, watchdog_pid, own_env or {}).serve()
-    shutil.rmtree(directory, ignore_errors=True)
+    tidy_up()

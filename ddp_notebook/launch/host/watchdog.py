@@ -8,7 +8,6 @@ imported: it waits for nobody's answer, and no rank that holds the GIL can keep 
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import time
 from collections.abc import Callable
@@ -19,12 +18,12 @@ _LOOK_S = 1.0
 _END_S = 8.0  # what the server gets to end all that is below it, once it goes on
 
 
-def start(owner_lives: Callable[[], bool], directory: str, close_inherited: Callable[[], None]) -> int:
+def start(owner_lives: Callable[[], bool], tidy_up: Callable[[], None], close_inherited: Callable[[], None]) -> int:
     """Fork the watchdog of this process, the host server. It ends with the server.
 
     Args:
         owner_lives: whether the owner lives, whose end is the server's.
-        directory: goes with the server.
+        tidy_up: removes the server's folders.
         close_inherited: closes the server's stream to its owner, which only the server may keep open.
 
     Returns:
@@ -37,12 +36,12 @@ def start(owner_lives: Callable[[], bool], directory: str, close_inherited: Call
         os.setsid()  # a signal that stops the server's process group does not stop this process
         processes.die_with_parent(server)
         close_inherited()
-        _watch(server, owner_lives, directory)
+        _watch(server, owner_lives, tidy_up)
     finally:
         os._exit(0)
 
 
-def _watch(server: int, owner_lives: Callable[[], bool], directory: str) -> None:
+def _watch(server: int, owner_lives: Callable[[], bool], tidy_up: Callable[[], None]) -> None:
     while owner_lives():
         if os.getppid() != server:
             return
@@ -52,7 +51,7 @@ def _watch(server: int, owner_lives: Callable[[], bool], directory: str) -> None
     until = time.monotonic() + _END_S
     while os.getppid() == server:
         if time.monotonic() > until:
-            shutil.rmtree(directory, ignore_errors=True)
+            tidy_up()
             _kill_all(server)
         time.sleep(0.1)
 

@@ -17,8 +17,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
 
+from ddp_notebook.errors import StartError
 from ddp_notebook.records.codec import Batch, CodecError, encode, skim
 from ddp_notebook.records.renumbering import Renumbered
+from ddp_notebook.registry import private
 
 _HEAD = struct.Struct("<IQ")
 _FILES = 32
@@ -39,8 +41,8 @@ class Recorded:
         self._folder = Path(folder)
         self._part_bytes = max(1, limit_bytes // _FILES)
         self._number = 0
-        self._parts: list[Path] = []
-        self._file: BinaryIO | None = None
+        self._parts: dict[Path, BinaryIO] = {}  # all open, so that none is lost with its name
+        self._file: BinaryIO | None = None  # the last of them, while it is written to
         self._written = 0  # into the last file
         self._left: dict[tuple[int, int], Batch] = {}  # by rank and stream: what is left of batches that went
 
@@ -61,15 +63,34 @@ class Recorded:
             if self._file.write(whole) < len(whole):  # a disk that becomes full takes a part of it
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             self._written += len(whole)
-        except OSError as error:
+        except (OSError, StartError) as error:
             self._give_up_file()
-            self.trouble = f"{self._folder}: {error.strerror}"
+            self.trouble = f"{self._folder}: {error.strerror if isinstance(error, OSError) else error}"
             self._leave_out(rank, data)
 
     def parts(self) -> list[Part]:
         """All that is kept now."""
-        parts = [(str(path), path.stat().st_size) for path in self._parts[:-1]]
-        return [*parts, *[(str(path), self._written) for path in self._parts[-1:]]]
+        self.restore()
+        sizes = {path: os.fstat(file.fileno()).st_size for path, file in self._parts.items()}
+        if self._file is not None:
+            sizes[list(sizes)[-1]] = self._written  # a part of a batch may follow
+        return [(str(path), size) for path, size in sizes.items()]
+
+    def restore(self) -> None:
+        """Write the files again that a cleaner has removed: notebooks read them by name."""
+        for path, file in self._parts.items():
+            if os.fstat(file.fileno()).st_nlink:
+                continue
+            try:
+                private.restore(str(self._folder))
+                again = private.copy_of(file, path)
+            except (OSError, StartError) as error:  # it can be tried again
+                self.trouble = f"{self._folder}: {error.strerror if isinstance(error, OSError) else error}"
+                return
+            self._parts[path] = again
+            if file is self._file:
+                self._file = again
+            file.close()
 
     def left(self) -> list[tuple[int, bytes]]:
         """What is left of batches that went, by rank; older than all that is kept."""
@@ -78,17 +99,23 @@ class Recorded:
     def close(self) -> None:
         """Nothing more is recorded. The files go with their folder."""
         self._give_up_file()
+        for file in self._parts.values():
+            file.close()
+        self._parts.clear()
 
     def _begin_file(self) -> None:
         self._give_up_file()
         while len(self._parts) >= _FILES:
-            oldest = self._parts.pop(0)
-            for rank, data in _read([(str(oldest), oldest.stat().st_size)]):
-                self._leave_out(rank, data)
-            oldest.unlink()
+            oldest = next(iter(self._parts))
+            with self._parts.pop(oldest) as file:
+                file.seek(0)
+                for rank, data in _batches_of(file, os.fstat(file.fileno()).st_size):
+                    self._leave_out(rank, data)
+            oldest.unlink(missing_ok=True)
+        private.restore(str(self._folder))
         path = self._folder / f"recorded.{self._number}"
-        self._file, self._written = open(path, "wb", buffering=0), 0  # noqa: SIM115
-        self._parts.append(path)
+        self._file, self._written = open(path, "w+b", buffering=0), 0  # noqa: SIM115
+        self._parts[path] = self._file
         self._number += 1
 
     def _give_up_file(self) -> None:
@@ -96,10 +123,11 @@ class Recorded:
         would take the places of what was kept before."""
         if self._file is not None:
             os.ftruncate(self._file.fileno(), self._written)
-            self._file.close()
             self._file = None
             if not self._written:
-                self._parts.pop().unlink()
+                path, file = self._parts.popitem()
+                file.close()
+                path.unlink(missing_ok=True)
 
     def _leave_out(self, rank: int, data: bytes) -> None:
         if rank == _NO_RANK:
@@ -130,11 +158,15 @@ def _read(parts: list[Part]) -> Iterator[tuple[int, bytes]]:
     files = [(open(path, "rb"), nbytes) for path, nbytes in parts if os.path.exists(path)]  # noqa: SIM115
     try:
         for file, nbytes in files:
-            at = 0
-            while at < nbytes:
-                rank, length = _HEAD.unpack(file.read(_HEAD.size))
-                yield rank, file.read(length)
-                at += _HEAD.size + length
+            yield from _batches_of(file, nbytes)
     finally:
         for file, _ in files:
             file.close()
+
+
+def _batches_of(file: BinaryIO, nbytes: int) -> Iterator[tuple[int, bytes]]:
+    at = 0
+    while at < nbytes:
+        rank, length = _HEAD.unpack(file.read(_HEAD.size))
+        yield rank, file.read(length)
+        at += _HEAD.size + length

@@ -20,6 +20,7 @@ from ddp_notebook.launch.placement import Placement
 from ddp_notebook.launch.process import Processes
 from ddp_notebook.launch.sync.sync import Synced
 from ddp_notebook.launch.ways import folders
+from ddp_notebook.registry import entries
 from ddp_notebook.wire.events import Message
 from ddp_notebook.wire.memory import Memory
 
@@ -219,6 +220,11 @@ class KeptHosts(Hosts):
     ) -> Placement:
         """They were placed."""
         return self.cluster.placement
+
+    def check_startable(self, ranks: int) -> None:
+        """Try whether files could be made here, as another keeper would."""
+        entries.folder()
+        folders.remove(folders.make("ddp_notebook-", is_large=True, is_guarded=False))
 
     def sync(self, folder: str | None, **how: Any) -> Synced:
         how.pop("progress")

@@ -21,6 +21,7 @@ from ddp_notebook.launch import processes
 from ddp_notebook.launch.defaults import file
 from ddp_notebook.launch.starters.base import OUTPOST, Starter, address_for, address_towards
 from ddp_notebook.launch.ways.ssh_config import host_name
+from ddp_notebook.registry import private
 from ddp_notebook.wire import signals
 
 _PROGRAM = "mpirun"
@@ -82,7 +83,7 @@ class Mpi(Starter):
         return address_for(map(host_name, hosts))  # Open MPI has ssh start its daemons
 
     def start(self, command: Sequence[str], env: Mapping[str, str]) -> None:
-        self._log = tempfile.TemporaryFile()  # noqa: SIM115  # `end` closes it; it has no name that would be left
+        self._log = tempfile.TemporaryFile(dir=private.temporary())  # noqa: SIM115  # `end` closes it; it has no name that would be left
         try:
             line = self._line(command, env)
             # Its tasks get both signals again: they are children of a child that unblocks them.

@@ -25,6 +25,7 @@ from ddp_notebook.launch.starters.base import OUTPOST, Starter, address_towards,
 from ddp_notebook.launch.starters.slurm_queue import Job, Seen
 from ddp_notebook.launch.ways import guardian
 from ddp_notebook.launch.ways.base import LOOPBACK
+from ddp_notebook.registry import private
 
 _log = logging.getLogger(__name__)
 NOTICE_S = (600.0, 120.0)  # before the end of a job
@@ -296,7 +297,7 @@ class Inside(Slurm):
         return shlex.join(self.command(OUTPOST))
 
     def start(self, command: Sequence[str], env: Mapping[str, str]) -> None:
-        fd, self._output = tempfile.mkstemp(prefix="ddp_notebook-", suffix=".out")
+        fd, self._output = tempfile.mkstemp(prefix="ddp_notebook-", suffix=".out", dir=private.temporary())
         guardian.guard(self._output)
         with open(fd, "wb") as output:
             try:

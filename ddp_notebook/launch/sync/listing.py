@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ddp_notebook.errors import UsageError
+from ddp_notebook.registry import private
 
 NEVER = {".git", ".hg", ".svn", "__pycache__", ".ipynb_checkpoints"}  # folders that are of no use elsewhere
 _ENVIRONMENT = "pyvenv.cfg"  # what a virtual environment has, which holds paths and binaries of its machine
@@ -49,7 +50,7 @@ def _listed(folder: Path) -> list[str]:
         raise UsageError(f"git does not look into {folder}: {inside.stderr.strip()}")
     if inside.stdout.strip() == "true" and _git(folder, "check-ignore", "--quiet", ".").returncode != 0:
         return _names(_git(folder, *_OF_WHOLE_TREE), folder)
-    with tempfile.TemporaryDirectory(prefix="ddp_notebook-") as directory:
+    with tempfile.TemporaryDirectory(prefix="ddp_notebook-", dir=private.temporary()) as directory:
         empty = f"--git-dir={directory}/.git"
         _git(folder, "init", "--quiet", directory)
         return _names(_git(folder, empty, f"--work-tree={folder}", *_OF_WHOLE_TREE), folder)

@@ -10,7 +10,7 @@
     called     a machine whose host server something else has started, see `launch.starters`, and which calls in
     outpost    its other end
     host_list  what `--hosts` names
-    folders    what they keep on this machine, which ends with the notebook
+    folders    folders of this machine that are removed when the notebook ends
     guardian   what is removed though the notebook is killed
 
 A further way is a file here: a class on top of `base.Way`, and the function in which its host server begins. What they

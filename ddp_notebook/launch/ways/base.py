@@ -25,7 +25,8 @@ class Way(ABC):
 
     Attributes:
         name: of the host in its session; part of the names of its processes on the wire.
-        directory: of this machine, only for its user. It goes with the host server at the latest.
+        directory: of this machine, only for its user, for small files. It goes with the host server at the latest.
+        large_directory: the same for large files; None: the host server is on another machine and keeps none here.
         is_here: the host is the notebook's machine: its ranks have the notebook's environment, directory and path.
         machine: on which the host server is. Several servers may be on one, each a host of its own.
         beat_s: the host has to hear something this often; 0: it sees its owner.
@@ -34,6 +35,7 @@ class Way(ABC):
 
     name: str
     directory: str
+    large_directory: str | None = None
     is_here: bool = True
     machine: str
     beat_s: float = 0.0

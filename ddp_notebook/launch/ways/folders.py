@@ -1,24 +1,37 @@
-"""Folders of this machine that end with the notebook's process, where no host server of this machine removes them."""
+"""Folders of this machine, for this user only, that are removed at the latest when the notebook's process ends.
+
+Small files are in the runtime directory, large ones (logs, profiles) in the directory for temporary files. Cleaners and
+users empty both, so `registry.private.restore` makes a folder again before something is written into it.
+"""
 
 from __future__ import annotations
 
 import atexit
+import contextlib
+import fcntl
 import os
 import shutil
 import tempfile
 
+from ddp_notebook.errors import StartError
 from ddp_notebook.launch.ways import guardian
+from ddp_notebook.registry import private
 
-_made: dict[str, int] = {}  # the process that made each
+_made: dict[str, tuple[int, int]] = {}  # for each: the process that made it, and the descriptor that locks it or -1
 
 
-def make(prefix: str, within: str | None = None) -> str:
-    """Make a folder that only this user can read (mode 700), for as long as this process lives at most.
+def make(prefix: str, within: str | None = None, *, is_large: bool = False, is_guarded: bool = True) -> str:
+    """Make a folder with mode 0700 that lives as long as this process at most.
 
     Args:
-        prefix: how its name begins.
-        within: the folder that it is to be in, whose owner removes it where this process is killed; None: that of
-            temporary files.
+        prefix: of its name.
+        within: the parent folder, whose owner removes it if this process is killed. It is made again if it is missing.
+            None: the runtime directory.
+        is_large: it is for large files. Without `within` it is then in the directory for temporary files.
+        is_guarded: another process removes it if this one is killed. Unused if `within` is given.
+
+    Raises:
+        StartError: it cannot be made; the message names the parent folder and the reason.
 
     Example:
         >>> folder = make("ddp_notebook-")
@@ -28,22 +41,43 @@ def make(prefix: str, within: str | None = None) -> str:
         >>> os.path.isdir(folder)
         False
     """
-    folder = tempfile.mkdtemp(prefix=prefix, dir=within)
-    _made[folder] = os.getpid()
-    if within is None:
+    parent = within or (private.temporary() if is_large else private.runtime())
+    try:
+        if within is not None:
+            private.restore(within)
+        folder = tempfile.mkdtemp(prefix=prefix, dir=parent)
+    except OSError as error:
+        raise StartError(private.cannot_write(parent, error)) from error
+    _made[folder] = os.getpid(), _lock(folder) if is_large else -1
+    if within is None and is_guarded:
         guardian.guard(folder)
     return folder
 
 
 def remove(folder: str) -> None:
-    """Remove it, with all that is in it. Doing it twice is no error."""
+    """Remove a folder with its contents. It is no error if the folder does not exist."""
     shutil.rmtree(folder, ignore_errors=True)
-    _made.pop(folder, None)
+    _, lock = _made.pop(folder, (0, -1))
+    if lock >= 0:
+        os.close(lock)
     guardian.release(folder)
+
+
+def _lock(folder: str) -> int:
+    """Lock a folder: systemd-tmpfiles cleans no locked folder. Returns the descriptor that holds the lock, or -1.
+
+    Source: https://systemd.io/TEMPORARY_DIRECTORIES/
+    """
+    with contextlib.suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return descriptor
+    return -1
 
 
 @atexit.register
 def _remove_the_rest() -> None:
-    """A session was not stopped. (A forked child of the notebook ends too: the folders are not its own.)"""
-    for folder in [folder for folder, pid in _made.items() if pid == os.getpid()]:
+    """Remove what a session that was not stopped has left. A forked child of the notebook removes nothing."""
+    for folder in [folder for folder, (pid, _) in _made.items() if pid == os.getpid()]:
         remove(folder)

@@ -8,24 +8,25 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-import shutil
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 from ddp_notebook.launch import environment, processes
 from ddp_notebook.launch.host.look import POLL_S, Look, Seen
+from ddp_notebook.launch.ways import folders
 from ddp_notebook.launch.ways.base import LOCAL, Way
 from ddp_notebook.wire import signals
 
 _END_S = 5.0  # what the server gets to end all below it, before it is killed
 _ENDS_S = 0.5  # from the end of the stream to that of the process
 _LAST_WORDS = 2000  # characters
+_MOST_LOG_BYTES = 64 << 20
 _ROOT = str(Path(__file__).parents[3])  # where the package is importable from
 
 
@@ -39,22 +40,29 @@ class Local(Way):
 
     def __init__(self, env: Mapping[str, str], name: str = LOCAL) -> None:
         self.name = self.machine = name
-        self.directory = tempfile.mkdtemp(prefix="ddp_notebook-")  # mode 700
+        self.directory = folders.make("ddp_notebook-", is_guarded=False)  # the server removes both
+        self.large_directory = folders.make("ddp_notebook-", is_large=True, is_guarded=False)
         self._log_file = Path(self.directory) / "host_server.log"  # empty, unless something is wrong
         self._token = secrets.token_hex(16)
         self._import_time_env = environment.import_time(env)
         self._stream, theirs = socket.socketpair()
         with theirs:
-            self._server = self._start(env, theirs.fileno())
+            try:
+                self._server, self._log = self._start(env, theirs.fileno())
+            except BaseException:
+                self._stream.close()
+                self._remove_folders()
+                raise
 
-    def _start(self, env: Mapping[str, str], stream_fd: int) -> subprocess.Popen[bytes]:
+    def _start(self, env: Mapping[str, str], stream_fd: int) -> tuple[subprocess.Popen[bytes], BinaryIO]:
         owner_pid, owner_start = processes.identity(os.getpid())
         code = (
             f"import sys; sys.path.append({_ROOT!r}); from ddp_notebook.launch.ways.local import main; "
-            f"main({stream_fd}, {owner_pid}, {owner_start!r}, {self.directory!r})"
+            f"main({stream_fd}, {owner_pid}, {owner_start!r}, {self.directory!r}, {self.large_directory!r})"
         )
-        with open(self._log_file, "wb") as log, signals.held_back():
-            return subprocess.Popen(
+        log = open(self._log_file, "w+b", buffering=0)  # noqa: SIM115  # it is read though its folder was removed
+        with signals.held_back():
+            server = subprocess.Popen(
                 # -P: a file of the user's directory must not shadow a module that is imported here
                 [sys.executable, "-P", "-c", code],
                 stdin=subprocess.DEVNULL,
@@ -65,6 +73,7 @@ class Local(Way):
                 pass_fds=[stream_fd],
                 start_new_session=True,  # the notebook's interrupts go to its whole process group
             )
+        return server, log
 
     # ---- the stream
 
@@ -79,6 +88,7 @@ class Local(Way):
 
     def close(self) -> None:
         self._stream.close()
+        self._log.close()
 
     # ---- the server's process
 
@@ -101,8 +111,8 @@ class Local(Way):
         status = self._server.poll()
         how = "" if status is None else f" with status {status}"
         try:
-            words = self._log_file.read_text(errors="replace").strip()[-_LAST_WORDS:]
-        except OSError:
+            words = os.pread(self._log.fileno(), _MOST_LOG_BYTES, 0).decode(errors="replace").strip()[-_LAST_WORDS:]
+        except (OSError, ValueError):  # closed
             words = ""
         return f"the host server (pid {self.pid}) ended{how}" + (f"; its last words:\n{words}" if words else "")
 
@@ -126,7 +136,11 @@ class Local(Way):
     def sweep(self, leaders: Sequence[processes.Identity]) -> None:
         """The children of a server that was killed die with it, theirs may not."""
         processes.end(processes.relatives(self._token, [pid for pid, _ in leaders]))
-        shutil.rmtree(self.directory, ignore_errors=True)
+        self._remove_folders()
+
+    def _remove_folders(self) -> None:
+        for folder in filter(None, (self.directory, self.large_directory)):
+            folders.remove(folder)
 
     # ---- in place of a server that does not answer
 
@@ -149,10 +163,10 @@ class Local(Way):
         return list(Path(directory).glob(pattern))
 
 
-def main(stream_fd: int, owner_pid: int, owner_start: float, directory: str) -> None:
+def main(stream_fd: int, owner_pid: int, owner_start: float, directory: str, large_directory: str) -> None:
     """The other end: where the host server's process begins."""
     from ddp_notebook.launch.host import framing, server  # which its owner does not need
 
     owner = (owner_pid, owner_start)
     stream = framing.ServerEnd.of(socket.socket(fileno=stream_fd))
-    server.main(stream, lambda: processes.is_running(owner), directory)
+    server.main(stream, lambda: processes.is_running(owner), directory, large_directory)

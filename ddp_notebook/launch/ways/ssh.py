@@ -37,13 +37,16 @@ from ddp_notebook.launch.ways import folders, lasting
 from ddp_notebook.launch.ways.acknowledged import unacknowledged_bytes
 from ddp_notebook.launch.ways.base import BEAT_S, LEASE_S, LOOPBACK, Way
 from ddp_notebook.launch.ways.ssh_config import ssh_command
+from ddp_notebook.registry import private
 from ddp_notebook.wire import signals
 
 _BEATS = 5  # words in a lease, at least
 _END_S = 12.0  # what the server gets to end all below it, before the connection is cut
 _FORWARD_S = 10.0
+_LOOK_S = 0.02
 _BLOCKED_S = 1.0  # what a link gets to take what is being sent, before it is cut
 _LAST_WORDS = 2000  # characters
+_MOST_LOG_BYTES = 64 << 20
 _ROOT = str(Path(__file__).parents[3])  # where the package is importable from, if the hosts share their folders
 _MARK = b"\nddp_notebook speaks\n"  # what a shell's start-up files print comes before it
 _BEAT = b"\0"  # in what comes as standard error: the host lives
@@ -117,6 +120,7 @@ class Ssh(Way):
         self._forwarding = threading.Lock()
         self._sending = threading.Lock()
         self._is_closed = False
+        self._second: subprocess.Popen[bytes] | None = None  # a connection for further requests alone
         self._before_mark: bytearray | None = bytearray()
         self._heard_s = float("inf")
         self._pid = 0
@@ -234,10 +238,31 @@ class Ssh(Way):
 
     def _ask(self, what: str, port: int) -> subprocess.CompletedProcess[str]:
         """Ask the connection for a port of the host that leads to this one of ours, or for the end of that."""
+        self._restore_socket()
         # With the address: else sshd takes a port that is free on ::1, which on 127.0.0.1 may be somebody else's.
         ports = f"{LOOPBACK}:0:{LOOPBACK}:{port}"
         command = [*ssh_command(), "-S", self._socket, "-O", what, "-R", ports, "--", self.name]
         return subprocess.run(command, capture_output=True, text=True, timeout=_FORWARD_S, stdin=subprocess.DEVNULL)
+
+    def _restore_socket(self) -> None:
+        """Open a second connection where the socket of the first was removed: it takes the further requests."""
+        if os.path.exists(self._socket):
+            return
+        if self._second is not None:
+            self._second.kill()
+            self._second.wait()
+        private.restore(self.directory)
+        with signals.held_back():
+            self._second = subprocess.Popen(
+                [*ssh_command(), "-T", "-N", *_words(_OPTIONS), "-M", "-S", self._socket, "--", self.name],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        until = time.monotonic() + _FORWARD_S
+        while not os.path.exists(self._socket) and self._second.poll() is None and time.monotonic() < until:
+            time.sleep(_LOOK_S)
 
     # ---- the server's process
 
@@ -252,8 +277,9 @@ class Ssh(Way):
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._ssh.wait(timeout=1.0)
         try:
-            words = self._log_file.read_text(errors="replace").replace(_BEAT.decode(), "").strip()[-_LAST_WORDS:]
-        except OSError:
+            words = os.pread(self._log.fileno(), _MOST_LOG_BYTES, 0).decode(errors="replace")  # or it was removed
+            words = words.replace(_BEAT.decode(), "").strip()[-_LAST_WORDS:]
+        except (OSError, ValueError):  # closed
             words = ""
         text, fix = next(((text, fix) for text, fix in _FIXES if text in words), ("", ""))
         fix = fix.format(name=self.name, python=self._python)
@@ -276,6 +302,9 @@ class Ssh(Way):
 
     def sweep(self, leaders: Sequence[processes.Identity]) -> None:
         """Of the host's processes nothing can be done from here: they end with their server, or its lease."""
+        if self._second is not None:
+            self._second.kill()
+            self._second.wait()
         folders.remove(self.directory)
 
     def files(self, directory: str, pattern: str) -> list[Path]:

@@ -10,6 +10,7 @@ from typing import Any
 import torch.distributed as dist
 from IPython.core.interactiveshell import ExecutionResult, InteractiveShell
 
+from ddp_notebook.rank import pymp
 from ddp_notebook.rank.cell import hygiene, kernel_api, transforms
 from ddp_notebook.rank.cell.asking import Asking
 from ddp_notebook.rank.cell.bounds import bounded_display
@@ -153,6 +154,7 @@ class Runner:
         self.running = (cell.cell, time.monotonic())
         self._interrupted = False  # before the next line: what comes from there on is this cell's, and is not lost
         self._network.begin_cell(cell.cell)
+        pymp.restore()
         self._streams.begin()
         try:
             done = await self._run_guarded(cell)

@@ -15,10 +15,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ddp_notebook.registry import doors
+from ddp_notebook.registry import doors, entries
 from ddp_notebook.stdlib import logging, os, socket, threading
 
 _GREETING_S = 2.0  # what who comes in gets to say who it is
+_LOOK_S = 2.0  # between two looks whether a cleaner has removed the socket
 _log = logging.getLogger(__name__)
 
 
@@ -43,6 +44,7 @@ class Door:
         self._begin = begin
         self._end = end
         self._guest: socket.socket | None = None
+        self.entry: entries.Entry | None = None
         self._who = ""
         os.register_at_fork(after_in_child=self._leave)
         threading.Thread(target=self._run, name="ddp-door", daemon=True).start()
@@ -56,14 +58,28 @@ class Door:
     def _run(self) -> None:
         while True:
             guest = self._guest
-            readable, _, _ = select.select([self._listener, *([guest] if guest else [])], [], [])
+            readable, _, _ = select.select([self._listener, *([guest] if guest else [])], [], [], _LOOK_S)
             try:
+                if not readable:
+                    self._restore()
                 if guest in readable:
                     self._on_gone()
                 if self._listener in readable:
                     self._let_in(self._listener.accept()[0])
             except Exception:  # the script goes on, and the next notebook may come
                 _log.info("what came in at the door has failed", exc_info=True)
+
+    def keep(self, entry: entries.Entry) -> None:
+        """Make this entry and the socket again from now on, when a cleaner has removed one of them."""
+        self.entry = entry
+
+    def _restore(self) -> None:
+        if self.entry is None or entries.is_complete(self.entry):
+            return
+        listener = doors.listen(entries.door(self.entry.kind))
+        before, self._listener = self._listener, listener
+        before.close()
+        self.entry = entries.enter_again(self.entry)
 
     def _let_in(self, guest: socket.socket) -> None:
         guest.settimeout(_GREETING_S)

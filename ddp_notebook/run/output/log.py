@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
 from pathlib import Path
 from typing import BinaryIO
+
+from ddp_notebook.errors import StartError
+from ddp_notebook.registry import private
 
 _log = logging.getLogger(__name__)
 LIMIT_BYTES = 64 << 20  # kept per rank
@@ -27,36 +31,72 @@ class RankLog:
         self._path = directory / f"rank{number}.log"
         self._older = directory / f"rank{number}.log.1"
         self._limit_bytes = limit_bytes
-        self._file: BinaryIO | None = self._open()
+        self._file: BinaryIO | None = None
+        self._older_file: BinaryIO | None = None
         self._bytes = 0
+        self._is_closed = False
+        self._trouble = ""  # why text was left out last
         self._lock = threading.Lock()
+        with contextlib.suppress(OSError, StartError):  # the next write tries again
+            self._file = self._open()
 
     def _open(self) -> BinaryIO:
-        return open(self._path, "wb", buffering=0)
+        private.restore(str(self._path.parent))
+        return open(self._path, "w+b", buffering=0)
 
     def write(self, text: str) -> None:
         """Append text."""
         data = text.encode("utf-8", "replace")
         with self._lock:
-            if self._file is None:
+            if self._is_closed:
                 return
             try:
-                if self._bytes > self._limit_bytes:
-                    self._file.close()
-                    os.replace(self._path, self._older)
-                    self._file = self._open()
-                    self._bytes = 0
-                self._bytes += self._file.write(data) or 0
-            except OSError as error:  # the disk is full: cells go on without a log
-                _log.warning("no more of this rank's text is kept on disk: %s", error)
-                self._file.close()
-                self._file = None
+                self._write(data)
+                self._trouble = ""
+            except (OSError, StartError) as error:  # cells go on without a log, and the next text may fit again
+                why = error.strerror if isinstance(error, OSError) else str(error)
+                if why != self._trouble:
+                    _log.warning("a part of this rank's text is not kept in %s: %s", self._path, why)
+                    self._trouble = why or ""
+
+    def _write(self, data: bytes) -> None:
+        self._restore()
+        if self._file is None:
+            self._file = self._open()
+        if self._bytes > self._limit_bytes:
+            os.replace(self._path, self._older)
+            if self._older_file is not None:
+                self._older_file.close()
+            self._older_file, self._file, self._bytes = self._file, None, 0
+            self._file = self._open()
+        while data:
+            written = self._file.write(data) or 0  # a disk that becomes full takes a part
+            self._bytes += written
+            data = data[written:]
+
+    def restore(self) -> None:
+        """Write the files again that a cleaner has removed: programs of the shell read them by name."""
+        with self._lock, contextlib.suppress(OSError, StartError):
+            if not self._is_closed:
+                self._restore()
+
+    def _restore(self) -> None:
+        for file, path in ((self._older_file, self._older), (self._file, self._path)):
+            if file is None or os.fstat(file.fileno()).st_nlink:
+                continue
+            private.restore(str(path.parent))
+            again = private.copy_of(file, path)
+            file.close()
+            if path == self._path:
+                self._file = again
+            else:
+                self._older_file = again
 
     def read(self) -> str:
-        """All that is kept."""
+        """All that is kept, also if a cleaner has removed the files."""
         with self._lock:
-            parts = [path.read_bytes() for path in (self._older, self._path) if path.exists()]
-        data = b"".join(parts)
+            files = [file for file in (self._older_file, self._file) if file is not None]
+            data = b"".join(os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0) for file in files)
         if len(data) > self._limit_bytes:
             cut = data.find(b"\n", len(data) - self._limit_bytes)
             data = data[cut + 1 :]
@@ -80,6 +120,8 @@ class RankLog:
     def close(self) -> None:
         """Write no more. The files go with the session's directory."""
         with self._lock:
-            if self._file is not None:
-                self._file.close()
-                self._file = None
+            self._is_closed = True
+            for file in (self._older_file, self._file):
+                if file is not None:
+                    file.close()
+            self._older_file = self._file = None

@@ -71,6 +71,13 @@ class Heard:
                 self._texts[rank] = _Text(RankLog(self._folder, rank), self._cluster.mark_token)
             return self._texts[rank]
 
+    def restore(self) -> None:
+        """Write the logs again that a cleaner has removed."""
+        with self._lock:
+            texts = list(self._texts.values())
+        for text in texts:
+            text.log.restore()
+
     def notices(self) -> list[str]:
         """What a notebook should know and was not told."""
         if self._recorded.trouble == self._told:

@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
-from ddp_notebook.errors import DDPNotebookError, StartError
+from ddp_notebook.errors import DDPNotebookError, StartError, UsageError
 from ddp_notebook.launch.hosts import Hosts
 from ddp_notebook.launch.keep.keeper.asked import Asked
 from ddp_notebook.launch.keep.keeper.heard import Heard
@@ -33,7 +33,7 @@ from ddp_notebook.launch.keep.recorded import Recorded
 from ddp_notebook.launch.keep.state import OwnCluster, State, Welcome, folder_of, silent, state_of
 from ddp_notebook.launch.members.beginning import Beginning
 from ddp_notebook.launch.options import StartOptions
-from ddp_notebook.registry import doors, entries
+from ddp_notebook.registry import doors, entries, private
 from ddp_notebook.registry.finding import SESSION
 from ddp_notebook.run.groups.preemption import Preemption
 from ddp_notebook.version import __version__
@@ -82,7 +82,7 @@ class Keeper:
         about = {"secret": self._secret, "directory": spec.cwd}
         door = entries.door(SESSION)
         with contextlib.ExitStack() as undo:  # of what cannot be entered nothing stays
-            self._spool = tempfile.mkdtemp(prefix=entries.SPOOL)  # mode 700
+            self._spool = tempfile.mkdtemp(prefix=entries.SPOOL, dir=private.temporary())  # mode 700
             undo.callback(shutil.rmtree, self._spool)
             self._server = doors.listen(door)
             undo.callback(door.unlink)
@@ -92,7 +92,7 @@ class Keeper:
 
     def run(self) -> None:
         """Be the keeper, until the session ends."""
-        threading.Thread(target=self._accept, name="ddp-accept", daemon=True).start()
+        self._begin_accepting()
         hosts: Hosts | None = None
         try:
             until = time.monotonic() + _FIRST_S
@@ -188,6 +188,7 @@ class Keeper:
     def _look(self, hosts: Hosts) -> None:
         keep = self._keep
         assert self._cluster is not None
+        self._restore()
         self._notebooks.remove_dead()
         for number in self._notebooks.ended():
             for folder in Path(self._spool).glob(f"{folder_of(number)}*"):
@@ -207,6 +208,22 @@ class Keeper:
             self.end(f"nobody was there for {keep.alone_s / 3600:g} h")
         elif not self._journal.running and now - max(self._left_s, self._journal.busy_until_s) > keep.idle_s:
             self.end(f"nobody was there for {keep.idle_s / 3600:g} h, and nothing has run")
+
+    def _restore(self) -> None:
+        """Make again what a cleaner has removed: without its entry and socket no notebook finds the session."""
+        with contextlib.suppress(OSError, UsageError, StartError):  # the next look tries again
+            if not entries.is_complete(self.entry):
+                server = doors.listen(entries.door(SESSION))
+                before, self._server = self._server, server
+                with contextlib.suppress(OSError):
+                    before.shutdown(socket.SHUT_RDWR)  # which ends the wait of its thread
+                before.close()
+                self._begin_accepting()
+                self.entry = entries.enter_again(self.entry)
+            private.restore(self._spool)
+            with self._notebooks.lock:
+                self._recorded.restore()
+            self._heard.restore()
 
     def _begin_waiting(self, cluster: OwnCluster) -> None:
         """A job of a notebook that is gone has its turn."""
@@ -230,12 +247,18 @@ class Keeper:
 
     # ---- who comes
 
-    def _accept(self) -> None:
+    def _begin_accepting(self) -> None:
+        threading.Thread(target=self._accept, args=(self._server,), name="ddp-accept", daemon=True).start()
+
+    def _accept(self, server: socket.socket) -> None:
         while True:
             try:
-                stream, _ = self._server.accept()
-            except OSError:
-                return
+                stream, _ = server.accept()
+            except OSError as error:
+                if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
+                    return
+                time.sleep(_LOOK_S)  # a descriptor may be closed by then
+                continue
             threading.Thread(target=self._answer, args=(stream,), daemon=True).start()
 
     def _answer(self, stream: socket.socket) -> None:

@@ -1,0 +1,187 @@
+"""Cleaners and users remove temporary folders at any time: sessions go on, and no rank is ended in vain."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import stat
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from ddp_notebook import having
+from ddp_notebook import session as sessions
+from ddp_notebook.errors import StartError
+from ddp_notebook.launch import warm
+from ddp_notebook.launch.keep.recorded import Recorded, batches
+from ddp_notebook.launch.ways import folders
+from ddp_notebook.registry import private
+from ddp_notebook.run.output.log import RankLog
+from tests.conftest import wait_until
+
+
+def clean() -> int:
+    """Remove all that this package has in the temporary and in the runtime directory. Returns how many there were."""
+    runtime = Path(os.environ["XDG_RUNTIME_DIR"])
+    found = [*Path(tempfile.gettempdir()).glob("ddp_notebook*"), *runtime.iterdir()]
+    for path in found:
+        shutil.rmtree(path)
+    return len(found)
+
+
+def test_ranks_start_though_the_folders_of_the_waiting_host_server_are_gone(make_session):
+    warm.drop()
+    warm.prepare()
+    assert clean() == 2
+
+    session = make_session(2)
+
+    assert session.run("print(rank)")[1].stdout == "1\n"
+    for folder in (session._hosts.all[0].directory, session._cluster.directory):
+        assert stat.S_IMODE(os.stat(folder).st_mode) == 0o700
+    session.stop()
+    clean()
+    assert make_session(2).run("print(rank)")[1].stdout == "1\n"
+
+
+def test_a_session_goes_on_without_its_folders(make_session):
+    session = make_session(2)
+    session.run("kept = 'of before'; print('first')")
+    clean()
+    assert session.run("print(kept)")[0].stdout == "of before\n"
+    assert session.log(0).splitlines() == ["first", "of before"]
+    clean()
+    assert session.client.ids == [0, 1]
+    clean()
+    assert session.client[:].apply_sync(os.getpid) == session.pids()
+    [controller] = session.pids("controller")
+    os.kill(controller, signal.SIGKILL)
+    wait_until(lambda: not session.pids("controller"), what="the controller has ended")
+    clean()
+    assert session.client[:].apply_sync(os.getpid) == session.pids()
+    clean()
+    os.kill(session.pids()[1], signal.SIGKILL)
+    wait_until(lambda: len(session.pids()) == 1, what="rank 1 has died")
+    session.heal()
+    assert session.run("print(kept)", 0)[0].stdout == "of before\n"
+    clean()
+    session.resize(3)
+    clean()
+    assert session.run("import os; print(rank)")[2].stdout == "2\n"
+    assert "first" in session.log(0)
+    clean()
+    session.stop()
+
+
+def test_the_stack_of_a_rank_is_read_though_its_file_was_removed(make_session):
+    session = make_session(2)
+    session.run("print()")
+    clean()
+    seen = session._cluster.look([0])
+    assert "File" in seen[0].stack
+
+
+def test_a_restart_that_cannot_succeed_ends_no_rank(make_session):
+    session = make_session(2)
+    session.run("kept = 1")
+    folder = Path(session._hosts.all[0].directory)
+    shutil.rmtree(folder)
+    folder.symlink_to("/tmp")  # what another user can leave in a folder that all may write to
+    try:
+        with pytest.raises(StartError, match=r"is a link.*none was ended: all ranks still have their variables"):
+            having.restart(session)
+    finally:
+        folder.unlink()
+    assert session.run("print(kept)")[0].stdout == "1\n"
+    clean()
+    having.restart(session)
+    again = sessions.current()
+    assert again is not None and again is not session
+    assert again.run("print(rank)")[1].stdout == "1\n"
+
+
+@pytest.mark.parametrize("trap", ["link", "open to all", "another user's", "file"])
+def test_no_folder_is_used_that_another_user_can_use(tmp_path, trap):
+    folder = tmp_path / "ddp_notebook-x"
+    if trap == "link":
+        folder.symlink_to(tmp_path)
+    elif trap == "file":
+        folder.touch()
+    else:
+        folder.mkdir(mode=0o777 if trap == "open to all" else 0o700)
+        folder.chmod(0o777 if trap == "open to all" else 0o700)
+        if trap == "another user's":
+            if os.geteuid():
+                pytest.skip("only root can give a folder to another user")
+            os.chown(folder, 65534, -1)
+
+    with pytest.raises(StartError, match=f"{folder} must be a folder that only you can use"):
+        private.restore(str(folder))
+
+
+def test_a_runtime_directory_that_another_user_holds_is_not_used(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    (tmp_path / "ddp_notebook").mkdir()
+    (tmp_path / "ddp_notebook").chmod(0o777)
+
+    assert private.runtime() == tempfile.gettempdir()
+
+
+def test_the_directory_for_temporary_files_itself_is_made_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "of a batch job"))
+
+    folder = folders.make("ddp_notebook-", is_large=True)
+
+    assert Path(folder).parent == tmp_path / "of a batch job"
+    folders.remove(folder)
+
+
+def test_a_log_whose_files_were_removed_is_whole(tmp_path):
+    log = RankLog(tmp_path / "logs", 0, limit_bytes=20)
+    for number in range(6):
+        log.write(f"line {number}\n")
+    before = log.read()
+    shutil.rmtree(tmp_path / "logs")
+
+    assert log.read() == before
+    log.write("line 6\n")
+    log.restore()
+    assert log.read().endswith("line 5\nline 6\n")
+    assert (tmp_path / "logs" / "rank0.log").read_text().endswith("line 6\n")
+    assert (tmp_path / "logs" / "rank0.log.1").exists()
+    log.close()
+
+
+def test_a_recording_whose_files_were_removed_is_whole(tmp_path):
+    folder = tmp_path / "kept"
+    folder.mkdir(mode=0o700)
+    recorded = Recorded(str(folder), 32 * 100)
+    for number in range(10):
+        recorded.put(number % 2, bytes([number]) * 60)
+    shutil.rmtree(folder)
+    recorded.put(0, b"x" * 60)
+
+    found = list(batches(recorded.parts()))
+
+    assert found == [*((n % 2, bytes([n]) * 60) for n in range(10)), (0, b"x" * 60)]
+    recorded.close()
+
+
+def test_no_folder_of_multiprocessing_stays(make_session):
+    session = make_session(2)
+    code = (
+        "import multiprocessing, os, tempfile\n"
+        "from multiprocessing.connection import Listener\n"
+        "listener = Listener(family='AF_UNIX')\n"
+        "print(os.path.dirname(listener.address))"
+    )
+    first = session.run(code)[0].stdout.strip()
+    assert Path(first).parent == Path(session._hosts.all[0].directory)
+    clean()
+    second = session.run(code)[0].stdout.strip()
+    assert Path(second).is_dir()
+    session.stop()
+    assert not Path(second).exists()
+    assert not list(Path(tempfile.gettempdir()).glob("pymp-*"))
