@@ -23,6 +23,7 @@ class RankStatus:
     state: str
     rss_bytes: int | None
     device_bytes: int | None  # allocated and cached by torch on the rank's GPU
+    shortages: tuple[str, ...] = ()  # resources that the rank has none left of, a sentence for each
 
     def cells(self) -> tuple[str, ...]:
         """The row of the table."""
@@ -48,6 +49,7 @@ class Status:
         table = [("rank", "host", "pid", "device", "memory", "state"), *(row.cells() for row in self.rows)]
         last = [
             f"backend {self.backend}, group {self.epoch}",
+            *(sentence for row in self.rows for sentence in row.shortages),
             *filter(None, [self._clocks(), self.tasks, self.trouble]),
         ]
         return "\n".join([*as_table(table), *last])

@@ -31,18 +31,19 @@ sys.stdin.read()
 
 @pytest.mark.parametrize("end", ["killed", "in order"])
 def test_what_is_guarded_goes_with_its_process(tmp_path, end):
-    env = {**os.environ, "PYTHONPATH": str(_ROOT), "TMPDIR": str(tmp_path)}
+    private = tmp_path / "ddp_notebook"
+    env = {**os.environ, "PYTHONPATH": str(_ROOT), "XDG_RUNTIME_DIR": str(tmp_path), "TMPDIR": str(tmp_path)}
     pipe = subprocess.PIPE
     with subprocess.Popen([sys.executable, "-c", _NOTEBOOK], env=env, cwd=tmp_path, stdin=pipe, stdout=pipe) as one:
         assert one.stdout is not None
         assert one.stdout.readline() == b"made\n"
-        assert len(list(tmp_path.iterdir())) == 3
+        assert len(list(tmp_path.rglob("ddp_notebook-*"))) == 2 and (tmp_path / "slurm-1.out").exists()
         [shell] = psutil.Process(one.pid).children()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # as VS Code's stop button does, and its end
             shell.send_signal(number)
         if end == "killed":
             one.kill()
-    wait_until(lambda: not list(tmp_path.iterdir()) and not shell.is_running())
+    wait_until(lambda: list(tmp_path.rglob("*")) == [private] and not shell.is_running())
 
 
 def test_with_the_last_folder_the_guard_ends(monkeypatch):

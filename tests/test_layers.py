@@ -255,6 +255,7 @@ def test_a_rank_imports_nothing_of_the_notebooks_side():
         "rank",
         "wire",
         "records",
+        "registry",
         "errors",
         "stdlib",
         "version",

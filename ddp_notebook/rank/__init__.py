@@ -5,6 +5,8 @@ engine      that main thread's kernel, ipyparallel's, made before there is a con
 agent       a thread that answers the notebook even while the main thread is stuck
 files       its files, for the notebook to fetch
 threads     how many it has
+reserve     file descriptors and memory that a rank holds back for its own work
+shortage    resources that the rank has run out of, in sentences
 pymp        the folder of sockets of `multiprocessing`, which is removed with the rank
 gpu         whether it uses one, and when that may be asked
 imports     does something right after a module was imported, and nothing before

@@ -9,6 +9,7 @@ from typing import Any
 import psutil
 import torch
 
+from ddp_notebook.rank import reserve
 from ddp_notebook.records.clocks import boot_id
 from ddp_notebook.stdlib import os, socket, time
 from ddp_notebook.wire.bulk import BulkServer
@@ -68,7 +69,7 @@ class Agent:
     def _receive(self, _: str, epoch: int, message: Message) -> None:
         self.endpoint.epoch = epoch
         if isinstance(message, Probe):
-            self.send(self._vitals(message.request))
+            self.send(reserve.use(lambda: self._vitals(message.request)))
         elif isinstance(message, ClockProbe):
             self._tell_clock(message)
         else:

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from traitlets.config import Config
 
-from ddp_notebook.rank import files, gpu, pymp, threads
+from ddp_notebook.rank import files, gpu, pymp, reserve, shortage, threads
 from ddp_notebook.rank.agent import Agent
 from ddp_notebook.rank.cell import handlers, kernel_api, tutorials
 from ddp_notebook.rank.cell.inbox import Inbox
@@ -180,6 +180,7 @@ class Rank:
             "device_bytes": gpu.reserved_bytes(device),
             "running_cell": cell,
             "running_s": time.monotonic() - since,
+            "shortages": shortage.now(),
             **self._network.vitals(),
         }
 
@@ -217,13 +218,23 @@ class Rank:
         """Take a place. The group forms in a thread of its own, since that is mostly waiting: the engine starts
         meanwhile (64 ranks on two cores: 8 s instead of 13)."""
         self.place = place
+        shortage.settle(place.rank)
+        reserve.hold(place.world_size)
         threads.give(place.threads)
         join.enter(place)
         if self.runner is not None:
             self._name_place()
-        threading.Thread(target=self._form, args=(place,), name="ddp-form", daemon=True).start()
+        thread = threading.Thread(target=self._form, args=(place,), name="ddp-form", daemon=True)
+        try:
+            reserve.use(thread.start)
+        except RuntimeError as error:  # no thread can be started
+            self.agent.send(Formed(epoch=place.epoch, error=_in_words(error)))
 
     def _form(self, place: Form) -> None:
+        with reserve.lent():
+            self._form_with_reserve(place)
+
+    def _form_with_reserve(self, place: Form) -> None:
         with self._calling:  # a call that is over cuts nothing of a later one
             self._network.take_over(self._forming)
         try:
@@ -231,7 +242,7 @@ class Rank:
                 return  # a later epoch has been called meanwhile
             notes = self._network.form(place)
         except Exception as error:
-            self.agent.send(Formed(epoch=place.epoch, error=f"{type(error).__name__}: {error}"))
+            self.agent.send(Formed(epoch=place.epoch, error=_in_words(error)))
         else:
             self.agent.send(Formed(epoch=place.epoch, notes=notes))
         finally:
@@ -355,6 +366,11 @@ class Rank:
             self.agent.send(Checked(request=message.request, error=f"{type(error).__name__}: {error}"))
         else:
             self.agent.send(Checked(request=message.request, facts=facts))
+
+
+def _in_words(error: BaseException) -> str:
+    """Return why the group did not form, first with the resource that has run out if one has."""
+    return "; ".join([*shortage.now(), f"{type(error).__name__}: {error}"])
 
 
 def main(spec: dict[str, Any]) -> None:

@@ -364,6 +364,7 @@ class Vitals(Message):
     thread: str = ""  # where another thread waits in `operation` while the main one goes on
     group: dict[str, Any] = field(default_factory=dict)  # the state of its groups
     remote: dict[str, Any] = field(default_factory=dict)  # the remote calls that it waits for and serves
+    shortages: list[str] = field(default_factory=list)  # resources that it has none left of, a sentence for each
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -206,11 +206,13 @@ def test_of_a_long_recording_the_end_is_kept_with_its_names_and_the_rest_counted
 
 def test_a_disk_that_takes_nothing_loses_rows_and_no_names(tmp_path):
     recorded = Recorded(str(tmp_path / "gone"), limit_bytes=100_000)
+    (tmp_path / "gone").touch()  # a folder that is missing would be made again
     recorded.put(0, encode(losses(0, 10)))
-    assert recorded.trouble == f"{tmp_path / 'gone'}: No such file or directory"
-    (tmp_path / "gone").mkdir()
+    assert f"{tmp_path / 'gone'} must be a folder that only you can use, but it is a file" in recorded.trouble
+    (tmp_path / "gone").unlink()
     recorded.put(0, encode(losses(10, 10)))
     recording = fed(recorded)
+    recorded.close()
     assert recording.dropped == {0: 10} and len(recording.metrics["loss"].values) == 10
 
 

@@ -42,6 +42,7 @@ class Recorded:
         self._part_bytes = max(1, limit_bytes // _FILES)
         self._number = 0
         self._parts: dict[Path, BinaryIO] = {}  # all open, so that none is lost with its name
+        self._closed: list[Part] | None = None  # what was kept when it was closed
         self._file: BinaryIO | None = None  # the last of them, while it is written to
         self._written = 0  # into the last file
         self._left: dict[tuple[int, int], Batch] = {}  # by rank and stream: what is left of batches that went
@@ -70,6 +71,8 @@ class Recorded:
 
     def parts(self) -> list[Part]:
         """All that is kept now."""
+        if self._closed is not None:
+            return self._closed
         self.restore()
         sizes = {path: os.fstat(file.fileno()).st_size for path, file in self._parts.items()}
         if self._file is not None:
@@ -99,6 +102,7 @@ class Recorded:
     def close(self) -> None:
         """Nothing more is recorded. The files go with their folder."""
         self._give_up_file()
+        self._closed = self.parts()
         for file in self._parts.values():
             file.close()
         self._parts.clear()

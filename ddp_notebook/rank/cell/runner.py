@@ -10,7 +10,7 @@ from typing import Any
 import torch.distributed as dist
 from IPython.core.interactiveshell import ExecutionResult, InteractiveShell
 
-from ddp_notebook.rank import pymp
+from ddp_notebook.rank import pymp, shortage
 from ddp_notebook.rank.cell import hygiene, kernel_api, transforms
 from ddp_notebook.rank.cell.asking import Asking
 from ddp_notebook.rank.cell.bounds import bounded_display
@@ -88,7 +88,7 @@ class Runner:
             self._where,
             is_running=lambda: self.running is not None,
             is_stopped=lambda: self._interrupted or network.release.is_under_way,
-            explain=unsharded.of_error,
+            explain=lambda error: shortage.of_error(error) or unsharded.of_error(error),
         )
         # IPython 9 formats a traceback twice, the second time for a history that nobody sees on a rank: 1 s with frames
         # of torch in it.

@@ -10,6 +10,7 @@ from typing import Any
 
 from IPython.core.events import EventManager
 
+from ddp_notebook.rank import reserve
 from ddp_notebook.rank.cell import hygiene
 from ddp_notebook.rank.cell.bounds import bounded
 from ddp_notebook.rank.cell.exceptions import FormattingStopped, chain, first_line, known_words, told
@@ -131,7 +132,8 @@ class Tracebacks:
             self._where.failed = first_line(error)
         try:
             self.is_formatting = True
-            self._show_whole(error, ends_cell, exc_tuple, *args, **kwargs)
+            with reserve.lent():  # the cell may have left no descriptor and no memory for this
+                self._show_whole(error, ends_cell, exc_tuple, *args, **kwargs)
         except FormattingStopped:
             self._was_stopped = True
             if not ends_cell:  # nothing has ended yet

@@ -40,6 +40,7 @@ def status(
                 state=_state(cluster, rank, vitals) if cluster.is_running else lost,
                 rss_bytes=vitals.rss_bytes if vitals else None,
                 device_bytes=vitals.device_bytes if vitals else None,
+                shortages=tuple(vitals.shortages) if vitals else (),
             )
         )
     known: dict[str, int] = {}

@@ -1,0 +1,63 @@
+"""Resources that this rank has run out of, as sentences for an error, for `%ddp_status` and for a group that does not
+form."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Collection
+
+from ddp_notebook.rank import reserve
+from ddp_notebook.rank.cell.exceptions import chain
+from ddp_notebook.records import shortages
+from ddp_notebook.records.shortages import DESCRIPTORS, DISK, MEMORY, PROCESSES, SHM
+
+_OF_NETWORKS = ("nfs", "cifs", "smb", "fuse", "lustre", "ceph", "gpfs", "afs", "9p", "beegfs")
+_rank = -1
+
+
+def settle(rank: int) -> None:
+    """Tell this module the rank of this process."""
+    global _rank
+    _rank = rank
+
+
+def of_error(error: BaseException) -> str:
+    """Return the sentence that explains an error by a resource that has run out; "" if none has."""
+    wanted: set[str] = set()
+    paths: list[str] = []
+    for one in chain(error):
+        wanted |= shortages.kinds(one)
+        paths += shortages.places(one)
+    return "; ".join(_look(wanted, paths, has_failed=True)) if wanted else ""
+
+
+def now() -> list[str]:
+    """Return a sentence for each resource that has run out now. Called in the agent's thread, which must never wait: a
+    file system of a network is not looked at."""
+    paths = [tempfile.gettempdir(), SHM]
+    with contextlib.suppress(OSError):
+        if _is_local(folder := os.getcwd()):
+            paths.append(folder)
+    return _look({DESCRIPTORS, MEMORY, PROCESSES, DISK}, paths)
+
+
+def _look(wanted: Collection[str], paths: Collection[str], *, has_failed: bool = False) -> list[str]:
+    who = "this process" if _rank < 0 else f"rank {_rank}"
+    used = reserve.used_descriptors()
+    if not used:
+        return shortages.sentences(who, wanted, paths=paths, descriptors=0, has_failed=has_failed)
+    with reserve.lent():
+        return shortages.sentences(who, wanted, paths=paths, descriptors=used, has_failed=has_failed)
+
+
+def _is_local(path: str) -> bool:
+    """Return whether the file system of a path is one of this machine, by the system's list of mounts."""
+    best, kind = "", ""
+    with open("/proc/self/mounts") as mounts:
+        for line in mounts:
+            _, at, of, *_ = line.split()
+            if len(at) >= len(best) and (path == at or path.startswith(at.rstrip("/") + "/")):
+                best, kind = at, of
+    return not kind.startswith(_OF_NETWORKS)

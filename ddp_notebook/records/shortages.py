@@ -1,0 +1,214 @@
+"""Resources of this process that have run out, as sentences with the amount in use and the limit.
+
+Each sentence comes from the limits and counters of the system at the time of the call, not from the text of an error:
+an error only says which resources are looked at.
+
+| resource | limit | in use |
+|---|---|---|
+| file descriptors | `RLIMIT_NOFILE` | `/proc/self/fd` |
+| memory | `RLIMIT_AS`, `RLIMIT_DATA`, `memory.max` of the cgroup | `/proc/self/status`, `memory.current` |
+| threads and processes | `RLIMIT_NPROC`, `pids.max` of the cgroup | `/proc/*/status`, `pids.current` |
+| disk, `/dev/shm` | size and number of files of the file system | `statvfs` |
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import resource
+import tempfile
+from collections.abc import Collection, Iterator
+from pathlib import Path
+
+SHM = "/dev/shm"
+DESCRIPTORS, MEMORY, PROCESSES, DISK = "descriptors", "memory", "processes", "disk"
+_MIB = 1 << 20
+_LITTLE_BYTES = 64 << 10  # of a file system: this much is too little to work with
+_LITTLE_MEMORY = 16 * _MIB
+_TEXTS = {
+    DESCRIPTORS: ("Too many open files",),
+    MEMORY: ("can't allocate memory", "bad_alloc", "Cannot allocate memory", "not enough memory"),
+    PROCESSES: ("can't start new thread", "Resource temporarily unavailable"),
+    DISK: ("No space left on device", "Disk quota exceeded"),
+}
+_ERRNOS = {
+    errno.EMFILE: DESCRIPTORS,
+    errno.ENFILE: DESCRIPTORS,
+    errno.ENOMEM: MEMORY,
+    errno.EAGAIN: PROCESSES,
+    errno.ENOSPC: DISK,
+    errno.EDQUOT: DISK,
+}
+
+
+def kinds(error: BaseException) -> set[str]:
+    """Return the resources that an error may be about: `{"descriptors"}`.
+
+    Example:
+        >>> kinds(OSError(errno.EMFILE, "Too many open files")), kinds(ValueError("no"))
+        ({'descriptors'}, set())
+    """
+    if isinstance(error, MemoryError):
+        return {MEMORY}
+    if isinstance(error, OSError) and error.errno in _ERRNOS:
+        return {_ERRNOS[error.errno]}
+    if not isinstance(error, RuntimeError | OSError) or not error.args or not isinstance(error.args[0], str):
+        return set()
+    return {kind for kind, texts in _TEXTS.items() if any(text in error.args[0] for text in texts)}
+
+
+def sentences(
+    who: str,
+    wanted: Collection[str],
+    *,
+    paths: Collection[str] = (),
+    descriptors: int | None = None,
+    has_failed: bool = False,
+) -> list[str]:
+    """Return a sentence for each of these resources that this process has none left of.
+
+    Args:
+        who: the process, as the sentence names it: "rank 1".
+        wanted: the resources to look at.
+        paths: folders whose file systems are looked at.
+        descriptors: how many are in use; None: count them.
+        has_failed: a request for memory was refused: then the tightest limit is named also if some of it is left.
+
+    Example:
+        >>> sentences("this process", {DESCRIPTORS})
+        []
+    """
+    found: list[str] = []
+    with contextlib.suppress(OSError, ValueError):
+        if DESCRIPTORS in wanted:
+            found += _descriptors(who, descriptors)
+    with contextlib.suppress(OSError, ValueError):
+        if MEMORY in wanted:
+            found += _memory(who, has_failed=has_failed)
+    with contextlib.suppress(OSError, ValueError):
+        if PROCESSES in wanted:
+            found += _processes(who)
+    if DISK in wanted:
+        for path in paths:
+            with contextlib.suppress(OSError):
+                found += _disk(who, path)
+    return list(dict.fromkeys(found))
+
+
+def places(error: BaseException) -> list[str]:
+    """Return the folders that a full disk may be about: that of the error's file, and those that everything uses."""
+    named = getattr(error, "filename", None)
+    folders = [os.path.dirname(os.path.abspath(named))] if isinstance(named, str) else []
+    with contextlib.suppress(OSError):
+        folders.append(os.getcwd())
+    return [*folders, tempfile.gettempdir(), SHM]
+
+
+def open_descriptors() -> int:
+    """Return how many file descriptors this process has open. It needs one for that."""
+    return len(os.listdir("/proc/self/fd")) - 1
+
+
+def _descriptors(who: str, used: int | None) -> Iterator[str]:
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    used = open_descriptors() if used is None else used
+    if used >= limit:
+        yield f"{who} has no file descriptor left: {used} of {limit}"
+
+
+def _memory(who: str, *, has_failed: bool) -> Iterator[str]:
+    its = _fields("/proc/self/status")
+    limits = [
+        ("address space, RLIMIT_AS", _kib(its["VmSize"]), _soft(resource.RLIMIT_AS)),
+        ("data, RLIMIT_DATA", _kib(its["VmData"]), _soft(resource.RLIMIT_DATA)),
+    ]
+    for folder in _cgroups("memory"):
+        of_group = _number(folder / "memory.max"), _number(folder / "memory.current")
+        if of_group[0] is not None and of_group[1] is not None:
+            limits.append((f"memory of the cgroup {folder.name}", of_group[1], of_group[0]))
+    left = [(limit - used, used, limit, what) for what, used, limit in limits if limit is not None]
+    for rest, used, limit, what in sorted(left)[:1]:
+        is_little = rest < max(_LITTLE_MEMORY, limit // 20)
+        if is_little or has_failed:
+            how = "has no memory left" if is_little else "has too little memory left"
+            yield f"{who} {how}: {used / _MIB:,.0f} of {limit / _MIB:,.0f} MiB ({what})"
+
+
+def _processes(who: str) -> Iterator[str]:
+    for folder in _cgroups("pids"):
+        used, limit = _number(folder / "pids.current"), _number(folder / "pids.max")
+        if used is not None and limit is not None and used >= limit:
+            yield f"{who} can start no thread or process: {used} of {limit} (pids of the cgroup {folder.name})"
+            return
+    limit, _ = resource.getrlimit(resource.RLIMIT_NPROC)
+    if limit != resource.RLIM_INFINITY and os.getuid():  # it does not bind root
+        all_tasks = int(Path("/proc/loadavg").read_text().split()[3].partition("/")[2])
+        used = sum(_threads_of_user(os.getuid())) if all_tasks >= limit else 0  # to count takes long
+        if used >= limit:
+            yield f"{who} can start no thread or process: {used} of {limit} (of user {os.getuid()}, RLIMIT_NPROC)"
+
+
+def _threads_of_user(user: int) -> Iterator[int]:
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            with contextlib.suppress(OSError, KeyError, ValueError):  # it has just ended
+                its = _fields(str(folder / "status"))
+                if int(its["Uid"].split()[0]) == user:
+                    yield int(its["Threads"])
+
+
+def _disk(who: str, path: str) -> Iterator[str]:
+    its = os.statvfs(path)
+    unit = its.f_frsize
+    size, left = its.f_blocks * unit, its.f_bavail * unit
+    if size and left < _LITTLE_BYTES:
+        used = size - left
+        yield f"{who} has no space left in {_mount(path)}: {used / _MIB:,.0f} of {size / _MIB:,.0f} MiB"
+    elif its.f_files and not its.f_favail:
+        yield f"{who} can make no further file in {_mount(path)}: {its.f_files:,} of {its.f_files:,}"
+
+
+def _mount(path: str) -> str:
+    """Return the folder at which the file system of a path is mounted."""
+    path = os.path.realpath(path)
+    while not os.path.ismount(path):
+        path = os.path.dirname(path)
+    return path
+
+
+def _cgroups(controller: str) -> Iterator[Path]:
+    """Yield the folders of this process's cgroup and of those above it, in version 2 or 1 of cgroups."""
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers and controller not in controllers.split(","):
+            continue
+        roots = [Path("/sys/fs/cgroup", *([controller] if controllers else []))]
+        roots += [] if controllers else [Path("/sys/fs/cgroup/unified")]
+        for root in roots:
+            folder = root / path.lstrip("/")
+            while folder != root and root in folder.parents:
+                yield folder
+                folder = folder.parent
+            yield root
+
+
+def _number(file: Path) -> int | None:
+    """Return the number in a file; None: the file does not exist, or holds no limit ("max")."""
+    with contextlib.suppress(OSError, ValueError):
+        return int(file.read_text())
+    return None
+
+
+def _fields(file: str) -> dict[str, str]:
+    lines = (line.partition(":") for line in Path(file).read_text().splitlines())
+    return {name: value.strip() for name, _, value in lines}
+
+
+def _kib(words: str) -> int:
+    return int(words.split()[0]) * 1024
+
+
+def _soft(limit: int) -> int | None:
+    soft, _ = resource.getrlimit(limit)
+    return None if soft == resource.RLIM_INFINITY else soft
