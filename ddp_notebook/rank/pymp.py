@@ -8,11 +8,10 @@ dictionary of `multiprocessing`; where that is missing, `pymp-...` folders of ki
 
 from __future__ import annotations
 
-import contextlib
 import multiprocessing.process
-import os
 
 from ddp_notebook.registry import private
+from ddp_notebook.stdlib import contextlib, os
 
 _LONGEST = 80  # bytes: the path of a Unix socket in it may have 108
 _folder = ""

@@ -6,17 +6,14 @@ forms a group, and is taken back afterwards, as far as there is room again.
 
 from __future__ import annotations
 
-import contextlib
 import errno
-import fcntl
 import mmap
-import os
 import resource
-import threading
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 from ddp_notebook.records import shortages
+from ddp_notebook.stdlib import contextlib, fcntl, os, threading
 
 _DESCRIPTORS = 48  # sockets and files of a group that forms, besides those to the other ranks
 _MEMORY_BYTES = 24 << 20  # of address space; no page of it is used. A thread's stack takes 8 MiB

@@ -3,8 +3,6 @@ form."""
 
 from __future__ import annotations
 
-import contextlib
-import os
 import tempfile
 from collections.abc import Collection
 
@@ -12,6 +10,7 @@ from ddp_notebook.rank import reserve
 from ddp_notebook.rank.cell.exceptions import chain
 from ddp_notebook.records import shortages
 from ddp_notebook.records.shortages import DESCRIPTORS, DISK, MEMORY, PROCESSES, SHM
+from ddp_notebook.stdlib import contextlib, os
 
 _OF_NETWORKS = ("nfs", "cifs", "smb", "fuse", "lustre", "ceph", "gpfs", "afs", "9p", "beegfs")
 _rank = -1

@@ -13,13 +13,13 @@ an error only says which resources are looked at.
 
 from __future__ import annotations
 
-import contextlib
 import errno
-import os
 import resource
 import tempfile
 from collections.abc import Collection, Iterator
 from pathlib import Path
+
+from ddp_notebook.stdlib import contextlib, os
 
 SHM = "/dev/shm"
 DESCRIPTORS, MEMORY, PROCESSES, DISK = "descriptors", "memory", "processes", "disk"

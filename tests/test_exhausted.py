@@ -1,0 +1,197 @@
+"""Resources of a rank and of the notebook's machine are used up for real.
+
+One sentence names the rank, the resource, the amount in use and the limit. Nothing waits, nothing is lost, and
+everything works again once there is room.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from ddp_notebook.errors import CellTimeoutError, RankError
+from tests.conftest import wait_until
+
+_ROOT = Path(__file__).parents[1]
+AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root mounts file systems and changes users")
+_NOT_ENTERED = "if rank == 0: dist.all_reduce(torch.ones(1))"
+USE_UP_DESCRIPTORS = """
+import os, resource
+if rank == 1:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (300, before[1]))
+    files = []
+    try:
+        while True: files.append(os.open(os.devnull, os.O_RDONLY))
+    except OSError: pass
+"""
+USE_UP_THREADS = """
+import os, resource, threading
+if rank == 1:
+    os.setresuid(54321, 54321, 0)  # root has no limit
+    count = sum(1 for _ in os.listdir("/proc/self/task"))
+    before = resource.getrlimit(resource.RLIMIT_NPROC)
+    resource.setrlimit(resource.RLIMIT_NPROC, (count + 5, before[1]))
+    go, threads = threading.Event(), []
+    try:
+        while len(threads) < 50:
+            thread = threading.Thread(target=go.wait)
+            thread.start()
+            threads.append(thread)
+    except RuntimeError: pass
+    print(len(threads))
+"""
+
+
+def took_s(call, *args, **options) -> float:
+    began = time.monotonic()
+    call(*args, **options)
+    return time.monotonic() - began
+
+
+def check_it_goes_on(session, sentence: str, free: str) -> None:
+    """With a resource of rank 1 used up: everything but that works, without a wait, and all of it afterwards."""
+    assert re.search(sentence, repr(session.status())), session.status()
+    with pytest.raises(RankError, match="ZeroDivisionError: division by zero") as failed:
+        session.run("1/0")
+    assert "psutil" not in str(failed.value)
+    for _ in range(2):
+        with pytest.raises(CellTimeoutError):
+            session.run(_NOT_ENTERED, timeout=0.5)
+        assert took_s(session.run, "print(rank)") < 2.0
+    assert session.run("dist.all_reduce(torch.ones(1)); print('reduced')")[1].stdout == "reduced\n"
+    assert session.heal() == ["no rank has died"]
+    session.run(free)
+    assert not re.search(sentence, repr(session.status()))
+    assert session.run("t = torch.ones(1); dist.all_reduce(t); print(kept, t.item())")[1].stdout == "kept 2.0\n"
+
+
+def test_file_descriptors_of_a_rank(make_session, capfd):
+    session = make_session(2)
+    session.run(f"kept = 'kept'{USE_UP_DESCRIPTORS}")
+    with pytest.raises(RankError, match=r"Too many open files.*\(rank 1 has no file descriptor left: 300 of 300\)"):
+        session.run("open('/etc/hostname').close()")
+
+    free = (
+        "if rank == 1:\n    for file in files: os.close(file)\n    resource.setrlimit(resource.RLIMIT_NOFILE, before)"
+    )
+    check_it_goes_on(session, r"\nrank 1 has no file descriptor left: 300 of 300(\n|$)", free)
+    assert "psutil" not in capfd.readouterr().err
+
+
+@AS_ROOT
+def test_threads_of_a_rank(make_session):
+    session = make_session(2)
+    assert int(session.run(f"kept = 'kept'{USE_UP_THREADS}")[1].stdout) < 10
+    sentence = r"rank 1 can start no thread or process: \d+ of \d+ \(of user 54321, RLIMIT_NPROC\)"
+    with pytest.raises(RankError, match=f"can't start new thread.*{sentence}"):
+        session.run("threading.Thread(target=print).start()")
+    assert re.search(sentence, repr(session.status()))
+    assert took_s(session.run, "print(rank)") < 2.0
+    with pytest.raises(CellTimeoutError):
+        session.run(_NOT_ENTERED, timeout=0.5)
+
+    session.run("if rank == 1: go.set(); [thread.join() for thread in threads]")
+    session.run("if rank == 1: resource.setrlimit(resource.RLIMIT_NPROC, before)")
+    session.run("t = torch.ones(1); dist.all_reduce(t)")
+    assert session.run("print(kept, t.item())")[1].stdout == "kept 2.0\n"
+    assert "thread or process" not in repr(session.status())
+
+
+@contextlib.contextmanager
+def mounted(folder: Path, options: str):
+    """A small file system in memory."""
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)], check=True)
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+@AS_ROOT
+@pytest.mark.parametrize(
+    ("options", "sentence", "use_up"),
+    [
+        ("size=1m", "rank 1 has no space left in {folder}: 1 of 1 MiB", "open('full', 'wb').write(bytes(1 << 21))"),
+        (
+            "nr_inodes=20",
+            "rank 1 can make no further file in {folder}: 20 of 20",
+            "[open(str(n), 'w') for n in range(30)]",
+        ),
+    ],
+    ids=["bytes", "files"],
+)
+def test_the_disk_of_a_rank(make_session, tmp_path, options, sentence, use_up):
+    session = make_session(2)
+    with mounted(tmp_path / "small", options) as folder:
+        session.run(f"import os\nhome = os.getcwd(); kept = 'kept'\nif rank == 1: os.chdir({str(folder)!r})")
+        wanted = re.escape(sentence.format(folder=folder))
+        with pytest.raises(RankError, match=rf"No space left on device.*\({wanted}\)"):
+            session.run(f"if rank == 1: {use_up}")
+        check_it_goes_on(session, wanted, "if rank == 1: [os.unlink(file) for file in os.listdir('.')]")
+        session.run("os.chdir(home)")
+
+
+@AS_ROOT
+def test_the_disk_of_the_notebooks_machine(tmp_path):
+    """A start says what is full, and a session whose logs have no room goes on, and keeps later text again."""
+    program = """
+import os, pathlib, ddp_notebook
+small = pathlib.Path(os.environ["TMPDIR"])
+(small / "full").write_bytes(bytes((1 << 20) - (32 << 10)))
+session = ddp_notebook.start(2)
+session.run("kept = 'kept'; print('x' * 200_000)", quiet=True)
+session.run("print(kept)", quiet=True)
+(small / "full").unlink()
+session.run("print('later')", quiet=True)
+print(session.log(1).endswith("later\\n"))
+session.stop()
+pathlib.Path(os.environ["TMPDIR"], "full").write_bytes(bytes((1 << 20) - 8192))
+try:
+    while True: os.mkdir(small / str(len(os.listdir(small))))
+except OSError: pass
+try:
+    ddp_notebook.start(2)
+except ddp_notebook.StartError as error:
+    print(error)
+"""
+    run = tmp_path / "run"
+    run.mkdir(mode=0o700)
+    with mounted(tmp_path / "small", "size=1m,nr_inodes=60") as folder:
+        env = {**os.environ, "TMPDIR": str(folder), "XDG_RUNTIME_DIR": str(run), "PYTHONPATH": str(_ROOT)}
+        done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, timeout=120)
+    lines = done.stdout.splitlines()
+    assert done.returncode == 0, done.stderr
+    assert lines[0] == "True"
+    assert lines[-1].startswith(f"no space is left in {folder}"), lines
+    assert "a part of this rank's text is not kept" in done.stderr
+
+
+def test_file_descriptors_of_the_notebook(make_session):
+    """The notebook's own: a start says so, and the session that runs goes on."""
+    import resource
+
+    session = make_session(2)
+    session.run("kept = 'kept'")
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    files: list[int] = []
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(300, len(os.listdir("/proc/self/fd")) + 20), before[1]))
+        with contextlib.suppress(OSError):
+            while True:
+                files.append(os.open(os.devnull, os.O_RDONLY))
+        assert session.run("print(kept)")[1].stdout == "kept\n"
+        assert "idle" in repr(session.status())
+    finally:
+        for file in files:
+            os.close(file)
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    wait_until(lambda: session.run("print(kept)", quiet=True)[1].stdout == "kept\n")
