@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import signal
+import tempfile
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable
@@ -48,6 +50,33 @@ for step in ddp_notebook.survive(model, optimizer, done, steps={steps}):
         done.append(int(step))
 assert done == list(range({steps})), done
 """
+_JOB = """%%on_all_ranks --background
+for _ in range({steps}):
+    dist.all_reduce(torch.ones(64))
+    time.sleep(0.005)
+print('job {number} on', rank, 'ends')
+"""
+_CELLS = [  # and the exception that each ends with
+    ("for i in range(2000): print('line', i)", ""),
+    ("import sys; print('text' * 50_000); print('error', file=sys.stderr)", ""),
+    ("from IPython.display import display, HTML\nfor i in range(20): display(HTML('<b>%d</b>' % i))", ""),
+    ("dist.all_reduce(torch.ones(3 + rank))", "RankError"),
+    ("if rank == 1: raise ValueError('only one')\ndist.barrier()", "RankError"),
+    ("inner = dist.new_group(list(range(world_size))); dist.all_reduce(torch.ones(2), group=inner)", ""),
+    ("dist.destroy_process_group(inner) if 'inner' in globals() else None", ""),
+    ("model(torch.ones(2, 8)).sum().backward()", ""),
+    ("1 / 0", "RankError"),
+]
+_FLOODS = [
+    "i = 0\nprint('begins')\nwhile True: i += 1; print(i)",
+    "from IPython.display import clear_output\ni = 0\nprint('begins')\n"
+    "while True: i += 1; clear_output(wait=True); print('begins', i)",
+    "from IPython.display import display\nshown = display('begins', display_id=True)\ni = 0\nprint('begins')\n"
+    "while True: i += 1; shown.update(i)",
+    "from ipywidgets import IntProgress\nfrom IPython.display import display\n"
+    "bar = IntProgress(max=10**9); display(bar); print('begins')\n"
+    "while True: bar.value += 1",
+]
 _FOR_EVER = 20_000  # steps: longer than any limit here
 _A_WHILE = 200  # more than a second, so that whatever strikes at its beginning strikes in it
 _STRIKES_S = 0.3  # within so long
@@ -82,8 +111,18 @@ class Soak:
             "stop": self._stop,
             "stopped process": self._stopped_process,
             "resize": self._resize,
+            "cell": self._cell,
+            "flood": self._flood,
+            "job": self._job,
+            "cancelled job": self._cancelled_job,
+            "pull and push": self._pull_and_push,
+            "cleaned folders": self._cleaned_folders,
+            "stopped host server": lambda: self._stopped_service(self._host_server()),
         }
         if keeper is not None:
+            self.kinds["stopped keeper"] = lambda: self._stopped_service(keeper())
+            self.kinds["second notebook"] = self._second_notebook
+            self.kinds["takeover"] = self._takeover
             self.kinds["kernel death"] = self._kernel_death
             self.kinds["kernel death in a cell"] = self._kernel_death_in_a_cell
         self._start()
@@ -280,6 +319,93 @@ class Soak:
         self._pids, self._world_size = pids, size
         if size > stayed:
             self._set_up(list(range(stayed, size)))
+        return struck_at
+
+    # ---- what users do all day, in between
+
+    def _cell(self) -> float:
+        code, ename = self._chance.choice(_CELLS)
+        began_at = time.monotonic()
+        reply = self.kernel.run(f"%%on_all_ranks --timeout 10\n{code}", _CELL_S)
+        assert reply.ename == ename, reply
+        return began_at
+
+    def _flood(self) -> float:
+        message = self.kernel.start("%%on_all_ranks\n" + self._chance.choice(_FLOODS))
+        self._wait_until_it_begins()
+        struck_at = time.monotonic()
+        self.kernel.interrupt()
+        reply = self.kernel.finish(message, _CELL_S)
+        assert reply.ename == "KeyboardInterrupt", reply
+        return struck_at
+
+    def _job(self) -> float:
+        began_at = time.monotonic()
+        message = self.kernel.start(_JOB.format(number=self._number, steps=50))
+        assert self.kernel.finish(message, _CELL_S).status == "ok"
+        self._run("%ddp_wait")
+        return began_at
+
+    def _cancelled_job(self) -> float:
+        message = self.kernel.start(_JOB.format(number=self._number, steps=_FOR_EVER))
+        assert self.kernel.finish(message, _CELL_S).status == "ok"
+        time.sleep(self._chance.uniform(0.0, _STRIKES_S))  # the moment is what is tried
+        struck_at = time.monotonic()
+        self._run("%ddp_cancel all")
+        return struck_at
+
+    def _pull_and_push(self) -> float:
+        began_at = time.monotonic()
+        length = self._chance.choice([1, 1000, 300_000])
+        self._run(f"%%on_all_ranks --quiet\nvalues = torch.arange({length}) + rank")
+        self._run("%ddp_pull values")
+        self._run(
+            "import torch\nassert all((value - r == torch.arange(len(value))).all() for r, value in values.items())"
+        )
+        self._run("doubled = 2 * values[0]\n%ddp_push doubled")
+        self._run("%%on_all_ranks --quiet\nassert (doubled == 2 * (values - rank)).all()")
+        return began_at
+
+    def _cleaned_folders(self) -> float:
+        struck_at = time.monotonic()
+        for folder in Path(tempfile.gettempdir()).glob("ddp_notebook-*"):
+            shutil.rmtree(folder, ignore_errors=True)
+        return struck_at
+
+    def _host_server(self) -> int:
+        return int(self.kernel.run(_SERVERS).stdout.split()[1])
+
+    def _stopped_service(self, pid: int) -> float:
+        """A process between notebook and ranks stops while a cell runs. A line names it, and all goes on with it."""
+        message = self._in_a_loop(steps=_A_WHILE)
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            self.kernel.wait_for_text(str(pid), _CELL_S)
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        struck_at = time.monotonic()
+        reply = self.kernel.finish(message, _CELL_S)
+        assert reply.status == "ok", reply
+        return struck_at
+
+    def _second_notebook(self) -> float:
+        began_at = time.monotonic()
+        second = self._make("")
+        try:
+            assert "looks on" in second.run("%ddp_attach", _CELL_S).stdout
+            assert second.run("%ddp_status", _CELL_S).status == "ok"
+            assert second.run("%ddp_stop", _CELL_S).status == "ok"
+        finally:
+            second.close()
+        return began_at
+
+    def _takeover(self) -> float:
+        second = self._make("")
+        struck_at = time.monotonic()
+        reply = second.run("%ddp_attach --take-over", _CELL_S)
+        assert reply.status == "ok", reply
+        self.kernel.close()
+        self.kernel = second
         return struck_at
 
     def _kernel_death(self) -> float:

@@ -1,13 +1,23 @@
-"""Random faults of all kinds in one session: how many it survives, what they cost at worst, and what is left of them.
+"""A thousand random operations and faults in one session, while another Unix user attacks it.
 
-`DDP_NOTEBOOK_SOAK_FAULTS` sets how many there are, and `DDP_NOTEBOOK_SOAK_SEED` repeats a row.
+The test prints how many the session survived and the worst time of each kind. `DDP_NOTEBOOK_SOAK_FAULTS` sets their
+number and `DDP_NOTEBOOK_SOAK_SEED` repeats a sequence.
 """
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 
 from ddp_notebook.registry import entries
@@ -26,15 +36,86 @@ def _keeper() -> int:
     return entry.pid
 
 
+@pytest.fixture
+def temporary(monkeypatch) -> Iterator[Path]:
+    """A temporary folder of this test's own, whose path is short: it holds Unix sockets."""
+    folder = Path(tempfile.mkdtemp(prefix="soak-", dir="/tmp"))
+    monkeypatch.setenv("TMPDIR", str(folder))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    yield folder
+    shutil.rmtree(folder)
+
+
+def _targets(folders: tuple[Path, ...], attacker: int) -> dict[str, list[object]]:
+    """What there is to attack: of the processes below this one and of the keeper."""
+    pids = {psutil.Process(entry.pid) for entry in entries.entries()} | {psutil.Process()}
+    processes = pids | {child for process in pids for child in process.children(recursive=True)}
+    ports, sockets = set(), set()
+    for process in processes:
+        try:
+            for connection in process.net_connections("all"):
+                if connection.status == psutil.CONN_LISTEN:
+                    ports.add(connection.laddr.port)
+                elif isinstance(connection.laddr, str) and connection.laddr:
+                    sockets.add(connection.laddr)
+        except psutil.Error:
+            continue  # it has ended
+    files = [str(path) for folder in folders for path in folder.rglob("*") if not path.is_dir()]
+    return {
+        "ports": sorted(ports),
+        "sockets": sorted(sockets),
+        "files": files[:100],
+        "pids": [process.pid for process in processes if process.pid not in (os.getpid(), attacker)],
+    }
+
+
+@contextmanager
+def _attacker(folders: tuple[Path, ...], marker: Path) -> Iterator[None]:
+    """Another user attacks all that the session has, until the block ends. He may execute nothing and end nothing."""
+    if os.getuid() != 0:
+        yield  # only root can start a process of another user
+        return
+    command = [sys.executable, str(Path(__file__).with_name("attacker.py")), "65534", str(marker)]
+    env = {**os.environ, "TORCH_CPP_LOG_LEVEL": "FATAL"}  # a store that refuses it writes a page each time
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env)
+    assert process.stdin is not None
+    ended = threading.Event()
+
+    def tell_targets() -> None:
+        while not ended.wait(1.0):
+            process.stdin.write(json.dumps(_targets(folders, process.pid)) + "\n")
+            process.stdin.flush()
+
+    teller = threading.Thread(target=tell_targets)
+    teller.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        teller.join()
+        tried, _ = process.communicate(timeout=30)
+    assert process.returncode == 0 and tried, "the attacker failed: its traceback is in the captured output"
+    counts = json.loads(tried)
+    print(f"the other user: {counts}")
+    assert counts["port connected"] > 0, "the attacker found the session"
+    assert not marker.exists(), "something executed a pickle of the other user"
+    assert counts.keys().isdisjoint({"file written", "process killed", "socket answered", "store keys replaced"}), (
+        counts
+    )
+
+
 @pytest.mark.timeout(120 + 5 * FAULTS)  # each takes about one second
 @pytest.mark.parametrize("keeps", [True, False], ids=["kept", "ordinary"])
-def test_the_session_goes_on(notebook, keeps):  # noqa: F811
-    """A fifth of the faults strikes a session that is not kept, where ranks come and go too."""
-    soak = Soak(notebook, _keeper if keeps else None, SEED)
-    try:
-        soak.strike(FAULTS if keeps else max(1, FAULTS // 5))
-    finally:
-        print(f"seed {SEED}, {'kept' if keeps else 'ordinary'} session: {soak.report()}")
+def test_the_session_goes_on(notebook, keeps, runtime, temporary):  # noqa: F811  # fixtures
+    """A fifth of the faults strikes a session that is not kept."""
+    marker = temporary / "executed"
+    temporary.chmod(0o777)  # so that the other user could make the marker
+    with _attacker((runtime, temporary), marker):
+        soak = Soak(notebook, _keeper if keeps else None, SEED)
+        try:
+            soak.strike(FAULTS if keeps else max(1, FAULTS // 5))
+        finally:
+            print(f"seed {SEED}, {'kept' if keeps else 'ordinary'} session: {soak.report()}")
     assert not soak.failed, f"{len(soak.failed)} of {soak.tried.total()} were not survived"
     first, last = soak.held[0], soak.held[-1]
     assert last["processes"] - last["ranks"] == first["processes"] - first["ranks"], soak.held
