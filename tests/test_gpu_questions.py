@@ -76,6 +76,7 @@ def test_ranks_that_share_a_gpu_are_of_different_hosts_for_nccl(monkeypatch):
 def place(rank: int, *, shares_gpu: bool) -> Form:
     return Form(
         epoch=1, rank=rank, local_rank=rank, world_size=2, local_world_size=2, group_rank=0, group_world_size=1,
-        backend="nccl", device="cuda:0", store_host="127.0.0.1", store_port=1, store_at="unix:@a", store_key="", store_prefix="a", interface="lo",
+        backend="nccl", device="cuda:0", store_host="127.0.0.1", store_port=1,
+        store_at="unix:@a", store_key="", store_prefix="a", interface="lo",
         threads=1, form_timeout_s=1.0, shares_gpu=shares_gpu,
     )  # fmt: skip

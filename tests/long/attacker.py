@@ -85,8 +85,8 @@ def _attack_store(port: int, plant: bytes) -> str:
         store = TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=1), wait_for_workers=False)
         keys = store.list_keys()
         for key in keys:
-            store.set(key, plant)
-        store.set("default_pg/0//cpu//0/0", plant)
+            store.set(key, plant)  # type: ignore[arg-type]  # bytes too
+        store.set("default_pg/0//cpu//0/0", plant)  # type: ignore[arg-type]
         return "store keys replaced" if keys else "store key set"
     except Exception:  # torch raises several kinds, and a process of ours may end meanwhile
         return "store refused"

@@ -78,13 +78,14 @@ def _attacker(folders: tuple[Path, ...], marker: Path) -> Iterator[None]:
     command = [sys.executable, str(Path(__file__).with_name("attacker.py")), "65534", str(marker)]
     env = {**os.environ, "TORCH_CPP_LOG_LEVEL": "FATAL"}  # a store that refuses it writes a page each time
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env)
-    assert process.stdin is not None
+    stdin = process.stdin
+    assert stdin is not None
     ended = threading.Event()
 
     def tell_targets() -> None:
         while not ended.wait(1.0):
-            process.stdin.write(json.dumps(_targets(folders, process.pid)) + "\n")
-            process.stdin.flush()
+            stdin.write(json.dumps(_targets(folders, process.pid)) + "\n")
+            stdin.flush()
 
     teller = threading.Thread(target=tell_targets)
     teller.start()
