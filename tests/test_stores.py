@@ -1,119 +1,291 @@
-"""A rank's connection to the store asks no name service, which may be slow."""
+"""The session's store: what torch and programs get from a client, and who is refused."""
 
 from __future__ import annotations
 
-import ctypes
+import gc
+import os
 import socket
 import threading
+import time
 from datetime import timedelta
 
 import pytest
-from torch._C._distributed_c10d import TCPStore
+import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore, PrefixStore, ProcessGroupGloo, Store, TCPStore
 
+from ddp_notebook.launch.store import Server
 from ddp_notebook.rank.group import stores
-from ddp_notebook.wire.events import Form
+from ddp_notebook.rank.group.stores import Connection, SessionStore
+from ddp_notebook.wire import store as protocol
+from ddp_notebook.wire.store import Place
 
-NAMELESS = ("203.0.113.7", 80)  # of a network for documentation, so in no /etc/hosts
+from .conftest import wait_until
+
+KEY = "ab" * protocol.KEY_BYTES
 
 
-class Resolver(ctypes.Structure):
-    """As far as the first name server. Source: https://man7.org/linux/man-pages/man3/resolver.3.html"""
+def serve(listener, key=b""):
+    server, ends = Server(listener, key), threading.Event()
 
-    _fields_ = [
-        *stores._ResolverState._fields_,
-        ("nscount", ctypes.c_int),
-        ("family", ctypes.c_uint16),
-        ("port", ctypes.c_uint16),
-        ("address", ctypes.c_uint8 * 4),
-    ]
+    def turn():
+        while not ends.is_set():
+            server.turn(0.02)
+        server.close()
+
+    thread = threading.Thread(target=turn)
+    thread.start()
+
+    def end():
+        ends.set()
+        thread.join(10)
+        listener.close()
+
+    return server, end
+
+
+@pytest.fixture(params=["unix", "tcp"])
+def place(request, tmp_path):
+    """Where a store listens, as on one machine and as between hosts."""
+    if request.param == "unix":
+        listener, at = protocol.listen_here(str(tmp_path))
+        _, end = serve(listener)
+    else:
+        listener = socket.create_server(("127.0.0.1", 0))
+        at = Place(f"127.0.0.1:{listener.getsockname()[1]}", KEY)
+        _, end = serve(listener, at.secret)
+    yield at
+    stores._connections.close()
+    end()
 
 
 @pytest.fixture
-def name_server():
-    """A name server that hears questions and answers none."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as server:
-        server.bind(("127.0.0.1", 0))
-        server.settimeout(0.2)
-        yield server
+def client(place):
+    return SessionStore(place, timedelta(seconds=10))
 
 
-def in_thread(function):
-    """The resolver's state belongs to a thread, so whatever changes it has one of its own."""
-    found = []
-    thread = threading.Thread(target=lambda: found.append(function()))
+def outcomes(store):
+    """What programs see of a store, in the order of its methods."""
+    store.set("text", "abc")
+    store.set("bytes", b"\x00\xff")
+    store.append("text", "def")
+    store.multi_set(["one", "two"], ["1", "2"])
+    store.queue_push("queue", "first")
+    store.queue_push("queue", "second")
+    found = [
+        store.get("text"),
+        store.multi_get(["bytes", "two"]),
+        [store.add("count", 5), store.add("count", -7), store.get("count")],
+        [store.check(["one", "two"]), store.check(["one", "three"])],
+        [store.compare_set("new", "old", "x"), store.compare_set("new", "", "y"), store.compare_set("new", "y", "z")],
+        [store.compare_set("new", "wrong", "w"), store.get("new")],
+        [store.queue_len("queue"), store.queue_pop("queue"), store.queue_pop("queue", False), store.queue_len("queue")],
+        [store.delete_key("one"), store.delete_key("one"), store.check(["one"])],
+        sorted(store.list_keys()),
+        store.has_extended_api(),
+    ]
+    store.wait(["two"], timedelta(seconds=1))
+    store.set_timeout(timedelta(milliseconds=100))
+    for wait in (lambda: store.get("never"), lambda: store.wait(["never", "ever"]), lambda: store.queue_pop("queue")):
+        with pytest.raises(dist.DistStoreError) as raised:
+            wait()
+        found.append(str(raised.value))
+    with pytest.raises(dist.QueueEmptyError) as raised:
+        store.queue_pop("queue", False)
+    return [*found, str(raised.value)]
+
+
+@pytest.mark.parametrize("prefixes", [(), ("a",), ("a", "b")])
+def test_a_client_does_what_torchs_store_does(client, prefixes):
+    stores.install()
+    torchs: Store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    for prefix in prefixes:
+        client, torchs = PrefixStore(prefix, client), PrefixStore(prefix, torchs)
+    assert outcomes(client) == outcomes(torchs)
+    del torchs
+    gc.collect()  # the errors hold their frames, and these the store of torch's
+
+
+def test_ranks_meet_at_it(place):
+    groups = {}
+
+    def meet(rank):
+        store = PrefixStore("group", SessionStore(place, timedelta(seconds=10)))
+        groups[rank] = ProcessGroupGloo(store, rank, 3, timeout=timedelta(seconds=20))
+
+    threads = [threading.Thread(target=meet, args=(rank,)) for rank in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert sorted(groups) == [0, 1, 2]
+
+
+def test_a_wait_holds_up_no_other_request_and_is_ended_by_a_cut(client):
+    failures = []
+
+    def wait():
+        with pytest.raises(dist.DistNetworkError) as raised:
+            client.get("never")
+        failures.append(str(raised.value))
+
+    thread = threading.Thread(target=wait)
     thread.start()
-    thread.join(30)
-    return found[0]
+    wait_until(lambda: len(stores._connections._used) == 1)
+    client.set("meanwhile", "1")
+    assert client.get("meanwhile") == b"1"
+    began_s = time.monotonic()
+    wait_until(lambda: stores.cut() == 0)
+    thread.join(5)
+    assert time.monotonic() - began_s < 2
+    assert "Failed to recv, got 0 bytes" in failures[0]
+    assert client.get("meanwhile") == b"1"  # by a new connection
 
 
-def asking(server):
-    """This thread's resolver, which asks `server` only, once, and waits a second for an answer."""
-    libc = ctypes.CDLL(None)
-    libc.__res_init()
-    libc.__res_state.restype = ctypes.POINTER(Resolver)
-    state = libc.__res_state().contents
-    state.retrans, state.retry, state.nscount = 1, 1, 1
-    state.family, state.port = socket.AF_INET, socket.htons(server.getsockname()[1])
-    state.address[:] = (127, 0, 0, 1)
-    return state
+def test_a_forked_child_has_connections_of_its_own(client):
+    client.set("from", "parent")
+    before = stores._connections._idle[0][1].socket
+    pid = os.fork()
+    if pid == 0:
+        client.set("from", "child")
+        os._exit(0 if stores._connections._idle[0][1].socket is not before else 3)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert client.get("from") == b"child"
 
 
-def is_asked(server):
-    try:
-        return bool(server.recv(512))
-    except TimeoutError:
-        return False
+def test_a_value_of_another_kind_is_no_number(client):
+    client.set("text", "abc")
+    with pytest.raises(dist.DistStoreError, match="add: the value of key text is not a number"):
+        client.add("text", 1)
+    assert client.get("text") == b"abc"
 
 
-def look_up():
-    try:
-        socket.getnameinfo(NAMELESS, socket.NI_NAMEREQD)
-    except socket.gaierror:
-        return False
-    return True
+# ---- who is refused
 
 
-def test_who_connects_asks_for_no_name_and_afterwards_as_before(name_server):
-    def asked():
-        state = asking(name_server)
-        with stores._without_names():
-            assert not look_up()
-        within, attempts = is_asked(name_server), state.retry
-        look_up()
-        return within, attempts, is_asked(name_server)
-
-    assert in_thread(asked) == (False, 1, True)
+@pytest.fixture
+def network():
+    """A store that listens on a network, and a list of its clients."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    server, end = serve(listener, bytes.fromhex(KEY))
+    yield Place(f"127.0.0.1:{listener.getsockname()[1]}", KEY), server
+    stores._connections.close()
+    end()
 
 
-def test_connecting_to_the_store_asks_for_no_name(name_server):
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        port = listening.getsockname()[1]
-        server = TCPStore(
-            "127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach()
-        )
-    place = Form(
-        epoch=1,
-        rank=0,
-        local_rank=0,
-        world_size=1,
-        local_world_size=1,
-        group_rank=0,
-        group_world_size=1,
-        backend="gloo",
-        device="cpu",
-        store_host="127.0.0.1",
-        store_port=port,
-        store_prefix="test",
-        interface="lo",
-        threads=1,
-        form_timeout_s=5,
-    )
+def read_to_end(stranger):
+    received = b""
+    stranger.settimeout(10)
+    while more := stranger.recv(4096):
+        received += more
+    return received
 
-    def asked():
-        asking(name_server)
-        client = stores.connect(place, timedelta(seconds=10))
-        client.set("rank", "0")
-        return is_asked(name_server)
 
-    assert not in_thread(asked)
-    assert server.get("rank") == b"0"
+@pytest.mark.parametrize(
+    "sent",
+    [
+        protocol.Sealing(b"", b"", is_server=False).seal(protocol.pack([b"keys"])),
+        b"\xff" * 64,
+        b"\x00" * 64,
+        b"GET / HTTP/1.1\r\n\r\n",
+        bytes([64, 0, 0, 0]) + bytes(64),
+    ],
+    ids=["a request", "a long message", "nothing", "HTTP", "a wrong proof"],
+)
+def test_a_stranger_on_the_network_is_refused(network, sent):
+    place, _ = network
+    SessionStore(place).set("secret", "value")
+    with socket.create_connection(place.address) as stranger:
+        stranger.sendall(sent)
+        assert len(read_to_end(stranger)) == 4 + protocol.KEY_BYTES  # the server's nonce
+    assert SessionStore(place).get("secret") == b"value"
+
+
+def test_who_has_another_key_is_refused_and_reads_nothing(network):
+    place, _ = network
+    with pytest.raises(dist.DistNetworkError, match=r"did not prove that it is the session's store"):
+        SessionStore(Place(place.at, "00" * protocol.KEY_BYTES)).set("key", "forged")
+    assert not SessionStore(place).check(["key"])
+
+
+def test_a_server_that_does_not_know_the_key_is_refused():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def answer():
+            other, _ = listener.accept()
+            with other:
+                seal = protocol.Sealing(b"", b"", is_server=True).seal
+                other.sendall(seal(bytes(protocol.KEY_BYTES)))
+                other.recv(4096)
+                other.sendall(seal(bytes(protocol.KEY_BYTES)))
+                other.recv(1)
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        with pytest.raises(dist.DistNetworkError, match="does not know the key of this session"):
+            SessionStore(Place(f"127.0.0.1:{listener.getsockname()[1]}", KEY)).get("address")
+        thread.join(10)
+
+
+@pytest.mark.parametrize("direction", ["request", "reply"])
+def test_a_value_that_is_altered_on_its_way_is_never_used(network, direction):
+    place, _ = network
+    SessionStore(place).set("address", "10.0.0.1")
+    connection = Connection(place, 10)
+    sendall, receive = connection.socket, connection._receive
+
+    class Altering:
+        """Between the two: replaces the address where it passes."""
+
+        def __getattr__(self, name):
+            return getattr(sendall, name)
+
+        def sendall(self, data):
+            sendall.sendall(data.replace(b"10.0.0.2", b"10.6.6.6"))
+
+    if direction == "request":
+        connection.socket = Altering()  # type: ignore[assignment]
+        with pytest.raises(ConnectionError, match="closed the connection"):
+            connection.ask([b"set", b"address", b"10.0.0.2"], 10)
+    else:
+        connection._receive = lambda most: receive(most).replace(b"10.0.0.1", b"10.6.6.6")  # type: ignore[method-assign]
+        with pytest.raises(protocol.StoreRefusedError, match="was altered on its way"):
+            connection.ask([b"get", b"address"], 10)
+    connection.close()
+    assert SessionStore(place).get("address") == b"10.0.0.1"
+
+
+def test_a_message_cannot_be_repeated(network):
+    place, _ = network
+    connection = Connection(place, 10)
+    message = connection._sealing.seal(protocol.pack([b"add", b"count", b"1"]))
+    connection.socket.sendall(message + message)
+    connection._receive(1000)
+    with pytest.raises(ConnectionError):
+        connection._receive(1000)
+    connection.close()
+    assert SessionStore(place).get("count") == b"1"
+
+
+def test_connections_without_a_proof_are_bounded(network):
+    place, server = network
+    strangers = [socket.create_connection(place.address) for _ in range(300)]
+    wait_until(lambda: len(server._unproved) >= 250)
+    SessionStore(place).set("key", "value")
+    assert SessionStore(place).get("key") == b"value"
+    assert len(server._unproved) <= 256
+    for stranger in strangers:
+        stranger.close()
+    wait_until(lambda: not server._unproved)
+
+
+def test_a_store_on_a_network_needs_a_key():
+    with socket.create_server(("127.0.0.1", 0)) as listener, pytest.raises(ValueError, match="needs a key"):
+        Server(listener, b"")
+
+
+def test_other_stores_keep_their_queues_and_keys():
+    stores.install()
+    store = PrefixStore("a", HashStore())
+    store.queue_push("q", "x")
+    assert store.queue_pop("q") == b"x"
+    assert store.list_keys() == []

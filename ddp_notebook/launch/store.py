@@ -130,6 +130,13 @@ class Server:
             else:
                 key.data(events)
 
+    def close(self) -> None:
+        """Close all connections of clients."""
+        for key in list(self._selector.get_map().values()):
+            if isinstance(key.data, _Client):
+                self._drop(key.data)
+        self._selector.close()
+
     def _start(self, for_users: socket.socket, serve_users: Callable[[], object]) -> None:
         self._selector.unregister(for_users)
         serve_users()

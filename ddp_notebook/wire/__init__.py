@@ -9,6 +9,7 @@
     endpoint    one end of the wire: the thread that owns the sockets
     link        counts messages, acknowledges and resends them
     keys        who may speak on the wire
+    store       the protocol of the session's store, and who may connect to it
     bulk        large values, in pieces of 1 MB, on sockets of their own
     memory      large values for a process on the same machine, in shared memory
     parts       several buffers as one

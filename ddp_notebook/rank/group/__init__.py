@@ -15,7 +15,7 @@ release      ends what the main thread waits in
 waiting      waits in C++ that Python's interrupt can end
 connections/ gloo's connections: known, cut, and made anew behind the groups
 keeping      destroyed groups live on for a while
-stores       a client of the session's store
+stores       clients of the session's store
 progress     how far a rank has come: optimizer steps, gradients averaged
 cpp_log      what torch's C++ side writes about connections that were cut
 """

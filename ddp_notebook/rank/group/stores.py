@@ -171,6 +171,13 @@ class _Connections:
                 connection.shut_down()
             return len(self._used)
 
+    def close(self) -> None:
+        """Close the connections that are idle."""
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for _, connection in idle:
+            connection.close()
+
     def _forget(self) -> None:
         for connection in [*(idle for _, idle in self._idle), *self._used]:
             connection.close()
