@@ -29,6 +29,12 @@ def stranger():
     subprocess.run(["userdel", _NAME], capture_output=True)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def store_for_programs(session):
+    """It starts at the first connection, and then stays as long as the session."""
+    session.run("import os; dist.TCPStore(os.environ['MASTER_ADDR'], int(os.environ['MASTER_PORT']), is_master=False)")
+
+
 def listening() -> set[int]:
     """Ports on which the processes of this test run listen."""
     found = set()
