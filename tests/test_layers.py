@@ -257,6 +257,7 @@ def test_a_rank_imports_nothing_of_the_notebooks_side():
         "records",
         "registry",
         "errors",
+        "stdlib",
         "version",
     }  # the package itself imports errors and version
     assert not modules & {"ipywidgets", "anywidget"}
