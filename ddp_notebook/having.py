@@ -83,9 +83,10 @@ def end(session: sessions.Session) -> str:
     if session.outlives_stop:
         session.stop()
         return f"{session.kept_as} is not looked at any more; its {_ranks(session)} go on"
-    if session.is_running and session.trouble:
+    if session.is_running and (trouble := session.trouble):
         pids = ", ".join(map(str, session.pids("host server")))
-        print(f"the host server (pid {pids}) does not answer; its processes are ended all the same")
+        which = trouble if session.is_kept else f"the host server (pid {pids}) does not answer"
+        print(f"{which}; its processes are ended all the same")
     left = session.jobs.unended
     session.stop()
     for job in left:

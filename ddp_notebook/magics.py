@@ -14,6 +14,7 @@ from ddp_notebook.records.words import list_ranks
 from ddp_notebook.run import forgotten, progress
 from ddp_notebook.run.cells import options as cell_options
 from ddp_notebook.run.groups.faults import USAGE as FAULT_USAGE
+from ddp_notebook.run.interrupted import OF_MAGICS, tells_interrupts
 from ddp_notebook.run.jobs.job import Job
 from ddp_notebook.run.kernel import cell_number, is_run_by_program
 from ddp_notebook.run.lines import LineParser
@@ -22,6 +23,7 @@ from ddp_notebook.torchrun import current as torchrun_jobs
 from ddp_notebook.torchrun import starting as torchrun
 
 
+@tells_interrupts(OF_MAGICS)
 @magics_class
 class DDPMagics(Magics):
     """The session (`%ddp_start` to `%ddp_check`), what it has recorded (`%ddp_record` to `%ddp_trace`), cells for

@@ -21,6 +21,7 @@ from ddp_notebook.run.cells.watch import Beside
 from ddp_notebook.run.dispatch import Dispatch
 from ddp_notebook.run.files.face import FileFace
 from ddp_notebook.run.groups.face import GroupFace
+from ddp_notebook.run.interrupted import OF_SESSION, tells_interrupts
 from ddp_notebook.run.kept import KeptFace
 from ddp_notebook.run.kernel import ipython
 from ddp_notebook.run.output.sink import Sink
@@ -45,6 +46,7 @@ def current() -> Session | None:
     return _current
 
 
+@tells_interrupts(OF_SESSION)
 class Session(KeptFace, GroupFace, ShardingFace, ValueFace, FileFace, RecordFace, ViewFace):
     """A group of ranks. `start` makes one; `stop`, or leaving a `with` block, ends it."""
 

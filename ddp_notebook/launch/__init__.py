@@ -23,6 +23,7 @@
     controller   that controller, nine processes
     client       ipyparallel's client
     processes    identity of processes, and how to end them
+    outbox       sending on a stream without a wait, where the other end may be stopped
 
 Nothing outside this folder knows how ranks were started, or looks at their processes: it asks the cluster, and that
 asks the host server.

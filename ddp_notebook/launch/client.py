@@ -7,10 +7,11 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from ddp_notebook.errors import ClientError
+from ddp_notebook.launch import processes
 
 if TYPE_CHECKING:
     import ipyparallel
@@ -22,6 +23,7 @@ _ANSWER_S = 0.5
 _HEALED_S = 2.0
 _LOOK_S = 0.02
 _FAIL_S = 2.0
+_WATCH_S = 1.0  # between two looks whether processes of the controller run, while a call waits
 _WHOSE = "(__import__('socket').gethostname(), __import__('os').getpid())"  # a function of ours would be imported there
 _WHY = "ipyparallel's controller is gone, and the reply to this call with it; session.client starts it again"
 
@@ -101,6 +103,61 @@ def give_up(client: ipyparallel.Client) -> None:
         _log.exception("calls to ipyparallel's controller, which is gone, could not be ended")
 
 
+class _Watch:
+    """Names processes of the controller that are stopped, or that a debugger holds.
+
+    Calls by the client wait in ipyparallel's code, which says nothing of that: a thread does, under the running cell.
+
+    Args:
+        client: whose calls may wait.
+        controller: its process id, on this machine.
+    """
+
+    def __init__(self, client: ipyparallel.Client, controller: int) -> None:
+        self._client = client
+        self._controller = controller
+        self._pids = [process.pid for process in processes.descendants(controller)]
+        self._closed = threading.Event()
+        threading.Thread(target=self._run, name="ddp-client-watch", daemon=True).start()
+
+    def halted(self) -> str:
+        """Name the processes that do not run, and the remedy, in a sentence; "" if all run."""
+        return halted(self._controller, self._pids)
+
+    def close(self) -> None:
+        self._closed.set()
+
+    def _run(self) -> None:
+        said = ""
+        while not self._closed.wait(_WATCH_S):
+            why = self.halted() if self._client.outstanding else ""
+            if why and why != said:
+                print(f"a call of session.client waits: {why}", file=sys.stderr, flush=True)
+            said = why
+
+
+def halted(controller: int, pids: Sequence[int] = ()) -> str:
+    """Name the processes of a controller that do not run, and the remedy, in a sentence; "" if all run.
+
+    Args:
+        controller: its process id, on this machine.
+        pids: of all its processes, if they are known.
+    """
+    pids = pids or [process.pid for process in processes.descendants(controller)]
+    stopped = [pid for pid in pids if processes.is_stopped_anywhere(pid)]
+    whose = f"ipyparallel's controller (process {controller})"
+    if stopped:
+        resume = f"kill -CONT {' '.join(map(str, stopped))}"
+        which = (
+            "is stopped"
+            if stopped == [controller]
+            else f"has processes that are stopped ({', '.join(map(str, stopped))})"
+        )
+        return f"{whose} {which}: {resume} lets it go on, and nothing is lost. Cells go on without it"
+    held = next(filter(None, map(processes.held, pids)), "")
+    return f"{whose} does not answer: {held}. Cells go on without it" if held else ""
+
+
 class SharedClient:
     """The client of a session, made at the first use, and anew where its controller has been started again.
 
@@ -114,6 +171,7 @@ class SharedClient:
         self._file = file
         self._made: tuple[ipyparallel.Client, int] | None = None  # and the pid of its controller
         self._known: set[Whose] = set()  # ranks that it has heard
+        self._watch: _Watch | None = None
 
     def get(self) -> ipyparallel.Client:
         """A client that knows all engines.
@@ -124,11 +182,13 @@ class SharedClient:
         until = time.monotonic() + _CONNECT_S
         while True:
             file, pid = self._file()  # another one, where it has ended since the last attempt
+            if why := halted(pid) if self._watch is None else self._watch.halted():
+                raise ClientError(why)
             try:
                 if self._made is None or self._made[1] != pid:
                     self.close()
                     client, self._known = connect(file, self._ranks, until)
-                    self._made = client, pid
+                    self._made, self._watch = (client, pid), _Watch(client, pid)
                 else:
                     client = self._made[0]
                     self._hear_new(client, until)
@@ -155,14 +215,21 @@ class SharedClient:
     def on_controller_ended(self) -> None:
         """Its controller has ended. In an I/O thread."""
         made, self._made = self._made, None
+        self._end_watch()
         if made is not None:
             threading.Thread(target=give_up, args=(made[0],), name="ddp-client", daemon=True).start()
 
     def close(self) -> None:
         """Close it, if there is one."""
         made, self._made = self._made, None
+        self._end_watch()
         if made is not None:
             try:
                 made[0].close(linger=0)
             except Exception as error:
                 print(f"closing ipyparallel's client failed: {error}", file=sys.stderr)
+
+    def _end_watch(self) -> None:
+        watch, self._watch = self._watch, None
+        if watch is not None:
+            watch.close()

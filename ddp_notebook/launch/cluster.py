@@ -32,6 +32,11 @@ from ddp_notebook.wire.keys import Keyring
 from ddp_notebook.wire.memory import Memory
 
 __all__ = ["Check", "Cluster", "Listener"]
+_WIRE_ENDED = (
+    "this notebook's thread ddp-wire, which carries messages of ranks, has ended. Text of cells arrives, no display or "
+    "value does; %ddp_restart starts all afresh"
+)
+HANGS_S = 5.0  # without an answer, until something that needs it is given up; a loaded machine is slow
 
 
 class Listener(Protocol):
@@ -217,12 +222,47 @@ class Cluster:
 
     def trouble(self) -> str:
         """Why a host server does not answer, in a sentence; "" if all do that were not lost."""
+        if self._endpoint.has_ended:
+            return _WIRE_ENDED
         return next(filter(None, (host.trouble() for host in self.hosts or self._hosts.values())), "")
 
     @property
     def is_stopped(self) -> bool:
         """Whether somebody has stopped a host server: no cell gets to its ranks then, and no text of them comes."""
         return any(host.is_stopped for host in self.hosts)
+
+    def stopped(self, ranks: Sequence[int] | None = None) -> list[Process]:
+        """The processes of the session that are stopped (SIGSTOP, SIGTSTP), as their hosts have reported. Asks nobody.
+
+        Args:
+            ranks: without those of other ranks; None: all.
+        """
+        if not any(host.stopped for host in self.hosts):  # mostly
+            return []
+        processes = [process for process in self._processes.current if process.is_stopped]
+        return [one for one in processes if one.kind != RANK or ranks is None or one.rank in ranks]
+
+    def pulse(self) -> str:
+        """Why a host server does not answer, as far as is known without a wait, see `Host.pulse`; "": all do."""
+        if self._endpoint.has_ended:
+            return _WIRE_ENDED
+        return next(filter(None, (host.pulse() for host in self.hosts)), "")
+
+    def cut_off(self, after_s: float = HANGS_S) -> str:
+        """Why nothing gets to any rank, in a sentence; "" if the way to them is open.
+
+        Args:
+            after_s: seconds without an answer after which a process that is not stopped counts as hanging.
+        """
+        return ""
+
+    def tell_what_is_slow(self, say: Callable[[str], object]) -> None:
+        """Have this told in a sentence what a group that forms again waits for, where that takes long."""
+        self._forming.on_slow = say
+
+    def replace_stopped_store(self) -> None:
+        """End a store that is stopped, so that ranks do not wait for it: the next group gets a new one."""
+        self._members.end_stopped_store()
 
     @property
     def is_here(self) -> bool:

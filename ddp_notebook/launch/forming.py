@@ -6,14 +6,15 @@ its place in the next one. An answer to an earlier call is dropped.
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import time
 from collections.abc import Callable, Sequence
 
-from ddp_notebook.errors import StartError, StartTimeoutError
+from ddp_notebook.errors import HostError, StartError, StartTimeoutError
 from ddp_notebook.launch.host.host import Host
 from ddp_notebook.launch.placement import Placement
-from ddp_notebook.launch.process import COMER, RANK, Process, Processes
+from ddp_notebook.launch.process import COMER, CONTROLLER, RANK, STORE, Process, Processes
 from ddp_notebook.launch.ways.base import LOOPBACK
 from ddp_notebook.records.words import name_ranks
 from ddp_notebook.wire.endpoint import Endpoint
@@ -24,6 +25,10 @@ Check = Callable[[], None]
 
 _LOOK_S = 0.2  # between two looks whether a wait is to go on
 _LOOK_EACH_S = 1e-5  # for each rank, at least: a look at all for each that says something would be their square
+_HANGS_S = 5.0  # without an answer of a host server, until a wait is given up; a loaded machine is slow
+_STOPPED_S = 1.0  # a process that is stopped for so long ends a wait for it
+_SLOW_S = 2.5  # seconds until a message about the wait is shown
+_SLOW_EACH_S = 0.05  # and for each rank
 _FORM_TIMEOUT_S = 10.0  # of a group that forms; more where many ranks do
 
 
@@ -40,6 +45,7 @@ class Forming:
     Attributes:
         epoch: of the group that was called last; 0: none.
         has_started: the session's start is over, and what may end is not the ranks' start any more.
+        on_slow: told in a sentence what a group that forms again still waits for.
     """
 
     def __init__(
@@ -55,6 +61,7 @@ class Forming:
         self.epoch = 0
         self.has_started = False
         self.processes_so_far = 0  # that have had a rank
+        self.on_slow: Callable[[str], object] = lambda _: None
         self._processes = processes
         self._is_alone = is_alone
         self._ports = ports
@@ -127,6 +134,7 @@ class Forming:
             StartError: a process ended or could not do its part.
             StartTimeoutError: the deadline passed.
         """
+        say_at = time.monotonic() + _SLOW_S + _SLOW_EACH_S * len(self._processes.by_rank)
         while True:
             with self._processes.changed:
                 check()
@@ -141,6 +149,9 @@ class Forming:
                         "Give it more time (--timeout, timeout_s), or look at the host's load and memory"
                     )
                 self._processes.changed.wait(max(0.0, min(_LOOK_S, deadline - time.monotonic())))
+            if self.has_started and time.monotonic() > say_at:
+                say_at = float("inf")
+                self.on_slow(self._slow_in_words(stage, missing, deadline))
             time.sleep(_LOOK_EACH_S * len(waited_for))
 
     def raise_failures(self, stage: str) -> None:
@@ -148,15 +159,35 @@ class Forming:
         for host in dict.fromkeys(process.host for process in self._processes.current if process.is_alive):
             if not host.is_alive:
                 raise StartError(f"the host server ended while waiting for {stage}; try again with %ddp_start")
-            if host.is_stopped:
-                raise StartError(f"{host.trouble()} (it was waiting for {stage})")
+            trouble = host.pulse()
+            if trouble and (host.is_stopped or host.unanswered_s > _HANGS_S):
+                raise StartError(f"{trouble} (it was waiting for {stage})")
         for process in self._processes.current:
             is_rank = process.kind in (RANK, COMER)
             name = f"rank {process.rank}" if is_rank else f"the {process.kind}"
             if not process.is_alive and (is_rank or not self.has_started):
                 raise StartError(f"{name} died while waiting for {stage}: {process.how_it_ended()}")
+            if process.stopped_s > _STOPPED_S and process.kind != CONTROLLER:
+                raise StartError(f"{process.stopped} (it was waiting for {stage})")
             if process.error:
                 raise StartError(f"{name} failed while waiting for {stage}: {process.error}")
+
+    def _slow_in_words(self, stage: str, missing: Sequence[int], deadline: float) -> str:
+        """Name the stage, the ranks that are missing, and the debuggers that hold processes."""
+        by_host: dict[Host, list[Process]] = {}
+        for process in self._processes.current:
+            if process.is_alive and (process.kind == STORE or process.rank in missing):
+                by_host.setdefault(process.host, []).append(process)
+        held = []
+        for host, those in by_host.items():
+            if trouble := host.pulse():
+                held.append(trouble)
+            with contextlib.suppress(HostError):
+                seen = host.look([process.number for process in those])
+                names = {one.number: f"rank {one.rank}" if one.kind != STORE else "the store" for one in those}
+                held += [f"{names[number]}: {one.held}" for number, one in seen.items() if one.held]
+        why = "; ".join(held) or f"{name_ranks(missing)} did not answer yet"
+        return f"still waiting for {stage}, for at most {deadline - time.monotonic():.0f} s more: {why}"
 
     # ---- I/O threads
 

@@ -120,15 +120,18 @@ class Hosts:
             ranks: how many.
 
         Raises:
-            StartError: they could not, or a host server does not answer.
+            StartError: they could not.
         """
+        env = {**os.environ, **self._options.env}
         folders.remove(folders.make("ddp_notebook-", is_large=True, is_guarded=False))
-        if self._options.is_here and self.all[0].is_alive and not self.all[0].fits({**os.environ, **self._options.env}):
-            warm.prepare_anew({**os.environ, **self._options.env}).facts()
+        if self._options.is_here and self.all[0].is_alive and not self.all[0].fits(env):
+            warm.prepare_anew(env).facts()
         try:
             for host in self.all:
-                if host.is_alive:
+                if host.is_alive and not host.trouble():
                     host.request("ready", ranks=ranks)
+                elif host.is_alive and self._options.is_here and not host.is_stopped:  # the end lets one go on
+                    warm.prepare_anew(env).facts()  # it hangs, and the restart replaces it
         except HostError as error:
             raise StartError(str(error)) from error
 
@@ -178,7 +181,8 @@ class Hosts:
 
     def notices(self) -> list[str]:
         """What their user should know by now and was not told yet, such as that their time is nearly over."""
-        return [] if self._tasks is None else self._tasks.notices()
+        of_hosts = [notice for host in self.all for notice in host.notices()]
+        return of_hosts + ([] if self._tasks is None else self._tasks.notices())
 
     def tell_of_warnings(self, on_warned: Callable[[str], object]) -> None:
         """Have this called, from any thread, when the job that the ranks are in says that its time is nearly over."""

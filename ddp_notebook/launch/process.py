@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import signal
 import threading
+import time
 from dataclasses import dataclass, field
 
 from ddp_notebook.launch.host.host import Host
@@ -49,6 +50,37 @@ class Process:
     @property
     def is_alive(self) -> bool:
         return self.status is None and not self.lost
+
+    @property
+    def stopped_s(self) -> float:
+        """Seconds since the process was stopped (SIGSTOP, SIGTSTP); 0.0 if it runs or has ended."""
+        since_s = self.host.stopped.get(self.number)
+        return 0.0 if since_s is None or not self.is_alive else max(1e-9, time.monotonic() - since_s)
+
+    @property
+    def is_stopped(self) -> bool:
+        return bool(self.stopped_s)
+
+    @property
+    def stopped(self) -> str:
+        """Return a sentence with the remedy that loses least if the process is stopped, else ""."""
+        if not self.is_stopped:
+            return ""
+        where = "" if self.host.way_is_here else f" on {self.host.label}"
+        resume = f"kill -CONT {self.pid}{where} lets it go on"
+        if self.kind == RANK:
+            return f"rank {self.rank}: its process {self.pid} is stopped; {resume}, with all its variables"
+        if self.kind == STORE:
+            return (
+                f"the store (process {self.pid}), in which ranks find each other while a group forms, is stopped; "
+                f"{resume}, or %ddp_heal replaces it, and no variable is lost"
+            )
+        if self.kind == CONTROLLER:
+            return (
+                f"ipyparallel's controller (process {self.pid}) is stopped, so session.client does not answer; "
+                f"{resume}. Cells go on without it"
+            )
+        return f"a {self.kind} (process {self.pid}) is stopped; {resume}"
 
     @property
     def how(self) -> str:

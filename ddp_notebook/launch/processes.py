@@ -37,6 +37,41 @@ def is_stopped(child: int) -> bool:
         return False
 
 
+def is_stopped_anywhere(pid: int) -> bool:
+    """Return whether any process, not only a child, is stopped."""
+    try:
+        return state_and_start(pid)[0] == "T"
+    except ProcessLookupError:
+        return False
+
+
+def held(pid: int) -> str:
+    """Describe the debugger that holds a process or one of its threads; "" if there is none, or off Linux.
+
+    A debugger can hold one thread alone, which stops neither the process nor its other threads.
+
+    The description goes after "rank 1: ".
+    """
+    try:
+        threads = sorted(int(name) for name in os.listdir(f"/proc/{pid}/task"))
+    except OSError:
+        return ""
+    tracers: dict[int, int] = {}  # key: the thread that the tracer holds
+    for thread in threads:
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{thread}/status") as file:
+            lines = dict(line.split(":\t", 1) for line in file if ":\t" in line)
+            if lines["State"].startswith("t"):
+                tracers[thread] = int(lines["TracerPid"])
+    if not tracers:
+        return ""
+    tracer = next(iter(tracers.values()))
+    name = ""
+    with contextlib.suppress(OSError), open(f"/proc/{tracer}/comm") as file:
+        name = f"{file.read().strip()}, "
+    which = "its process" if pid in tracers else f"thread {next(iter(tracers))} of its process"
+    return f"{which} {pid} is held by a debugger ({name}process {tracer}); it goes on when the debugger detaches"
+
+
 def descendants(pid: int) -> list[psutil.Process]:
     """The process and all below it, as far as the tree is unbroken."""
     try:

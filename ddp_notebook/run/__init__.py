@@ -19,5 +19,6 @@ rank_sets   sets of ranks as people write them: `--ranks 0,2-3`
 lines       how the lines of magics are read
 forgotten   a line under the traceback of a cell that was meant for the ranks
 progress    a line that tells how far something is
+interrupted  what an interrupt of a command says
 kernel      what this process is: a notebook's kernel or a script
 """

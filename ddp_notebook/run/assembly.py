@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TypeVar
@@ -25,6 +26,7 @@ from ddp_notebook.run.dispatch import Dispatch
 from ddp_notebook.run.files.fetching import Fetching
 from ddp_notebook.run.groups.healing import Healing
 from ddp_notebook.run.groups.living import Living
+from ddp_notebook.run.groups.looks import why_silent
 from ddp_notebook.run.groups.preemption import Preemption
 from ddp_notebook.run.groups.resizing import Resizing
 from ddp_notebook.run.jobs.jobs import Jobs
@@ -39,6 +41,8 @@ from ddp_notebook.run.values.transfers import Transfers
 from ddp_notebook.wire.events import Comm
 from ddp_notebook.wire.record_options import PROFILES
 
+_SILENT_S = 1.5  # a rank speaks each second
+_LONG_S = 5.0
 T = TypeVar("T")
 
 
@@ -60,7 +64,8 @@ class Parts:
         self.hosts = hosts
         self._attached = False  # to ranks that live already
         self.living = living = Living(cluster)
-        self.questions = questions = Questions(cluster.send, living.check_rank)
+        self.questions = questions = Questions(cluster.send, living.check_rank, self._tell_who_is_slow)
+        cluster.tell_what_is_slow(_say)
         receipts = Receipts(cluster.send)
         self.arrivals = Arrivals(cluster, receipts.took)
         self.cells = cells = Cells(
@@ -131,11 +136,18 @@ class Parts:
             self.jobs.on_queue = lambda waiting: remote.tell("queue", [*self.adopted.waiting, *waiting])
             self.cells.before_turn = self.adopted.notes
             self.cells.on_shown = lambda cell: remote.tell("shown", cell)
+        remote.say = _say
         self.observer.read_earlier(itertools.chain(told.left, batches(told.recorded)))
 
     def profiles(self) -> Iterator[Path]:
         """The profiles that cells have left; none once the session was stopped."""
         return iter(()) if self.living.has_ended else iter(self.cluster.files(PROFILES))
+
+    def _tell_who_is_slow(self, rank: int, seconds: float) -> None:
+        """Report a rank that is silent at once, and one that may compute its answer later."""
+        if rank in self.cluster.ranks and (self.cluster.silent_s(rank) > _SILENT_S or seconds > _LONG_S):
+            why = why_silent(self.cluster, [rank])[rank]
+            _say(f"rank {rank} has not answered for {seconds:g} s" + (f": {why}" if why else ""))
 
     def on_started(self) -> None:
         """The ranks can run cells."""
@@ -166,6 +178,11 @@ class Parts:
         """By the rank's inbox, as its cells, so that the next cell sees what the user has moved."""
         if not self.living.has_ended:
             self.cluster.tell(message, [rank])
+
+
+def _say(text: str) -> None:
+    """Show a line under the cell that waits."""
+    print(text, file=sys.stderr, flush=True)
 
 
 class Assembled:

@@ -19,6 +19,7 @@ Answer = Checked | ClockReply | Pulled | Pushed | Vitals | WasCut
 
 _MOST_LAPSING = 20  # open questions to one rank that may never be answered: two a second, for as long as anybody waits
 _CHECK_S = 0.5
+_SLOW_S = (2.0, 10.0)  # without an answer, until that is reported
 
 
 class Questions:
@@ -27,11 +28,18 @@ class Questions:
     Args:
         send: sends a message to a rank.
         check: raises when a rank can no longer answer.
+        on_slow: told of a rank that has not answered, and for how many seconds: at most twice for each answer.
     """
 
-    def __init__(self, send: Callable[[int, Message], None], check: Callable[[int], None]) -> None:
+    def __init__(
+        self,
+        send: Callable[[int, Message], None],
+        check: Callable[[int], None],
+        on_slow: Callable[[int, float], object] = lambda *_: None,
+    ) -> None:
         self._send = send
         self._check = check
+        self._on_slow = on_slow
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
         self._open: dict[int, tuple[int, Future[Any]]] = {}  # asked rank and answer, by request number
@@ -87,12 +95,15 @@ class Questions:
         Args:
             check: called often; an exception from it ends the wait.
         """
+        began_s, slow_s = time.monotonic(), [*_SLOW_S]
         while True:
             try:
                 return future.result(timeout=_CHECK_S)
             except FutureTimeoutError:
                 self._check(rank)
                 check()
+            if slow_s and time.monotonic() - began_s > slow_s[0]:
+                self._on_slow(rank, slow_s.pop(0))
 
     @property
     def handlers(self) -> Handlers:

@@ -110,6 +110,11 @@ class Endpoint:
 
     # ---- for any thread
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether the thread of this endpoint has ended without `close`, so that no message is sent or received."""
+        return not (self._closing or self._thread.is_alive() or self._thread.ident is None)
+
     def send(self, message: Message, peer: str = "") -> None:
         """Send a message; it arrives once and in order, also across a cut of the connection."""
         self._outbox.append((peer.encode(), message.encode(), self.epoch))

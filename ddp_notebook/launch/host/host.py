@@ -8,6 +8,7 @@ import logging
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any
@@ -16,6 +17,7 @@ from ddp_notebook.errors import HostError, StartError, StartTimeoutError
 from ddp_notebook.launch.host import framing
 from ddp_notebook.launch.host.look import Seen
 from ddp_notebook.launch.host.owner.hearing import Hearing
+from ddp_notebook.launch.host.owner.pulse import Pulse
 from ddp_notebook.launch.host.owner.requests import HostGoneError, HostSilentError, HostTimeoutError, Reply, Requests
 from ddp_notebook.launch.processes import Identity
 from ddp_notebook.launch.ways.base import Way
@@ -61,8 +63,12 @@ class Host:
         self._numbers = itertools.count() if numbers is None else numbers
         self._owner_pid = os.getpid()
         self._facts: dict[str, Any] | None = None
+        self.stopped: dict[int, float] = {}  # processes that are stopped, and since when on the monotonic clock
+        self._notices: deque[str] = deque()
+        self._pulse = Pulse(lambda: self.ask("ping"))
         self.folder = ""  # where ranks of the host begin, if files were sent for them
-        threading.Thread(target=self._read, name="ddp-host", daemon=True).start()
+        self._reader = threading.Thread(target=self._read, name="ddp-host", daemon=True)
+        self._reader.start()
         self._hearing = Hearing(way, self._requests.gone, self._requests.speak, self.give_up)
 
     @property
@@ -80,6 +86,11 @@ class Host:
     def label(self) -> str:
         """What its user calls it. Call `facts` first."""
         return self.hostname if self.way.is_here else self.name
+
+    @property
+    def way_is_here(self) -> bool:
+        """Return whether the host is the machine of the notebook."""
+        return self.way.is_here
 
     @property
     def address(self) -> str:
@@ -170,6 +181,8 @@ class Host:
             return f"{how}; its ranks are gone, and the session with them: %ddp_restart starts afresh"
         if self.is_unreachable:
             return self.unheard
+        if not self.is_stopped and self._pulse.unanswered_s > timeout_s:
+            return self.pulse() or self.trouble(timeout_s)
         try:
             self.request("ping", timeout_s=timeout_s)
         except HostGoneError:
@@ -177,6 +190,30 @@ class Host:
         except HostError as error:
             return str(error)
         return ""
+
+    def pulse(self) -> str:
+        """Why the server does not answer, as far as is known without a wait; "" if it does. Call it again and again:
+        each call sends a ping where none is under way."""
+        if not self.is_alive or self.is_unreachable or self.silent_s > _QUIET_S:
+            return ""  # others report it
+        if self.is_stopped:
+            return self._is_stopped_in_words
+        silent_s = self._pulse.look()
+        return self._silent_in_words("ping", silent_s) if silent_s > _ANSWER_S else ""
+
+    @property
+    def unanswered_s(self) -> float:
+        """Seconds for which the server has not answered, as `pulse` has found last."""
+        return self._pulse.unanswered_s
+
+    @property
+    def _answers(self) -> bool:
+        """Return False if the server is stopped or known to hang, so that a request is useless."""
+        return not self.is_stopped and self._pulse.unanswered_s < _ANSWER_S
+
+    def notices(self) -> list[str]:
+        """Return and forget the messages of the server for the user."""
+        return [self._notices.popleft() for _ in range(len(self._notices))]
 
     def resume(self) -> None:
         """Let a stopped server go on, so that it can end what it has started."""
@@ -239,17 +276,30 @@ class Host:
             except FutureTimeoutError:
                 check()
             if self.is_stopped:
-                raise HostSilentError(
-                    f"the host server (pid {self.pid}), through which the ranks get their cells, is stopped: "
-                    f"kill -CONT {self.pid} lets it go on, and %ddp_restart starts all afresh"
-                )
+                raise HostSilentError(self._is_stopped_in_words)
             if time.monotonic() > until:
                 raise HostTimeoutError(
-                    self._hearing.words
-                    if self.silent_s > _QUIET_S
-                    else f"the host server (pid {self.pid}) did not answer {op!r} in {timeout_s:g} s; %ddp_restart "
-                    "starts all afresh"
+                    self._hearing.words if self.silent_s > _QUIET_S else self._silent_in_words(op, timeout_s)
                 )
+
+    @property
+    def _is_stopped_in_words(self) -> str:
+        return (
+            f"the host server (pid {self.pid}), through which the ranks get their cells, is stopped: "
+            f"kill -CONT {self.pid} lets it go on, and %ddp_restart starts all afresh"
+        )
+
+    def _silent_in_words(self, op: str, waited_s: float) -> str:
+        if not self._reader.is_alive():
+            return (
+                f"this notebook's thread {self._reader.name}, which reads what the host server sends, has ended; "
+                "%ddp_restart starts all afresh"
+            )
+        held = f" ({why})" if (why := self.way.held) else ""
+        return (
+            f"the host server (pid {self.pid}) did not answer {op!r} in {waited_s:.3g} s{held}; "
+            "%ddp_restart starts all afresh"
+        )
 
     def next_number(self) -> int:
         """A number for a new process; none is used twice."""
@@ -307,7 +357,7 @@ class Host:
         if self.is_unreachable:  # it gets them when it is back, and what is sent later behind them
             self._requests.say("signal", **request)
             return False
-        if not self.is_stopped:
+        if self._answers:
             with contextlib.suppress(HostSilentError):
                 self.request("signal", timeout_s=_ANSWER_S, **request)
                 return True
@@ -321,7 +371,7 @@ class Host:
         Raises:
             HostGoneError: the server ended.
         """
-        if not self.is_stopped and not self.is_unreachable:
+        if self._answers and not self.is_unreachable:
             with contextlib.suppress(HostSilentError):
                 reply = self.request("look", timeout_s=_ANSWER_S, processes=targets)
                 return {process: Seen(*seen) for process, *seen in reply["seen"]}
@@ -379,13 +429,19 @@ class Host:
     def _read(self) -> None:
         unpacker = framing.Unpacker()
         while data := self.way.receive():
+            self._pulse.hear()
             for frame in unpacker.feed(data):
                 if isinstance(frame, tuple):
                     assert not isinstance(frame, framing.Input)
                     self._report(self.on_text, *frame)
                 elif frame.get("event") == "ended":
                     self._leaders.pop(frame["process"], None)
+                    self._note_stopped(frame["process"], False)
                     self._report(self.on_ended, frame["process"], frame["status"])
+                elif frame.get("event") == "stopped":
+                    self._note_stopped(frame["process"], frame["is_stopped"])
+                elif frame.get("event") == "notice":
+                    self._notices.append(frame["text"])
                 else:
                     self._requests.on_reply(frame)
         self._requests.end(self.way.how_it_ended(self._given_up))  # which goes with the directory
@@ -394,6 +450,10 @@ class Host:
             self._sweep()
             self._report(self.on_gone)
         self.way.close()
+
+    def _note_stopped(self, process: int, is_stopped: bool) -> None:
+        others = {number: since for number, since in self.stopped.items() if number != process}
+        self.stopped = {**others, process: time.monotonic()} if is_stopped else others  # other threads read it
 
     def _report(self, callback: Callable[..., None], *arguments: Any) -> None:
         """Call back. A failure there must not end the thread that hears of deaths."""

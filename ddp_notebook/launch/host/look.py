@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import psutil
-
+from ddp_notebook.launch import processes
 from ddp_notebook.wire import signals
 
 POLL_S = 0.01
+_HELD = "held: "
 _STACK_S = 0.3  # what a rank gets to write its stack
 
 
@@ -21,7 +21,13 @@ class Seen(NamedTuple):
     """What was seen of one process."""
 
     is_stopped: bool
-    stack: str = ""  # what `faulthandler` wrote of its threads; "": nothing
+    stack: str = ""  # output of `faulthandler`, after a line for `held` if there is one
+
+    @property
+    def held(self) -> str:
+        """Describe the debugger that holds it, see `processes.held`; "" if there is none."""
+        first, _, _ = self.stack.partition("\n")
+        return first.removeprefix(_HELD) if first.startswith(_HELD) else ""
 
 
 class Look:
@@ -33,11 +39,16 @@ class Look:
     """
 
     def __init__(self, pids: Mapping[int, int], directory: str) -> None:
-        self.seen = {process: Seen(_is_stopped(pid)) for process, pid in pids.items()}
+        held = {process: processes.held(pid) for process, pid in pids.items()}
+        self._held = {process: f"{_HELD}{why}\n" if why else "" for process, why in held.items()}
+        self.seen = {
+            process: Seen(processes.is_stopped_anywhere(pid), self._held[process]) for process, pid in pids.items()
+        }
         self._files: dict[int, tuple[Path, int]] = {}  # and the size before
         self._until = time.monotonic() + _STACK_S
         for process, pid in pids.items():
-            if signals.STACK is not None and not self.seen[process].is_stopped:
+            # A held process would write all its stacks together when it goes on, which can crash it.
+            if signals.STACK is not None and not self.seen[process].is_stopped and not held[process]:
                 with contextlib.suppress(OSError):  # it has ended
                     file = _where(pid, stack_file(directory, process))
                     self._files[process] = file, file.stat().st_size
@@ -48,7 +59,8 @@ class Look:
         before = self.seen.copy()
         for process, (file, size) in self._files.items():
             with contextlib.suppress(OSError):
-                self.seen[process] = Seen(False, file.read_bytes()[size:].decode(errors="replace"))
+                stack = file.read_bytes()[size:].decode(errors="replace")
+                self.seen[process] = Seen(False, self._held[process] + stack)
         are_whole = self.seen == before and all(self.seen[process].stack for process in self._files)
         return are_whole or time.monotonic() > self._until
 
@@ -76,10 +88,3 @@ def _where(pid: int, path: str) -> Path:
                 if os.readlink(f"{descriptors}/{name}") == f"{path} (deleted)":
                     return Path(descriptors) / name
     return Path(path)
-
-
-def _is_stopped(pid: int) -> bool:
-    try:
-        return bool(psutil.Process(pid).status() == psutil.STATUS_STOPPED)
-    except psutil.Error:
-        return False

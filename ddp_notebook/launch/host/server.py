@@ -41,6 +41,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import psutil
@@ -89,12 +90,14 @@ class HostServer:
         directory: str,
         watchdog_pid: int,
         own_env: Mapping[str, str],
+        start_watchdog: Callable[[Callable[[], None]], int],
     ) -> None:
         self._control = control
         self._owner_lives = owner_lives
         self._directory = directory
-        self._watchdog_pid = watchdog_pid
+        self._watchdog_pid = watchdog_pid  # 0: it has ended
         self._own_env = own_env
+        self._start_watchdog = start_watchdog
         self._facts = facts
         self._unpacker = framing.Unpacker()
         self._files = Files()
@@ -137,6 +140,7 @@ class HostServer:
             if time.monotonic() > next_owner_check:
                 next_owner_check = time.monotonic() + _OWNER_CHECK_S
                 self._serving &= self._owner_lives()
+                self._keep_watchdog()
         self._files.discard()
         until = time.monotonic() + _END_ALL_S
         while (left := processes.descendants(os.getpid())[1:]) and time.monotonic() < until:
@@ -364,39 +368,62 @@ class HostServer:
     def _reap(self) -> None:
         while True:
             try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
+                pid, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED | os.WCONTINUED)
             except ChildProcessError:
                 return
             if pid == 0:
                 return
-            gone = self._children.get(pid)
-            if gone is None:
-                continue  # an orphan of a rank, which this server has adopted
-            if gone.spawned is not None:
-                gone.spawned.returncode = os.waitstatus_to_exitcode(status)
-            for _ in range(_SWEEPS):  # what it leaves behind goes with it
-                left = [process for process in ending.of_sessions({pid}) if not processes.tidies_up(process)]
-                if not left:
-                    break
-                processes.kill(left)
-            for pipe in list(gone.pipes.outputs):
-                while self._read_text(gone, pipe):
-                    pass
-            for pipe in list(gone.pipes.outputs):  # a descendant may hold the other end open
-                self._close_pipe(gone, pipe)
-            if gone.pipes.inbox is not None and gone.pipes.inbox in self._selector.get_map():
-                self._selector.unregister(gone.pipes.inbox)
-            gone.pipes.close_inbox()
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(stack_file(self._directory, gone.process))
-            shutil.rmtree(pymp_folder(self._directory, gone.process), ignore_errors=True)
-            del self._children[pid]
-            status = os.waitstatus_to_exitcode(status)
-            self._say({"event": "ended", "process": gone.process, "status": status}, after_text=True)
+            if os.WIFSTOPPED(status) or os.WIFCONTINUED(status):
+                self._on_stopped(pid, os.WIFSTOPPED(status))
+            elif pid == self._watchdog_pid:
+                self._watchdog_pid = 0  # `_keep_watchdog` starts another one
+            elif (gone := self._children.get(pid)) is not None:  # else an orphan of a rank, adopted by this server
+                self._on_ended(gone, os.waitstatus_to_exitcode(status))
+
+    def _on_stopped(self, pid: int, is_stopped: bool) -> None:
+        """Report that a child was stopped (SIGSTOP, SIGTSTP) or goes on (SIGCONT). A watchdog always goes on."""
+        if (child := self._children.get(pid)) is not None:
+            self._say({"event": "stopped", "process": child.process, "is_stopped": is_stopped})
+        elif is_stopped and pid == self._watchdog_pid:
+            os.kill(pid, signal.SIGCONT)
+            self._say({"event": "notice", "text": f"{_watchdog(pid)} was stopped. It goes on; nothing is lost"})
+
+    def _keep_watchdog(self) -> None:
+        if self._watchdog_pid == 0:
+            with contextlib.suppress(OSError):  # no process is left: try again at the next look
+                self._watchdog_pid = self._start_watchdog(self._close_in_child)
+                text = f"{_watchdog(self._watchdog_pid)} replaces one that had ended; nothing is lost"
+                self._say({"event": "notice", "text": text})
+
+    def _on_ended(self, gone: Child, status: int) -> None:
+        if gone.spawned is not None:
+            gone.spawned.returncode = status
+        for _ in range(_SWEEPS):  # what it leaves behind goes with it
+            left = [process for process in ending.of_sessions({gone.pid}) if not processes.tidies_up(process)]
+            if not left:
+                break
+            processes.kill(left)
+        for pipe in list(gone.pipes.outputs):
+            while self._read_text(gone, pipe):
+                pass
+        for pipe in list(gone.pipes.outputs):  # a descendant may hold the other end open
+            self._close_pipe(gone, pipe)
+        if gone.pipes.inbox is not None and gone.pipes.inbox in self._selector.get_map():
+            self._selector.unregister(gone.pipes.inbox)
+        gone.pipes.close_inbox()
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(stack_file(self._directory, gone.process))
+        shutil.rmtree(pymp_folder(self._directory, gone.process), ignore_errors=True)
+        del self._children[gone.pid]
+        self._say({"event": "ended", "process": gone.process, "status": status}, after_text=True)
 
     def _adopted(self) -> list[psutil.Process]:
         """Descendants of ranks that are below this server because their parent ended."""
         return ending.adopted({*self._children, self._watchdog_pid})
+
+
+def _watchdog(pid: int) -> str:
+    return f"the watchdog of the host server (process {pid}), which ends the ranks if their owner dies,"
 
 
 @contextlib.contextmanager
@@ -444,7 +471,8 @@ def main(
         for folder in filter(None, (directory, large_directory)):
             shutil.rmtree(folder, ignore_errors=True)
 
-    watchdog_pid = watchdog.start(owner_lives, tidy_up, control.close)
+    start_watchdog = partial(watchdog.start, owner_lives, tidy_up)
+    watchdog_pid = start_watchdog(control.close)
     gc.disable()  # imports leave next to no garbage, and looking for it takes a fifth of their time
     with _ending_with(owner_lives, tidy_up):
         facts = preload()
@@ -452,5 +480,5 @@ def main(
     facts["address"] = address
     gc.freeze()  # pages of these objects stay shared with the ranks
     gc.enable()
-    HostServer(control, owner_lives, facts, directory, watchdog_pid, own_env or {}).serve()
+    HostServer(control, owner_lives, facts, directory, watchdog_pid, own_env or {}, start_watchdog).serve()
     tidy_up()

@@ -33,6 +33,8 @@ def start(owner_lives: Callable[[], bool], tidy_up: Callable[[], None], close_in
     if (pid := os.fork()) != 0:
         return pid
     try:
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # reset the handlers of a running server
         os.setsid()  # a signal that stops the server's process group does not stop this process
         processes.die_with_parent(server)
         close_inherited()

@@ -9,8 +9,10 @@ import contextlib
 import pickle
 import socket
 import struct
-import threading
+from collections.abc import Callable
 from typing import Any
+
+from ddp_notebook.launch.outbox import Outbox
 
 _LENGTH = struct.Struct("!Q")
 
@@ -25,34 +27,38 @@ class Channel:
     def __init__(self, stream: socket.socket) -> None:
         stream.settimeout(None)
         self._stream = stream
-        self._lock = threading.Lock()
+        self._outbox = Outbox(stream)
 
     def send(self, *message: Any) -> None:
-        """Send a message. From any thread.
+        """Send a message. From any thread. Does not wait: the other side may be stopped.
 
         Raises:
             OSError: the other side is gone.
         """
         data = pickle.dumps(message, protocol=5)
-        with self._lock:
-            self._stream.sendall(_LENGTH.pack(len(data)) + data)
+        self._outbox.send(_LENGTH.pack(len(data)) + data)
 
-    def receive(self) -> tuple[Any, ...] | None:
-        """Wait for the next message. None: the other side is gone."""
+    def receive(self, on_bytes: Callable[[], object] = lambda: None) -> tuple[Any, ...] | None:
+        """Wait for the next message. None: the other side is gone.
+
+        Args:
+            on_bytes: called whenever a part of it has come.
+        """
         try:
-            (nbytes,) = _LENGTH.unpack(self._take(_LENGTH.size))
-            message: tuple[Any, ...] = pickle.loads(self._take(nbytes))
+            (nbytes,) = _LENGTH.unpack(self._take(_LENGTH.size, on_bytes))
+            message: tuple[Any, ...] = pickle.loads(self._take(nbytes, on_bytes))
         except OSError:
             return None
         return message
 
-    def _take(self, nbytes: int) -> bytearray:
+    def _take(self, nbytes: int, on_bytes: Callable[[], object]) -> bytearray:
         data = bytearray(nbytes)
         at = 0
         while at < nbytes:
             if not (read := self._stream.recv_into(memoryview(data)[at:])):
                 raise ConnectionResetError("the other side is gone")
             at += read
+            on_bytes()
         return data
 
     def close(self) -> None:

@@ -17,6 +17,7 @@ from ddp_notebook.launch import environment
 from ddp_notebook.launch.keep.channel import Channel
 from ddp_notebook.launch.keep.keeper.process import Spec
 from ddp_notebook.launch.keep.remote import Remote
+from ddp_notebook.launch.keep.words import why_halted
 from ddp_notebook.launch.options import StartOptions
 from ddp_notebook.registry import doors, finding
 from ddp_notebook.registry.entries import Entry
@@ -76,6 +77,7 @@ def _find(name: str) -> Entry:
 
 
 def _attach(entry: Entry, take_over: bool, looks: bool, check: Check, report: Report) -> Remote:
+    _check_runs(entry)
     try:
         stream = doors.connect(entry.door, _FIRST_WORD_S)
     except OSError as error:
@@ -103,11 +105,18 @@ def _attach(entry: Entry, take_over: bool, looks: bool, check: Check, report: Re
         raise
 
 
+def _check_runs(entry: Entry) -> None:
+    """Raise UsageError if the keeper's process is stopped, or a debugger holds it."""
+    if why := why_halted(entry):
+        raise UsageError(why)
+
+
 def _wait(talk: Channel, stream: socket.socket, entry: Entry, check: Check, report: Report) -> Remote:
     """Wait until the session is there."""
     while True:
         check()
         if not select.select([stream], [], [], _LOOK_S)[0]:
+            _check_runs(entry)
             continue
         message = talk.receive()
         if message is None:
@@ -116,7 +125,8 @@ def _wait(talk: Channel, stream: socket.socket, entry: Entry, check: Check, repo
         if kind == "stage":
             report(*rest)
         elif kind == "welcome":
-            return Remote(talk, *rest)
+            [welcome] = rest
+            return Remote(talk, welcome, entry.pid)
         elif kind == "ended":
             why, failure = rest
             if isinstance(failure, DDPNotebookError):

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
+import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -12,11 +15,16 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any
 
 from ddp_notebook.errors import DDPNotebookError, HostError, UsageError
+from ddp_notebook.launch import processes
+from ddp_notebook.launch.host.owner.pulse import Pulse
+from ddp_notebook.launch.host.owner.requests import HostSilentError
 from ddp_notebook.launch.keep.channel import Channel
 from ddp_notebook.launch.keep.state import Welcome
 from ddp_notebook.registry import finding
 
 _LOOK_S = 0.2
+ANSWER_S = 1.5  # without an answer to a ping, until a message names the keeper
+_GIVE_UP_S = 5.0  # until a request is given up; a loaded machine is slow
 _ENDS_S = 1.0  # until it is seen that a keeper which has closed has ended
 _log = logging.getLogger(__name__)
 
@@ -29,6 +37,7 @@ class Remote:
 
     Attributes:
         welcome: what it has told first.
+        pid: its process, on this machine.
         gone: why there is no keeper any more, or none for this notebook; "" while there is one.
         told_all: set once all has come that was not shown before.
         lacking: new ranks that may lack variables, as long as nobody has supplied them.
@@ -36,13 +45,17 @@ class Remote:
             resized the session.
     """
 
-    def __init__(self, channel: Channel, welcome: Welcome) -> None:
+    def __init__(self, channel: Channel, welcome: Welcome, pid: int) -> None:
         self.welcome = welcome
+        self.pid = pid
+        self._who = processes.identity(pid)
+        self._pulse = Pulse(lambda: self._ask("ping", {})[1])
         self.gone = ""
         self.told_all = threading.Event()
         self.lacking = welcome.lacking
         self.renumbered: Callable[[Mapping[int, int]], object] = lambda _: None
         self.notices: list[str] = []
+        self.say: Callable[[str], object] | None = None  # shows a notice while something is waited for
         self._is_elsewhere = False  # this notebook has left, or lost it to another
         self._channel = channel
         self._numbers = itertools.count(1)
@@ -81,15 +94,12 @@ class Remote:
             check: called often while it waits; what it raises is raised when the keeper has left off.
 
         Raises:
+            HostSilentError: the keeper is stopped, or hangs.
             HostError: the keeper is gone.
             what the keeper has met.
         """
-        number, answer = next(self._numbers), Future[Any]()
-        with self._lock:
-            if self.gone:
-                raise HostError(self.gone)
-            self._pending[number] = answer
-        self.tell("do", number, op, parameters)
+        number, answer = self._ask(op, parameters)
+        is_named = False
         stopped: BaseException | None = None
         while True:
             try:
@@ -102,10 +112,74 @@ class Remote:
                 except BaseException as reason:
                     stopped = reason
                     self.tell("cancel", number)
+                self._show_notices()
+                if why := self.pulse(_GIVE_UP_S):
+                    raise stopped or HostSilentError(why) from None
+                if (why := self.pulse()) and not is_named:
+                    is_named = True
+                    self._say(why)
             except KeyboardInterrupt:
                 if stopped is not None:
                     raise stopped from None
                 raise
+
+    def _show_notices(self) -> None:
+        if self.say is not None:
+            notices, self.notices = self.notices, []
+            for notice in notices:
+                self.say(notice)
+
+    def _say(self, text: str) -> None:
+        if self.say is not None:
+            self.say(text)
+
+    def _ask(self, op: str, parameters: dict[str, Any]) -> tuple[int, Future[Any]]:
+        number, answer = next(self._numbers), Future[Any]()
+        with self._lock:
+            if self.gone:
+                answer.set_exception(HostError(self.gone))
+                return number, answer
+            self._pending[number] = answer
+        self.tell("do", number, op, parameters)
+        return number, answer
+
+    @property
+    def is_stopped(self) -> bool:
+        """Return whether the process of the keeper is stopped."""
+        return not self.gone and processes.is_stopped_anywhere(self.pid)
+
+    def resume(self) -> None:
+        """Let a stopped keeper go on."""
+        self._signal(signal.SIGCONT)
+        self._pulse.forget()
+
+    def kill(self) -> None:
+        """End a keeper that does not answer."""
+        self._signal(signal.SIGKILL)
+
+    def _signal(self, number: signal.Signals) -> None:
+        if processes.is_running(self._who):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+    def pulse(self, after_s: float = ANSWER_S) -> str:
+        """Why the keeper does not answer, as far as is known without a wait, in a sentence; "" if it does. Call it
+        again and again: each call sends a ping where none is under way.
+
+        Args:
+            after_s: seconds without an answer after which it is named. One that is stopped is named at once.
+        """
+        if self.gone:
+            return ""
+        name = f"the keeper (process {self.pid}), which has the ranks of {self.welcome.name}"
+        if self.is_stopped:
+            return f"{name}, is stopped: kill -CONT {self.pid} lets it go on, and nothing is lost"
+        silent_s = self._pulse.look()
+        if silent_s < after_s:
+            return ""
+        held = processes.held(self.pid)
+        why = f" ({held})" if held else ""
+        return f"{name}, has not answered for {silent_s:.1f} s{why}; nothing is lost if it goes on, %ddp_stop ends it"
 
     def close(self, why: str) -> None:
         """This notebook has no business there any more."""
@@ -116,7 +190,7 @@ class Remote:
     # ---- the thread that reads
 
     def _read(self) -> None:
-        while (message := self._channel.receive()) is not None:
+        while (message := self._channel.receive(self._pulse.hear)) is not None:
             kind, *rest = message
             if kind == "reply":
                 self._on_reply(*rest)

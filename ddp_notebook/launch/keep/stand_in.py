@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ddp_notebook.errors import HostError
-from ddp_notebook.launch.cluster import Check, Cluster, Listener
+from ddp_notebook.launch.cluster import HANGS_S, Check, Cluster, Listener
 from ddp_notebook.launch.host.host import Host
 from ddp_notebook.launch.host.look import Seen
+from ddp_notebook.launch.host.owner.requests import HostSilentError
 from ddp_notebook.launch.hosts import Hosts
 from ddp_notebook.launch.keep.remote import Remote
 from ddp_notebook.launch.keep.state import State, folder_of, take
 from ddp_notebook.launch.members.beginning import Beginning
 from ddp_notebook.launch.members.members import Renumbered
 from ddp_notebook.launch.placement import Placement
-from ddp_notebook.launch.process import Processes
+from ddp_notebook.launch.process import STORE, Processes
 from ddp_notebook.launch.sync.sync import Synced
 from ddp_notebook.launch.ways import folders
 from ddp_notebook.registry import entries
@@ -126,6 +128,8 @@ class KeptCluster(Cluster):
     def trouble(self) -> str:
         if self._remote.gone:
             return self._remote.gone
+        if why := self._remote.pulse():
+            return why
         if not self._remote.welcome.drives:
             told = self._remote.welcome
             return (
@@ -140,7 +144,20 @@ class KeptCluster(Cluster):
     @property
     def is_stopped(self) -> bool:
         """Whether no cell of this notebook gets to the ranks: a host server is stopped, or another notebook drives."""
-        return self._state.is_stopped or not self._remote.welcome.drives
+        return self._state.is_stopped or not self._remote.welcome.drives or self._remote.is_stopped
+
+    def cut_off(self, after_s: float = HANGS_S) -> str:
+        return self._remote.pulse(after_s)
+
+    def pulse(self) -> str:
+        return self._remote.pulse() or self._state.trouble
+
+    def tell_what_is_slow(self, say: Callable[[str], object]) -> None:
+        """Do nothing: the keeper sends a notice."""
+
+    def replace_stopped_store(self) -> None:
+        if any(process.kind == STORE for process in self.stopped([])):
+            self._remote.ask("replace_stopped_store")
 
     @property
     def is_here(self) -> bool:
@@ -163,6 +180,8 @@ class KeptCluster(Cluster):
         return list(Path(self.directory).glob(pattern)) if self.is_here else []
 
     def silent_s(self, rank: int) -> float:
+        if (heard_s := self._state.silent.get(rank)) is not None:
+            return time.monotonic() - heard_s
         return self.process(rank).host.silent_s
 
     def hold_text(self, hold: bool) -> None:
@@ -186,13 +205,20 @@ class KeptCluster(Cluster):
 
     def stop(self, grace_s: float = 1.0) -> bool:
         """End the session, if this notebook drives it; else only leave it."""
-        try:
-            if self._remote.welcome.drives and not self._remote.gone:
-                self._remote.ask("stop")
-        except HostError:
-            pass  # it has ended
+        if self._remote.welcome.drives and not self._remote.gone:
+            self._end_keeper()
         self.leave()
         return True
+
+    def _end_keeper(self) -> None:
+        if self._remote.is_stopped:
+            self._remote.resume()  # so that it ends everything in order
+        try:
+            self._remote.ask("stop")
+        except HostSilentError:
+            self._remote.kill()  # the host servers end all that they have started when their owner is gone
+        except HostError:
+            pass  # it has ended
 
     def leave(self) -> None:
         """Go, and let the ranks live."""
@@ -236,7 +262,11 @@ class KeptHosts(Hosts):
         if self._remote.gone:
             return ""  # its trouble says what became of it
         kept = f"kept session {self._remote.welcome.name}: %ddp_attach {self._remote.welcome.name} in another kernel"
-        return "\n".join(filter(None, [str(self._remote.ask("status")), kept]))
+        try:
+            of_tasks = str(self._remote.ask("status"))
+        except HostSilentError:  # `trouble` returns the reason
+            of_tasks = ""
+        return "\n".join(filter(None, [of_tasks, kept]))
 
     def notices(self) -> list[str]:
         notices, self._remote.notices = self._remote.notices, []

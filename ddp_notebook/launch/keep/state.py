@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import cast
@@ -14,6 +15,8 @@ from ddp_notebook.launch.placement import Placement
 from ddp_notebook.launch.process import RANK, Process, Processes
 from ddp_notebook.launch.sync.sync import Synced
 from ddp_notebook.wire.events import RunCell
+
+_SILENT_S = 1.5  # without a word; a rank speaks each second
 
 
 @dataclass(slots=True, kw_only=True)
@@ -28,10 +31,15 @@ class OfHost:
     unheard: str
     silent_s: float
     pid: int
+    stopped: dict[int, float] = field(default_factory=dict)  # see `Host.stopped`
 
     @property
     def is_unreachable(self) -> bool:
         return bool(self.unheard)
+
+    @property
+    def way_is_here(self) -> bool:
+        return self.is_here
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +67,8 @@ class State:
     is_running: bool
     is_stopped: bool
     words: str  # names of the hosts
+    trouble: str = ""  # see `Cluster.pulse`
+    silent: dict[int, float] = field(default_factory=dict)  # rank -> monotonic time of its last message
     unheard: dict[int, str] = field(default_factory=dict)
 
 
@@ -118,6 +128,7 @@ def state_of(cluster: OwnCluster, hosts: Hosts) -> State:
             unheard=host.unheard,
             silent_s=host.silent_s,
             pid=host.pid,
+            stopped=host.stopped,
         )
         for host in hosts.all
     ]
@@ -141,8 +152,17 @@ def state_of(cluster: OwnCluster, hosts: Hosts) -> State:
         is_running=cluster.is_running,
         is_stopped=cluster.is_stopped,
         words=hosts.words,
+        trouble=cluster.pulse(),
+        silent=silent_ranks(cluster),
         unheard=cluster.unheard,
     )
+
+
+def silent_ranks(cluster: Cluster) -> dict[int, float]:
+    """Return the ranks without a message for a while, with the monotonic time of the last message."""
+    now = time.monotonic()
+    silent_s = {rank: cluster.silent_s(rank) for rank in cluster.alive}
+    return {rank: now - seconds for rank, seconds in silent_s.items() if seconds > _SILENT_S}
 
 
 def take(state: State, hosts: dict[str, Host], processes: Processes) -> None:
@@ -153,6 +173,7 @@ def take(state: State, hosts: dict[str, Host], processes: Processes) -> None:
             hosts[new.name] = cast(Host, new)
         else:
             old.is_alive, old.unheard, old.silent_s = new.is_alive, new.unheard, new.silent_s
+            old.stopped = new.stopped
     with processes.changed:
         by_rank: dict[int, Process] = {}
         for told in state.processes:

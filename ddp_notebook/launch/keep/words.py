@@ -6,12 +6,22 @@ import time
 from typing import Any
 
 from ddp_notebook.errors import UsageError
+from ddp_notebook.launch import processes
 from ddp_notebook.records.units import duration
 from ddp_notebook.registry import doors
 from ddp_notebook.registry.entries import Entry
 from ddp_notebook.registry.finding import SESSION, Found
 
 _STOP_S = 40.0
+
+
+def why_halted(entry: Entry) -> str:
+    """Explain why the keeper does not run, with the remedy; "" if it runs."""
+    keeper = f"the keeper of {entry.name} (process {entry.pid})"
+    if processes.is_stopped_anywhere(entry.pid):
+        return f"{keeper} is stopped: kill -CONT {entry.pid} lets it go on, and nothing is lost"
+    held = processes.held(entry.pid)
+    return f"{keeper} does not answer: {held}" if held else ""
 
 
 def ask(entry: Entry, want: str) -> dict[str, Any]:
@@ -23,6 +33,8 @@ def ask(entry: Entry, want: str) -> dict[str, Any]:
     Raises:
         UsageError: it does not answer.
     """
+    if why := why_halted(entry):
+        raise UsageError(why)
     try:
         with doors.connect(entry.door, _STOP_S) as stream:
             doors.say(stream, want=want, secret=entry.about["secret"])

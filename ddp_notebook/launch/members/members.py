@@ -64,8 +64,13 @@ class Members:
         for rank in range(self.placement.world_size):
             self._processes.by_rank[rank] = self._start_rank(rank, self.placement)
 
+    def end_stopped_store(self) -> None:
+        """See `Cluster.replace_stopped_store`."""
+        self._admission.kill([store for store in self._processes.living(STORE) if store.is_stopped])
+
     def call_to_form(self) -> None:
         """Tell every rank its place in the next epoch's group."""
+        self.end_stopped_store()
         at = self._forming.store_at(self._losses.home)
         [*_, store] = self._processes.living(STORE) or [self._admission.start(STORE, self._losses.home, at)]
         self._forming.call(store, self.placement)

@@ -95,6 +95,11 @@ class Way(ABC):
         """Whether the server is known to be stopped (SIGSTOP, a debugger). Asked before each cell."""
         return False
 
+    @property
+    def held(self) -> str:
+        """Describe the debugger that holds the server, see `processes.held`; "" if none is known."""
+        return ""
+
     def resume(self) -> None:
         """Let a server go on that was stopped."""
         return

@@ -19,6 +19,7 @@ from typing import BinaryIO
 
 from ddp_notebook.launch import environment, processes
 from ddp_notebook.launch.host.look import POLL_S, Look, Seen
+from ddp_notebook.launch.outbox import Outbox
 from ddp_notebook.launch.ways import folders
 from ddp_notebook.launch.ways.base import LOCAL, Way
 from ddp_notebook.wire import signals
@@ -46,6 +47,7 @@ class Local(Way):
         self._token = secrets.token_hex(16)
         self._import_time_env = environment.import_time(env)
         self._stream, theirs = socket.socketpair()
+        self._outbox = Outbox(self._stream)
         with theirs:
             try:
                 self._server, self._log = self._start(env, theirs.fileno())
@@ -78,7 +80,7 @@ class Local(Way):
     # ---- the stream
 
     def send(self, data: bytes) -> None:
-        self._stream.sendall(data)
+        self._outbox.send(data)
 
     def receive(self) -> bytes:
         try:
@@ -99,6 +101,10 @@ class Local(Way):
     @property
     def is_stopped(self) -> bool:
         return processes.is_stopped(self.pid)
+
+    @property
+    def held(self) -> str:
+        return processes.held(self.pid)
 
     def resume(self) -> None:
         self._server.send_signal(signal.SIGCONT)

@@ -10,13 +10,14 @@ from contextlib import AbstractContextManager, suppress
 
 from ddp_notebook.errors import HostError, SessionBrokenError
 from ddp_notebook.launch.cluster import Cluster
+from ddp_notebook.launch.process import RANK
 from ddp_notebook.records.words import format_ranks, list_ranks, name_ranks, train_apart
 from ddp_notebook.run.cells import outcome
 from ddp_notebook.run.cells.arrivals import Arrivals
 from ddp_notebook.run.cells.cell import CellRun
 from ddp_notebook.run.cells.interrupt import Interrupts, keyboard_interrupt, press_for_all
 from ddp_notebook.run.cells.result import CellResult
-from ddp_notebook.run.cells.silence import Reached
+from ddp_notebook.run.cells.silence import Halt, Reached
 from ddp_notebook.run.cells.turn import Place, Turn
 from ddp_notebook.run.cells.watch import NOTEBOOK, Beside, Waiter, Watch
 from ddp_notebook.run.groups.diagnosis import Views
@@ -31,6 +32,7 @@ from ddp_notebook.wire.events import Display, InputReply, Interrupt, Probe, RunC
 from ddp_notebook.wire.record_options import RecordOptions
 from ddp_notebook.wire.signals import INTERRUPT, RELEASE
 
+_SILENT_S = 2.2  # without a word, until a rank is named: its agent speaks each second
 _CODES = 50  # cells whose code is kept
 _QUIET_S = 2.0  # without a word, until a host may be cut off: its text and marks come later, then
 _UNHEARD_S = 1.0  # what ranks get to end a cell while the host server does not answer
@@ -317,9 +319,10 @@ class Cells:
         others = ""
         if ranks is not None and idle:
             others = f". Until then name the others: %%on_ranks {format_ranks(idle)}, or --ranks {format_ranks(idle)}"
+        stopped = "".join(f"{one.stopped}. " for one in self._cluster.stopped(busy) if one.kind == RANK)
         raise SessionBrokenError(
-            f"an earlier cell has not ended on {list_ranks(busy)} (%ddp_status says where it is): wait, or end it "
-            f"there with %ddp_interrupt, which keeps all variables{others}"
+            f"{stopped}an earlier cell has not ended on {list_ranks(busy)} (%ddp_status says where it is): wait, or "
+            f"end it there with %ddp_interrupt, which keeps all variables{others}"
         )
 
     def code_of(self, cell: int) -> str | None:
@@ -341,6 +344,21 @@ class Cells:
         """Those of the ranks that were not lost."""
         return self._cluster.hosts
 
+    def halts(self) -> list[Halt]:
+        """Return a sentence for each process other than a rank that is stopped or does not answer."""
+        cluster = self._cluster
+        halts = [Halt(process.name, process.stopped) for process in cluster.stopped([])]
+        if trouble := cluster.pulse():
+            halts.insert(0, Halt("what starts the ranks", trouble))
+        return halts
+
+    def halted_s(self, run: CellRun) -> float:
+        """Seconds for which a rank that is in the cell has been stopped or silent; 0.0 if none is."""
+        pending = run.pending
+        stopped = [process.stopped_s for process in self._cluster.stopped(pending) if process.kind == RANK]
+        silent = [self._cluster.silent_s(rank) for rank in pending if rank not in self._cluster.unheard]
+        return max([*stopped, *(seconds for seconds in silent if _SILENT_S < seconds < float("inf"))], default=0.0)
+
     def survive(self, run: CellRun, check: Callable[[], None]) -> bool:
         """Whether the cell goes on though ranks of it have died, because they are replaced."""
         return self.survival.look(run, check)
@@ -358,6 +376,7 @@ class Cells:
             answers = self._cluster.signal(pending, *signals, value=run.number)
             for rank in self._cluster.alive:  # any may serve the cell by RPC
                 self._cluster.send(rank, Interrupt(cell=run.number))
+            self._cluster.replace_stopped_store()  # a rank that waits for an answer of it ends only with it
             trouble = "" if answers else self._cluster.trouble()
             if trouble and not any(host.silent_s > _QUIET_S for host in self._cluster.hosts):
                 run.note(trouble)

@@ -1,10 +1,11 @@
-"""Hosts that are not heard while a cell runs: what is said of them, and the time that must not count."""
+"""Hosts that are not heard, and processes that are stopped or hang, while a cell runs: what is said of them, and the
+time that must not count."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 
 class Reached(Protocol):
@@ -16,6 +17,13 @@ class Reached(Protocol):
     def silent_s(self) -> float: ...
     @property
     def unheard(self) -> str: ...
+
+
+class Halt(NamedTuple):
+    """A process that is stopped, or does not answer."""
+
+    name: str  # of the process
+    sentence: str  # about it, with the remedy that loses least
 
 
 class Silence:
@@ -55,3 +63,25 @@ class Silence:
             return 0.0
         began, self._counted_s = min(self._since.values(), default=now) if was_heard else self._counted_s, now
         return now - began
+
+
+class Halts:
+    """Follows the processes of a session during a cell: each that is stopped, or does not answer, is named once.
+
+    Args:
+        look: returns a sentence for each of them that is no rank's, without a wait.
+        say: shows a sentence.
+    """
+
+    def __init__(self, look: Callable[[], Sequence[Halt]], say: Callable[[str], None]) -> None:
+        self._look = look
+        self._say = say
+        self._said: set[str] = set()  # names of processes
+
+    def look(self) -> None:
+        """Say what has changed since the last look."""
+        halts = self._look()
+        for halt in halts:
+            if halt.name not in self._said:
+                self._say(halt.sentence)
+        self._said = {halt.name for halt in halts}

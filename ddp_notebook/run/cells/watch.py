@@ -20,7 +20,7 @@ from typing import Protocol
 
 from ddp_notebook.run.cells.cell import CellRun, Shown
 from ddp_notebook.run.cells.interrupt import ONE_PRESS_S, Interrupts
-from ddp_notebook.run.cells.silence import Reached, Silence
+from ddp_notebook.run.cells.silence import Halt, Halts, Reached, Silence
 from ddp_notebook.run.groups.diagnosis import Views, stuck, verdict
 from ddp_notebook.run.output.card import STOP
 from ddp_notebook.run.output.screen import Screen
@@ -37,6 +37,8 @@ _END_EACH_S = 0.125  # where they are many
 _WAITING_S = 0.1  # between two looks whether the others can only wait
 _CARD_S = 1.0  # between two states of the card
 _NOTICES_S = 1.0  # between two looks whether there is something to say
+_HALTS_S = 0.5  # between two looks whether a process is stopped or hangs
+_LEAVE_S = 4.0  # from a press until the prompt is back where only ranks that do not answer are left
 
 
 class Controls(Protocol):
@@ -46,6 +48,8 @@ class Controls(Protocol):
     def is_running(self) -> bool: ...
     def hosts(self) -> Sequence[Reached]: ...
     def notices(self) -> list[str]: ...
+    def halts(self) -> Sequence[Halt]: ...
+    def halted_s(self, run: CellRun) -> float: ...
     def survive(self, run: CellRun, check: Callable[[], None]) -> bool: ...
     def interrupt(self, run: CellRun) -> None: ...
     def look(self, run: CellRun) -> Views: ...
@@ -139,6 +143,10 @@ class Watch:
         self._told = False
         self._silence = Silence(lambda: controls.hosts(), screen.note if screen is not None else lambda _: None)
         self._notices_at = now + _NOTICES_S
+        self._halts = Halts(lambda: controls.halts(), screen.note if screen is not None else lambda _: None)
+        self._halts_at = now + _HALTS_S
+        self._halted_s = 0.0  # for which a rank of the cell has been stopped, or silent
+        self._leave_at = float("inf")  # only ranks that do not answer are left
         self._asked: deque[tuple[int, InputRequest, float]] = deque()  # and since when
 
     @property
@@ -207,6 +215,12 @@ class Watch:
             self._on_failure(now)
         if self._handled and not self._told and now - self._released_at > ONE_PRESS_S:
             self._tell_who_is_silent()
+        if now > self._leave_at:
+            self._leave_at = float("inf") if self._some_answer() else now
+            self._give_up_at = min(self._give_up_at, self._leave_at)
+        if now > self._halts_at:
+            self._halts_at = now + _HALTS_S
+            self._look_for_halts(now)
         if now > self._card_at:
             self._card_at = time.monotonic() + self._on_no_progress()
         if self._screen is not None and now > self._notices_at:
@@ -274,8 +288,21 @@ class Watch:
 
     # ---- saying why it does not end
 
+    def _look_for_halts(self, now: float) -> None:
+        """Name processes that are stopped or hang: those of ranks on the card."""
+        self._halts.look()
+        had_halted, self._halted_s = self._halted_s, self._controls.halted_s(self._run)
+        if self._halted_s and not had_halted:
+            self._card_at = min(self._card_at, now)
+
+    def _some_answer(self) -> bool:
+        """Return whether a rank that is still in the cell answers, so that it may end the cell."""
+        views = self._controls.look(self._run)
+        return any(views[rank].state != "silent" for rank in self._run.pending if rank in views)
+
     def _tell_who_is_silent(self) -> None:
         self._told = True
+        self._leave_at = self._released_at + _LEAVE_S
         if self._screen is None:
             return
         views = self._controls.look(self._run)
@@ -294,15 +321,16 @@ class Watch:
         if self._screen is None or self._released_at != float("inf") or self._asked:
             return _CARD_S
         views = self._controls.look(self._run)
+        hang_after_s = float("inf") if self._hang_after_s is None else self._hang_after_s
         longest = max((view.since_s for view in views.values()), default=0.0)
-        assert self._hang_after_s is not None
-        if longest >= self._hang_after_s:
+        if longest >= hang_after_s or self._halted_s:
+            longest = max(longest, self._halted_s)
             self.why = verdict(views)
             self._screen.card.show(views, longest, self.why)
             return _CARD_S
         self.why = ""
         self._screen.card.remove()
-        return max(_REFRESH_S, min(_CARD_S, self._hang_after_s - longest))
+        return max(_REFRESH_S, min(_CARD_S, hang_after_s - longest))
 
     def _answer_next(self) -> None:
         """Answer the lowest rank of those that have asked at the same time, once its text has come."""

@@ -148,7 +148,7 @@ def verdict(views: Views) -> str:
     """
     waiting = {rank: view.operation for rank, view in views.items() if view.operation is not None}
     if not waiting:
-        return _in_calls(views)
+        return _in_calls(views) or _silent(views)
     for find in (_gone, _mismatch, _different_tensors, _failed, _ended, _outside, _each_other, _not_arrived):
         if sentence := find(views, waiting):
             return sentence
@@ -276,6 +276,12 @@ def _in_calls(views: Views) -> str:
     callee = views.get(remote.callee)
     does = NOTHING_REMOTE if callee is None else callee.remote
     return f"rank {rank} {remote.why(does, is_silent=callee is not None and callee.state == 'silent')}"
+
+
+def _silent(views: Views) -> str:
+    silent = [rank for rank, view in views.items() if view.state == "silent"]
+    acts = group_by_value({rank: views[rank].doing for rank in silent})
+    return ", ".join(f"{list_with_host(views, ranks)}: {act}" for act, ranks in acts.items())
 
 
 def _not_arrived(views: Views, waiting: Waiting) -> str:

@@ -4,16 +4,19 @@ anew."""
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Sequence
 from functools import partial
 
 from ddp_notebook.errors import DDPNotebookError, SessionBrokenError, UsageError
 from ddp_notebook.launch.cluster import Check, Cluster
+from ddp_notebook.launch.process import STORE
 from ddp_notebook.records.words import list_ranks, name_ranks
 from ddp_notebook.run.agree.words import list_names
 from ddp_notebook.run.cells.cells import Cells
 from ddp_notebook.run.cells.interrupt import Interrupts, keyboard_interrupt
 from ddp_notebook.run.groups.living import Living
+from ddp_notebook.run.groups.looks import why_silent
 from ddp_notebook.run.groups.mend import replaced_in_words
 from ddp_notebook.run.questions import Questions
 from ddp_notebook.run.values.exchange import check_name
@@ -23,6 +26,8 @@ from ddp_notebook.wire.resizing import Inspect
 
 _MOST_NAMED = 8
 Buffer = bytearray | memoryview
+_DIES_S = 1.0  # from a signal that kills a rank to the report of its end, at most
+_POLL_S = 0.01
 
 
 class Healing:
@@ -74,6 +79,8 @@ class Healing:
         self._cells.check_idle()
         if trouble := self._cluster.trouble():
             raise SessionBrokenError(trouble)
+        self._ask_all()
+        notes: list[str] = []
         gone = self._cluster.gone
         new = gone or self._cells.mend.replaced
         self._check_source(from_rank, names, new)
@@ -83,10 +90,18 @@ class Healing:
                 read = None if from_rank is None else self._read(from_rank, names, interrupts.check)
                 if gone:
                     done = f"{list_ranks(gone)} got no new process; %ddp_heal tries again"
-                notes = self._cells.mend.heal(interrupts.check) if gone else []
+                stores = [process.pid for process in self._cluster.stopped([]) if process.kind == STORE]
+                if gone:
+                    notes = self._cells.mend.heal(interrupts.check)
+                elif stores:
+                    done = "the store is not replaced; %ddp_heal tries again"
+                    notes = self._cells.mend.form(check=interrupts.check)
+                notes += [
+                    f"the store (process {pid}) was stopped, and was replaced; no variable is lost" for pid in stores
+                ]
                 if from_rank is None or read is None:
                     if not gone:
-                        return ["no rank has died"]
+                        return [*notes, "no rank has died"]
                     return [replaced_in_words(gone, len(self._cluster.ranks)), *notes]
                 replaced = [f"{list_ranks(gone)} {'was' if len(gone) == 1 else 'were'} replaced"] if gone else []
                 not_all = f"not everything was copied, and %ddp_heal --from {from_rank} copies it again"
@@ -97,6 +112,29 @@ class Healing:
             except KeyboardInterrupt:
                 pass  # told below, without our frames behind it
         raise keyboard_interrupt(f"the healing was interrupted: {done}")
+
+    def _ask_all(self) -> None:
+        """Ask every rank whether it lives: the death of one takes a while to be reported, and one that is stopped is in
+        the way of every group.
+
+        Raises:
+            SessionBrokenError: a rank is stopped, or does not answer.
+        """
+        cluster = self._cluster
+        answers = self._cells.looks.vitals(cluster.alive)
+        until = time.monotonic() + _DIES_S
+        while (silent := [rank for rank in cluster.alive if rank not in answers]) and time.monotonic() < until:
+            time.sleep(_POLL_S)
+        silent = [rank for rank in silent if rank not in self._cells.looks.vitals(silent)]
+        if silent:
+            gone = cluster.gone
+            died = f"{list_ranks(gone)} died, but no group forms with" if gone else "no rank has died, but"
+            why = "; ".join(f"rank {rank}: {how or 'no answer'}" for rank, how in why_silent(cluster, silent).items())
+            pids = " ".join(str(cluster.process(rank).pid) for rank in silent)
+            raise SessionBrokenError(
+                f"{died} {why}. All variables are kept if it goes on; kill -9 {pids} and %ddp_heal replace "
+                f"{'it' if len(silent) == 1 else 'them'} without variables"
+            )
 
     def _check_source(self, from_rank: int | None, names: Sequence[str], new: Sequence[int]) -> None:
         if from_rank is None:

@@ -61,12 +61,17 @@ class Living:
             raise SessionBrokenError("; ".join(reasons) + there)
         if cluster.is_stopped:
             raise SessionBrokenError(cluster.trouble())
+        if why := cluster.cut_off():
+            raise SessionBrokenError(why)
 
     def check_rank(self, rank: int) -> None:
         """One rank."""
-        process = self.check_host().process(rank)
+        cluster = self.check_host()
+        process = cluster.process(rank)
         if not process.is_alive:
             raise SessionBrokenError(f"rank {rank} died: {process.tell_end()}")
+        if why := process.stopped or cluster.cut_off():
+            raise SessionBrokenError(why)
 
     def for_cell(self, ranks: RankSet) -> tuple[list[int], list[str]]:
         """The ranks that a cell is for, without those that are gone if it is for all, and what to say about that.

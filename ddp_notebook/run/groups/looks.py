@@ -20,8 +20,12 @@ from ddp_notebook.run.groups.remote import Remote
 from ddp_notebook.run.questions import Questions
 from ddp_notebook.wire.events import Probe, Vitals
 
+_CUT_OFF_S = 1.5  # seconds without an answer of the keeper
 _ANSWER_S = 0.3  # what ranks get to answer; the agent of one takes some milliseconds
 _FRAME = re.compile(r'File "(?P<file>[^"]*)", line (?P<line>\d+) in (?P<function>.+)')
+_AGENT = re.compile(r'wire/endpoint\.py", line \d+ in _loop\b')
+_WAITS = {"poll", "_loop"}  # functions in which an agent without messages waits
+_NOT_THE_USERS = ("site-packages", "/lib/python", str(Path(__file__).parents[2]))
 _CELL_FILE = re.compile(r"ipykernel_\d+|ipython-input-")
 
 
@@ -41,7 +45,7 @@ class Looks:
         """Every rank of the session: those in the cell, those that have ended it, and those that are gone."""
         pending = self._pending(run)
         answers = self.vitals(self._cluster.alive)  # those that have ended it may serve others by RPC
-        return self.views(run, answers, self._why_silent([rank for rank in pending if rank not in answers]))
+        return self.views(run, answers, why_silent(self._cluster, [rank for rank in pending if rank not in answers]))
 
     def vitals(self, ranks: Sequence[int]) -> dict[int, Vitals]:
         """What these ranks say of themselves, as far as they answer."""
@@ -84,21 +88,53 @@ class Looks:
     def _pending(self, run: CellRun) -> list[int]:
         return [rank for rank in run.pending if self._cluster.process(rank).is_alive]
 
-    def _why_silent(self, ranks: list[int]) -> dict[int, str]:
-        """A rank's agent cannot answer when the process is stopped, or while its main thread holds the GIL in one long
-        call. Its host sees that, and its stack."""
-        why = {rank: self._cluster.process(rank).host.unheard for rank in ranks}
-        ranks = [rank for rank in ranks if not why[rank]]
-        if not ranks:
-            return why
+
+def why_silent(cluster: Cluster, ranks: Sequence[int]) -> dict[int, str]:
+    """Why these ranks do not answer, in words that go behind "no answer: "; "" where that is not known.
+
+    A rank's agent cannot answer when the process is stopped, or while its main thread holds the GIL in one long call.
+    Its host sees that, and its stack.
+    """
+    if cut_off := cluster.cut_off(_CUT_OFF_S):
+        return dict.fromkeys(ranks, cut_off)
+    why = {rank: cluster.process(rank).host.unheard for rank in ranks}
+    for rank in ranks:
+        if cluster.process(rank).is_stopped:
+            why[rank] = _stopped(cluster.process(rank).pid)
+    ranks = [rank for rank in ranks if not why[rank]]
+    if ranks:
         with contextlib.suppress(HostError):
-            for rank, seen in self._cluster.look(ranks).items():
+            for rank, seen in cluster.look(ranks).items():
                 if seen.is_stopped:
-                    pid = self._cluster.process(rank).pid
-                    why[rank] = f"its process {pid} is stopped; kill -CONT {pid} lets it go on"
-                elif place := describe_stack(seen.stack.strip().split("\n\n")[-1]):  # the main thread's
-                    why[rank] = f"{place}, in one long call that lets no other thread run"
-        return why
+                    why[rank] = _stopped(cluster.process(rank).pid)
+                elif seen.held:
+                    why[rank] = seen.held
+                elif seen.stack:
+                    why[rank] = describe_silence(seen.stack)
+    return why
+
+
+def _stopped(pid: int) -> str:
+    return f"its process {pid} is stopped; kill -CONT {pid} lets it go on"
+
+
+def describe_silence(stack: str) -> str:
+    """Explain from the output of `faulthandler` why a rank whose process runs does not answer; "" if unknown.
+
+    Example:
+        >>> describe_silence('Thread 0x1:\\n  File "/tmp/ipykernel_7/1.py", line 3 in <module>')
+        'cell line 3, in one long call that lets no other thread run'
+    """
+    *others, main = stack.strip().split("\n\n")
+    if place := describe_stack(main):
+        return f"{place}, in one long call that lets no other thread run"
+    agents = [thread for thread in others if _AGENT.search(thread)]
+    if not agents:
+        return "its thread ddp-agent, which answers, has ended; kill the process, and %ddp_heal replaces it"
+    innermost = _FRAME.search(agents[0])
+    if innermost is None or innermost["function"] in _WAITS:
+        return ""
+    return f"its thread ddp-agent, which answers, is blocked at {Path(innermost['file']).name}:{innermost['line']}"
 
 
 def describe_stack(text: str) -> str:
@@ -111,7 +147,7 @@ def describe_stack(text: str) -> str:
     for frame in _FRAME.finditer(text):
         if _CELL_FILE.search(frame["file"]):
             return f"cell line {frame['line']}{in_function(frame['function'])}"
-        if "site-packages" not in frame["file"] and "/lib/python" not in frame["file"]:
+        if not any(part in frame["file"] for part in _NOT_THE_USERS):
             return f"{Path(frame['file']).name}:{frame['line']} in {frame['function']}"
     return ""
 

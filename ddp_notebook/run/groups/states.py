@@ -5,6 +5,7 @@ from __future__ import annotations
 from ddp_notebook.launch.cluster import Cluster
 from ddp_notebook.launch.placement import Placement
 from ddp_notebook.observe.clock import Clock
+from ddp_notebook.run.groups.looks import why_silent
 from ddp_notebook.run.questions import Questions
 from ddp_notebook.status import RankStatus, Status
 from ddp_notebook.wire.endpoint import SILENT_S
@@ -23,10 +24,13 @@ def status(
         clocks: as they were compared.
         lost: the state of all where no host is to be reached.
     """
-    trouble = cluster.trouble()
+    halted = stopped(cluster)
+    trouble = "\n".join(filter(None, [cluster.trouble(), *halted]))
     answers: dict[int, Vitals] = {}
     if cluster.is_running:
         answers = questions.ask_for(set(cluster.alive) - cluster.unheard.keys(), lambda n: Probe(request=n), _ANSWER_S)
+    silent = [rank for rank in cluster.alive if rank not in answers and cluster.is_running]
+    why = why_silent(cluster, silent) if silent else {}
     rows = []
     for rank in cluster.ranks:
         vitals, process = answers.get(rank), cluster.process(rank)
@@ -37,7 +41,7 @@ def status(
                 pid=process.pid,
                 device=placement.devices[rank],
                 device_name=placement.names[rank],
-                state=_state(cluster, rank, vitals) if cluster.is_running else lost,
+                state=_state(cluster, rank, vitals, why.get(rank, ""), bool(halted)) if cluster.is_running else lost,
                 rss_bytes=vitals.rss_bytes if vitals else None,
                 device_bytes=vitals.device_bytes if vitals else None,
                 shortages=tuple(vitals.shortages) if vitals else (),
@@ -56,15 +60,22 @@ def status(
     )
 
 
-def _state(cluster: Cluster, rank: int, vitals: Vitals | None) -> str:
+def stopped(cluster: Cluster) -> list[str]:
+    """Return a sentence for each stopped process other than a rank; ranks have a state in the table."""
+    return [process.stopped for process in cluster.stopped([])]
+
+
+def _state(cluster: Cluster, rank: int, vitals: Vitals | None, why: str, is_one_halted: bool) -> str:
     if not cluster.process(rank).is_alive:
         return "died"
     if unheard := cluster.process(rank).host.unheard:
         return unheard.partition(";")[0]
+    if vitals is None and why:
+        return f"no answer: {why}"
     if vitals is None:
         silent_s = cluster.silent_s(rank)
         return f"silent for {silent_s:.0f} s" if silent_s > SILENT_S else "too busy to answer"
     if not vitals.running_cell:
-        return "idle"
+        return "in no cell" if is_one_halted else "idle"
     doing = f"has failed ({vitals.failed})" if vitals.failed else vitals.where
     return f"in a cell for {vitals.running_s:.1f} s" + (f": {doing}" if doing else "")

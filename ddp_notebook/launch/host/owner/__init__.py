@@ -2,4 +2,5 @@
 
 requests     what is asked of it, and the replies
 hearing      whether its host is heard
+pulse        whether a process answers pings
 """

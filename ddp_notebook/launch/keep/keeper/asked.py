@@ -18,7 +18,7 @@ from ddp_notebook.wire.events import Check, ClockProbe, InputReply, Message, Pro
 from ddp_notebook.wire.survival import Resume
 
 _QUESTIONS = (Probe, ClockProbe, Check, Pull)  # which change nothing
-_OF_ALL = {"trouble", "status", "look", "fetch"}  # what one that looks may ask too
+_OF_ALL = {"trouble", "status", "look", "fetch", "ping"}  # what one that looks may ask too
 
 
 class Asked:
@@ -202,6 +202,12 @@ class Asked:
 
     def _do_trouble(self, _: Callable[[], None]) -> str:
         return self._cluster.trouble()
+
+    def _do_ping(self, _: Callable[[], None]) -> None:
+        return
+
+    def _do_replace_stopped_store(self, _: Callable[[], None]) -> None:
+        self._cluster.replace_stopped_store()
 
     def _do_status(self, _: Callable[[], None]) -> str:
         return self._hosts.status()

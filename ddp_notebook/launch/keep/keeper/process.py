@@ -30,7 +30,7 @@ from ddp_notebook.launch.keep.keeper.journal import Journal
 from ddp_notebook.launch.keep.keeper.notebooks import Notebook, Notebooks
 from ddp_notebook.launch.keep.keeper.queue import Queue
 from ddp_notebook.launch.keep.recorded import Recorded
-from ddp_notebook.launch.keep.state import OwnCluster, State, Welcome, folder_of, silent, state_of
+from ddp_notebook.launch.keep.state import OwnCluster, State, Welcome, folder_of, silent, silent_ranks, state_of
 from ddp_notebook.launch.members.beginning import Beginning
 from ddp_notebook.launch.options import StartOptions
 from ddp_notebook.registry import doors, entries, private
@@ -119,6 +119,7 @@ class Keeper:
         keep, hosts = self._keep, beginning.hosts
         heard = Heard(self._notebooks, self._gone)
         self._cluster = cluster = cast(OwnCluster, beginning.make(heard))
+        cluster.tell_what_is_slow(lambda text: self._notebooks.tell("notice", text))
         journal = Journal(cluster.mark_token, keep.output_bytes)
         recorded = Recorded(self._spool, keep.recording_bytes)
         heard.begin(cluster, journal, recorded, self._spool, self._changed)
@@ -197,9 +198,8 @@ class Keeper:
         now = time.monotonic()
         if self._notebooks.all:
             self._left_s = now
-            is_stopped = self._state is not None and self._state.is_stopped != self._cluster.is_stopped
             was_silent = self._state is not None and silent(self._state.hosts)
-            if silent(self._cluster.hosts) or was_silent or is_stopped:
+            if silent(self._cluster.hosts) or was_silent or self._runs_otherwise(self._cluster):
                 self._changed()
             said = [self._said.popleft() for _ in range(len(self._said))]
             for notice in [*hosts.notices(), *self._heard.notices(), *said]:
@@ -224,6 +224,14 @@ class Keeper:
             with self._notebooks.lock:
                 self._recorded.restore()
             self._heard.restore()
+
+    def _runs_otherwise(self, cluster: OwnCluster) -> bool:
+        """Return whether a process was stopped, hangs or goes on since notebooks received the last state."""
+        if (told := self._state) is None:
+            return False
+        before = told.is_stopped, told.trouble, told.silent.keys(), [host.stopped for host in told.hosts]
+        stopped = [host.stopped for host in self._hosts.all]
+        return before != (cluster.is_stopped, cluster.pulse(), silent_ranks(cluster).keys(), stopped)
 
     def _begin_waiting(self, cluster: OwnCluster) -> None:
         """A job of a notebook that is gone has its turn."""

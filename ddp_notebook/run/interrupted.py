@@ -1,0 +1,124 @@
+"""Show one line about what was and was not done when a command is interrupted, instead of this package's frames.
+
+Commands that have more to say raise a `keyboard_interrupt` of their own, which goes through unchanged.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from ddp_notebook.run.cells.interrupt import keyboard_interrupt
+
+_UNCHANGED = "nothing was changed, and the ranks keep what they have"
+_START = "interrupted: %ddp_status shows whether there are ranks; %ddp_start starts them where there are none"
+_CELL = "interrupted before the cell was sent or after its end: %ddp_status shows what the ranks do"
+
+# The keys are names of methods of `Session`.
+OF_SESSION: Mapping[str, str] = {
+    "baseline": "interrupted: the baseline was not measured; rank 0 has the variables that it had before",
+    "check": f"interrupted: the comparison is not complete; {_UNCHANGED}",
+    "check_restart": "interrupted: the check is not complete; all ranks go on",
+    "client": "interrupted: the client is not connected; the next use of session.client connects it, cells need none",
+    "detach": "interrupted: %ddp_status shows whether this notebook still has the session, which goes on",
+    "fault": "interrupted: some ranks may have the fault; %ddp_fault off removes it",
+    "fetch": "interrupted: files that were complete were fetched, and no part of others",
+    "heal": "interrupted: %ddp_status shows which ranks live; %ddp_heal again replaces those that do not",
+    "interrupt": "interrupted: %ddp_status shows which ranks are still in a cell",
+    "log": f"interrupted: the text was not read; {_UNCHANGED}",
+    "memory": "interrupted: the measurement is not complete; variables are kept",
+    "monitor": "interrupted: the monitor may not be shown; the recording goes on, and %ddp_monitor shows it again",
+    "placement": f"interrupted: the placement was not read; {_UNCHANGED}",
+    "pull": "interrupted: nothing was pulled; the ranks keep what they have",
+    "push": "interrupted before anything was sent, or after all ranks had everything",
+    "record": "interrupted: some ranks may not record at the new level yet; set it again",
+    "reform": "interrupted: the group may not be formed again; the next cell forms it if that is due",
+    "report": "interrupted: the report is not complete; the recording is",
+    "resize": "interrupted: %ddp_status shows how many ranks there are; %ddp_resize again goes on",
+    "run": _CELL,
+    "show_unseen": "interrupted: session.log(rank) has the text that was not shown",
+    "status": f"interrupted: the table is not complete; {_UNCHANGED}",
+    "stop": "interrupted: %ddp_status shows whether ranks are left; %ddp_stop again ends them",
+    "sync": "interrupted: files that were complete were sent, and no part of others",
+    "trace": "interrupted: the file is not complete; the recording is, so write it again",
+    "trouble": f"interrupted: the host servers were not asked; {_UNCHANGED}",
+    "when_stopped": "interrupted: it may not be called when the session is stopped",
+    "write_trace": "interrupted: the file is not complete; the recording is, so write it again",
+}
+# The keys are names of magics.
+OF_MAGICS: Mapping[str, str] = {
+    "ddp_attach": "interrupted: %ddp_status shows whether this notebook has a session now; the session goes on",
+    "ddp_auto": "interrupted: %ddp_auto on or off sets where plain cells run",
+    "ddp_cancel": "interrupted: %ddp_jobs shows which jobs are left",
+    "ddp_check": OF_SESSION["check"],
+    "ddp_fault": OF_SESSION["fault"],
+    "ddp_fetch": OF_SESSION["fetch"],
+    "ddp_heal": OF_SESSION["heal"],
+    "ddp_interrupt": OF_SESSION["interrupt"],
+    "ddp_jobs": "interrupted: the table is not complete; the jobs go on",
+    "ddp_memory": OF_SESSION["memory"],
+    "ddp_monitor": OF_SESSION["monitor"],
+    "ddp_pull": "interrupted: variables that were not shown were not set; the ranks keep what they have",
+    "ddp_push": OF_SESSION["push"],
+    "ddp_record": OF_SESSION["record"],
+    "ddp_report": OF_SESSION["report"],
+    "ddp_resize": OF_SESSION["resize"],
+    "ddp_restart": _START,
+    "ddp_start": _START,
+    "ddp_status": OF_SESSION["status"],
+    "ddp_stop": OF_SESSION["stop"],
+    "ddp_sync": OF_SESSION["sync"],
+    "ddp_torchrun": "interrupted: %ddp_status shows the job if it runs; %ddp_stop detaches from it",
+    "ddp_trace": OF_SESSION["trace"],
+    "ddp_wait": "interrupted: the jobs go on",
+    "local": "interrupted: the cell did not run to its end in the notebook",
+    "on_all_ranks": _CELL,
+    "on_ranks": _CELL,
+}
+T = TypeVar("T", bound=type)
+
+
+def tells_interrupts(sentences: Mapping[str, str]) -> Callable[[T], T]:
+    """Decorate a class: a KeyboardInterrupt that leaves one of these methods or properties shows its sentence.
+
+    Args:
+        sentences: by the names of the methods and properties.
+
+    Example:
+        >>> @tells_interrupts({"work": "interrupted: nothing was done"})
+        ... class Worker:
+        ...     def work(self):
+        ...         raise KeyboardInterrupt
+        >>> try:
+        ...     Worker().work()
+        ... except KeyboardInterrupt as error:
+        ...     print(error)
+        interrupted: nothing was done
+    """
+
+    def decorate(cls: T) -> T:
+        for name, sentence in sentences.items():
+            member = getattr(cls, name)
+            if isinstance(member, property):
+                assert member.fget is not None
+                setattr(cls, name, property(_told(member.fget, sentence), member.fset, member.fdel, member.__doc__))
+            else:
+                setattr(cls, name, _told(member, sentence))
+        return cls
+
+    return decorate
+
+
+def _told(function: Callable[..., Any], sentence: str) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def told(*arguments: Any, **named: Any) -> Any:
+        try:
+            return function(*arguments, **named)
+        except KeyboardInterrupt as error:
+            if hasattr(error, "_render_traceback_"):  # it says more
+                raise
+            error.__traceback__ = None  # IPython keeps the last error, with the frames and all that is in them
+        raise keyboard_interrupt(sentence)
+
+    return told

@@ -1,0 +1,38 @@
+"""The whole table of processes that are stopped, in plain and in kept sessions."""
+
+from __future__ import annotations
+
+from contextlib import closing
+
+import pytest
+
+from tests.faults.stopping import GROUP, SUM, TABLE, Stopping
+from tests.faults.test_stopping import nothing_is_left  # noqa: F401  # of the module, as there
+from tests.keep.conftest import runtime  # noqa: F401  # a fixture
+
+pytestmark = pytest.mark.long
+
+
+@pytest.mark.parametrize("name", ["rank", "store", "host server", "controller"])
+def test_in_a_plain_session(name):
+    with closing(Stopping()) as notebook:
+        for where in TABLE[name]:
+            notebook.play(name, where)
+
+
+@pytest.mark.parametrize("name", ["rank", "store", "host server", "controller", "keeper"])
+def test_in_a_kept_session(name, runtime):  # noqa: F811
+    env = {"XDG_RUNTIME_DIR": str(runtime), "DDP_NOTEBOOK_PRELOAD": "0"}
+    with closing(Stopping("%ddp_start 2 --keep 1", env)) as notebook:
+        for where in TABLE[name]:
+            if where not in ("resize", "restart"):
+                notebook.play(name, where)
+
+
+@pytest.mark.parametrize("name", ["rank", "store", "host server", "keeper"])
+def test_a_process_that_a_debugger_holds(name, runtime):  # noqa: F811
+    env = {"XDG_RUNTIME_DIR": str(runtime), "DDP_NOTEBOOK_PRELOAD": "0"}
+    lines = [SUM, GROUP, "%ddp_status", "%ddp_heal", "session.reform()"]
+    with closing(Stopping("%ddp_start 2 --keep 1", env)) as notebook:
+        for line in lines if name != "store" else ["session.reform()"]:
+            notebook.play_held(name, line)

@@ -1,0 +1,108 @@
+"""An interrupted command shows one line about what was and was not done."""
+
+from __future__ import annotations
+
+import inspect
+from contextlib import closing
+
+import pytest
+
+from ddp_notebook.magics import DDPMagics
+from ddp_notebook.run.interrupted import OF_MAGICS, OF_SESSION, tells_interrupts
+from ddp_notebook.session import Session
+from tests.kernels import NotebookKernel
+
+# Public names of `Session` that wait for nothing.
+_AT_ONCE = {"backend", "drives", "epoch", "is_kept", "is_running", "jobs", "kept_as", "outlives_stop", "pids"}
+_AT_ONCE |= {"recorded", "recording", "views", "world_size"}
+
+
+def test_every_magic_has_a_sentence():
+    magics = {name for kind in DDPMagics.magics.values() for name in kind}
+
+    assert magics == set(OF_MAGICS)
+
+
+def test_every_command_of_a_session_has_a_sentence():
+    public = {name for name in dir(Session) if not name.startswith("_")}
+    methods = {
+        name for name in public if callable(getattr(Session, name)) or isinstance(getattr(Session, name), property)
+    }
+
+    assert methods - _AT_ONCE == set(OF_SESSION)
+
+
+@pytest.mark.parametrize("sentences", [OF_SESSION, OF_MAGICS])
+def test_a_sentence_is_one_line(sentences):
+    for name, sentence in sentences.items():
+        assert sentence.startswith("interrupted") and "\n" not in sentence and len(sentence) < 120, name
+
+
+def test_what_says_more_goes_through():
+    @tells_interrupts({"first": "interrupted: first", "second": "interrupted: second"})
+    class Commands:
+        def first(self) -> None:
+            raise KeyboardInterrupt
+
+        def second(self) -> None:
+            self.first()
+
+    with pytest.raises(KeyboardInterrupt, match="interrupted: first"):
+        Commands().second()
+    assert list(inspect.signature(Commands.first).parameters) == ["self"]
+
+
+@pytest.fixture(scope="module")
+def notebook():
+    with closing(NotebookKernel()) as kernel:
+        assert kernel.run("%load_ext ddp_notebook\n%ddp_start 2").status == "ok"
+        assert kernel.run("import ddp_notebook; session = ddp_notebook.current(); value = 5").status == "ok"
+        yield kernel
+
+
+# Sends the signal when the main thread calls that function of the package for the first time.
+_ARM = """
+import signal, sys
+def _signal(frame, event, arg):
+    code = frame.f_code
+    if event == "call" and code.co_name == {function!r} and code.co_filename.endswith({file!r}):
+        sys.setprofile(None)
+        signal.raise_signal(signal.SIGINT)
+sys.setprofile(_signal)
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "file", "function"),
+    [
+        ("%ddp_check", "agree/checking.py", "_ask"),
+        ("%ddp_status", "groups/states.py", "status"),
+        ("%ddp_report", "record/face.py", "report"),
+        ("%ddp_monitor", "widgets/face.py", "monitor"),
+        ("%ddp_resize 3", "groups/resizing.py", "_inspect"),
+        ("session.client", "launch/client.py", "get"),
+        ("session.check()", "run/questions.py", "ask_all"),
+        ("%ddp_push value", "values/exchange.py", "_check_can_be_sent"),
+        ("%ddp_push value", "values/exchange.py", "_push"),
+        ("session.push(value=value)", "values/exchange.py", "push"),
+        ("%ddp_pull rank", "values/exchange.py", "pull"),
+        ("session['rank']", "values/exchange.py", "_pull"),
+        ("%ddp_heal", "groups/healing.py", "_ask_all"),
+        ("session.reform()", "groups/healing.py", "reform"),
+        ("%on_all_ranks 1", "cells/cells.py", "run"),
+        ("%%on_all_ranks\n1", "cells/face.py", "run"),
+        ("%ddp_interrupt", "cells/unended.py", "end"),
+        ("%ddp_start 2", "launch/options.py", "read"),
+        ("%ddp_stop", "having.py", "stop"),
+    ],
+)
+def test_an_interrupt_shows_one_line(notebook, line, file, function):
+    notebook.run(_ARM.format(file=file, function=function))
+    reply = notebook.run(line)
+    armed = notebook.run("print(sys.getprofile() is not None); sys.setprofile(None)")
+
+    assert armed.stdout == "False\n", f"{function} was not called"
+    assert reply.ename == "KeyboardInterrupt", reply
+    assert "interrupted" in reply.evalue, reply
+    assert "\n" not in reply.traceback and len(reply.traceback) < 200, reply.traceback
+    assert notebook.run("%on_all_ranks rank").stdout == "[0] 0\n[1] 1\n"
