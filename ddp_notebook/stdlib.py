@@ -12,6 +12,7 @@ here.
 
 from __future__ import annotations
 
+import builtins
 import importlib
 import sys
 from types import ModuleType
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     import os as os
     import pickle as pickle
     import queue as queue
+    import re as re
     import signal as signal
     import socket as socket
     import struct as struct
@@ -42,6 +44,8 @@ if TYPE_CHECKING:
     import traceback as traceback
     import weakref as weakref
 
+# Python's functions. A module that imports this as `__builtins__` finds them here, whatever a cell does to `builtins`.
+BUILTINS = dict(vars(builtins))
 COPIED = {
     *(
         "asyncio",
@@ -56,7 +60,7 @@ COPIED = {
         "itertools",
         "json",
     ),
-    *("logging", "math", "os", "pickle", "queue", "signal", "socket", "struct", "threading", "time", "traceback"),
+    *("logging", "math", "os", "pickle", "queue", "re", "signal", "socket", "struct", "threading", "time", "traceback"),
     "weakref",
 }
 

@@ -11,6 +11,7 @@ import torch
 
 from ddp_notebook.rank import reserve
 from ddp_notebook.records.clocks import boot_id
+from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
 from ddp_notebook.stdlib import os, socket, time
 from ddp_notebook.wire.bulk import BulkServer
 from ddp_notebook.wire.endpoint import Endpoint

@@ -13,6 +13,7 @@ from typing import Any
 
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from ddp_notebook.rank import own_signals
 from ddp_notebook.rank.cell.where import OURS, Where
 from ddp_notebook.rank.group.recorder import Recorder
 from ddp_notebook.rank.group.release import is_in_finalizer, may_hold_a_lock
@@ -46,7 +47,7 @@ class Faults:
         self._due: Fault | None = None  # for the main thread, as soon as it is in a cell
         self._by_s = 0.0  # what each step takes longer
         self._main = threading.main_thread().ident or 0
-        signal.signal(FAULT, self._on_signal)
+        own_signals.handle(FAULT, self._on_signal)
         register_optimizer_step_pre_hook(lambda *_: self._sleep())
 
     # ---- the agent's thread
@@ -164,7 +165,7 @@ class Faults:
                 return
             self._due = fault
         while self._due is fault:
-            signal.pthread_kill(self._main, FAULT)
+            own_signals.send_to_main(FAULT)
             time.sleep(_LOOK_S)
 
     def _happen_to_process(self, fault: Fault) -> None:

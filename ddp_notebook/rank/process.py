@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from traitlets.config import Config
 
-from ddp_notebook.rank import files, gpu, pymp, reserve, shortage, threads
+from ddp_notebook.rank import files, gpu, own_signals, pymp, reserve, shortage, threads
 from ddp_notebook.rank.agent import Agent
 from ddp_notebook.rank.cell import handlers, kernel_api, tutorials
 from ddp_notebook.rank.cell.inbox import Inbox
@@ -28,6 +28,7 @@ from ddp_notebook.rank.unseen import unseen
 from ddp_notebook.rank.variables import check, copying, entries, values
 from ddp_notebook.records import logs
 from ddp_notebook.registry import private
+from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
 from ddp_notebook.stdlib import asyncio, contextlib, faulthandler, json, os, queue, threading, time
 from ddp_notebook.wire.bulk import INLINE_BYTES, unpickled
 from ddp_notebook.wire.events import (
@@ -57,7 +58,6 @@ from ddp_notebook.wire.files import ListFiles, ReadFiles
 from ddp_notebook.wire.memory import Memory, open_at
 from ddp_notebook.wire.parts import join as join_parts
 from ddp_notebook.wire.resizing import Inspect, Resized
-from ddp_notebook.wire.signals import STACK
 from ddp_notebook.wire.survival import Resume
 
 _MOST_WAITING = 50  # messages that the notebook has not acknowledged, before no further batch is sent
@@ -140,6 +140,7 @@ class Rank:
             lambda: self.place, lambda: runner.running, self._recording.training, lambda: self._network.release.loss
         )
         self._loop = asyncio.get_running_loop()
+        self._loop.time = time.monotonic  # type: ignore[method-assign]  # a cell may replace the one in `time`
         self._name_place()
         self._loop.add_reader(self._inbox.fileno(), self._read_inbox)
         while not self._to_do.empty():
@@ -376,8 +377,7 @@ def _in_words(error: BaseException) -> str:
 def main(spec: dict[str, Any]) -> None:
     """Be a rank, from the first step after the fork (or spawn) to the end."""
     faulthandler.enable(file=2, all_threads=False)  # a segmentation fault leaves its Python lines among the last words
-    if STACK is not None:  # also while the main thread holds the GIL: the handler is in C
-        faulthandler.register(STACK, file=open(spec["stack_file"], "a"), all_threads=True)  # noqa: SIM115  # for good
+    own_signals.write_stacks_to(spec["stack_file"])
     handlers.begin()
     threads.give(spec["threads"])
     pymp.settle(spec["pymp_folder"])

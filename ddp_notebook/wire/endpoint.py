@@ -8,6 +8,7 @@ from typing import Any
 
 import zmq
 
+from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
 from ddp_notebook.stdlib import contextlib, logging, threading, time
 from ddp_notebook.stdlib import socket as pysocket
 from ddp_notebook.wire import cutting, faults, files, resizing, survival  # noqa: F401  # an end reads messages of all kinds
@@ -17,6 +18,7 @@ from ddp_notebook.wire.link import BEAT, HEADER_BYTES, RESEND, Header, Link, Ver
 
 BEAT_S = 1.0  # an idle side shows that it lives this often
 SILENT_S = 3.0  # a peer that was not heard for so long is silent
+_BROKEN_S = 0.05  # between tries, while nothing can be sent or received
 _BLOCKED_S = 0.01  # until a peer that accepted nothing is tried again
 _GATHER_MS = 5  # what nobody waits for is read together: of 256 ranks one at a time takes twice as long
 _MANY = 64  # peers
@@ -166,15 +168,27 @@ class Endpoint:
         while not self._closing:
             now = time.monotonic()
             if now >= next_tick:
-                next_tick = now + self._tick(now)
-            for ready, _ in poller.poll(max(0, round((next_tick - now) * 1000) + 1)):
-                if ready is self._socket:
-                    if self._read_all() and len(self._links) >= _MANY:
-                        woken.poll(_GATHER_MS)
-                elif ready == wake:
-                    self._write_all()
-                else:
-                    self._handle_extra(self._extra[ready])
+                try:
+                    next_tick = now + self._tick(now)
+                except Exception:
+                    self._pause()
+            try:
+                found = poller.poll(max(0, round((next_tick - now) * 1000) + 1))
+            except Exception:
+                self._pause()
+                continue
+            for ready, _ in found:
+                try:
+                    if ready is self._socket:
+                        if self._read_all() and len(self._links) >= _MANY:
+                            woken.poll(_GATHER_MS)
+                    elif ready == wake:
+                        self._write_all()
+                    else:
+                        self._handle_extra(self._extra[ready])
+                        continue
+                except Exception:
+                    self._pause()
                     continue
                 soon = _BLOCKED_S if self._blocked else _ACK_S  # an acknowledgement is due, or expected
                 next_tick = min(next_tick, time.monotonic() + soon)
@@ -183,6 +197,11 @@ class Endpoint:
         self._wake_r.close()
         self._wake_w.close()
         self.context.term()
+
+    def _pause(self) -> None:
+        """A cell has replaced what ZeroMQ's package needs, a function in `builtins` for example: that lasts until the
+        cell ends, and this thread has to last longer. What was read is lost, and comes again."""
+        time.sleep(_BROKEN_S)
 
     def _handle_extra(self, handle: Callable[[], None]) -> None:
         try:

@@ -16,6 +16,8 @@ from typing import Any
 import zmq
 from zmq.utils import z85
 
+from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
+
 _ZAP_ENDPOINT = "inproc://zeromq.zap.01"
 _ZAP_DOMAIN = b"ddp_notebook"
 Bind = Callable[[zmq.Socket[Any]], object]  # has a socket listen

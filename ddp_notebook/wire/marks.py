@@ -12,6 +12,8 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
+
 _LONGEST = 64  # bytes of a mark
 # The marks of any session.
 _CELL_END = re.compile(rb"\x1e[0-9a-f]+:\d+:\d*\x1e\n")

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ddp_notebook.stdlib import contextlib, ctypes, os, signal
+from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
+from ddp_notebook.stdlib import contextlib, ctypes, os, re, signal
 
 _FIRST: int | None = getattr(signal, "SIGRTMIN", None)
 # Free the rank from the operation that it waits in, if it runs the cell whose number comes with the signal.
@@ -26,6 +27,8 @@ END: int = signal.SIGTERM if _FIRST is None else _FIRST + 8  # end, in order: a 
 FAULT: int = signal.SIGUSR2 if _FIRST is None else _FIRST + 10  # fail here: from the rank's own thread, `rank.faults`
 
 
+# Real-time signals, whose default action ends a process.
+OURS: tuple[int, ...] = () if _FIRST is None else tuple(range(_FIRST + 5, _FIRST + 11))
 STRANGERS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -59,9 +62,14 @@ _SIGNAL_BYTES = 128  # of a `siginfo_t`, and of a `sigset_t`
 def send(pid: int, number: int, value: int) -> None:
     """Send a signal; `RELEASE` takes a number with it.
 
+    One of ours is not sent to a process that has no handler for it: its default action would end the process, with all
+    variables. A rank hears of a stop on the wire too, and puts its handlers back then.
+
     Raises:
         ProcessLookupError: there is no such process.
     """
+    if number in OURS and not _is_handled(pid, number):
+        return
     if number != RELEASE:
         os.kill(pid, number)
         return
@@ -69,6 +77,17 @@ def send(pid: int, number: int, value: int) -> None:
     if libc.sigqueue(ctypes.c_int(pid), ctypes.c_int(number), ctypes.c_void_p(value)) != 0:
         error = ctypes.get_errno()
         raise OSError(error, os.strerror(error))
+
+
+def _is_handled(pid: int, number: int) -> bool:
+    """Whether a process handles or ignores a signal; True where the system does not tell."""
+    try:
+        with open(f"/proc/{pid}/status", "rb") as file:
+            status = file.read()
+    except OSError:
+        return True
+    masks = re.findall(rb"^Sig(?:Cgt|Ign):\s*([0-9a-f]+)", status, re.MULTILINE)
+    return not masks or any(int(mask, 16) >> number - 1 & 1 for mask in masks)
 
 
 def wait_for_release() -> int:

@@ -2,6 +2,7 @@
 
 inbox       where cells come in
 runner      one cell, with everything that ipykernel does around one
+interpreter the state of Python's interpreter, put back after a cell
 hygiene     what a cell may not do to its rank, and what it may not leave behind
 handlers    the session's interrupt, and signals that come from elsewhere
 where       what the main thread is in, in the user's words

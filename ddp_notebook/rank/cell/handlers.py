@@ -8,16 +8,18 @@ loader's worker or a `!command` so sees of a stop no more than what its rank doe
 
 from __future__ import annotations
 
-import _signal  # type: ignore[import-not-found]
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
+from ddp_notebook.rank import own_signals
 from ddp_notebook.rank.cell.where import OURS
-from ddp_notebook.stdlib import ctypes, os, signal, threading
-from ddp_notebook.wire.signals import AGAIN, END, INTERRUPT
+from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
+from ddp_notebook.stdlib import ctypes, os, signal, threading, time
+from ddp_notebook.wire.signals import AGAIN, END, FAULT, INTERRUPT
 
 _AFTER_A_HOOK_S = 0.005
+IGNORED_S = 1.5  # for so long a cell that has set SIG_IGN for SIGINT goes on after the stop button
 _PUT_BACK = (signal.SIGINT, signal.SIGTERM)
 _ASKED_TO_END = (
     b"ddp_notebook: this rank goes on after SIGTERM: it ends with its notebook, or at %ddp_stop; "
@@ -44,11 +46,12 @@ class Handlers:
         self._on_taken = on_taken
         self._sets = False  # a handler, just now
         self._set(signal.SIGINT, self._on_sigint)
-        signal.signal(AGAIN, self._on_interrupt)
+        own_signals.handle(AGAIN, self._on_interrupt)
         if INTERRUPT != signal.SIGINT:
-            signal.signal(INTERRUPT, self._on_interrupt)
-        self._ours = {number: signal.getsignal(number) for number in _PUT_BACK}
-        self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())  # signals that the main thread does not take
+            own_signals.handle(INTERRUPT, self._on_interrupt)
+        self._ours = {number: own_signals.handler_of(number) for number in _PUT_BACK}
+        self._mask = own_signals.mask()  # signals that the main thread does not take
+        self._ignored_since_s: float | None = None  # interrupts, by a cell that has set SIG_IGN
         self._forks = False
         self._missed = 0  # signal, while this process forked
         self._mask_of_forker: set[int] = set()  # of the thread that forks
@@ -59,21 +62,23 @@ class Handlers:
         )
 
     def put_back(self) -> None:
-        """Put back what is no longer ours. `_signal`, which `signal` wraps, takes a tenth: it makes no enumerations."""
-        if _signal.pthread_sigmask(signal.SIG_BLOCK, ()) != self._mask:
-            signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
+        """Put back what is no longer ours."""
+        own_signals.put_back()  # before the mask: a signal may wait
+        if own_signals.mask() != self._mask:
+            own_signals.set_mask(self._mask)
         for number, handler in self._ours.items():
-            if _signal.getsignal(number) is not handler:
+            if own_signals.handler_of(number) is not handler:
                 self._set(number, handler)
+        self._ignored_since_s = None
         _ignore_sigint()
 
     def _set(self, number: int, handler: Any) -> None:
         """Set a handler. A SIGINT that comes until the system ignores it again, to whichever thread, does nothing."""
         self._sets = True
         try:
-            signal.signal(number, handler)
+            own_signals.set_handler(number, handler)
             _ignore_sigint()
-            signal.pthread_sigmask(signal.SIG_BLOCK, ())  # calls the handlers of what has come
+            own_signals.mask()  # calls the handlers of what has come
         finally:
             self._sets = False
 
@@ -81,17 +86,24 @@ class Handlers:
         if self._forks:  # what a hook of a fork raises is printed and lost
             self._missed = number if self._missed != INTERRUPT else INTERRUPT
             return
-        handler = signal.getsignal(signal.SIGINT)
+        handler = own_signals.handler_of(signal.SIGINT)
         if callable(handler) and handler not in (self._ours[signal.SIGINT], signal.default_int_handler):
             if not self._on_taken():
                 return
-            is_blocked = signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+            is_blocked = signal.SIGINT in own_signals.mask()
             if is_blocked or getattr(handler, "__module__", "") == "asyncio.unix_events":  # which hears it by a pipe
                 signal.raise_signal(signal.SIGINT)
             else:
                 handler(int(signal.SIGINT), _interrupted(frame))
-        elif handler is not signal.SIG_IGN:
+        elif handler != signal.SIG_IGN or self._is_ignored_long():
             self._interrupt(frame, number == AGAIN)
+
+    def _is_ignored_long(self) -> bool:
+        """Whether the cell has ignored interrupts for some time. Programs ignore them while they write a checkpoint; of
+        one that ignores them for ever the second press would end the process."""
+        now_s = time.monotonic()
+        self._ignored_since_s = self._ignored_since_s or now_s
+        return now_s - self._ignored_since_s > IGNORED_S
 
     def _on_sigint(self, _: int, frame: FrameType | None) -> None:
         """The system ignores SIGINT, so this is Python's own `_thread.interrupt_main`, which programs use to limit how
@@ -103,10 +115,11 @@ class Handlers:
     def _before_fork(self) -> None:
         self._forks = True
         # a SIGTERM between the fork and `_after_fork_in_child` would be lost
-        self._mask_of_forker = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        self._mask_of_forker = own_signals.mask()
+        own_signals.block({signal.SIGTERM})
 
     def _after_fork_in_rank(self) -> None:
-        signal.pthread_sigmask(signal.SIG_SETMASK, self._mask_of_forker)
+        own_signals.set_mask(self._mask_of_forker)
         self._forks = False
         missed, self._missed = self._missed, 0
         if missed:  # once this hook is over: `pthread_kill` looks for signals itself, and would raise here
@@ -117,9 +130,9 @@ class Handlers:
 
     def _after_fork_in_child(self) -> None:
         """A forked child is no rank: SIGTERM ends it, as `Process.terminate` has it."""
-        if signal.getsignal(signal.SIGTERM) is self._ours[signal.SIGTERM]:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        signal.pthread_sigmask(signal.SIG_SETMASK, self._mask_of_forker)
+        if own_signals.handler_of(signal.SIGTERM) is self._ours[signal.SIGTERM]:
+            own_signals.set_handler(signal.SIGTERM, signal.SIG_DFL)
+        own_signals.set_mask(self._mask_of_forker)
         self._forks, self._missed = False, 0
 
 
@@ -127,7 +140,7 @@ def _interrupted(frame: FrameType | None) -> FrameType | None:
     """What a handler of the user's has interrupted. An interrupt that is sent again may come while our handler of the
     first one asks which handler that is."""
     outer = frame
-    while outer is not None and outer.f_code.co_filename.startswith((OURS, signal.__file__)):
+    while outer is not None and outer.f_code.co_filename.startswith(OURS):
         if outer.f_code is Handlers._on_interrupt.__code__:
             frame = outer.f_back
         outer = outer.f_back
@@ -138,8 +151,9 @@ def begin() -> None:
     """The first step of a rank, which has nothing yet that would have to be ended in order."""
     end_by(lambda *_: os._exit(0))
     if INTERRUPT != signal.SIGINT:
-        for number in (INTERRUPT, AGAIN):
-            signal.signal(number, lambda *_: None)  # its default action ends the process
+        for number in (INTERRUPT, AGAIN, FAULT):
+            own_signals.handle(number, lambda *_: None)  # its default action ends the process
+    own_signals.protect()
 
 
 def end_by(handler: Callable[[int, FrameType | None], object]) -> None:
@@ -147,7 +161,7 @@ def end_by(handler: Callable[[int, FrameType | None], object]) -> None:
     if END != signal.SIGTERM:
         words = b"" if any(name in os.environ for name in _OF_A_JOB) else _ASKED_TO_END
         signal.signal(signal.SIGTERM, lambda *_: os.write(2, words))
-    signal.signal(END, handler)
+    own_signals.handle(END, handler)
 
 
 def _ignore_sigint() -> bool:

@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from ddp_notebook.rank.cell.exceptions import chain
 from ddp_notebook.rank.cell.where import OURS
+from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
 from ddp_notebook.stdlib import contextlib, gc, os
 
 NOTEBOOK_MAGICS = {  # a test compares them with `magics.DDPMagics`, which ranks do not import
@@ -199,8 +200,8 @@ def forget_failure(shell: Any, failure: BaseException) -> None:
 
 def forget_tensors(shell: Any, execution_count: int) -> None:
     """Keep no tensor in `Out`, `_3`, `__` and `___`; `_` keeps the last value, as always."""
-    out, hook = shell.user_ns.get("_oh", {}), shell.displayhook
-    if execution_count in out and _holds_tensor(out[execution_count]):
+    out, hook = shell.user_ns.get("_oh"), shell.displayhook
+    if isinstance(out, dict) and execution_count in out and _holds_tensor(out[execution_count]):
         del out[execution_count]
         for names in (shell.user_ns, shell.user_ns_hidden):
             names.pop(f"_{execution_count}", None)

@@ -7,8 +7,8 @@ from collections.abc import Callable, Coroutine, Sequence
 from types import FrameType
 from typing import Any
 
-import torch.distributed as dist
 from IPython.core.interactiveshell import ExecutionResult, InteractiveShell
+from torch.distributed import is_initialized
 
 from ddp_notebook.rank import pymp, shortage
 from ddp_notebook.rank.cell import hygiene, kernel_api, transforms
@@ -17,6 +17,7 @@ from ddp_notebook.rank.cell.bounds import bounded_display
 from ddp_notebook.rank.cell.comms import COMM_TYPES, RankComms
 from ddp_notebook.rank.cell.exceptions import FormattingStopped
 from ddp_notebook.rank.cell.handlers import Handlers
+from ddp_notebook.rank.cell.interpreter import Interpreter, put_names_back, say
 from ddp_notebook.rank.cell.outgoing import Outgoing
 from ddp_notebook.rank.cell.streams import Streams
 from ddp_notebook.rank.cell.tracebacks import Tracebacks
@@ -25,6 +26,7 @@ from ddp_notebook.rank.record.recording import RankRecording
 from ddp_notebook.rank.sharding import unsharded
 from ddp_notebook.rank.variables.copying import CellText
 from ddp_notebook.records.units import bundle_chars
+from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
 from ddp_notebook.stdlib import asyncio, os, time, traceback
 from ddp_notebook.wire.events import CellDone, Comm, Display, InputReply, Interrupt, Message, RunCell, Taken
 
@@ -97,6 +99,10 @@ class Runner:
             "evalue": "",
             "traceback": [],
         }
+        self._interpreter = Interpreter()
+        needs = ("_oh", "_dh", "get_ipython", "__builtins__")
+        names = self._shell.user_ns
+        self._needed = {name: names[name] for name in needs if name in names}
 
     def submit(self, cell: RunCell) -> None:
         """Run a cell in its turn. Call it on the event loop."""
@@ -178,7 +184,7 @@ class Runner:
     async def _run_guarded(self, cell: RunCell) -> CellDone | float:
         """How the cell ended. Its duration alone, if it ended well and nothing else is to be said."""
         started = time.perf_counter()
-        had_group = dist.is_initialized()  # 0.1 us
+        had_group = is_initialized()  # 0.1 us
         shell = self._shell
         self._parents.set(kernel_api.request(f"{_PARENT}{cell.cell}"))
         if shell.execution_count != cell.execution_count:  # setting a trait takes longer than asking for it
@@ -209,7 +215,7 @@ class Runner:
             if result is not None:
                 failure = result.error_before_exec or result.error_in_exec
             failure = self._tracebacks.what_ended(failure)
-            payload, has_group = self._take_payload(), dist.is_initialized() or not had_group
+            payload, has_group = self._take_payload(), is_initialized() or not had_group
             of_group = self._network.end_cell(failure, before_stop=self._tracebacks.failure is not None)
             outcome = self._outcome(failure)
             done: CellDone | float = duration_s
@@ -253,8 +259,16 @@ class Runner:
             result = await (self._as_task(cell) if suspends else cell)
             return result
         finally:
+            self._put_interpreter_back()
             shell.events.trigger("post_execute")
             shell.events.trigger("post_run_cell", result)
+
+    def _put_interpreter_back(self) -> None:
+        """An interrupt would leave half of it undone."""
+        may_raise, self._may_raise = self._may_raise, False
+        for line in [*self._interpreter.put_back(), *put_names_back(self._shell.user_ns, self._needed)]:
+            say(line)
+        self._may_raise = may_raise
 
     async def _as_task(self, cell: Coroutine[Any, Any, ExecutionResult]) -> ExecutionResult:
         self._task = self._where.task = asyncio.ensure_future(cell)
@@ -271,6 +285,12 @@ class Runner:
         name_code = compiler.get_code_name
         ours, all_ranks = f"ipykernel_{os.getpid()}", f"ipykernel_{os.getppid()}"
 
+        def named(raw_code: str, code: str, number: int) -> str:
+            try:
+                return name_code(raw_code, code, number)
+            except Exception:  # a cell has replaced `os.getpid`, or the like
+                return f"{all_ranks}/{number}.py"
+
         def get_code_name(raw_code: str, code: str, number: int) -> str:
             if isinstance(raw_code, CellText):
                 self._where.cells.setdefault(raw_code.file, number)
@@ -278,7 +298,7 @@ class Runner:
             name, self._file = self._file, None  # once, for the cell itself: code that it compiles gets other names
             if name is not None and self._task is None:
                 self._raise_if_interrupted()  # in a hook before the cell, where IPython prints it and goes on
-            name = name or name_code(raw_code, code, number).replace(ours, all_ranks)
+            name = name or named(raw_code, code, number).replace(ours, all_ranks)
             self._where.enter(name, number)
             return name
 

@@ -9,7 +9,9 @@ Their form is in `wire.marks`.
 from __future__ import annotations
 
 import sys
+from typing import Any
 
+from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
 from ddp_notebook.stdlib import ctypes, fcntl, io, os, threading
 from ddp_notebook.wire.marks import CellEnd, Place
 
@@ -50,7 +52,7 @@ class Streams:
             if not is_ours:
                 os.dup2(self._kept[fd], fd)
         for name, fd in (("stdout", 1), ("stderr", 2)):
-            if getattr(getattr(sys, name), "closed", False):
+            if not _can_write(getattr(sys, name, None)):
                 raw = io.BufferedWriter(io.FileIO(fd, "w", closefd=False))
                 stream = io.TextIOWrapper(raw, encoding="utf-8", errors="backslashreplace", line_buffering=True)
                 setattr(sys, name, stream)
@@ -71,8 +73,9 @@ class Streams:
     def flush(self) -> None:
         """Hand Python's buffers to the pipes, also those of streams that a cell has put in place of ours."""
         out, err = self._writers
-        is_ours = sys.stdout is out and sys.stderr is err
-        for stream in self._writers if is_ours else (sys.stdout, sys.stderr, out, err):
+        now: tuple[Any, Any] = getattr(sys, "stdout", None), getattr(sys, "stderr", None)
+        is_ours = now[0] is out and now[1] is err
+        for stream in self._writers if is_ours else (*now, out, err):
             try:
                 stream.flush()
             except Exception:  # a closed or broken stream of the user's is not our failure
@@ -91,3 +94,12 @@ class Streams:
                 self._looks.clear()
                 if begun != self._begun:  # by now
                     self._looks.set()
+
+
+def _can_write(stream: Any) -> bool:
+    """Whether a stream takes text. A cell may have closed, detached or deleted it, or may leave one that fails."""
+    try:
+        stream.write("")
+    except Exception:
+        return False
+    return not getattr(stream, "closed", False)

@@ -15,6 +15,7 @@ import torch
 
 from ddp_notebook.rank.group import waiting
 from ddp_notebook.records.words import in_function
+from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
 from ddp_notebook.stdlib import asyncio, os, threading
 
 if TYPE_CHECKING:

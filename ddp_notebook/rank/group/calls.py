@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import ProcessGroup, Work
-from torch.distributed import distributed_c10d
+from torch.distributed import distributed_c10d, is_initialized
 
 from ddp_notebook.rank import gpu
 from ddp_notebook.rank.group.operators import Operator, flat, nbytes
 from ddp_notebook.records.meaning import meaning
 from ddp_notebook.records.operation import Operation
+from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
 from ddp_notebook.stdlib import itertools, threading, time, weakref
 
 if TYPE_CHECKING:
@@ -269,7 +270,7 @@ def _ranks(group: ProcessGroup) -> list[int]:
 
 
 def _title(group: ProcessGroup, ranks: tuple[int, ...]) -> str:
-    if dist.is_initialized() and group is dist.group.WORLD:
+    if is_initialized() and group is dist.group.WORLD:
         return "default"
     described = group.group_desc
     if described and described not in ("undefined", "default_pg"):

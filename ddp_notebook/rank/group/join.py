@@ -13,6 +13,7 @@ from torch.distributed import (  # type: ignore[attr-defined]  # exported at run
     PrefixStore,
     Store,
     distributed_c10d,
+    is_initialized,
 )
 
 from ddp_notebook.rank.group import cpp_log
@@ -69,7 +70,7 @@ def join(place: Form, prefix: str, *, backend: str = "", timeout: timedelta | No
     try:
         TORCHS(backend, store=prefixed, rank=place.rank, world_size=place.world_size, timeout=forming, **options)
     except BaseException:
-        if dist.is_initialized():
+        if is_initialized():
             dist.destroy_process_group()
         raise
     if is_bound and dist.group.WORLD is not None:
@@ -89,7 +90,7 @@ def clear() -> None:
     after the failure, where the stop is still under way.
     """
     world = distributed_c10d._world
-    if not dist.is_initialized() and (world.group_count or world.pg_map):
+    if not is_initialized() and (world.group_count or world.pg_map):
         TORCHS("gloo", store=HashStore(), rank=0, world_size=1)
         dist.destroy_process_group()
 

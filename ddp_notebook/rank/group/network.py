@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import is_initialized
 
 from ddp_notebook.rank.cell.exceptions import chain, known_words
 from ddp_notebook.rank.cell.where import Where
@@ -24,6 +25,7 @@ from ddp_notebook.rank.group.progress import Progress
 from ddp_notebook.rank.group.recorder import Recorder
 from ddp_notebook.rank.group.release import Doing, RankLostError, Release
 from ddp_notebook.rank.unseen import filter_flight_recorder, is_possible
+from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
 from ddp_notebook.stdlib import os, threading, time
 from ddp_notebook.wire.events import Form, Lost
 
@@ -44,7 +46,7 @@ def _let_gloo_finish() -> None:
     """Before a fork. Python 3.11 leaves the child waiting for ever if just then another thread makes or frees its own
     thread state, as gloo's do when they let go of an operation's tensors (seen once, in a worker of a DataLoader).
     Source: `PyOS_AfterFork_Child`, which takes a lock before it makes it anew; from 3.12 on the other way round."""
-    if sys.version_info < (3, 12) and dist.is_initialized():
+    if sys.version_info < (3, 12) and is_initialized():
         time.sleep(_GLOO_S)
 
 
@@ -126,7 +128,7 @@ class Network:
 
     def _leave(self) -> None:
         """In a forked child, which has the rank's connections but not gloo's threads: an operation would never end."""
-        if dist.is_initialized():
+        if is_initialized():
             self.recorder.retire(join.not_of_child(dist.get_rank()))
 
     def on_message(self, message: Lost) -> None:

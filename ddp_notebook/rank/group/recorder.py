@@ -28,6 +28,7 @@ from ddp_notebook.rank.group.kernels.kernel import Kernel
 from ddp_notebook.rank.group.kernels.repeats import Repeating
 from ddp_notebook.rank.group.operators import SPECS, flat
 from ddp_notebook.rank.unseen import unseen
+from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
 from ddp_notebook.stdlib import threading, time, weakref
 
 if TYPE_CHECKING:

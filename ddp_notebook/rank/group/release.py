@@ -7,25 +7,27 @@ operations raise KeyboardInterrupt, which an `except Exception` around them does
 
 from __future__ import annotations
 
+from _thread import start_new_thread
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
-from ddp_notebook.rank import gpu
+from ddp_notebook.rank import gpu, own_signals
 from ddp_notebook.rank.cell.where import Where
 from ddp_notebook.rank.group.calls import Call, Group
 from ddp_notebook.rank.group.connections.cutting import Connections
 from ddp_notebook.rank.group.cpp_log import quiet
 from ddp_notebook.rank.group.recorder import Recorder
 from ddp_notebook.records.operation import Operation
-from ddp_notebook.stdlib import logging, os, signal, threading, time
-from ddp_notebook.wire.signals import AGAIN, RELEASE, send, wait_for_release
+from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
+from ddp_notebook.stdlib import logging, signal, threading, time
+from ddp_notebook.wire.signals import AGAIN, RELEASE, wait_for_release
 
 _log = logging.getLogger(__name__)
 _LOOK_S = 0.02
 _JUST_NOW_S = 0.3
-_MOST_RESENT = 3
+_MOST_RESENT = 5
 _MOST_PUT_OFF = 2  # of an interrupt and those that are sent again
 _PATIENCE_S = 0.1  # then everything else is tried too: the recorder does not see a wait at a store
 _HELD_S = 0.25  # then a wait that was entered after the interrupt is interrupted too
@@ -71,13 +73,14 @@ class Release:
         self._taken_s = 0.0  # by a handler of the user's
         self._looking = threading.Lock()
         self._has_ended = True  # the cell
+        self._frees: int | None = None  # the cell that a thread frees
         self._wakes = threading.Event()  # the thread that frees it, since it has ended
         self._main = threading.main_thread().ident or 0
 
     def start(self) -> None:
         """Wait for the signal, in a thread."""
         if RELEASE is not None:
-            signal.signal(RELEASE, lambda *_: None)  # for threads that unblock it: its default action ends the process
+            own_signals.handle(RELEASE, lambda *_: None)  # for threads that C code has unblock it
             threading.Thread(target=self._wait_for_signals, name="ddp-release", daemon=True).start()
 
     # ---- the main thread
@@ -228,8 +231,9 @@ class Release:
     def go(self, cell: int) -> None:
         """Free this cell from whatever it waits in, again and again until it has ended. It may have ended already."""
         with self._looking:
-            if self._running() != cell or self._has_ended:
+            if self._running() != cell or self._has_ended or self._frees == cell:
                 return
+            self._frees = cell
             self._wakes.clear()
             self._recorder.refusal = _stop
         began = time.monotonic()
@@ -253,10 +257,10 @@ class Release:
         if for_s > _PATIENCE_S:
             if not self._has_interrupted and self._resent < _MOST_RESENT and for_s > _PATIENCE_S * 2**self._resent:
                 self._resent += 1  # another thread took the signal and did not wake the main one
-                signal.pthread_kill(self._main, AGAIN)
+                own_signals.send_to_main(AGAIN)
             self._cut_off(self._connections.cut_stores)
         if self._has_interrupted and self._is_held_again():
-            signal.pthread_kill(self._main, AGAIN)
+            own_signals.send_to_main(AGAIN)
 
     def _cut_off(self, cut: Callable[[], int]) -> None:
         self.was_cut = True
@@ -282,17 +286,14 @@ class Release:
         sleep, and while this thread holds the GIL the main one can be just there. `go` repeats it until it has had an
         effect.
         """
-        signal.pthread_kill(self._main, AGAIN)  # it may be noticed just now, after all
-        if RELEASE is not None:
-            send(os.getpid(), RELEASE, cell)
-        else:
-            threading.Thread(target=self.go, args=(cell,), name="ddp-release", daemon=True).start()
+        own_signals.send_to_main(AGAIN)  # it may be noticed just now, after all
+        start_new_thread(self.go, (cell,))  # the thread of the signal may not get one that C code has unblocked
 
     def _wait_for_signals(self) -> None:
         assert RELEASE is not None
         # A signal to the process goes to any thread that does not block it, and only the main thread's own signal ends
         # its sleep. This thread, just woken, would take it in most of our tries.
-        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        own_signals.block(signal.valid_signals())
         while True:
             cell = wait_for_release()
             try:

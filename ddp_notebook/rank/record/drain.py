@@ -18,6 +18,7 @@ from ddp_notebook.rank.record.tape import OFF, Tape
 from ddp_notebook.rank.record.training.repeated import rows_of
 from ddp_notebook.rank.unseen import unseen
 from ddp_notebook.records.codec import encode
+from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
 from ddp_notebook.stdlib import logging, os, threading, time
 
 # Each batch costs the same, 2 ms of the rank and the notebook together where caches are cold, so what comes after a

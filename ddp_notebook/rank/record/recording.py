@@ -15,6 +15,7 @@ from ddp_notebook.rank.record.tape import VALUES, Tape
 from ddp_notebook.rank.record.training.stretches import CELL, Training
 from ddp_notebook.rank.sharding import equations
 from ddp_notebook.rank.sharding.mistakes import Mistakes
+from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
 from ddp_notebook.stdlib import contextlib, time
 from ddp_notebook.wire.record_options import LEVELS, RecordOptions, profile_path
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import ProcessGroup, ProcessGroupGloo, TCPStore
-from torch.distributed import distributed_c10d
+from torch.distributed import distributed_c10d, is_initialized
 
 from ddp_notebook.rank.group import stores
 from ddp_notebook.rank.group.calls import timeout_of, timeout_setter
@@ -22,6 +22,7 @@ from ddp_notebook.rank.group.connections.untold import Untold
 from ddp_notebook.rank.group.guard.guard import make_board
 from ddp_notebook.rank.group.recorder import Recorder
 from ddp_notebook.rank.group.waiting import notice_interrupt
+from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
 from ddp_notebook.stdlib import contextlib, functools, logging, threading
 
 NCCL = ("nccl", "nccl2", "nccl-legacy")  # torch's two classes, as they call themselves, and a name of the older one
@@ -177,7 +178,7 @@ class Connections:
     def groups_made(self) -> int:
         """How many groups torch has counted: the next one is named after it, and ranks meet under that name. 0 without
         a default group: what is left of one that did not form is cleared before the next one."""
-        return int(distributed_c10d._world.group_count) if dist.is_initialized() else 0
+        return int(distributed_c10d._world.group_count) if is_initialized() else 0
 
     def replace(self, successors: dict[str, ProcessGroup]) -> list[ProcessGroup]:
         """Operations go through these groups from now on, by name. Returns those that they went through before."""

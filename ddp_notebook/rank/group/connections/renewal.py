@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import ProcessGroup, ProcessGroupGloo
-from torch.distributed import PrefixStore, distributed_c10d  # type: ignore[attr-defined]  # exported at run time
+from torch.distributed import PrefixStore, distributed_c10d, is_initialized  # type: ignore[attr-defined]  # exported at run time
 
 from ddp_notebook.rank.group import join
 from ddp_notebook.rank.group.calls import Group, timeout_of
@@ -57,7 +57,7 @@ class Renewal:
         client = connect(place, forming)
         store = PrefixStore(f"{place.store_prefix}/{place.epoch}", client)
         world = distributed_c10d._world
-        groups = self._recorder.registered() if dist.is_initialized() else {}
+        groups = self._recorder.registered() if is_initialized() else {}
         notes: list[str] = []
         default = dist.group.WORLD if groups else None
         if default is not None and not _is_of(default, (place.rank, place.world_size)):

@@ -1,0 +1,92 @@
+"""State of the Python interpreter that the rank itself needs: put back as soon as the code of a cell has ended.
+
+Some replacements in `builtins` stay: many programs replace `print`, so that only rank 0 prints. The others would break
+IPython or this package after the cell, and with them the rank.
+"""
+
+from __future__ import annotations
+
+import builtins
+import operator
+import sys
+from typing import Any
+
+from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
+from ddp_notebook.stdlib import COPIED, asyncio, os
+
+_OF_PROGRAMS = {"print", "input", "open", "__import__", "_"}  # programs replace these; `_` is a translation
+_NEEDED = ("ddp_notebook", "sys", *COPIED)  # modules
+_RECURSION_LIMIT = 500  # frames that the end of a cell takes at most
+
+
+class Interpreter:
+    """The state of this process's interpreter. Made when all that is to be kept has been set."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._builtins = dict(vars(builtins))
+        self._modules = sys.modules.copy()
+        self._needed = {name: module for name, module in self._modules.items() if name.split(".")[0] in _NEEDED}
+        self._set_trace, self._set_profile = sys.settrace, sys.setprofile
+        self._set_limit, self._limit = sys.setrecursionlimit, sys.getrecursionlimit()
+        self._hooks = {name: getattr(sys, name) for name in ("excepthook", "displayhook", "unraisablehook")}
+
+    def put_back(self) -> list[str]:
+        """Put everything back. Returns lines about what a later cell would miss."""
+        for end in (self._set_trace, self._set_profile):
+            try:
+                end(None)
+            except BaseException:  # of the function that is taken away by this
+                end(None)
+        lines = []
+        now = vars(builtins)
+        if not all(map(operator.is_, map(now.get, self._builtins), self._builtins.values())):
+            lines += self._put_builtins_back(now)
+        if not self._needed.keys() <= sys.modules.keys():
+            is_emptied = sys.modules.get("sys") is not sys  # what was imported since then is a second copy
+            missing = {name: one for name, one in self._modules.items() if is_emptied or name not in sys.modules}
+            sys.modules.update(missing)
+        if sys.getrecursionlimit() < _RECURSION_LIMIT:
+            self._set_limit(self._limit)
+        if getattr(self._loop, "_stopping", False):  # the cell has called `loop.stop()`, which would end the rank
+            self._loop._stopping = False  # type: ignore[attr-defined]
+        for name, hook in self._hooks.items():
+            if not callable(getattr(sys, name, None)):
+                setattr(sys, name, hook)
+        return lines
+
+    def _put_builtins_back(self, now: dict[str, Any]) -> list[str]:
+        changed = []
+        for name, value in self._builtins.items():
+            if now.get(name) is not value and not (name in _OF_PROGRAMS and callable(now.get(name))):
+                now[name] = value
+                changed.append(name)
+        if not changed:
+            return []
+        names = ", ".join(changed)
+        return [f"ddp_notebook: this cell has replaced {names} in builtins; later cells find Python's own again"]
+
+
+def put_names_back(namespace: dict[str, Any], needed: dict[str, Any]) -> list[str]:
+    """Put names back that IPython needs in the namespace of cells, where a cell has given them another type.
+
+    Args:
+        needed: their values.
+
+    Returns:
+        Lines about what was put back.
+    """
+    changed = [name for name, value in needed.items() if not isinstance(namespace.get(name), type(value))]
+    for name in changed:
+        namespace[name] = needed[name]
+    if not changed:
+        return []
+    return [f"ddp_notebook: IPython needs {', '.join(changed)}; later cells find what this cell has replaced again"]
+
+
+def say(line: str) -> None:
+    """Write a line to stderr's file descriptor: a cell may have replaced `print` and `sys.stderr`."""
+    try:
+        os.write(2, f"{line}\n".encode())
+    except OSError:
+        pass  # the cell has closed it

@@ -1,0 +1,177 @@
+"""The session's own signals in a rank: handlers that a cell cannot replace, block or consume.
+
+The default action of these signals ends the process, and programs reset signals that they do not know: Lightning's
+Trainer puts all handlers back after each fit. So there are three layers.
+
+1. `protect` wraps the functions of Python's `_signal` and `faulthandler` that change handlers and masks: they skip our
+   signals. All Python code uses these, also through the module `signal`.
+2. C code can still change a signal's action. `put_back` restores handlers, actions and masks before the next cell, and
+   `put_back_actions` restores the actions from any thread, before a rank sends a signal to itself.
+3. `wire.signals.send` sends no signal whose default action would end the process.
+"""
+
+from __future__ import annotations
+
+import _signal  # type: ignore[import-not-found]
+import sys
+from collections.abc import Callable, Iterable
+from types import FrameType
+from typing import Any
+
+from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
+from ddp_notebook.stdlib import ctypes, faulthandler, functools, os, threading
+from ddp_notebook.wire.signals import OURS, STACK
+
+Handler = Callable[[int, FrameType | None], object]
+
+_set_handler: Callable[[int, Any], Any] = _signal.signal
+_get_handler: Callable[[int], Any] = _signal.getsignal
+_change_mask: Callable[[int, Iterable[int]], set[int]] = _signal.pthread_sigmask
+_send_to_thread: Callable[[Any, int], None] = _signal.pthread_kill
+_signals = frozenset(OURS)
+_ACTION_BYTES = 512  # more than a `struct sigaction` has anywhere
+_libc = ctypes.CDLL(None)
+_handlers: dict[int, Handler] = {}  # Python's, of our signals
+_actions: dict[int, Any] = {}  # the system's: a `struct sigaction` for each
+_stack_fd = -1  # where threads write their stacks at `STACK`
+
+
+def set_handler(number: int, handler: Any) -> None:
+    """Set Python's handler of any signal, whatever a cell has made of `signal.signal`."""
+    _set_handler(number, int(handler) if isinstance(handler, int) else handler)  # it compares SIG_DFL by identity
+
+
+def handler_of(number: int) -> Any:
+    """Python's handler of any signal. As a number, not an enumeration, where it is SIG_DFL or SIG_IGN."""
+    return _get_handler(number)
+
+
+def handle(number: int, handler: Handler) -> None:
+    """Set the handler of one of our signals. Call it in the main thread."""
+    _handlers[number] = handler
+    _set_handler(number, handler)
+    _note_action(number)
+
+
+def write_stacks_to(path: str) -> None:
+    """Append the stacks of all threads to this file at `STACK`. The handler is in C, so it works without the GIL."""
+    global _stack_fd
+    if STACK is None:
+        return
+    _stack_fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    faulthandler.register(STACK, file=_stack_fd, all_threads=True)
+    _note_action(STACK)
+
+
+def _note_action(number: int) -> None:
+    action = ctypes.create_string_buffer(_ACTION_BYTES)
+    if _libc.sigaction(number, None, action) == 0:
+        _actions[number] = action
+
+
+def put_back() -> None:
+    """Restore the handlers. Call it in the main thread, between cells."""
+    for number, handler in _handlers.items():
+        if _get_handler(number) is not handler:
+            _set_handler(number, handler)
+    put_back_actions()
+
+
+def put_back_actions() -> None:
+    """Restore what the system does at our signals. From any thread."""
+    for number, action in _actions.items():
+        _libc.sigaction(number, action, None)
+    if any(_get_handler(number) is not handler for number, handler in _handlers.items()):
+        # only the main thread may set a handler of Python's: it does so before its next line
+        ctypes.pythonapi.Py_AddPendingCall(_put_back_later, None)
+
+
+@ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
+def _put_back_later(_: int | None) -> int:
+    if threading.get_ident() == threading.main_thread().ident:
+        for number, handler in _handlers.items():
+            _set_handler(number, handler)
+    return 0
+
+
+def send_to_main(number: int) -> None:
+    """Send one of ours to the main thread, which has its handler again by then. From any thread."""
+    put_back_actions()
+    _send_to_thread(threading.main_thread().ident, number)
+
+
+def block(numbers: Iterable[int]) -> None:
+    """Block signals in this thread, also ours."""
+    _change_mask(_signal.SIG_BLOCK, numbers)
+
+
+def mask() -> set[int]:
+    """The signals that this thread blocks. Called for each cell: Python's `signal` makes enumerations, ten times as
+    slow."""
+    return _change_mask(_signal.SIG_BLOCK, ())
+
+
+def set_mask(numbers: Iterable[int]) -> None:
+    """Block exactly these signals in this thread."""
+    _change_mask(_signal.SIG_SETMASK, numbers)
+
+
+def protect() -> None:
+    """Have Python's functions leave our signals alone, from now on."""
+    if not _signals:
+        return
+    _signal.signal = _without_ours(_set_handler, _refuse_handler)
+    _signal.siginterrupt = _without_ours(_signal.siginterrupt, lambda *_: None)
+    _signal.pthread_sigmask = _pthread_sigmask
+    for name in ("sigwait", "sigwaitinfo", "sigtimedwait"):
+        setattr(_signal, name, _waits_for_others(getattr(_signal, name)))
+    real = sys.modules["faulthandler"]
+    for name in ("register", "unregister"):
+        setattr(real, name, _without_ours(getattr(real, name), lambda *_, **__: False))
+    for name in ("siginterrupt", "sigwaitinfo", "sigtimedwait"):  # `signal` wraps the others itself
+        setattr(sys.modules["signal"], name, getattr(_signal, name))
+
+
+def _without_ours(function: Callable[..., Any], instead: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, whose first argument is a signal; for ours it calls `instead`."""
+
+    @functools.wraps(function)
+    def for_others(signalnum: Any, *args: Any, **kwargs: Any) -> Any:
+        return (instead if signalnum in _signals else function)(signalnum, *args, **kwargs)
+
+    return for_others
+
+
+def _refuse_handler(signalnum: int, handler: Any) -> Any:
+    """Keep ours, and return it: a program that puts handlers back will set it again."""
+    kept = _get_handler(signalnum)
+    if callable(handler) and handler is not kept and signalnum not in _refused:
+        _refused.add(signalnum)
+        ours = sorted(_signals)
+        os.write(
+            2,
+            f"ddp_notebook: the session uses signal {int(signalnum)}, so this handler is never called. Free real-time "
+            f"signals are SIGRTMIN to {ours[0] - 1} and {ours[-1] + 1} to SIGRTMAX\n".encode(),
+        )
+    return kept
+
+
+_refused: set[int] = set()  # signals for which a handler was refused, and a message has said so
+
+
+@functools.wraps(_change_mask)
+def _pthread_sigmask(how: int, mask: Iterable[int]) -> set[int]:
+    numbers = set(mask) - _signals
+    if how == _signal.SIG_SETMASK:
+        numbers |= _change_mask(_signal.SIG_BLOCK, ()) & _signals
+    return _change_mask(how, numbers)
+
+
+def _waits_for_others(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that waits for a set of signals, without ours: it would consume them."""
+
+    @functools.wraps(function)
+    def wait(sigset: Iterable[int], *args: Any) -> Any:
+        return function(set(sigset) - _signals, *args)
+
+    return wait

@@ -1,0 +1,74 @@
+"""Programs that reset state of the interpreter, each stopped by one press and followed by a next cell."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from ddp_notebook.wire import signals
+from tests.resets import PROGRAMS, reset_stop_and_go_on
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_the_stop_button_works_and_the_next_cell_finds_everything(session, program, tmp_path):
+    """The session is the same for all: what a program leaves is there in the next one too."""
+    reset_stop_and_go_on(session, program, "a loop", tmp_path)
+
+
+def test_no_signal_is_sent_to_a_process_that_it_would_end():
+    reads, writes = os.pipe()
+    if (pid := os.fork()) == 0:
+        os.read(reads, 1)
+        os._exit(7)
+    try:
+        for number in signals.OURS:
+            signals.send(pid, number, 0)
+    finally:
+        os.write(writes, b"x")
+        _, status = os.waitpid(pid, 0)
+        os.close(reads)
+        os.close(writes)
+    assert os.waitstatus_to_exitcode(status) == 7
+
+
+def test_names_that_ipython_needs_are_put_back_with_a_line(make_session_alone):
+    session = make_session_alone(2)
+    said = session.run("_oh = 5")[0].stderr
+    assert said == "ddp_notebook: IPython needs _oh; later cells find what this cell has replaced again\n"
+    assert session.run("rank + 1")[1].result == "2"
+
+
+def test_print_of_a_program_stays_and_len_does_not(make_session_alone):
+    """Many training scripts let only rank 0 print."""
+    session = make_session_alone(2)
+    said = session.run(
+        "import builtins\nreal = print\ndef only_first(*args): rank == 0 and real(*args)\n"
+        "builtins.print, builtins.len = only_first, lambda _: 3"
+    )[0].stderr
+    assert "has replaced len in builtins; later cells find Python's own again" in said
+    printed = session.run("print('here', len([]))")
+    assert [printed[rank].stdout for rank in (0, 1)] == ["here 0\n", ""]
+
+
+def test_a_handler_for_a_signal_of_ours_is_refused_with_a_line(make_session_alone):
+    session = make_session_alone(2)
+    code = f"import signal\nsignal.signal({signals.INTERRUPT}, print)\nsignal.signal(signal.SIGUSR1, print)"
+    assert (
+        f"the session uses signal {signals.INTERRUPT}, so this handler is never called" in session.run(code)[0].stderr
+    )
+    kept = session.run("signal.getsignal(signal.SIGUSR1) is print")
+    assert kept[0].result == "True"
+
+
+def test_a_cell_that_ignores_interrupts_is_stopped_after_a_while(make_session_alone, tmp_path):
+    """Its second press would replace the ranks."""
+    from tests.resets import run_until_stopped
+
+    session = make_session_alone(2)
+    begun = f"open({str(tmp_path)!r} + f'/begun-{{rank}}', 'w').close()"
+    with pytest.raises(KeyboardInterrupt):
+        run_until_stopped(
+            session, f"import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\n{begun}\nwhile True: pass", tmp_path
+        )
+    assert session.run("signal.getsignal(signal.SIGINT) is not signal.SIG_IGN")[0].result == "True"
