@@ -191,11 +191,6 @@ IPYTHON = {
         "ip = get_ipython()\nfor n in ip.events.callbacks: ip.events.callbacks[n].clear()\n"
         "ip.input_transformers_post.clear(); ip.ast_transformers.clear(); ip.input_transformers_cleanup.clear()"
     ),
-    "an ast transformer that fails": (
-        "import ast\nclass Bad(ast.NodeTransformer):\n    def visit(self, node): raise ValueError('no')\n"
-        "get_ipython().ast_transformers.append(Bad())"
-    ),
-    "an exception handler": "get_ipython().set_custom_exc((BaseException,), lambda *_, **__: 1 / 0)",
     "no history": "ip = get_ipython(); ip.history_manager.input_hist_raw.clear(); ip.history_manager.enabled = False; ip.execution_count = -5",
     "a showtraceback that fails": "def fail(*_, **__): raise RuntimeError('no')\nip = get_ipython(); ip.showtraceback = ip._showtraceback = fail",
 }

@@ -8,11 +8,11 @@ The token is the session's. A mark is shorter than PIPE_BUF, so it is written wh
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
+from ddp_notebook.stdlib import re
 
 _LONGEST = 64  # bytes of a mark
 # The marks of any session.

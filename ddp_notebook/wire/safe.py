@@ -22,13 +22,12 @@ Everything else is a list that begins with a tag:
 from __future__ import annotations
 
 import importlib
-import re
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from ddp_notebook.stdlib import json, math
+from ddp_notebook.stdlib import json, math, re
 from ddp_notebook.wire.parts import split
 
 MOST_DEPTH = 100  # containers in each other

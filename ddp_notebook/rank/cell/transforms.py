@@ -9,7 +9,6 @@ of a command that are continued by a backslash, so all lines below would have to
 
 from __future__ import annotations
 
-import re
 from itertools import takewhile
 from typing import Any
 
@@ -17,6 +16,8 @@ from IPython.core import prefilter
 from IPython.core.autocall import IPyAutocall
 from IPython.core.inputtransformer2 import TransformerManager
 from IPython.core.macro import Macro
+
+from ddp_notebook.stdlib import re
 
 # A line that begins as a command does, as `/f x`, or as a prompt; or one of blanks, which IPython empties.
 _COMMAND = re.compile(r"\n[^\S\n]*(?:[%!,;/]|\.\.\.)|\n[ \t]+(?:\n|\Z)")

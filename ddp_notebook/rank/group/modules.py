@@ -8,7 +8,6 @@ back, since already to pass through ours takes time; `rank.group.sequences` name
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Callable
 from types import CodeType, FrameType
@@ -16,7 +15,7 @@ from typing import Any, cast
 
 import torch
 
-from ddp_notebook.stdlib import functools, weakref
+from ddp_notebook.stdlib import functools, re, weakref
 
 ROOT = "(root)"
 CALL_IMPL = torch.nn.Module._call_impl.__code__  # of a module whose forward is on the stack

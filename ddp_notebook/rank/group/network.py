@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from typing import Any
 
@@ -26,7 +25,7 @@ from ddp_notebook.rank.group.recorder import Recorder
 from ddp_notebook.rank.group.release import Doing, RankLostError, Release
 from ddp_notebook.rank.unseen import filter_flight_recorder, is_possible
 from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
-from ddp_notebook.stdlib import os, threading, time
+from ddp_notebook.stdlib import os, re, threading, time
 from ddp_notebook.wire.events import Form, Lost
 
 # Errors of operations whose peer is gone: the words of gloo, of NCCL and of a store.

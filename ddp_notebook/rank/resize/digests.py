@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import re
 import types
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 from ddp_notebook.rank.variables.check import fingerprints
-from ddp_notebook.stdlib import json
+from ddp_notebook.stdlib import json, re
 
 
 def digests(namespace: Mapping[str, Any], names: Collection[str]) -> dict[str, str]:

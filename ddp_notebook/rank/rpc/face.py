@@ -11,7 +11,6 @@ translated where torch's C++ is called, in `Sending`, and where it returns somet
 from __future__ import annotations
 
 import inspect
-import re
 from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
@@ -48,7 +47,7 @@ from ddp_notebook.rank.rpc.sending import Sending
 from ddp_notebook.rank.rpc.serving import Serving
 from ddp_notebook.rank.rpc.values import Values
 from ddp_notebook.rank.rpc.waiting import elsewhere_if_unseen
-from ddp_notebook.stdlib import functools, os
+from ddp_notebook.stdlib import functools, os, re
 from ddp_notebook.wire.events import Form
 
 _BY_ENVIRONMENT = "env://"

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from ddp_notebook.rank.record.remote import Sent
 from ddp_notebook.rank.rpc.agent import Worker
 from ddp_notebook.rank.rpc.naming import words_of
+from ddp_notebook.stdlib import re
 
 # what agents say of a connection that has ended
 _CUT = re.compile(r"^(EOF: end of file|E[A-Z]{3,}: |connection reset|.*\btensorpipe/)", re.DOTALL)

@@ -8,7 +8,6 @@ from the rank behind it, runs the cell from the statement with the loop on, and 
 from __future__ import annotations
 
 import ast
-import re
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -27,7 +26,7 @@ from ddp_notebook.rank.resize.obstacles import Obstacles
 from ddp_notebook.rank.survive.ring import Ring
 from ddp_notebook.rank.unseen import unseen
 from ddp_notebook.rank.variables import copying
-from ddp_notebook.stdlib import os, pickle, queue, threading, time
+from ddp_notebook.stdlib import os, pickle, queue, re, threading, time
 from ddp_notebook.wire.events import Form, Message
 from ddp_notebook.wire.survival import Resume, Save, Stalls, Survives
 

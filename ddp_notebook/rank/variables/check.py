@@ -11,7 +11,6 @@ import enum
 import hashlib
 import pathlib
 import random
-import re
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
@@ -22,7 +21,7 @@ import torch
 
 from ddp_notebook.rank.variables.entries import Leaf, is_plain, leaves, unreadable
 from ddp_notebook.rank.variables.values import describe
-from ddp_notebook.stdlib import contextlib, itertools, pickle
+from ddp_notebook.stdlib import contextlib, itertools, pickle, re
 
 _ROW = 1 << 16  # words; a row as int64 stays in a core's cache: 0.40 s per GiB, 0.72 with 64 rows (measured)
 _ROWS_ON_DEVICE = 64  # at once, since each step launches kernels; takes 32 MB

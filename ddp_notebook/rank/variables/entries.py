@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import platform
 import random
-import re
 import types
 from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,7 +16,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, RandomSampler, Sampler, SequentialSampler
 
 from ddp_notebook.rank.variables.values import describe
-from ddp_notebook.stdlib import contextlib, itertools
+from ddp_notebook.stdlib import contextlib, itertools, re
 
 _DEEPEST = 4  # nested containers
 _MOST_ITEMS = 1000  # of a container

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import reprlib
 from collections.abc import Mapping
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ddp_notebook.stdlib import contextlib, math
+from ddp_notebook.stdlib import contextlib, math, re
 from ddp_notebook.wire import bulk, safe
 
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")  # it differs from rank to rank, and means nothing in the notebook

@@ -10,13 +10,12 @@ tells another where it listens, and a socket that has the number of some port el
 
 from __future__ import annotations
 
-import re
 import stat
 import sys
 from collections.abc import Callable, Collection, Iterator
 from typing import Any, NamedTuple
 
-from ddp_notebook.stdlib import contextlib, os, socket
+from ddp_notebook.stdlib import contextlib, os, re, socket
 
 _FDS, _FDS_INFO = "/proc/self/fd", "/proc/self/fdinfo"
 # Source: https://docs.kernel.org/filesystems/proc.html (fdinfo, eventpoll files)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Any
 
 from torch._C._distributed_rpc import PyRRef
@@ -13,7 +12,7 @@ from ddp_notebook.rank.record.remote import ReferenceEvent, Sent
 from ddp_notebook.rank.record.tape import OFF, Tape
 from ddp_notebook.rank.rpc.record.here import Here, numbered
 from ddp_notebook.records.schema import REFERENCE_EVENTS
-from ddp_notebook.stdlib import time, weakref
+from ddp_notebook.stdlib import re, time, weakref
 
 if TYPE_CHECKING:
     from ddp_notebook.rank.rpc.face import Face
