@@ -46,7 +46,8 @@ def current() -> Session | None:
     return _current
 
 
-@tells_interrupts(OF_SESSION)
+# `run` shows an interrupt itself: a wrapper would be a second frame of this package in the tracebacks of scripts.
+@tells_interrupts({name: sentence for name, sentence in OF_SESSION.items() if name != "run"})
 class Session(KeptFace, GroupFace, ShardingFace, ValueFace, FileFace, RecordFace, ViewFace):
     """A group of ranks. `start` makes one; `stop`, or leaving a `with` block, ends it."""
 

@@ -710,5 +710,6 @@ def test_torchs_functions_check_arguments_without_forming_a_group(monkeypatch, c
 def test_multiprocessing_keeps_the_name_of_its_folder_where_a_rank_sets_it(tmp_path, monkeypatch):
     from multiprocessing import process, util
 
-    monkeypatch.setitem(process.current_process()._config, "tempdir", str(tmp_path))
+    config = process.current_process()._config  # type: ignore[attr-defined]
+    monkeypatch.setitem(config, "tempdir", str(tmp_path))
     assert util.get_temp_dir() == str(tmp_path)

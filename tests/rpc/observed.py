@@ -361,6 +361,8 @@ _OURS = [
     (r"On (?:WorkerInfo\(id=\d+, name=(\w+)\)|(\w+) \(rank \d+\)):", r"On \1\2:"),
     (r"PicklingError: what a call returns cannot be sent, \w+: (.*); call it by .*", r"TypeError: \1"),
     (r"SystemExit\(3\)", "SystemExit: 3"),
+    (r"RuntimeError\('\w+(?:\.\w+)* is decorated with async_execution.* but returned (\w+)'\)", r"got torch.\1"),
+    (r"Unable to cast Python instance .* must return a torch.futures.Future object, but (got [\w.]+)", r"\1"),
 ]
 
 

@@ -36,7 +36,7 @@ def here(jobs, monkeypatch):
         ("--nnodes 1: train.py", "--nnodes is '1:'"),
         ("--nproc-per-node 2", "there is no script"),
         ("nothing.py", "there is no file 'nothing.py'"),
-        ("--agents x train.py", "--agents is 'x', which is no number"),
+        ("--agents x train.py", r"--agents must be a number from 1 to 256 \(got 'x'\)"),
         ("--agents", "--agents needs a value"),
         ("--standalone train.py", "leave out --standalone"),
         ("--rdzv_id=7 train.py", "leave out --rdzv_id=7"),

@@ -88,8 +88,10 @@ class Network:
                 file=sys.stderr,
             )
         self.release.start()
-        self._show_end_of_thread = threading.excepthook
-        threading.excepthook = self._on_end_of_thread
+        # The module itself: the threads of cells look for the hook there, and not in its copy.
+        python_threading: Any = sys.modules["threading"]
+        self._show_end_of_thread = python_threading.excepthook
+        python_threading.excepthook = self._on_end_of_thread
         os.register_at_fork(before=_let_gloo_finish, after_in_child=self._leave)
 
     # ---- groups

@@ -11,6 +11,7 @@ from threading import get_ident
 from time import monotonic_ns
 from typing import Any
 
+from torch._C import Future
 from torch.distributed.rpc.internal import RemoteException
 
 from ddp_notebook.rank.record.remote import Ran
@@ -57,9 +58,12 @@ def runner(me: Callable[[], str], serving: Serving) -> Callable[[Any], Any]:
     def run(call: Travelling, name: str) -> Any:
         try:
             result = call.func(*call.args, **call.kwargs)
-            if result is None and hasattr(call.func, _IS_ASYNC):  # torch crashes on None, and `rpc.remote` never learns
-                raise TypeError(
-                    f"{name} is decorated with async_execution, and must return a Future, but returned None"
+            # torch crashes on None. For other values it raises in C++, and if the caller has asked for the value by
+            # then, `rpc.remote` gets no answer: an assertion about the type of the value fails first.
+            if hasattr(call.func, _IS_ASYNC) and not isinstance(result, Future):
+                raise (TypeError if result is None else RuntimeError)(
+                    f"{name} is decorated with async_execution and must return a torch.futures.Future, "
+                    f"but returned {'None' if result is None else type(result).__name__}"
                 )
             return result
         except (Exception, SystemExit) as error:

@@ -107,11 +107,17 @@ class Unended:
         for run in runs:
             if run.is_watched:
                 self._press(run, replaces=True)
-        left = sorted({rank for run in runs if not run.is_watched for rank in run.pending})
-        if left:
-            with contextlib.suppress(HostError):  # `_check` says so below
-                self._cluster.signal(left, signal.SIGKILL)
-        self._wait_for(runs, _REPLACE_S, interrupts)
+        killed: set[int] = set()
+        until = time.monotonic() + _REPLACE_S
+        while not all(run.is_over for run in runs) and time.monotonic() < until:
+            interrupts.check()
+            # A thread that waits for a cell may leave it at any moment, also right after it was pressed.
+            left = {rank for run in runs if not run.is_watched for rank in run.pending} - killed
+            if left:
+                killed |= left
+                with contextlib.suppress(HostError):  # `_check` says so below
+                    self._cluster.signal(sorted(left), signal.SIGKILL)
+            time.sleep(_LOOK_S)
         with Place(self._cells.turn, is_next=True):  # a cell that waits would begin without these ranks
             self._check()
             notes = []
