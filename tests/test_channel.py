@@ -71,6 +71,30 @@ def test_messages_of_several_threads_arrive_in_each_ones_order_both_ways():
             assert len(inbox) == 400
 
 
+@pytest.mark.alone
+def test_an_interrupt_in_the_middle_of_a_send_delays_no_later_message():
+    """The stop button interrupts a flood there, and the next message is the end of the cell."""
+
+    class Interrupted:
+        def send(self, _: bytes) -> None:
+            raise KeyboardInterrupt
+
+    with wire() as w:
+        rank = w.join()
+        rank.endpoint.send(Probe(request=0))
+        w.inbox.wait_for(1)
+        for number in range(1, 5):
+            time.sleep(0.4)  # until the thread has nothing to do and sleeps for a second
+            wakes, rank.endpoint._wake_w = rank.endpoint._wake_w, Interrupted()  # type: ignore[assignment]
+            with pytest.raises(KeyboardInterrupt):
+                rank.endpoint.send(Probe(request=number))
+            rank.endpoint._wake_w = wakes
+            began = time.monotonic()
+            rank.endpoint.send(Probe(request=number))
+            w.inbox.wait_for(1 + 2 * number)
+            assert time.monotonic() - began < 0.2
+
+
 def test_each_rank_gets_its_own_messages_and_is_named_when_it_answers():
     with wire() as w:
         first, second = w.join("local/0"), w.join("local/1")

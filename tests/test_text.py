@@ -65,6 +65,18 @@ def test_text_waits_for_the_display_before_it_and_a_display_for_its_place():
     assert list(ordered.add(1, "c")) == [(1, "c")]
 
 
+def test_text_waits_once_for_a_display_whose_mark_was_written_twice():
+    """An interrupt between the mark and the note that it was written has it written again."""
+    ordered = Ordered()
+    assert list(ordered.arrived(shown(1))) == []
+    assert list(ordered.add(1, Place(1))) == [(1, shown(1))]
+    assert list(ordered.add(1, Place(1))) == []
+    assert list(ordered.add(1, CellEnd(1))) == [(1, CellEnd(1))]
+    assert list(ordered.add(1, Place(2))) == list(ordered.add(1, Place(2))) == []
+    assert list(ordered.arrived(shown(2))) == [(1, shown(2))]
+    assert list(ordered.add(1, "text")) == [(1, "text")]
+
+
 def test_text_of_a_dead_rank_waits_for_no_display():
     ordered = Ordered()
     assert list(ordered.add(1, Place(1))) == []

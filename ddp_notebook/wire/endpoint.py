@@ -151,9 +151,14 @@ class Endpoint:
 
     def _wake(self, force: bool = False) -> None:
         if not self._awake or force:
-            self._awake = True
-            with contextlib.suppress(OSError):  # full, or closed
+            try:
+                self._awake = True
                 self._wake_w.send(b"\0")
+            except OSError:  # full, or closed
+                pass
+            except BaseException:  # the stop button: the next message has to wake the thread
+                self._awake = False
+                raise
 
     def _loop(self) -> None:
         poller = zmq.Poller()

@@ -68,9 +68,18 @@ class Ordered:
     def __init__(self) -> None:
         self._waiting: deque[tuple[int, Piece]] = deque()
         self._displays: dict[int, Display] = {}
+        self._last_place = 0
 
     def add(self, fd: int, piece: Piece) -> Iterator[tuple[int, Piece | Display]]:
-        """A piece of a pipe has come: what can be handled now, as `(fd, piece)`."""
+        """A piece of a pipe has come: what can be handled now, as `(fd, piece)`.
+
+        Places are numbered in the order of their marks. An interrupt may cause a second mark of a place, whose display
+        comes once: text would wait for it forever.
+        """
+        if isinstance(piece, Place):
+            if piece.number <= self._last_place:
+                return
+            self._last_place = piece.number
         if not self._waiting and not isinstance(piece, Place):
             yield fd, piece
             return
@@ -85,6 +94,7 @@ class Ordered:
     def give_up(self) -> Iterator[tuple[int, Piece | Display]]:
         """No display will come any more: the rank has died."""
         waiting, self._waiting = self._waiting, deque()
+        self._last_place = 0
         for fd, piece in waiting:
             if not isinstance(piece, Place):
                 yield fd, piece
