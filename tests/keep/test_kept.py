@@ -114,7 +114,7 @@ def test_how_a_cell_ended_unattended_is_told(notebook):
 
     second = notebook()
     told = second.run("%ddp_attach")
-    assert told.status == "error" and told.ename == "RankError"
+    assert told.status == "error" and told.ename == "RankError", told
     assert "ZeroDivisionError" in told.traceback and "1 / (1 - rank)" in told.traceback
     assert "] late" in told.stdout
     assert second.run("%ddp_attach").stdout.count("late") == 0, "once"
