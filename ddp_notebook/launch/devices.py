@@ -47,7 +47,7 @@ class Gpu:
     name: str
     memory_mib: int
     kind: str = "cuda"  # torch's type of device; "cuda" for AMD's too
-    told_by_torch: bool = False  # which has applied the variables that hide devices
+    told_by_torch: bool = False  # torch has already applied the variables that hide devices
 
     @property
     def device(self) -> str:

@@ -12,7 +12,7 @@ _READ_AT_IMPORT = (
     "TMPDIR", "TEMP", "TMP", "MPL", "IPYTHONDIR", "JUPYTER_", "NPY_", "LANG", "LC_", "TZ", "TRITON_",
     "MALLOC_", "GLIBC_TUNABLES", "PYDEVD_", "DEBUGPY_", "DDP_NOTEBOOK_START_METHOD",
     "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK", "ONEAPI_DEVICE_SELECTOR",
-    "ASCEND_RT_VISIBLE_DEVICES",  # torch was asked for its devices with them
+    "ASCEND_RT_VISIBLE_DEVICES",  # the list of devices depends on these variables
 )  # fmt: skip
 # The host server must import with one thread; each rank then raises its own count by call.
 THREAD_COUNTS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")

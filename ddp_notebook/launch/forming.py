@@ -60,7 +60,7 @@ class Forming:
     ) -> None:
         self.epoch = 0
         self.has_started = False
-        self.processes_so_far = 0  # that have had a rank
+        self.processes_so_far = 0  # processes that have had a rank
         self.on_slow: Callable[[str], object] = lambda _: None
         self._processes = processes
         self._is_alone = is_alone
@@ -74,7 +74,7 @@ class Forming:
         return LOOPBACK if self._is_alone else host.address
 
     def store_at(self, host: Host) -> dict[str, object]:
-        """What a store on this host has to know. Each has a key of its own, where it listens on a network."""
+        """Return the specification of a store on this host. A store that listens on a network has a key of its own."""
         key = "" if self._is_alone else secrets.token_hex(KEY_BYTES)
         return {"host": self.address_of(host), "ports": (self._ports.start, self._ports.stop), "store_key": key}
 

@@ -33,8 +33,8 @@ class Process:
     rank: int = -1
     serial: int = -1  # number among all processes of the session that had a rank, from 0; -1: it had none yet
     pid: int = 0
-    port: int = 0  # of a store, for the user's programs
-    store: Place | None = None  # of a store, for the session's groups
+    port: int = 0  # TCP port of the store for the user's programs
+    store: Place | None = None  # address of the store for the session's groups
     status: int | None = None  # exit status once it ended; negative: signal
     lost: str = ""  # why nothing is known of it any more, and so it counts as ended
     said: set[str] = field(default_factory=set)  # names of the messages of its start

@@ -33,7 +33,7 @@ _MOST_UNPROVED = 256  # connections; of more the oldest is closed
 
 def main(spec: dict[str, Any]) -> None:
     """Serve both stores on the listening sockets that the host server has made."""
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the child
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no code waits for the child
     listener = socket.socket(fileno=spec["store_fd"])
     for_users = socket.socket(fileno=spec["fd"])
     Server(listener, bytes.fromhex(spec["store_key"]), for_users, lambda: _serve_users(spec)).serve()
@@ -109,7 +109,7 @@ class Server:
             raise ValueError("a store that listens on a network needs a key")
         self._values: dict[bytes, bytes] = {}
         self._queues: dict[bytes, collections.deque[bytes]] = {}
-        self._waiting: dict[bytes, list[_Client]] = {}  # by key, in the order in which they came
+        self._waiting: dict[bytes, list[_Client]] = {}  # key -> clients, in order of arrival
         self._unproved: dict[_Client, None] = {}
         self._selector = selectors.DefaultSelector()
         listener.setblocking(False)
@@ -197,7 +197,7 @@ class Server:
                 self._take_messages(client)
         except BlockingIOError:
             pass
-        except (OSError, LookupError, TypeError, ValueError):  # it has ended, or is no client of ours
+        except (OSError, LookupError, TypeError, ValueError):  # the client has ended, or is foreign
             self._drop(client)
 
     def _take_messages(self, client: _Client) -> None:

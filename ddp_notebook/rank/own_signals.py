@@ -31,18 +31,18 @@ _send_to_thread: Callable[[Any, int], None] = _signal.pthread_kill
 _signals = frozenset(OURS)
 _ACTION_BYTES = 512  # more than a `struct sigaction` has anywhere
 _libc = ctypes.CDLL(None)
-_handlers: dict[int, Handler] = {}  # Python's, of our signals
+_handlers: dict[int, Handler] = {}  # handlers in Python, by signal
 _actions: dict[int, Any] = {}  # the system's: a `struct sigaction` for each
-_stack_fd = -1  # where threads write their stacks at `STACK`
+_stack_fd = -1  # file to which `STACK` writes the stacks of all threads
 
 
 def set_handler(number: int, handler: Any) -> None:
-    """Set Python's handler of any signal, whatever a cell has made of `signal.signal`."""
+    """Set the Python handler of any signal, even if a cell has replaced `signal.signal`."""
     _set_handler(number, int(handler) if isinstance(handler, int) else handler)  # it compares SIG_DFL by identity
 
 
 def handler_of(number: int) -> Any:
-    """Python's handler of any signal. As a number, not an enumeration, where it is SIG_DFL or SIG_IGN."""
+    """Return the Python handler of any signal. As a number, not an enumeration, where it is SIG_DFL or SIG_IGN."""
     return _get_handler(number)
 
 
@@ -82,7 +82,7 @@ def put_back_actions() -> None:
     for number, action in _actions.items():
         _libc.sigaction(number, action, None)
     if any(_get_handler(number) is not handler for number, handler in _handlers.items()):
-        # only the main thread may set a handler of Python's: it does so before its next line
+        # only the main thread may set a Python handler: it does so before its next line
         ctypes.pythonapi.Py_AddPendingCall(_put_back_later, None)
 
 
@@ -95,7 +95,7 @@ def _put_back_later(_: int | None) -> int:
 
 
 def send_to_main(number: int) -> None:
-    """Send one of ours to the main thread, which has its handler again by then. From any thread."""
+    """Restore the handlers, then send a signal of the session to the main thread. Works in any thread."""
     put_back_actions()
     _send_to_thread(threading.main_thread().ident, number)
 
@@ -117,7 +117,7 @@ def set_mask(numbers: Iterable[int]) -> None:
 
 
 def protect() -> None:
-    """Have Python's functions leave our signals alone, from now on."""
+    """Make the functions of `signal` and `faulthandler` skip the signals of the session."""
     if not _signals:
         return
     _signal.signal = _without_ours(_set_handler, _refuse_handler)
@@ -156,7 +156,7 @@ def _refuse_handler(signalnum: int, handler: Any) -> Any:
     return kept
 
 
-_refused: set[int] = set()  # signals for which a handler was refused, and a message has said so
+_refused: set[int] = set()  # signals for which a message about a refused handler was printed
 
 
 @functools.wraps(_change_mask)

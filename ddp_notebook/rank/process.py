@@ -309,7 +309,7 @@ class Rank:
             return
         memory: Memory | None = None
         if not isinstance(message, ListFiles) and message.memory:
-            with contextlib.suppress(OSError):  # of which there is none left: the notebook fetches a copy
+            with contextlib.suppress(OSError):  # no shared memory left: the notebook fetches a copy
                 memory = Memory(message.memory, chunks)
         transfer = self.agent.bulk.hold(memory or b"".join(chunks))
         self.agent.send(replace(answer, transfer=transfer, memory=memory.place if memory else []))

@@ -16,7 +16,7 @@ from ddp_notebook.records import shortages
 from ddp_notebook.stdlib import contextlib, fcntl, os, threading
 
 _DESCRIPTORS = 48  # sockets and files of a group that forms, besides those to the other ranks
-_MEMORY_BYTES = 24 << 20  # of address space; no page of it is used. A thread's stack takes 8 MiB
+_MEMORY_BYTES = 24 << 20  # address space, without used pages. The stack of a thread takes 8 MiB
 _SHARE = 4  # at most so much of the limit is held: a quarter
 _TRIES = 3  # another thread may take what was lent
 T = TypeVar("T")
@@ -24,7 +24,7 @@ T = TypeVar("T")
 _lock = threading.RLock()
 _descriptors: list[int] = []
 _wanted = 0
-_file_number = -1  # of the file that all of them are for
+_file_number = -1  # inode of the file that all reserved descriptors refer to
 _memory: mmap.mmap | None = None
 _lent = 0  # to so many at the same time
 _used = 0  # descriptors when it was lent, if none was left then
@@ -137,7 +137,7 @@ def _take() -> None:
         if _memory is None:
             _memory = mmap.mmap(-1, _MEMORY_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except (OSError, MemoryError):
-        pass  # there is no room: the next loan ends with another try
+        pass  # no room: the end of the next loan tries again
 
 
 def _new_file() -> int:

@@ -24,7 +24,7 @@ from ddp_notebook.stdlib import contextlib, os
 SHM = "/dev/shm"
 DESCRIPTORS, MEMORY, PROCESSES, DISK = "descriptors", "memory", "processes", "disk"
 _MIB = 1 << 20
-_LITTLE_BYTES = 64 << 10  # of a file system: this much is too little to work with
+_LITTLE_BYTES = 64 << 10  # a file system with less free space counts as full
 _LITTLE_MEMORY = 16 * _MIB
 _TEXTS = {
     DESCRIPTORS: ("Too many open files",),

@@ -83,7 +83,7 @@ class BulkServer:
         elif kind == _PUT:
             self._keep(transfer, offset, nbytes, piece[0])
             self.socket.send(_HEADER.pack(_GOT, transfer, offset, 0))
-        elif (data := self._held.get(transfer)) is not None:  # the main thread may hold another one meanwhile
+        elif (data := self._held.get(transfer)) is not None:  # the main thread may add a transfer at the same time
             wanted = piece_of(data, offset)
             self.socket.send_multipart([_HEADER.pack(_PIECE, transfer, offset, 0), wanted])
 
@@ -109,7 +109,7 @@ class BulkFetcher:
         self._socket.setsockopt(
             zmq.MAXMSGSIZE, PIECE_BYTES + _CURVE_BYTES
         )  # the connection of a peer that sends more is closed,
-        self._socket.setsockopt(zmq.RCVHWM, 4 * _WINDOW)  # and what one sends without a request fills no memory
+        self._socket.setsockopt(zmq.RCVHWM, 4 * _WINDOW)  # a limit for data that a peer sends without a request
         keyring.guard(self._socket)
         try:
             bind(self._socket)
@@ -215,7 +215,7 @@ class BulkFetcher:
                         continue
                     sender, header, *piece = self._socket.recv_multipart()
                     if sender != identity or len(header) != _HEADER.size:
-                        continue  # of an earlier transfer, or not of this protocol
+                        continue  # belongs to an earlier transfer, or is invalid
                     kind, number, offset, _ = _HEADER.unpack(header)
                     if (kind, number) == answer and offset in asked:
                         del asked[offset]

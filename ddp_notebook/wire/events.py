@@ -116,9 +116,9 @@ class Form(Message):
     group_world_size: int  # hosts
     backend: str  # "nccl" or "gloo"
     device: str  # "cpu", "cuda:0", ...
-    store_host: str  # of the TCPStore for the user's programs: MASTER_ADDR
+    store_host: str  # MASTER_ADDR: the TCPStore for the user's programs
     store_port: int  # MASTER_PORT
-    store_at: str  # where the session's groups meet, see `wire.store`
+    store_at: str  # address of the session's store, see `wire.store`
     store_key: str = field(repr=False)
     store_prefix: str
     interface: str  # network interface for gloo and NCCL, "lo" on one machine

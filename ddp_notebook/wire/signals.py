@@ -80,7 +80,7 @@ def send(pid: int, number: int, value: int) -> None:
 
 
 def _is_handled(pid: int, number: int) -> bool:
-    """Whether a process handles or ignores a signal; True where the system does not tell."""
+    """Return whether a process handles or ignores a signal; True if the system cannot report it."""
     try:
         with open(f"/proc/{pid}/status", "rb") as file:
             status = file.read()

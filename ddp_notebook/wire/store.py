@@ -23,7 +23,7 @@ from ddp_notebook.stdlib import os, socket, struct
 
 KEY_BYTES = 32
 MOST_BYTES = 1 << 30  # of a message
-MOST_BYTES_BEFORE_PROOF = 256  # of a message of a client that has not proved yet that it knows the key
+MOST_BYTES_BEFORE_PROOF = 256  # limit of a message from a client that has not yet proved that it knows the key
 PROOF_S = 10.0  # for the two messages by which both ends prove that they know the key
 _LENGTH = struct.Struct("<I")
 _COUNT = struct.Struct("<Q")
@@ -37,7 +37,7 @@ class StoreRefusedError(ConnectionError):
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a store listens.
+    """Address of a store.
 
     Args:
         at: `unix:NAME`, or `HOST:PORT`.
@@ -57,7 +57,7 @@ class Place:
 
     @property
     def address(self) -> Any:
-        """As `socket.connect` takes it."""
+        """Return the address in the form that `socket.connect` expects."""
         if self.is_unix:
             name = self.at.removeprefix(_UNIX)
             return "\0" + name[1:] if name.startswith("@") else name

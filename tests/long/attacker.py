@@ -28,7 +28,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]  # exported
 
 _CONNECT_S = 0.5
 _HELD = 20  # connections that stay open and send nothing
-_STORE_MAGIC = struct.pack("<BI", 0, 0x3C85F7CE)  # how a client of torch's TCPStore begins
+_STORE_MAGIC = struct.pack("<BI", 0, 0x3C85F7CE)  # first bytes of a TCPStore client
 
 
 class _Plant:
@@ -42,7 +42,7 @@ class _Plant:
 
 
 def _messages(marker: str) -> list[bytes]:
-    """What a stranger may send to a port whose protocol is not known."""
+    """Return messages that another user may send to a port with an unknown protocol."""
     plant = pickle.dumps(_Plant(marker))
     key = b"default_pg/0//cpu//0/0"
     set_key = b"\x01" + struct.pack("<Q", len(key)) + key + struct.pack("<Q", len(plant)) + plant
@@ -88,7 +88,7 @@ def _attack_store(port: int, plant: bytes) -> str:
             store.set(key, plant)  # type: ignore[arg-type]  # bytes too
         store.set("default_pg/0//cpu//0/0", plant)  # type: ignore[arg-type]
         return "store keys replaced" if keys else "store key set"
-    except Exception:  # torch raises several kinds, and a process of ours may end meanwhile
+    except Exception:  # torch raises several kinds, and the target may end at any time
         return "store refused"
 
 

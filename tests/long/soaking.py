@@ -349,7 +349,7 @@ class Soak:
     def _cancelled_job(self) -> float:
         message = self.kernel.start(_JOB.format(number=self._number, steps=_FOR_EVER))
         assert self.kernel.finish(message, _CELL_S).status == "ok"
-        time.sleep(self._chance.uniform(0.0, _STRIKES_S))  # the moment is what is tried
+        time.sleep(self._chance.uniform(0.0, _STRIKES_S))  # cancel at a random moment
         struck_at = time.monotonic()
         self._run("%ddp_cancel all")
         return struck_at

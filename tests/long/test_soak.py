@@ -47,7 +47,7 @@ def temporary(monkeypatch) -> Iterator[Path]:
 
 
 def _targets(folders: tuple[Path, ...], attacker: int) -> dict[str, list[object]]:
-    """What there is to attack: of the processes below this one and of the keeper."""
+    """Return the targets: ports, sockets, files and ids of the processes below this one and of the keeper."""
     pids = {psutil.Process(entry.pid) for entry in entries.entries()} | {psutil.Process()}
     processes = pids | {child for process in pids for child in process.children(recursive=True)}
     ports, sockets = set(), set()
@@ -71,7 +71,7 @@ def _targets(folders: tuple[Path, ...], attacker: int) -> dict[str, list[object]
 
 @contextmanager
 def _attacker(folders: tuple[Path, ...], marker: Path) -> Iterator[None]:
-    """Another user attacks all that the session has, until the block ends. He may execute nothing and end nothing."""
+    """Let another user attack the session until the block ends, and check that no attack had an effect."""
     if os.getuid() != 0:
         yield  # only root can start a process of another user
         return

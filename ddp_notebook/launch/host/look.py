@@ -75,7 +75,7 @@ def stack_file(directory: str, process: int) -> str:
 
 
 def pymp_folder(directory: str, process: int) -> str:
-    """Where `multiprocessing` has its sockets in a rank and in the rank's children."""
+    """Return the folder for the sockets of `multiprocessing` in a rank and in its children."""
     return f"{directory}/pymp-{process}"
 
 

@@ -27,7 +27,7 @@ _WITH_A_KERNEL = (
     "tornado.platform.asyncio",
     "tornado.queues",
 )
-_TOLD_VARIABLES = (*devices.VISIBLE, "GLOO_SOCKET_IFNAME")  # that placing ranks depends on
+_TOLD_VARIABLES = (*devices.VISIBLE, "GLOO_SOCKET_IFNAME")  # the placement of ranks depends on these variables
 
 
 def check_torch(version: str) -> None:

@@ -64,7 +64,7 @@ from ddp_notebook.wire.store import listen_here
 
 _READ_BYTES = 1 << 16
 _HIGH_WATER_BYTES = 512 << 10  # text waiting for the owner above which ranks have to wait with theirs
-_CHUNK_BYTES = 64 << 10  # of text that is sent before replies are looked for
+_CHUNK_BYTES = 64 << 10  # the server sends this much text, then looks for replies
 _OWNER_CHECK_S = 1.0
 _END_ALL_S = 3.0
 _NO_PROCESS = -1
@@ -398,7 +398,7 @@ class HostServer:
     def _on_ended(self, gone: Child, status: int) -> None:
         if gone.spawned is not None:
             gone.spawned.returncode = status
-        for _ in range(_SWEEPS):  # what it leaves behind goes with it
+        for _ in range(_SWEEPS):  # also end the descendants that it leaves
             left = [process for process in ending.of_sessions({gone.pid}) if not processes.tidies_up(process)]
             if not left:
                 break

@@ -22,9 +22,9 @@ class Texts:
 
     def __init__(self) -> None:
         self.nbytes = 0
-        self._waiting: dict[int, tuple[int, int, bytearray]] = {}  # by number: process, fd, bytes; oldest first
+        self._waiting: dict[int, tuple[int, int, bytearray]] = {}  # number -> (process, fd, bytes), oldest first
         self._count = 0  # numbers that were given
-        self._last: dict[int, int] = {}  # by process: the number of what it wrote last
+        self._last: dict[int, int] = {}  # process -> number of its newest text
 
     def __bool__(self) -> bool:
         return bool(self._waiting)

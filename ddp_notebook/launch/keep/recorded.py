@@ -42,7 +42,7 @@ class Recorded:
         self._part_bytes = max(1, limit_bytes // _FILES)
         self._number = 0
         self._parts: dict[Path, BinaryIO] = {}  # all open, so that none is lost with its name
-        self._closed: list[Part] | None = None  # what was kept when it was closed
+        self._closed: list[Part] | None = None  # the parts at the time of `close`
         self._file: BinaryIO | None = None  # the last of them, while it is written to
         self._written = 0  # into the last file
         self._left: dict[tuple[int, int], Batch] = {}  # by rank and stream: what is left of batches that went

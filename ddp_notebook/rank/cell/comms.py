@@ -27,7 +27,7 @@ class RankComms:
         self._manager = manager
         self._send = send
         self._opened_in: dict[str, int] = {}  # the cell in which each was opened
-        self._widgets: set[str] = set()  # of those, the comms of widgets
+        self._widgets: set[str] = set()  # ids of the comms that belong to widgets
         self._capturing: set[str] = set()  # Output widgets that stand around the code which runs
 
     @property
@@ -65,7 +65,7 @@ class RankComms:
             self._capturing.discard(comm_id)
         if msg_type == "comm_close":
             self._opened_in.pop(comm_id, None)
-        packed = json_packer(content)  # as Jupyter writes NumPy's numbers and the like
+        packed = json_packer(content)  # the packer that Jupyter uses for NumPy numbers
         message = Comm(
             msg_type=msg_type,
             content=json_unpacker(packed),
@@ -104,8 +104,10 @@ class RankComms:
 
 
 def _is_replaceable(message: Comm) -> bool:
-    """Whether the message only sets values of a widget, so that a later one may replace them. Not with buffers, not as
-    an answer to the browser, and not where an Output widget begins or ends to capture output."""
+    """Return whether a message only sets values of a widget, so that a later one may replace it.
+
+    Messages with buffers, answers to the browser, and the start and end of a capture by an Output widget are kept.
+    """
     data = message.content.get("data") or {}
     return (
         message.msg_type == "comm_msg"

@@ -78,7 +78,7 @@ class Handlers:
         try:
             own_signals.set_handler(number, handler)
             _ignore_sigint()
-            own_signals.mask()  # calls the handlers of what has come
+            own_signals.mask()  # Python calls the handlers of pending signals here
         finally:
             self._sets = False
 
@@ -99,7 +99,7 @@ class Handlers:
             self._interrupt(frame, number == AGAIN)
 
     def _is_ignored_long(self) -> bool:
-        """Whether the cell has ignored interrupts for some time. Programs ignore them while they write a checkpoint; of
+        """Return whether the cell has ignored interrupts for long. Programs do so while they write a checkpoint; of
         one that ignores them for ever the second press would end the process."""
         now_s = time.monotonic()
         self._ignored_since_s = self._ignored_since_s or now_s

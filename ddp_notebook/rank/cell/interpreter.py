@@ -27,23 +27,25 @@ class Interpreter:
         self._builtins = dict(vars(builtins))
         self._modules = sys.modules.copy()
         self._needed = {name: module for name, module in self._modules.items() if name.split(".")[0] in _NEEDED}
-        self._set_trace, self._set_profile = sys.settrace, sys.setprofile
+        self._observers = ((sys.gettrace, sys.settrace), (sys.getprofile, sys.setprofile))
         self._set_limit, self._limit = sys.setrecursionlimit, sys.getrecursionlimit()
         self._hooks = {name: getattr(sys, name) for name in ("excepthook", "displayhook", "unraisablehook")}
 
     def put_back(self) -> list[str]:
         """Put everything back. Returns lines about what a later cell would miss."""
-        for end in (self._set_trace, self._set_profile):
+        for get, set_to in self._observers:
+            if get() is None:
+                continue
             try:
-                end(None)
-            except BaseException:  # of the function that is taken away by this
-                end(None)
+                set_to(None)
+            except BaseException:  # the function that this removes has raised
+                set_to(None)
         lines = []
         now = vars(builtins)
         if not all(map(operator.is_, map(now.get, self._builtins), self._builtins.values())):
             lines += self._put_builtins_back(now)
         if not self._needed.keys() <= sys.modules.keys():
-            is_emptied = sys.modules.get("sys") is not sys  # what was imported since then is a second copy
+            is_emptied = sys.modules.get("sys") is not sys  # later imports made second copies of modules
             missing = {name: one for name, one in self._modules.items() if is_emptied or name not in sys.modules}
             sys.modules.update(missing)
         if sys.getrecursionlimit() < _RECURSION_LIMIT:

@@ -97,7 +97,7 @@ class Streams:
 
 
 def _can_write(stream: Any) -> bool:
-    """Whether a stream takes text. A cell may have closed, detached or deleted it, or may leave one that fails."""
+    """Return whether a stream accepts text. A cell may have closed, detached, deleted or replaced it."""
     try:
         stream.write("")
     except Exception:

@@ -31,7 +31,7 @@ class Sent:
     number: int
     function: str
     to: str  # "worker1 (rank 1)"
-    worker: int  # number of the process that it was sent to; NO_WORKER: it is what a cell calls, and sends calls itself
+    worker: int  # number of the process that received the call; NO_WORKER: a call of a cell that itself sends calls
     cell: int  # that it was made for
     thread: int  # that has made it
     sent_ns: int

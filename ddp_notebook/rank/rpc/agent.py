@@ -117,7 +117,7 @@ class Agent:
         return self._agent
 
     def info_of(self, number: int) -> WorkerInfo:
-        """What torch's agent calls the worker of this number."""
+        """Return the name of the worker with this number in the torch agent."""
         return self._infos[number]
 
     def adopt(self, mine: Worker, options: TensorPipeRpcBackendOptions) -> list[str]:

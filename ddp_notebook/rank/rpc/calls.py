@@ -19,7 +19,7 @@ _SHORTEST_S = 0.5  # a wait that is worth a word
 # modules of functions that torch and this package call, and programs do not
 _NOT_OF_PROGRAMS = "torch.distributed.rpc.api", "ddp_notebook.rank.rpc.values"
 _HELPERS = {"_call_method", "call_method", "_remote_method", "_async_on_rref"}  # of torch's tutorials
-_TIMEOUTS = "RPCErr:1:", "RPCErr:2:"  # how errors begin at a timeout, and at one that a test asks for
+_TIMEOUTS = "RPCErr:1:", "RPCErr:2:"  # prefixes of errors: a timeout, and a timeout that a test requested
 _times: Iterator[int] = iter(time.monotonic_ns, -1)
 _Answered = tuple[Sent, int, Any, None]  # since when, and by what future where that is looked at
 

@@ -58,8 +58,8 @@ def runner(me: Callable[[], str], serving: Serving) -> Callable[[Any], Any]:
     def run(call: Travelling, name: str) -> Any:
         try:
             result = call.func(*call.args, **call.kwargs)
-            # torch crashes on None. For other values it raises in C++, and if the caller has asked for the value by
-            # then, `rpc.remote` gets no answer: an assertion about the type of the value fails first.
+            # torch crashes on None. For other values it raises in C++. If `to_here` has reached this worker by then, an
+            # assertion about the type of the value fails first, and the caller of `rpc.remote` gets no answer.
             if hasattr(call.func, _IS_ASYNC) and not isinstance(result, Future):
                 raise (TypeError if result is None else RuntimeError)(
                     f"{name} is decorated with async_execution and must return a torch.futures.Future, "

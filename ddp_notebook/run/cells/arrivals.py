@@ -188,7 +188,7 @@ class Arrivals:
             run.on_display(rank, display)
             return
         self.took(rank, display)
-        if display.msg_type == "update_display_data":  # by a thread or a widget's callback, after its cell
+        if display.msg_type == "update_display_data":  # a thread or a widget callback sent it after its cell
             _update(rank, display)
         elif text := (display.content.get("data") or {}).get("text/plain"):
             self._keep(rank, 1, f"{text}\n")

@@ -115,7 +115,7 @@ class Unended:
             left = {rank for run in runs if not run.is_watched for rank in run.pending} - killed
             if left:
                 killed |= left
-                with contextlib.suppress(HostError):  # `_check` says so below
+                with contextlib.suppress(HostError):  # `_check` raises this error below
                     self._cluster.signal(sorted(left), signal.SIGKILL)
             time.sleep(_LOOK_S)
         with Place(self._cells.turn, is_next=True):  # a cell that waits would begin without these ranks

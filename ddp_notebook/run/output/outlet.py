@@ -21,7 +21,7 @@ FLUSH_S = 0.05
 _BURST_BYTES = 2_000_000
 _BYTES_PER_S = 800_000
 _FRAMING_BYTES = 600  # of a message on iopub, measured
-_MOST_DISPLAYS = 200  # that wait, above which no further ones are taken; and that are kept after a press of stop
+_MOST_DISPLAYS = 200  # limit of waiting displays; as many are kept after a press of stop
 _PROCESS = secrets.token_hex(4)  # a notebook keeps outputs across restarts of its kernel
 _ids = itertools.count(1)
 
@@ -145,7 +145,7 @@ class Outlet:
 
     @property
     def is_full(self) -> bool:
-        """Whether so many displays wait that no further ones should be taken."""
+        """Return whether so many displays wait that the notebook should accept no more."""
         if len(self._waiting) <= _MOST_DISPLAYS:
             return False
         return sum(not isinstance(part, _Text) for part in self._waiting) > _MOST_DISPLAYS

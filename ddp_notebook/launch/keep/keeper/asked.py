@@ -18,7 +18,7 @@ from ddp_notebook.wire.events import Check, ClockProbe, InputReply, Message, Pro
 from ddp_notebook.wire.survival import Resume
 
 _QUESTIONS = (Probe, ClockProbe, Check, Pull)  # which change nothing
-_OF_ALL = {"trouble", "status", "look", "fetch", "ping"}  # what one that looks may ask too
+_OF_ALL = {"trouble", "status", "look", "fetch", "ping"}  # requests that a read-only notebook may send
 
 
 class Asked:

@@ -216,7 +216,7 @@ class Keeper:
                 server = doors.listen(entries.door(SESSION))
                 before, self._server = self._server, server
                 with contextlib.suppress(OSError):
-                    before.shutdown(socket.SHUT_RDWR)  # which ends the wait of its thread
+                    before.shutdown(socket.SHUT_RDWR)  # this ends the wait of the connection's thread
                 before.close()
                 self._begin_accepting()
                 self.entry = entries.enter_again(self.entry)
