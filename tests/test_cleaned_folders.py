@@ -22,19 +22,23 @@ from ddp_notebook.run.output.log import RankLog
 from tests.conftest import wait_until
 
 
-def clean() -> int:
-    """Remove all that this package has in the temporary and in the runtime directory. Returns how many there were."""
-    runtime = Path(os.environ["XDG_RUNTIME_DIR"])
-    found = [*Path(tempfile.gettempdir()).glob("ddp_notebook*"), *runtime.iterdir()]
-    for path in found:
+def files() -> list[Path]:
+    """Return what this package has in the temporary and in the runtime directory."""
+    return [*Path(tempfile.gettempdir()).glob("ddp_notebook*"), *Path(os.environ["XDG_RUNTIME_DIR"]).iterdir()]
+
+
+def clean() -> None:
+    """Remove all of `files()`."""
+    for path in files():
         shutil.rmtree(path)
-    return len(found)
 
 
 def test_ranks_start_though_the_folders_of_the_waiting_host_server_are_gone(make_session):
     warm.drop()
+    clean()  # folders of earlier tests, and of the server that ends now
     warm.prepare()
-    assert clean() == 2
+    assert len(files()) == 2, files()
+    clean()
 
     session = make_session(2)
 

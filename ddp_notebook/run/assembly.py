@@ -103,6 +103,7 @@ class Parts:
         cells.mend.on_healed = self.client.on_healed
         self.comms = Comms(self._tell_widget, receipts.took)
         self.pump = Pump({**self.arrivals.slow_handlers, Comm: self.comms.on_message})
+        self.arrivals.settle = self.pump.settle
         dispatch.add(self.observer.handlers)
         dispatch.add(questions.handlers)
         dispatch.add(self.arrivals.handlers)

@@ -68,6 +68,7 @@ class KeptFace(CellFace):
         if self._remote is None or not self.drives:
             return []
         self._remote.told_all.wait(timeout_s)
+        self._parts.pump.settle(timeout_s)
         jobs, adopted = self._parts.jobs, self._parts.adopted
         wait = wait or is_run_by_program()  # which takes nothing that comes later
         failed: BaseException | None = None

@@ -172,7 +172,7 @@ def test_texts_cannot_leave_their_element(tmp_path):
     recording = logged({0: [1.0, 0.5], 1: [1.0, 0.6]}, name=EVIL)
     with opened(recording.save_html(tmp_path / "evil.html")) as shown:
         assert shown.title() == summary.text(recording) and EVIL in shown.title()
-        assert shown.locator("select option", has_text="taken").count() == 1
+        expect(shown.locator("select option", has_text="taken")).to_have_count(1)
         assert shown.locator("img").get_attribute("alt") == summary.text(recording)
 
 

@@ -14,7 +14,6 @@ from ddp_notebook.run.dispatch import Handlers
 from ddp_notebook.wire.events import Message
 
 _log = logging.getLogger(__name__)
-_SETTLE_S = 1.0
 
 
 class Pump:
@@ -41,12 +40,16 @@ class Pump:
         """Handlers that return immediately."""
         return dict.fromkeys(self._targets, self._put)
 
-    def settle(self) -> None:
-        """Wait until all that came before this call is handled, at most a second."""
+    def settle(self, timeout_s: float = 1.0) -> None:
+        """Wait until all messages that arrived before this call are handled.
+
+        Args:
+            timeout_s: how long to wait at most.
+        """
         if self._thread is not None and threading.current_thread() is not self._thread:
             handled = threading.Event()
             self._waiting.put(handled)
-            handled.wait(_SETTLE_S)
+            handled.wait(timeout_s)
 
     def close(self) -> None:
         """End the thread when it has handled what came before."""
