@@ -310,9 +310,10 @@ def hooked():
     return found
 
 
-def without_copies(names):
-    """Leave out what accumulates a gradient: it is copied or not, as threads happen to be faster."""
-    return [name for name in names if not re.search(r"detach|copy|empty|aten::(to|as_strided)", name)]
+def without_races(names):
+    """Leave out operators that are recorded or not, depending on which thread is faster: accumulating a gradient may
+    copy it, and an answer that arrives early is read in the caller's thread."""
+    return [name for name in names if not re.search(r"detach|copy|empty|aten::(to|as_strided|set_)", name)]
 
 
 def keys(run, of=lambda event: event.key, **options):
