@@ -287,8 +287,10 @@ class DDPMagics(Magics):
         assert self.shell is not None
         for name in [*given.names, *filter(None, [given.new])]:
             check_name(name)
-        for name in given.names:
-            values = having.of_session().pull(name, given.ranks, given.force, given.safe)
+        session = having.of_session()
+        # All or none: a name that the ranks do not have changes no variable of the notebook.
+        pulled = {name: session.pull(name, given.ranks, given.force, given.safe) for name in given.names}
+        for name, values in pulled.items():
             self.shell.user_ns[given.new or name] = values
             print(f"{name}:\n{values}" if len(given.names) > 1 else values)
 

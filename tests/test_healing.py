@@ -84,6 +84,20 @@ def test_a_rank_that_dies_in_a_cell(session, capsys):
     assert [result[r].result for r in range(3)] == [f"(3, {r != 1}, ({r}, {r}, 3))" for r in range(3)]
 
 
+def test_the_group_of_a_mesh_is_made_again_with_its_mesh(session):
+    imported = "from torch.distributed.device_mesh import DeviceMesh"
+    session.run(
+        f"{imported}\nnamed, plain = DeviceMesh('cpu', [0, 1], mesh_dim_names=('b',)), DeviceMesh('cpu', [0, 1])"
+    )
+    kill(session, 1)
+    notes = "\n".join(session.heal())
+    again = "make its mesh again on all ranks: mesh = init_device_mesh(...), and take mesh.get_group({}) of the new one"
+    assert again.format('"b"') in notes and again.format("0") in notes, notes
+    with pytest.raises(RankError, match=re.escape(again.format('"b"'))):
+        session.run("if rank == 0: dist.barrier(named.get_group('b'))")
+    session.run(f"{imported}\nplain = DeviceMesh('cpu', [0, 1])\nif rank < 2: dist.barrier(plain.get_group(0))")
+
+
 def test_that_an_idle_rank_has_died_is_told_once(session, capsys):
     kill(session, 1)
     for is_told in (True, False):

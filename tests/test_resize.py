@@ -170,6 +170,20 @@ def test_a_process_that_does_not_come_up_changes_nothing(make_session, monkeypat
     assert session.world_size == 2 and ask(session, "kept") == ["0", "1"] and ask(session, SUM) == ["2", "2"]
     assert session.resize(3)[0] == "3 ranks now: rank 2 is new" and ask(session, SUM) == ["3", "3", "3"]
 
+    def start_and_kill_all(*args):
+        process = start(*args)
+        for pid in [*session.pids(), process.pid]:
+            os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: not session.pids(), what="the ranks have ended")
+        return process
+
+    monkeypatch.setattr(Members, "_start_rank", start_and_kill_all)
+    with pytest.raises(
+        StartError, match="no new process came up, and all ranks have died; start new ones with "
+    ) as said:
+        session.resize(4)
+    assert "othing was changed" not in str(said.value)
+
 
 def test_a_press_of_stop_in_each_phase(make_session, monkeypatch):
     from ddp_notebook.launch.engines import Engines

@@ -708,11 +708,18 @@ def test_what_is_replaced_keeps_its_signature_and_help(session):
     assert session.run(cell(code)).ok
 
 
-def test_an_interrupt_that_comes_while_a_rank_forks_comes_behind_the_fork(session):
+@pytest.mark.parametrize("hook_s", [0, 0.1])
+def test_an_interrupt_that_comes_while_a_rank_forks_comes_behind_the_fork(session, hook_s):
     """Raised in a hook of the fork it would be printed and lost."""
     code = """
 import os, signal, time
+from ddp_notebook.rank.cell.handlers import threading
 from ddp_notebook.rank.engine import RankEngine
+start = threading.Thread.start
+def start_on_a_busy_machine(thread):
+    start(thread)
+    time.sleep(HOOK_S)
+threading.Thread.start = start_on_a_busy_machine
 from ddp_notebook.wire.signals import INTERRUPT
 handlers = RankEngine.instance()._rank.runner._handlers
 handlers._before_fork()
@@ -722,6 +729,7 @@ try: handlers._after_fork_in_rank()
 except KeyboardInterrupt: said = "in the hook"
 try: time.sleep(20)
 except KeyboardInterrupt: print(said)
+finally: threading.Thread.start = start
 """
-    result = session.run(code, timeout=30)
+    result = session.run(code.replace("HOOK_S", str(hook_s)), timeout=30)
     assert [result[rank].stdout for rank in (0, 1)] == ["behind it\n"] * 2

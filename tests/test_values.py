@@ -530,8 +530,9 @@ def test_pull_in_a_notebook(ranks):
     assert ranks.run("%ddp_pull x --ranks -1 --as y").stdout == "[1] " + line.format(1, 2, 3)
     assert ranks.run("list(y)").displays[0]["text/plain"] == "[1]"
     assert ranks.run("%ddp_pull nope").evalue == "ranks 0-1: there is no variable 'nope'"
-    reply = ranks.run("%ddp_pull x y --ranks 1")  # the ranks have no y yet
-    assert reply.stdout == "x:\n[1] " + line.format(1, 2, 3) and reply.evalue == "rank 1: there is no variable 'y'"
+    reply = ranks.run("x = 'of the notebook'\n%ddp_pull x y --ranks 1")  # the ranks have no y yet
+    assert reply.stdout == "" and reply.evalue == "rank 1: there is no variable 'y'"
+    assert ranks.run("print(x)").stdout == "of the notebook\n"
     ranks.run("%%on_all_ranks\ny = rank")
     assert ranks.run("%ddp_pull x y --ranks 1").stdout == "x:\n[1] " + line.format(1, 2, 3) + "y:\n[1] 1\n"
     assert ranks.run("dict(x), dict(y)").displays[0]["text/plain"] == "({1: tensor([1., 2., 3.])}, {1: 1})"

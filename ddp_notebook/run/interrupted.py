@@ -59,7 +59,7 @@ OF_MAGICS: Mapping[str, str] = {
     "ddp_jobs": "interrupted: the table is not complete; the jobs go on",
     "ddp_memory": OF_SESSION["memory"],
     "ddp_monitor": OF_SESSION["monitor"],
-    "ddp_pull": "interrupted: variables that were not shown were not set; the ranks keep what they have",
+    "ddp_pull": "interrupted: no variable was set; the ranks keep what they have",
     "ddp_push": OF_SESSION["push"],
     "ddp_record": OF_SESSION["record"],
     "ddp_report": OF_SESSION["report"],

@@ -8,8 +8,9 @@ loader's worker or a `!command` so sees of a stop no more than what its rank doe
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 from ddp_notebook.rank import own_signals
@@ -122,11 +123,16 @@ class Handlers:
         own_signals.set_mask(self._mask_of_forker)
         self._forks = False
         missed, self._missed = self._missed, 0
-        if missed:  # once this hook is over: `pthread_kill` looks for signals itself, and would raise here
-            main = threading.main_thread().ident or 0
-            again = threading.Timer(_AFTER_A_HOOK_S, signal.pthread_kill, (main, missed))
-            again.daemon = True
-            again.start()
+        if missed:
+            threading.Thread(target=self._send_after_hook, args=(missed,), daemon=True).start()
+
+    def _send_after_hook(self, number: int) -> None:
+        """Send the main thread a signal when it has left `_after_fork_in_rank`, where an exception would be lost."""
+        main = threading.main_thread().ident or 0
+        time.sleep(_AFTER_A_HOOK_S)  # hooks of libraries run after ours
+        while _is_running(Handlers._after_fork_in_rank.__code__, main):
+            time.sleep(_AFTER_A_HOOK_S)
+        signal.pthread_kill(main, number)
 
     def _after_fork_in_child(self) -> None:
         """A forked child is no rank: SIGTERM ends it, as `Process.terminate` has it."""
@@ -134,6 +140,13 @@ class Handlers:
             own_signals.set_handler(signal.SIGTERM, signal.SIG_DFL)
         own_signals.set_mask(self._mask_of_forker)
         self._forks, self._missed = False, 0
+
+
+def _is_running(code: CodeType, thread: int) -> bool:
+    frame = sys._current_frames().get(thread)
+    while frame is not None and frame.f_code is not code:
+        frame = frame.f_back
+    return frame is not None
 
 
 def _interrupted(frame: FrameType | None) -> FrameType | None:

@@ -167,7 +167,7 @@ class Resizing:
     # ---- doing it
 
     def _carry_out(self, plan: _Plan) -> list[str]:
-        done = "nothing was changed"
+        done = ""
 
         def renumbered(stayed: Mapping[int, int]) -> None:
             nonlocal done
@@ -183,10 +183,10 @@ class Resizing:
                 self._cluster.note_supplied()
                 return [_now(plan), *notes, *settled]
             except StartError as error:
-                raise StartError(f"{error}. {done[0].upper()}{done[1:]}") from error
+                raise StartError(f"{error}. {done[0].upper()}{done[1:]}" if done else str(error)) from error
             except KeyboardInterrupt:
                 pass  # told below, without our frames behind it
-        raise keyboard_interrupt(f"the resizing was interrupted: {done}")
+        raise keyboard_interrupt(f"the resizing was interrupted: {done or 'nothing was changed'}")
 
     def _settle(self, plan: _Plan, check: Check) -> list[str]:
         """Let new ranks have what they get, and samplers go over all ranks."""

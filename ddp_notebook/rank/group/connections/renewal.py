@@ -18,7 +18,7 @@ from ddp_notebook.rank.group.connections.models import Models
 from ddp_notebook.rank.group.guard.guard import make_board
 from ddp_notebook.rank.group.recorder import Recorder
 from ddp_notebook.rank.group.stores import connect
-from ddp_notebook.stdlib import contextlib, json, threading
+from ddp_notebook.stdlib import contextlib, json, re, threading
 from ddp_notebook.wire.events import Form
 
 _DEFAULT = "0"  # torch's name of the default group
@@ -213,9 +213,12 @@ def _retired(group: Group, absent: list[int]) -> str:
 
 
 def _again(group: Group, ranks: str) -> str:
-    """Say how a program makes a group again. torch names the groups of a mesh after its dimensions."""
+    """Say how a program makes a group again. torch names the groups of a mesh after its dimensions, and a dimension
+    without a name after its number: `mesh_dim_0`."""
     kind, _, dimension = group.title.partition("_")
     if kind == "mesh" and dimension:
-        of_it = "" if dimension == "default" else f', and take mesh.get_group("{dimension}") of the new one'
+        number = re.fullmatch(r"dim_(\d+)", dimension)
+        which = number[1] if number else f'"{dimension}"'
+        of_it = "" if dimension == "default" else f", and take mesh.get_group({which}) of the new one"
         return f"make its mesh again on all ranks: mesh = init_device_mesh(...){of_it}"
     return f"make it again on all ranks: dist.new_group({ranks})"
