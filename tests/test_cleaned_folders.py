@@ -33,6 +33,7 @@ def clean() -> None:
         shutil.rmtree(path)
 
 
+@pytest.mark.long
 def test_ranks_start_though_the_folders_of_the_waiting_host_server_are_gone(make_session):
     warm.drop()
     clean()  # folders of earlier tests, and of the server that ends now
@@ -50,6 +51,7 @@ def test_ranks_start_though_the_folders_of_the_waiting_host_server_are_gone(make
     assert make_session(2).run("print(rank)")[1].stdout == "1\n"
 
 
+@pytest.mark.long
 def test_a_session_goes_on_without_its_folders(make_session):
     session = make_session(2)
     session.run("kept = 'of before'; print('first')")

@@ -135,6 +135,7 @@ def _binds(listener: socket.socket, port: int) -> bool:
     return False
 
 
+@pytest.mark.long
 def test_a_controller_waits_for_its_ports_and_is_started_again_where_it_ends_meanwhile(make_session_alone):
     """Schedulers of one that was killed have its sockets until the last of their threads has ended."""
     session = make_session_alone(2)
@@ -153,6 +154,7 @@ def test_a_controller_waits_for_its_ports_and_is_started_again_where_it_ends_mea
         assert client.result(20)[:].apply_sync(os.getpid) == session.pids()
 
 
+@pytest.mark.long
 def test_the_controller_is_started_by_its_first_use_and_knows_who_was_replaced_before(make_session_alone):
     session = make_session_alone(2)
     assert session.pids("controller") == []

@@ -73,6 +73,7 @@ def check_it_goes_on(session, sentence: str, free: str) -> None:
     assert session.run("t = torch.ones(1); dist.all_reduce(t); print(kept, t.item())")[1].stdout == "kept 2.0\n"
 
 
+@pytest.mark.long
 def test_file_descriptors_of_a_rank(make_session, capfd):
     session = make_session(2)
     session.run(f"kept = 'kept'{USE_UP_DESCRIPTORS}")
@@ -116,6 +117,7 @@ def mounted(folder: Path, options: str):
         subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
+@pytest.mark.long
 @AS_ROOT
 @pytest.mark.parametrize(
     ("options", "sentence", "use_up"),

@@ -187,6 +187,7 @@ def ranks(session, folder):
     session.run("os.chdir('/')", quiet=True)
 
 
+@pytest.mark.long
 def test_one_file_of_all_ranks_comes_once(ranks, tmp_path):
     fetched = ranks.fetch("a.txt", to=tmp_path / "to")
     assert list(fetched) == [tmp_path / "to" / "a.txt"]

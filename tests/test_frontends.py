@@ -83,6 +83,7 @@ JOBS = [
 ]
 
 
+@pytest.mark.long
 def test_nbclient_and_cells_in_the_background(monkeypatch, kernels):
     """It takes what a cell shows until that ends: so there each waits for its job."""
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
@@ -101,6 +102,7 @@ def test_nbclient_and_cells_in_the_background(monkeypatch, kernels):
     assert texts(cells[6]).splitlines()[1:] == ["[0-1] the last word"]
 
 
+@pytest.mark.long
 def test_papermill(monkeypatch, tmp_path, kernels):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     nbformat.write(notebook(), tmp_path / "in.ipynb")
@@ -110,6 +112,7 @@ def test_papermill(monkeypatch, tmp_path, kernels):
     check([cell for cell in nbformat.read(out, as_version=4).cells if cell.cell_type == "code"])
 
 
+@pytest.mark.long
 def test_plain_ipython(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     terminal = pexpect.spawn(

@@ -393,6 +393,7 @@ found, wrong
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("world_size", [2, pytest.param(4, marks=pytest.mark.long)])
 def test_1000_of_1000_random_mistakes_are_told_before_anything_is_sent(make_session_alone, world_size):
     session = make_session_alone(world_size)

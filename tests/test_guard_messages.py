@@ -60,6 +60,7 @@ for work in dist.batch_isend_irecv([op]): work.wait()
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("way", _ORDERS)
 @pytest.mark.parametrize("kind", _MESSAGES)
 def test_both_ranks_are_told_and_keep_their_tensors(session, kind, way):
@@ -336,6 +337,7 @@ def test_what_has_no_word_is_not_compared():
         assert sender.post("send", 1, tag, torch.ones(2)) is None
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("who_is_first", ["sender", "receiver"])
 def test_numbers_begin_again_without_a_false_alarm(who_is_first):
     sender, receiver = _both()

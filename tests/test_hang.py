@@ -30,6 +30,7 @@ def wait_for_card(kernel, timeout_s: float = 20.0) -> dict[str, str]:
             return data
 
 
+@pytest.mark.long
 def test_the_card_shows_who_waits_where_and_goes_when_the_cell_goes_on(ranks):
     message = ranks.start(
         "%%on_all_ranks\nimport time\nuntil = time.monotonic() + 3.5\n"
@@ -90,6 +91,7 @@ def test_a_rank_that_holds_the_interpreter_is_found_by_its_stack(ranks):
     assert ranks.finish(message).status == "ok"
 
 
+@pytest.mark.long
 def test_a_slow_but_healthy_cell_gets_no_card(ranks):
     """Ranks that compute, each for itself or in step, for longer than the limit."""
     for code in (
@@ -122,6 +124,7 @@ def test_ranks_that_end_within_the_grace_keep_their_result(ranks):
     assert reply.stdout == "[0] 'done'\n" and "succeeded: rank 0" in reply.evalue
 
 
+@pytest.mark.long
 def test_grace_off_lets_the_others_end_by_themselves(make_kernel):
     kernel = make_kernel()
     kernel.run("%load_ext ddp_notebook")
@@ -204,6 +207,7 @@ def test_a_failure_is_one_however_often_the_stop_comes(ranks):
         assert ranks.finish(message).evalue == "E (rank 1); interrupted: rank 0"
 
 
+@pytest.mark.long
 def test_a_very_deep_traceback_is_short(ranks):
     """Two functions that call each other: IPython formats every frame, which took 26 s for 9000 (1.1 MB of text)."""
     reply = ranks.run(

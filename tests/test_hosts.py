@@ -130,6 +130,7 @@ def test_a_group_on_two_hosts(cluster, hosts, heard):
         cluster.form(time.monotonic() + 5)
 
 
+@pytest.mark.long
 def test_a_host_that_answers_again_reports_though_another_one_does_not(hosts, monkeypatch):
     """Else its ranks, at the next healing, would be heard by nobody."""
     monkeypatch.setattr("ddp_notebook.launch.members.moving.RANK_MIB", 1 << 40)  # no room elsewhere
@@ -155,6 +156,7 @@ def test_a_host_that_answers_again_reports_though_another_one_does_not(hosts, mo
         by_name["a"].close()
 
 
+@pytest.mark.long
 def test_a_host_that_was_taken_again_has_its_whole_time_to_wait(hosts, monkeypatch):
     monkeypatch.setattr(warm, "_is_preparing", True)
     monkeypatch.setattr(warm, "_far", {})

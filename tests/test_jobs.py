@@ -42,6 +42,7 @@ class Job:
         return said
 
 
+@pytest.mark.long
 def test_the_prompt_is_back_and_output_goes_on_under_the_cell(ranks):
     job = Job(ranks, "for step in range(4):\n    print('step', step); time.sleep(0.3)")
     assert "step 3" not in job.began.stdout

@@ -150,6 +150,7 @@ def test_the_end_of_the_session_cancels_what_runs_and_what_waits(make_session_al
     assert capsys.readouterr().err.count("the session was stopped") == 2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("is_deaf", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_the_end_of_the_program_cancels_with_a_sentence(is_deaf):
     code = "sum(range(10**11))" if is_deaf else "import time\ntime.sleep(60)"

@@ -247,6 +247,7 @@ def test_the_package_alone_imports_nearly_nothing():
     assert not modules & {"IPython", "zmq", "psutil", "ipyparallel", "ipywidgets", "matplotlib"}
 
 
+@pytest.mark.long
 def test_a_rank_imports_nothing_of_the_notebooks_side():
     modules = loaded_by("import torch, ddp_notebook.rank.process")
     parts = {name.split(".")[1] for name in modules if name.startswith("ddp_notebook.")}

@@ -83,6 +83,7 @@ def _runs(process) -> bool:
         return False
 
 
+@pytest.mark.long
 def test_stop_and_unloading_the_extension_end_the_session_and_its_descendants(make_kernel):
     kernel = make_kernel()
     processes = start_in(kernel)
@@ -102,6 +103,7 @@ def test_stop_and_unloading_the_extension_end_the_session_and_its_descendants(ma
     expect_all_gone(processes)
 
 
+@pytest.mark.long
 def test_shutdown_of_the_kernel(make_kernel):
     kernel = make_kernel()
     processes = start_in(kernel)
@@ -109,6 +111,7 @@ def test_shutdown_of_the_kernel(make_kernel):
     expect_all_gone(processes)
 
 
+@pytest.mark.long
 def test_restart_of_the_kernel(make_kernel):
     kernel = make_kernel()
     processes = start_in(kernel)
@@ -125,6 +128,7 @@ def test_sigkill_of_the_kernel(make_kernel):
     assert not [path for path in shared if path.exists()]
 
 
+@pytest.mark.long
 def test_sigkill_of_the_kernel_while_ranks_are_blocked_and_something_forks_all_the_time(make_kernel):
     kernel = make_kernel()
     processes = start_in(kernel)
@@ -204,6 +208,7 @@ def test_a_host_server_that_hangs(make_session, monkeypatch):
     assert time.monotonic() - began < 12
 
 
+@pytest.mark.long
 def test_crash_of_the_jupyter_server(make_kernel):
     """A server of its own starts the kernel and is killed; the kernel notices and ends, and all else follows."""
     server = subprocess.Popen([sys.executable, "-c", SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -228,6 +233,7 @@ sys.stdin.read()
 """
 
 
+@pytest.mark.long
 def test_two_notebooks_start_at_the_same_moment(make_kernel):
     kernels = [make_kernel() for _ in range(2)]
     for kernel in kernels:
@@ -256,6 +262,7 @@ def test_sigkill_of_the_host_server_during_a_cell(make_session):
         session.run(f"import os, signal, time\nif rank == 0: os.kill({server}, signal.SIGKILL)\ntime.sleep(60)")
 
 
+@pytest.mark.long
 def test_what_a_dead_rank_leaves_behind_goes_with_it(make_session):
     session = make_session(2)
     session.run("import os, subprocess\nchild = subprocess.Popen(['sleep', '600']).pid; me = os.getpid()")

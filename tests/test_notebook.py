@@ -28,11 +28,13 @@ def ranks(kernel):
     assert kernel.run("%ddp_stop").stdout == "stopped 2 ranks\n"
 
 
+@pytest.mark.long
 def test_the_first_cell(ranks):
     reply = ranks.run("%%on_all_ranks\nx = torch.full((2,), float(rank), device=device)\ndist.all_reduce(x)\nx")
     assert reply.stdout == "[0-1] tensor([1., 1.])\n"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("cell", "hint"),
     [

@@ -36,6 +36,7 @@ def undisturbed(session) -> list[str]:
     return [result[rank].result for rank in (0, 1)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGUSR1, marks=pytest.mark.long)])
 def test_a_signal_to_the_kernel(undisturbed, make_kernel, make_session_alone, tmp_path, number):
     kernel, folder = make_kernel(), str(tmp_path / "saved")
@@ -93,6 +94,7 @@ def test_a_file_in_the_folder_and_other_ranks_then(make_session_alone, tmp_path,
     assert {found[rank].result for rank in range(3)} == {wanted}
 
 
+@pytest.mark.long
 def test_without_a_loop_it_says_that_nothing_is_saved(make_kernel, tmp_path):
     kernel = make_kernel()
     kernel.run("%load_ext ddp_notebook")

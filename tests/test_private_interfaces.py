@@ -266,6 +266,7 @@ def test_gloo_has_buffers_that_can_be_told():
     assert untold._gloo() is not None
 
 
+@pytest.mark.long
 def test_an_agent_of_rpc_starts_alone_and_is_told_of_others():
     """In a process of its own: an agent stays until its process ends."""
     code = """if True:

@@ -12,6 +12,7 @@ from tests.resets import PROGRAMS, reset_stop_and_go_on
 SHARE_A_SESSION = [name for name in PROGRAMS if name.startswith(("signals", "clocks", "streams"))]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("program", SHARE_A_SESSION)
 def test_the_stop_button_works_and_the_next_cell_finds_everything(session, program, tmp_path):
     """What a program leaves is there in the next one too. The others have a session each (`tests/long`)."""

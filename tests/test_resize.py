@@ -74,6 +74,7 @@ def test_a_training_goes_on_with_3_and_1_of_2_ranks(make_session):
     assert found == pytest.approx(losses(session, 9), rel=1e-9)
 
 
+@pytest.mark.long
 def test_rank_0_leaves_and_everybody_has_another_number(make_session):
     session = make_session(3)
     session.run("print('I am', rank); was = rank", quiet=True)
@@ -369,6 +370,7 @@ def test_a_thread_may_resize(make_session):
     assert said[0][0] == "2 ranks now: rank 1 is new"
 
 
+@pytest.mark.long
 def test_in_a_notebook(make_kernel):
     kernel = make_kernel()
     kernel.run("%load_ext ddp_notebook")

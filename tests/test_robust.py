@@ -106,6 +106,7 @@ def test_what_destroys_a_rank_is_told_and_healed(session, code, words):
     assert session.run("kept")[1].result == "1"
 
 
+@pytest.mark.long
 def test_two_hundred_megabytes_of_text(session):
     result = session.run("line = 'x' * 999_999\nfor _ in range(200): print(line)", quiet=True, timeout=60)
     assert result[0].stdout.startswith("... ") and len(result[0].stdout) < 7e6, "of a flood the end is kept"

@@ -294,6 +294,7 @@ def test_a_callee_whose_cell_has_not_reached_the_def_waits_for_it(session):
         assert [one.splitlines()[-1] for one in said(session, code)] == ["1 4", "2 4"]
 
 
+@pytest.mark.long
 def test_a_function_never_runs_in_its_old_version(session):
     define = "def which(): return {!r}\nclass Which:\n    def say(self): return {!r}\n"
     session.run(define.format("old", "old"))
@@ -399,6 +400,7 @@ def test_text_of_a_callee_belongs_to_the_cell_that_calls(session, capsys):
     assert capsys.readouterr().out == "[1] of the callee\n"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("wait", "what"),
     [

@@ -200,6 +200,7 @@ def test_what_cannot_be_sent_is_named_with_the_fix(value, words):
         write("x", value)
 
 
+@pytest.mark.long
 def test_a_sharded_tensor_is_refused_with_the_fix():
     script = """
 import torch, torch.distributed as dist

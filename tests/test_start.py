@@ -50,6 +50,7 @@ def test_both_start_paths(make_session, waiting_host_server, monkeypatch, tmp_pa
     assert session.pull("x")[0].item() == 2.0
 
 
+@pytest.mark.long
 def test_threads_of_the_ranks_are_raised_after_the_fork(make_session):
     session = make_session(2, env={"OMP_NUM_THREADS": "2"})
     session.run(
@@ -75,12 +76,14 @@ def test_who_asks_a_session_that_starts_is_told_so(make_session):
     assert told == ["<Session: starting>"]
 
 
+@pytest.mark.long
 def test_a_host_server_that_waits_and_has_seen_another_variable_is_replaced(make_session):
     """torch reads this one when it is imported."""
     session = make_session(1, env={"TORCH_DISTRIBUTED_DEBUG": "DETAIL"})
     assert session.run("str(dist.get_debug_level())")[0].result == "'DebugLevel.DETAIL'"
 
 
+@pytest.mark.long
 def test_where_engines_cannot_wait_the_controller_comes_with_them(make_session, tmp_path, monkeypatch):
     """Another ipyparallel, whose registration is made of other parts."""
     (tmp_path / "sitecustomize.py").write_text(
@@ -95,6 +98,7 @@ def test_where_engines_cannot_wait_the_controller_comes_with_them(make_session, 
     assert session.run("dist.barrier()").ok
 
 
+@pytest.mark.long
 def test_stop_twice(make_session):
     session = make_session(1)
     assert session.client.ids == [0]
@@ -154,6 +158,7 @@ def test_a_torch_that_is_too_old_is_named(tmp_path, monkeypatch):
     assert "Traceback" not in str(error.value)
 
 
+@pytest.mark.long
 def test_a_session_whose_host_server_is_gone_is_not_reused(make_session):
     session = make_session(2)
     os.kill(session.pids("host server")[0], signal.SIGKILL)
@@ -177,6 +182,7 @@ sys.addaudithook(tell)
 """
 
 
+@pytest.mark.long
 def test_no_variable_is_added_while_a_group_forms(make_session, monkeypatch, tmp_path):
     """C code of the thread that connects reads the environment meanwhile, and would crash now and then."""
     seen = tmp_path / "seen"
@@ -192,6 +198,7 @@ def test_no_variable_is_added_while_a_group_forms(make_session, monkeypatch, tmp
     assert [line for line in lines if line.endswith("late")] == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("more", ["", "x" * 100_000], ids=["", "before_it_was_told_all"])
 def test_a_rank_that_dies_while_starting_leaves_its_last_words(tmp_path, monkeypatch, more):
     """A sitecustomize of the user's that breaks the rank: the spawned process ends before its first word.
@@ -210,6 +217,7 @@ def test_a_rank_that_dies_while_starting_leaves_its_last_words(tmp_path, monkeyp
         ddp_notebook.start(2)
 
 
+@pytest.mark.long
 def test_a_start_that_takes_too_long_names_the_stage_and_the_rank(tmp_path, monkeypatch, waiting_host_server):
     (tmp_path / "sitecustomize.py").write_text(
         "import os, signal, sys\nif 'spawned' in ' '.join(sys.orig_argv): signal.pause()\n"
@@ -225,6 +233,7 @@ def test_a_start_that_takes_too_long_names_the_stage_and_the_rank(tmp_path, monk
         ddp_notebook.start(2, timeout_s=timeout_s)
 
 
+@pytest.mark.long
 def test_a_rank_that_is_killed_while_starting(make_session):
     def kill_one(stage: str) -> None:
         if stage.startswith("processes"):
@@ -272,6 +281,7 @@ def test_the_host_server_dies_while_the_ranks_start(make_session):
     assert ddp_notebook.current() is None
 
 
+@pytest.mark.long
 def test_odd_surroundings_of_the_notebook(make_session, monkeypatch, tmp_path):
     """Its directory was deleted, and its module path holds what is no text."""
     gone = tmp_path / "gone"

@@ -94,6 +94,7 @@ def outcomes(store):
     return [*found, str(raised.value)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("prefixes", [(), ("a",), ("a", "b")])
 def test_a_client_does_what_torchs_store_does(client, prefixes):
     stores.install()

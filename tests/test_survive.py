@@ -68,6 +68,7 @@ def undisturbed(session) -> list[str]:
     return run(session, 20)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("victim", [0, 1])
 @pytest.mark.parametrize("where", ["first", "last"])
 def test_a_rank_that_dies_in_a_step(session, undisturbed, tmp_path, capsys, victim, where):

@@ -155,6 +155,7 @@ def test_the_timeout_of_the_group_that_exists_is_set(session):
     assert texts(session, code) == [f"{there} is 1800 s now, it was 2 s\n1800.0"] * 2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("is_formed", [True, False])
 def test_a_refused_call_changes_nothing(session, is_formed):
     session.run("" if is_formed else "dist.destroy_process_group()")
@@ -677,6 +678,7 @@ def test_child_processes_of_a_rank_work(session, tmp_path):
     assert first == second + "\n25"
 
 
+@pytest.mark.long
 def test_spawned_children_may_form_a_group_of_their_own(session, tmp_path):
     """As the tutorial does, with its functions in a module. The group is destroyed: without that torch itself aborts at
     the exit of one in some 50 such processes on a busy machine (counted without anything of ours)."""

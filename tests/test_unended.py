@@ -99,6 +99,7 @@ def test_what_cannot_be_ended_is_replaced_on_demand(session):
     assert [result[rank].result for rank in (0, 1)] == ["(3, True)", "(3, False)"]
 
 
+@pytest.mark.long
 def test_a_cell_of_another_thread_loses_variables_only_on_demand(session):
     session.run("before = 1")
     pids = session.pids()

@@ -66,6 +66,7 @@ _PEER_DIES = """if True:
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("which", ["sends", "receives"])
 def test_what_waits_with_a_peer_that_died_ends(tmp_path, which):
     command = [sys.executable, "-c", _PEER_DIES, which, str(tmp_path / "store")]

@@ -191,6 +191,7 @@ def test_a_value_is_weighed_without_being_copied():
 # ---- pull
 
 
+@pytest.mark.long
 def test_pull_gives_a_mapping_that_tells_of_the_rank(session):
     session.run("x = torch.full((2,), float(rank))\nsame = 'one'")
     x = session.pull("x")
@@ -521,6 +522,7 @@ def ranks(kernel):
     kernel.run("%ddp_stop")
 
 
+@pytest.mark.long
 def test_pull_in_a_notebook(ranks):
     line = "tensor float32 (3,) on cpu: min {} mean {} max {}\n"
     reply = ranks.run("%ddp_pull x")

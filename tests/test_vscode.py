@@ -106,6 +106,7 @@ def start_cell(kernel: NotebookKernel, name: str) -> str:
     return message
 
 
+@pytest.mark.long
 @pytest.mark.alone  # beside others a rank may take a second to end, which is said, or be on its way into the command
 @pytest.mark.parametrize("cell", CELLS)
 def test_a_stop_does_what_it_does_everywhere(kernel, in_order, cell):
@@ -123,6 +124,7 @@ def test_a_stop_does_what_it_does_everywhere(kernel, in_order, cell):
     wait_until(lambda: not below(kernel, "sleep"))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "code",
     [
@@ -220,6 +222,7 @@ def test_a_handler_of_the_users_sees_its_own_code_where_an_interrupt_is_sent_aga
     assert kernel.run(f"%%on_all_ranks\nimport inspect, os, signal{AGAIN}").stdout == "[0-1] ['<module>'] True\n"
 
 
+@pytest.mark.long
 def test_a_start_goes_on(make_kernel):
     """While a host server imports torch and ranks begin, somebody stops a cell, or VS Code seems to close."""
     kernel, is_up, got = make_kernel(), threading.Event(), set()
@@ -265,11 +268,13 @@ assert interrupted
 """
 
 
+@pytest.mark.long
 def test_a_sigint_that_comes_while_handlers_are_set_does_nothing():
     ran = subprocess.run([sys.executable, "-c", _AT_A_BAD_MOMENT], capture_output=True, text=True, timeout=60)
     assert ran.returncode == 0, ran.stderr
 
 
+@pytest.mark.long
 def test_ranks_end_at_sigterm_only_together_with_their_notebook(kernel):
     """Last, since it ends the module's. (Workers do end at SIGTERM, which is how their rank ends them.)"""
     kernel.run("%%on_all_ranks\ndel kept")

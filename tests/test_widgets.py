@@ -102,6 +102,7 @@ def front_end(kernel):
     return made
 
 
+@pytest.mark.long
 def test_a_slider_is_opened_before_its_view_is_displayed(front_end):
     front_end.messages.clear()
     reply = front_end.run(SLIDERS)

@@ -38,6 +38,7 @@ CELLS = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.browser
 @pytest.mark.timeout(600)  # chromium may have to be installed first
 def test_html_is_redrawn_while_the_cell_runs_and_stays_in_the_notebook(tmp_path):

@@ -25,6 +25,7 @@ CELLS = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.browser
 @pytest.mark.timeout(600)  # chromium may have to be installed first
 @pytest.mark.parametrize("app", ["jupyterlab", pytest.param("notebook", marks=pytest.mark.long)])

@@ -65,6 +65,7 @@ class Lesson:
         self.idle()
 
 
+@pytest.mark.long
 @pytest.mark.browser
 @pytest.mark.timeout(600)  # chromium may have to be installed first
 @pytest.mark.parametrize("size", [3, *(pytest.param(size, marks=pytest.mark.long) for size in (2, 4))])

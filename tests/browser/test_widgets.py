@@ -42,6 +42,7 @@ def _notebook(folder: Path, sources: list[str]) -> Path:
     return folder / "widgets.ipynb"
 
 
+@pytest.mark.long
 @pytest.mark.browser
 @pytest.mark.timeout(600)  # chromium may have to be installed first
 def test_a_slider_on_a_rank_is_moved_by_its_user(tmp_path):

@@ -98,6 +98,7 @@ ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["ddp-wire", "ddp-host"])
 def test_a_thread_of_the_notebook_that_has_ended_is_named(make_kernel, name):
     kernel = make_kernel()

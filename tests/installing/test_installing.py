@@ -53,6 +53,7 @@ def metadata(wheel: Path) -> Message:
 # ---- what is in it
 
 
+@pytest.mark.long
 def test_the_wheel_is_for_every_machine_and_holds_the_package_and_its_javascript(wheel):
     assert wheel.name == f"ddp_notebook-{ddp_notebook.__version__}-py3-none-any.whl"
     with zipfile.ZipFile(wheel) as archive:

@@ -38,6 +38,7 @@ def lines(text: str) -> list[str]:
     return [line for line in text.splitlines() if "step " in line]
 
 
+@pytest.mark.long
 def test_an_idle_session_goes_on_in_another_kernel(notebook):
     first = notebook("%ddp_start 2 --keep 1")
     first.run("%%on_all_ranks\nx = torch.arange(3) + rank")
@@ -57,6 +58,7 @@ def test_an_idle_session_goes_on_in_another_kernel(notebook):
     assert entries.entries() == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "attach",
     [
@@ -137,6 +139,7 @@ def test_a_running_cell_can_be_stopped(notebook):
     assert second.run("%on_all_ranks y").stdout == "[0-1] 7\n"
 
 
+@pytest.mark.long
 def test_one_that_asks_is_answered_by_who_waits_for_it(notebook):
     first = notebook("%ddp_start 2 --keep 1")
     first.start("%%on_all_ranks\nprint('asks')\nname = input('who? ') if rank == 0 else 'nobody'\nname")
@@ -171,6 +174,7 @@ for step in ddp_notebook.survive(model, optimizer, done, steps=60{more}):
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "dies", ["alone", *(pytest.param(how, marks=pytest.mark.long) for how in ("attached", "shrinks"))]
 )
@@ -215,6 +219,7 @@ def listed() -> str:
     return done.stdout
 
 
+@pytest.mark.long
 def test_from_a_shell(notebook):
     assert listed() == "nothing runs on this machine that can be attached to\n"
     first = notebook("%ddp_start 2 --keep 1")
@@ -242,6 +247,7 @@ def test_it_ends_after_its_hours(notebook):
     wait_until(lambda: not entries.entries(), 10, "its time is over")
 
 
+@pytest.mark.long
 def test_it_ends_after_idle_hours_of_which_a_cell_that_runs_is_none(notebook, monkeypatch):
     monkeypatch.setenv("DDP_NOTEBOOK_KEEP_IDLE_H", str(1.5 / 3600))
     first = notebook("%ddp_start 2 --keep 1")
@@ -294,6 +300,7 @@ def test_idle_hours_that_are_no_number(runtime, monkeypatch):
         magics.ddp_start("2 --keep")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "mode", [pytest.param(0o700, id="as ever"), pytest.param(0o755, id="whose folder of entries is open to others")]
 )
@@ -313,6 +320,7 @@ def test_the_end_of_the_keeper_is_that_of_all_and_is_told(notebook, runtime, mod
     assert kernel.run("%on_all_ranks rank").stdout == "[0] 0\n[1] 1\n"
 
 
+@pytest.mark.long
 def test_a_kernel_that_restarts_leaves_it_alone(notebook):
     kernel = notebook("%ddp_start 2 --keep 1")
     kernel.run("%%on_all_ranks\nx = rank")
@@ -323,6 +331,7 @@ def test_a_kernel_that_restarts_leaves_it_alone(notebook):
     assert kernel.run("%on_all_ranks x").stdout == "[0] 0\n[1] 1\n"
 
 
+@pytest.mark.long
 def test_widgets_values_and_figures_of_one_that_is_attached(notebook):
     kill(notebook("%ddp_start 2 --keep 1"))
     kernel = notebook("%ddp_attach")

@@ -76,6 +76,7 @@ def test_one_drives_and_the_other_looks(notebook):
     assert first.run("%on_all_ranks rank").stdout == "[0] 0\n[1] 1\n", "one that looks ends nothing"
 
 
+@pytest.mark.long
 def test_taking_over_relieves_a_busy_notebook_which_can_end_nothing(notebook, tmp_path):
     first = notebook("%ddp_start 2 --keep 1")
     go, held, end = tmp_path / "go", tmp_path / "held", tmp_path / "end"
@@ -131,6 +132,7 @@ def test_another_user_gets_nothing(notebook, runtime):
     assert kernel.run("%on_all_ranks rank").stdout == "[0] 0\n[1] 1\n"
 
 
+@pytest.mark.long
 def test_without_the_key_it_says_nothing(notebook):
     notebook("%ddp_start 2 --keep 1")
     [entry] = entries.entries()

@@ -30,6 +30,7 @@ def leave(notebook, go, then: str = "pass", options: str = "") -> None:
     kill(first)
 
 
+@pytest.mark.long
 def test_they_begin_without_a_notebook(notebook, tmp_path):
     leave(notebook, tmp_path / "go")
     assert "cell [3] runs for" in listed() and ", 2 more wait, alone" in listed()
@@ -43,6 +44,7 @@ def test_they_begin_without_a_notebook(notebook, tmp_path):
     assert second.run("%ddp_jobs").stdout.splitlines() == ended
 
 
+@pytest.mark.long
 def test_the_next_notebook_has_them_in_its_queue(notebook, tmp_path):
     leave(notebook, tmp_path / "go")
     second = notebook()

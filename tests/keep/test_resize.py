@@ -20,6 +20,7 @@ cluster.send(2, Probe(request=1)); cluster.drop(2, 1); cluster.tell(RunCell(cell
 """
 
 
+@pytest.mark.long
 def test_the_next_notebook_has_as_many_ranks(notebook):
     first = notebook("%ddp_start 2 --keep 1")
     first.run("%%on_all_ranks\nx = 5; was = rank; print('I am', rank)")
@@ -83,6 +84,7 @@ def test_the_next_notebook_is_told_of_ranks_that_got_no_variables(notebook):
     assert told not in notebook("%ddp_attach").run("%ddp_attach").stdout
 
 
+@pytest.mark.long
 def test_what_cannot_be_is_refused_and_changes_nothing(notebook):
     kernel = notebook("%ddp_start 2 --keep 1")
     for line, words in (

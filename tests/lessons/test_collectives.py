@@ -80,6 +80,7 @@ def calls(draw: st.DrawFn, world_size: int, op: str) -> dict[str, Any]:
     return asked
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("op", OPS)
 @EXAMPLES
 @given(data=st.data())
@@ -147,6 +148,7 @@ def test_leaving_a_barrier_early_is_no_barrier():
     assert theory.is_right(call, np.array([300.0]), np.array([300.0]), np.array([80.0])) == [False]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("op", "kind", "words"),
     [

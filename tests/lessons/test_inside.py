@@ -313,6 +313,7 @@ def test_without_ranks_there_is_nothing_to_look_into(session):
         inside_ddp()
 
 
+@pytest.mark.long
 def test_sliders_leave_a_picture_when_the_ranks_have_ended(make_kernel, session):
     """The controls cannot do anything then, and in a saved notebook they would be an error message."""
     session.stop()

@@ -16,6 +16,7 @@ def pipe(session):
     return pipeline()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_every_schedule_runs_with_the_gradients_of_one_process(pipe, session, schedule):
     run = pipe.run(schedule, microbatches=4, stage_ms=1.0)

@@ -46,6 +46,7 @@ def test_a_stepper_counts_only_its_own_bytes(ranks):
     assert plain(stepper)["taken"] == 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "make",
     [

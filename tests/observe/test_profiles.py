@@ -168,6 +168,7 @@ print(begin, end)
 """
 
 
+@pytest.mark.long
 def test_what_torch_writes_comes_to_stand_where_it_was(tmp_path):
     path = tmp_path / "profile.json"
     done = subprocess.run([sys.executable, "-c", PROFILED, path], capture_output=True, text=True, check=True)

@@ -160,6 +160,7 @@ def test_a_hundred_thousand_calls_are_matched_at_once():
 # ---- who is slow
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("is_ddp", [True, False], ids=["DDP", "all_reduce"])
 @pytest.mark.parametrize("phase", PHASES)
 def test_a_slow_rank_is_named_with_its_phase_20_of_20(phase, is_ddp):
@@ -172,6 +173,7 @@ def test_a_slow_rank_is_named_with_its_phase_20_of_20(phase, is_ddp):
         assert found.share > 0.8 and abs(found.lost_ns - 50 * MS) < 15 * MS
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("noise_ms", [0, 0.5, 4, 10])
 @pytest.mark.parametrize("world_size", [2, 4])
 @pytest.mark.parametrize("is_ddp", [True, False], ids=["DDP", "all_reduce"])

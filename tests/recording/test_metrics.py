@@ -633,6 +633,7 @@ def notebook(session):
         yield kernel
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("line", _BAD_LINES)
 def test_lines_that_cannot_be(notebook, line):
     """Nothing was recorded so far."""

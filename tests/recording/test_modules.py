@@ -285,6 +285,7 @@ def test_a_long_loop_has_names_in_all_steps_and_marks_in_few(loop):
     assert loop["are_marked"][0] == loop["are_marked"][1] == [True], "another cell"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("change", "blocks"),
     [

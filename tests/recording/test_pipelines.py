@@ -150,6 +150,7 @@ def _fails(ranks: Any, code: str) -> str:
     return str(caught.value)
 
 
+@pytest.mark.long
 def test_a_stage_that_gets_a_wrong_shape_is_named(ranks):
     code = "schedule, stages, model = make(ScheduleGPipe, (rank,), 2)\n"
     early = "if rank == 1: stages[0].submod = nn.Linear(5, 8)\n"

@@ -84,6 +84,7 @@ CASES = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", CASES)
 def test_the_rows_are_those_of_the_long_way(session, case):
     models, how = CASES[case]
@@ -147,6 +148,7 @@ for kind in ("Deep", "Small", "Deep"):
         assert [one.number for one in found if one.step >= KEPT and one.number in set(short[rank])] == short[rank]
 
 
+@pytest.mark.long
 def test_a_rare_line_keeps_the_values_of_its_first_calls(session):
     """As many on each rank, however many of them are in steps that keep theirs."""
     code = f"""
@@ -360,6 +362,7 @@ def ranks(kernel):
     kernel.run("%ddp_stop")
 
 
+@pytest.mark.long
 def test_a_hang_and_a_stop_name_the_bucket(ranks):
     """Rank 1 does not come to the last bucket of a step whose buckets take the short way."""
     message = ranks.start(
@@ -387,6 +390,7 @@ train(models, {2 * STEPS})"""
     assert reply.stdout == f"[0-1] {4 * (STEPS - KEPT)}\n"
 
 
+@pytest.mark.long
 def test_the_oldest_call_under_way_is_named(ranks):
     """One of before the backward, for which rank 1 does not come."""
     message = ranks.start(

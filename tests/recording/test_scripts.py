@@ -63,6 +63,7 @@ def test_torchrun(tmp_path):
     _check(records)
 
 
+@pytest.mark.long
 def test_torchrun_of_a_script_that_knows_nothing_of_it(tmp_path):
     path, records = tmp_path / "train.py", tmp_path / "runs"
     path.write_text(
@@ -105,6 +106,7 @@ def endings(tmp_path_factory):
     return directory, run_endings(directory, list(ENDINGS))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", ENDINGS)
 def test_every_rank_ends(endings, how):
     directory, ended = endings

@@ -186,6 +186,7 @@ def test_the_first_calls_of_a_line_are_kept(trained):
         assert not any(left_out[:FIRST_CALLS]) and any(left_out[FIRST_CALLS:])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("code", "options"),
     [

@@ -166,6 +166,7 @@ LAYOUTS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_buckets_are_what_a_comm_hook_is_given(session, layout):
     """In another run: a hook sees its buckets by itself. Before they are rebuilt, right after, and from then on."""

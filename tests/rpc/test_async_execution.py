@@ -65,6 +65,7 @@ def test_an_error_comes_at_once_and_shutdown_ends(session, call):
     assert time.monotonic() - began_s < 15.0
 
 
+@pytest.mark.long
 def test_shutdown_ends_after_a_call_that_has_timed_out_and_never_returns(session):
     code = (
         f"{INIT}waits = 'rpc.rpc_sync(other, never, timeout=0.2)', "

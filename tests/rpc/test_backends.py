@@ -30,6 +30,7 @@ def session(make_session):
     return session
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "backend",
     ["None", "rpc.BackendType.TENSORPIPE", "backend_registry.BackendType.TENSORPIPE", "mine"],

@@ -100,6 +100,7 @@ def test_a_distributed_optimizer_after_a_rank_was_replaced(session):
     assert [text.splitlines()[-2:] for text in said(session, code)] == [["-0.5", "-0.5"]] * 2
 
 
+@pytest.mark.long
 def test_calls_work_up_to_the_last_number_and_then_name_the_remedy(session):
     """Torch has numbers of workers in 16 bits. The session's count starts near the end."""
     session._cluster._forming.processes_so_far = MOST_NUMBERS - 2

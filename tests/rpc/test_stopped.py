@@ -83,6 +83,7 @@ def frames(session, function: str) -> list[int]:
     return [int(result[rank].result) for rank in result.ranks]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("code", "function"),
     [
@@ -105,6 +106,7 @@ def test_what_a_callee_executes_ends_with_the_cell(session, code, function):
     assert [result[rank].result for rank in range(2)] == ["1", "2"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("code", "rank"),
     [

@@ -68,6 +68,7 @@ def check_unharmed(session, marker: Path) -> None:
     assert not marker.exists()
 
 
+@pytest.mark.long
 def test_another_user_reads_no_key_of_a_session_and_changes_nothing(session, stranger, tmp_path):
     before = [session.run("import os; print(os.getpid())")[rank].stdout for rank in range(2)]
     read = attack(session, stranger, marker := tmp_path / "marker")
@@ -87,6 +88,7 @@ def test_the_users_own_programs_find_a_store_at_master_port(session):
     assert session.run(code)[0].stdout == "b'here'\n"
 
 
+@pytest.mark.long
 def test_bytes_of_another_user_at_the_ports_of_rpc_kill_no_rank(session, stranger, tmp_path):
     session.run(
         "import operator; from torch.distributed import rpc\n"

@@ -341,6 +341,7 @@ def test_the_card_says_that_a_checkpoint_takes_all_ranks(ranks, tmp_path):
     assert ranks.check().mistakes == ()  # it was not saved
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("code", "words"),
     [

@@ -154,6 +154,7 @@ def _by_signal(slurm, job):
     slurm.ask("scancel", "--signal=USR1", job)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "warn",
     [

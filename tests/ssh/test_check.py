@@ -12,6 +12,7 @@ from tests.conftest import marked_processes, wait_until
 from tests.ssh import sshd
 
 
+@pytest.mark.long
 def test_every_host_is_a_row(python):
     before = marked_processes()
     table = ddp_notebook.check(

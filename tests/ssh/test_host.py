@@ -35,6 +35,7 @@ def test_nothing_is_left_of_a_session(python):
     assert not any(map(os.path.exists, directories))
 
 
+@pytest.mark.long
 def test_a_notebook_that_is_killed_leaves_nothing(python):
     with tempfile.TemporaryDirectory() as folder:  # of a short name, since a socket is in it
         code = f"""
@@ -53,6 +54,7 @@ with ddp_notebook.start(hosts="one:1", python={python!r}) as session:
         wait_until(lambda: not os.listdir(folder) and not any(map(psutil.pid_exists, pids)), 10.0)
 
 
+@pytest.mark.long
 def test_a_notebook_keeps_its_hosts_for_the_next_session(python, monkeypatch):
     """They have imported torch; what leads to the notebook ends with the session."""
 
@@ -103,6 +105,7 @@ def _connection(host: Host) -> subprocess.Popen[bytes]:
     return host.way._ssh
 
 
+@pytest.mark.long
 def test_a_connection_that_ends_is_told_and_ends_the_ranks(python):
     with ddp_notebook.start(hosts="one:1", python=python) as session:
         pids = [*session.pids(), *session.pids("store"), *session.pids("host server")]
@@ -113,6 +116,7 @@ def test_a_connection_that_ends_is_told_and_ends_the_ranks(python):
             session.run("1")
 
 
+@pytest.mark.long
 def test_a_host_that_hears_nothing_ends_what_it_has_started(python):
     host = Host(Ssh("one", python=python, lease_s=3.0))
     try:
@@ -126,6 +130,7 @@ def test_a_host_that_hears_nothing_ends_what_it_has_started(python):
         host.close()
 
 
+@pytest.mark.long
 def test_a_server_that_is_stopped_is_heard(python):
     """By both sides, though it neither reads nor writes."""
     host = Host(Ssh("one", python=python, lease_s=3.0))
@@ -208,6 +213,7 @@ def test_a_host_without_torch(ssh):
         ddp_notebook.start(hosts="one", python=python)
 
 
+@pytest.mark.long
 def test_a_variable_that_python_reads_as_it_starts(ssh):
     """Is there for the host server and its ranks, though ssh starts the Python that hears of it."""
     with ddp_notebook.start(hosts="one:1", python=sshd.python(ssh), env={"PYTHONHASHSEED": "7"}) as session:

@@ -79,6 +79,7 @@ class Ends:
         return ends
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(3))
 def test_cuts_lose_nothing_and_double_nothing(seed):
     drawn = random.Random(seed)
@@ -120,6 +121,7 @@ for step in range(40):
 """
 
 
+@pytest.mark.long
 def test_a_kept_session_goes_on_through_connections_that_end(ssh, python, notebook):  # noqa: F811
     kernel = notebook(f"%ddp_start --hosts one:2 --python {python} --keep 1")
     pids = kernel.run("import ddp_notebook; ddp_notebook.current().pids()").displays[0]["text/plain"]

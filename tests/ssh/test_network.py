@@ -44,6 +44,7 @@ def _sum(session) -> list[str]:
     return [result[rank].stdout for rank in result.ranks]
 
 
+@pytest.mark.long
 def test_they_reach_each_other_by_the_address_that_ssh_has_used(session):
     result = session.run(
         "import os; print(os.environ['MASTER_ADDR'].startswith('10.79.'), os.environ['GLOO_SOCKET_IFNAME'])"
@@ -154,6 +155,7 @@ def _goes_through(session, made: namespaces.Namespaces, host: str, cut_s: float,
     return told, back
 
 
+@pytest.mark.long
 def test_a_cut_is_told_and_loses_nothing(session, network):
     made, _ = network
     told_s, back_s = _goes_through(session, made, "b", 5.0)
@@ -250,6 +252,7 @@ def _places(session) -> list[str]:
     return [result[rank].stdout.strip() for rank in result.ranks]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("host", "rank", "after"),
     [

@@ -83,6 +83,7 @@ def _sum(kernel: NotebookKernel) -> str:
     return kernel.run(f"%%on_all_ranks\n{SUM}").stdout
 
 
+@pytest.mark.long
 def test_equal_lines_are_folded_and_come_while_the_cell_runs(kernel):
     code = "import time\nprint('same')\nprint('rank', rank)\ntime.sleep(30)"
     message = kernel.start(f"%%on_all_ranks\n{code}")

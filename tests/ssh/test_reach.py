@@ -56,6 +56,7 @@ def _refused(work: Callable[[], object]) -> tuple[str, float]:
     return str(raised.value), time.monotonic() - began
 
 
+@pytest.mark.long
 def test_hosts_that_reach_each_other_lose_no_time(hosts):
     began = time.monotonic()
     fit.require(hosts)
@@ -104,6 +105,7 @@ def test_a_way_that_leads_in_one_direction_only(network, hosts):
     assert [(one.source, one.target, one.why) for one in failed] == [("a", "b", "Connection refused")]
 
 
+@pytest.mark.long
 def test_a_start_says_so_instead_of_a_hang(network):
     made, python = network
     with made.apart():

@@ -29,6 +29,7 @@ def engines(make_profile):
         yield client
 
 
+@pytest.mark.long
 def test_engines_start_ranks_and_stay_their_users(engines, cache):
     engines[:]["mine"] = 7
     pids = engines[:].apply_sync(os.getpid)

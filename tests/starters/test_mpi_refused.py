@@ -77,6 +77,7 @@ def test_it_listens_no_wider_than_the_route_needs(tmp_path):
     assert beyond == Mpi(f"--hostfile {tmp_path}/hosts -np 2").address
 
 
+@pytest.mark.long
 def test_a_start_that_takes_too_long_leaves_nothing(cache):
     with pytest.raises(StartTimeoutError, match="the start took too long: no"):
         ddp_notebook.start(mpi="-np 2 --oversubscribe", timeout_s=0.05)

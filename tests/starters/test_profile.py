@@ -29,6 +29,7 @@ def in_folder(tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.mark.long
 def test_processes_of_this_machine(make_profile, in_folder, cache):
     folder = make_profile("on_this_machine", "c.Cluster.n = 2")
     with ddp_notebook.start(profile="on_this_machine", grace_s=0.3) as session:
@@ -66,6 +67,7 @@ def batch_system(tmp_path, monkeypatch):
     return folder
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("launcher", "delete"),
     [
@@ -101,6 +103,7 @@ def test_time_in_a_queue_is_none_of_the_start(make_profile, batch_system, in_fol
         profile.end()
 
 
+@pytest.mark.long
 def test_a_launcher_that_does_not_end_is_given_up(make_profile, batch_system, in_folder, monkeypatch, caplog):
     make_profile("stays", _CLASS.format("pbs"))
     (batch_system / "qsub").write_text("#!/bin/sh\necho 4713\n")

@@ -78,6 +78,7 @@ def tasks_of(starter) -> Tasks:
     return tasks
 
 
+@pytest.mark.long
 def test_a_task_that_calls_when_all_have_is_told_and_ends():
     starter = _Outposts(1, tasks=1)
     tasks = tasks_of(starter)

@@ -25,6 +25,7 @@ def run_demo(notebook: Path, executed: Path, world_size: int = 4) -> subprocess.
     return subprocess.run(command, capture_output=True, text=True, check=False, env=env)
 
 
+@pytest.mark.long
 def test_the_first_notebook_trains_to_above_95_percent_with_equal_parameters(tmp_path):
     executed = tmp_path / "executed.ipynb"
 
@@ -43,6 +44,7 @@ def test_the_first_notebook_trains_to_above_95_percent_with_equal_parameters(tmp
     assert "image/png" in kinds
 
 
+@pytest.mark.long
 def test_the_third_notebook_learns_and_its_report_names_the_slow_rank(tmp_path):
     executed = tmp_path / "executed.ipynb"
 
@@ -59,6 +61,7 @@ def test_the_third_notebook_learns_and_its_report_names_the_slow_rank(tmp_path):
     assert re.match(r"2 ranks, 130 steps, loss 5.\d\d -> \d.\d\d, .* ms/step, .* rank \d slowest", stays["text/plain"])
 
 
+@pytest.mark.long
 def test_a_failing_cell_fails_the_demo_and_its_traceback_is_shown(tmp_path):
     notebook, executed = tmp_path / "failing.ipynb", tmp_path / "executed.ipynb"
     cells = [new_code_cell("print('before')"), new_code_cell("1 / 0"), new_code_cell("print('after')")]
@@ -87,6 +90,7 @@ def test_notebooks_are_committed_with_their_pictures_and_nothing_else(path):
             assert len(output.data["image/png"]) * 3 / 4 <= MOST_BYTES, cell.source
 
 
+@pytest.mark.long
 def test_of_an_executed_notebook_only_its_pictures_are_kept(tmp_path):
     path = tmp_path / "pictures.ipynb"
     draw = "from ddp_notebook.lessons.nodes import places\nprint('a line')\nplaces(1, 2)"

@@ -23,6 +23,7 @@ def shell(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-m", "ddp_notebook", *words], capture_output=True, text=True)
 
 
+@pytest.mark.long
 def test_a_shell_lists_and_ends_a_job(jobs):
     process = jobs.start("", name="waits.py", head=WAITS)
     wait_until(lambda: len(jobs.ranks()) == 2, 60)
@@ -35,6 +36,7 @@ def test_a_shell_lists_and_ends_a_job(jobs):
     assert process.returncode != 0 and entries.entries() == []
 
 
+@pytest.mark.long
 def test_one_attach_for_both(notebook, runtime, tmp_path):  # noqa: F811
     script = tmp_path / "waits.py"
     script.write_text(WAITS)
@@ -69,6 +71,7 @@ def test_one_attach_for_both(notebook, runtime, tmp_path):  # noqa: F811
     assert process.returncode == 0
 
 
+@pytest.mark.long
 def test_what_a_job_has_recorded_is_shown_when_it_was_let_go(notebook, jobs, tmp_path):  # noqa: F811
     script = jobs.script("train(6)")
     kernel = notebook()

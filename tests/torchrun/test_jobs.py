@@ -49,6 +49,7 @@ def test_a_job_is_seen_recorded_and_reported(jobs):
     monitor.close()
 
 
+@pytest.mark.long
 def test_a_hang_is_explained_and_cut(jobs):
     body = """
 for attempt in range(2):
@@ -120,6 +121,7 @@ def test_a_notebook_that_is_killed_or_stopped_harms_nobody(jobs):
     assert process.returncode == 0 and text.count("took") == 2, text
 
 
+@pytest.mark.long
 def test_which_job(jobs):
     jobs.start("", name="one.py", head=WAITS)
     jobs.start("", name="two.py", head=WAITS)

@@ -25,6 +25,7 @@ def here(jobs, monkeypatch):
     current.let_go()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("line", "why"),
     [
@@ -102,6 +103,7 @@ def test_one_that_fails_says_where(jobs):
         starting.run(starting.read("--nproc-per-node 2 train.py"))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("killed", ["notebook", pytest.param("parent of agents", marks=pytest.mark.long)])
 def test_nothing_outlives_a_killed_notebook(jobs, killed):
     jobs.script("wait_for('never')")

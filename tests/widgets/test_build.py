@@ -81,6 +81,7 @@ def test_the_bundle_is_one_small_module_with_the_licence_of_what_it_contains():
     assert not re.search(rb"https?://(?!www\.w3\.org/)", inside)
 
 
+@pytest.mark.long
 def test_a_bundle_is_made_once_anew_when_a_source_changes_and_always_the_same(clone):
     def make() -> bytes:
         done = python("hatch_build.py", cwd=clone)
@@ -100,6 +101,7 @@ def test_a_bundle_is_made_once_anew_when_a_source_changes_and_always_the_same(cl
     assert make() == first
 
 
+@pytest.mark.long
 def test_wheel_and_sdist_carry_it_and_the_sdist_installs_without_npm(clone, tmp_path):
     sdist = build("sdist", clone, tmp_path)
     with tarfile.open(sdist) as archive:
@@ -120,12 +122,14 @@ def test_wheel_and_sdist_carry_it_and_the_sdist_installs_without_npm(clone, tmp_
     assert not [name for name in names if "/js/" in name or "node_modules" in name]
 
 
+@pytest.mark.long
 def test_an_editable_install_makes_it_in_its_place(clone, tmp_path):
     build("editable", clone, tmp_path)
     assert not (clone / "node_modules" / "typescript").exists(), "a build fetches nothing that only checks"
     assert (clone / BUNDLE).read_bytes() == (ROOT / BUNDLE).read_bytes()
 
 
+@pytest.mark.long
 def test_what_is_missing_is_said_with_what_to_do(clone, tmp_path):
     bare = without_node(tmp_path / "empty")
     needs = python("-c", "import hatchling.build as b; print(b.get_requires_for_build_wheel())", cwd=clone, **bare)
@@ -144,6 +148,7 @@ def test_what_is_missing_is_said_with_what_to_do(clone, tmp_path):
     assert not (clone / BUNDLE).exists()
 
 
+@pytest.mark.long
 def test_a_module_that_cannot_be_bundled_leaves_no_bundle(clone):
     (clone / "ddp_notebook/widgets/js/index.js").write_text("import x from './missing.js'; export default x;")
     done = python("hatch_build.py", cwd=clone)

@@ -100,6 +100,7 @@ def only_its_own_messages(browser):
     browser.messages.clear()
 
 
+@pytest.mark.long
 def test_a_view_comes_under_a_cell_that_logs_and_becomes_a_picture(browser):
     reply = browser.run(TRAINS)
 
@@ -178,6 +179,7 @@ def test_a_run_of_before_is_brought_back(browser):
     assert re.search(r"nothing is recorded of a cell 777; there is something of .*\d+ \(In \[\d+\]\)", failed.traceback)
 
 
+@pytest.mark.long
 def test_a_view_of_a_cell_that_is_over_does_not_stand_in_for_what_runs(browser):
     browser.run("%ddp_monitor 1")
     [old] = browser.monitors()
@@ -348,6 +350,7 @@ MONITOR = "from ddp_notebook.widgets import Monitor\nMonitor(session)"
 THREADS = "import threading\nprint(sum(one.name == 'ddp-monitor' for one in threading.enumerate()))"
 
 
+@pytest.mark.long
 def test_monitors_that_the_user_makes_share_one_thread_and_know_whether_a_cell_runs(browser):
     browser.run("import ddp_notebook\nsession = ddp_notebook.start(2, reuse=True)")
     browser.run(MONITOR)

@@ -59,6 +59,7 @@ def saved(recording, tmp_path_factory):
     return recording.save_html(tmp_path_factory.mktemp("page") / "run.html")
 
 
+@pytest.mark.long
 def test_every_panel_draws_it_without_a_kernel_or_a_network(saved, recording):
     with opened(saved) as shown:
         assert shown.title() == summary.text(recording)
@@ -107,6 +108,7 @@ def test_the_data_are_all_that_was_recorded(recording):
     assert {"loss", "all_reduce", "default", "cell line 12", "recorded"} <= set(texts.values())
 
 
+@pytest.mark.long
 def test_ranks_stand_under_their_hosts(tmp_path):
     recording = simulate(world_size=4, steps=4)
     panels = (

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 
+import pytest
+
 PREPARES = """
 import pathlib, sys, time
 from ddp_notebook.widgets.placing import Placing
@@ -25,6 +27,7 @@ print("ended")
 IS_THERE = "print('ddp_notebook.observe.figures.curves' in sys.modules)"
 
 
+@pytest.mark.long
 def test_a_cell_does_not_wait_for_the_import_of_a_picture_that_it_does_not_get_and_the_next_one_does(
     make_kernel, tmp_path
 ):

@@ -49,6 +49,7 @@ def watched(make_session):
     publisher.close()
 
 
+@pytest.mark.long
 def test_it_tells_of_a_hang_who_waits_for_whom(watched):
     session, view = watched
     wait_until(lambda: view.ranks.get(1, {}).get("state") == "idle", what="idle")
@@ -176,6 +177,7 @@ def test_a_view_of_which_nothing_is_heard_gets_the_snapshot_again(monkeypatch):
     assert len(snapshots(heard)) == len(snapshots(sure)) == 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [

@@ -94,6 +94,7 @@ def test_cells_that_do_not_follow_each_other_are_not_one_course():
 # ---- the picture
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("world_size", "steps"), [(1, 40), (4, 120), (64, 200)])
 def test_the_picture_is_small_fast_and_says_what_it_shows(world_size, steps):
     recording = simulate(world_size, steps=steps)
