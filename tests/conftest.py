@@ -53,10 +53,6 @@ _LONG_FILES = {  # more than a minute each
     "tests/test_start.py",
     "tests/tools/test_demo.py",
 }
-# Files whose sessions are of the package, not of the module, and what they are called together.
-_SHARE_SESSIONS = {
-    f"tests/lessons/test_{name}.py": "lessons" for name in ("algorithms", "collectives", "messages", "view")
-}
 # Files whose tests take long and share nothing: any worker may take each of them.
 _SHARE_NOTHING = {"tests/lessons/test_notebooks.py", "tests/recording/test_scripts.py"}
 
@@ -150,14 +146,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """A worker takes all tests of a file, since they share a session, and of files that share one; but one at a time of
-    a file whose tests share nothing."""
+    """A worker takes all tests of a file, since they share a session; but one at a time of a file whose tests share
+    nothing."""
     from xdist.scheduler import LoadScopeScheduling
 
     class ByFile(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file = nodeid.partition("::")[0]
-            return nodeid if file in _SHARE_NOTHING else _SHARE_SESSIONS.get(file, file)
+            return nodeid if file in _SHARE_NOTHING else file
 
     return ByFile(config, log)
 

@@ -158,7 +158,7 @@ def test_a_script_prints_everything_once():
     code = (
         "import ddp_notebook\n"
         "with ddp_notebook.start(2) as session:\n"
-        '    session.run(\'print("both"); print("rank", rank)\')\n'
+        '    session.run(\'dist.barrier(); print("both"); print("rank", rank)\')\n'
         "    session.run('from IPython.display import HTML; HTML(\"x\")')\n"
     )
     env = {**os.environ, "PYTHONPATH": str(ROOT)}

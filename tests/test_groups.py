@@ -192,7 +192,7 @@ def test_a_new_group_is_nothing_to_the_notebook(session, monkeypatch):
     session.run("print('said'); display('shown')")
     kinds = {type(message).__name__ for message in told}
     assert "Display" in kinds
-    assert kinds <= {"Display", "CellDone", "Recorded", "ClockProbe", "ClockReply", "Probe", "Vitals"}
+    assert kinds <= {"Display", "CellDone", "Recorded", "ClockProbe", "ClockReply", "Probe", "Taken", "Vitals"}
 
 
 def test_where_the_kernel_does_not_list_what_an_epoll_holds(session):

@@ -1,4 +1,4 @@
-"""One session for each number of ranks, for all tests of the lessons."""
+"""Sessions of tests of the lessons."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 
-@pytest.fixture(scope="package", params=[3, *(pytest.param(n, marks=pytest.mark.long) for n in (2, 4))])
+@pytest.fixture(scope="module", params=[3, *(pytest.param(n, marks=pytest.mark.long) for n in (2, 4))])
 def ranks(request, waiting_host_server) -> Iterator[int]:
     """As many ranks as this number are running. (Among three there are groups of two.)"""
     from ddp_notebook import starting
@@ -20,12 +20,9 @@ def ranks(request, waiting_host_server) -> Iterator[int]:
 
 @pytest.fixture(scope="module")
 def session(waiting_host_server) -> Iterator[Any]:
-    """Two ranks, in place of those that other tests of the lessons may have left running."""
-    from ddp_notebook import session as sessions
+    """Two ranks."""
     from ddp_notebook import starting
 
-    if (running := sessions.current()) is not None:
-        running.stop()
     waiting_host_server()
     with starting.start(2) as running:
         yield running

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import ddp_notebook
 from ddp_notebook.errors import UsageError
 from ddp_notebook.lessons.collectives import theory
 from ddp_notebook.lessons.collectives.explorer import Explorer
@@ -120,8 +121,9 @@ def test_all_leave_a_barrier_when_the_last_one_has_come(ranks):
     assert explorer.agrees and all(values[0] >= 150 for values in left.values()), left
 
 
-def test_a_barrier_is_judged_by_its_promise_however_late_a_rank_begins(session):
+def test_a_barrier_is_judged_by_its_promise_however_late_a_rank_begins(ranks):
     """Rank 0 comes out of the first barrier 100 ms after the others, as on a busy machine."""
+    session = ddp_notebook.current()
     session.run(
         "import time\n"
         "plain, is_first = dist.barrier, True\n"

@@ -65,7 +65,6 @@ def displays(page: Browser) -> list[dict[str, Any]]:
     return [message["content"] for message in page.messages if message["msg_type"] == "display_data"]
 
 
-@pytest.mark.long
 def test_a_widget_that_does_not_answer_becomes_html_in_its_place(page):
     reply = page.run(TRAINS.format(steps=100))
 
@@ -95,7 +94,6 @@ def test_the_next_cell_has_html_from_the_beginning(page):
     assert len(set(redraws)) == len(redraws), "none that changes nothing"
 
 
-@pytest.mark.long
 def test_a_hang_is_told(page):
     failed = page.kernel.start(
         "%%on_all_ranks --timeout 6\nlog(loss=1.0)\nif rank == 0: dist.barrier()\nelse: time.sleep(60)"
@@ -131,7 +129,6 @@ def test_monitor_is_redrawn_under_the_cells_and_settles_after_them(page):
     assert "cell 2 (In [" in new and "recorded" in new
 
 
-@pytest.mark.long
 def test_an_idle_kernel_replaces_a_widget_and_hears_it_when_it_answers_after_all(page):
     page.run("%ddp_restart")  # a session that does not know yet
     shown = page.run("%ddp_monitor").displays
@@ -164,7 +161,6 @@ def last_monitor(page: Browser) -> str:
     return [name for name, state in page.models.items() if "Monitor" in state.get("_anywidget_id", "")][-1]
 
 
-@pytest.mark.long
 def test_off_shows_nothing_and_html_no_widget(page):
     page.run("%ddp_start 2 --live off")
     page.run(SET_UP)
@@ -184,7 +180,6 @@ def test_off_shows_nothing_and_html_no_widget(page):
     assert "stopped" not in drawn(page)[-1][1] and "recorded" in drawn(page)[-1][1]
 
 
-@pytest.mark.long
 def test_a_cell_that_is_quiet_has_no_view_and_where_nobody_looks_a_picture_stays(page):
     page.run("%ddp_start 2 --live html")
     page.run(SET_UP)
