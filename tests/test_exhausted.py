@@ -50,6 +50,23 @@ if rank == 1:
 """
 
 
+_USE_UP_MEMORY = """
+import os, resource, threading, time
+def lower_limit(mib):
+    its = dict(line.split(":", 1) for line in open("/proc/self/status").read().splitlines())
+    used = int(its["VmSize" if KIND == resource.RLIMIT_AS else "VmData"].split()[0]) << 10
+    resource.setrlimit(KIND, (used + (mib << 20), before[1]))
+def use_up(bag, least):
+    size = 32 << 20
+    while size >= least:
+        try: bag.append(bytearray(size))
+        except MemoryError: size //= 2
+KIND = resource.RLIMIT_%s
+before = resource.getrlimit(KIND)
+if rank == 1: lower_limit(200)
+"""
+
+
 def took_s(call, *args, **options) -> float:
     began = time.monotonic()
     call(*args, **options)
@@ -84,6 +101,65 @@ def test_file_descriptors_of_a_rank(make_session, capfd):
     )
     check_it_goes_on(session, r"\nrank 1 has no file descriptor left: 300 of 300(\n|$)", free)
     assert "psutil" not in capfd.readouterr().err
+
+
+OUT_OF_MEMORY = r"rank 1 has no memory left: [\d,]+ of [\d,]+ MiB \((address space, RLIMIT_AS|data, RLIMIT_DATA)\)"
+
+
+@pytest.mark.parametrize("limit", ["AS", "DATA"])
+def test_memory_of_a_rank(make_session, limit):
+    session = make_session(2)
+    session.run(f"kept = 'kept'{_USE_UP_MEMORY % limit}")
+    with pytest.raises(RankError, match=rf"MemoryError:\s+\({OUT_OF_MEMORY}\)"):
+        session.run("bag = []\nif rank == 1:\n    use_up(bag, 32)\n    bag.append(bytearray(1 << 20))")
+    with pytest.raises(RankError, match=rf"can't allocate memory.*{OUT_OF_MEMORY}"):
+        session.run("if rank == 1: torch.ones(8 << 20)")
+    with pytest.raises(RankError, match=rf"MemoryError:\s+\({OUT_OF_MEMORY}\)"):
+        session.run(f"'{'x' * 1_000_000}'")  # too large for Python's parser
+    assert session.pull("kept")[1] == "kept"
+    check_it_goes_on(session, OUT_OF_MEMORY, "bag.clear()")
+
+    session.run("if rank == 1:\n    use_up(bag, 32)\n    resource.setrlimit(KIND, before)")
+    assert session.run("x = torch.ones(8 << 20); dist.all_reduce(x); print(x[0].item())")[1].stdout == "2.0\n"
+
+
+def test_a_stop_without_memory(make_session):
+    session = make_session(2)
+    session.run(f"kept = 'kept'{_USE_UP_MEMORY % 'AS'}")
+    loop = "bag = []\nwhile rank == 1:\n    use_up(bag, 32)"
+    for code in (loop, f"{loop}\n    dist.barrier()", "dist.barrier() if rank == 1 else time.sleep(100)"):
+        with pytest.raises(CellTimeoutError):
+            assert took_s(session.run, code, timeout=1.0) < 4.0
+        assert session.run("print(kept)")[1].stdout == "kept\n"
+
+
+def test_a_thread_that_takes_all_memory(make_session):
+    """It also takes the reserve as soon as a rank uses that. A cell that cannot be read ends with an error."""
+    session = make_session(2)
+    session.run(f"kept = 'kept'{_USE_UP_MEMORY % 'AS'}")
+    with contextlib.suppress(RankError):
+        session.run(
+            "bag, takes = [], rank == 1\n"
+            "def take_all():\n"
+            "    while takes:\n"
+            "        use_up(bag, 1024)\n"
+            "        time.sleep(0.001)\n"
+            "if takes:\n    threading.Thread(target=take_all).start()\n    time.sleep(1.0)"
+        )
+    began = time.monotonic()
+    for size in (10, 100_000, 1_000_000):
+        with contextlib.suppress(RankError):
+            session.run(f"'{'x' * size}'[0]")
+        assert time.monotonic() - began < 25.0
+
+
+    def is_free() -> bool:
+        with contextlib.suppress(RankError):
+            return session.run("takes = False; bag.clear(); print(kept)")[1].stdout == "kept\n"
+        return False
+
+    wait_until(is_free, 15.0)
+    assert session.run("t = torch.ones(1); dist.all_reduce(t); print(t.item())")[1].stdout == "2.0\n"
 
 
 @AS_ROOT
