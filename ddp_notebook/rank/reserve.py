@@ -19,6 +19,7 @@ from ddp_notebook.stdlib import contextlib, fcntl, os, threading, time
 _DESCRIPTORS = 48  # sockets and files of a group that forms, besides those to the other ranks
 _MEMORY_BYTES = 64 << 20  # address space, without used pages. A group that forms starts threads with stacks of 8 MiB
 _PIECE_BYTES = 4 << 20  # where less is left than that, some pieces still fit
+_KEPT = 2  # so many pieces are lent for the shortest steps only: threads of the user may take what is lent
 _MEMORY_LIMITS = (resource.RLIMIT_AS, resource.RLIMIT_DATA)
 _SHARE = 4  # at most so much of the limit is held: a quarter
 _TRIES = 3  # another thread may take what was lent
@@ -30,6 +31,7 @@ _descriptors: list[int] = []
 _wanted = 0
 _file_number = -1  # inode of the file that all reserved descriptors refer to
 _memory: list[mmap.mmap] = []
+_kept: list[mmap.mmap] = []
 _lent = 0  # to so many at the same time
 _held_bytes = 0  # memory that was held last
 _runs_cell = False
@@ -58,7 +60,10 @@ class Loan:
         ...     pass
     """
 
-    __slots__ = ()
+    __slots__ = ("_is_last",)
+
+    def __init__(self, *, is_last: bool) -> None:
+        self._is_last = is_last
 
     def __enter__(self) -> None:
         global _lent
@@ -66,6 +71,8 @@ class Loan:
             _lent += 1
             if _lent == 1:
                 _note_and_give()
+            if self._is_last:
+                _close(_kept)
 
     def __exit__(self, *_: object) -> None:
         global _lent
@@ -75,7 +82,7 @@ class Loan:
                 _take()
 
 
-_LOAN = Loan()
+_LOAN, _LAST = Loan(is_last=False), Loan(is_last=True)
 
 
 def lent() -> Loan:
@@ -101,15 +108,15 @@ def use(function: Callable[[], T]) -> T:
             except (OSError, MemoryError, RuntimeError) as error:
                 if not isinstance(error, MemoryError) and not shortages.kinds(error):
                     raise
-    with _LOAN:
+    with _LAST:
         return function()
 
 
-def use_patiently(function: Callable[[], T], until: float) -> T:
+def use_patiently(function: Callable[[], T], until: float = float("inf")) -> T:
     """Call a function as `use` does, and again until a time: a thread of the user may take what was lent.
 
     Args:
-        until: seconds of `time.monotonic`.
+        until: seconds of `time.monotonic`. Without it the call returns when there is memory again.
 
     Raises:
         what the function raises, and MemoryError after that time.
@@ -144,28 +151,34 @@ def begin_cell() -> None:
 
 
 def end_cell() -> None:
-    """Lend memory until the next cell if this process has a limit of memory. Without one this takes no time."""
+    """Lend most of the memory until the next cell if this process has a limit of memory. Without one this takes no
+    time."""
     global _runs_cell
     with _lock:
         _runs_cell = False
         if any(resource.getrlimit(limit)[0] != resource.RLIM_INFINITY for limit in _MEMORY_LIMITS):
-            _give_memory()
+            _close(_memory)
 
 
 def lent_bytes() -> int:
     """Return how much memory is lent now. For a cell it counts as used."""
-    return 0 if _memory else _held_bytes
+    return max(0, _held_bytes - sum(map(len, _memory)) - sum(map(len, _kept)))
 
 
-def _give_memory() -> None:
-    for piece in _memory:
+def _close(pieces: list[mmap.mmap]) -> None:
+    for piece in pieces:
         piece.close()
-    _memory.clear()
+    pieces.clear()
 
 
 def _take_memory() -> None:
     global _held_bytes
-    if _memory or _pid != os.getpid():
+    if _pid != os.getpid():
+        return
+    with contextlib.suppress(OSError, MemoryError):
+        while len(_kept) < _KEPT:
+            _kept.append(_mapped(_PIECE_BYTES))
+    if not _runs_cell or _memory:
         return
     with contextlib.suppress(OSError, MemoryError):
         _memory.append(_mapped(_MEMORY_BYTES))
@@ -173,7 +186,7 @@ def _take_memory() -> None:
         with contextlib.suppress(OSError, MemoryError):
             while len(_memory) * _PIECE_BYTES < _MEMORY_BYTES:
                 _memory.append(_mapped(_PIECE_BYTES))
-    _held_bytes = sum(map(len, _memory))
+    _held_bytes = sum(map(len, _memory)) + sum(map(len, _kept))
 
 
 def _mapped(nbytes: int) -> mmap.mmap:
@@ -182,7 +195,7 @@ def _mapped(nbytes: int) -> mmap.mmap:
 
 def _note_and_give() -> None:
     global _used
-    _give_memory()
+    _close(_memory)
     is_exhausted, count = _is_exhausted(), len(_descriptors)
     _give()
     _used = 0
@@ -219,8 +232,7 @@ def _take() -> None:
             _descriptors.append(fcntl.fcntl(_descriptors[0], fcntl.F_DUPFD_CLOEXEC, 3))
     except (OSError, MemoryError):
         pass  # no room: the end of the next loan tries again
-    if _runs_cell:
-        _take_memory()
+    _take_memory()
 
 
 def _new_file() -> int:
@@ -236,5 +248,6 @@ def _drop() -> None:
     """In a forked child: it has its own limits, and nothing to do for the notebook."""
     global _lock, _lent, _wanted
     _lock, _lent, _wanted = threading.RLock(), 0, 0
-    _memory.clear()  # which ends the mappings
+    _close(_memory)
+    _close(_kept)
     _give()

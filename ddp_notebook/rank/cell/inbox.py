@@ -91,7 +91,4 @@ class Inbox:
 
     def _lose(self, head: bytes) -> None:
         self._is_losing, self._line = True, bytearray()
-        try:
-            self._on_lost(head)
-        except MemoryError:  # not even the reserve is left for the report
-            return
+        reserve.use_patiently(lambda: self._on_lost(head))

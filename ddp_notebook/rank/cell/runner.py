@@ -163,10 +163,13 @@ class Runner:
         try:
             reserve.use_patiently(lambda: self._begin(cell.cell), time.monotonic() + _PATIENCE_S)
         except MemoryError:
-            self.lose(cell.cell)
+            reserve.use_patiently(lambda: self.lose(cell.cell))
             return
         try:
             done = await self._run_guarded(cell)
+        except MemoryError:
+            reserve.use_patiently(lambda: self.lose(cell.cell))
+            return
         finally:
             if os.getpid() != pid:  # a child that the cell has forked: two processes would share our sockets
                 sys.stdout.flush()
@@ -176,13 +179,13 @@ class Runner:
             print(*done.traceback, "this process can no longer use its GPU, and ends", sep="\n", file=sys.stderr)
             self._streams.flush()
             os._exit(1)  # for the notebook this is a death, with these words, which it heals
-        reserve.use_patiently(self._outgoing.flush, until := time.monotonic() + _PATIENCE_S)
+        reserve.use_patiently(self._outgoing.flush)
         self.running = None  # before the notebook hears of the end: it may ask what runs
         if isinstance(done, CellDone):
-            reserve.use_patiently(lambda: self._streams.end(cell.cell), until)
-            reserve.use_patiently(lambda: self._send(done), until)
+            reserve.use_patiently(lambda: self._streams.end(cell.cell))
+            reserve.use_patiently(lambda: self._send(done))
         else:
-            reserve.use_patiently(lambda: self._streams.end(cell.cell, done), until)
+            reserve.use_patiently(lambda: self._streams.end(cell.cell, done))
 
     def _begin(self, cell: int) -> None:
         """Prepare this process for a cell. It may be called again after a MemoryError."""
@@ -191,13 +194,16 @@ class Runner:
         self._streams.begin()
 
     def lose(self, cell: int) -> None:
-        """Report a cell that could not begin for want of memory."""
+        """Report a cell that ends for want of memory before or after its own code. Waits until there is some."""
         self.running = None
-        why = f"{shortage.of_error(MemoryError())}; this cell was not run".lstrip("; ")
+        try:
+            why = shortage.of_error(MemoryError())
+        except MemoryError:
+            why = ""
+        why = why or "this process has no memory left"
         done = CellDone(cell=cell, status="error", duration_s=0.0, ename="MemoryError", evalue=why, traceback=[why])
-        until = time.monotonic() + _PATIENCE_S
-        reserve.use_patiently(lambda: self._streams.end(cell), until)
-        reserve.use_patiently(lambda: self._send(done), until)
+        reserve.use_patiently(lambda: self._streams.end(cell))
+        reserve.use_patiently(lambda: self._send(done))
 
     async def _run_guarded(self, cell: RunCell) -> CellDone | float:
         """How the cell ended. Its duration alone, if it ended well and nothing else is to be said."""
