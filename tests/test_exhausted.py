@@ -12,6 +12,7 @@ import re
 import subprocess
 import sys
 import time
+import uuid
 from pathlib import Path
 
 import pytest
@@ -183,6 +184,136 @@ def mounted(folder: Path, options: str):
         yield folder
     finally:
         subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def controlled_by(controller: str, limit: str) -> Path:
+    """A new cgroup with this limit, in version 1 or 2; skips the test where none can be made."""
+    name = f"ddp_notebook-test-{uuid.uuid4().hex}"
+    for root in (Path("/sys/fs/cgroup", controller), Path("/sys/fs/cgroup")):
+        folder = root / name
+        if (root / "cgroup.procs").exists():
+            with contextlib.suppress(OSError):
+                folder.mkdir()
+            if (folder / limit).exists():
+                return folder
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+    pytest.skip(f"no cgroup with {limit} can be made: the cgroups are read-only, or their controller is elsewhere")
+
+
+@pytest.fixture
+def pids_cgroup():
+    yield (folder := controlled_by("pids", "pids.max"))
+    wait_until(lambda: not (folder / "cgroup.procs").read_text())
+    folder.rmdir()
+
+
+@pytest.fixture
+def memory_cgroup():
+    """A cgroup of 1,200 MiB."""
+    version_1 = Path("/sys/fs/cgroup/memory").exists()
+    folder = controlled_by("memory", limit := "memory.limit_in_bytes" if version_1 else "memory.max")
+    (folder / limit).write_text(str(1200 << 20))
+    yield folder
+    wait_until(lambda: not (folder / "cgroup.procs").read_text())
+    folder.rmdir()
+
+
+@AS_ROOT
+def test_processes_of_a_cgroup(pids_cgroup, make_session):
+    session = make_session(2)
+    session.run(f"""
+import os, threading
+kept, go, threads = "kept", threading.Event(), []
+if rank == 1:
+    open("{pids_cgroup}/cgroup.procs", "w").write(str(os.getpid()))
+    open("{pids_cgroup}/pids.max", "w").write(str(len(os.listdir("/proc/self/task")) + 6))
+    try:
+        while True:
+            threads.append(threading.Thread(target=go.wait))
+            threads[-1].start()
+    except RuntimeError: threads.pop()
+""")
+    sentence = rf"rank 1 can start no thread or process: \d+ of \d+ \(pids of the cgroup {pids_cgroup}\)"
+    with pytest.raises(RankError, match=rf"can't start new thread.*{sentence}"):
+        session.run("threading.Thread(target=print).start()")
+    with pytest.raises(RankError, match=rf"BlockingIOError.*{sentence}"):
+        session.run("if rank == 1: os.fork()")
+    assert re.search(sentence, repr(session.status()))
+    with pytest.raises(CellTimeoutError):
+        session.run(_NOT_ENTERED, timeout=0.5)
+    assert took_s(session.run, "print(rank)") < 2.0
+    session.run("go.set(); [thread.join() for thread in threads]")
+    session.run("t = torch.ones(1); dist.all_reduce(t)")
+    assert session.run("print(kept, t.item())")[1].stdout == "kept 2.0\n"
+    assert "thread or process" not in repr(session.status())
+
+
+def in_program(program: str, *before: str, **env: str) -> list[str]:
+    """The lines that a program prints."""
+    command = [*before, sys.executable, "-c", program]
+    env = {**os.environ, "PYTHONPATH": str(_ROOT), **env}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-5000:]
+    return done.stdout.splitlines()
+
+
+@AS_ROOT
+def test_the_oom_killer(memory_cgroup):
+    """Its victim's error says so, and that of a later kill by hand does not."""
+    lines = in_program(f"""
+import os, re, signal, ddp_notebook
+open("{memory_cgroup}/cgroup.procs", "w").write(str(os.getpid()))
+session = ddp_notebook.start(2)
+session.run("kept = 'kept'", quiet=True)
+def kill(code):
+    try:
+        session.run(code, quiet=True)
+    except ddp_notebook.DDPNotebookError as error:
+        print(str(error).splitlines()[0])
+kill("if rank == 1: x = b'1' * (2 << 30)")
+print(session.heal())
+print(session.run("kept", ranks=0, quiet=True)[0].result)
+kill("if rank == 1:\\n    import os; os.kill(os.getpid(), 9)")
+""")
+    limit = f"1,200 MiB (memory of the cgroup {memory_cgroup})"
+    assert f"killed by SIGKILL: the kernel's OOM killer ended it at the limit of {limit}" in lines[0], lines
+    assert "no rank has died" not in lines[1]
+    assert lines[2] == "'kept'"
+    assert "killed by SIGKILL" in lines[3] and "OOM" not in lines[3]
+
+
+@AS_ROOT
+def test_shared_memory_of_a_rank():
+    """Samples of a DataLoader do not fit into /dev/shm. Pulls and pushes do not use it."""
+    lines = in_program(
+        """
+import ddp_notebook, numpy
+session = ddp_notebook.start(2)
+def failed(code):
+    try:
+        session.run(code, quiet=True)
+        print("went well")
+    except ddp_notebook.RankError as error:
+        print(str(error).replace("\\n", " "))
+load = "loader = torch.utils.data.DataLoader(torch.ones(64, 1 << 16), batch_size=32, num_workers=1)\\nif rank == 1: list(loader)"
+failed(load)
+failed("if rank == 1: torch.ones(2 << 20).share_memory_()")
+session.run("kept = 'kept'; large = torch.ones(1 << 22).numpy()", quiet=True)
+print(session.pull("large")[1].sum())
+session.push({"sent": numpy.ones(1 << 22)})
+print(session.run("sent.sum().item()", quiet=True)[1].result)
+print(session.run("t = torch.ones(1); dist.all_reduce(t); t.item()", quiet=True)[1].result)
+session.run("open('/dev/shm/full', 'wb').truncate(0)\\ntry: open('/dev/shm/full', 'wb').write(bytes(8 << 20))\\nexcept OSError: pass", ranks=1, quiet=True)
+print([line for line in repr(session.status()).splitlines() if "/dev/shm" in line])
+""",
+        *("unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o size=4m tmpfs /dev/shm && exec "$@"', "sh"),
+    )
+    sentence = r"rank 1 has (no|too little) space left in /dev/shm: \d of 4 MiB"
+    assert re.search(sentence, lines[0]), lines
+    assert re.search(sentence, lines[1]), lines
+    assert [float(line.strip("'")) for line in lines[2:5]] == [4194304.0, 4194304.0, 2.0]
+    assert "'rank 1 has no space left in /dev/shm: 4 of 4 MiB'" in lines[5]
 
 
 @AS_ROOT

@@ -22,7 +22,7 @@ from pathlib import Path
 from ddp_notebook.stdlib import contextlib, os
 
 SHM = "/dev/shm"
-DESCRIPTORS, MEMORY, PROCESSES, DISK = "descriptors", "memory", "processes", "disk"
+DESCRIPTORS, MEMORY, PROCESSES, DISK, SHARED = "descriptors", "memory", "processes", "disk", "shared memory"
 _MIB = 1 << 20
 _LITTLE_BYTES = 64 << 10  # a file system with less free space counts as full
 _LITTLE_MEMORY = 16 * _MIB  # less counts as none: a thread, or a malloc arena, takes as much ...
@@ -33,6 +33,7 @@ _TEXTS = {
     MEMORY: ("can't allocate memory", "bad_alloc", "Cannot allocate memory", "not enough memory"),
     PROCESSES: ("can't start new thread", "Resource temporarily unavailable"),
     DISK: ("No space left on device", "Disk quota exceeded"),
+    SHARED: ("out of shared memory", "</torch_", "shared memory file"),  # torch's words, also of a DataLoader
 }
 _ERRNOS = {
     errno.EMFILE: DESCRIPTORS,
@@ -99,6 +100,9 @@ def sentences(
         for path in paths:
             with contextlib.suppress(OSError):
                 found += _disk(who, path)
+    if SHARED in wanted and not any(SHM in sentence for sentence in found):
+        with contextlib.suppress(OSError):
+            found += _disk(who, SHM, has_failed=True)
     return list(dict.fromkeys(found))
 
 
@@ -183,13 +187,13 @@ def _threads_of_user(user: int) -> Iterator[int]:
                     yield int(its["Threads"])
 
 
-def _disk(who: str, path: str) -> Iterator[str]:
+def _disk(who: str, path: str, *, has_failed: bool = False) -> Iterator[str]:
     its = os.statvfs(path)
     unit = its.f_frsize
     size, left = its.f_blocks * unit, its.f_bavail * unit
-    if size and left < _LITTLE_BYTES:
-        used = size - left
-        yield f"{who} has no space left in {_mount(path)}: {used / _MIB:,.0f} of {size / _MIB:,.0f} MiB"
+    if size and (left < _LITTLE_BYTES or has_failed):
+        used, how = size - left, "no" if left < _LITTLE_BYTES else "too little"
+        yield f"{who} has {how} space left in {_mount(path)}: {used / _MIB:,.0f} of {size / _MIB:,.0f} MiB"
     elif its.f_files and not its.f_favail:
         yield f"{who} can make no further file in {_mount(path)}: {its.f_files:,} of {its.f_files:,}"
 

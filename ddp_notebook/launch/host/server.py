@@ -24,7 +24,8 @@ below it. What the notebook wants to know about processes of this host, it asks 
     {"op": "end", "processes", "grace_s",          {"left": [pids]} once the processes and all below them are gone;
      "orphans"}                                    with orphans also those whose rank is not known any more
     {"op": "files", "do", ...}                     what is asked of files here, see `launch.host.files`
-                                                   {"event": "ended", "process", "status"} after its last text
+                                                   {"event": "ended", "process", "status", "why"} after its last text;
+                                                   why is a clause about the kernel's OOM killer, or empty
 
 A frame of input puts a line, a cell, into the inboxes of some ranks. It has no reply.
 """
@@ -51,6 +52,7 @@ from ddp_notebook.launch.host import ending, framing, open_files, watchdog
 from ddp_notebook.launch.host.children import Child, fork, spawn
 from ddp_notebook.launch.host.files import Files
 from ddp_notebook.launch.host.look import POLL_S, Look, pymp_folder, stack_file
+from ddp_notebook.launch.host.oom import OomKills
 from ddp_notebook.launch.host.pipes import Pipes
 from ddp_notebook.launch.host.preload import preload, start_method
 from ddp_notebook.launch.host.survey import site
@@ -111,6 +113,7 @@ class HostServer:
         self._owner_holds = False  # it has more text than it can show
         self._selector = selectors.DefaultSelector()
         self._reach = Reach(self._selector)
+        self._oom_kills = OomKills()
         self._wake_r, self._wake_w = os.pipe()
         os.set_blocking(self._wake_r, False)
         os.set_blocking(self._wake_w, False)
@@ -141,6 +144,7 @@ class HostServer:
                 next_owner_check = time.monotonic() + _OWNER_CHECK_S
                 self._serving &= self._owner_lives()
                 self._keep_watchdog()
+                self._oom_kills.look()
         self._files.discard()
         until = time.monotonic() + _END_ALL_S
         while (left := processes.descendants(os.getpid())[1:]) and time.monotonic() < until:
@@ -396,6 +400,7 @@ class HostServer:
                 self._say({"event": "notice", "text": text})
 
     def _on_ended(self, gone: Child, status: int) -> None:
+        why = self._oom_kills.explain() if status == -signal.SIGKILL else ""
         if gone.spawned is not None:
             gone.spawned.returncode = status
         for _ in range(_SWEEPS):  # also end the descendants that it leaves
@@ -415,7 +420,7 @@ class HostServer:
             os.unlink(stack_file(self._directory, gone.process))
         shutil.rmtree(pymp_folder(self._directory, gone.process), ignore_errors=True)
         del self._children[gone.pid]
-        self._say({"event": "ended", "process": gone.process, "status": status}, after_text=True)
+        self._say({"event": "ended", "process": gone.process, "status": status, "why": why}, after_text=True)
 
     def _adopted(self) -> list[psutil.Process]:
         """Descendants of ranks that are below this server because their parent ended."""
