@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import resource
 import subprocess
 import sys
 import time
@@ -17,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_notebook.errors import CellTimeoutError, RankError
+from ddp_notebook.errors import CellTimeoutError, DDPNotebookError, RankDiedError, RankError
 from tests.conftest import wait_until
 
 _ROOT = Path(__file__).parents[1]
@@ -164,6 +165,8 @@ def test_threads_of_a_rank(make_session):
     with pytest.raises(RankError, match=f"can't start new thread.*{sentence}"):
         session.run("threading.Thread(target=print).start()")
     assert re.search(sentence, repr(session.status()))
+    with pytest.raises(RankError, match=rf"BlockingIOError.*{sentence}"):
+        session.run("if rank == 1: os.fork()")
     assert took_s(session.run, "print(rank)") < 2.0
     with pytest.raises(CellTimeoutError):
         session.run(_NOT_ENTERED, timeout=0.5)
@@ -377,8 +380,6 @@ except ddp_notebook.StartError as error:
 
 def test_file_descriptors_of_the_notebook(make_session):
     """The notebook's own: a start says so, and the session that runs goes on."""
-    import resource
-
     session = make_session(2)
     session.run("kept = 'kept'")
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -395,3 +396,61 @@ def test_file_descriptors_of_the_notebook(make_session):
             os.close(file)
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
     wait_until(lambda: session.run("print(kept)", quiet=True)[1].stdout == "kept\n")
+
+
+def test_file_descriptors_of_the_host_server(make_session):
+    """Cells go on and no variable is lost. A heal says why it cannot start a rank."""
+    session = make_session(2)
+    session.run("import os; kept = 'kept'")
+    server = int(session.run("os.getppid()", ranks=0, quiet=True)[0].result)
+    used = set(os.listdir(f"/proc/{server}/fd"))
+    free = next(number for number in range(1000) if str(number) not in used)
+    resource.prlimit(server, resource.RLIMIT_NOFILE, (free, free))
+
+    assert session.run("print(kept)")[1].stdout == "kept\n"
+    with pytest.raises(CellTimeoutError):
+        session.run(_NOT_ENTERED, timeout=0.5)
+    assert "idle" in repr(session.status())
+    with pytest.raises(RankDiedError):
+        session.run("if rank == 1: os.kill(os.getpid(), 9)")
+    with pytest.raises(DDPNotebookError, match=r"the host server has no file descriptor left: \d+ of \d+"):
+        session.heal()
+    assert session.run("print(kept)", ranks=0)[0].stdout == "kept\n"
+    assert "died" in repr(session.status())
+    session.stop()
+    session = make_session(2)
+    assert session.run("t = torch.ones(1); dist.all_reduce(t); print(t.item())")[1].stdout == "2.0\n"
+
+
+def test_a_start_without_file_descriptors():
+    """The notebook has too few of its own. ZeroMQ would end this process, and all variables of the notebook with it."""
+    program = """
+import os, resource, sys, ddp_notebook
+ddp_notebook.start(2).stop()
+resource.setrlimit(resource.RLIMIT_NOFILE, (320, 320))
+for free in (*range(0, 60, 4), 100):
+    files = []
+    try:
+        while True: files.append(os.open(os.devnull, os.O_RDONLY))
+    except OSError: pass
+    for file in files[:free]: os.close(file)
+    session = None
+    try:
+        session = ddp_notebook.start(2)
+        print(free, "started")
+    except ddp_notebook.DDPNotebookError as error:
+        print(free, type(error).__name__, str(error).replace("\\n", " "))
+    except BaseException as error:
+        print(free, "unexpected", repr(error))
+    for file in files[free:]: os.close(file)
+    if session is not None: session.stop()
+with ddp_notebook.start(2) as session:
+    print(session.run("dist.barrier(); 'went well'", quiet=True)[1].result)
+"""
+    *lines, last = in_program(program)
+    assert last == "'went well'"
+    too_few = r"StartError this process has too few file descriptors left: \d+ of 320 are in use, and a start needs \d+"
+    for line in lines:
+        assert line.endswith("started") or re.search(rf"no file descriptor left: 320 of 320|{too_few}", line), lines
+    assert re.match(rf"4 {too_few}", lines[1]), lines
+    assert lines[-1].endswith("started")

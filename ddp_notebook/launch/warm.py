@@ -80,13 +80,22 @@ def give_back(host: Host, *, healthy: bool = True) -> None:
     """
     global _waiting
     host.release()
-    fits = healthy and host.fits(os.environ)
+    fits = healthy and host.fits(os.environ) and _can_start(host)
     with _lock:
         if fits and _waiting is None:
             _waiting = host
             return
     host.close()
     prepare()
+
+
+def _can_start(host: Host) -> bool:
+    """Return whether a host server has descriptors, processes and disk for another session."""
+    try:
+        host.request("ready", ranks=_TRIAL_RANKS, timeout_s=_TRIAL_S)
+    except HostError:
+        return False
+    return True
 
 
 def take_far(key: Hashable) -> Host | None:

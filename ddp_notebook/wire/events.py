@@ -81,8 +81,8 @@ def decode(frames: Sequence[bytes]) -> Message:
         ValueError: the frames hold no message of this version.
 
     Example:
-        >>> decode(Probe(request=3).encode())
-        Probe(request=3)
+        >>> decode(Interrupt(cell=3).encode())
+        Interrupt(cell=3)
     """
     try:
         (name, small), end = _of_json(text := str(frames[0], "utf-8"))
