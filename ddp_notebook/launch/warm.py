@@ -18,6 +18,7 @@ from ddp_notebook.launch.ways.local import Local
 
 FAR_WAITS_S = 600.0  # a machine that is not the notebook's own keeps a server without ranks for so long
 _ANSWER_S = 5.0
+_TRIAL_RANKS, _TRIAL_S = 2, 1.0
 
 _lock = threading.Lock()
 _waiting: Host | None = None
