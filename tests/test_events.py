@@ -91,7 +91,7 @@ def test_messages_are_frozen_and_name_their_fields():
         Probe(request=1).request = 2  # type: ignore[misc]
     with pytest.raises(TypeError):
         Probe(1)  # type: ignore[call-arg]
-    assert repr(Probe(request=1)) == "Probe(request=1)"
+    assert repr(Probe(request=1)) == "Probe(request=1, with_shortages=False)"
 
 
 def test_what_json_cannot_hold_is_sent_as_text():

@@ -9,14 +9,16 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import resource
 import subprocess
 import sys
 import time
+import uuid
 from pathlib import Path
 
 import pytest
 
-from ddp_notebook.errors import CellTimeoutError, RankError
+from ddp_notebook.errors import CellTimeoutError, DDPNotebookError, RankDiedError, RankError
 from tests.conftest import wait_until
 
 _ROOT = Path(__file__).parents[1]
@@ -47,6 +49,23 @@ if rank == 1:
             threads.append(thread)
     except RuntimeError: pass
     print(len(threads))
+"""
+
+
+_USE_UP_MEMORY = """
+import os, resource, threading, time
+def lower_limit(mib):
+    its = dict(line.split(":", 1) for line in open("/proc/self/status").read().splitlines())
+    used = int(its["VmSize" if KIND == resource.RLIMIT_AS else "VmData"].split()[0]) << 10
+    resource.setrlimit(KIND, (used + (mib << 20), before[1]))
+def use_up(bag, least):
+    size = 32 << 20
+    while size >= least:
+        try: bag.append(bytearray(size))
+        except MemoryError: size //= 2
+KIND = resource.RLIMIT_%s
+before = resource.getrlimit(KIND)
+if rank == 1: lower_limit(200)
 """
 
 
@@ -87,6 +106,58 @@ def test_file_descriptors_of_a_rank(make_session, capfd):
     assert "psutil" not in capfd.readouterr().err
 
 
+OUT_OF_MEMORY = r"rank 1 has no memory left: [\d,]+ of [\d,]+ MiB \((address space, RLIMIT_AS|data, RLIMIT_DATA)\)"
+
+
+@pytest.mark.parametrize("limit", ["AS", "DATA"])
+def test_memory_of_a_rank(make_session, limit):
+    session = make_session(2)
+    session.run(f"kept = 'kept'{_USE_UP_MEMORY % limit}")
+    with pytest.raises(RankError, match=rf"MemoryError:\s+\({OUT_OF_MEMORY}\)"):
+        session.run("bag = []\nif rank == 1:\n    use_up(bag, 32)\n    bag.append(bytearray(1 << 20))")
+    with pytest.raises(RankError, match=rf"can't allocate memory.*{OUT_OF_MEMORY}"):
+        session.run("if rank == 1: torch.ones(8 << 20)")
+    with pytest.raises(RankError, match=rf"MemoryError:\s+\({OUT_OF_MEMORY}\)"):
+        session.run(f"'{'x' * 1_000_000}'")  # too large for Python's parser
+    assert session.pull("kept")[1] == "kept"
+    check_it_goes_on(session, OUT_OF_MEMORY, "bag.clear()")
+
+    session.run("if rank == 1:\n    use_up(bag, 32)\n    resource.setrlimit(KIND, before)")
+    assert session.run("x = torch.ones(8 << 20); dist.all_reduce(x); print(x[0].item())")[1].stdout == "2.0\n"
+
+
+def test_a_stop_without_memory(make_session):
+    session = make_session(2)
+    session.run(f"kept = 'kept'{_USE_UP_MEMORY % 'AS'}")
+    loop = "bag = []\nwhile rank == 1:\n    use_up(bag, 32)"
+    for code in (loop, f"{loop}\n    dist.barrier()", "dist.barrier() if rank == 1 else time.sleep(100)"):
+        with pytest.raises(CellTimeoutError):
+            assert took_s(session.run, code, timeout=1.0) < 4.0
+        assert session.run("print(kept)")[1].stdout == "kept\n"
+
+
+def test_a_thread_that_takes_all_memory(make_session):
+    """It takes the reserve too as soon as a rank uses that. No cell is lost: each ends, also one that cannot be read."""
+    session = make_session(2)
+    session.run(f"kept = 'kept'{_USE_UP_MEMORY % 'AS'}")
+    with contextlib.suppress(RankError):
+        session.run(
+            "def take_all():\n"
+            "    bag, until = [], time.monotonic() + 5.0\n"
+            "    while time.monotonic() < until:\n"
+            "        use_up(bag, 1024)\n"
+            "        time.sleep(0.001)\n"
+            "if rank == 1:\n    threading.Thread(target=take_all).start()\n    time.sleep(1.0)"
+        )
+    began = time.monotonic()
+    for size in (10, 100_000, 1_000_000):
+        with contextlib.suppress(RankError):
+            session.run(f"'{'x' * size}'[0]", quiet=True)
+        assert time.monotonic() - began < 15.0
+    wait_until(lambda: "left" not in repr(session.status()))
+    assert session.run("t = torch.ones(1); dist.all_reduce(t); print(kept, t.item())")[1].stdout == "kept 2.0\n"
+
+
 @AS_ROOT
 def test_threads_of_a_rank(make_session):
     session = make_session(2)
@@ -95,6 +166,8 @@ def test_threads_of_a_rank(make_session):
     with pytest.raises(RankError, match=f"can't start new thread.*{sentence}"):
         session.run("threading.Thread(target=print).start()")
     assert re.search(sentence, repr(session.status()))
+    with pytest.raises(RankError, match=rf"BlockingIOError.*{sentence}"):
+        session.run("if rank == 1: os.fork()")
     assert took_s(session.run, "print(rank)") < 2.0
     with pytest.raises(CellTimeoutError):
         session.run(_NOT_ENTERED, timeout=0.5)
@@ -117,7 +190,136 @@ def mounted(folder: Path, options: str):
         subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
-@pytest.mark.long
+def controlled_by(controller: str, limit: str) -> Path:
+    """A new cgroup with this limit, in version 1 or 2; skips the test where none can be made."""
+    name = f"ddp_notebook-test-{uuid.uuid4().hex}"
+    for root in (Path("/sys/fs/cgroup", controller), Path("/sys/fs/cgroup")):
+        folder = root / name
+        if (root / "cgroup.procs").exists():
+            with contextlib.suppress(OSError):
+                folder.mkdir()
+            if (folder / limit).exists():
+                return folder
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+    pytest.skip(f"no cgroup with {limit} can be made: the cgroups are read-only, or their controller is elsewhere")
+
+
+@pytest.fixture
+def pids_cgroup():
+    yield (folder := controlled_by("pids", "pids.max"))
+    wait_until(lambda: not (folder / "cgroup.procs").read_text())
+    folder.rmdir()
+
+
+@pytest.fixture
+def memory_cgroup():
+    """A cgroup of 1,200 MiB."""
+    version_1 = Path("/sys/fs/cgroup/memory").exists()
+    folder = controlled_by("memory", limit := "memory.limit_in_bytes" if version_1 else "memory.max")
+    (folder / limit).write_text(str(1200 << 20))
+    yield folder
+    wait_until(lambda: not (folder / "cgroup.procs").read_text())
+    folder.rmdir()
+
+
+@AS_ROOT
+def test_processes_of_a_cgroup(pids_cgroup, make_session):
+    session = make_session(2)
+    session.run(f"""
+import os, threading
+kept, go, threads = "kept", threading.Event(), []
+if rank == 1:
+    open("{pids_cgroup}/cgroup.procs", "w").write(str(os.getpid()))
+    open("{pids_cgroup}/pids.max", "w").write(str(len(os.listdir("/proc/self/task")) + 6))
+    try:
+        while True:
+            threads.append(threading.Thread(target=go.wait))
+            threads[-1].start()
+    except RuntimeError: threads.pop()
+""")
+    sentence = rf"rank 1 can start no thread or process: \d+ of \d+ \(pids of the cgroup {pids_cgroup}\)"
+    with pytest.raises(RankError, match=rf"can't start new thread.*{sentence}"):
+        session.run("threading.Thread(target=print).start()")
+    with pytest.raises(RankError, match=rf"BlockingIOError.*{sentence}"):
+        session.run("if rank == 1: os.fork()")
+    assert re.search(sentence, repr(session.status()))
+    with pytest.raises(CellTimeoutError):
+        session.run(_NOT_ENTERED, timeout=0.5)
+    assert took_s(session.run, "print(rank)") < 2.0
+    session.run("go.set(); [thread.join() for thread in threads]")
+    session.run("t = torch.ones(1); dist.all_reduce(t)")
+    assert session.run("print(kept, t.item())")[1].stdout == "kept 2.0\n"
+    assert "thread or process" not in repr(session.status())
+
+
+def in_program(program: str, *before: str, **env: str) -> list[str]:
+    """The lines that a program prints."""
+    command = [*before, sys.executable, "-c", program]
+    env = {**os.environ, "PYTHONPATH": str(_ROOT), **env}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-5000:]
+    return done.stdout.splitlines()
+
+
+@AS_ROOT
+def test_the_oom_killer(memory_cgroup):
+    """Its victim's error says so, and that of a later kill by hand does not."""
+    lines = in_program(f"""
+import os, re, signal, ddp_notebook
+open("{memory_cgroup}/cgroup.procs", "w").write(str(os.getpid()))
+session = ddp_notebook.start(2)
+session.run("kept = 'kept'", quiet=True)
+def kill(code):
+    try:
+        session.run(code, quiet=True)
+    except ddp_notebook.DDPNotebookError as error:
+        print(str(error).splitlines()[0])
+kill("if rank == 1: x = b'1' * (2 << 30)")
+print(session.heal())
+print(session.run("kept", ranks=0, quiet=True)[0].result)
+kill("if rank == 1:\\n    import os; os.kill(os.getpid(), 9)")
+""")
+    limit = f"1,200 MiB (memory of the cgroup {memory_cgroup})"
+    assert f"killed by SIGKILL: the kernel's OOM killer ended it at the limit of {limit}" in lines[0], lines
+    assert "no rank has died" not in lines[1]
+    assert lines[2] == "'kept'"
+    assert "killed by SIGKILL" in lines[3] and "OOM" not in lines[3]
+
+
+@AS_ROOT
+def test_shared_memory_of_a_rank():
+    """Samples of a DataLoader do not fit into /dev/shm. Pulls and pushes do not use it."""
+    lines = in_program(
+        """
+import ddp_notebook, numpy
+session = ddp_notebook.start(2)
+def failed(code):
+    try:
+        session.run(code, quiet=True)
+        print("went well")
+    except ddp_notebook.RankError as error:
+        print(str(error).replace("\\n", " "))
+load = "loader = torch.utils.data.DataLoader(torch.ones(64, 1 << 16), batch_size=32, num_workers=1)\\nif rank == 1: list(loader)"
+failed(load)
+failed("if rank == 1: torch.ones(2 << 20).share_memory_()")
+session.run("kept = 'kept'; large = torch.ones(1 << 22).numpy()", quiet=True)
+print(session.pull("large")[1].sum())
+session.push({"sent": numpy.ones(1 << 22)})
+print(session.run("sent.sum().item()", quiet=True)[1].result)
+print(session.run("t = torch.ones(1); dist.all_reduce(t); t.item()", quiet=True)[1].result)
+session.run("open('/dev/shm/full', 'wb').truncate(0)\\ntry: open('/dev/shm/full', 'wb').write(bytes(8 << 20))\\nexcept OSError: pass", ranks=1, quiet=True)
+print([line for line in repr(session.status()).splitlines() if "/dev/shm" in line])
+""",
+        *("unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o size=4m tmpfs /dev/shm && exec "$@"', "sh"),
+    )
+    sentence = r"rank 1 has (no|too little) space left in /dev/shm: \d of 4 MiB"
+    assert re.search(sentence, lines[0]), lines
+    assert re.search(sentence, lines[1]), lines
+    assert [float(line.strip("'")) for line in lines[2:5]] == [4194304.0, 4194304.0, 2.0]
+    assert "'rank 1 has no space left in /dev/shm: 4 of 4 MiB'" in lines[5]
+
+
 @AS_ROOT
 @pytest.mark.parametrize(
     ("options", "sentence", "use_up"),
@@ -179,8 +381,6 @@ except ddp_notebook.StartError as error:
 
 def test_file_descriptors_of_the_notebook(make_session):
     """The notebook's own: a start says so, and the session that runs goes on."""
-    import resource
-
     session = make_session(2)
     session.run("kept = 'kept'")
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -197,3 +397,61 @@ def test_file_descriptors_of_the_notebook(make_session):
             os.close(file)
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
     wait_until(lambda: session.run("print(kept)", quiet=True)[1].stdout == "kept\n")
+
+
+def test_file_descriptors_of_the_host_server(make_session):
+    """Cells go on and no variable is lost. A heal says why it cannot start a rank."""
+    session = make_session(2)
+    session.run("import os; kept = 'kept'")
+    server = int(session.run("os.getppid()", ranks=0, quiet=True)[0].result)
+    used = set(os.listdir(f"/proc/{server}/fd"))
+    free = next(number for number in range(1000) if str(number) not in used)
+    resource.prlimit(server, resource.RLIMIT_NOFILE, (free, free))
+
+    assert session.run("print(kept)")[1].stdout == "kept\n"
+    with pytest.raises(CellTimeoutError):
+        session.run(_NOT_ENTERED, timeout=0.5)
+    assert "idle" in repr(session.status())
+    with pytest.raises(RankDiedError):
+        session.run("if rank == 1: os.kill(os.getpid(), 9)")
+    with pytest.raises(DDPNotebookError, match=r"the host server has no file descriptor left: \d+ of \d+"):
+        session.heal()
+    assert session.run("print(kept)", ranks=0)[0].stdout == "kept\n"
+    assert "died" in repr(session.status())
+    session.stop()
+    session = make_session(2)
+    assert session.run("t = torch.ones(1); dist.all_reduce(t); print(t.item())")[1].stdout == "2.0\n"
+
+
+def test_a_start_without_file_descriptors():
+    """The notebook has too few of its own. ZeroMQ would end this process, and all variables of the notebook with it."""
+    program = """
+import os, resource, sys, ddp_notebook
+ddp_notebook.start(2).stop()
+resource.setrlimit(resource.RLIMIT_NOFILE, (320, 320))
+for free in (*range(0, 60, 4), 100):
+    files = []
+    try:
+        while True: files.append(os.open(os.devnull, os.O_RDONLY))
+    except OSError: pass
+    for file in files[:free]: os.close(file)
+    session = None
+    try:
+        session = ddp_notebook.start(2)
+        print(free, "started")
+    except ddp_notebook.DDPNotebookError as error:
+        print(free, type(error).__name__, str(error).replace("\\n", " "))
+    except BaseException as error:
+        print(free, "unexpected", repr(error))
+    for file in files[free:]: os.close(file)
+    if session is not None: session.stop()
+with ddp_notebook.start(2) as session:
+    print(session.run("dist.barrier(); 'went well'", quiet=True)[1].result)
+"""
+    *lines, last = in_program(program)
+    assert last == "'went well'"
+    too_few = r"StartError this process has too few file descriptors left: \d+ of 320 are in use, and a start needs \d+"
+    for line in lines:
+        assert line.endswith("started") or re.search(rf"no file descriptor left: 320 of 320|{too_few}", line), lines
+    assert re.match(rf"4 {too_few}", lines[1]), lines
+    assert lines[-1].endswith("started")

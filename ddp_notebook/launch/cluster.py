@@ -404,11 +404,11 @@ class Cluster:
         if host.way.is_here:  # it had the controller alone
             self._listener.on_controller_ended()
 
-    def _on_ended(self, host: Host, number: int, status: int) -> None:
+    def _on_ended(self, host: Host, number: int, status: int, why: str) -> None:
         if (process := self._processes.all.get(f"{host.name}/{number}")) is None:
             return
         with self._processes.changed:
-            process.status = status
+            process.status, process.why = status, why
             self._processes.changed.notify_all()
         if process.kind == RANK:
             self._tell_died([process.rank], process.how)

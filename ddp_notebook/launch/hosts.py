@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 import time
@@ -53,6 +54,8 @@ class Hosts:
         self._give_back = False  # the one that is here, to `warm`
         self._tasks: Tasks | None = None
         self._folder = "."  # which is sent where no other is named
+        open_files.allow(open_files.needed(1))
+        open_files.check_free(open_files.OF_START, "a start")
         if options.is_here:
             self._here, self._give_back = warm.take({**os.environ, **options.env})
             self.all.append(self._here)
@@ -123,17 +126,26 @@ class Hosts:
             StartError: they could not.
         """
         env = {**os.environ, **self._options.env}
+        open_files.check_free(open_files.OF_START, "a start")
         folders.remove(folders.make("ddp_notebook-", is_large=True, is_guarded=False))
         if self._options.is_here and self.all[0].is_alive and not self.all[0].fits(env):
             warm.prepare_anew(env).facts()
         try:
             for host in self.all:
                 if host.is_alive and not host.trouble():
-                    host.request("ready", ranks=ranks)
+                    self._check_ready(host, ranks, env)
                 elif host.is_alive and self._options.is_here and not host.is_stopped:  # the end lets one go on
                     warm.prepare_anew(env).facts()  # it hangs, and the restart replaces it
         except HostError as error:
             raise StartError(str(error)) from error
+
+    def _check_ready(self, host: Host, ranks: int, env: Mapping[str, str]) -> None:
+        try:
+            host.request("ready", ranks=ranks)
+        except HostError as error:
+            if not self._options.is_here or os.strerror(errno.EMFILE) not in str(error):
+                raise
+            warm.prepare_anew(env).facts()  # another server has descriptors of its own
 
     def sync_first(self, check: Callable[[], None], progress: Callable[[str], None]) -> Synced:
         """Send the folder that was asked for before ranks are started, which then begin in it. Call `place` first.

@@ -36,6 +36,7 @@ class Process:
     port: int = 0  # TCP port of the store for the user's programs
     store: Place | None = None  # address of the store for the session's groups
     status: int | None = None  # exit status once it ended; negative: signal
+    why: str = ""  # a clause about what has ended it
     lost: str = ""  # why nothing is known of it any more, and so it counts as ended
     said: set[str] = field(default_factory=set)  # names of the messages of its start
     error: str = ""
@@ -85,7 +86,7 @@ class Process:
     @property
     def how(self) -> str:
         """How it ended, in a few words."""
-        return self.lost or describe_status(self.status)
+        return self.lost or describe_status(self.status) + (f": {self.why}" if self.why else "")
 
     @property
     def last_words(self) -> str:

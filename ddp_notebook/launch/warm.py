@@ -18,6 +18,7 @@ from ddp_notebook.launch.ways.local import Local
 
 FAR_WAITS_S = 600.0  # a machine that is not the notebook's own keeps a server without ranks for so long
 _ANSWER_S = 5.0
+_TRIAL_RANKS, _TRIAL_S = 2, 1.0
 
 _lock = threading.Lock()
 _waiting: Host | None = None
@@ -80,13 +81,22 @@ def give_back(host: Host, *, healthy: bool = True) -> None:
     """
     global _waiting
     host.release()
-    fits = healthy and host.fits(os.environ)
+    fits = healthy and host.fits(os.environ) and _can_start(host)
     with _lock:
         if fits and _waiting is None:
             _waiting = host
             return
     host.close()
     prepare()
+
+
+def _can_start(host: Host) -> bool:
+    """Return whether a host server has descriptors, processes and disk for another session."""
+    try:
+        host.request("ready", ranks=_TRIAL_RANKS, timeout_s=_TRIAL_S)
+    except HostError:
+        return False
+    return True
 
 
 def take_far(key: Hashable) -> Host | None:

@@ -27,7 +27,7 @@ class Agent:
         address: where the notebook is, and this process's keys.
         process: this process's number on its host.
         on_message: takes every message that the agent does not answer itself.
-        vitals: tells the fields of `Vitals` that are not the process's own.
+        vitals: returns the fields of `Vitals` that are not the process's own. It is told whether shortages are wanted.
         on_asked: told that a notebook asks for the time, and whether what was recorded is to be passed on first.
     """
 
@@ -37,7 +37,7 @@ class Agent:
         process: int,
         *,
         on_message: Callable[[Message], None],
-        vitals: Callable[[], dict[str, Any]],
+        vitals: Callable[..., dict[str, Any]],
         on_asked: Callable[..., None],
     ) -> None:
         self._process = process
@@ -47,6 +47,7 @@ class Agent:
         self._boot = boot_id()
         where = Address(**address)
         self.endpoint = Endpoint.connect(where, self._receive)
+        self.endpoint.use = reserve.use
         self.bulk = BulkServer(self.endpoint.context, where)
         self.endpoint.serve(self.bulk.socket, self.bulk.handle)
 
@@ -65,12 +66,12 @@ class Agent:
 
     def send(self, message: Message) -> None:
         """Send a message to the notebook, from any thread."""
-        self.endpoint.send(message)
+        reserve.use(lambda: self.endpoint.send(message))
 
     def _receive(self, _: str, epoch: int, message: Message) -> None:
         self.endpoint.epoch = epoch
         if isinstance(message, Probe):
-            self.send(reserve.use(lambda: self._vitals(message.request)))
+            self.send(reserve.use(lambda: self._vitals(message)))
         elif isinstance(message, ClockProbe):
             self._tell_clock(message)
         else:
@@ -81,5 +82,6 @@ class Agent:
         rank_ns = time.monotonic_ns()
         self.send(ClockReply(request=probe.request, sent_ns=probe.sent_ns, rank_ns=rank_ns, boot=self._boot))
 
-    def _vitals(self, request: int) -> Vitals:
-        return Vitals(request=request, rss_bytes=psutil.Process().memory_info().rss, **self._of_rank())
+    def _vitals(self, probe: Probe) -> Vitals:
+        of_rank = self._of_rank(with_shortages=probe.with_shortages)
+        return Vitals(request=probe.request, rss_bytes=psutil.Process().memory_info().rss, **of_rank)

@@ -29,7 +29,7 @@ from ddp_notebook.rank.variables import check, copying, entries, values
 from ddp_notebook.records import logs
 from ddp_notebook.registry import private
 from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
-from ddp_notebook.stdlib import asyncio, contextlib, faulthandler, json, os, queue, threading, time
+from ddp_notebook.stdlib import asyncio, contextlib, faulthandler, json, os, queue, re, threading, time
 from ddp_notebook.wire.bulk import INLINE_BYTES, unpickled
 from ddp_notebook.wire.events import (
     Check,
@@ -60,6 +60,7 @@ from ddp_notebook.wire.parts import join as join_parts
 from ddp_notebook.wire.resizing import Inspect, Resized
 from ddp_notebook.wire.survival import Resume
 
+_CELL = re.compile(rb'\["RunCell", \{"cell": (\d+)')
 _MOST_WAITING = 50  # messages that the notebook has not acknowledged, before no further batch is sent
 
 
@@ -72,7 +73,7 @@ class Rank:
         self.runner: Runner | None = None
         self._directory = spec["directory"]
         self._streams = Streams(spec["mark_token"])
-        self._inbox = Inbox(spec["inbox"], self._handle)
+        self._inbox = Inbox(spec["inbox"], self._handle, self._on_lost_cell)
         self._calling = threading.Lock()
         self._forming = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -173,7 +174,7 @@ class Rank:
     def _on_asked(self, *, flush: bool) -> None:
         self._recording.drain.on_asked(flush=flush)
 
-    def _vitals(self) -> dict[str, Any]:
+    def _vitals(self, *, with_shortages: bool) -> dict[str, Any]:
         cell, since = (self.runner and self.runner.running) or (0, time.monotonic())
         # The current device of this thread is always the first.
         device = None if self.place is None or self.place.device == "cpu" else self.place.device
@@ -181,7 +182,7 @@ class Rank:
             "device_bytes": gpu.reserved_bytes(device),
             "running_cell": cell,
             "running_s": time.monotonic() - since,
-            "shortages": shortage.now(),
+            "shortages": shortage.now() if with_shortages else [],
             **self._network.vitals(),
         }
 
@@ -191,6 +192,11 @@ class Rank:
         assert self._loop is not None
         if not self._inbox.read():
             self._loop.remove_reader(self._inbox.fileno())
+
+    def _on_lost_cell(self, head: bytes) -> None:
+        """End a cell that there was no memory for, so that the notebook does not wait for it."""
+        if (found := _CELL.match(head)) and self.runner is not None:
+            self.runner.lose(int(found[1]))
 
     def _handle(self, message: Message) -> None:
         if isinstance(message, RunCell) and self.runner is not None:  # first: everybody feels its latency

@@ -26,15 +26,18 @@ def of_error(error: BaseException) -> str:
     """Return the sentence that explains an error by a resource that has run out; "" if none has."""
     wanted: set[str] = set()
     paths: list[str] = []
+    has_failed = False
     for one in chain(error):
-        wanted |= shortages.kinds(one)
+        kinds = shortages.kinds(one)
+        has_failed |= kinds == {MEMORY}
+        wanted |= kinds
         paths += shortages.places(one)
-    return "; ".join(_look(wanted, paths, has_failed=True)) if wanted else ""
+    return "; ".join(_look(wanted, paths, has_failed=has_failed)) if wanted else ""
 
 
 def now() -> list[str]:
-    """Return a sentence for each resource that has run out now. Called in the agent's thread, which must never wait: a
-    file system of a network is not looked at."""
+    """Return a sentence for each resource that has run out now, in about 1 ms. Called in the agent's thread, which must
+    never wait: a file system of a network is not looked at."""
     paths = [tempfile.gettempdir(), SHM]
     with contextlib.suppress(OSError):
         if _is_local(folder := os.getcwd()):
@@ -45,10 +48,15 @@ def now() -> list[str]:
 def _look(wanted: Collection[str], paths: Collection[str], *, has_failed: bool = False) -> list[str]:
     who = "this process" if _rank < 0 else f"rank {_rank}"
     used = reserve.used_descriptors()
+
+    def look() -> list[str]:
+        lent = reserve.lent_bytes()
+        return shortages.sentences(who, wanted, paths=paths, descriptors=used, lent_bytes=lent, has_failed=has_failed)
+
     if not used:
-        return shortages.sentences(who, wanted, paths=paths, descriptors=0, has_failed=has_failed)
+        return reserve.use(look)
     with reserve.lent():
-        return shortages.sentences(who, wanted, paths=paths, descriptors=used, has_failed=has_failed)
+        return look()
 
 
 def _is_local(path: str) -> bool:

@@ -1,10 +1,11 @@
-"""How many threads torch and NumPy have in a rank: an equal share of the cores, unless a cell says otherwise."""
+"""How many threads torch and NumPy have in a rank: an equal share of the cores, unless a cell says otherwise. And
+whether further threads can be started."""
 
 from __future__ import annotations
 
 import torch
 
-from ddp_notebook.stdlib import os
+from ddp_notebook.stdlib import os, threading
 
 _given = 0  # 0: none yet
 
@@ -22,3 +23,24 @@ def give(count: int) -> None:
     if os.environ.get("OMP_NUM_THREADS") == str(_given):
         os.environ["OMP_NUM_THREADS"] = str(count)  # for what is started here
     _given = count
+
+
+def check_startable(count: int) -> None:
+    """Check that so many threads can be started now, by starting them.
+
+    Raises:
+        RuntimeError: they cannot, for want of threads or of memory for their stacks.
+    """
+    done = threading.Event()
+    started: list[threading.Thread] = []
+    try:
+        for _ in range(count):
+            thread = threading.Thread(target=done.wait, name="ddp-trial", daemon=True)
+            thread.start()
+            started.append(thread)
+    except RuntimeError as error:
+        raise RuntimeError(f"{error}: {len(started)} of {count} could be started") from None
+    finally:
+        done.set()
+        for thread in started:
+            thread.join()

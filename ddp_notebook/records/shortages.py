@@ -6,7 +6,7 @@ an error only says which resources are looked at.
 | resource | limit | in use |
 |---|---|---|
 | file descriptors | `RLIMIT_NOFILE` | `/proc/self/fd` |
-| memory | `RLIMIT_AS`, `RLIMIT_DATA`, `memory.max` of the cgroup | `/proc/self/status`, `memory.current` |
+| memory | `RLIMIT_AS`, `RLIMIT_DATA`, `memory.max` of the cgroup | `/proc/self/status`, `memory.current` without file pages |
 | threads and processes | `RLIMIT_NPROC`, `pids.max` of the cgroup | `/proc/*/status`, `pids.current` |
 | disk, `/dev/shm` | size and number of files of the file system | `statvfs` |
 """
@@ -22,21 +22,23 @@ from pathlib import Path
 from ddp_notebook.stdlib import contextlib, os
 
 SHM = "/dev/shm"
-DESCRIPTORS, MEMORY, PROCESSES, DISK = "descriptors", "memory", "processes", "disk"
+DESCRIPTORS, MEMORY, PROCESSES, DISK, SHARED = "descriptors", "memory", "processes", "disk", "shared memory"
 _MIB = 1 << 20
 _LITTLE_BYTES = 64 << 10  # a file system with less free space counts as full
-_LITTLE_MEMORY = 16 * _MIB
+_LITTLE_MEMORY = 16 * _MIB  # less counts as none: a thread, or a malloc arena, takes as much ...
+_MUCH_MEMORY = 128 * _MIB  # ... and so does a twentieth of a limit, up to this
+_NO_LIMIT_BYTES = 1 << 62  # version 1 of cgroups has a number where there is no limit
 _TEXTS = {
     DESCRIPTORS: ("Too many open files",),
     MEMORY: ("can't allocate memory", "bad_alloc", "Cannot allocate memory", "not enough memory"),
     PROCESSES: ("can't start new thread", "Resource temporarily unavailable"),
     DISK: ("No space left on device", "Disk quota exceeded"),
+    SHARED: ("out of shared memory", "</torch_", "shared memory file"),  # torch's words, also of a DataLoader
 }
 _ERRNOS = {
     errno.EMFILE: DESCRIPTORS,
     errno.ENFILE: DESCRIPTORS,
     errno.ENOMEM: MEMORY,
-    errno.EAGAIN: PROCESSES,
     errno.ENOSPC: DISK,
     errno.EDQUOT: DISK,
 }
@@ -53,9 +55,12 @@ def kinds(error: BaseException) -> set[str]:
         return {MEMORY}
     if isinstance(error, OSError) and error.errno in _ERRNOS:
         return {_ERRNOS[error.errno]}
+    if isinstance(error, OSError) and error.errno == errno.EAGAIN:
+        return {PROCESSES, MEMORY}  # a thread needs memory for its stack
     if not isinstance(error, RuntimeError | OSError) or not error.args or not isinstance(error.args[0], str):
         return set()
-    return {kind for kind, texts in _TEXTS.items() if any(text in error.args[0] for text in texts)}
+    found = {kind for kind, texts in _TEXTS.items() if any(text in error.args[0] for text in texts)}
+    return found | {MEMORY} if PROCESSES in found else found
 
 
 def sentences(
@@ -64,6 +69,7 @@ def sentences(
     *,
     paths: Collection[str] = (),
     descriptors: int | None = None,
+    lent_bytes: int = 0,
     has_failed: bool = False,
 ) -> list[str]:
     """Return a sentence for each of these resources that this process has none left of.
@@ -73,6 +79,7 @@ def sentences(
         wanted: the resources to look at.
         paths: folders whose file systems are looked at.
         descriptors: how many are in use; None: count them.
+        lent_bytes: memory of a reserve that counts as used.
         has_failed: a request for memory was refused: then the tightest limit is named also if some of it is left.
 
     Example:
@@ -85,7 +92,7 @@ def sentences(
             found += _descriptors(who, descriptors)
     with contextlib.suppress(OSError, ValueError):
         if MEMORY in wanted:
-            found += _memory(who, has_failed=has_failed)
+            found += _memory(who, lent_bytes, has_failed=has_failed)
     with contextlib.suppress(OSError, ValueError):
         if PROCESSES in wanted:
             found += _processes(who)
@@ -93,6 +100,9 @@ def sentences(
         for path in paths:
             with contextlib.suppress(OSError):
                 found += _disk(who, path)
+    if SHARED in wanted and not any(SHM in sentence for sentence in found):
+        with contextlib.suppress(OSError):
+            found += _disk(who, SHM, has_failed=True)
     return list(dict.fromkeys(found))
 
 
@@ -112,34 +122,59 @@ def open_descriptors() -> int:
 
 def _descriptors(who: str, used: int | None) -> Iterator[str]:
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    used = open_descriptors() if used is None else used
+    if used is None:
+        try:
+            used = open_descriptors()
+        except OSError as error:  # there is none to count them with
+            if error.errno != errno.EMFILE:
+                raise
+            used = limit
     if used >= limit:
         yield f"{who} has no file descriptor left: {used} of {limit}"
 
 
-def _memory(who: str, *, has_failed: bool) -> Iterator[str]:
+def _memory(who: str, lent_bytes: int, *, has_failed: bool) -> Iterator[str]:
     its = _fields("/proc/self/status")
     limits = [
-        ("address space, RLIMIT_AS", _kib(its["VmSize"]), _soft(resource.RLIMIT_AS)),
-        ("data, RLIMIT_DATA", _kib(its["VmData"]), _soft(resource.RLIMIT_DATA)),
+        ("address space, RLIMIT_AS", _kib(its["VmSize"]) + lent_bytes, _soft(resource.RLIMIT_AS)),
+        ("data, RLIMIT_DATA", _kib(its["VmData"]) + lent_bytes, _soft(resource.RLIMIT_DATA)),
     ]
-    for folder in _cgroups("memory"):
-        of_group = _number(folder / "memory.max"), _number(folder / "memory.current")
-        if of_group[0] is not None and of_group[1] is not None:
-            limits.append((f"memory of the cgroup {folder.name}", of_group[1], of_group[0]))
-    left = [(limit - used, used, limit, what) for what, used, limit in limits if limit is not None]
+    for folder in cgroups("memory"):
+        if (limit := memory_limit(folder)) is not None and (used := _in_use(folder)) is not None:
+            limits.append((f"memory of the cgroup {folder}", used, limit))
+    left = [(limit - used, min(used, limit), limit, what) for what, used, limit in limits if limit is not None]
     for rest, used, limit, what in sorted(left)[:1]:
-        is_little = rest < max(_LITTLE_MEMORY, limit // 20)
+        is_little = rest < max(_LITTLE_MEMORY, min(limit // 20, _MUCH_MEMORY))
         if is_little or has_failed:
             how = "has no memory left" if is_little else "has too little memory left"
             yield f"{who} {how}: {used / _MIB:,.0f} of {limit / _MIB:,.0f} MiB ({what})"
 
 
+def memory_limit(cgroup: Path) -> int | None:
+    """Return the memory limit of a cgroup in bytes; None: it has none."""
+    for name in ("memory.max", "memory.limit_in_bytes"):
+        if (limit := _number(cgroup / name)) is not None and limit < _NO_LIMIT_BYTES:
+            return limit
+    return None
+
+
+def _in_use(cgroup: Path) -> int | None:
+    """Return the memory in use in a cgroup without pages of files, which the system drops when memory is short."""
+    for name, prefix in (("memory.current", ""), ("memory.usage_in_bytes", "total_")):
+        if (used := _number(cgroup / name)) is not None:
+            with contextlib.suppress(OSError, ValueError):
+                lines = (line.split() for line in (cgroup / "memory.stat").read_text().splitlines())
+                wanted = f"{prefix}inactive_file", f"{prefix}active_file"
+                used -= sum(int(number) for key, number in lines if key in wanted)
+            return used
+    return None
+
+
 def _processes(who: str) -> Iterator[str]:
-    for folder in _cgroups("pids"):
+    for folder in cgroups("pids"):
         used, limit = _number(folder / "pids.current"), _number(folder / "pids.max")
         if used is not None and limit is not None and used >= limit:
-            yield f"{who} can start no thread or process: {used} of {limit} (pids of the cgroup {folder.name})"
+            yield f"{who} can start no thread or process: {used} of {limit} (pids of the cgroup {folder})"
             return
     limit, _ = resource.getrlimit(resource.RLIMIT_NPROC)
     if limit != resource.RLIM_INFINITY and os.getuid():  # it does not bind root
@@ -158,13 +193,13 @@ def _threads_of_user(user: int) -> Iterator[int]:
                     yield int(its["Threads"])
 
 
-def _disk(who: str, path: str) -> Iterator[str]:
+def _disk(who: str, path: str, *, has_failed: bool = False) -> Iterator[str]:
     its = os.statvfs(path)
     unit = its.f_frsize
     size, left = its.f_blocks * unit, its.f_bavail * unit
-    if size and left < _LITTLE_BYTES:
-        used = size - left
-        yield f"{who} has no space left in {_mount(path)}: {used / _MIB:,.0f} of {size / _MIB:,.0f} MiB"
+    if size and (left < _LITTLE_BYTES or has_failed):
+        used, how = size - left, "no" if left < _LITTLE_BYTES else "too little"
+        yield f"{who} has {how} space left in {_mount(path)}: {used / _MIB:,.0f} of {size / _MIB:,.0f} MiB"
     elif its.f_files and not its.f_favail:
         yield f"{who} can make no further file in {_mount(path)}: {its.f_files:,} of {its.f_files:,}"
 
@@ -177,7 +212,7 @@ def _mount(path: str) -> str:
     return path
 
 
-def _cgroups(controller: str) -> Iterator[Path]:
+def cgroups(controller: str) -> Iterator[Path]:
     """Yield the folders of this process's cgroup and of those above it, in version 2 or 1 of cgroups."""
     for line in Path("/proc/self/cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)

@@ -39,6 +39,7 @@ class Endpoint:
     def __init__(self, context: zmq.Context[Any], socket: zmq.Socket[Any], receive: Receive, name: str) -> None:
         self.context = context
         self.doorman: Doorman | None = None
+        self.use: Callable[[Callable[[], Any]], Any] = _call  # calls what allocates much: a rank has a reserve for it
         self.epoch = 0  # stamped on everything sent; the owner raises it when the group is formed anew
         self._socket = socket
         self._routed = socket.type == zmq.ROUTER
@@ -235,7 +236,12 @@ class Endpoint:
             if link.heard(header, now):
                 if link.owes_ack >= _ACK_EVERY:
                     self._transmit(peer, link.beat(now))
-                nobody_waits &= self._deliver(peer.decode(), header.epoch, [frames[0][HEADER_BYTES:], *frames[1:]])
+                try:
+                    nobody_waits &= self._deliver(peer.decode(), header.epoch, [frames[0][HEADER_BYTES:], *frames[1:]])
+                except MemoryError:
+                    if link.unhear(now):  # it comes again
+                        raise
+                    _log.exception("no memory for a message of %s, which is lost", peer.decode() or "the notebook")
             elif link.is_gap(header) and link.may_ask(now):
                 self._transmit(peer, link.beat(now, RESEND))
             elif header.kind == RESEND:
@@ -244,10 +250,16 @@ class Endpoint:
 
     def _deliver(self, peer: str, epoch: int, frames: Sequence[bytes]) -> bool:
         """Hand a message over. One that cannot be decoded, or whose handler fails, must not end this thread. Returns
-        whether nobody waits for it."""
+        whether nobody waits for it.
+
+        Raises:
+            MemoryError: there is no memory for it.
+        """
         try:
-            message = decode(frames)
+            message = self.use(lambda: decode(frames))
             self._receive(peer, epoch, message)
+        except MemoryError:
+            raise
         except Exception:
             _log.exception("a message of %s was lost: %.200r", peer or "the notebook", frames)
             return False
@@ -259,17 +271,17 @@ class Endpoint:
         self._awake = False  # after the byte is read, before the outbox is: a later append wakes us again
         now = time.monotonic()
         while self._outbox:
-            peer, message, epoch = self._outbox.popleft()
+            peer, message, epoch = self._outbox[0]
             link = self._links.get(peer)
-            if link is not None and peer not in self._blocked:
-                self._transmit(peer, link.data(message, epoch, now))
-            elif link is not None:
-                link.data(message, epoch, now)  # it is sent after those that wait already
+            frames = None if link is None else self.use(lambda: link.data(message, epoch, now))
+            self._outbox.popleft()  # from here on the link keeps it
+            if frames is not None and peer not in self._blocked:
+                self._transmit(peer, frames)  # else it is sent after those that wait already
 
     def _transmit(self, peer: bytes, frames: Sequence[bytes]) -> bool:
         try:
             self._socket.send_multipart([peer, *frames] if self._routed else frames, zmq.NOBLOCK)
-        except zmq.ZMQError:  # not connected: the link keeps the message, which is sent again soon
+        except (zmq.ZMQError, MemoryError):  # not connected, or no memory: the link keeps it, and it is sent again soon
             self._blocked.add(peer)
             return False
         return True
@@ -296,6 +308,10 @@ class Endpoint:
             if link.owes_ack or now - link.last_sent_s > BEAT_S:
                 self._transmit(peer, link.beat(now, BEAT))
         return pause
+
+
+def _call(function: Callable[[], Any]) -> Any:
+    return function()
 
 
 def dealer(context: zmq.Context[Any], address: Address) -> zmq.Socket[Any]:

@@ -24,7 +24,8 @@ module; it imports neither.
     outpost <-> notebook: Arrived  a host server has begun; Stream  bytes between it and its owner;
                           Warned   its job is to end
 
-`VERSION` counts incompatible changes of this vocabulary and of the framing in `link`.
+`VERSION` counts incompatible changes of this vocabulary and of the framing in `link`. A field more or less is one, also
+with a default: `decode` refuses messages with other fields than its own.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-rede
 from ddp_notebook.stdlib import json
 from ddp_notebook.wire.record_options import RecordOptions
 
-VERSION = 2
+VERSION = 3
 TAKEN_EVERY = 4  # messages; a rank may always send so many ahead, see `Taken`
 
 
@@ -80,8 +81,8 @@ def decode(frames: Sequence[bytes]) -> Message:
         ValueError: the frames hold no message of this version.
 
     Example:
-        >>> decode(Probe(request=3).encode())
-        Probe(request=3)
+        >>> decode(Interrupt(cell=3).encode())
+        Interrupt(cell=3)
     """
     try:
         (name, small), end = _of_json(text := str(frames[0], "utf-8"))
@@ -218,6 +219,7 @@ class Probe(Message):
     """Answer with `Vitals`, from the agent's thread, whatever the main thread does."""
 
     request: int
+    with_shortages: bool = False  # also look for resources that have run out, which takes about 1 ms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -365,7 +367,7 @@ class Vitals(Message):
     thread: str = ""  # where another thread waits in `operation` while the main one goes on
     group: dict[str, Any] = field(default_factory=dict)  # the state of its groups
     remote: dict[str, Any] = field(default_factory=dict)  # the remote calls that it waits for and serves
-    shortages: list[str] = field(default_factory=list)  # resources that it has none left of, a sentence for each
+    shortages: list[str] = field(default_factory=list)  # if asked for: a sentence for each resource that has run out
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,6 +26,7 @@ DATA, BEAT, RESEND = 1, 2, 3
 RESEND_S = 1.0  # then an unacknowledged message is sent again, next after twice as long, and so on
 _LONGEST_RESEND_S = 30.0
 _CUT_S = 2.5  # both sides say something each second: after a longer silence the connection was cut
+_SHORT_S = 10.0  # a message is tried for so long while there is no memory for it
 _HEADER = struct.Struct("!BBQQI")
 HEADER_BYTES = _HEADER.size
 
@@ -71,16 +72,19 @@ class Link:
     last_heard_s: float = 0.0
     last_progress_s: float = 0.0  # when the oldest unacknowledged message was sent, or last acknowledged
     asked: tuple[int, float] = (0, 0.0)  # the message that was asked for after a gap, and when
+    short: tuple[int, float] = (0, 0.0)  # the message that there was no memory for, and since when
     patience_s: float = RESEND_S
     unacknowledged: deque[tuple[int, Sequence[bytes]]] = field(default_factory=deque)
 
     def data(self, message: Sequence[bytes], epoch: int, now: float) -> list[bytes]:
         """The frames of a new message, which is kept until it is acknowledged."""
-        self.sent += 1
-        if not self.unacknowledged:
+        number = self.sent + 1
+        frames = [Header(DATA, number, self.received, epoch).pack() + message[0], *message[1:]]
+        is_first = not self.unacknowledged
+        self.unacknowledged.append((number, frames))  # a MemoryError up to here leaves the link as it was
+        self.sent, self.owes_ack = number, 0
+        if is_first:
             self.last_progress_s = now
-        frames = [Header(DATA, self.sent, self._ack(), epoch).pack() + message[0], *message[1:]]
-        self.unacknowledged.append((self.sent, frames))
         self.last_sent_s = now
         return frames
 
@@ -117,6 +121,16 @@ class Link:
         if header.seq != self.received + 1:
             return False
         self.received = header.seq
+        return True
+
+    def unhear(self, now: float) -> bool:
+        """Take back the last `heard`, since there is no memory for its message, which then comes again. Returns False
+        if that has gone on for too long: the message is lost, and later ones are not held up."""
+        if self.short[0] != self.received:
+            self.short = self.received, now
+        if now - self.short[1] > _SHORT_S:
+            return False
+        self.received -= 1
         return True
 
     def is_gap(self, header: Header) -> bool:

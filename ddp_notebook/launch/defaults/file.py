@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ddp_notebook.errors import UsageError
+from ddp_notebook.records import shortages
 
 VARIABLE = "DDP_NOTEBOOK_CONFIG"  # names another file
 _NAME = "ddp_notebook.toml"
@@ -108,6 +109,8 @@ def read() -> Defaults:
             raise UsageError(f"{VARIABLE} names {where}, which is not there; unset it, or name a file") from None
         return Defaults()
     except (OSError, UnicodeDecodeError) as error:
+        if why := shortages.sentences("this process", shortages.kinds(error)):
+            raise UsageError(f"{where} cannot be read: {'; '.join(why)}") from error
         raise UsageError(f"{where} cannot be read: {error}; mend it, or name another file in {VARIABLE}") from error
     return parse(text, where)
 

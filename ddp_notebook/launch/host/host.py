@@ -28,7 +28,7 @@ _QUIET_S = 1.25  # without a word of a host that speaks each second: then it is 
 _LOOK_S = 0.25  # whether it was stopped
 _END_S = 8.0  # what it gets to end processes, beyond their grace
 TextCallback = Callable[[int, int, bytes], None]  # process, fd, bytes
-EndedCallback = Callable[[int, int], None]  # process, exit status (negative: signal)
+EndedCallback = Callable[[int, int, str], None]  # process, exit status (negative: signal), a clause about what ended it
 
 
 def is_loopback(address: str) -> bool:
@@ -437,7 +437,7 @@ class Host:
                 elif frame.get("event") == "ended":
                     self._leaders.pop(frame["process"], None)
                     self._note_stopped(frame["process"], False)
-                    self._report(self.on_ended, frame["process"], frame["status"])
+                    self._report(self.on_ended, frame["process"], frame["status"], frame["why"])
                 elif frame.get("event") == "stopped":
                     self._note_stopped(frame["process"], frame["is_stopped"])
                 elif frame.get("event") == "notice":

@@ -6,10 +6,15 @@ log), a host server 9 and 3 for each of its ranks (the pipes), a rank 46 and one
 
 from __future__ import annotations
 
+import contextlib
+import os
 import resource
 
-from ddp_notebook.errors import UsageError
+from ddp_notebook.errors import StartError, UsageError
 
+OF_START = 88  # measured: 70 at most for 2 ranks. ZeroMQ ends the process where it finds no descriptor for a socket
+OF_RANK = 4  # of a new rank: messages, bulk data, the log
+OF_CLIENT = 32  # measured: 22
 _OF_OTHERS = 256  # what Jupyter, libraries and the user have open
 _PER_RANK = 4  # a rank can then be in four groups of all
 
@@ -55,3 +60,57 @@ def check(world_size: int, limit: int, where: str) -> None:
             f"{max(0, limit - _OF_OTHERS) // _PER_RANK} at most, or raise the hard limit, as root, in the shell that "
             f"starts Jupyter (ulimit -n {number}) or for all logins (nofile in /etc/security/limits.conf)"
         )
+
+
+class Spare:
+    """File descriptors that a process holds back, and gives in a `with` block.
+
+    Args:
+        count: how many.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._held: list[int] = []
+        self._take()
+
+    def __enter__(self) -> None:
+        self.close()
+
+    def __exit__(self, *_: object) -> None:
+        self._take()
+
+    def close(self) -> None:
+        """Give them all."""
+        while self._held:
+            os.close(self._held.pop())
+
+    def _take(self) -> None:
+        with contextlib.suppress(OSError):  # none is left now: the end of the next block tries again
+            while len(self._held) < self._count:
+                self._held.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+
+
+def check_free(count: int, what: str) -> None:
+    """Check that this process can open so many files now, by opening them.
+
+    Args:
+        what: needs them, as the error names it: "a start".
+
+    Raises:
+        StartError: it cannot.
+    """
+    opened: list[int] = []
+    try:
+        while len(opened) < count:
+            opened.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+    except OSError as error:
+        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        raise StartError(
+            f"this process has too few file descriptors left: {limit - len(opened)} of {limit} are in use, and {what} "
+            f"needs {count}: close files, or raise the limit (ulimit -n)"
+        ) from error
+    finally:
+        for file in opened:
+            with contextlib.suppress(OSError):
+                os.close(file)

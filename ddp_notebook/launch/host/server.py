@@ -24,7 +24,8 @@ below it. What the notebook wants to know about processes of this host, it asks 
     {"op": "end", "processes", "grace_s",          {"left": [pids]} once the processes and all below them are gone;
      "orphans"}                                    with orphans also those whose rank is not known any more
     {"op": "files", "do", ...}                     what is asked of files here, see `launch.host.files`
-                                                   {"event": "ended", "process", "status"} after its last text
+                                                   {"event": "ended", "process", "status", "why"} after its last text;
+                                                   why is a clause about the kernel's OOM killer, or empty
 
 A frame of input puts a line, a cell, into the inboxes of some ranks. It has no reply.
 """
@@ -51,6 +52,7 @@ from ddp_notebook.launch.host import ending, framing, open_files, watchdog
 from ddp_notebook.launch.host.children import Child, fork, spawn
 from ddp_notebook.launch.host.files import Files
 from ddp_notebook.launch.host.look import POLL_S, Look, pymp_folder, stack_file
+from ddp_notebook.launch.host.oom import OomKills
 from ddp_notebook.launch.host.pipes import Pipes
 from ddp_notebook.launch.host.preload import preload, start_method
 from ddp_notebook.launch.host.survey import site
@@ -58,6 +60,7 @@ from ddp_notebook.launch.host.survey.reach import Reach
 from ddp_notebook.launch.host.texts import Texts
 from ddp_notebook.launch.ways.base import LOOPBACK
 from ddp_notebook.launch.ways.ports import first_free
+from ddp_notebook.records import shortages
 from ddp_notebook.registry import private
 from ddp_notebook.wire import signals
 from ddp_notebook.wire.store import listen_here
@@ -68,7 +71,9 @@ _CHUNK_BYTES = 64 << 10  # the server sends this much text, then looks for repli
 _OWNER_CHECK_S = 1.0
 _END_ALL_S = 3.0
 _NO_PROCESS = -1
+_OF_PROCESSES = ("look", "end")  # requests that use the spare descriptors
 _TRIAL_BYTES = 1 << 16
+_SPARE = 8  # file descriptors to look at processes with, and to end them
 _SWEEPS = 50  # how often to look for what a dead rank's descendants fork while they are killed
 
 
@@ -111,6 +116,8 @@ class HostServer:
         self._owner_holds = False  # it has more text than it can show
         self._selector = selectors.DefaultSelector()
         self._reach = Reach(self._selector)
+        self._oom_kills = OomKills()
+        self._spare = open_files.Spare(_SPARE)
         self._wake_r, self._wake_w = os.pipe()
         os.set_blocking(self._wake_r, False)
         os.set_blocking(self._wake_w, False)
@@ -139,8 +146,11 @@ class HostServer:
             self._advance()
             if time.monotonic() > next_owner_check:
                 next_owner_check = time.monotonic() + _OWNER_CHECK_S
-                self._serving &= self._owner_lives()
-                self._keep_watchdog()
+                with self._spare:
+                    self._serving &= self._owner_lives()
+                    self._keep_watchdog()
+                    self._oom_kills.look()
+        self._spare.close()
         self._files.discard()
         until = time.monotonic() + _END_ALL_S
         while (left := processes.descendants(os.getpid())[1:]) and time.monotonic() < until:
@@ -165,9 +175,10 @@ class HostServer:
                 continue
             assert isinstance(request, dict), "the owner sends no text"
             try:
-                reply = getattr(self, f"_on_{request['op']}")(request)
+                with self._spare if request["op"] in _OF_PROCESSES else contextlib.nullcontext():
+                    reply = getattr(self, f"_on_{request['op']}")(request)
             except Exception as error:
-                reply = {"error": f"{type(error).__name__}: {error}"}
+                reply = {"error": _in_words(error)}
             if isinstance(reply, dict):
                 self._say({"id": request["id"], **reply})
             else:
@@ -178,7 +189,9 @@ class HostServer:
             self._reap()
         for entry in list(self._under_way):
             number, work = entry
-            if (reply := work.advance()) is not None:
+            with self._spare:
+                reply = work.advance()
+            if reply is not None:
                 self._under_way.remove(entry)
                 self._say({"id": number, **reply})
 
@@ -319,6 +332,7 @@ class HostServer:
     # ---- children
 
     def _close_in_child(self) -> None:
+        self._spare.close()
         self._selector.close()
         self._control.close()
         for fd in (self._wake_r, self._wake_w):
@@ -378,7 +392,8 @@ class HostServer:
             elif pid == self._watchdog_pid:
                 self._watchdog_pid = 0  # `_keep_watchdog` starts another one
             elif (gone := self._children.get(pid)) is not None:  # else an orphan of a rank, adopted by this server
-                self._on_ended(gone, os.waitstatus_to_exitcode(status))
+                with self._spare:
+                    self._on_ended(gone, os.waitstatus_to_exitcode(status))
 
     def _on_stopped(self, pid: int, is_stopped: bool) -> None:
         """Report that a child was stopped (SIGSTOP, SIGTSTP) or goes on (SIGCONT). A watchdog always goes on."""
@@ -396,6 +411,7 @@ class HostServer:
                 self._say({"event": "notice", "text": text})
 
     def _on_ended(self, gone: Child, status: int) -> None:
+        why = self._oom_kills.explain() if status == -signal.SIGKILL else ""
         if gone.spawned is not None:
             gone.spawned.returncode = status
         for _ in range(_SWEEPS):  # also end the descendants that it leaves
@@ -415,11 +431,18 @@ class HostServer:
             os.unlink(stack_file(self._directory, gone.process))
         shutil.rmtree(pymp_folder(self._directory, gone.process), ignore_errors=True)
         del self._children[gone.pid]
-        self._say({"event": "ended", "process": gone.process, "status": status}, after_text=True)
+        self._say({"event": "ended", "process": gone.process, "status": status, "why": why}, after_text=True)
 
     def _adopted(self) -> list[psutil.Process]:
         """Descendants of ranks that are below this server because their parent ended."""
         return ending.adopted({*self._children, self._watchdog_pid})
+
+
+def _in_words(error: Exception) -> str:
+    """Return the error, first with the resource that has run out if one has."""
+    wanted, paths = shortages.kinds(error), shortages.places(error)
+    found = shortages.sentences("the host server", wanted, paths=paths) if wanted else []
+    return "; ".join([*found, f"{type(error).__name__}: {error}"])
 
 
 def _watchdog(pid: int) -> str:

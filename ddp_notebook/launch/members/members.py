@@ -82,6 +82,7 @@ class Members:
             process.error = ""  # of a forming that failed
         were_on = {rank: processes.by_rank[rank].host for rank in ranks}
         try:
+            open_files.check_free(open_files.OF_RANK * len(ranks), "a heal")
             self.placement = self._losses.place(self.placement, ranks, deadline, check)
             if self._engines.have_had_controller:
                 self._engines.client_file()  # it knows the engines of those that have died
@@ -138,6 +139,7 @@ class Members:
         for process in leavers:  # one that has died is no reason to wait in vain
             process.kind = LEAVER
         try:
+            open_files.check_free(open_files.OF_RANK * max(0, placement.world_size - count), "a resize")
             for rank in range(count, placement.world_size):
                 new.append(self._start_rank(rank, placement, COMER))
             self._forming.wait_for("the new processes to say hello", "Hello", deadline, check, new)

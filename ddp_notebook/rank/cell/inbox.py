@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from ddp_notebook.rank import reserve
 from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
-from ddp_notebook.stdlib import fcntl, logging, os
+from ddp_notebook.stdlib import fcntl, logging, os, time
 from ddp_notebook.wire.events import Message, decode
 
 _log = logging.getLogger(__name__)
 _READ_BYTES = 1 << 16
 _HIGH_FD = 200  # programs may use low numbers
+_PATIENCE_S = 3.0  # without memory for a message, also with the reserve
+_HEAD_BYTES = 200
 
 
 class Inbox:
@@ -19,14 +22,18 @@ class Inbox:
     Args:
         fd: the pipe's read end.
         handle: takes each message, in the reader's thread.
+        on_lost: takes the first bytes of a message for which there was no memory.
     """
 
-    def __init__(self, fd: int, handle: Callable[[Message], None]) -> None:
+    def __init__(self, fd: int, handle: Callable[[Message], None], on_lost: Callable[[bytes], None]) -> None:
         self._fd = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _HIGH_FD)
         os.close(fd)
         os.set_blocking(self._fd, False)
         self._handle = handle
-        self._line = b""
+        self._on_lost = on_lost
+        self._buffer = bytearray(_READ_BYTES)  # made early: later there may be no memory
+        self._line = bytearray()
+        self._is_losing = False  # the message whose end has not come yet is lost
 
     def fileno(self) -> int:
         return self._fd
@@ -34,13 +41,54 @@ class Inbox:
     def read(self) -> bool:
         """Handle what has come. False at the end of the pipe."""
         try:
-            data = os.read(self._fd, _READ_BYTES)
+            count = os.readv(self._fd, [self._buffer])
         except BlockingIOError:
             return True
-        *lines, self._line = (self._line + data).split(b"\n")
-        for line in lines:
-            try:
-                self._handle(decode([line]))
-            except Exception:  # the next lines are other messages
-                _log.exception("a message was lost: %.200r", line)
-        return bool(data)
+        begin = 0
+        while begin < count:
+            end = self._buffer.find(b"\n", begin, count)
+            self._append(begin, count if end < 0 else end)
+            if end < 0:
+                break
+            begin = end + 1
+            self._end_line()
+        return count > 0
+
+    def _append(self, begin: int, end: int) -> None:
+        """Add bytes of the buffer to the message under way."""
+        if self._is_losing:
+            return
+        try:
+            reserve.use_patiently(lambda: self._extend(begin, end), time.monotonic() + _PATIENCE_S)
+        except MemoryError:
+            self._lose(bytes(self._line[:_HEAD_BYTES] or self._buffer[begin : begin + _HEAD_BYTES]))
+
+    def _extend(self, begin: int, end: int) -> None:
+        with memoryview(self._buffer) as view, view[begin:end] as piece:
+            self._line += piece
+
+    def _end_line(self) -> None:
+        line, self._line = self._line, bytearray()
+        if self._is_losing:
+            self._is_losing = False
+            return
+        try:
+            message = reserve.use_patiently(lambda: decode([line]), time.monotonic() + _PATIENCE_S)
+        except MemoryError:
+            self._lose(bytes(line[:_HEAD_BYTES]))
+            self._is_losing = False
+            return
+        except Exception:  # the next lines are other messages
+            _log.exception("a message was lost: %.200r", bytes(line[:_HEAD_BYTES]))
+            return
+        try:
+            self._handle(message)
+        except MemoryError:
+            self._lose(bytes(line[:_HEAD_BYTES]))
+            self._is_losing = False
+        except Exception:
+            _log.exception("a message was lost: %.200r", bytes(line[:_HEAD_BYTES]))
+
+    def _lose(self, head: bytes) -> None:
+        self._is_losing, self._line = True, bytearray()
+        reserve.use_patiently(lambda: self._on_lost(head))

@@ -10,7 +10,7 @@ from typing import Any
 from IPython.core.interactiveshell import ExecutionResult, InteractiveShell
 from torch.distributed import is_initialized
 
-from ddp_notebook.rank import pymp, shortage
+from ddp_notebook.rank import pymp, reserve, shortage
 from ddp_notebook.rank.cell import hygiene, kernel_api, transforms
 from ddp_notebook.rank.cell.asking import Asking
 from ddp_notebook.rank.cell.bounds import bounded_display
@@ -33,6 +33,7 @@ from ddp_notebook.wire.events import CellDone, Comm, Display, InputReply, Interr
 _PARENT = "ddp-cell-"
 _ASKED_BY = "ddp_asked_by"  # in the header of a parent: the browser's message that a widget answers
 _WELL = {"status": "ok"}
+_PATIENCE_S = 3.0  # for memory, also with the reserve
 _SHOWN = {"display_data", "execute_result", "update_display_data", "clear_output", "error"}
 
 
@@ -159,11 +160,16 @@ class Runner:
         pid = os.getpid()
         self.running = (cell.cell, time.monotonic())
         self._interrupted = False  # before the next line: what comes from there on is this cell's, and is not lost
-        self._network.begin_cell(cell.cell)
-        pymp.restore()
-        self._streams.begin()
+        try:
+            reserve.use_patiently(lambda: self._begin(cell.cell), time.monotonic() + _PATIENCE_S)
+        except MemoryError:
+            reserve.use_patiently(lambda: self.lose(cell.cell))
+            return
         try:
             done = await self._run_guarded(cell)
+        except MemoryError:
+            reserve.use_patiently(lambda: self.lose(cell.cell))
+            return
         finally:
             if os.getpid() != pid:  # a child that the cell has forked: two processes would share our sockets
                 sys.stdout.flush()
@@ -173,13 +179,31 @@ class Runner:
             print(*done.traceback, "this process can no longer use its GPU, and ends", sep="\n", file=sys.stderr)
             self._streams.flush()
             os._exit(1)  # for the notebook this is a death, with these words, which it heals
-        self._outgoing.flush()
+        reserve.use_patiently(self._outgoing.flush)
         self.running = None  # before the notebook hears of the end: it may ask what runs
         if isinstance(done, CellDone):
-            self._streams.end(cell.cell)
-            self._send(done)
+            reserve.use_patiently(lambda: self._streams.end(cell.cell))
+            reserve.use_patiently(lambda: self._send(done))
         else:
-            self._streams.end(cell.cell, done)
+            reserve.use_patiently(lambda: self._streams.end(cell.cell, done))
+
+    def _begin(self, cell: int) -> None:
+        """Prepare this process for a cell. It may be called again after a MemoryError."""
+        self._network.begin_cell(cell)
+        pymp.restore()
+        self._streams.begin()
+
+    def lose(self, cell: int) -> None:
+        """Report a cell that ends for want of memory before or after its own code. Waits until there is some."""
+        self.running = None
+        try:
+            why = shortage.of_error(MemoryError())
+        except MemoryError:
+            why = ""
+        why = why or "this process has no memory left"
+        done = CellDone(cell=cell, status="error", duration_s=0.0, ename="MemoryError", evalue=why, traceback=[why])
+        reserve.use_patiently(lambda: self._streams.end(cell))
+        reserve.use_patiently(lambda: self._send(done))
 
     async def _run_guarded(self, cell: RunCell) -> CellDone | float:
         """How the cell ended. Its duration alone, if it ended well and nothing else is to be said."""
@@ -230,9 +254,14 @@ class Runner:
         except BaseException as problem:  # raised by a user's object; the cell must end all the same
             self._network.release.end()
             lines = traceback.format_exc().splitlines()
-            name = type(problem).__name__
+            name, why = type(problem).__name__, shortage.of_error(problem)
             done = CellDone(
-                cell=cell.cell, status="error", duration_s=duration_s, ename=name, evalue="", traceback=lines
+                cell=cell.cell,
+                status="error",
+                duration_s=duration_s,
+                ename=name,
+                evalue=why,
+                traceback=[*lines, *filter(None, [why])],
             )
         return done
 
@@ -252,6 +281,7 @@ class Runner:
             problem = sys.exc_info()
         how = {"transformed_cell": transformed, "preprocessing_exc_tuple": problem}
         suspends = _may_await(code) and shell.should_run_async(code, **how)
+        reserve.begin_cell()
         self._may_raise = not suspends
         self._raise_if_interrupted()
         cell = shell.run_cell_async(code, store_history=True, **how)
@@ -266,8 +296,11 @@ class Runner:
     def _put_interpreter_back(self) -> None:
         """An interrupt would leave half of it undone."""
         may_raise, self._may_raise = self._may_raise, False
-        for line in [*self._interpreter.put_back(), *put_names_back(self._shell.user_ns, self._needed)]:
-            say(line)
+        reserve.end_cell()
+        lines = [*self._interpreter.put_back(), *put_names_back(self._shell.user_ns, self._needed)]
+        if not isinstance(sys.exc_info()[1], MemoryError):  # else IPython had no memory to put its own names back
+            for line in lines:
+                say(line)
         self._may_raise = may_raise
 
     async def _as_task(self, cell: Coroutine[Any, Any, ExecutionResult]) -> ExecutionResult:
@@ -339,6 +372,10 @@ class Runner:
             or (self._interrupted and isinstance(failure, asyncio.CancelledError))
         )
         message = shown.words_of(failure)
+        if isinstance(failure, MemoryError) and not getattr(failure, "__notes__", ()):  # from IPython's own parser
+            why = shortage.of_error(failure)
+            message = f"{message} ({why})".lstrip() if why else message
+            shown.of_cell += filter(None, [why])
         if isinstance(failure, SystemExit):
             what = f"SystemExit: {message}" if failure.args else "SystemExit"
             advice = hygiene.advice_after_exit(failure)

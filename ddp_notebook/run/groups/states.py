@@ -27,8 +27,12 @@ def status(
     halted = stopped(cluster)
     trouble = "\n".join(filter(None, [cluster.trouble(), *halted]))
     answers: dict[int, Vitals] = {}
+
+    def probe(number: int) -> Probe:
+        return Probe(request=number, with_shortages=True)
+
     if cluster.is_running:
-        answers = questions.ask_for(set(cluster.alive) - cluster.unheard.keys(), lambda n: Probe(request=n), _ANSWER_S)
+        answers = questions.ask_for(set(cluster.alive) - cluster.unheard.keys(), probe, _ANSWER_S)
     silent = [rank for rank in cluster.alive if rank not in answers and cluster.is_running]
     why = why_silent(cluster, silent) if silent else {}
     rows = []

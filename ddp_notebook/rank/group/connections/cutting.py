@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import ProcessGroup, ProcessGroupGloo, TCPStore
 from torch.distributed import distributed_c10d, is_initialized
 
+from ddp_notebook.rank import threads
 from ddp_notebook.rank.group import stores
 from ddp_notebook.rank.group.calls import timeout_of, timeout_setter
 from ddp_notebook.rank.group.connections import sockets, ticks
@@ -28,6 +29,7 @@ from ddp_notebook.stdlib import contextlib, functools, logging, threading
 NCCL = ("nccl", "nccl2", "nccl-legacy")  # torch's two classes, as they call themselves, and a name of the older one
 
 
+_THREADS = 3  # that a group of gloo starts
 _log = logging.getLogger(__name__)
 
 
@@ -68,6 +70,7 @@ class Connections:
             thread = threading.get_ident()
             before = set(sockets.listeners())
             size = kwargs.get("size", args[2] if len(args) > 2 else 0)
+            threads.check_startable(_THREADS)  # gloo ends the process where it can start one of them, and no second
             self._connecting[thread] = _Connecting(before, size)
             try:
                 with ticks.rare() if self.rests else contextlib.nullcontext():
