@@ -62,8 +62,8 @@ class Losses:
         """The message for a call whose callee accepts no connection."""
         return (
             f"{self._words(number)} accepts no connection for {function}: it has ended, or its port has received bytes "
-            "that are no message of RPC, which ends the listener of torch's RPC. %ddp_heal brings a rank back that died; "
-            "if all ranks are alive: %ddp_restart"
+            "that are no message of RPC, which ends the listener of torch's RPC. %ddp_heal brings a rank back that "
+            "died; if all ranks are alive: %ddp_restart"
         )
 
     def explain(self, future: Any, error: RuntimeError) -> RuntimeError | None:
