@@ -26,8 +26,8 @@ import pytest
 from jupyter_core.utils import run_sync
 
 # Every process that a test starts, directly or not, inherits this and is found by it. Every worker makes its own.
-_RUN_MARK = f"DDP_NOTEBOOK_TEST_RUN={uuid.uuid4().hex}"
-os.environ.update([tuple(_RUN_MARK.split("="))])  # type: ignore[list-item]  # two strings
+RUN_MARK = f"DDP_NOTEBOOK_TEST_RUN={uuid.uuid4().hex}"
+os.environ.update([tuple(RUN_MARK.split("="))])  # type: ignore[list-item]  # two strings
 os.environ.pop("PYTHONUNBUFFERED", None)  # it hides that C's output waits in a buffer
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # every process would compile the package
 os.environ["DDP_NOTEBOOK_CONFIG"] = os.devnull  # not the defaults of who runs the tests
@@ -72,7 +72,7 @@ def waiting_host() -> Any:
 
 def marked_processes() -> set[psutil.Process]:
     """Living processes of this test run, and those of their OS sessions; not this process itself."""
-    mark, own, found, sessions = _RUN_MARK.encode(), os.getpid(), set(), set()
+    mark, own, found, sessions = RUN_MARK.encode(), os.getpid(), set(), set()
     everything = psutil.pids()
     for pid in everything:
         with contextlib.suppress(OSError):

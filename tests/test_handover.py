@@ -47,5 +47,28 @@ def test_an_optimizer_comes_with_its_model(session):
     assert session.run("x = torch.ones(1); dist.all_reduce(x); int(x)", quiet=True, timeout=30)[1].result == "2"
 
 
+def test_a_pickle_that_another_process_has_sent_is_not_read(session, tmp_path):
+    """Rank 0 behaves as a process that has taken its place in gloo, and does not know the key of the meeting."""
+    marker = tmp_path / "marker"
+    code = f"""
+from ddp_notebook.rank.variables.handover import Handover
+class Planted:
+    def __reduce__(self):
+        return open, ({str(marker)!r}, "w")
+handover = Handover(dist.distributed_c10d._get_default_store(), "forged", number=rank, size=world_size)
+if rank == 0:
+    handover._key = bytes(32)
+    handover.give(Planted())
+else:
+    try:
+        handover.take()
+    except RuntimeError as error:
+        print(error)
+handover.close()
+"""
+    assert "did not come from this session, and was not read" in session.run(code, timeout=30)[1].stdout
+    assert not marker.exists()
+
+
 def _indented(code: str) -> str:
     return code.replace("\n", "\n    ")

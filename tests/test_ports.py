@@ -24,8 +24,9 @@ from ddp_notebook.wire.keys import Keyring
         ("--hosts a,b --ports a-b", "--ports a-b is no range of ports"),
         ("--hosts a,b --ports 500-600", "--ports 500-600: ports are 1024 to 65535"),
         ("--hosts a,b --ports 65000-70000", "--ports 65000-70000: ports are 1024 to 65535"),
-        ("--hosts a,b --ports 40000-40002", "--ports 40000-40002: a machine needs 4 of them at least"),
-        ("--hosts a,b --ports 40100-40000", "--ports 40100-40000: a machine needs 4 of them at least"),
+        ("--hosts a,b --ports 40000-40002", "--ports 40000-40002: a machine needs at least 5 ports"),
+        ("--hosts a,b --ports 40000-40003", "--ports 40000-40003: a machine needs at least 5 ports"),
+        ("--hosts a,b --ports 40100-40000", "--ports 40100-40000: a machine needs at least 5 ports"),
         ("2 --ports 40000-40100", "--ports goes with other machines; ranks on this one listen on loopback only"),
     ],
 )

@@ -150,6 +150,26 @@ def test_a_death_outside_of_the_loop_ends_the_cell(session):
     session.heal()
 
 
+def test_bytes_that_another_process_has_sent_are_not_read(session):
+    """Rank 0 behaves as a process that has taken its place in gloo, and does not know the key of the ring."""
+    code = """
+from ddp_notebook.rank.survive import survival
+ring = survival.current().make_ring()
+to = 1 - rank
+assert ring.pass_on(b"of rank %d" % rank) == b"of rank %d" % to
+if rank == 0:
+    ring.send(to, b"genuine"); ring._key = bytes(32); ring.send(to, b"forged")
+else:
+    print(ring.receive(to))
+    try:
+        ring.receive(to)
+    except RuntimeError as error:
+        print(error)
+"""
+    first, second = session.run(code, timeout=30)[1].stdout.splitlines()
+    assert first == "b'genuine'" and "in the place of rank 0 did not come from this session" in second
+
+
 def test_the_stop_button(session):
     session.run(SETUP, quiet=True)
     running = session.run(LOOP.format(steps=2000, first="time.sleep(0.005)", last="pass"), wait=False, quiet=True)

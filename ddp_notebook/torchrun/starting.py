@@ -8,7 +8,6 @@ import os
 import queue
 import secrets
 import shlex
-import socket
 import subprocess
 import sys
 import threading
@@ -18,13 +17,16 @@ from dataclasses import dataclass, field
 from typing import IO, Any
 
 from ddp_notebook.errors import JobFailedError, UsageError
+from ddp_notebook.launch.elastic.rendezvous import BACKEND
 from ddp_notebook.on_rank import refuse_on_rank
+from ddp_notebook.registry import entries
 from ddp_notebook.registry.torchrun import NAME_VARIABLE
 from ddp_notebook.run.cells.interrupt import ONE_PRESS_S, Interrupts, keyboard_interrupt
 from ddp_notebook.run.output.outlet import FLUSH_S, Outlet
 from ddp_notebook.run.output.sink import Here
 from ddp_notebook.torchrun import current
 from ddp_notebook.torchrun.job import TorchrunJob
+from ddp_notebook.wire.store import listen_here
 
 _MOST_AGENTS = 256  # on this machine
 USAGE = "%ddp_torchrun [--agents N] [--name NAME] OPTION-OF-TORCHRUN ... SCRIPT [ARGUMENT ...]"
@@ -52,7 +54,7 @@ class Asked:
 
     def command(self, endpoint: str) -> list[str]:
         """What follows `torchrun`, for one agent."""
-        rendezvous = ["--rdzv-backend=c10d", f"--rdzv-endpoint={endpoint}", f"--rdzv-id={self.key}"]
+        rendezvous = [f"--rdzv-backend={BACKEND}", f"--rdzv-endpoint={endpoint}", f"--rdzv-id={self.key}"]
         times = [] if any(word.startswith(("--rdzv-conf", "--rdzv_conf")) for word in self.options) else _times()
         return [*rendezvous, *times, *self.options, "-m", "ddp_notebook.attach", *self.program]
 
@@ -166,25 +168,27 @@ def run(asked: Asked) -> TorchrunJob:
         JobFailedError: it has failed.
         KeyboardInterrupt: it was ended by the stop button.
     """
-    endpoint = f"localhost:{_free_port()}"
+    listener, place = listen_here(str(entries.folder()))
     job = current.become(TorchrunJob(asked.key, asked.name))
     output: queue.Queue[tuple[str, str]] = queue.Queue(_MOST_WAITING)
     began_s = time.monotonic()
     with Interrupts(lambda: None) as interrupts:
-        process = _start(asked, endpoint)
+        with listener:
+            process = _start(asked, place.at, listener.fileno())
         try:
             for stream, pipe in (("stdout", process.stdout), ("stderr", process.stderr)):
                 threading.Thread(target=_read, args=(stream, pipe, output), name="ddp-output", daemon=True).start()
-            _follow(asked, endpoint, job, process, output, interrupts)
+            _follow(asked, place.at, job, process, output, interrupts)
         finally:
             _end(process)
     return _ended(job, process.returncode, time.monotonic() - began_s, interrupts.count > 0)
 
 
-def _start(asked: Asked, endpoint: str) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "ddp_notebook.launch.elastic.parent", str(asked.agents), *asked.command(endpoint)]
+def _start(asked: Asked, endpoint: str, listener: int) -> subprocess.Popen[bytes]:
+    parent = [sys.executable, "-m", "ddp_notebook.launch.elastic.parent", str(asked.agents), str(listener)]
     return subprocess.Popen(
-        command,
+        [*parent, *asked.command(endpoint)],
+        pass_fds=[listener],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -280,9 +284,3 @@ def _ended(job: TorchrunJob, status: int, for_s: float, was_stopped: bool) -> To
         how = "no rank of it has started" if run is None else run.how_it_ended or "see above"
         raise JobFailedError(f"job {job.name} has failed (status {status}) after {for_s:.1f} s: {how}")
     return job
-
-
-def _free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])

@@ -2,31 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
-import pwd
-import subprocess
-import sys
-from pathlib import Path
 
-import psutil
 import pytest
 
-from tests.conftest import marked_processes, net_connections
+from tests.conftest import wait_until
+from tests.security.attack import attack, attacking
 
-pytestmark = pytest.mark.skipif(os.getuid() != 0, reason="only root can make a second user")
-_NAME = "ddp-nb-stranger"
-
-
-@pytest.fixture(scope="module")
-def stranger():
-    """The id of a second user of this machine."""
-    added = subprocess.run(["useradd", "--system", "--no-create-home", _NAME], capture_output=True, text=True)
-    if added.returncode not in (0, 9):  # 9: the name is there already
-        pytest.skip(f"useradd: {added.stderr.strip()}")
-    yield pwd.getpwnam(_NAME).pw_uid
-    subprocess.run(["userdel", _NAME], capture_output=True)
+pytestmark = pytest.mark.skipif(os.getuid() != 0, reason="only root can become a second user")
+_PLAIN = {"the session's store, ranks on one machine", "`MASTER_ADDR`", "the notebook's wire", "gloo"}
+_PIDS = "import os; print(os.getpid())"
+_INIT_RPC = (
+    "import operator; from torch.distributed import rpc\n"
+    "rpc.init_rpc(f'worker{rank}', rank=rank, world_size=world_size)"
+)
+_CALL = "print(rpc.rpc_sync(f'worker{1 - rank}', operator.add, (1, 2)))"
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -35,49 +25,23 @@ def store_for_programs(session):
     session.run("import os; dist.TCPStore(os.environ['MASTER_ADDR'], int(os.environ['MASTER_PORT']), is_master=False)")
 
 
-def listening() -> set[int]:
-    """Ports on which the processes of this test run listen."""
-    found = set()
-    for process in [*marked_processes(), psutil.Process()]:
-        with contextlib.suppress(psutil.Error):
-            found |= {one.laddr.port for one in net_connections(process) if one.status == psutil.CONN_LISTEN}
-    return found
-
-
-def attack(session, stranger: int, marker: Path) -> list[dict[str, object]]:
-    """Have the second user attack all ports and sockets. Returns what they have read."""
-    master = int(session.run("import os; print(os.environ['MASTER_PORT'])", ranks=0)[0].stdout)
-    ports = [*sorted(listening() - {master}), master]
-    program = Path(__file__).with_name("stranger.py")
-    ran = subprocess.run(
-        [sys.executable, str(program), str(stranger), str(marker), *map(str, ports)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert ran.returncode == 0, ran.stderr
-    return [json.loads(line) for line in ran.stdout.splitlines()]
-
-
-def check_unharmed(session, marker: Path) -> None:
-    pids = "import os; print(os.getpid())"
-    before = [session.run(pids)[rank].stdout for rank in range(2)]
+@pytest.fixture(autouse=True)
+def unharmed(session, tmp_path):
+    """After each attack the ranks are the same, work, and have executed nothing of the second user's."""
+    before = [session.run(_PIDS)[rank].stdout for rank in range(2)]
+    yield
     code = "x = torch.ones(2); dist.all_reduce(x); dist.barrier(dist.new_group()); print(x.tolist())"
     assert session.run(code)[1].stdout == "[2.0, 2.0]\n"
-    assert [session.run(pids)[rank].stdout for rank in range(2)] == before
-    assert not marker.exists()
+    assert [session.run(_PIDS)[rank].stdout for rank in range(2)] == before
+    assert not (tmp_path / "marker").exists()
 
 
 @pytest.mark.long
 def test_another_user_reads_no_key_of_a_session_and_changes_nothing(session, stranger, tmp_path):
-    before = [session.run("import os; print(os.getpid())")[rank].stdout for rank in range(2)]
-    read = attack(session, stranger, marker := tmp_path / "marker")
-    assert [one["keys"] for one in read if "master" in one] == [[]]
-    sockets = {one["socket"]: one["read"] for one in read if "socket" in one}
-    assert any(str(name).startswith("@ddp_notebook-store-") for name in sockets)
-    assert set(sockets.values()) <= {"closed", "refused"}
-    assert [session.run("import os; print(os.getpid())")[rank].stdout for rank in range(2)] == before
-    check_unharmed(session, marker)
+    found = attack(stranger, tmp_path / "marker")
+    assert found.rows() == _PLAIN
+    found.check_nothing_was_read()
+    assert [said["keys"] for said in found.ports.values() if "keys" in said] == [[]]
 
 
 def test_the_users_own_programs_find_a_store_at_master_port(session):
@@ -88,23 +52,31 @@ def test_the_users_own_programs_find_a_store_at_master_port(session):
     assert session.run(code)[0].stdout == "b'here'\n"
 
 
+def test_a_group_that_forms_anew_is_not_led_elsewhere(session, stranger, tmp_path):
+    """What another user wrote before does not matter to the next group."""
+    attack(stranger, tmp_path / "marker")
+    session.run("dist.destroy_process_group(); dist.init_process_group()")
+
+
 @pytest.mark.long
 def test_bytes_of_another_user_at_the_ports_of_rpc_kill_no_rank(session, stranger, tmp_path):
-    session.run(
-        "import operator; from torch.distributed import rpc\n"
-        "rpc.init_rpc(f'worker{rank}', rank=rank, world_size=world_size)"
-    )
-    call = "print(rpc.rpc_sync(f'worker{1 - rank}', operator.add, (1, 2)))"
-    assert session.run(call)[0].stdout == "3\n"
-    attack(session, stranger, marker := tmp_path / "marker")
-    assert session.run(call)[0].stdout == "3\n"
-    check_unharmed(session, marker)
+    session.run(_INIT_RPC)
+    assert session.run(_CALL)[0].stdout == "3\n"
+    found = attack(stranger, tmp_path / "marker")
+    assert found.rows() == {*_PLAIN, "TensorPipe"}
+    found.check_nothing_was_read()
+    assert session.run(_CALL)[0].stdout == "3\n", "they were connected before"
     session.run("rpc.shutdown()")
 
 
-def test_a_group_that_forms_anew_is_not_led_elsewhere(session, stranger, tmp_path):
-    """What another user wrote before does not matter to the next group."""
-    marker = tmp_path / "marker"
-    attack(session, stranger, marker)
-    session.run("dist.destroy_process_group(); dist.init_process_group()")
-    check_unharmed(session, marker)
+def test_pickles_at_workers_that_meet_are_not_executed(session, stranger, tmp_path):
+    """The attack goes on while ranks call init_rpc."""
+    with attacking(stranger, tmp_path / "marker") as rounds:
+        wait_until(lambda: len(rounds) > 1, 60)
+        for attacked in range(2, 5):
+            session.run(_INIT_RPC)
+            session.run("rpc.shutdown()")
+            wait_until(lambda attacked=attacked: len(rounds) > attacked, 60)
+    for found in rounds:
+        found.rows()
+        found.check_nothing_was_read()

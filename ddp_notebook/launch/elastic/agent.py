@@ -12,6 +12,8 @@ from __future__ import annotations
 import os
 import sys
 
+from ddp_notebook.launch.elastic import rendezvous
+
 OWN_STORES = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 
 
@@ -21,6 +23,7 @@ def main() -> None:
     from torch.distributed import run as torchrun
     from torch.distributed.elastic.multiprocessing import SignalException
 
+    rendezvous.register()
     try:
         torchrun.main(sys.argv[1:])
     except SignalException as error:  # somebody has pressed stop: not the place for a traceback of torchrun's

@@ -1,5 +1,6 @@
 """Between a kernel and the agents of torchrun's that it starts: ends them and all below them, when it is told to or the
-kernel has gone, however that went. `python -m ddp_notebook.launch.elastic.parent AGENTS OPTION-OF-TORCHRUN ...`
+kernel has gone, however that went. `python -m ddp_notebook.launch.elastic.parent AGENTS FD OPTION-OF-TORCHRUN ...`,
+where FD is the listening socket of the store at which the agents meet.
 
     stdin    "stop", or its end: end the agents as torchrun is ended, by SIGTERM; "kill": at once
     stdout   what agents and workers write; stderr likewise
@@ -13,6 +14,7 @@ import functools
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -23,6 +25,7 @@ import psutil
 
 from ddp_notebook.errors import UsageError
 from ddp_notebook.launch import processes
+from ddp_notebook.launch.elastic import rendezvous
 from ddp_notebook.registry import entries
 
 _LOOK_S = 0.1
@@ -31,7 +34,9 @@ _GRACE_S = 4.0  # what agents get to end their workers in order
 
 def main() -> None:
     """Be it, until its agents have ended."""
-    count, options = int(sys.argv[1]), sys.argv[2:]
+    count, listener, options = int(sys.argv[1]), socket.socket(fileno=int(sys.argv[2])), sys.argv[3:]
+    listener.set_inheritable(False)
+    rendezvous.serve(listener)
     processes.adopt_orphans()  # a worker whose agent was killed is still below this process
     told: list[str] = []
     # VS Code's stop button sends SIGINT to all that is below the kernel; agents take it as torchrun does.

@@ -14,7 +14,9 @@ from ddp_notebook.errors import StartError, UsageError
 
 T = TypeVar("T")
 ANY = range(1)  # port 0: the system hands one out
-_FEWEST = 4  # that may be on one machine: where tasks call, the wire, its large data, the store
+# Listeners that may be on one machine: for calls of tasks, for messages and bulk data of the notebook's wire, the
+# session's store, and the store for the user's programs.
+FEWEST = 5
 _LOWEST, _HIGHEST = 1024, 65535
 
 
@@ -55,8 +57,8 @@ def parse(text: str) -> range:
     ports = range(int(first), int(last) + 1)
     if ports.start < _LOWEST or ports.stop > _HIGHEST + 1:
         raise UsageError(f"--ports {text}: ports are {_LOWEST} to {_HIGHEST}, e.g. {_EXAMPLE}")
-    if len(ports) < _FEWEST:
-        raise UsageError(f"--ports {text}: a machine needs {_FEWEST} of them at least, e.g. {_EXAMPLE}")
+    if len(ports) < FEWEST:
+        raise UsageError(f"--ports {text}: a machine needs at least {FEWEST} ports, e.g. {_EXAMPLE}")
     return ports
 
 

@@ -16,6 +16,7 @@ waiting      waits in C++ that Python's interrupt can end
 connections/ gloo's connections: known, cut, and made anew behind the groups
 keeping      destroyed groups live on for a while
 stores       clients of the session's store
+authentic    MACs for pickles that travel over gloo
 progress     how far a rank has come: optimizer steps, gradients averaged
 cpp_log      what torch's C++ side writes about connections that were cut
 """

@@ -12,6 +12,7 @@ from ddp_notebook.stdlib import re
 
 # what agents say of a connection that has ended
 _CUT = re.compile(r"^(EOF: end of file|E[A-Z]{3,}: |connection reset|.*\btensorpipe/)", re.DOTALL)
+_REFUSED = "ECONNREFUSED"
 _ON_NODE = re.compile(r"(?<=Error on Node )\d+")  # torch's number for a worker that has failed
 _UNKNOWN = re.compile(r"could not find destination id (\d+)|unknown destination worker (\d+)|No worker with id (\d+)")
 
@@ -57,6 +58,14 @@ class Losses:
             "then call rpc.init_rpc again; references to what was there are lost"
         )
 
+    def of_refused(self, function: str, number: int) -> str:
+        """The message for a call whose callee accepts no connection."""
+        return (
+            f"{self._words(number)} accepts no connection for {function}: it has ended, or its port has received bytes "
+            "that are no message of RPC, which ends the listener of torch's RPC. %ddp_heal brings a rank back that "
+            "died; if all ranks are alive: %ddp_restart"
+        )
+
     def explain(self, future: Any, error: RuntimeError) -> RuntimeError | None:
         """What to raise in place of torch's error; None: that."""
         text = str(error)
@@ -78,7 +87,8 @@ class Losses:
         if not (isinstance(error, RuntimeError) and _CUT.match(str(error))):
             return None
         self._cut.add(call.worker)
-        return RuntimeError(self.of_call(call.function, call.worker))
+        message = self.of_refused if _REFUSED in str(error) else self.of_call
+        return RuntimeError(message(call.function, call.worker))
 
     def is_cut(self, error: RuntimeError, number: int) -> bool:
         """Whether this error says that the process has ended."""

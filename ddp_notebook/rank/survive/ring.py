@@ -1,6 +1,7 @@
 """What ranks in a survivable loop send each other: on connections of their own, which no recording shows.
 
 Each rank's copy goes to the next one, so a step costs as much on 64 ranks as on 2. A cut frees these waits too.
+The bytes are pickles, so each message begins with a MAC.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import AllreduceOptions, ProcessGroupGloo
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # exported at run time
 
+from ddp_notebook.rank.group import authentic
 from ddp_notebook.rank.group.connections.cutting import Connections
 from ddp_notebook.rank.group.stores import connect
 from ddp_notebook.rank.unseen import unseen
@@ -41,43 +43,63 @@ class Ring:
         self._connections = connections
         with connections.waiting_unseen():
             store = PrefixStore(f"{place.store_prefix}/{place.epoch}/ring{number}", connect(place))
+            if self.rank == 0:
+                authentic.publish_key(store)
             self._group: Any = ProcessGroupGloo(store, self.rank, self.size, timeout=_TIMEOUT)
+            self._key = authentic.key_of(store)
         self._least = AllreduceOptions()
         self._least.reduceOp = dist.ReduceOp.MIN  # type: ignore[assignment]  # torch's stub: its own enum
 
     def pass_on(self, data: bytes) -> bytes:
-        """Give the next rank these bytes. Returns those of the one before."""
+        """Give the next rank these bytes. Returns those of the one before.
+
+        Raises:
+            NotAuthenticError: they are not from that rank.
+        """
         return unseen(self._pass_on, data)
 
     def _pass_on(self, data: bytes) -> bytes:
         to, of = (self.rank + 1) % self.size, (self.rank - 1) % self.size
         with self._connections.waiting_unseen():
-            coming = np.zeros(1, np.int64)
+            coming, sealed = np.zeros(1, np.int64), self._sealed(data)
             self._wait(
-                self._group.send([_as_tensor(np.array([len(data)]))], to, _SIZE_TAG),
+                self._group.send([_as_tensor(np.array([len(sealed)]))], to, _SIZE_TAG),
                 self._group.recv([_as_tensor(coming)], of, _SIZE_TAG),
             )
             taken = np.empty(int(coming[0]), np.uint8)
             self._wait(
-                self._group.send([_as_tensor(np.frombuffer(bytearray(data), np.uint8))], to, _DATA_TAG),
+                self._group.send([_as_tensor(sealed)], to, _DATA_TAG),
                 self._group.recv([_as_tensor(taken)], of, _DATA_TAG),
             )
-        return taken.tobytes()
+        return self._opened(taken, of)
 
     def send(self, to: int, data: bytes) -> None:
         """Send bytes to one rank, which calls `receive`."""
+        sealed = self._sealed(data)
         with self._connections.waiting_unseen():
-            self._wait(self._group.send([_as_tensor(np.array([len(data)]))], to, _SIZE_TAG))
-            self._wait(self._group.send([_as_tensor(np.frombuffer(bytearray(data), np.uint8))], to, _DATA_TAG))
+            self._wait(self._group.send([_as_tensor(np.array([len(sealed)]))], to, _SIZE_TAG))
+            self._wait(self._group.send([_as_tensor(sealed)], to, _DATA_TAG))
 
     def receive(self, of: int) -> bytes:
-        """What one rank sends."""
+        """What one rank sends.
+
+        Raises:
+            NotAuthenticError: it is not from that rank.
+        """
         with self._connections.waiting_unseen():
             coming = np.zeros(1, np.int64)
             self._wait(self._group.recv([_as_tensor(coming)], of, _SIZE_TAG))
             taken = np.empty(int(coming[0]), np.uint8)
             self._wait(self._group.recv([_as_tensor(taken)], of, _DATA_TAG))
-        return taken.tobytes()
+        return self._opened(taken, of)
+
+    def _sealed(self, data: bytes) -> npt.NDArray[np.uint8]:
+        return np.frombuffer(bytearray(authentic.mac(self._key, [data]) + data), np.uint8)
+
+    def _opened(self, sealed: npt.NDArray[np.uint8], of: int) -> bytes:
+        mac, data = sealed[: authentic.MAC_BYTES].tobytes(), sealed[authentic.MAC_BYTES :].tobytes()
+        authentic.check(self._key, mac, [data], f"rank {of}")
+        return data
 
     def agree_on(self, number: int, wish: bool) -> tuple[bool, bool]:
         """Returns when all ranks have called this: whether with the same number, and whether one of them has a wish."""

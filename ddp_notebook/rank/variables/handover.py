@@ -13,7 +13,7 @@ import torch
 from torch._C._distributed_c10d import ProcessGroupGloo, Store
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # exported at run time
 
-from ddp_notebook.rank.group import keeping
+from ddp_notebook.rank.group import authentic, keeping
 from ddp_notebook.rank.variables.copying import Pickler
 from ddp_notebook.stdlib import io, pickle
 
@@ -42,7 +42,11 @@ class Handover:
     """
 
     def __init__(self, store: Store, meeting: str, *, number: int, size: int, timeout: timedelta = _STALLED) -> None:
-        self._group: Any = ProcessGroupGloo(PrefixStore(f"{meeting}/", store), number, size, timeout=timeout)
+        at = PrefixStore(f"{meeting}/", store)
+        if number == _GIVER:
+            authentic.publish_key(at)
+        self._group: Any = ProcessGroupGloo(at, number, size, timeout=timeout)
+        self._key = authentic.key_of(at)
 
     def give(self, value: Any) -> None:
         """Give a value: by the pickle that `copying` makes, and what fails in it is raised before anything is sent."""
@@ -54,6 +58,8 @@ class Handover:
         sizes = torch.tensor([len(part) for part in parts])
         self._send(torch.tensor([len(sizes)]))
         self._send(sizes)
+        sealed = authentic.mac(self._key, [sizes.numpy().data, parts[0]])
+        self._send(torch.frombuffer(bytearray(sealed), dtype=torch.uint8))
         for part in filter(len, parts):
             self._send(torch.frombuffer(bytearray(part) if part.readonly else part, dtype=torch.uint8))
 
@@ -62,13 +68,25 @@ class Handover:
         self._send(torch.tensor([0]))
 
     def take(self) -> Any:
-        """The value that the first of them gives."""
+        """The value that the first of them gives.
+
+        Raises:
+            NotAuthenticError: the pickle is not from the session. (The memory of arrays has no MAC: loading it calls no
+                function.)
+            RuntimeError: see the class.
+        """
         count = self._send(torch.zeros(1, dtype=torch.int64))
         if not count:
             raise RuntimeError("the rank that was to give its variables could not")
-        sizes = self._send(torch.zeros(int(count), dtype=torch.int64)).tolist()
-        pickled, *buffers = [self._send(torch.empty(size, dtype=torch.uint8)).numpy().data for size in sizes]
+        sizes = self._send(torch.zeros(int(count), dtype=torch.int64))
+        sealed = bytes(self._send(torch.empty(authentic.MAC_BYTES, dtype=torch.uint8)).numpy())
+        pickled = self._take_part(int(sizes[0]))
+        authentic.check(self._key, sealed, [sizes.numpy().data, pickled], "the rank that gives its variables")
+        buffers = [self._take_part(size) for size in sizes[1:].tolist()]
         return pickle.loads(pickled, buffers=buffers)
+
+    def _take_part(self, nbytes: int) -> memoryview:
+        return self._send(torch.empty(nbytes, dtype=torch.uint8)).numpy().data
 
     def _send(self, x: torch.Tensor) -> torch.Tensor:
         """Broadcast from the giver, in place."""

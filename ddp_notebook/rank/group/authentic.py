@@ -1,0 +1,66 @@
+"""MACs for the pickles that ranks send each other over gloo.
+
+gloo accepts connections of every user. While a group forms, another process can take the place of a rank and send what
+it likes, and loading a pickle of another user executes that user's code. The session's store admits only processes of
+the session, so ranks exchange a key there.
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+from collections.abc import Iterable
+from typing import Any
+
+from torch._C._distributed_c10d import Store
+
+MAC_BYTES = 32
+_KEY = "key"
+
+
+class NotAuthenticError(RuntimeError):
+    """Data did not come from a rank of the session."""
+
+
+def publish_key(store: Store) -> None:
+    """Create a key for those who meet at this store. One of them calls this before any of them calls `key_of`."""
+    store.set(_KEY, secrets.token_hex(MAC_BYTES))
+
+
+def key_of(store: Store) -> bytes:
+    """Return the key, and wait until it has been published."""
+    return bytes.fromhex(store.get(_KEY).decode())
+
+
+def mac(key: bytes, parts: Iterable[Any]) -> bytes:
+    """The MAC of a message.
+
+    Args:
+        key: the key.
+        parts: of the message, bytes or other contiguous memory.
+
+    Example:
+        >>> check(b"key", mac(b"key", [b"a", b"b"]), [b"a", b"b"], "rank 1")
+        >>> mac(b"key", [b"ab"]) == mac(b"key", [b"a", b"b"]), mac(b"key", [b"a"]) == mac(b"other", [b"a"])
+        (True, False)
+    """
+    made = hmac.new(key, digestmod="sha256")
+    for part in parts:
+        made.update(part)
+    return made.digest()
+
+
+def check(key: bytes, received: bytes, parts: Iterable[Any], sender: str) -> None:
+    """Compare the MAC of a message with the one that came with it.
+
+    Args:
+        sender: who should have sent it, in words.
+
+    Raises:
+        NotAuthenticError: the MACs differ.
+    """
+    if not hmac.compare_digest(received, mac(key, parts)):
+        raise NotAuthenticError(
+            f"data in the place of {sender} did not come from this session, and was not read: another process has "
+            "connected to a port of this rank while the ranks did (docs/security.md)"
+        )

@@ -1,0 +1,19 @@
+"""The table of docs/security.md: each row names a test that exists, or says why there is none."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from tests.security.attack import table
+
+_ROOT = Path(__file__).parents[2]
+
+
+def test_each_row_names_a_test_that_exists_or_says_why_there_is_none():
+    assert len(table()) > 10
+    for opened_by, *_, test in table():
+        named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", test)
+        assert named or test.startswith("none: "), f"{opened_by}: {test}"
+        for file, name in named:
+            assert f"def {name}(" in (_ROOT / file).read_text(), f"{opened_by}: {file} has no {name}"
