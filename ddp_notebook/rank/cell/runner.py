@@ -266,6 +266,7 @@ class Runner:
     def _put_interpreter_back(self) -> None:
         """An interrupt would leave half of it undone."""
         may_raise, self._may_raise = self._may_raise, False
+        self._streams.put_back()
         for line in [*self._interpreter.put_back(), *put_names_back(self._shell.user_ns, self._needed)]:
             say(line)
         self._may_raise = may_raise
