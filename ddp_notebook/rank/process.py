@@ -144,6 +144,7 @@ class Rank:
         self._loop.time = time.monotonic  # type: ignore[method-assign]  # a cell may replace the one in `time`
         self._name_place()
         self._loop.add_reader(self._inbox.fileno(), self._read_inbox)
+        runner.keep_reader(self._inbox.fileno(), self._read_inbox)
         while not self._to_do.empty():
             self._on_message(self._to_do.get())
         exits.protect()

@@ -10,7 +10,10 @@ import _thread
 import builtins
 import operator
 import sys
+from collections.abc import Callable
 from typing import Any
+
+import zmq
 
 from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
 from ddp_notebook.stdlib import COPIED, asyncio, os
@@ -26,6 +29,9 @@ class Interpreter:
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
+        self._readers: dict[int, Callable[[], object]] = {}
+        if (wakes := getattr(self._loop, "_ssock", None)) is not None:  # what `call_soon_threadsafe` writes to
+            self.keep_reader(wakes.fileno(), self._loop._read_from_self)  # type: ignore[attr-defined]
         self._builtins = dict(vars(builtins))
         self._modules = sys.modules.copy()
         self._needed = {name: module for name, module in self._modules.items() if name.split(".")[0] in _NEEDED}
@@ -34,7 +40,13 @@ class Interpreter:
         self._threading = sys.modules["threading"]
         self._threads = {name: value for name, value in vars(self._threading).items() if callable(value)}
         self._threads |= dict.fromkeys(("_trace_hook", "_profile_hook"))  # for new threads
+        # The rank sends and receives with these, and pyzmq looks each of them up when it is called.
+        self._zmq = {name: value for name, value in vars(zmq).items() if isinstance(value, type)}
         self._hooks = {name: getattr(sys, name) for name in ("excepthook", "displayhook", "unraisablehook")}
+
+    def keep_reader(self, fd: int, callback: Callable[[], object]) -> None:
+        """Let the event loop read this file descriptor again after a cell has removed its reader."""
+        self._readers[fd] = callback
 
     def put_back(self) -> list[str]:
         """Put everything back. Returns lines about what a later cell would miss."""
@@ -57,12 +69,19 @@ class Interpreter:
             self._set_limit(self._limit)
         if getattr(self._loop, "_stopping", False):  # the cell has called `loop.stop()`, which would end the rank
             self._loop._stopping = False  # type: ignore[attr-defined]
+        readers = self._loop._selector.get_map()  # type: ignore[attr-defined]
+        for fd, callback in self._readers.items():
+            if fd not in readers:
+                self._loop._add_reader(fd, callback)  # type: ignore[attr-defined]  # the public one refuses the loop's own
         for name, hook in self._hooks.items():
             if not callable(getattr(sys, name, None)):
                 setattr(sys, name, hook)
         now = vars(self._threading)
         if not all(map(operator.is_, map(now.get, self._threads), self._threads.values())):
             lines += self._put_threading_back(now)
+        now = vars(zmq)
+        if not all(map(operator.is_, map(now.get, self._zmq), self._zmq.values())):
+            now.update(self._zmq)
         return lines
 
     def _put_threading_back(self, now: dict[str, Any]) -> list[str]:

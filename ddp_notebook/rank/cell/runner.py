@@ -33,6 +33,18 @@ from ddp_notebook.wire.events import CellDone, Comm, Display, InputReply, Interr
 _PARENT = "ddp-cell-"
 _ASKED_BY = "ddp_asked_by"  # in the header of a parent: the browser's message that a widget answers
 _WELL = {"status": "ok"}
+_PARTS_OF_SHELL = (  # without one of these IPython runs no further cell
+    *(
+        "compile",
+        "display_formatter",
+        "display_pub",
+        "displayhook",
+        "events",
+        "history_manager",
+        "input_transformer_manager",
+    ),
+    *("kernel", "payload_manager"),
+)
 _SHOWN = {"display_data", "execute_result", "update_display_data", "clear_output", "error"}
 
 
@@ -103,6 +115,11 @@ class Runner:
         needs = ("_oh", "_dh", "get_ipython", "__builtins__")
         names = self._shell.user_ns
         self._needed = {name: names[name] for name in needs if name in names}
+        self._parts_of_shell = {name: part for name in _PARTS_OF_SHELL if (part := getattr(self._shell, name, None))}
+
+    def keep_reader(self, fd: int, callback: Callable[[], object]) -> None:
+        """Let the event loop read this file descriptor again after a cell has removed its reader."""
+        self._interpreter.keep_reader(fd, callback)
 
     def submit(self, cell: RunCell) -> None:
         """Run a cell in its turn. Call it on the event loop."""
@@ -267,6 +284,9 @@ class Runner:
         """An interrupt would leave half of it undone."""
         may_raise, self._may_raise = self._may_raise, False
         self._streams.put_back()
+        for name, part in self._parts_of_shell.items():
+            if getattr(self._shell, name, None) is None:
+                setattr(self._shell, name, part)
         for line in [*self._interpreter.put_back(), *put_names_back(self._shell.user_ns, self._needed)]:
             say(line)
         self._may_raise = may_raise
