@@ -415,17 +415,24 @@ x_ = torch.ones(1, device='cpu', dtype=torch.float32); dist.all_reduce(x_); prin
 """
 
 
-def reset_stop_and_go_on(session: Any, program: str, wait: str, directory: Path) -> None:
-    """Run the program, press stop while its cell waits, and check that the next cell finds everything."""
+def reset_stop_and_go_on(session: Any, program: str, wait: str, directory: Path, *, forms_anew: bool = False) -> None:
+    """Run the program, press stop while its cell waits, and check that the next cell finds everything.
+
+    Args:
+        forms_anew: check that the group can be formed anew, too.
+    """
     session.run(_SET_UP)
     code = f"{PROGRAMS[program]}\nbegun({str(directory / 'begun-')!r})\n{WAITS[wait]}"
     fails = program in FAIL or (program, wait) in FAIL_WHILE
     ends_with = RankError if fails else KeyboardInterrupt
     with pytest.raises(ends_with):
         run_until_stopped(session, code, directory)
-    after = session.run(AFTER, timeout=30, quiet=True)
     text = "" if program in SILENT else "text 2 10\n"
-    assert [after[rank].stdout for rank in after.ranks] == [text] * 2
+    for _ in range(1 + forms_anew):
+        after = session.run(AFTER, timeout=30, quiet=True)
+        assert [after[rank].stdout for rank in after.ranks] == [text] * 2
+        if forms_anew:
+            session.reform()
 
 
 def run_until_stopped(session: Any, code: str, directory: Path) -> None:

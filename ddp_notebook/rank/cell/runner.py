@@ -14,7 +14,7 @@ from ddp_notebook.rank import pymp, shortage
 from ddp_notebook.rank.cell import hygiene, kernel_api, transforms
 from ddp_notebook.rank.cell.asking import Asking
 from ddp_notebook.rank.cell.bounds import bounded_display
-from ddp_notebook.rank.cell.comms import COMM_TYPES, RankComms
+from ddp_notebook.rank.cell.comms import COMM_TYPES, RankComms, ends_capture
 from ddp_notebook.rank.cell.exceptions import FormattingStopped
 from ddp_notebook.rank.cell.handlers import Handlers
 from ddp_notebook.rank.cell.interpreter import Interpreter, put_names_back, say
@@ -27,7 +27,7 @@ from ddp_notebook.rank.sharding import unsharded
 from ddp_notebook.rank.variables.copying import CellText
 from ddp_notebook.records.units import bundle_chars
 from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
-from ddp_notebook.stdlib import asyncio, os, time, traceback
+from ddp_notebook.stdlib import asyncio, os, threading, time, traceback
 from ddp_notebook.wire.events import CellDone, Comm, Display, InputReply, Interrupt, Message, RunCell, Taken
 
 _PARENT = "ddp-cell-"
@@ -347,6 +347,17 @@ class Runner:
             raise KeyboardInterrupt  # between two awaits; IPython's run_code catches it
         self._task.get_loop().call_soon_threadsafe(self._task.cancel)
 
+    def _interrupt_again(self) -> None:
+        """Interrupt the cell once more, after an Output widget around its code has hidden the first interrupt. The
+        widget is in order again: the end of its capture was just sent."""
+        if threading.get_ident() != threading.main_thread().ident:
+            return
+        self._tracebacks.is_hidden = False
+        if self._task is not None:
+            self._task.get_loop().call_soon(self._task.cancel)
+        elif self._may_raise:
+            raise KeyboardInterrupt
+
     def _outcome(self, failure: BaseException | None) -> dict[str, Any]:
         shown = self._tracebacks
         if failure is None and shown.display_error is not None:
@@ -400,7 +411,10 @@ class Runner:
                 return True
             self._uneventful = False
             asked_by = parent.get(_ASKED_BY) or {}
-            return self._comms.take(msg_type, content, metadata, buffers, cell, asked_by) or cell is not None
+            is_taken = self._comms.take(msg_type, content, metadata, buffers, cell, asked_by) or cell is not None
+            if self._tracebacks.is_hidden and ends_capture(content):
+                self._interrupt_again()
+            return is_taken
         if cell is None:
             return False
         if msg_type == "error":
