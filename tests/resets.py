@@ -69,6 +69,26 @@ SIGNALS = {
     ),
     "an alarm once": "import signal\nsignal.signal(signal.SIGALRM, signal.SIG_IGN); signal.alarm(1)",
     "a reloaded signal module": "import importlib, signal; importlib.reload(signal)",
+    "another _signal module": "import sys\ndel sys.modules['_signal'], sys.modules['signal']\nimport _signal; "
+    + _EACH_SIGNAL
+    + "_signal.signal(n, _signal.SIG_DFL)",
+    "all blocked by another _signal module": (
+        "import sys\ndel sys.modules['_signal'], sys.modules['signal']\n"
+        "import _signal; _signal.pthread_sigmask(_signal.SIG_BLOCK, range(1, 65))"
+    ),
+    "a thread that waits for all signals": (
+        "import signal, threading\n"
+        "threading.Thread(target=signal.sigwait, args=(signal.valid_signals(),), daemon=True).start()"
+    ),
+    "a time limit that was met": (
+        "import signal\ndef too_long(*_): raise TimeoutError\n"
+        "signal.signal(signal.SIGALRM, too_long); signal.alarm(600); signal.alarm(0)"
+    ),
+    "an interrupt at SIGTERM": "import signal; signal.signal(signal.SIGTERM, signal.default_int_handler)",
+    "ignored children": "import signal; signal.signal(signal.SIGCHLD, signal.SIG_IGN)",
+    "an end at SIGPIPE": "import signal; signal.signal(signal.SIGPIPE, signal.SIG_DFL)",
+    "stacks at SIGUSR1": "import faulthandler, os, signal; faulthandler.register(signal.SIGUSR1, open(os.devnull, 'w'), chain=True)",
+    "stacks again and again": "import faulthandler, os; faulthandler.dump_traceback_later(0.05, repeat=True, file=open(os.devnull, 'w'))",
 }
 _CLOCKS = "perf_counter", "monotonic", "time", "perf_counter_ns", "monotonic_ns", "time_ns"
 CLOCKS = {
@@ -94,6 +114,13 @@ CLOCKS = {
         "        if id(value) in frozen: setattr(module, name, frozen[id(value)])"
     ),
     "a deleted time module": "import sys; import time; del sys.modules['time']",
+    "another time zone": "import os, time; os.environ['TZ'] = 'Asia/Tokyo'; time.tzset()",
+    "deleted clocks": "import time; del time.perf_counter, time.monotonic, time.time, time.sleep, time.monotonic_ns",
+    "a frozen datetime": (
+        "import datetime\nclass frozen(datetime.datetime):\n    @classmethod\n    def now(cls, tz=None): return cls(2020, 1, 1)\n"
+        "datetime.datetime = frozen"
+    ),
+    "no select": "import select, selectors; select.select = select.poll = select.epoll = selectors.DefaultSelector = None",
 }
 STREAMS = {
     "no stdout": "import sys; sys.stdout = sys.stderr = None",
@@ -106,6 +133,14 @@ STREAMS = {
     "fd 1 and 2 elsewhere": "import os; n = os.open(os.devnull, os.O_RDWR); os.dup2(n, 1); os.dup2(n, 2)",
     "no low descriptors": "import os, sys\nfor fd in (0, 1, 2): os.close(fd)",
     "a detached stdout": "import sys; sys.stdout.detach()",
+    "stdout in a file": "import os, sys; sys.stdout = open(os.devnull, 'w')",
+    "streams in memory": "import io, sys; sys.stdout, sys.stderr = io.StringIO(), io.StringIO()",
+    "a redirection that is left": "import contextlib, io; contextlib.redirect_stdout(io.StringIO()).__enter__()",
+    "stdout in ASCII": "import sys; sys.stdout.reconfigure(encoding='ascii', errors='strict', line_buffering=False)",
+    "a broken pipe": "import os; r, w = os.pipe(); os.dup2(w, 1); os.dup2(w, 2); os.close(r); os.close(w)",
+    "no stdin": "import os, sys; sys.stdin = None; os.close(0)",
+    "pipes that do not block": "import os; os.set_blocking(1, False); os.set_blocking(2, False)",
+    "the first streams": "import sys; sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__",
 }
 MODULES = {
     "reloaded modules": (
@@ -155,6 +190,40 @@ MODULES = {
         "warnings.warn = warnings.filterwarnings = fail; warnings.simplefilter('error'); gc.collect = gc.get_objects = fail"
     ),
     "warnings are errors": "import warnings; warnings.resetwarnings(); warnings.simplefilter('error')",
+    "asyncio functions": (
+        "import asyncio\ndef fail(*_, **__): raise RuntimeError('no')\nfor n in asyncio.__all__: setattr(asyncio, n, fail)"
+    ),
+    "another asyncio": (
+        "import sys\nfor n in [n for n in sys.modules if n.partition('.')[0] in ('asyncio', '_asyncio')]: del sys.modules[n]\n"
+        "import asyncio"
+    ),
+    "zmq": "import zmq; zmq.Context = zmq.Poller = zmq.Socket = zmq.Frame = None",
+    "NumPy": (
+        "import numpy\ndef fail(*_, **__): raise RuntimeError('no')\n"
+        "for n in ('frombuffer', 'asarray', 'array', 'empty', 'concatenate', 'zeros', 'ndarray'): setattr(numpy, n, fail)"
+    ),
+    "psutil": "import psutil; psutil.Process = psutil.pids = psutil.virtual_memory = None",
+    "random": "import random; random.seed(0); random.random = random.Random = random.choice = random.getrandbits = None",
+    "logging shut down": (
+        "import logging\nlogging.disable(); logging.shutdown(); logging.Logger.manager.loggerDict.clear()\n"
+        "logging.Logger.handle = logging.Handler.emit = logging.getLogger = None"
+    ),
+    "logging of everything": "import logging; logging.basicConfig(force=True, level=1)",
+    "inspect": "import inspect; inspect.signature = inspect.getsource = inspect.currentframe = inspect.iscoroutine = None",
+    "another start method": "import multiprocessing; multiprocessing.set_start_method('spawn', force=True)",
+    "a finder that refuses": (
+        "import sys\nclass Refuses:\n    def find_spec(self, *_): raise ImportError('no')\nsys.meta_path.insert(0, Refuses())"
+    ),
+    "traitlets": "import traitlets; traitlets.HasTraits.set_trait = traitlets.HasTraits.observe = None",
+    "socket": (
+        "import socket\ndef fail(*_, **__): raise OSError('no')\n"
+        "socket.socket = socket.getaddrinfo = socket.gethostname = socket.create_connection = socket.socketpair = fail"
+    ),
+    "io and open": "import codecs, io; io.TextIOWrapper = io.FileIO = io.BytesIO = io.StringIO = io.open = codecs.open = None",
+    "contextlib and functools": (
+        "import contextlib, functools\ncontextlib.suppress = contextlib.contextmanager = contextlib.ExitStack = None\n"
+        "functools.partial = functools.wraps = functools.lru_cache = None"
+    ),
 }
 INTERPRETER = {
     "no print": "import builtins; builtins.print = None",
@@ -185,6 +254,26 @@ INTERPRETER = {
     "no Out and In": "Out = In = _ih = _dh = _oh = None",
     "deleted names": "del _oh, Out, In, _ih, _dh, get_ipython, rank, torch, dist",
     "names of ours": "_oh = In = Out = _ = __ = ___ = _i = _ih = _dh = display = get_ipython = open = exit = quit = log = device = 7",
+    "statistics of the collector": "import gc; gc.set_debug(gc.DEBUG_STATS); gc.collect(); gc.set_debug(0)",
+    "no frames in tracebacks": "import sys; sys.tracebacklimit = 0",
+    "a high recursion limit": "import sys; sys.setrecursionlimit(10**6)",
+    "other exits": "import os, sys; sys.exit = os._exit = os.abort = print",
+    "another __main__": "import sys, types; sys.modules['__main__'] = types.ModuleType('__main__')",
+    "cleared globals": (
+        "def clear(keep=('kept', 'begun', 'rank_', 'sleep_', 'barrier_')):\n"
+        "    kept_ = {n: globals()[n] for n in keep}; globals().clear(); globals().update(kept_)\nclear()"
+    ),
+    "the first hooks": "import sys; sys.excepthook, sys.displayhook = sys.__excepthook__, sys.__displayhook__",
+    "no breakpointhook": "import sys; sys.breakpointhook = None",
+    "an unraisablehook that fails": "import sys; sys.unraisablehook = lambda _: 1 / 0",
+    "a trace function of threads that fails": "import threading\ndef fail(*_): raise ZeroDivisionError\nthreading.settrace(fail); threading.setprofile(fail)",
+    "threads with small stacks": "import threading; threading.stack_size(32768)",
+    "a Thread that does not start": "import threading; threading.Thread.start = threading.Thread.run = lambda self: None",
+    "hooks of generators": "import sys; sys.set_asyncgen_hooks(None, None); sys.set_coroutine_origin_tracking_depth(5)",
+    "an audit hook that refuses": (
+        "import sys\ndef refuse(event, args):\n    if event in ('socket.connect', 'os.system', 'subprocess.Popen'): raise PermissionError(event)\n"
+        "sys.addaudithook(refuse)"
+    ),
 }
 IPYTHON = {
     "no ipython hooks": (
@@ -193,6 +282,22 @@ IPYTHON = {
     ),
     "no history": "ip = get_ipython(); ip.history_manager.input_hist_raw.clear(); ip.history_manager.enabled = False; ip.execution_count = -5",
     "a showtraceback that fails": "def fail(*_, **__): raise RuntimeError('no')\nip = get_ipython(); ip.showtraceback = ip._showtraceback = fail",
+    "no display formatter": "get_ipython().display_formatter = None",
+    "no display": "ip = get_ipython(); ip.display_pub.publish = ip.displayhook.start_displayhook = ip.displayhook.__class__.__call__ = None",
+    "an exception handler that fails": "get_ipython().set_custom_exc((Exception, KeyboardInterrupt), lambda *_, **__: 1 / 0)",
+    "a transformer of code that fails": "class Fails:\n    def visit(self, node): raise ZeroDivisionError\nget_ipython().ast_transformers.append(Fails())",
+    "hooks that fail": (
+        "def fail(*_): raise ZeroDivisionError\nip = get_ipython()\n"
+        "for n in ('pre_execute', 'pre_run_cell', 'post_execute', 'post_run_cell'): ip.events.register(n, fail)"
+    ),
+    "no interactivity": "get_ipython().ast_node_interactivity = 'none'",
+    "no kernel": "get_ipython().kernel = None",
+    "a new namespace": (
+        "def renew(ip, names): ip.reset(new_session=False); ip.push(names)\n"
+        "renew(get_ipython(), dict(kept=kept, rank_=rank_, begun=begun, sleep_=sleep_, barrier_=barrier_))"
+    ),
+    "no events and history": "ip = get_ipython(); ip.events = None; ip.history_manager = None",
+    "no compiler": "get_ipython().compile = None",
 }
 ENVIRONMENT = {
     "no environment": "import os; os.environ.clear()",
@@ -203,6 +308,18 @@ ENVIRONMENT = {
     "another process group": "import os\ntry: os.setpgid(0, 0)\nexcept OSError: pass",
     "locale": "import locale; locale.setlocale(locale.LC_ALL, 'C')",
     "low priority": "import os; os.nice(5)",
+    "a limit of processor time": (
+        "import resource, signal; signal.signal(signal.SIGXCPU, signal.SIG_IGN)\nresource.setrlimit(resource.RLIMIT_CPU, (1, -1))"
+    ),
+    "few open files": "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (120, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))",
+    "a small stack": "import resource; resource.setrlimit(resource.RLIMIT_STACK, (1 << 20, resource.getrlimit(resource.RLIMIT_STACK)[1]))",
+    "the root folder": "import os; os.chdir('/')",
+    "one core": "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})",
+    "another name and no signal of the parent": "import ctypes; libc = ctypes.CDLL(None); libc.prctl(15, b'other'); libc.prctl(1, 0)",
+    "no environment in C": "import ctypes; ctypes.CDLL(None).clearenv()",
+    "no variables of the group": "import os\nfor n in ('RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'MASTER_ADDR', 'MASTER_PORT', 'LOCAL_WORLD_SIZE'): os.environ.pop(n, None)",
+    "other variables of the group": "import os; os.environ.update(RANK='7', WORLD_SIZE='9', LOCAL_RANK='8', MASTER_ADDR='nowhere', MASTER_PORT='1')",
+    "no descriptors for children": "import os\nfor n in range(3, 400):\n    try: os.set_inheritable(n, True)\n    except OSError: pass",
 }
 LOOPS = {
     "no event loop": "import asyncio; asyncio.set_event_loop(None)",
@@ -219,6 +336,15 @@ LOOPS = {
     "no running loop": "import asyncio; asyncio._set_running_loop(None)",
     "an exception handler of the loop": "import asyncio; asyncio.get_running_loop().set_exception_handler(lambda *_: 1 / 0)",
     "a handler of signals of the loop": "import asyncio, signal; asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, print)",
+    "no readers": "import asyncio\nloop = asyncio.get_running_loop()\nfor n in range(1024): loop.remove_reader(n); loop.remove_writer(n)",
+    "a debugged loop": "import asyncio; asyncio.get_running_loop().set_debug(True)",
+    "a task factory that fails": "import asyncio; asyncio.get_running_loop().set_task_factory(lambda *_, **__: 1 / 0)",
+    "no executor": "import asyncio\nloop = asyncio.get_running_loop(); loop.run_in_executor = loop.create_task = loop.call_later = loop.call_at = None",
+    "a loop that stops later": "import asyncio; asyncio.get_running_loop().call_soon(asyncio.get_running_loop().stop)",
+    "a loop that another thread stops": "import asyncio; asyncio.get_running_loop().call_soon_threadsafe(asyncio.get_running_loop().stop)",
+    "a callback that fails": "import asyncio; asyncio.get_running_loop().call_soon(lambda: 1 / 0)",
+    "a callback that exits": "import asyncio, sys; asyncio.get_running_loop().call_soon(sys.exit)",
+    "a stopped IOLoop of tornado": "from tornado.ioloop import IOLoop; IOLoop.current().stop()",
 }
 TORCH = {
     "another default device": "torch.set_default_device('meta')",
@@ -229,6 +355,16 @@ TORCH = {
     "tensor methods": "def fail(*_, **__): raise RuntimeError('no')\nkept_repr = torch.Tensor.__repr__; torch.Tensor.__repr__ = fail; torch.Tensor.numel = fail",
     "torch functions": "def fail(*_, **__): raise RuntimeError('no')\nfor n in ('is_tensor', 'is_grad_enabled', 'no_grad', 'device'): setattr(torch, n, fail)",
     "print options": "torch.set_printoptions(profile='full'); torch.set_warn_always(True)",
+    "many threads": "torch.set_num_threads(64)",
+    "another seed": "torch.manual_seed(0); torch.default_generator.set_state(torch.get_rng_state())",
+    "a function mode": (
+        "from torch.overrides import TorchFunctionMode\nclass Mode(TorchFunctionMode):\n"
+        "    def __torch_function__(self, func, types, args=(), kwargs=None): return func(*args, **(kwargs or {}))\nMode().__enter__()"
+    ),
+    "hooks of saved tensors": "torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t).__enter__()",
+    "save and load": "torch.save = torch.load = torch.nn.Module.__call__ = torch.nn.Module.state_dict = None",
+    "a debug level": "dist.set_debug_level(dist.DebugLevel.DETAIL)",
+    "a type in place of a tensor": "torch.set_default_tensor_type(torch.DoubleTensor)",
 }
 KINDS = {
     "signals": SIGNALS,
@@ -242,13 +378,23 @@ KINDS = {
     "torch": TORCH,
 }
 PROGRAMS = {f"{kind}: {name}": code for kind, programs in KINDS.items() for name, code in programs.items()}
-# IPython cannot run the next statement of these: the cell fails by itself.
+# These cells fail by themselves, before they are stopped: IPython cannot run the next statement.
 FAIL = {
     "interpreter: no id and type",
     "interpreter: deleted builtins",
     "interpreter: a trace function that fails",
     "modules: no modules",
 }
+# What these wait in fails, as in a plain Python process: torch's `barrier` needs what they have replaced, or `sum` is
+# gone.
+FAIL_WHILE = {
+    ("interpreter: no len", "an operation"),
+    ("interpreter: no isinstance", "an operation"),
+    ("torch: torch functions", "an operation"),
+    ("interpreter: another __builtins__", "a long call"),
+}
+# The text of these programs goes where they want it, also in the next cell.
+SILENT = {"streams: stdout in a file", "streams: streams in memory", "streams: a redirection that is left"}
 
 _SET_UP = """
 if "begun" not in globals():  # an earlier program may have replaced these functions
@@ -269,15 +415,24 @@ x_ = torch.ones(1, device='cpu', dtype=torch.float32); dist.all_reduce(x_); prin
 """
 
 
-def reset_stop_and_go_on(session: Any, program: str, wait: str, directory: Path) -> None:
-    """Run the program, press stop while its cell waits, and check that the next cell finds everything."""
+def reset_stop_and_go_on(session: Any, program: str, wait: str, directory: Path, *, forms_anew: bool = False) -> None:
+    """Run the program, press stop while its cell waits, and check that the next cell finds everything.
+
+    Args:
+        forms_anew: check that the group can be formed anew, too.
+    """
     session.run(_SET_UP)
     code = f"{PROGRAMS[program]}\nbegun({str(directory / 'begun-')!r})\n{WAITS[wait]}"
-    ends_with = RankError if program in FAIL else KeyboardInterrupt
+    fails = program in FAIL or (program, wait) in FAIL_WHILE
+    ends_with = RankError if fails else KeyboardInterrupt
     with pytest.raises(ends_with):
         run_until_stopped(session, code, directory)
-    after = session.run(AFTER, timeout=30, quiet=True)
-    assert [after[rank].stdout for rank in after.ranks] == ["text 2 10\n"] * 2
+    text = "" if program in SILENT else "text 2 10\n"
+    for _ in range(1 + forms_anew):
+        after = session.run(AFTER, timeout=30, quiet=True)
+        assert [after[rank].stdout for rank in after.ranks] == [text] * 2
+        if forms_anew:
+            session.reform()
 
 
 def run_until_stopped(session: Any, code: str, directory: Path) -> None:

@@ -137,7 +137,7 @@ def test_a_stop_without_memory(make_session):
 
 
 def test_a_thread_that_takes_all_memory(make_session):
-    """It takes the reserve too as soon as a rank uses that. No cell is lost: each ends, also one that cannot be read."""
+    """It takes the reserve too as soon as a rank uses that. No cell is lost: each ends, also one that is not read."""
     session = make_session(2)
     session.run(f"kept = 'kept'{_USE_UP_MEMORY % 'AS'}")
     with contextlib.suppress(RankError):
@@ -300,15 +300,16 @@ def failed(code):
         print("went well")
     except ddp_notebook.RankError as error:
         print(str(error).replace("\\n", " "))
-load = "loader = torch.utils.data.DataLoader(torch.ones(64, 1 << 16), batch_size=32, num_workers=1)\\nif rank == 1: list(loader)"
-failed(load)
+data = "torch.utils.data.DataLoader(torch.ones(64, 1 << 16), batch_size=32, num_workers=1)"
+failed(f"loader = {data}\\nif rank == 1: list(loader)")
 failed("if rank == 1: torch.ones(2 << 20).share_memory_()")
 session.run("kept = 'kept'; large = torch.ones(1 << 22).numpy()", quiet=True)
 print(session.pull("large")[1].sum())
 session.push({"sent": numpy.ones(1 << 22)})
 print(session.run("sent.sum().item()", quiet=True)[1].result)
 print(session.run("t = torch.ones(1); dist.all_reduce(t); t.item()", quiet=True)[1].result)
-session.run("open('/dev/shm/full', 'wb').truncate(0)\\ntry: open('/dev/shm/full', 'wb').write(bytes(8 << 20))\\nexcept OSError: pass", ranks=1, quiet=True)
+full = "open('/dev/shm/full', 'wb')"
+session.run(f"{full}.truncate(0)\\ntry: {full}.write(bytes(8 << 20))\\nexcept OSError: pass", ranks=1, quiet=True)
 print([line for line in repr(session.status()).splitlines() if "/dev/shm" in line])
 """,
         *("unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o size=4m tmpfs /dev/shm && exec "$@"', "sh"),

@@ -15,7 +15,7 @@ def test_messages_come_out_whole_and_in_order_however_they_were_cut():
     for size in (1, 7, len(stream)):
         read_end, write_end = os.pipe()
         came: list[Message] = []
-        inbox = Inbox(read_end, came.append, on_lost=lambda head: came.append(head))
+        inbox = Inbox(read_end, came.append, on_lost=came.append)
         assert inbox.read(), "empty is not the end"
         for at in range(0, len(stream), size):
             os.write(write_end, stream[at : at + size])

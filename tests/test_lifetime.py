@@ -173,7 +173,7 @@ def test_a_host_server_that_is_killed_and_one_that_is_stopped(make_kernel):
     assert kernel.run("%ddp_pull rank").stdout == "[0] 0\n[1] 1\n", "values do not need it"
     assert kernel.run("%ddp_interrupt").stdout == "no cell is under way\n"
     reply = kernel.run("%ddp_status")
-    assert reply.stdout.count("idle") == 2 and named in reply.stdout
+    assert reply.stdout.count("in no cell") == 2 and "idle" not in reply.stdout and named in reply.stdout
     os.kill(kernel.pid, signal.SIGKILL)
     expect_all_gone(processes)
 

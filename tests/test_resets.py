@@ -7,7 +7,7 @@ import os
 import pytest
 
 from ddp_notebook.wire import signals
-from tests.resets import PROGRAMS, reset_stop_and_go_on
+from tests.resets import PROGRAMS, reset_stop_and_go_on, run_until_stopped
 
 SHARE_A_SESSION = [name for name in PROGRAMS if name.startswith(("signals", "clocks", "streams"))]
 
@@ -66,8 +66,6 @@ def test_a_handler_for_a_signal_of_ours_is_refused_with_a_line(make_session_alon
 
 def test_a_cell_that_ignores_interrupts_is_stopped_after_a_while(make_session_alone, tmp_path):
     """Its second press would replace the ranks."""
-    from tests.resets import run_until_stopped
-
     session = make_session_alone(2)
     begun = f"open({str(tmp_path)!r} + f'/begun-{{rank}}', 'w').close()"
     with pytest.raises(KeyboardInterrupt):
@@ -75,3 +73,36 @@ def test_a_cell_that_ignores_interrupts_is_stopped_after_a_while(make_session_al
             session, f"import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\n{begun}\nwhile True: pass", tmp_path
         )
     assert session.run("signal.getsignal(signal.SIGINT) is not signal.SIG_IGN")[0].result == "True"
+
+
+_LOADER = """
+import signal, sys, atexit, asyncio, torch.utils.data
+class Numbers(torch.utils.data.Dataset):
+    def __len__(self): return 10**6
+    def __getitem__(self, number): return number
+def reset(_):
+    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}: signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+    atexit._run_exitfuncs(); asyncio.set_event_loop(None); sys.stdin = sys.stdout = sys.stderr = None
+loader = torch.utils.data.DataLoader(
+    Numbers(), num_workers=2, worker_init_fn=reset, multiprocessing_context="fork", persistent_workers=True
+)
+seen, kept = 0, rank + 10
+"""
+
+
+def test_a_loaders_worker_that_resets_signals_harms_nothing(make_session_alone, tmp_path):
+    """User code runs in ranks and in what they start. Keeper, watchdog and host server run none."""
+    session = make_session_alone(2)
+    session.run(_LOADER)
+    pids = session.pids()
+    for number in range(2):
+        begun = f"open({str(tmp_path)!r} + f'/begun-{{rank}}', 'w').close()"
+        code = f"for batch in loader:\n    seen += 1\n    if seen % 5 == 0: {begun}"
+        with pytest.raises(KeyboardInterrupt):
+            run_until_stopped(session, code, tmp_path)
+        after = session.run("x = torch.ones(1); dist.all_reduce(x); print(int(x), kept - rank, seen >= 5)")
+        assert [after[rank].stdout for rank in (0, 1)] == ["2 10 True\n"] * 2, number
+        for file in tmp_path.iterdir():
+            file.unlink()
+    assert session.pids() == pids

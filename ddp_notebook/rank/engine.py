@@ -14,6 +14,7 @@ from ipyparallel.engine.app import IPEngine
 from traitlets import default
 
 from ddp_notebook.rank.cell import handlers, kernel_api
+from ddp_notebook.rank.cell.interpreter import say
 from ddp_notebook.stdlib import logging, os, signal
 from ddp_notebook.wire.signals import END, INTERRUPT
 
@@ -58,6 +59,29 @@ class RankEngine(IPEngine):
         stop = signal.getsignal(signal.SIGTERM)
         assert callable(stop)
         handlers.end_by(stop)
+
+    def start(self) -> None:
+        """Serve until the host server asks for the end: not until a cell's callback stops the event loop or exits."""
+        loop: Any = self.loop
+        stop, run = loop.stop, loop.asyncio_loop.run_forever
+        has_ended = False
+
+        def stop_for_good() -> None:  # called by ipyparallel, ipykernel and tornado; a cell calls asyncio's
+            nonlocal has_ended
+            has_ended = True
+            stop()
+
+        def run_forever() -> None:
+            while not has_ended:
+                try:
+                    run()
+                except SystemExit:
+                    if has_ended or not self._publishers:  # while there is no kernel, ipyparallel gives up so
+                        raise
+                    say("ddp_notebook: SystemExit in a callback of the event loop does not end a rank")
+
+        loop.stop, loop.asyncio_loop.run_forever = stop_for_good, run_forever
+        super().start()
 
     def register(self) -> Any:
         """Make the kernel as if the controller had answered.

@@ -20,7 +20,7 @@ from typing import Any
 
 from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
 from ddp_notebook.stdlib import ctypes, faulthandler, functools, os, threading
-from ddp_notebook.wire.signals import OURS, STACK
+from ddp_notebook.wire.signals import OURS, RELEASE, STACK
 
 Handler = Callable[[int, FrameType | None], object]
 
@@ -91,12 +91,14 @@ def _put_back_later(_: int | None) -> int:
     if threading.get_ident() == threading.main_thread().ident:
         for number, handler in _handlers.items():
             _set_handler(number, handler)
+        _change_mask(_signal.SIG_UNBLOCK, _handlers.keys() - {RELEASE})  # a thread of its own waits for RELEASE
     return 0
 
 
 def send_to_main(number: int) -> None:
     """Restore the handlers, then send a signal of the session to the main thread. Works in any thread."""
     put_back_actions()
+    ctypes.pythonapi.Py_AddPendingCall(_put_back_later, None)  # the main thread may block our signals
     _send_to_thread(threading.main_thread().ident, number)
 
 

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from traitlets.config import Config
 
-from ddp_notebook.rank import files, gpu, own_signals, pymp, reserve, shortage, threads
+from ddp_notebook.rank import exits, files, gpu, own_signals, pymp, reserve, shortage, threads
 from ddp_notebook.rank.agent import Agent
 from ddp_notebook.rank.cell import handlers, kernel_api, tutorials
 from ddp_notebook.rank.cell.inbox import Inbox
@@ -141,11 +141,14 @@ class Rank:
             lambda: self.place, lambda: runner.running, self._recording.training, lambda: self._network.release.loss
         )
         self._loop = asyncio.get_running_loop()
+        self._loop.set_exception_handler(_report)
         self._loop.time = time.monotonic  # type: ignore[method-assign]  # a cell may replace the one in `time`
         self._name_place()
         self._loop.add_reader(self._inbox.fileno(), self._read_inbox)
+        runner.keep_reader(self._inbox.fileno(), self._read_inbox)
         while not self._to_do.empty():
             self._on_message(self._to_do.get())
+        exits.protect()
         self._loop.call_soon(self.agent.send, Ready())
 
     # ---- the agent's thread
@@ -225,16 +228,16 @@ class Rank:
         """Take a place. The group forms in a thread of its own, since that is mostly waiting: the engine starts
         meanwhile (64 ranks on two cores: 8 s instead of 13)."""
         self.place = place
-        shortage.settle(place.rank)
-        reserve.hold(place.world_size)
-        threads.give(place.threads)
-        join.enter(place)
-        if self.runner is not None:
-            self._name_place()
-        thread = threading.Thread(target=self._form, args=(place,), name="ddp-form", daemon=True)
         try:
+            shortage.settle(place.rank)
+            reserve.hold(place.world_size)
+            threads.give(place.threads)
+            join.enter(place)
+            if self.runner is not None:
+                self._name_place()
+            thread = threading.Thread(target=self._form, args=(place,), name="ddp-form", daemon=True)
             reserve.use(thread.start)
-        except RuntimeError as error:  # no thread can be started
+        except Exception as error:  # no thread can be started, or a cell has replaced a function of torch
             self.agent.send(Formed(epoch=place.epoch, error=_in_words(error)))
 
     def _form(self, place: Form) -> None:
@@ -378,6 +381,15 @@ class Rank:
 def _in_words(error: BaseException) -> str:
     """Return why the group did not form, first with the resource that has run out if one has."""
     return "; ".join([*shortage.now(), f"{type(error).__name__}: {error}"])
+
+
+def _report(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Report what a callback or task of the event loop has raised, as asyncio does. A cell may have replaced what
+    asyncio's report needs, the functions of logging for example, and a report that fails would end the rank."""
+    try:
+        loop.default_exception_handler(context)
+    except Exception:
+        pass
 
 
 def main(spec: dict[str, Any]) -> None:

@@ -6,7 +6,7 @@ an error only says which resources are looked at.
 | resource | limit | in use |
 |---|---|---|
 | file descriptors | `RLIMIT_NOFILE` | `/proc/self/fd` |
-| memory | `RLIMIT_AS`, `RLIMIT_DATA`, `memory.max` of the cgroup | `/proc/self/status`, `memory.current` without file pages |
+| memory | `RLIMIT_AS`, `RLIMIT_DATA`, `memory.max` of the cgroup | `/proc/self/status`, `memory.current` less files |
 | threads and processes | `RLIMIT_NPROC`, `pids.max` of the cgroup | `/proc/*/status`, `pids.current` |
 | disk, `/dev/shm` | size and number of files of the file system | `statvfs` |
 """

@@ -9,7 +9,7 @@ from typing import Any
 import zmq
 
 from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
-from ddp_notebook.stdlib import contextlib, logging, threading, time
+from ddp_notebook.stdlib import contextlib, functools, logging, threading, time
 from ddp_notebook.stdlib import socket as pysocket
 from ddp_notebook.wire import cutting, faults, files, resizing, survival  # noqa: F401  # an end reads messages of all kinds
 from ddp_notebook.wire.events import Message, Recorded, decode
@@ -273,7 +273,7 @@ class Endpoint:
         while self._outbox:
             peer, message, epoch = self._outbox[0]
             link = self._links.get(peer)
-            frames = None if link is None else self.use(lambda: link.data(message, epoch, now))
+            frames = None if link is None else self.use(functools.partial(link.data, message, epoch, now))
             self._outbox.popleft()  # from here on the link keeps it
             if frames is not None and peer not in self._blocked:
                 self._transmit(peer, frames)  # else it is sent after those that wait already

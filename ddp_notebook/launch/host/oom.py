@@ -20,7 +20,7 @@ _MACHINE = Path("/proc/vmstat")
 
 
 class OomKills:
-    """Compares the counters at a death with earlier ones: that of the machine is read every 10 s, which takes 0.07 ms."""
+    """Compares the counters at a death with earlier ones. That of the machine is read every 10 s (0.07 ms)."""
 
     def __init__(self) -> None:
         self._cgroups: list[Path] = []
@@ -50,7 +50,9 @@ class OomKills:
         if not limits:
             return "the kernel's OOM killer ended it, since memory had run out"
         folder, limit = limits[0]
-        return f"the kernel's OOM killer ended it at the limit of {limit / _MIB:,.0f} MiB (memory of the cgroup {folder})"
+        return (
+            f"the kernel's OOM killer ended it at the limit of {limit / _MIB:,.0f} MiB (memory of the cgroup {folder})"
+        )
 
 
 def _count(file: Path) -> int | None:

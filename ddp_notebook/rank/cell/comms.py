@@ -103,6 +103,11 @@ class RankComms:
         )
 
 
+def ends_capture(content: dict[str, Any]) -> bool:
+    """Return whether a message says that an Output widget no longer stands around the code which runs."""
+    return ((content.get("data") or {}).get("state") or {}).get("msg_id") == ""
+
+
 def _is_replaceable(message: Comm) -> bool:
     """Return whether a message only sets values of a widget, so that a later one may replace it.
 

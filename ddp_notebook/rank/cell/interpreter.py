@@ -6,16 +6,21 @@ IPython or this package after the cell, and with them the rank.
 
 from __future__ import annotations
 
+import _thread
 import builtins
 import operator
 import sys
+from collections.abc import Callable
 from typing import Any
+
+import zmq
 
 from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
 from ddp_notebook.stdlib import COPIED, asyncio, os
 
 _OF_PROGRAMS = {"print", "input", "open", "__import__", "_"}  # programs replace these; `_` is a translation
 _NEEDED = ("ddp_notebook", "sys", *COPIED)  # modules
+_START_S = 1.0  # a new thread begins within this time
 _RECURSION_LIMIT = 500  # frames that the end of a cell takes at most
 
 
@@ -24,12 +29,24 @@ class Interpreter:
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
+        self._readers: dict[int, Callable[[], object]] = {}
+        if (wakes := getattr(self._loop, "_ssock", None)) is not None:  # what `call_soon_threadsafe` writes to
+            self.keep_reader(wakes.fileno(), self._loop._read_from_self)  # type: ignore[attr-defined]
         self._builtins = dict(vars(builtins))
         self._modules = sys.modules.copy()
         self._needed = {name: module for name, module in self._modules.items() if name.split(".")[0] in _NEEDED}
         self._observers = ((sys.gettrace, sys.settrace), (sys.getprofile, sys.setprofile))
         self._set_limit, self._limit = sys.setrecursionlimit, sys.getrecursionlimit()
+        self._threading = sys.modules["threading"]
+        self._threads = {name: value for name, value in vars(self._threading).items() if callable(value)}
+        self._threads |= dict.fromkeys(("_trace_hook", "_profile_hook"))  # for new threads
+        # The rank sends and receives with these, and pyzmq looks each of them up when it is called.
+        self._zmq = {name: value for name, value in vars(zmq).items() if isinstance(value, type)}
         self._hooks = {name: getattr(sys, name) for name in ("excepthook", "displayhook", "unraisablehook")}
+
+    def keep_reader(self, fd: int, callback: Callable[[], object]) -> None:
+        """Let the event loop read this file descriptor again after a cell has removed its reader."""
+        self._readers[fd] = callback
 
     def put_back(self) -> list[str]:
         """Put everything back. Returns lines about what a later cell would miss."""
@@ -52,10 +69,32 @@ class Interpreter:
             self._set_limit(self._limit)
         if getattr(self._loop, "_stopping", False):  # the cell has called `loop.stop()`, which would end the rank
             self._loop._stopping = False  # type: ignore[attr-defined]
+        readers = self._loop._selector.get_map()  # type: ignore[attr-defined]
+        for fd, callback in self._readers.items():
+            if fd not in readers:
+                self._loop._add_reader(fd, callback)  # type: ignore[attr-defined]  # the public one refuses the loop's own
         for name, hook in self._hooks.items():
             if not callable(getattr(sys, name, None)):
                 setattr(sys, name, hook)
+        now = vars(self._threading)
+        if not all(map(operator.is_, map(now.get, self._threads), self._threads.values())):
+            lines += self._put_threading_back(now)
+        now = vars(zmq)
+        if not all(map(operator.is_, map(now.get, self._zmq), self._zmq.values())):
+            now.update(self._zmq)
         return lines
+
+    def _put_threading_back(self, now: dict[str, Any]) -> list[str]:
+        """Keep what a program has replaced, such as a hook of a profiler, as long as threads still start."""
+        changed = [name for name, value in self._threads.items() if now.get(name) is not value]
+        if _starts_threads(self._threading):
+            return []
+        now.update({name: self._threads[name] for name in changed})
+        names = ", ".join(changed)
+        return [
+            f"ddp_notebook: no thread starts since this cell has replaced {names} in threading; later cells find "
+            "Python's own again"
+        ]
 
     def _put_builtins_back(self, now: dict[str, Any]) -> list[str]:
         changed = []
@@ -67,6 +106,17 @@ class Interpreter:
             return []
         names = ", ".join(changed)
         return [f"ddp_notebook: this cell has replaced {names} in builtins; later cells find Python's own again"]
+
+
+def _starts_threads(threading: Any) -> bool:
+    """Return whether a new thread of this module runs."""
+    begun = _thread.allocate_lock()
+    begun.acquire()
+    try:
+        threading.Thread(target=begun.release, name="ddp-try", daemon=True).start()
+    except Exception:
+        return False
+    return begun.acquire(timeout=_START_S)
 
 
 def put_names_back(namespace: dict[str, Any], needed: dict[str, Any]) -> list[str]:

@@ -25,6 +25,7 @@ _FEWEST = 2 * TAKEN_EVERY  # each rank may send so many
 _MOST_BYTES = 2 << 20  # each rank may send so many, but always as many messages as are acknowledged at a time
 _LOOK_S = 0.005
 _APART_S = 0.05  # between two values of one widget, or two updates of one display
+_BROKEN_S = 0.2
 
 
 class _Lane:
@@ -169,10 +170,13 @@ class Outgoing:
             self._has_work.clear()
             while self._recent or self._newest:
                 pause.wait(_APART_S)
-                with self._lock:
-                    self._recent.clear()
-                    self._send_waiting(only_with_room=True)
-                self._mark_all()
+                try:
+                    with self._lock:
+                        self._recent.clear()
+                        self._send_waiting(only_with_room=True)
+                    self._mark_all()
+                except Exception:  # a cell has replaced a function that sending needs: that lasts until the cell ends
+                    pause.wait(_BROKEN_S)
 
 
 def _merged(earlier: Comm | Display, later: Comm | Display) -> Comm | Display:

@@ -14,7 +14,7 @@ from ddp_notebook.rank import pymp, reserve, shortage
 from ddp_notebook.rank.cell import hygiene, kernel_api, transforms
 from ddp_notebook.rank.cell.asking import Asking
 from ddp_notebook.rank.cell.bounds import bounded_display
-from ddp_notebook.rank.cell.comms import COMM_TYPES, RankComms
+from ddp_notebook.rank.cell.comms import COMM_TYPES, RankComms, ends_capture
 from ddp_notebook.rank.cell.exceptions import FormattingStopped
 from ddp_notebook.rank.cell.handlers import Handlers
 from ddp_notebook.rank.cell.interpreter import Interpreter, put_names_back, say
@@ -27,13 +27,25 @@ from ddp_notebook.rank.sharding import unsharded
 from ddp_notebook.rank.variables.copying import CellText
 from ddp_notebook.records.units import bundle_chars
 from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
-from ddp_notebook.stdlib import asyncio, os, time, traceback
+from ddp_notebook.stdlib import asyncio, os, threading, time, traceback
 from ddp_notebook.wire.events import CellDone, Comm, Display, InputReply, Interrupt, Message, RunCell, Taken
 
 _PARENT = "ddp-cell-"
 _ASKED_BY = "ddp_asked_by"  # in the header of a parent: the browser's message that a widget answers
 _WELL = {"status": "ok"}
 _PATIENCE_S = 3.0  # for memory, also with the reserve
+# Without one of these IPython runs no further cell.
+_PARTS_OF_SHELL = (
+    "compile",
+    "display_formatter",
+    "display_pub",
+    "displayhook",
+    "events",
+    "history_manager",
+    "input_transformer_manager",
+    "kernel",
+    "payload_manager",
+)
 _SHOWN = {"display_data", "execute_result", "update_display_data", "clear_output", "error"}
 
 
@@ -104,6 +116,11 @@ class Runner:
         needs = ("_oh", "_dh", "get_ipython", "__builtins__")
         names = self._shell.user_ns
         self._needed = {name: names[name] for name in needs if name in names}
+        self._parts_of_shell = {name: part for name in _PARTS_OF_SHELL if (part := getattr(self._shell, name, None))}
+
+    def keep_reader(self, fd: int, callback: Callable[[], object]) -> None:
+        """Let the event loop read this file descriptor again after a cell has removed its reader."""
+        self._interpreter.keep_reader(fd, callback)
 
     def submit(self, cell: RunCell) -> None:
         """Run a cell in its turn. Call it on the event loop."""
@@ -297,6 +314,10 @@ class Runner:
         """An interrupt would leave half of it undone."""
         may_raise, self._may_raise = self._may_raise, False
         reserve.end_cell()
+        self._streams.put_back()
+        for name, part in self._parts_of_shell.items():
+            if getattr(self._shell, name, None) is None:
+                setattr(self._shell, name, part)
         lines = [*self._interpreter.put_back(), *put_names_back(self._shell.user_ns, self._needed)]
         if not isinstance(sys.exc_info()[1], MemoryError):  # else IPython had no memory to put its own names back
             for line in lines:
@@ -359,6 +380,17 @@ class Runner:
             raise KeyboardInterrupt  # between two awaits; IPython's run_code catches it
         self._task.get_loop().call_soon_threadsafe(self._task.cancel)
 
+    def _interrupt_again(self) -> None:
+        """Interrupt the cell once more, after an Output widget around its code has hidden the first interrupt. The
+        widget is in order again: the end of its capture was just sent."""
+        if threading.get_ident() != threading.main_thread().ident:
+            return
+        self._tracebacks.is_hidden = False
+        if self._task is not None:
+            self._task.get_loop().call_soon(self._task.cancel)
+        elif self._may_raise:
+            raise KeyboardInterrupt
+
     def _outcome(self, failure: BaseException | None) -> dict[str, Any]:
         shown = self._tracebacks
         if failure is None and shown.display_error is not None:
@@ -416,7 +448,10 @@ class Runner:
                 return True
             self._uneventful = False
             asked_by = parent.get(_ASKED_BY) or {}
-            return self._comms.take(msg_type, content, metadata, buffers, cell, asked_by) or cell is not None
+            is_taken = self._comms.take(msg_type, content, metadata, buffers, cell, asked_by) or cell is not None
+            if self._tracebacks.is_hidden and ends_capture(content):
+                self._interrupt_again()
+            return is_taken
         if cell is None:
             return False
         if msg_type == "error":

@@ -24,9 +24,9 @@ class Streams:
 
     def __init__(self, token: str) -> None:
         self._token = token
-        self._pipe = fcntl.fcntl(1, fcntl.F_DUPFD_CLOEXEC, _HIGH_FD)
-        self._kept = {1: self._pipe, 2: fcntl.fcntl(2, fcntl.F_DUPFD_CLOEXEC, _HIGH_FD)}
-        self._pipes = {fd: os.fstat(fd).st_ino for fd in self._kept}
+        self._kept = {fd: fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _HIGH_FD) for fd in (0, 1, 2)}
+        self._pipe = self._kept[1]
+        self._pipes = {fd: os.fstat(fd).st_ino for fd in (1, 2)}  # a cell may redirect stdin
         self._writers = (sys.stdout, sys.stderr)
         self._libc = ctypes.CDLL(None)
         self._runs = False  # a cell does
@@ -36,21 +36,28 @@ class Streams:
 
     def begin(self) -> None:
         """A cell begins: from now on a line without its end is shown after a moment."""
-        self._put_back()
+        self.put_back()
         self._runs = True
         self._begun += 1
         if not self._looks.is_set():
             self._looks.set()
 
-    def _put_back(self) -> None:
-        """Open again what an earlier cell has closed, so that the text of this one is not lost."""
-        for fd, pipe in self._pipes.items():
+    def put_back(self) -> None:
+        """Open again what a cell has closed, so that the text of the next one is not lost.
+
+        Also when a cell ends: the connections of a group that is formed then would get the free descriptors 0, 1 and 2,
+        and putting text there back would break them.
+        """
+        for fd, kept in self._kept.items():
             try:
-                is_ours = os.fstat(fd).st_ino == pipe
-            except OSError:
-                is_ours = False
-            if not is_ours:
-                os.dup2(self._kept[fd], fd)
+                found = os.fstat(fd).st_ino
+            except OSError:  # closed
+                os.dup2(kept, fd)
+                continue
+            if found != self._pipes.get(fd, found):
+                self.flush()  # what still waits belongs there
+                self._libc.fflush(None)
+                os.dup2(kept, fd)
         for name, fd in (("stdout", 1), ("stderr", 2)):
             if not _can_write(getattr(sys, name, None)):
                 raw = io.BufferedWriter(io.FileIO(fd, "w", closefd=False))

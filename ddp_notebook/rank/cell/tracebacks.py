@@ -15,7 +15,7 @@ from ddp_notebook.rank.cell import hygiene
 from ddp_notebook.rank.cell.bounds import bounded
 from ddp_notebook.rank.cell.exceptions import FormattingStopped, chain, first_line, known_words, told
 from ddp_notebook.rank.cell.where import Where
-from ddp_notebook.stdlib import contextlib, threading
+from ddp_notebook.stdlib import asyncio, contextlib, threading
 
 _MOST_FRAMES = 200  # of one exception; repeated calls on one line count once, as IPython shows them
 
@@ -45,6 +45,7 @@ class Tracebacks:
         )
         self.failure: BaseException | None = None  # by which the cell has failed, before anybody stopped it
         self.is_formatting = False
+        self.is_hidden = False  # an interrupt, from the code of the cell: it has to be raised once more
         self._was_stopped = False  # what is being formatted: the rest of that is ours
         self._said: tuple[BaseException, str] | None = None  # the error that ended the cell, and its message
         self._shell = shell
@@ -62,6 +63,7 @@ class Tracebacks:
         self.of_cell = []
         self.display_error = None
         self.failure = None
+        self.is_hidden = False
         self._said = None
         self._shell._last_traceback_during_displayhook = False
 
@@ -118,9 +120,11 @@ class Tracebacks:
         if threading.get_ident() != self._main:
             self._format(exc_tuple, *args, **kwargs)
             return
-        if self._is_stopped():
-            return
         error = sys.exc_info()[1] if exc_tuple is None else exc_tuple[1]
+        if self._is_stopped():
+            # `Output.__exit__` of ipywidgets shows any exception, and hides it from the code around
+            self.is_hidden = isinstance(error, KeyboardInterrupt | asyncio.CancelledError) and not self._ends_cell()
+            return
         if error is None:
             self._format(exc_tuple, *args, **kwargs)
             return

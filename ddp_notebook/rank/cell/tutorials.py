@@ -27,7 +27,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed import distributed_c10d
+from torch.distributed import distributed_c10d, get_backend, get_backend_config, get_world_size, is_initialized
 
 from ddp_notebook.rank import rpc
 from ddp_notebook.rank.group import join, keeping
@@ -91,15 +91,13 @@ def _around_init(
         if os.getpid() != pid:
             raise RuntimeError(join.not_of_child(here.rank))
         asked = signature.bind(*args, **kwargs).arguments
-        if not dist.is_initialized() and (
-            asked.get("store") is not None or str(asked.get("backend")).lower() == "fake"
-        ):
+        if not is_initialized() and (asked.get("store") is not None or str(asked.get("backend")).lower() == "fake"):
             join.clear()
             join.TORCHS(*args, **kwargs)  # a group of their own; the session's is formed by this call too
             return
         requested = read(*args, **kwargs)
         _check(requested, here)
-        if dist.is_initialized():
+        if is_initialized():
             other = _other(requested, here)
             if not other:
                 print(_as_requested(requested))  # the same line on all ranks, so that it is shown once
@@ -179,19 +177,19 @@ def _other(requested: Requested, here: Form) -> str:
             f"backend={requested.backend!r}: NCCL needs a GPU, and this rank runs on the CPU; pass backend='gloo', or "
             "leave it out"
         )
-    has = dict(one.split(":") for one in dist.get_backend_config().split(","))
+    has = dict(one.split(":") for one in get_backend_config().split(","))
     devices = {"cpu", here.device.split(":")[0]}
     options = requested.pg_options is not None and {*requested.backends.values()} != {"gloo"}  # gloo takes none
     other = ""
     if requested.backend and any(has.get(d) != one for d, one in requested.backends.items() if d in devices):
-        other = f"backend={requested.backend!r}, it had {dist.get_backend()!r}"
+        other = f"backend={requested.backend!r}, it had {get_backend()!r}"
     elif options:
         other = "pg_options"
     elif requested.device_id is not None and requested.device_id != torch.device(here.device):
         other = f"device_id={requested.device_id}"
     if other and (requested.backend == "fake" or len(distributed_c10d._world.pg_map) > 1):
         raise ValueError(
-            f"{other.partition(',')[0]}, but the session's group exists with backend={dist.get_backend()!r}; call "
+            f"{other.partition(',')[0]}, but the session's group exists with backend={get_backend()!r}; call "
             "dist.destroy_process_group() before, which ends all groups of this rank, or leave the argument out"
         )
     return other
@@ -201,7 +199,7 @@ def _as_requested(requested: Requested) -> str:
     """Give the default group the timeout of a call. Returns a line that says so."""
     world = dist.group.WORLD
     assert world is not None
-    backend, done = dist.get_backend(), "nothing to do"
+    backend, done = get_backend(), "nothing to do"
     try:
         timeout = timeout_of(world)
     except (AttributeError, RuntimeError):  # a backend without one, such as "fake"
@@ -211,7 +209,7 @@ def _as_requested(requested: Requested) -> str:
         done = f"its timeout is {_seconds(requested.timeout)} now, it was {_seconds(timeout)}"
     elif requested.timeout is None and timeout != join.default_timeout(backend):
         done = f"its timeout stays {_seconds(timeout)}"
-    line = f"init_process_group: the group of {_ranks(dist.get_world_size())} exists already ({backend}); {done}"
+    line = f"init_process_group: the group of {_ranks(get_world_size())} exists already ({backend}); {done}"
     return "; ".join([line, *_elsewhere(requested)])
 
 

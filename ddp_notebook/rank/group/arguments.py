@@ -21,6 +21,7 @@ from torch.distributed import (  # type: ignore[attr-defined]  # exported at run
     HashStore,
     PrefixStore,
     distributed_c10d,
+    is_backend_available,
 )
 
 from ddp_notebook.rank.group import join
@@ -205,9 +206,9 @@ def _backends(named: Any) -> dict[str, str]:
         raise AssertionError(f"Unknown backend type {named}")
     found = {str(device): str(one) for device, one in distributed_c10d.BackendConfig(named).device_backend_map.items()}
     for one in found.values():
-        if one in _NATIVE and not dist.is_backend_available(one):
+        if one in _NATIVE and not is_backend_available(one):
             raise RuntimeError(f"Distributed package doesn't have {one.upper()} built in")
-        if one not in (*_NATIVE, "fake") and not dist.is_backend_available(one):
+        if one not in (*_NATIVE, "fake") and not is_backend_available(one):
             raise AssertionError(f"Unknown c10d backend type {one.upper()}")
     for device in found:
         torch.device(device)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import ProcessGroup, Work
-from torch.distributed import distributed_c10d, is_initialized
+from torch.distributed import distributed_c10d, get_process_group_ranks, is_initialized
 
 from ddp_notebook.rank import gpu
 from ddp_notebook.rank.group.operators import Operator, flat, nbytes
@@ -264,7 +264,7 @@ def timeout_setter() -> tuple[Callable[..., None], list[tuple[Any, str]]]:
 
 def _ranks(group: ProcessGroup) -> list[int]:
     try:
-        return dist.get_process_group_ranks(group)
+        return get_process_group_ranks(group)
     except (ValueError, KeyError, RuntimeError):  # made behind torch's back, or destroyed
         return list(range(group.size()))
 

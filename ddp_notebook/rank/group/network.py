@@ -6,8 +6,7 @@ import sys
 from typing import Any
 
 import torch
-import torch.distributed as dist
-from torch.distributed import is_initialized
+from torch.distributed import get_rank, is_initialized
 
 from ddp_notebook.rank.cell.exceptions import chain, known_words
 from ddp_notebook.rank.cell.where import Where
@@ -130,7 +129,7 @@ class Network:
     def _leave(self) -> None:
         """In a forked child, which has the rank's connections but not gloo's threads: an operation would never end."""
         if is_initialized():
-            self.recorder.retire(join.not_of_child(dist.get_rank()))
+            self.recorder.retire(join.not_of_child(get_rank()))
 
     def on_message(self, message: Lost) -> None:
         """Takes what the notebook says about the other ranks. Called by the agent."""

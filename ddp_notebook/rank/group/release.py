@@ -299,7 +299,10 @@ class Release:
             try:
                 self.go(cell)
             except Exception:  # this thread has to free later cells too
-                _log.exception("a cell could not be freed")
+                try:
+                    _log.exception("a cell could not be freed")
+                except Exception:  # a cell has replaced a function that logging needs
+                    pass
 
 
 def may_hold_a_lock(frame: FrameType | None) -> bool:

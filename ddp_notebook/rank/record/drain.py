@@ -31,6 +31,7 @@ _ALONE_S = 15.0  # without a question of a notebook's, which compares clocks eve
 _ALONE_LOOK_S = 10.0
 _MOST_RECORDS = 2000  # of a batch
 _LOOK_S = 0.005
+_BROKEN_S = 0.2
 
 _log = logging.getLogger(__name__)
 
@@ -122,7 +123,13 @@ class Drain:
                     self._tape.filled.set()
                     self._tape.hurries.set()
             except Exception:  # must not end the thread
-                _log.info("a part of the recording was lost", exc_info=True)  # not in the user's cell
+                self._note_loss()
+
+    def _note_loss(self) -> None:
+        try:
+            _log.info("a part of the recording was lost", exc_info=True)  # not in the user's cell
+        except Exception:  # a cell has replaced a function that logging needs, which lasts until the cell ends
+            self._closed.wait(_BROKEN_S)
 
     def _pause_s(self) -> float:
         """How long the first record waits for others. In a steady loop until the next full second, so that the ranks of

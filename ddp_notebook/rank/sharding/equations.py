@@ -8,7 +8,7 @@ from math import prod
 from typing import Any
 
 import torch
-import torch.distributed as dist
+from torch.distributed import get_rank, get_world_size
 
 from ddp_notebook.stdlib import functools
 
@@ -66,7 +66,7 @@ def _around(
 
 
 def _of_mesh(device_type: str, mesh_shape: Sequence[int], *_: Any, **__: Any) -> str:
-    world_size, size = dist.get_world_size(), prod(mesh_shape)
+    world_size, size = get_world_size(), prod(mesh_shape)
     if size <= world_size:
         return ""
     return (
@@ -78,9 +78,9 @@ def _of_mesh(device_type: str, mesh_shape: Sequence[int], *_: Any, **__: Any) ->
 def _of_sharding(_: Any, *, mesh: Any = None, **__: Any) -> str:
     if mesh is None or mesh.get_coordinate() is not None:
         return ""
-    world_size, size = dist.get_world_size(), mesh.size()
+    world_size, size = get_world_size(), mesh.size()
     return (
-        f"rank {dist.get_rank()} is not in the mesh of {' * '.join(map(str, mesh.shape))} = {size} ranks != world_size "
+        f"rank {get_rank()} is not in the mesh of {' * '.join(map(str, mesh.shape))} = {size} ranks != world_size "
         f"{world_size}: its sizes have to multiply to {world_size}, or only its own ranks may call fully_shard"
     )
 

@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import torch
 import torch.distributed as dist
+from torch.distributed import get_process_group_ranks, is_initialized
 
 from ddp_notebook.rank.imports import after_import
 from ddp_notebook.rank.sharding.replicas import ranks_along
@@ -73,11 +74,11 @@ class Saves:
         **__: Any,
     ) -> None:
         # The thread of `async_save` calls `save`, which was noted already.
-        if no_dist or not dist.is_initialized() or threading.current_thread() is not threading.main_thread():
+        if no_dist or not is_initialized() or threading.current_thread() is not threading.main_thread():
             return
         path = checkpoint_id if checkpoint_id is not None else getattr(storage_writer, "path", None)
         if path is not None:
-            ranks = dist.get_process_group_ranks(process_group or dist.group.WORLD)
+            ranks = get_process_group_ranks(process_group or dist.group.WORLD)
             self._keep(how="distributed", path=os.path.abspath(path), ranks=ranks)
 
     def _keep(self, **facts: Any) -> None:

@@ -6,7 +6,7 @@ import sys
 from typing import Any
 
 import torch
-import torch.distributed as dist
+from torch.distributed import get_world_size, is_initialized
 
 from ddp_notebook.records.units import size
 
@@ -51,6 +51,6 @@ def _of_model(model: Any, name: str) -> str:
     if any(hasattr(one, "_is_flat_param") for one in parameters):  # FSDP1, which has no such methods
         return ""
     whole = sum(one.nbytes for one in parameters)
-    ranks = dist.get_world_size() if dist.is_initialized() else 0
+    ranks = get_world_size() if is_initialized() else 0
     equation = f"{ranks} ranks * {size(whole)} = {size(ranks * whole)}; " if ranks and whole else ""
     return f"this {kind} is not sharded: {equation}call fully_shard on it first, which gives it {name}"

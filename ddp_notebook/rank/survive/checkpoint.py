@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import get_rank, get_world_size
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
@@ -40,12 +41,12 @@ def save(folder: str, step: int, members: Members, own: bytes) -> str:
     Raises:
         whatever torch raises: CheckpointException where a rank cannot write.
     """
-    folders = [""] * dist.get_world_size()
+    folders = [""] * get_world_size()
     dist.all_gather_object(folders, folder)
     path = str(Path(max(folders)) / f"{_STEP}{step}")
     state = _shared(members)
     data = bulk.dumps((members.buckets.known, own))
-    state[f"own.{dist.get_rank()}"] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+    state[f"own.{get_rank()}"] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
     state_dict_saver.save(state, checkpoint_id=path)
     return path
 
@@ -82,8 +83,8 @@ def load(path: Path, members: Members) -> int:
     members.forget_gradients()
     known = FileSystemReader(path).read_metadata().state_dict_metadata
     ranks = sum(name.startswith("own.") for name in known)
-    if ranks == dist.get_world_size():
-        name = f"own.{dist.get_rank()}"
+    if ranks == get_world_size():
+        name = f"own.{get_rank()}"
         told: Any = known[name]
         data = torch.empty(told.size, dtype=torch.uint8)
         state_dict_loader.load({name: data}, checkpoint_id=path)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import ProcessGroup, ProcessGroupGloo, TCPStore
-from torch.distributed import distributed_c10d, is_initialized
+from torch.distributed import distributed_c10d, get_backend_config, is_initialized
 
 from ddp_notebook.rank import threads
 from ddp_notebook.rank.group import stores
@@ -244,4 +244,4 @@ def _abort(backend: Any) -> None:
 
 
 def _is_gloo(group: ProcessGroup) -> bool:
-    return "gloo" in str(dist.get_backend_config(group)) and "nccl" not in str(dist.get_backend_config(group))
+    return "gloo" in str(get_backend_config(group)) and "nccl" not in str(get_backend_config(group))

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import ProcessGroup, ProcessGroupGloo
-from torch.distributed import PrefixStore, distributed_c10d, is_initialized  # type: ignore[attr-defined]  # exported at run time
+from torch.distributed import PrefixStore, distributed_c10d, get_backend, get_backend_config, is_initialized  # type: ignore[attr-defined]  # exported at run time
 
 from ddp_notebook.rank.group import join
 from ddp_notebook.rank.group.calls import Group, timeout_of
@@ -143,7 +143,7 @@ class Renewal:
         rank that joins by `init_process_group` meets the others there."""
         old = group.reference()
         assert old is not None
-        config = distributed_c10d.Backend(dist.get_backend_config(old))
+        config = distributed_c10d.Backend(get_backend_config(old))
         by_device = distributed_c10d.BackendConfig(config).device_backend_map
         if not set(by_device.values()) <= {"gloo", *NCCL}:
             return []  # "fake" has no connections
@@ -176,7 +176,7 @@ class Renewal:
 
 def _is_of(default: ProcessGroup, number: tuple[int, int] | None) -> bool:
     """Whether this can be the session's default group, in which the rank has this number, of so many ranks."""
-    return (default.rank(), default.size()) == number and dist.get_backend(default) != "fake"
+    return (default.rank(), default.size()) == number and get_backend(default) != "fake"
 
 
 def _type_of(backend: str) -> Any:

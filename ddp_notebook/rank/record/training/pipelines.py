@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any, NamedTuple, Protocol
 
 import torch
-import torch.distributed as dist
+from torch.distributed import get_process_group_ranks, get_world_size
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from ddp_notebook.rank.group.calls import Call
@@ -200,9 +200,9 @@ def _kind_of_backward(loss: Any = None, full_backward: bool = True, last_backwar
 def _name(schedule: Any, group: Any) -> str:
     """Of the schedule, and of its ranks where they are not all: pipelines beside each other are told apart by it."""
     name = type(schedule).__name__
-    if group is None or dist.get_world_size(group) == dist.get_world_size():
+    if group is None or get_world_size(group) == get_world_size():
         return name
-    return f"{name} on {list_ranks(dist.get_process_group_ranks(group))}"
+    return f"{name} on {list_ranks(get_process_group_ranks(group))}"
 
 
 def _check(schedule: Any, stages: Sequence[Any], args: Iterable[Any], named: dict[str, Any]) -> int | None:
