@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 
+import pytest
+
 from ddp_notebook.rank.cell.inbox import Inbox
 from ddp_notebook.wire.events import Message, RunCell
 
@@ -15,7 +17,7 @@ def test_messages_come_out_whole_and_in_order_however_they_were_cut():
     for size in (1, 7, len(stream)):
         read_end, write_end = os.pipe()
         came: list[Message] = []
-        inbox = Inbox(read_end, came.append, on_lost=came.append)
+        inbox = Inbox(read_end, came.append, on_lost=lambda head: pytest.fail(str(head)))
         assert inbox.read(), "empty is not the end"
         for at in range(0, len(stream), size):
             os.write(write_end, stream[at : at + size])

@@ -74,7 +74,7 @@ class Message:
         return [_to_json([type(self).__name__, small]).encode(), *buffers]
 
 
-def decode(frames: Sequence[bytes]) -> Message:
+def decode(frames: Sequence[bytes | bytearray]) -> Message:
     """The message that `Message.encode` made these frames from.
 
     Raises:

@@ -124,6 +124,7 @@ def test_all_leave_a_barrier_when_the_last_one_has_come(ranks):
 def test_a_barrier_is_judged_by_its_promise_however_late_a_rank_begins(ranks):
     """Rank 0 comes out of the first barrier 100 ms after the others, as on a busy machine."""
     session = ddp_notebook.current()
+    assert session is not None
     session.run(
         "import time\n"
         "plain, is_first = dist.barrier, True\n"

@@ -115,7 +115,7 @@ class Attack:
                     with contextlib.suppress(zmq.ZMQError):
                         client.sndtimeo = int(1000 * _WAIT_S)
                         client.send_multipart([b"", self.planted, *_HELLOS])
-                    if client.poll(1000 * _WAIT_S):
+                    if client.poll(int(1000 * _WAIT_S)):
                         answers.append(client.recv()[:64].hex())
         context.destroy(linger=0)
         return answers
