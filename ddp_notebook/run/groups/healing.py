@@ -10,7 +10,6 @@ from functools import partial
 
 from ddp_notebook.errors import DDPNotebookError, SessionBrokenError, UsageError
 from ddp_notebook.launch.cluster import Check, Cluster
-from ddp_notebook.launch.process import STORE
 from ddp_notebook.records.words import list_ranks, name_ranks
 from ddp_notebook.run.agree.words import list_names
 from ddp_notebook.run.cells.cells import Cells
@@ -90,15 +89,12 @@ class Healing:
                 read = None if from_rank is None else self._read(from_rank, names, interrupts.check)
                 if gone:
                     done = f"{list_ranks(gone)} got no new process; %ddp_heal tries again"
-                stores = [process.pid for process in self._cluster.stopped([]) if process.kind == STORE]
+                stores = self._cells.mend.stopped_stores()
                 if gone:
-                    notes = self._cells.mend.heal(interrupts.check)
+                    notes = [*self._cells.mend.heal(interrupts.check), *stores]
                 elif stores:
                     done = "the store is not replaced; %ddp_heal tries again"
                     notes = self._cells.mend.form(check=interrupts.check)
-                notes += [
-                    f"the store (process {pid}) was stopped, and was replaced; no variable is lost" for pid in stores
-                ]
                 if from_rank is None or read is None:
                     if not gone:
                         return [*notes, "no rank has died"]

@@ -9,6 +9,7 @@ from typing import Any
 from ddp_notebook.errors import StartError
 from ddp_notebook.launch.cluster import Check, Cluster
 from ddp_notebook.launch.placement import Placement
+from ddp_notebook.launch.process import STORE
 from ddp_notebook.records.words import group_by_value, list_ranks
 from ddp_notebook.run.cells.result import CellResult
 from ddp_notebook.run.questions import Questions
@@ -89,13 +90,15 @@ class Mend:
         return diverged
 
     def what_was_left(self, busy: Collection[int], check: Check) -> list[str]:
-        """Before the next cell: form the group if an earlier one was in the way of it. Returns what `form` does.
+        """Form the group before the next cell if an earlier cell was in the way of it, or if the store is gone: the
+        next `new_group` needs one. Returns what `form` does.
 
         Raises:
             KeyboardInterrupt: `check` has raised it.
         """
         cannot = self._cluster.gone or busy or self._cluster.unheard
-        return self._try_to_form(check) if self._is_due and not cannot else []
+        is_due = self._is_due or not self._cluster.pids("store")
+        return self._try_to_form(check) if is_due and not cannot else []
 
     def _try_to_form(self, check: Check) -> list[str]:
         try:
@@ -104,16 +107,22 @@ class Mend:
             return [f"the group could not be formed again, and collectives cannot run: {error}"]
 
     def form(self, timeout_s: float = _FORM_S, check: Check = lambda: None) -> list[str]:
-        """Form the group anew. Returns what could not be had again.
+        """Form the group anew. Returns what could not be had again, and which store was replaced.
 
         Raises:
             StartError: it did not form.
             whatever `check` raises: the next cell forms it.
         """
         self._is_due = True
+        stores = self.stopped_stores()
         notes = self._cluster.form(time.monotonic() + timeout_s, check)
         self._is_due = False
-        return notes
+        return [*notes, *stores]
+
+    def stopped_stores(self) -> list[str]:
+        """Return a sentence for a store that is stopped: the next group gets another one."""
+        pids = [process.pid for process in self._cluster.stopped([]) if process.kind == STORE]
+        return [f"the store (process {pid}) was stopped, and was replaced; no variable is lost" for pid in pids]
 
     def heal(self, check: Check) -> list[str]:
         """Replace the ranks that are gone, and form the group of all. Returns what could not be had again.

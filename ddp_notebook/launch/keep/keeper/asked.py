@@ -201,13 +201,17 @@ class Asked:
         self._changed()
 
     def _do_trouble(self, _: Callable[[], None]) -> str:
-        return self._cluster.trouble()
+        try:
+            return self._cluster.trouble()
+        finally:
+            self._changed()  # first: the notebook names stopped processes right after this answer
 
     def _do_ping(self, _: Callable[[], None]) -> None:
         return
 
     def _do_replace_stopped_store(self, _: Callable[[], None]) -> None:
         self._cluster.replace_stopped_store()
+        self._changed()
 
     def _do_status(self, _: Callable[[], None]) -> str:
         return self._hosts.status()

@@ -226,12 +226,14 @@ class Keeper:
             self._heard.restore()
 
     def _runs_otherwise(self, cluster: OwnCluster) -> bool:
-        """Return whether a process was stopped, hangs or goes on since notebooks received the last state."""
+        """Return whether a process was stopped, hangs, goes on or has ended since notebooks received the last state."""
         if (told := self._state) is None:
             return False
         before = told.is_stopped, told.trouble, told.silent.keys(), [host.stopped for host in told.hosts]
         stopped = [host.stopped for host in self._hosts.all]
-        return before != (cluster.is_stopped, cluster.pulse(), silent_ranks(cluster).keys(), stopped)
+        statuses = [one.status for one in told.processes], [one.status for one in cluster.processes]
+        now = cluster.is_stopped, cluster.pulse(), silent_ranks(cluster).keys(), stopped
+        return before != now or statuses[0] != statuses[1]
 
     def _begin_waiting(self, cluster: OwnCluster) -> None:
         """A job of a notebook that is gone has its turn."""
