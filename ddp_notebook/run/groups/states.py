@@ -24,7 +24,9 @@ def status(
         clocks: as they were compared.
         lost: the state of all where no host is to be reached.
     """
-    trouble = "\n".join(filter(None, [cluster.trouble(), *stopped(cluster)]))
+    halted = stopped(cluster)
+    trouble = "\n".join(filter(None, [cluster.trouble(), *halted]))
+    is_blocked = bool(halted or cluster.pulse())  # which a session that only looks on is not
     answers: dict[int, Vitals] = {}
 
     def probe(number: int) -> Probe:
@@ -44,7 +46,7 @@ def status(
                 pid=process.pid,
                 device=placement.devices[rank],
                 device_name=placement.names[rank],
-                state=_state(cluster, rank, vitals, why.get(rank, ""), bool(trouble)) if cluster.is_running else lost,
+                state=_state(cluster, rank, vitals, why.get(rank, ""), is_blocked) if cluster.is_running else lost,
                 rss_bytes=vitals.rss_bytes if vitals else None,
                 device_bytes=vitals.device_bytes if vitals else None,
                 shortages=tuple(vitals.shortages) if vitals else (),
@@ -68,11 +70,11 @@ def stopped(cluster: Cluster) -> list[str]:
     return [process.stopped for process in cluster.stopped([])]
 
 
-def _state(cluster: Cluster, rank: int, vitals: Vitals | None, why: str, has_trouble: bool) -> str:
+def _state(cluster: Cluster, rank: int, vitals: Vitals | None, why: str, is_blocked: bool) -> str:
     """Return the state of a rank, in words. "idle" means that a next cell begins at once.
 
     Args:
-        has_trouble: a process that the next cell may need is stopped or does not answer.
+        is_blocked: a process that the next cell may need is stopped or does not answer.
     """
     if not cluster.process(rank).is_alive:
         return "died"
@@ -84,6 +86,6 @@ def _state(cluster: Cluster, rank: int, vitals: Vitals | None, why: str, has_tro
         silent_s = cluster.silent_s(rank)
         return f"silent for {silent_s:.0f} s" if silent_s > SILENT_S else "too busy to answer"
     if not vitals.running_cell:
-        return "in no cell" if has_trouble else "idle"
+        return "in no cell" if is_blocked else "idle"
     doing = f"has failed ({vitals.failed})" if vitals.failed else vitals.where
     return f"in a cell for {vitals.running_s:.1f} s" + (f": {doing}" if doing else "")
