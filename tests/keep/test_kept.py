@@ -293,6 +293,48 @@ def test_a_full_disk_is_told(runtime):
         subprocess.run(["umount", runtime], check=True)
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root mounts file systems")
+def test_a_recording_whose_disk_is_full(runtime, make_kernel, tmp_path):
+    """The session and its cells go on, and a line says that the recording is not whole."""
+    (small := tmp_path / "small").mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(small)], check=True)
+    env = {"XDG_RUNTIME_DIR": str(runtime), "TMPDIR": str(small), "DDP_NOTEBOOK_PRELOAD": "0"}
+    log = "%%on_all_ranks\nfor step in range({n}): log(loss=float(step))\nprint('logged', {n})"
+    try:
+        first = make_kernel(env=env)
+        first.run("%load_ext ddp_notebook")
+        assert first.run("%ddp_start 2 --keep 1").status == "ok"
+        first.run("%on_all_ranks kept = 'kept'")
+        assert "logged 100" in first.run(log.format(n=100)).stdout
+        with contextlib.suppress(OSError):
+            (small / "full").write_bytes(bytes(8 << 20))
+        logged = first.run(log.format(n=20000))
+        assert "logged 20000" in logged.stdout
+        told = [logged.stderr]
+
+        def is_told() -> bool:
+            reply = first.run("%on_all_ranks kept")
+            assert reply.stdout == "[0-1] 'kept'\n"
+            told.append(reply.stderr)
+            return "a part of the recording is not kept, since it cannot be written: " in "".join(told)
+
+        wait_until(is_told, 10.0)
+        assert "No space left on device; make room there" in "".join(told)
+        kill(first)
+
+        second = make_kernel(env={**env, "TMPDIR": str(tmp_path)})
+        second.run("%load_ext ddp_notebook")
+        attached = second.run("%ddp_attach")
+        assert attached.status == "ok", attached.traceback
+        assert second.run("%on_all_ranks kept").stdout == "[0-1] 'kept'\n"
+        assert second.run("%on_all_ranks dist.all_reduce(torch.ones(1))").status == "ok"
+        (small / "full").unlink()
+        assert "logged 10" in second.run(log.format(n=10)).stdout
+        assert second.run("%ddp_stop").status == "ok"
+    finally:
+        subprocess.run(["umount", "-l", str(small)], check=True)
+
+
 def test_idle_hours_that_are_no_number(runtime, monkeypatch):
     monkeypatch.setenv("DDP_NOTEBOOK_KEEP_IDLE_H", "soon")
     magics: Any = DDPMagics()
