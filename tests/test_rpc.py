@@ -276,7 +276,12 @@ def test_a_lost_reference_is_not_sent_to_others(make_session):
         (INIT + INIT, "RPC is initialized already, as 'worker0': call rpc.shutdown"),
         ("rpc.init_rpc('w', rank=rank, world_size=2)", "rank 0 and rank 1 are both named 'w'"),
         ("rpc.init_rpc('w', rank=2, world_size=2)", "rank=2, but of 2 workers the ranks are 0 to 1"),
-        ("rpc.init_rpc(rank, rank=rank, world_size=2)", "a worker's name is text, not 0"),
+        ("rpc.init_rpc(b'w', rank=rank, world_size=2)", "Argument b'w' must be of type <class 'str'> but got type"),
+        ("rpc.init_rpc(f'w{rank}')", "init_rpc needs a rank from 0 to 65535, got -1: pass rank=rank"),
+        (
+            "rpc.init_rpc('w', rank=rank, rpc_backend_options=rpc.TensorPipeRpcBackendOptions(init_method='x://y'))",
+            "No rendezvous handler for x://",
+        ),
     ],
 )
 def test_what_is_wrong_is_named(session, code, words):

@@ -248,8 +248,15 @@ def unix_sockets(processes: Collection[psutil.Process]) -> set[str]:
     for line in Path("/proc/net/unix").read_text().splitlines()[1:]:
         _, _, _, flags, _, _, inode, *name = line.split(maxsplit=7)
         if inode in inodes and flags == _WAITS_FOR_CONNECTIONS and name:
-            names.add(name[0])
+            names.add(_path_of(name[0]))
     return names
+
+
+def _path_of(name: str) -> str:
+    """The path of a socket that was bound by way of its folder, since the path is too long for the system."""
+    if not name.startswith("/proc/self/fd/"):
+        return name
+    return str(Path(os.environ["XDG_RUNTIME_DIR"], "ddp_notebook", Path(name).name))
 
 
 def files(processes: Collection[psutil.Process]) -> set[str]:

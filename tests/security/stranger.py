@@ -28,6 +28,7 @@ import zmq
 from torch._C._distributed_c10d import TCPStore
 
 _WAIT_S = 0.2
+_LONGEST_NAME = 100  # bytes of an address of a Unix socket, some less than the limit of Linux
 "a".encode("idna")  # a module that another user may not be able to read
 
 # What a TCPStore and ZeroMQ say first. Sources: torch/csrc/distributed/c10d/TCPStoreBackend.cpp (VALIDATE, PING),
@@ -124,9 +125,17 @@ class Attack:
 
     def attack_socket(self, name: str) -> str:
         address = "\0" + name[1:] if name.startswith("@") else name
-        return " ".join(
-            sorted({_exchange(socket.AF_UNIX, address, sent) for sent in (b"", *_HELLOS, self.planted)} - {""})
-        )
+        folder = None
+        if len(os.fsencode(address)) > _LONGEST_NAME:
+            try:
+                folder = os.open(os.path.dirname(name), os.O_RDONLY | os.O_DIRECTORY)
+            except OSError:
+                return "refused"
+            address = f"/proc/self/fd/{folder}/{os.path.basename(name)}"
+        read = {_exchange(socket.AF_UNIX, address, sent) for sent in (b"", *_HELLOS, self.planted)}
+        if folder is not None:
+            os.close(folder)
+        return " ".join(sorted(read - {""}))
 
     def attack_path(self, path: str) -> str:
         """Read it, replace it and put a file next to it."""

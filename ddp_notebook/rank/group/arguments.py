@@ -1,4 +1,4 @@
-"""Check the arguments of `init_process_group` with the code of torch.
+"""Check the arguments of `init_process_group`, and those of the rendezvous of `init_rpc`, with the code of torch.
 
 The default group of a rank usually exists, and torch's function refuses a second call before it reads any argument. So
 copies of torch's functions run, in which the steps that would meet other ranks or form a group are replaced. They raise
@@ -79,6 +79,8 @@ class Arguments:
         }
         known = _Handlers(rendezvous._rendezvous_handlers, handlers, self._registered)
         helper = _copy(rendezvous, "_rendezvous_helper", _rendezvous_handlers=known)
+        self._meet_as_one_of_any = helper
+        self._meet = _copy(rendezvous, "rendezvous", _rendezvous_helper=helper)
         self._accept = _copy(
             distributed_c10d,
             "_new_process_group_helper",
@@ -90,7 +92,7 @@ class Arguments:
             distributed_c10d,
             "init_process_group",
             GroupMember=SimpleNamespace(WORLD=None),
-            rendezvous=_copy(rendezvous, "rendezvous", _rendezvous_helper=helper),
+            rendezvous=self._meet,
             _process_group_name=lambda *_, **__: "0",
             _new_process_group_helper=self._form,
         )
@@ -119,6 +121,22 @@ class Arguments:
             formed["rank"],
             asked.get("pg_options"),
             formed["device_id"],
+        )
+
+    def check_rendezvous(self, address: str, rank: Any, world_size: Any) -> None:
+        """Check what `init_rpc` is told about a rendezvous as torch does.
+
+        Args:
+            address: the `init_method`.
+            rank, world_size: as `init_rpc` takes them.
+
+        Raises:
+            whatever torch raises for them before workers meet.
+        """
+        next(
+            self._meet(address, rank=rank, world_size=world_size)
+            if world_size
+            else self._meet_as_one_of_any(address, rank, None)
         )
 
     def _form(self, world_size: int, rank: int, ranks: list[int], backend: Any, *args: Any, **options: Any) -> NoReturn:

@@ -17,7 +17,7 @@ from datetime import timedelta
 from typing import Any
 
 import torch
-from torch._C._distributed_c10d import PrefixStore
+from torch._C._distributed_c10d import HashStore, PrefixStore
 from torch._C._distributed_rpc import (
     PyRRef,
     TensorPipeAgent,
@@ -30,6 +30,7 @@ from torch.distributed import rpc
 from torch.distributed.rpc import api, backend_registry, internal
 
 from ddp_notebook.rank.group import waiting
+from ddp_notebook.rank.group.arguments import Arguments
 from ddp_notebook.rank.group.stores import connect
 from ddp_notebook.rank.record.remote import NO_WORKER
 from ddp_notebook.rank.replacing import replace
@@ -47,11 +48,12 @@ from ddp_notebook.rank.rpc.sending import Sending
 from ddp_notebook.rank.rpc.serving import Serving
 from ddp_notebook.rank.rpc.values import Values
 from ddp_notebook.rank.rpc.waiting import elsewhere_if_unseen
-from ddp_notebook.stdlib import functools, os, re
+from ddp_notebook.stdlib import contextlib, functools, os, re
 from ddp_notebook.wire.events import Form
 
 _BY_ENVIRONMENT = "env://"
 _MOST_LISTED = 4
+_MOST_RANK = 65535  # of distributed autograd
 _AT_ONCE = timedelta(milliseconds=10)
 _init_rpc, _shutdown = rpc.init_rpc, rpc.shutdown
 _signature = inspect.signature(_init_rpc)
@@ -84,6 +86,7 @@ class Face:
         self._meeting: Meeting | None = None
         self._is_leaving = False  # in `shutdown`, which waits for calls
         self._since_cell = 0
+        self._arguments: Arguments | None = None
         self._met: Counter[str] = Counter()  # `init_rpc`s of this rank, by cell and what tells them apart
         self._targets: dict[str, tuple[int, str, WorkerInfo]] = {}  # targets of calls, by the names of workers
         self.calls = Calls(lambda call: self._losses.is_lost(call.worker) or self.serving.is_past(call.cell))
@@ -147,18 +150,33 @@ class Face:
         asked = _signature.bind(*args, **kwargs).arguments
         backend = backends.find(asked.get("backend"), asked.get("rpc_backend_options"))
         options = asked.get("rpc_backend_options") or backend_registry.construct_rpc_backend_options(backend)
-        if not isinstance(asked["name"], str):
-            raise TypeError(f"a worker's name is text, not {asked['name']!r}")
-        rank, world_size = asked.get("rank", -1), asked.get("world_size") or here.world_size
-        rank = here.rank if rank == -1 else int(rank)
+        name, rank = asked["name"], asked.get("rank", -1)
+        world_size = self._check(name, backend, rank, asked.get("world_size"), options) or here.world_size
+        rank = int(rank)
         if not 0 <= rank < world_size:
-            raise ValueError(f"rank={rank}, but of {world_size} workers the ranks are 0 to {world_size - 1}")
-        WorkerInfo(asked["name"], rank)  # raises for a name that torch does not take
-        place = {"name": asked["name"], "rank": rank, "world_size": world_size, "rpc_backend_options": options}
+            raise RuntimeError(f"rank={rank}, but of {world_size} workers the ranks are 0 to {world_size - 1}")
+        WorkerInfo(name, rank)  # raises for a name that torch does not take
+        place = {"name": name, "rank": rank, "world_size": world_size, "rpc_backend_options": options}
         if backends.is_tensorpipe(backend):
             self._init_backend(None, **place)
         else:
             self._init_other(backend, here, **place)
+
+    def _check(self, name: Any, backend: Any, rank: Any, world_size: Any, options: Any) -> int | None:
+        """Check the arguments of `init_rpc` in the order in which torch does. Returns the number of workers, if given.
+
+        Raises:
+            whatever torch raises.
+        """
+        with contextlib.suppress(AttributeError):  # a torch that is not known, as `init_process_group` says
+            self._arguments = self._arguments or Arguments(self._place)
+        if self._arguments is not None:
+            self._arguments.check_rendezvous(options.init_method, rank, world_size)
+        if not 0 <= rank <= _MOST_RANK:
+            raise RuntimeError(f"init_rpc needs a rank from 0 to {_MOST_RANK}, got {rank}: pass rank=rank")
+        known = getattr(backend_registry.BackendType, backend.name)  # `register_backend` makes the members again
+        rpc._validate_rpc_args(known, HashStore(), name, rank, world_size, options)
+        return None if world_size is None else int(world_size)
 
     def _init_backend(
         self, store: Any, name: str, rank: int, world_size: int | None, rpc_backend_options: Any
@@ -213,7 +231,8 @@ class Face:
         }
         self.names, self._meeting, self._since_cell = names, meeting, (self._running() or (0, 0.0))[0]
         meeting.exchange(None)  # nobody is called before it knows whom there is
-        print(_what_it_did(names, stays, was_open))
+        elsewhere = "" if options.init_method == _BY_ENVIRONMENT else options.init_method
+        print(_what_it_did(names, stays, was_open, elsewhere))
         return self._agent.of_torch
 
     def _init_other(
@@ -386,7 +405,7 @@ def _nobody() -> None:
     """Of the ranks that matter none has died, as far as is known."""
 
 
-def _what_it_did(names: Names, stays: list[str], was_open: bool) -> str:
+def _what_it_did(names: Names, stays: list[str], was_open: bool, elsewhere: str) -> str:
     workers = sorted(names.workers.values(), key=lambda one: one.rank)
     listed = [one.name for one in workers]
     if len(listed) > _MOST_LISTED:
@@ -394,4 +413,6 @@ def _what_it_did(names: Names, stays: list[str], was_open: bool) -> str:
     line = f"init_rpc: {len(workers)} worker{'s' * (len(workers) != 1)} ({', '.join(listed)})"
     if was_open:  # a cell that failed before its `shutdown` is run again
         line += "; what an earlier cell has not shut down is over"
+    if elsewhere:
+        line += f"; they met at the session's store, not at {elsewhere}"
     return f"{line}; {' and '.join(stays)} as before, until the rank is started again" if stays else line

@@ -137,7 +137,9 @@ class Watched:
         if (agent := self._agent) is not None:
             agent.send(WasCut(request=asked.request, what=what))
 
-    def _vitals(self) -> dict[str, Any]:
+    def _vitals(self, *, with_shortages: bool) -> dict[str, Any]:
+        """Return the fields of `Vitals`. Resources that a script has run out of are not looked for."""
+        del with_shortages
         assert self._seen is not None
         return {
             "running_cell": self._round,
