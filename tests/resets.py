@@ -64,10 +64,6 @@ SIGNALS = {
     "another signal module": "import sys\ndel sys.modules['signal']\nimport signal; "
     + _EACH_SIGNAL
     + "signal.signal(n, signal.SIG_DFL)",
-    "an alarm": (
-        "import signal\nsignal.signal(signal.SIGALRM, lambda *_: None); signal.setitimer(signal.ITIMER_REAL, 0.01, 0.01)"
-    ),
-    "an alarm once": "import signal\nsignal.signal(signal.SIGALRM, signal.SIG_IGN); signal.alarm(1)",
     "a reloaded signal module": "import importlib, signal; importlib.reload(signal)",
     "another _signal module": "import sys\ndel sys.modules['_signal'], sys.modules['signal']\nimport _signal; "
     + _EACH_SIGNAL
@@ -89,6 +85,11 @@ SIGNALS = {
     "an end at SIGPIPE": "import signal; signal.signal(signal.SIGPIPE, signal.SIG_DFL)",
     "stacks at SIGUSR1": "import faulthandler, os, signal; faulthandler.register(signal.SIGUSR1, open(os.devnull, 'w'), chain=True)",
     "stacks again and again": "import faulthandler, os; faulthandler.dump_traceback_later(0.05, repeat=True, file=open(os.devnull, 'w'))",
+    # last: in a session that programs share, SIGALRM comes from here on
+    "an alarm": (
+        "import signal\nsignal.signal(signal.SIGALRM, lambda *_: None); signal.setitimer(signal.ITIMER_REAL, 0.01, 0.01)"
+    ),
+    "an alarm once": "import signal\nsignal.signal(signal.SIGALRM, signal.SIG_IGN); signal.alarm(1)",
 }
 _CLOCKS = "perf_counter", "monotonic", "time", "perf_counter_ns", "monotonic_ns", "time_ns"
 CLOCKS = {

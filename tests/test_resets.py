@@ -7,9 +7,11 @@ import os
 import pytest
 
 from ddp_notebook.wire import signals
-from tests.resets import PROGRAMS, reset_stop_and_go_on, run_until_stopped
+from tests.resets import PROGRAMS, SILENT, reset_stop_and_go_on, run_until_stopped
 
-SHARE_A_SESSION = [name for name in PROGRAMS if name.startswith(("signals", "clocks", "streams"))]
+SHARE_A_SESSION = [
+    name for name in PROGRAMS if name.startswith(("signals", "clocks", "streams")) and name not in SILENT
+]
 
 
 @pytest.mark.long
@@ -85,7 +87,7 @@ def reset(_):
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     atexit._run_exitfuncs(); asyncio.set_event_loop(None); sys.stdin = sys.stdout = sys.stderr = None
 loader = torch.utils.data.DataLoader(
-    Numbers(), num_workers=2, worker_init_fn=reset, multiprocessing_context="fork", persistent_workers=True
+    Numbers(), num_workers=2, worker_init_fn=reset, multiprocessing_context="fork"
 )
 seen, kept = 0, rank + 10
 """

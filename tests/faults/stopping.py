@@ -28,8 +28,10 @@ STORE = ["group", "stop", "status", "heal", "reform"]
 HOST_SERVER = ["cell", "group", "running", "stop", "status", "heal", "reform", "resize", "restart"]
 KEEPER = ["cell", "group", "running", "stop", "status", "heal", "reform", "pull", "check", "resize"]
 CONTROLLER = ["status", "client"]
+# A rank that another one calls by RPC, whether or not it runs the cell too.
+RPC = ["call", "call from some", "to_here", "shutdown"]
 TABLE = {"rank": RANK, "store": STORE, "host server": HOST_SERVER, "keeper": KEEPER, "controller": CONTROLLER}
-_LINES = {
+LINES = {
     "cell": SUM,
     "group": GROUP,
     "running": SLEEP,
@@ -40,7 +42,15 @@ _LINES = {
     "check": "%ddp_check",
     "resize": "%ddp_resize 3",
     "client": "session.client",
+    "call": "%%on_all_ranks\nif rank == 0: rpc.rpc_sync('worker1', abs, args=(1,))",
+    "call from some": "%%on_ranks 0\nrpc.rpc_sync('worker1', abs, args=(1,))",
+    "to_here": "%%on_ranks 0\nrpc.remote('worker1', abs, args=(1,)).to_here()",
+    "shutdown": "%%on_all_ranks\nif rank == 0: rpc.shutdown()",
 }
+INIT_RPC = """%%on_all_ranks
+from torch.distributed import rpc
+rpc.init_rpc(f'worker{rank}', rank=rank, world_size=world_size)
+"""
 
 
 class Stopping:
@@ -109,7 +119,7 @@ class Stopping:
             self._set_up()
         else:
             with self.stopped(pid):
-                message = self.kernel.start(_LINES[where])
+                message = self.kernel.start(LINES[where])
                 self.expect(said, NAMED_S)
                 reply = self.end(message)
             if where == "status":

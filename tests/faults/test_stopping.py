@@ -12,7 +12,7 @@ import pytest
 
 from tests import conftest
 from tests.conftest import wait_until
-from tests.faults.stopping import Stopping
+from tests.faults.stopping import NAMED_S, Stopping
 
 pytestmark = pytest.mark.alone  # each sentence has a limit
 
@@ -40,6 +40,21 @@ def notebook():
 )
 def test_a_stopped_process_is_named_and_comes_back(notebook, name, where):
     notebook.play(name, where)
+
+
+def test_a_group_can_be_made_after_a_stop_that_has_ended_a_stopped_store(notebook):
+    notebook.play("store", "group")
+    reply = notebook.kernel.run("%%on_all_ranks\nprint(dist.get_world_size(dist.new_group([0, 1])))")
+    assert reply.stdout == "[0-1] 2\n", reply
+
+
+def test_a_stopped_rank_that_runs_no_part_of_the_cell_is_named(notebook):
+    pid = notebook.pid("rank")
+    with notebook.stopped(pid):
+        message = notebook.kernel.start("%%on_ranks 0\nimport time\nfor _ in range(600): time.sleep(0.1)")
+        notebook.expect(rf"rank 1: its process {pid} is stopped; kill -CONT {pid}", NAMED_S)
+        notebook.end(message)
+    notebook.check_comes_back()
 
 
 def test_the_prompt_comes_back_at_one_press_though_a_rank_is_stopped(notebook):

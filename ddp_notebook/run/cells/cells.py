@@ -344,10 +344,12 @@ class Cells:
         """Those of the ranks that were not lost."""
         return self._cluster.hosts
 
-    def halts(self) -> list[Halt]:
-        """Return a sentence for each process other than a rank that is stopped or does not answer."""
+    def halts(self, run: CellRun) -> list[Halt]:
+        """Return a sentence for each process that is stopped or does not answer, and that is no rank of the cell. A
+        cell on some ranks may call the others by RPC."""
         cluster = self._cluster
-        halts = [Halt(process.name, process.stopped) for process in cluster.stopped([])]
+        others = [rank for rank in cluster.ranks if rank not in run.result.ranks]
+        halts = [Halt(process.name, process.stopped) for process in cluster.stopped(others)]
         if trouble := cluster.pulse():
             halts.insert(0, Halt("what starts the ranks", trouble))
         return halts

@@ -69,7 +69,7 @@ class Halts:
     """Follows the processes of a session during a cell: each that is stopped, or does not answer, is named once.
 
     Args:
-        look: returns a sentence for each of them that is no rank's, without a wait.
+        look: returns a sentence for each of them that is no rank of the cell, without a wait.
         say: shows a sentence.
     """
 

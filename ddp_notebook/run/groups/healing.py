@@ -54,6 +54,8 @@ class Healing:
         with self._cells.turn:
             self._living.check()
             self._cells.check_idle()
+            if trouble := self._cluster.trouble():
+                raise SessionBrokenError(trouble)
             with Interrupts(lambda: None) as interrupts:
                 try:
                     return self._cells.mend.form(timeout_s, interrupts.check)

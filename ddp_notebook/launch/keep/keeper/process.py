@@ -42,6 +42,7 @@ from ddp_notebook.wire import signals
 _FIRST_WORD_S = 5.0
 _FIRST_S = 20.0  # until the notebook that has asked for it is there
 _LOOK_S = 1.0
+_LOOK_IN_CELL_S = 0.25  # the user waits for the name of a process that hangs
 _ENDS_S = 30.0
 
 
@@ -101,7 +102,7 @@ class Keeper:
             beginning = Beginning(self._with_lease(), self._check, self._say_stage, OwnCluster)
             hosts = beginning.hosts
             self._start(beginning)
-            while not self._is_to_end(_LOOK_S):
+            while not self._is_to_end(_LOOK_IN_CELL_S if self._journal.running else _LOOK_S):
                 self._look(hosts)
         except BaseException as error:
             self._failure = _told(error)
