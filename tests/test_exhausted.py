@@ -447,10 +447,23 @@ for free in (*range(0, 60, 4), 100):
     for file in files[free:]: os.close(file)
     if session is not None: session.stop()
 with ddp_notebook.start(2) as session:
+    session.pids("controller")
+    files = []
+    try:
+        while True: files.append(os.open(os.devnull, os.O_RDONLY))
+    except OSError: pass
+    for file in files[:10]: os.close(file)
+    try: session.client
+    except ddp_notebook.DDPNotebookError as error: print(type(error).__name__, error)
+    for file in files[10:]: os.close(file)
+    print(session.client.ids)
     print(session.run("dist.barrier(); 'went well'", quiet=True)[1].result)
 """
-    *lines, last = in_program(program)
-    assert last == "'went well'"
+    *lines, client, ids, last = in_program(program)
+    assert last == "'went well'" and ids == "[0, 1]"
+    assert re.match(
+        r"ClientError this process has too few file descriptors left: \d+ of 320 .* session.client ", client
+    )
     too_few = r"StartError this process has too few file descriptors left: \d+ of 320 are in use, and a start needs \d+"
     for line in lines:
         assert line.endswith("started") or re.search(rf"no file descriptor left: 320 of 320|{too_few}", line), lines

@@ -10,8 +10,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from ddp_notebook.errors import ClientError
+from ddp_notebook.errors import ClientError, StartError
 from ddp_notebook.launch import processes
+from ddp_notebook.launch.host import open_files
 
 if TYPE_CHECKING:
     import ipyparallel
@@ -177,7 +178,7 @@ class SharedClient:
         """A client that knows all engines.
 
         Raises:
-            ClientError: the controller cannot be reached.
+            ClientError: the controller cannot be reached, or this process has too few file descriptors left.
         """
         until = time.monotonic() + _CONNECT_S
         while True:
@@ -187,12 +188,15 @@ class SharedClient:
             try:
                 if self._made is None or self._made[1] != pid:
                     self.close()
+                    open_files.check_free(open_files.OF_CLIENT, "session.client")
                     client, self._known = connect(file, self._ranks, until)
                     self._made, self._watch = (client, pid), _Watch(client, pid)
                 else:
                     client = self._made[0]
                     self._hear_new(client, until)
                 return client
+            except StartError as error:
+                raise ClientError(str(error)) from None
             except Exception as error:
                 if isinstance(error, TimeoutError) and time.monotonic() < until:
                     continue
