@@ -40,6 +40,8 @@ class Interpreter:
         self._threading = sys.modules["threading"]
         self._threads = {name: value for name, value in vars(self._threading).items() if callable(value)}
         self._threads |= dict.fromkeys(("_trace_hook", "_profile_hook"))  # for new threads
+        self._thread_class = self._threading.Thread
+        self._methods = {name: value for name, value in vars(self._thread_class).items() if callable(value)}
         # The rank sends and receives with these, and pyzmq looks each of them up when it is called.
         self._zmq = {name: value for name, value in vars(zmq).items() if isinstance(value, type)}
         self._hooks = {name: getattr(sys, name) for name in ("excepthook", "displayhook", "unraisablehook")}
@@ -76,20 +78,21 @@ class Interpreter:
         for name, hook in self._hooks.items():
             if not callable(getattr(sys, name, None)):
                 setattr(sys, name, hook)
-        now = vars(self._threading)
-        if not all(map(operator.is_, map(now.get, self._threads), self._threads.values())):
-            lines += self._put_threading_back(now)
+        for owner, values in ((self._threading, self._threads), (self._thread_class, self._methods)):
+            if not all(map(operator.is_, map(vars(owner).get, values), values.values())):
+                lines += self._put_threading_back(owner, values)
         now = vars(zmq)
         if not all(map(operator.is_, map(now.get, self._zmq), self._zmq.values())):
             now.update(self._zmq)
         return lines
 
-    def _put_threading_back(self, now: dict[str, Any]) -> list[str]:
+    def _put_threading_back(self, owner: Any, values: dict[str, Any]) -> list[str]:
         """Keep what a program has replaced, such as a hook of a profiler, as long as threads still start."""
-        changed = [name for name, value in self._threads.items() if now.get(name) is not value]
+        changed = [name for name, value in values.items() if vars(owner).get(name) is not value]
         if _starts_threads(self._threading):
             return []
-        now.update({name: self._threads[name] for name in changed})
+        for name in changed:
+            setattr(owner, name, values[name])
         names = ", ".join(changed)
         return [
             f"ddp_notebook: no thread starts since this cell has replaced {names} in threading; later cells find "
