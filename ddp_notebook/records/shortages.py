@@ -33,7 +33,7 @@ _TEXTS = {
     MEMORY: ("can't allocate memory", "bad_alloc", "Cannot allocate memory", "not enough memory"),
     PROCESSES: ("can't start new thread", "Resource temporarily unavailable"),
     DISK: ("No space left on device", "Disk quota exceeded"),
-    SHARED: ("out of shared memory", "</torch_", "shared memory file"),  # torch's words, also of a DataLoader
+    SHARED: ("out of shared memory",),  # torch's words, also of a DataLoader
 }
 _ERRNOS = {
     errno.EMFILE: DESCRIPTORS,
@@ -60,6 +60,8 @@ def kinds(error: BaseException) -> set[str]:
     if not isinstance(error, RuntimeError | OSError) or not error.args or not isinstance(error.args[0], str):
         return set()
     found = {kind for kind, texts in _TEXTS.items() if any(text in error.args[0] for text in texts)}
+    if "</torch_" in error.args[0] and found & {DISK, MEMORY}:  # torch's files in /dev/shm have such names
+        found.add(SHARED)
     return found | {MEMORY} if PROCESSES in found else found
 
 
@@ -197,8 +199,9 @@ def _disk(who: str, path: str, *, has_failed: bool = False) -> Iterator[str]:
     its = os.statvfs(path)
     unit = its.f_frsize
     size, left = its.f_blocks * unit, its.f_bavail * unit
-    if size and (left < _LITTLE_BYTES or has_failed):
-        used, how = size - left, "no" if left < _LITTLE_BYTES else "too little"
+    is_full = size and left < _LITTLE_BYTES
+    if is_full or (size and has_failed and not (its.f_files and not its.f_favail)):
+        used, how = size - left, "no" if is_full else "too little"
         yield f"{who} has {how} space left in {_mount(path)}: {used / _MIB:,.0f} of {size / _MIB:,.0f} MiB"
     elif its.f_files and not its.f_favail:
         yield f"{who} can make no further file in {_mount(path)}: {its.f_files:,} of {its.f_files:,}"

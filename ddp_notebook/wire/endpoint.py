@@ -234,14 +234,14 @@ class Endpoint:
                 continue  # a stray frame: both sides come from one installation
             now = time.monotonic()
             if link.heard(header, now):
-                if link.owes_ack >= _ACK_EVERY:
-                    self._transmit(peer, link.beat(now))
                 try:
                     nobody_waits &= self._deliver(peer.decode(), header.epoch, [frames[0][HEADER_BYTES:], *frames[1:]])
                 except MemoryError:
                     if link.unhear(now):  # it comes again
                         raise
                     _log.exception("no memory for a message of %s, which is lost", peer.decode() or "the notebook")
+                if link.owes_ack >= _ACK_EVERY:  # not before: the peer keeps a message until it is acknowledged
+                    self._transmit(peer, link.beat(now))
             elif link.is_gap(header) and link.may_ask(now):
                 self._transmit(peer, link.beat(now, RESEND))
             elif header.kind == RESEND:

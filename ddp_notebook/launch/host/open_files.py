@@ -7,6 +7,7 @@ log), a host server 9 and 3 for each of its ranks (the pipes), a rank 46 and one
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import resource
 
@@ -105,10 +106,12 @@ def check_free(count: int, what: str) -> None:
         while len(opened) < count:
             opened.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
     except OSError as error:
+        if error.errno != errno.EMFILE:
+            raise StartError(f"process {os.getpid()} can open no files, and {what} needs {count}: {error}") from error
         limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         raise StartError(
-            f"this process has too few file descriptors left: {limit - len(opened)} of {limit} are in use, and {what} "
-            f"needs {count}: close files, or raise the limit (ulimit -n)"
+            f"process {os.getpid()} has too few file descriptors left: {limit - len(opened)} of {limit} are in use, "
+            f"and {what} needs {count}: close files in it, or raise the limit in the shell that starts Jupyter"
         ) from error
     finally:
         for file in opened:

@@ -91,8 +91,13 @@ class Interpreter:
         changed = [name for name, value in values.items() if vars(owner).get(name) is not value]
         if _starts_threads(self._threading):
             return []
+        theirs = {name: vars(owner)[name] for name in changed if name in vars(owner)}
         for name in changed:
             setattr(owner, name, values[name])
+        if not _starts_threads(self._threading):  # for another reason, such as a limit
+            for name, value in theirs.items():
+                setattr(owner, name, value)
+            return []
         names = ", ".join(changed)
         return [
             f"ddp_notebook: no thread starts since this cell has replaced {names} in threading; later cells find "

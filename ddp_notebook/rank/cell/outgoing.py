@@ -17,7 +17,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import replace
 from typing import Any
 
-from ddp_notebook.stdlib import contextlib, threading, time
+from ddp_notebook.stdlib import contextlib, logging, threading, time
 from ddp_notebook.wire.events import TAKEN_EVERY, Comm, Display, Message, Taken
 
 _MOST_OF_SESSION = 128  # all ranks together send so many unshown messages: Jupyter accepts them in 0.15 s
@@ -26,6 +26,8 @@ _MOST_BYTES = 2 << 20  # each rank may send so many, but always as many messages
 _LOOK_S = 0.005
 _APART_S = 0.05  # between two values of one widget, or two updates of one display
 _BROKEN_S = 0.2
+
+_log = logging.getLogger(__name__)
 
 
 class _Lane:
@@ -72,6 +74,7 @@ class Outgoing:
         self._recent: set[Hashable] = set()  # sent within `_APART_S`
         self._has_work = threading.Event()
         self._thread: threading.Thread | None = None
+        self._has_failed = False  # to send what waited
 
     def send(self, message: Comm | Display, nbytes: int, key: Hashable = None) -> None:
         """Send a message, or keep it until the notebook takes more.
@@ -176,6 +179,9 @@ class Outgoing:
                         self._send_waiting(only_with_room=True)
                     self._mark_all()
                 except Exception:  # a cell has replaced a function that sending needs: that lasts until the cell ends
+                    if not self._has_failed:
+                        self._has_failed = True
+                        _log.exception("a value of a widget could not be sent")
                     pause.wait(_BROKEN_S)
 
 

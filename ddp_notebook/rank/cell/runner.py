@@ -212,7 +212,8 @@ class Runner:
 
     def lose(self, cell: int) -> None:
         """Report a cell that ends for want of memory before or after its own code. Waits until there is some."""
-        self.running = None
+        if self.running is not None and self.running[0] == cell:
+            self.running = None
         try:
             why = shortage.of_error(MemoryError())
         except MemoryError:

@@ -94,7 +94,10 @@ class Ring:
         return self._opened(taken, of)
 
     def _sealed(self, data: bytes) -> npt.NDArray[np.uint8]:
-        return np.frombuffer(bytearray(authentic.mac(self._key, [data]) + data), np.uint8)
+        sealed = np.empty(authentic.MAC_BYTES + len(data), np.uint8)
+        sealed[: authentic.MAC_BYTES] = np.frombuffer(authentic.mac(self._key, [data]), np.uint8)
+        sealed[authentic.MAC_BYTES :] = np.frombuffer(data, np.uint8)
+        return sealed
 
     def _opened(self, sealed: npt.NDArray[np.uint8], of: int) -> bytes:
         mac, data = sealed[: authentic.MAC_BYTES].tobytes(), sealed[authentic.MAC_BYTES :].tobytes()

@@ -137,7 +137,8 @@ class Arrivals:
         if self._is_closed:
             return
         process = self._cluster.process(rank)
-        self.settle()  # a cell that ended with an error before its process died keeps that error
+        if any(rank in run.pending for run in list(self.runs.values())):
+            self.settle()  # a cell that ended with an error before its process died keeps that error
         with self._order_lock:
             for fd, piece in self._of(rank).ordered.give_up():
                 self._on_piece(rank, fd, piece)
