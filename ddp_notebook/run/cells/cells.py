@@ -322,7 +322,8 @@ class Cells:
         stopped = "".join(f"{one.stopped}. " for one in self._cluster.stopped(busy) if one.kind == RANK)
         raise SessionBrokenError(
             f"{stopped}an earlier cell has not ended on {list_ranks(busy)} (%ddp_status says where it is): wait, or "
-            f"end it there with %ddp_interrupt, which keeps all variables{others}"
+            "end it there with %ddp_interrupt, which keeps all variables. A long call of C code ends only when it "
+            f"returns; %ddp_interrupt --replace starts such ranks afresh, without their variables{others}"
         )
 
     def code_of(self, cell: int) -> str | None:
