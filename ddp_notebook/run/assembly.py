@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import sys
 from collections.abc import Iterator, Mapping
-from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -44,7 +43,6 @@ from ddp_notebook.wire.record_options import PROFILES
 
 _SILENT_S = 1.5  # a rank speaks each second
 _LONG_S = 5.0
-_SETTLE_S = 0.2  # the thread waits that reads what a host server sends
 T = TypeVar("T")
 
 
@@ -105,7 +103,6 @@ class Parts:
         cells.mend.on_healed = self.client.on_healed
         self.comms = Comms(self._tell_widget, receipts.took)
         self.pump = Pump({**self.arrivals.slow_handlers, Comm: self.comms.on_message})
-        self.arrivals.settle = partial(self.pump.settle, _SETTLE_S)
         dispatch.add(self.observer.handlers)
         dispatch.add(questions.handlers)
         dispatch.add(self.arrivals.handlers)

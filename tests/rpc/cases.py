@@ -167,7 +167,7 @@ CASES |= {
     "    dist_autograd.backward(context, [rpc.rpc_sync(to, use, args=(there,)).sum()])\n    optimizer.step(context)\n"
     "there.to_here()",
     "DistributedOptimizer without a context": "DistributedOptimizer(torch.optim.SGD, [rpc.remote(to, parameter)], lr=0.5).step(77)",
-    "profile of a call": "keys(lambda: rpc.rpc_sync(to, torch.add, args=(one, one)))",
+    "profile of a call": "without_races(keys(lambda: rpc.rpc_sync(to, torch.add, args=(one, one))))",
     "profile of an old call": "without_races(keys(lambda: rpc.rpc_sync(to, torch.add, args=(one, one)), use_kineto=False))",
     "profile of an old call of a function": "without_races(keys(lambda: rpc.rpc_sync(to, good, args=(one,)), use_kineto=False))",
     "profile of an old remote": "without_races(keys(lambda: rpc.remote(to, good, args=(one,)).to_here(), use_kineto=False))",

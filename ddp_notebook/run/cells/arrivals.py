@@ -38,7 +38,6 @@ class Arrivals:
 
     def __init__(self, cluster: Cluster, took: Callable[[int, Display], None]) -> None:
         self.took = took
-        self.settle: Callable[[], object] = lambda: None  # waits until the slow handlers are done
         self.runs: dict[int, CellRun] = {}  # cells that have not ended everywhere, by number
         self._cluster = cluster
         self._between: dict[tuple[int, int], str] = {}  # text written between cells
@@ -137,8 +136,6 @@ class Arrivals:
         if self._is_closed:
             return
         process = self._cluster.process(rank)
-        if any(rank in run.pending for run in list(self.runs.values())):
-            self.settle()  # a cell that ended with an error before its process died keeps that error
         with self._order_lock:
             for fd, piece in self._of(rank).ordered.give_up():
                 self._on_piece(rank, fd, piece)
