@@ -284,7 +284,7 @@ IPYTHON = {
     "no history": "ip = get_ipython(); ip.history_manager.input_hist_raw.clear(); ip.history_manager.enabled = False; ip.execution_count = -5",
     "a showtraceback that fails": "def fail(*_, **__): raise RuntimeError('no')\nip = get_ipython(); ip.showtraceback = ip._showtraceback = fail",
     "no display formatter": "get_ipython().display_formatter = None",
-    "no display": "ip = get_ipython(); ip.display_pub.publish = ip.displayhook.start_displayhook = ip.displayhook.__class__.__call__ = None",
+    "no display": "ip = get_ipython(); ip.display_pub.publish = ip.displayhook.start_displayhook = None",
     "an exception handler that fails": "get_ipython().set_custom_exc((Exception, KeyboardInterrupt), lambda *_, **__: 1 / 0)",
     "a transformer of code that fails": "class Fails:\n    def visit(self, node): raise ZeroDivisionError\nget_ipython().ast_transformers.append(Fails())",
     "hooks that fail": (
@@ -394,6 +394,8 @@ FAIL_WHILE = {
     ("torch: torch functions", "an operation"),
     ("interpreter: another __builtins__", "a long call"),
 }
+# torch itself makes no group without what these have replaced.
+FORM_NO_GROUP = {"torch: torch functions"}
 # The text of these programs goes where they want it, also in the next cell.
 SILENT = {"streams: stdout in a file", "streams: streams in memory", "streams: a redirection that is left"}
 
@@ -428,11 +430,12 @@ def reset_stop_and_go_on(session: Any, program: str, wait: str, directory: Path,
     ends_with = RankError if fails else KeyboardInterrupt
     with pytest.raises(ends_with):
         run_until_stopped(session, code, directory)
-    text = "" if program in SILENT else "text 2 10\n"
+    count = 0 if program in SILENT else 1
     for _ in range(1 + forms_anew):
         after = session.run(AFTER, timeout=30, quiet=True)
-        assert [after[rank].stdout for rank in after.ranks] == [text] * 2
-        if forms_anew:
+        # IPython's own text may stand around it: of hooks that fail
+        assert [after[rank].stdout.count("text 2 10\n") for rank in after.ranks] == [count] * 2
+        if forms_anew and program not in FORM_NO_GROUP:
             session.reform()
 
 
