@@ -386,8 +386,7 @@ FAIL = {
     "interpreter: a trace function that fails",
     "modules: no modules",
 }
-# What these wait in fails, as in a plain Python process: torch's `barrier` needs what they have replaced, or `sum` is
-# gone.
+# These operations fail, as in a plain Python process: `barrier` of torch needs the replaced function, or `sum` is gone.
 FAIL_WHILE = {
     ("interpreter: no len", "an operation"),
     ("interpreter: no isinstance", "an operation"),
@@ -433,7 +432,7 @@ def reset_stop_and_go_on(session: Any, program: str, wait: str, directory: Path,
     count = 0 if program in SILENT else 1
     for _ in range(1 + forms_anew):
         after = session.run(AFTER, timeout=30, quiet=True)
-        # IPython's own text may stand around it: of hooks that fail
+        # IPython may print text about hooks that fail before and after it
         assert [after[rank].stdout.count("text 2 10\n") for rank in after.ranks] == [count] * 2
         if forms_anew and program not in FORM_NO_GROUP:
             session.reform()

@@ -118,7 +118,7 @@ def test_memory_of_a_rank(make_session, limit):
     with pytest.raises(RankError, match=rf"can't allocate memory.*{OUT_OF_MEMORY}"):
         session.run("if rank == 1: torch.ones(8 << 20)")
     with pytest.raises(RankError, match=rf"MemoryError:\s+\({OUT_OF_MEMORY}\)"):
-        session.run(f"'{'x' * 1_000_000}'")  # too large for Python's parser
+        session.run(f"'{'x' * 1_000_000}'")  # the parser of Python needs more memory for it
     assert session.pull("kept")[1] == "kept"
     check_it_goes_on(session, OUT_OF_MEMORY, "bag.clear()")
 
@@ -264,7 +264,7 @@ def in_program(program: str, *before: str, **env: str) -> list[str]:
 
 @AS_ROOT
 def test_the_oom_killer(memory_cgroup):
-    """Its victim's error says so, and that of a later kill by hand does not."""
+    """The error of a rank that it killed names it; the error of a rank that was killed by hand does not."""
     lines = in_program(f"""
 import os, re, signal, ddp_notebook
 open("{memory_cgroup}/cgroup.procs", "w").write(str(os.getpid()))
@@ -425,7 +425,7 @@ def test_file_descriptors_of_the_host_server(make_session):
 
 
 def test_a_start_without_file_descriptors():
-    """The notebook has too few of its own. ZeroMQ would end this process, and all variables of the notebook with it."""
+    """The notebook has too few descriptors. ZeroMQ would end this process, and its variables would be lost."""
     program = """
 import os, resource, sys, ddp_notebook
 ddp_notebook.start(2).stop()

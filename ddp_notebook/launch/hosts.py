@@ -145,7 +145,7 @@ class Hosts:
         except HostError as error:
             if not self._options.is_here or os.strerror(errno.EMFILE) not in str(error):
                 raise
-            warm.prepare_anew(env).facts()  # another server has descriptors of its own
+            warm.prepare_anew(env).facts()  # another server has its full number of descriptors
 
     def sync_first(self, check: Callable[[], None], progress: Callable[[str], None]) -> Synced:
         """Send the folder that was asked for before ranks are started, which then begin in it. Call `place` first.

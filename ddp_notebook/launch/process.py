@@ -36,7 +36,7 @@ class Process:
     port: int = 0  # TCP port of the store for the user's programs
     store: Place | None = None  # address of the store for the session's groups
     status: int | None = None  # exit status once it ended; negative: signal
-    why: str = ""  # a clause about what has ended it
+    why: str = ""  # a clause about the cause of its end
     lost: str = ""  # why nothing is known of it any more, and so it counts as ended
     said: set[str] = field(default_factory=set)  # names of the messages of its start
     error: str = ""

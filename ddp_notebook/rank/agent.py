@@ -27,7 +27,7 @@ class Agent:
         address: where the notebook is, and this process's keys.
         process: this process's number on its host.
         on_message: takes every message that the agent does not answer itself.
-        vitals: returns the fields of `Vitals` that are not the process's own. It is told whether shortages are wanted.
+        vitals: returns the fields of `Vitals` that do not describe the process. Its argument is `with_shortages`.
         on_asked: told that a notebook asks for the time, and whether what was recorded is to be passed on first.
     """
 

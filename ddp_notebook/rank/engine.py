@@ -76,7 +76,7 @@ class RankEngine(IPEngine):
                 try:
                     run()
                 except SystemExit:
-                    if has_ended or not self._publishers:  # while there is no kernel, ipyparallel gives up so
+                    if has_ended or not self._publishers:  # before it has a kernel, ipyparallel exits this way
                         raise
                     say("ddp_notebook: SystemExit in a callback of the event loop does not end a rank")
 

@@ -13,7 +13,7 @@ from typing import Any, cast
 from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
 from ddp_notebook.stdlib import functools, traceback
 
-_of_cells: list[tuple[Callable[..., Any], Callable[[], Any]]] = []  # as registered, and with its arguments
+_of_cells: list[tuple[Callable[..., Any], Callable[[], Any]]] = []  # function, and its call
 _unregister: Callable[[Any], None] = atexit.unregister
 
 
@@ -48,5 +48,5 @@ def _run_those_of_cells() -> None:
         _, call = _of_cells.pop()
         try:
             call()
-        except BaseException:  # as in `atexit`, the next handlers run all the same
+        except BaseException:  # the next handlers run as well: `atexit` does the same
             traceback.print_exc()

@@ -91,7 +91,7 @@ def _put_back_later(_: int | None) -> int:
     if threading.get_ident() == threading.main_thread().ident:
         for number, handler in _handlers.items():
             _set_handler(number, handler)
-        _change_mask(_signal.SIG_UNBLOCK, _handlers.keys() - {RELEASE})  # a thread of its own waits for RELEASE
+        _change_mask(_signal.SIG_UNBLOCK, _handlers.keys() - {RELEASE})  # the release thread waits for RELEASE
     return 0
 
 

@@ -197,7 +197,7 @@ class Rank:
             self._loop.remove_reader(self._inbox.fileno())
 
     def _on_lost_cell(self, head: bytes) -> None:
-        """End a cell that there was no memory for, so that the notebook does not wait for it."""
+        """End a cell that could not be read for lack of memory, so that the notebook does not wait for it."""
         if (found := _CELL.match(head)) and self.runner is not None:
             self.runner.lose(int(found[1]))
 

@@ -18,7 +18,7 @@ from ddp_notebook.stdlib import contextlib, fcntl, os, threading, time
 
 _DESCRIPTORS = 48  # sockets and files of a group that forms, besides those to the other ranks
 _MEMORY_BYTES = 64 << 20  # address space, without used pages. A group that forms starts threads with stacks of 8 MiB
-_PIECE_BYTES = 4 << 20  # where less is left than that, some pieces still fit
+_PIECE_BYTES = 4 << 20  # small pieces still fit if one large block does not
 _KEPT = 2  # so many pieces are lent for the shortest steps only: threads of the user may take what is lent
 _MEMORY_LIMITS = (resource.RLIMIT_AS, resource.RLIMIT_DATA)
 _SHARE = 4  # at most so much of the limit is held: a quarter

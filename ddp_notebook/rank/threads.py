@@ -1,5 +1,5 @@
-"""How many threads torch and NumPy have in a rank: an equal share of the cores, unless a cell says otherwise. And
-whether further threads can be started."""
+"""The threads of a rank: torch and NumPy get an equal share of the cores, unless a cell sets another number. A trial
+tells whether further threads can be started."""
 
 from __future__ import annotations
 

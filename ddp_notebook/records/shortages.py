@@ -27,7 +27,7 @@ _MIB = 1 << 20
 _LITTLE_BYTES = 64 << 10  # a file system with less free space counts as full
 _LITTLE_MEMORY = 16 * _MIB  # less counts as none: a thread, or a malloc arena, takes as much ...
 _MUCH_MEMORY = 128 * _MIB  # ... and so does a twentieth of a limit, up to this
-_NO_LIMIT_BYTES = 1 << 62  # version 1 of cgroups has a number where there is no limit
+_NO_LIMIT_BYTES = 1 << 62  # cgroups of version 1 show a larger number if no limit is set
 _TEXTS = {
     DESCRIPTORS: ("Too many open files",),
     MEMORY: ("can't allocate memory", "bad_alloc", "Cannot allocate memory", "not enough memory"),

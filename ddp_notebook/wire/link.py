@@ -26,7 +26,7 @@ DATA, BEAT, RESEND = 1, 2, 3
 RESEND_S = 1.0  # then an unacknowledged message is sent again, next after twice as long, and so on
 _LONGEST_RESEND_S = 30.0
 _CUT_S = 2.5  # both sides say something each second: after a longer silence the connection was cut
-_SHORT_S = 10.0  # a message is tried for so long while there is no memory for it
+_SHORT_S = 10.0  # a message is lost if memory for it was missing for this long
 _HEADER = struct.Struct("!BBQQI")
 HEADER_BYTES = _HEADER.size
 
@@ -72,7 +72,7 @@ class Link:
     last_heard_s: float = 0.0
     last_progress_s: float = 0.0  # when the oldest unacknowledged message was sent, or last acknowledged
     asked: tuple[int, float] = (0, 0.0)  # the message that was asked for after a gap, and when
-    short: tuple[int, float] = (0, 0.0)  # the message that there was no memory for, and since when
+    short: tuple[int, float] = (0, 0.0)  # a message without memory for it, and the time of the first attempt
     patience_s: float = RESEND_S
     unacknowledged: deque[tuple[int, Sequence[bytes]]] = field(default_factory=deque)
 
@@ -124,8 +124,8 @@ class Link:
         return True
 
     def unhear(self, now: float) -> bool:
-        """Take back the last `heard`, since there is no memory for its message, which then comes again. Returns False
-        if that has gone on for too long: the message is lost, and later ones are not held up."""
+        """Take back the last `heard` for lack of memory; the peer sends the message again. Returns False after 10 s of
+        such attempts: then the message is lost, and later messages are delivered."""
         if self.short[0] != self.received:
             self.short = self.received, now
         if now - self.short[1] > _SHORT_S:

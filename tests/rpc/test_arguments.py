@@ -35,7 +35,7 @@ def _ends(call):
         pass
     return said
 """
-# torch keeps what a failed call has begun, so that the next one fails otherwise: each has a process of its own.
+# A failed call leaves state in torch that changes the outcome of the next call, so each call runs in a new process.
 _PLAIN = """
 import signal, sys
 for _call in json.loads(sys.stdin.read()):
@@ -183,8 +183,8 @@ def ends(waiting_host_server, tmp_path_factory) -> dict[str, tuple[str, str]]:
     return dict(zip(_CALLS, zip(said, on_rank, strict=True), strict=True))
 
 
-# A rank gives the reason at once where torch waits for workers that do not exist, and a timeout of 0 is no limit in a
-# session, as torch documents it.
+# torch waits for workers that do not exist; a rank gives the reason at once. In a session a timeout of 0 means an
+# unlimited wait, as torch documents it.
 _DIFFER = {
     "it waits": "RuntimeError",
     "DistStoreError": "",

@@ -1,4 +1,4 @@
-"""What the processes of a session expose on this machine, and an attack of a second user on all of it."""
+"""Find each port, socket and file of the processes of a session, and attack them as a second user."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Listener(NamedTuple):
     held_with: str  # the files in the epoll that holds the listener: gloo has a pipe there, TensorPipe an eventfd
 
 
-Ignore = Callable[[Listener, str], bool]  # of a listener and its protocol
+Ignore = Callable[[Listener, str], bool]  # arguments: a listener and its protocol
 
 
 def _nothing(*_: object) -> bool:
@@ -44,7 +44,7 @@ def _nothing(*_: object) -> bool:
 
 @dataclass(frozen=True)
 class Found:
-    """What the second user found out."""
+    """The results of an attack by a second user."""
 
     listeners: dict[str, Listener]  # by "host:port"
     ports: dict[str, dict[str, Any]]
@@ -99,7 +99,7 @@ class Found:
         return found
 
     def check_nothing_was_read(self, ignore: Ignore = _nothing) -> None:
-        """No port, socket or file has told the second user anything, or could be replaced.
+        """Check that the second user read no port, socket or file, and replaced none.
 
         Raises:
             AssertionError: one has.
@@ -178,7 +178,7 @@ def attack(user: int, marker: Path) -> Found:
 
 @contextlib.contextmanager
 def attacking(user: int, marker: Path) -> Iterator[list[Found]]:
-    """As `attack`, again and again in the background. Yields what each round has found."""
+    """Repeat `attack` in the background. Yields the results of the rounds."""
     rounds: list[Found] = []
     errors: list[BaseException] = []
     ends = threading.Event()

@@ -31,11 +31,12 @@ _WAIT_S = 0.2
 _LONGEST_NAME = 100  # bytes of an address of a Unix socket, some less than the limit of Linux
 "a".encode("idna")  # a module that another user may not be able to read
 
-# What a TCPStore and ZeroMQ say first. Sources: torch/csrc/distributed/c10d/TCPStoreBackend.cpp (VALIDATE, PING),
+# The first bytes of a TCPStore and of ZeroMQ. Sources:
+# torch/csrc/distributed/c10d/TCPStoreBackend.cpp (VALIDATE, PING),
 # https://rfc.zeromq.org/spec/23/
 _STORE_PING = struct.pack("<BIBI", 0, 0x3C85F7CE, 13, 4711)
 _ZMQ_GREETING = b"\xff" + bytes(8) + b"\x7f" + b"\x03\x00"  # up to the version; then the other end names its mechanism
-# Hellos of clients: a store's, a kept session's, a rank's, gloo's peers.
+# The first bytes of clients: of a store, a kept session, a rank, and gloo.
 _HELLOS = (
     struct.pack("<II", 8, 4) + b"keys",
     struct.pack("<I", 64) + bytes(64),
@@ -57,7 +58,7 @@ class Planted:
 
 
 class Attack:
-    """What one user tries.
+    """The attempts of one user.
 
     Args:
         marker: see the module.
@@ -101,7 +102,7 @@ class Attack:
         return keys
 
     def _attack_zmq(self, host: str, port: int) -> list[str]:
-        """Speak without keys, and with keys of its own."""
+        """Connect without keys, and with new keys that the session does not know."""
         context, answers = zmq.Context(), []
         for kind in (zmq.DEALER, zmq.SUB, zmq.REQ):
             for has_keys in (False, True):
@@ -183,7 +184,7 @@ def _exchange(family: int, address: Any, sent: bytes) -> str:
 
 
 def _protocol(host: str, port: int) -> str:
-    """What listens there, by what it says."""
+    """Return the protocol of a listener, from its first bytes."""
     with contextlib.suppress(OSError), socket.create_connection((host, port), timeout=_WAIT_S) as one:
         first = _receive(one)
         if first[:1] == b"\xff" and first[9:10] == b"\x7f":

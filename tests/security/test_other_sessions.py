@@ -1,4 +1,4 @@
-"""A second user attacks sessions with a client, over ssh, of tasks that call in, kept ones, and jobs of torchrun's."""
+"""A second user attacks other sessions: with a client, over ssh, of tasks that call in, kept, and torchrun jobs."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _is_ssh_server(listener: Listener, _: str) -> bool:
 
 
 def _is_jupyters(_: Listener, protocol: str) -> bool:
-    """Whether a listener is one of ipykernel's own, which a kernel without this package has too."""
+    """Return whether a listener belongs to ipykernel: a kernel without this package has it too."""
     return protocol == "ZeroMQ NULL"
 
 
@@ -54,7 +54,7 @@ def test_ipyparallels_controller_answers_nobody_without_its_key(make_session, st
 
 
 def test_workers_whose_listeners_were_ended_say_so(make_session, stranger, tmp_path):
-    """TensorPipe does not listen again after bytes that are no message. No call had connected the workers before."""
+    """TensorPipe stops listening after bytes of an unknown protocol. No earlier call has connected the workers."""
     session = make_session()
     start = "from torch.distributed import rpc; rpc.init_rpc(f'worker{rank}', rank=rank, world_size=world_size)"
     session.run(start)
@@ -91,7 +91,7 @@ def test_a_kept_session(notebook, stranger, tmp_path):  # noqa: F811
     assert not (tmp_path / "marker").exists()
 
 
-# ---- jobs of torchrun's
+# ---- torchrun jobs
 
 _BODY = """
 dist.all_reduce(torch.ones(1))
@@ -126,7 +126,7 @@ def test_a_job_of_the_notebook(jobs, stranger, tmp_path):  # noqa: F811
 
 @pytest.mark.long
 def test_a_job_of_a_shell_has_a_rendezvous_whose_state_torch_unpickles(jobs, stranger, tmp_path):  # noqa: F811
-    """What docs/security.md warns of. When this fails, torch has changed, and the table should."""
+    """docs/security.md warns of this. If the test fails, torch has changed: correct the table."""
     process = jobs.start(_BODY)
     wait_until(lambda: all((jobs.folder / f"ready-{rank}").exists() for rank in range(2)), 60)
     found = attack(stranger, marker := tmp_path / "marker")

@@ -53,7 +53,7 @@ def test_the_users_own_programs_find_a_store_at_master_port(session):
 
 
 def test_a_group_that_forms_anew_is_not_led_elsewhere(session, stranger, tmp_path):
-    """What another user wrote before does not matter to the next group."""
+    """Bytes that another user wrote earlier have no effect on the next group."""
     attack(stranger, tmp_path / "marker")
     session.run("dist.destroy_process_group(); dist.init_process_group()")
 

@@ -138,7 +138,7 @@ sys.stdout.write(f"done of {size}\\n")
     killed = []
 
     def kill_one() -> None:
-        # Earlier, the other rank would wait in torch's own init_process_group until that times out.
+        # If it were killed earlier, the other rank would wait in init_process_group of torch until the timeout.
         wait_until((jobs.folder / "trained").exists, 60)
         [first, *_] = sorted(who for one in jobs.ranks() if (who := launcher(one.about)) is not None)
         psutil.Process(first[0]).kill()

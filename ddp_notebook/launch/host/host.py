@@ -28,7 +28,7 @@ _QUIET_S = 1.25  # without a word of a host that speaks each second: then it is 
 _LOOK_S = 0.25  # whether it was stopped
 _END_S = 8.0  # what it gets to end processes, beyond their grace
 TextCallback = Callable[[int, int, bytes], None]  # process, fd, bytes
-EndedCallback = Callable[[int, int, str], None]  # process, exit status (negative: signal), a clause about what ended it
+EndedCallback = Callable[[int, int, str], None]  # process, exit status (negative: signal), a clause about the cause
 
 
 def is_loopback(address: str) -> bool:

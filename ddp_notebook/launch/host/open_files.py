@@ -14,7 +14,7 @@ import resource
 from ddp_notebook.errors import StartError, UsageError
 
 OF_START = 88  # measured: 70 at most for 2 ranks. ZeroMQ ends the process where it finds no descriptor for a socket
-OF_RANK = 4  # of a new rank: messages, bulk data, the log
+OF_RANK = 4  # a new rank needs them for messages, bulk data and the log
 OF_CLIENT = 32  # measured: 22
 _OF_OTHERS = 256  # what Jupyter, libraries and the user have open
 _PER_RANK = 4  # a rank can then be in four groups of all
@@ -64,7 +64,7 @@ def check(world_size: int, limit: int, where: str) -> None:
 
 
 class Spare:
-    """File descriptors that a process holds back, and gives in a `with` block.
+    """File descriptors that a process holds back, and releases in a `with` block.
 
     Args:
         count: how many.
@@ -82,7 +82,7 @@ class Spare:
         self._take()
 
     def close(self) -> None:
-        """Give them all."""
+        """Release all descriptors."""
         while self._held:
             os.close(self._held.pop())
 

@@ -104,7 +104,7 @@ class RankComms:
 
 
 def ends_capture(content: dict[str, Any]) -> bool:
-    """Return whether a message says that an Output widget no longer stands around the code which runs."""
+    """Return whether a message ends the capture of output by an Output widget."""
     return ((content.get("data") or {}).get("state") or {}).get("msg_id") == ""
 
 

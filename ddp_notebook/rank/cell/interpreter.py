@@ -30,7 +30,7 @@ class Interpreter:
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._readers: dict[int, Callable[[], object]] = {}
-        if (wakes := getattr(self._loop, "_ssock", None)) is not None:  # what `call_soon_threadsafe` writes to
+        if (wakes := getattr(self._loop, "_ssock", None)) is not None:  # `call_soon_threadsafe` writes to it
             self.keep_reader(wakes.fileno(), self._loop._read_from_self)  # type: ignore[attr-defined]
         self._builtins = dict(vars(builtins))
         self._modules = sys.modules.copy()

@@ -405,7 +405,7 @@ class Runner:
             or (self._interrupted and isinstance(failure, asyncio.CancelledError))
         )
         message = shown.words_of(failure)
-        if isinstance(failure, MemoryError) and not getattr(failure, "__notes__", ()):  # from IPython's own parser
+        if isinstance(failure, MemoryError) and not getattr(failure, "__notes__", ()):  # the parser raised it
             why = shortage.of_error(failure)
             message = f"{message} ({why})".lstrip() if why else message
             shown.of_cell += filter(None, [why])

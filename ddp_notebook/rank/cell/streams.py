@@ -55,7 +55,7 @@ class Streams:
                 os.dup2(kept, fd)
                 continue
             if found != self._pipes.get(fd, found):
-                self.flush()  # what still waits belongs there
+                self.flush()  # text that still waits belongs there
                 self._libc.fflush(None)
                 os.dup2(kept, fd)
         for name, fd in (("stdout", 1), ("stderr", 2)):

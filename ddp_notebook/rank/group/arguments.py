@@ -124,7 +124,7 @@ class Arguments:
         )
 
     def check_rendezvous(self, address: str, rank: Any, world_size: Any) -> None:
-        """Check what `init_rpc` is told about a rendezvous as torch does.
+        """Check the rendezvous arguments of `init_rpc` as torch does.
 
         Args:
             address: the `init_method`.

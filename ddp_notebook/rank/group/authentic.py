@@ -1,8 +1,8 @@
 """MACs for the pickles that ranks send each other over gloo.
 
-gloo accepts connections of every user. While a group forms, another process can take the place of a rank and send what
-it likes, and loading a pickle of another user executes that user's code. The session's store admits only processes of
-the session, so ranks exchange a key there.
+gloo accepts connections of every user. While a group forms, another process can take the place of a rank and send
+arbitrary bytes, and loading a pickle of another user executes code of that user. The store of the session admits only
+processes of the session, so ranks exchange a key there.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class NotAuthenticError(RuntimeError):
 
 
 def publish_key(store: Store) -> None:
-    """Create a key for those who meet at this store. One of them calls this before any of them calls `key_of`."""
+    """Create the key of a group. One rank calls this before any rank calls `key_of`."""
     store.set(_KEY, secrets.token_hex(MAC_BYTES))
 
 
@@ -33,11 +33,11 @@ def key_of(store: Store) -> bytes:
 
 
 def mac(key: bytes, parts: Iterable[Any]) -> bytes:
-    """The MAC of a message.
+    """Return the MAC of a message.
 
     Args:
         key: the key.
-        parts: of the message, bytes or other contiguous memory.
+        parts: parts of the message, bytes or other contiguous memory.
 
     Example:
         >>> check(b"key", mac(b"key", [b"a", b"b"]), [b"a", b"b"], "rank 1")
@@ -54,13 +54,13 @@ def check(key: bytes, received: bytes, parts: Iterable[Any], sender: str) -> Non
     """Compare the MAC of a message with the one that came with it.
 
     Args:
-        sender: who should have sent it, in words.
+        sender: the expected sender, as an error names it.
 
     Raises:
         NotAuthenticError: the MACs differ.
     """
     if not hmac.compare_digest(received, mac(key, parts)):
         raise NotAuthenticError(
-            f"data in the place of {sender} did not come from this session, and was not read: another process has "
-            "connected to a port of this rank while the ranks did (docs/security.md)"
+            f"data in the place of {sender} did not come from this session, and was not read. Another process has "
+            "connected to a port of this rank while the group formed (docs/security.md)"
         )

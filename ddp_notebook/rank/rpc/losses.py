@@ -61,9 +61,9 @@ class Losses:
     def of_refused(self, function: str, number: int) -> str:
         """The message for a call whose callee accepts no connection."""
         return (
-            f"{self._words(number)} accepts no connection for {function}: it has ended, or its port has received bytes "
-            "that are no message of RPC, which ends the listener of torch's RPC. %ddp_heal brings a rank back that "
-            "died; if all ranks are alive: %ddp_restart"
+            f"{self._words(number)} accepts no connection for {function}: it may have ended. %ddp_heal replaces a "
+            "rank that died. Or its port received bytes from another program, and RPC in torch stopped listening: "
+            "%ddp_restart starts new ranks"
         )
 
     def explain(self, future: Any, error: RuntimeError) -> RuntimeError | None:

@@ -81,10 +81,10 @@ class Ring:
             self._wait(self._group.send([_as_tensor(sealed)], to, _DATA_TAG))
 
     def receive(self, of: int) -> bytes:
-        """What one rank sends.
+        """Receive the bytes that one rank sends.
 
         Raises:
-            NotAuthenticError: it is not from that rank.
+            NotAuthenticError: the bytes are not from that rank.
         """
         with self._connections.waiting_unseen():
             coming = np.zeros(1, np.int64)

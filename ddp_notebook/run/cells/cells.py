@@ -346,8 +346,8 @@ class Cells:
         return self._cluster.hosts
 
     def halts(self, run: CellRun) -> list[Halt]:
-        """Return a sentence for each process that is stopped or does not answer, and that is no rank of the cell. A
-        cell on some ranks may call the others by RPC."""
+        """Return a sentence for each process outside the cell that is stopped or does not answer. A cell on some ranks
+        may call the others by RPC."""
         cluster = self._cluster
         others = [rank for rank in cluster.ranks if rank not in run.result.ranks]
         halts = [Halt(process.name, process.stopped) for process in cluster.stopped(others)]

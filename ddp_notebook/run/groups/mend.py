@@ -107,7 +107,7 @@ class Mend:
             return [f"the group could not be formed again, and collectives cannot run: {error}"]
 
     def form(self, timeout_s: float = _FORM_S, check: Check = lambda: None) -> list[str]:
-        """Form the group anew. Returns what could not be had again, and which store was replaced.
+        """Form the group again. Returns sentences about resources that were not restored, and about a replaced store.
 
         Raises:
             StartError: it did not form.

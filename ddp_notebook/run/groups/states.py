@@ -26,7 +26,7 @@ def status(
     """
     halted = stopped(cluster)
     trouble = "\n".join(filter(None, [cluster.trouble(), *halted]))
-    is_blocked = bool(halted or cluster.pulse())  # which a session that only looks on is not
+    is_blocked = bool(halted or cluster.pulse())  # a notebook that only looks on is not blocked
     answers: dict[int, Vitals] = {}
 
     def probe(number: int) -> Probe:

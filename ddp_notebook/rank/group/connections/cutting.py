@@ -29,7 +29,7 @@ from ddp_notebook.stdlib import contextlib, functools, logging, threading
 NCCL = ("nccl", "nccl2", "nccl-legacy")  # torch's two classes, as they call themselves, and a name of the older one
 
 
-_THREADS = 3  # that a group of gloo starts
+_THREADS = 3  # number that a gloo group starts
 _log = logging.getLogger(__name__)
 
 
