@@ -336,6 +336,32 @@ def test_a_press_while_the_group_forms(session, monkeypatch):
     assert session.run(SUM, timeout=20)[1].result == "3"
 
 
+# Threads of a call that is over run when the new group is about to connect: on a busy machine they do so by themselves.
+LATE_THREADS = """
+import gc
+from ddp_notebook.rank.group.connections.renewal import Renewal
+from ddp_notebook.rank.process import Rank
+
+[process] = [one for one in gc.get_objects() if type(one) is Rank]
+over, renew = process.place, Renewal.renew
+
+def renew_late(self, place):
+    late = threading.Thread(target=process._form, args=(over,))
+    late.start()
+    time.sleep(0.2)
+    return renew(self, place)
+
+import threading, time
+Renewal.renew = renew_late
+"""
+
+
+def test_a_late_thread_of_a_call_that_is_over_cuts_nothing(session):
+    session.run(LATE_THREADS)
+    session.reform()
+    assert session.run("Renewal.renew = renew; late = 1; " + SUM)[0].result == "3"
+
+
 def test_a_copied_function_has_its_text(session):
     """In tracebacks, and for what reads it."""
     session.run("def twice(x):\n    return 2 * x + offset\noffset = 1")

@@ -245,7 +245,9 @@ class Rank:
             self._form_with_reserve(place)
 
     def _form_with_reserve(self, place: Form) -> None:
-        with self._calling:  # a call that is over cuts nothing of a later one
+        with self._calling:  # only one of them cuts connections
+            if self.place is not place:  # a later call has begun, perhaps with new connections already: cut none
+                return
             self._network.take_over(self._forming)
         try:
             if self.place is not place:

@@ -65,6 +65,18 @@ def test_an_error_comes_at_once_and_shutdown_ends(session, call):
     assert time.monotonic() - began_s < 15.0
 
 
+def test_an_operator_that_fails_late(session):
+    """`to_here` must not ask the owner meanwhile: torch would answer neither of the two calls."""
+    call = "rpc.remote(other, torch.linalg.inv, args=(torch.ones(1500, 1500),)).to_here()"
+    code = (
+        f"{INIT}failed = []\nfor _ in range(3 * (rank == 0)):\n"
+        f"    try: {call}\n    except RuntimeError as error: failed.append('singular' in str(error))\n"
+        "rpc.shutdown()\nfailed"
+    )
+    told = said(session, code, timeout=30)
+    assert [text.splitlines()[-1] for text in told] == ["[True, True, True]", "[]"]
+
+
 @pytest.mark.long
 def test_shutdown_ends_after_a_call_that_has_timed_out_and_never_returns(session):
     code = (

@@ -6,11 +6,12 @@ that can be stopped waits in Python until the value is made, and calls torch onl
 | the value | the wait |
 |---|---|
 | of this process | a thread waits in torch's place, and ends with it |
-| of another process, made by an `rpc.remote` of this one, at first | the future of that call |
+| of another process, made by an `rpc.remote` of this one | the future of that call |
 | of another process | a call to the owner, where a thread waits in torch's place |
 
-The future of an `rpc.remote` is not set when the call fails, such as at the death of the owner: torch's own callback
-raises before. So it is waited for only as long as the call of a short function takes, which spares it a second call.
+The second kind must not ask the owner. The reference in such a call tells torch there the type of the value. If the
+operator fails after that, torch finds another type than the one it was told, raises an internal assertion, and answers
+neither the `rpc.remote` nor any `to_here`.
 
 No wait takes one of the agent's threads, which the function that makes the value may need. All of them together with
 the copy get the time that `to_here` was given.
@@ -35,7 +36,6 @@ from ddp_notebook.stdlib import contextlib, threading, time, weakref
 
 _MOST_KNOWN = 10_000  # values
 _LEAST_S = 0.001  # smallest timeout of the copy, after the wait
-_AT_FIRST_S = 0.01
 _SLACK_S = 5.0  # added to the timeout of the call to the owner, beyond the local wait
 _TIMED_OUT = (
     "RPCErr:1:RPC ran for more than set timeout ({:.0f} ms) and will now be marked with an error"  # torch's words
@@ -128,17 +128,15 @@ class Values:
             return limit_s
         began_s = time.monotonic()
         known = self._created.get(id(reference))
-        at_first_s = min(_AT_FIRST_S, limit_s or _AT_FIRST_S)
-        if not (
-            known is not None and known() is reference and waiting.wait_in_time(reference._get_future(), at_first_s)
-        ):
-            if api._get_should_profile():  # the profile would show a call that the program has not made
-                return limit_s
+        if known is not None and known() is reference:
+            made = reference._get_future()
+        elif api._get_should_profile():  # the profile would show a call that the program has not made
+            return limit_s
+        else:
             its_limit_s = limit_s and limit_s + _SLACK_S
             made = rpc.rpc_async(reference.owner(), when_made, args=(reference,), timeout=its_limit_s)
-            left_s = limit_s and max(_LEAST_S, limit_s - (time.monotonic() - began_s))
-            if not waiting.wait_in_time(made, left_s):
-                raise RuntimeError(_TIMED_OUT.format(limit_s * 1000))
+        if not waiting.wait_in_time(made, limit_s):
+            raise RuntimeError(_TIMED_OUT.format(limit_s * 1000))
         self._note(text)
         return max(_LEAST_S, limit_s - (time.monotonic() - began_s)) if limit_s else limit_s
 
