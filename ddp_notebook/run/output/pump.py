@@ -1,7 +1,8 @@
 """The thread that handles what may take long: displays and widget messages, and the ends of cells after them.
 
 The wire's thread only puts them into a queue. So replies, clocks and acknowledgements never wait for output. The queue
-is short, since ranks send only a few messages ahead (`receipts`).
+is short, since ranks send only a few messages ahead (`receipts`). The end of a cell is handled at once when the queue
+is empty: the change of threads takes longer than it.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import logging
 import queue
 import threading
+from collections.abc import Collection
 
 from ddp_notebook.run.dispatch import Handlers
 from ddp_notebook.wire.events import Message
@@ -21,6 +23,7 @@ class Pump:
 
     Args:
         targets: the handlers.
+        quick: messages whose handlers take no time. They are called at once if no earlier message waits.
 
     Example:
         >>> from ddp_notebook.wire.events import Probe
@@ -30,8 +33,11 @@ class Pump:
         >>> pump.close()
     """
 
-    def __init__(self, targets: Handlers) -> None:
+    def __init__(self, targets: Handlers, quick: Collection[type[Message]] = ()) -> None:
         self._targets = targets
+        self._quick = frozenset(quick)
+        self._put_so_far = 0  # messages; only `_put` counts them
+        self._handled_so_far = 0  # and only the thread these
         self._waiting: queue.SimpleQueue[tuple[int, Message] | threading.Event | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
@@ -56,6 +62,10 @@ class Pump:
         self._waiting.put(None)
 
     def _put(self, rank: int, message: Message) -> None:
+        if type(message) in self._quick and self._handled_so_far == self._put_so_far:
+            self._handle(rank, message)
+            return
+        self._put_so_far += 1
         self._waiting.put((rank, message))
         if self._thread is None:  # the first message; they all come in one thread
             self._thread = threading.Thread(target=self._run, name="ddp-output", daemon=True)
@@ -66,8 +76,11 @@ class Pump:
             if isinstance(item, threading.Event):
                 item.set()
                 continue
-            rank, message = item
-            try:
-                self._targets[type(message)](rank, message)
-            except Exception:  # the next messages are others
-                _log.exception("a message of rank %d was lost: %.200r", rank, message)
+            self._handle(*item)
+            self._handled_so_far += 1
+
+    def _handle(self, rank: int, message: Message) -> None:
+        try:
+            self._targets[type(message)](rank, message)
+        except Exception:  # the next messages are others
+            _log.exception("a message of rank %d was lost: %.200r", rank, message)
