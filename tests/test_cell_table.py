@@ -73,7 +73,9 @@ def run_table(world_size: int, start_method: str, pythonpath: str, rounds: Itera
 
 
 @pytest.mark.parametrize(
-    ("world_size", "start_method", "version"), [(2, "fork", "newest"), (2, "fork", "6.31")], ids=str
+    ("world_size", "start_method", "version"),
+    [(2, "fork", "newest"), pytest.param(2, "fork", "6.31", marks=pytest.mark.long)],
+    ids=str,
 )
 def test_every_cell_shows_what_it_should(world_size, start_method, version):
     if version == "6.31" and not ipykernel6():

@@ -258,6 +258,7 @@ def test_what_the_process_prints_is_read_among_other_lines(monkeypatch, capsys):
     assert "it printed nothing" in devices.read_answer("", "").trouble
 
 
+@pytest.mark.long
 def test_the_torch_of_this_environment_is_asked_in_a_process_of_its_own(monkeypatch):
     answer = devices.ask_torch()
     if torch.accelerator.current_accelerator() is None:

@@ -136,6 +136,7 @@ def test_a_stop_without_memory(make_session):
         assert session.run("print(kept)")[1].stdout == "kept\n"
 
 
+@pytest.mark.long
 def test_a_thread_that_takes_all_memory(make_session):
     """It takes the reserve too as soon as a rank uses that. No cell is lost: each ends, also one that is not read."""
     session = make_session(2)
@@ -262,6 +263,7 @@ def in_program(program: str, *before: str, **env: str) -> list[str]:
     return done.stdout.splitlines()
 
 
+@pytest.mark.long
 @AS_ROOT
 def test_the_oom_killer(memory_cgroup):
     """The error of a rank that it killed names it; the error of a rank that was killed by hand does not."""
@@ -345,6 +347,7 @@ def test_the_disk_of_a_rank(make_session, tmp_path, options, sentence, use_up):
         session.run("os.chdir(home)")
 
 
+@pytest.mark.long
 @AS_ROOT
 def test_the_disk_of_the_notebooks_machine(tmp_path):
     """A start says what is full, and a session whose logs have no room goes on, and keeps later text again."""
@@ -400,6 +403,7 @@ def test_file_descriptors_of_the_notebook(make_session):
     wait_until(lambda: session.run("print(kept)", quiet=True)[1].stdout == "kept\n")
 
 
+@pytest.mark.long
 def test_file_descriptors_of_the_host_server(make_session):
     """Cells go on and no variable is lost. A heal says why it cannot start a rank."""
     session = make_session(2)
@@ -424,6 +428,7 @@ def test_file_descriptors_of_the_host_server(make_session):
     assert session.run("t = torch.ones(1); dist.all_reduce(t); print(t.item())")[1].stdout == "2.0\n"
 
 
+@pytest.mark.long
 def test_a_start_without_file_descriptors():
     """The notebook has too few descriptors. ZeroMQ would end this process, and its variables would be lost."""
     program = """

@@ -199,6 +199,7 @@ def test_one_of_very_many_under_way_is_told(session, first):
     assert session.run(_REDUCES, timeout=20)[0].result == "2"
 
 
+@pytest.mark.long
 def test_of_many_the_wrong_one_is_told(session):
     """Messages of random lengths both ways, with several tags; one is taken too short or too long; the rest go on."""
     session.run("""

@@ -139,6 +139,7 @@ def test_sigkill_of_the_kernel_while_ranks_are_blocked_and_something_forks_all_t
     expect_all_gone(processes)  # and the fixture finds whatever the storm has left
 
 
+@pytest.mark.long
 def test_a_host_server_that_is_killed_and_one_that_is_stopped(make_kernel):
     """The death of the one is told. The other is named at once, a press of stop ends a cell without it, and it outlives
     nobody."""
@@ -246,6 +247,7 @@ def test_two_notebooks_start_at_the_same_moment(make_kernel):
         assert kernel.finish(message).stdout == "[0-1] tensor([2.])\n"
 
 
+@pytest.mark.long
 def test_a_forked_child_of_the_notebook_ends_nothing(make_session):
     session = make_session(1)
     if (child := os.fork()) == 0:
@@ -272,6 +274,7 @@ def test_what_a_dead_rank_leaves_behind_goes_with_it(make_session):
     assert psutil.pid_exists(children[0])
 
 
+@pytest.mark.long
 def test_semaphores_and_shared_memory_of_ranks_go_with_them(make_session):
     """Python's resource tracker removes them when their process has ended, so it must not be ended first."""
     session = make_session(2)

@@ -97,6 +97,7 @@ assert not asked, asked
 """
 
 
+@pytest.mark.long
 def test_what_a_host_server_imports_asks_no_driver():
     """NVML leaves a thread behind, and a process with two threads cannot be forked safely."""
     done = subprocess.run([sys.executable, "-c", _PRELOAD], capture_output=True, text=True, timeout=60)

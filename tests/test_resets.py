@@ -37,6 +37,7 @@ def test_no_signal_is_sent_to_a_process_that_it_would_end():
     assert os.waitstatus_to_exitcode(status) == 7
 
 
+@pytest.mark.long
 def test_names_that_ipython_needs_are_put_back_with_a_line(make_session_alone):
     session = make_session_alone(2)
     said = session.run("_oh = 5")[0].stderr

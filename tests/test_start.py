@@ -18,7 +18,7 @@ from ddp_notebook.launch import warm
 from tests.conftest import wait_until, waiting_host
 
 FORK = pytest.param({}, id="fork")
-SPAWN = pytest.param({"DDP_NOTEBOOK_START_METHOD": "spawn"}, id="spawn")
+SPAWN = pytest.param({"DDP_NOTEBOOK_START_METHOD": "spawn"}, id="spawn", marks=pytest.mark.long)
 
 
 @pytest.mark.parametrize("env", [FORK, SPAWN])
@@ -246,6 +246,7 @@ def test_a_rank_that_is_killed_while_starting(make_session):
     assert ddp_notebook.current() is None
 
 
+@pytest.mark.long
 def test_a_new_group_on_a_new_store(make_session, monkeypatch):
     """SIGKILL of the store: cells and group go on, and the next group gets a new store, if not at the first try."""
 
@@ -293,6 +294,7 @@ def test_odd_surroundings_of_the_notebook(make_session, monkeypatch, tmp_path):
     assert session.run("import os; os.getcwd()")[0].result == repr(os.path.expanduser("~"))
 
 
+@pytest.mark.long
 def test_a_rank_that_does_not_answer_the_interrupt_is_replaced_at_the_second(make_session, capsys):
     session = make_session(2)
     session.run("kept = rank")

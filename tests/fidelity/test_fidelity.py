@@ -65,6 +65,7 @@ def _read(stdout: str) -> dict[str, Any]:
     return dict(json.loads(line.removeprefix("shown: ")))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("asked", _ASKED)
 def test_a_cell_is_told_what_a_bare_rank_is_told(told, asked):
     for alone, cell in told:

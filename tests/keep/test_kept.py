@@ -293,6 +293,7 @@ def test_a_full_disk_is_told(runtime):
         subprocess.run(["umount", runtime], check=True)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root mounts file systems")
 def test_a_recording_whose_disk_is_full(runtime, make_kernel, tmp_path):
     """The session and its cells go on, and a line tells that the recording is incomplete."""

@@ -106,6 +106,7 @@ def test_taking_over_relieves_a_busy_notebook_which_can_end_nothing(notebook, tm
     assert second.run("%on_all_ranks rank").stdout == "[0] 0\n[1] 1\n"
 
 
+@pytest.mark.long
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can be somebody else")
 def test_another_user_gets_nothing(notebook, runtime):
     kernel = notebook("%ddp_start 2 --keep 1")

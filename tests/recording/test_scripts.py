@@ -53,6 +53,7 @@ def _check(records: Path) -> None:
     assert len(recording.resources) >= 2
 
 
+@pytest.mark.long
 def test_torchrun(tmp_path):
     """The worker of the loader is a fork, in which nothing is recorded."""
     path, records = tmp_path / "train.py", tmp_path / "runs" / "a"
@@ -92,6 +93,7 @@ def test_without_the_variable_nothing_is_recorded(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
+@pytest.mark.long
 def test_a_directory_that_cannot_be_made(tmp_path):
     (tmp_path / "file").write_text("")
     command = [sys.executable, "-m", "ddp_notebook.record", "nothing.py"]

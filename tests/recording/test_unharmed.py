@@ -287,6 +287,7 @@ def test_a_default_device_leaves_tensors_their_own_operators(ranks):
     assert ranks.recording.metrics["of_dtensor"].of_rank(1)[1].tolist() == [1.0]
 
 
+@pytest.mark.long
 def test_torch_compiles_a_model_in_ddp_as_a_whole_where_it_can(ranks):
     ranks.run(
         """
@@ -320,6 +321,7 @@ right = all(torch.allclose(p.grad, one / world_size, atol=1e-6) for p, one in zi
     assert set(ranks["right"].values()) == {True}
 
 
+@pytest.mark.long
 def test_torch_compiles_a_model_in_tensor_parallel_as_a_whole(ranks):
     ranks.run(
         """

@@ -191,6 +191,7 @@ _DIFFER = {
 }
 
 
+@pytest.mark.long
 def test_a_rank_refuses_what_torch_refuses(ends):
     wrong = {}
     for call, (plain, on_rank) in ends.items():

@@ -35,7 +35,7 @@ mp.start_processes(run_worker, args=({workers},), nprocs={workers}, start_method
     ("name", "workers"),
     [
         ("agent_and_observers", 3),
-        ("ddp_with_rpc", 4),
+        pytest.param("ddp_with_rpc", 4, marks=pytest.mark.long),
         pytest.param("batched_updates", 3, marks=pytest.mark.long),
         pytest.param("parameter_server", 3, marks=pytest.mark.long),
         pytest.param("pipeline", 3, marks=pytest.mark.long),

@@ -42,6 +42,7 @@ def _is_jupyters(_: Listener, protocol: str) -> bool:
     return protocol == "ZeroMQ NULL"
 
 
+@pytest.mark.long
 def test_ipyparallels_controller_answers_nobody_without_its_key(make_session, stranger, tmp_path):
     session = make_session()
     assert session.client[:].apply_sync(os.getpid) == session.pids()
@@ -53,6 +54,7 @@ def test_ipyparallels_controller_answers_nobody_without_its_key(make_session, st
     assert not (tmp_path / "marker").exists()
 
 
+@pytest.mark.long
 def test_workers_whose_listeners_were_ended_say_so(make_session, stranger, tmp_path):
     """TensorPipe stops listening after bytes of an unknown protocol. No earlier call has connected the workers."""
     session = make_session()
@@ -65,6 +67,7 @@ def test_workers_whose_listeners_were_ended_say_so(make_session, stranger, tmp_p
     assert not (tmp_path / "marker").exists()
 
 
+@pytest.mark.long
 def test_tasks_that_call_in(monkeypatch, stranger, tmp_path):
     """Each of them is a host, so the session's store listens on a network."""
     with ddp_notebook.start(2, **_use(monkeypatch, _Commands(_address(), [[], []]))) as session:
@@ -80,6 +83,7 @@ def test_tasks_that_call_in(monkeypatch, stranger, tmp_path):
     assert not (tmp_path / "marker").exists()
 
 
+@pytest.mark.long
 def test_a_kept_session(notebook, stranger, tmp_path):  # noqa: F811
     kernel = notebook("%ddp_start 2 --keep 1")
     found = attack(stranger, tmp_path / "marker")
@@ -102,6 +106,7 @@ open(f"done-{rank}", "w").close()
 """
 
 
+@pytest.mark.long
 def test_a_job_of_the_notebook(jobs, stranger, tmp_path):  # noqa: F811
     jobs.script(_BODY)
     code = "from ddp_notebook.torchrun import starting; starting.run(starting.read('--nproc-per-node 2 train.py'))"

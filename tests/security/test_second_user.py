@@ -69,6 +69,7 @@ def test_bytes_of_another_user_at_the_ports_of_rpc_kill_no_rank(session, strange
     session.run("rpc.shutdown()")
 
 
+@pytest.mark.long
 def test_pickles_at_workers_that_meet_are_not_executed(session, stranger, tmp_path):
     """The attack goes on while ranks call init_rpc."""
     with attacking(stranger, tmp_path / "marker") as rounds:

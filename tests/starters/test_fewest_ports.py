@@ -22,6 +22,7 @@ def _listening(address: str, ports: range) -> set[int]:
     return found
 
 
+@pytest.mark.long
 def test_a_session_starts_with_the_fewest_ports_and_uses_each(monkeypatch):
     address, ports = _address(), _free(FEWEST)
     options = _use(monkeypatch, _Commands(address, [[], []]))
@@ -34,6 +35,7 @@ def test_a_session_starts_with_the_fewest_ports_and_uses_each(monkeypatch):
         assert _listening(address, ports) == {*ports}
 
 
+@pytest.mark.long
 def test_with_one_port_less_no_session_starts(monkeypatch):
     address, ports = _address(), _free(FEWEST)
     monkeypatch.setattr("ddp_notebook.launch.ways.ports.FEWEST", 1)

@@ -30,6 +30,7 @@ sys.stdout.write(f"done {rank} {sys.argv[1:]} {sys.path[0]} {__name__}\\n")
 """
 
 
+@pytest.mark.long
 def test_a_job_is_seen_recorded_and_reported(jobs):
     process = jobs.start(_GOES_ON)
     job = jobs.attach()

@@ -129,6 +129,7 @@ def test_monitor_is_redrawn_under_the_cells_and_settles_after_them(page):
     assert "cell 2 (In [" in new and "recorded" in new
 
 
+@pytest.mark.long
 def test_an_idle_kernel_replaces_a_widget_and_hears_it_when_it_answers_after_all(page):
     page.run("%ddp_restart")  # a session that does not know yet
     shown = page.run("%ddp_monitor").displays
