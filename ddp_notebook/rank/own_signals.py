@@ -74,13 +74,17 @@ def put_back() -> None:
     for number, handler in _handlers.items():
         if _get_handler(number) is not handler:
             _set_handler(number, handler)
-    put_back_actions()
+    _set_actions()
+
+
+def _set_actions() -> None:
+    for number, action in _actions.items():
+        _libc.sigaction(number, action, None)
 
 
 def put_back_actions() -> None:
     """Restore what the system does at our signals. From any thread."""
-    for number, action in _actions.items():
-        _libc.sigaction(number, action, None)
+    _set_actions()
     if any(_get_handler(number) is not handler for number, handler in _handlers.items()):
         # only the main thread may set a Python handler: it does so before its next line
         ctypes.pythonapi.Py_AddPendingCall(_put_back_later, None)

@@ -10,7 +10,7 @@ import _thread
 import builtins
 import operator
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import zmq
@@ -24,6 +24,29 @@ _START_S = 1.0  # a new thread begins within this time
 _RECURSION_LIMIT = 500  # frames that the end of a cell takes at most
 
 
+class _Kept:
+    """Values that a namespace had. Compared in C, since each cell does it, 250 names of them.
+
+    Args:
+        namespace: of a module or a class.
+        values: by name.
+    """
+
+    def __init__(self, namespace: Mapping[str, Any], values: Mapping[str, Any]) -> None:
+        self.values = dict(values)
+        self._namespace = namespace
+        self._get = operator.itemgetter(*values)
+        self._all = tuple(values.values())
+
+    @property
+    def has_changed(self) -> bool:
+        """Whether a name has another value, or none."""
+        try:
+            return bool(self._get(self._namespace) != self._all)
+        except Exception:  # a name is missing, or its value refuses to be compared
+            return True
+
+
 class Interpreter:
     """The state of this process's interpreter. Made when all that is to be kept has been set."""
 
@@ -32,18 +55,24 @@ class Interpreter:
         self._readers: dict[int, Callable[[], object]] = {}
         if (wakes := getattr(self._loop, "_ssock", None)) is not None:  # `call_soon_threadsafe` writes to it
             self.keep_reader(wakes.fileno(), self._loop._read_from_self)  # type: ignore[attr-defined]
-        self._builtins = dict(vars(builtins))
+        self._builtins = _Kept(vars(builtins), vars(builtins))
         self._modules = sys.modules.copy()
-        self._needed = {name: module for name, module in self._modules.items() if name.split(".")[0] in _NEEDED}
+        needed = {name: module for name, module in self._modules.items() if name.split(".")[0] in _NEEDED}
+        self._get_needed = operator.itemgetter(*needed)
+        self._module_count = len(self._modules)  # after the last cell
         self._observers = ((sys.gettrace, sys.settrace), (sys.getprofile, sys.setprofile))
         self._set_limit, self._limit = sys.setrecursionlimit, sys.getrecursionlimit()
         self._threading = sys.modules["threading"]
-        self._threads = {name: value for name, value in vars(self._threading).items() if callable(value)}
-        self._threads |= dict.fromkeys(("_trace_hook", "_profile_hook"))  # for new threads
-        self._thread_class = self._threading.Thread
-        self._methods = {name: value for name, value in vars(self._thread_class).items() if callable(value)}
+        threads = {name: value for name, value in vars(self._threading).items() if callable(value)}
+        threads |= dict.fromkeys(("_trace_hook", "_profile_hook"))  # for new threads
+        thread_class = self._threading.Thread
+        methods = {name: value for name, value in vars(thread_class).items() if callable(value)}
+        self._of_threads = (
+            (self._threading, _Kept(vars(self._threading), threads)),
+            (thread_class, _Kept(vars(thread_class), methods)),
+        )
         # The rank sends and receives with these, and pyzmq looks each of them up when it is called.
-        self._zmq = {name: value for name, value in vars(zmq).items() if isinstance(value, type)}
+        self._zmq = _Kept(vars(zmq), {name: value for name, value in vars(zmq).items() if isinstance(value, type)})
         self._hooks = {name: getattr(sys, name) for name in ("excepthook", "displayhook", "unraisablehook")}
 
     def keep_reader(self, fd: int, callback: Callable[[], object]) -> None:
@@ -60,13 +89,10 @@ class Interpreter:
             except BaseException:  # the function that this removes has raised
                 set_to(None)
         lines = []
-        now = vars(builtins)
-        if not all(map(operator.is_, map(now.get, self._builtins), self._builtins.values())):
-            lines += self._put_builtins_back(now)
-        if not self._needed.keys() <= sys.modules.keys():
-            is_emptied = sys.modules.get("sys") is not sys  # later imports made second copies of modules
-            missing = {name: one for name, one in self._modules.items() if is_emptied or name not in sys.modules}
-            sys.modules.update(missing)
+        if self._builtins.has_changed:
+            lines += self._put_builtins_back(vars(builtins))
+        if len(sys.modules) != self._module_count:
+            self._put_modules_back()
         if sys.getrecursionlimit() < _RECURSION_LIMIT:
             self._set_limit(self._limit)
         if getattr(self._loop, "_stopping", False):  # the cell has called `loop.stop()`, which would end the rank
@@ -78,13 +104,21 @@ class Interpreter:
         for name, hook in self._hooks.items():
             if not callable(getattr(sys, name, None)):
                 setattr(sys, name, hook)
-        for owner, values in ((self._threading, self._threads), (self._thread_class, self._methods)):
-            if not all(map(operator.is_, map(vars(owner).get, values), values.values())):
-                lines += self._put_threading_back(owner, values)
-        now = vars(zmq)
-        if not all(map(operator.is_, map(now.get, self._zmq), self._zmq.values())):
-            now.update(self._zmq)
+        for owner, kept in self._of_threads:
+            if kept.has_changed:
+                lines += self._put_threading_back(owner, kept.values)
+        if self._zmq.has_changed:
+            vars(zmq).update(self._zmq.values)
         return lines
+
+    def _put_modules_back(self) -> None:
+        try:
+            self._get_needed(sys.modules)
+        except KeyError:  # one is missing
+            is_emptied = sys.modules.get("sys") is not sys  # later imports made second copies of modules
+            missing = {name: one for name, one in self._modules.items() if is_emptied or name not in sys.modules}
+            sys.modules.update(missing)
+        self._module_count = len(sys.modules)
 
     def _put_threading_back(self, owner: Any, values: dict[str, Any]) -> list[str]:
         """Keep what a program has replaced, such as a hook of a profiler, as long as threads still start."""
@@ -106,7 +140,7 @@ class Interpreter:
 
     def _put_builtins_back(self, now: dict[str, Any]) -> list[str]:
         changed = []
-        for name, value in self._builtins.items():
+        for name, value in self._builtins.values.items():
             if now.get(name) is not value and not (name in _OF_PROGRAMS and callable(now.get(name))):
                 now[name] = value
                 changed.append(name)
