@@ -103,6 +103,11 @@ def wait_until(condition, timeout_s: float = 5.0, what: str = "") -> None:
         time.sleep(0.01)
 
 
+def below(folder: Path) -> list[Path]:
+    """All files and folders below a folder. `rglob` fails where one is removed meanwhile."""
+    return [Path(place, name) for place, folders, files in os.walk(folder) for name in (*folders, *files)]
+
+
 def sockets_of(pid: int) -> int:
     """How many sockets a process has."""
     links = []

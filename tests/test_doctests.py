@@ -124,6 +124,7 @@ def test_every_example_is_run():
     assert skipped == set(_SKIPPED)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("test", _STARTING, ids=_identity)
 def test_an_example_that_starts_processes_is_right(test):
     _run(test, Local=Local)  # ways are known to the server that waits only, so the module has not this name

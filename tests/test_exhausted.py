@@ -289,6 +289,7 @@ kill("if rank == 1:\\n    import os; os.kill(os.getpid(), 9)")
     assert "killed by SIGKILL" in lines[3] and "OOM" not in lines[3]
 
 
+@pytest.mark.long
 @AS_ROOT
 def test_shared_memory_of_a_rank():
     """Samples of a DataLoader do not fit into /dev/shm. Pulls and pushes do not use it."""

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from ddp_notebook.launch.ways import folders, guardian
-from tests.conftest import wait_until
+from tests.conftest import below, wait_until
 
 _ROOT = Path(__file__).parents[1]
 _NOTEBOOK = """
@@ -43,7 +43,7 @@ def test_what_is_guarded_goes_with_its_process(tmp_path, end):
             shell.send_signal(number)
         if end == "killed":
             one.kill()
-    wait_until(lambda: list(tmp_path.rglob("*")) == [private] and not shell.is_running())
+    wait_until(lambda: below(tmp_path) == [private] and not shell.is_running())
 
 
 def test_with_the_last_folder_the_guard_ends(monkeypatch):

@@ -32,6 +32,7 @@ def shares_of(world_size: int) -> str:
     return f"({threads}, {threads})"
 
 
+@pytest.mark.long
 def test_a_training_goes_on_with_3_and_1_of_2_ranks(make_session):
     session = make_session(2)
     assert ask(session, THREADS) == [shares_of(2)] * 2

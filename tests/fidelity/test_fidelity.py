@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.long  # a run on bare ranks, and one in a cell
+
 _PROGRAM = Path(__file__).with_name("program.py")
 _ASKED = [
     "profile: collectives",
@@ -65,7 +67,6 @@ def _read(stdout: str) -> dict[str, Any]:
     return dict(json.loads(line.removeprefix("shown: ")))
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("asked", _ASKED)
 def test_a_cell_is_told_what_a_bare_rank_is_told(told, asked):
     for alone, cell in told:

@@ -21,6 +21,7 @@ import psutil
 import pytest
 
 from ddp_notebook.registry import entries
+from tests.conftest import below
 from tests.keep.conftest import notebook, runtime  # noqa: F401  # fixtures
 from tests.long.soaking import Soak
 from tests.long.test_faults import SEED
@@ -60,7 +61,7 @@ def _targets(folders: tuple[Path, ...], attacker: int) -> dict[str, list[object]
                     sockets.add(connection.laddr)
         except psutil.Error:
             continue  # it has ended
-    files = [str(path) for folder in folders for path in folder.rglob("*") if not path.is_dir()]
+    files = [str(path) for folder in folders for path in below(folder) if not path.is_dir()]
     return {
         "ports": sorted(ports),
         "sockets": sorted(sockets),

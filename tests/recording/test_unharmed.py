@@ -345,7 +345,7 @@ def test_a_forward_of_the_users_own_class_of_ddp_is_kept(ranks):
         """
 class More(torch.nn.parallel.DistributedDataParallel):
     def forward(self, x): return super().forward(x) + 100
-net = torch.nn.Linear(4, 2)
+net, x = torch.nn.Linear(4, 2), torch.ones(3, 4)
 with torch._dynamo.config.patch(optimize_ddp="python_reducer"): more = More(net)
 right = bool(torch.equal(more(x), net(x) + 100))
 """,

@@ -71,7 +71,7 @@ CASES = {
 }
 
 
-@pytest.fixture(params=["meta", "values"])
+@pytest.fixture(params=[pytest.param("meta", marks=pytest.mark.long), "values"])
 def level(request, session) -> Iterator[str]:
     """With values of the first steps only: the buckets of others take a short way through the kernel."""
     if request.param == "values":

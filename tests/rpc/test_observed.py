@@ -79,6 +79,7 @@ def _read(stdout: str) -> dict[str, Any]:
     return dict(json.loads(line.removeprefix("shown: ")))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", QUICK)
 def test_a_program_sees_the_same(quick, name):
     plain, on_ranks = quick

@@ -31,6 +31,7 @@ mp.start_processes(run_worker, args=({workers},), nprocs={workers}, start_method
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "workers"),
     [

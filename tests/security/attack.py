@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import psutil
 
-from tests.conftest import marked_processes, net_connections
+from tests.conftest import below, marked_processes, net_connections
 
 _PROGRAM = Path(__file__).with_name("stranger.py")
 _TABLE = Path(__file__).parents[2] / "docs" / "security.md"
@@ -266,7 +266,7 @@ def files(processes: Collection[psutil.Process]) -> set[str]:
     found = set()
     for root in roots:
         for top in [*Path(root).glob("*ddp_notebook*"), *([Path(root)] if "ddp_notebook_" in root else [])]:
-            found |= {str(top), *map(str, top.rglob("*"))}
+            found |= {str(top), *map(str, below(top))}
     for process in processes:
         with contextlib.suppress(psutil.Error):
             found |= {one.path for one in process.open_files() if any(one.path.startswith(root) for root in roots)}

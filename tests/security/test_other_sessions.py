@@ -145,6 +145,7 @@ def test_a_job_of_a_shell_has_a_rendezvous_whose_state_torch_unpickles(jobs, str
 # ---- over ssh; the last tests, since the ssh server listens until the module ends
 
 
+@pytest.mark.long
 def test_hosts_over_ssh(python, stranger, tmp_path):
     with ddp_notebook.start(hosts="one:1,two:1", python=python) as session:
         found = attack(stranger, tmp_path / "marker")

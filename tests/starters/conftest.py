@@ -10,6 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.conftest import below
+
 need_mpi = pytest.mark.skipif(shutil.which("mpirun") is None, reason="no Open MPI: `make cluster-tools` installs it")
 
 
@@ -41,7 +43,7 @@ def make_profile():
 
 def files_in(folder: Path) -> set[str]:
     """What a launcher may have left: logs, scripts, connection files."""
-    return {str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file() and file.name != "README"}
+    return {str(file.relative_to(folder)) for file in below(folder) if file.is_file() and file.name != "README"}
 
 
 def command_lines() -> str:

@@ -24,7 +24,6 @@ from torch._C._distributed_c10d import FileStore, HashStore, PrefixStore, Store,
 from ddp_notebook.stdlib import contextlib, functools, socket, threading, time
 
 _SHORTEST_S, _LONGEST_S = 0.0002, 0.01  # between two looks at a store, which looks every 10 ms itself
-_FIRST_LOOK_S, _LAST_LOOK_S = 0.01, 0.1  # between two looks at a future
 _LONGEST_RETRY_S = 0.5  # between two tries to connect; torch doubles its pause too
 _AT_ONCE = timedelta(milliseconds=1)
 _main = threading.main_thread().ident
@@ -91,16 +90,12 @@ def wait_until(begin: Callable[[Callable[..., None]], object]) -> None:
     _wait_for(came)
 
 
-def _wait_for(came: Came, limit_s: float | None = None) -> bool:
-    """Wait until this queue gets something. Return False if the time is over first."""
+def _wait_for(came: Came, limit_s: float | None = None) -> None:
     thread = threading.get_ident()
     if thread in _others:
         _others[thread] = came
-    try:
+    with contextlib.suppress(Empty):
         came.get(timeout=limit_s)
-    except Empty:
-        return False
-    return True
 
 
 # ---- futures
@@ -118,9 +113,6 @@ on_waited: Callable[[Any, Any, Exception | None], None] = lambda future, value, 
 def wait_in_time(future: torch._C.Future[Any], limit_s: float) -> bool:
     """Wait in Python until a future is set, and take neither its value nor its error.
 
-    When an `rpc.remote` fails, torch's own callback of its future raises, and no later callback runs. So the wait also
-    looks at the future itself.
-
     Args:
         future: of torch.
         limit_s: seconds; 0: as long as it takes.
@@ -133,12 +125,7 @@ def wait_in_time(future: torch._C.Future[Any], limit_s: float) -> bool:
     if (came := came_of(future)) is None:
         came = SimpleQueue()
         future.add_done_callback(functools.partial(next, map(came.put, (None,))))
-    until_s = time.monotonic() + limit_s if limit_s else float("inf")
-    look_s = _FIRST_LOOK_S
-    while not future.done() and (left_s := until_s - time.monotonic()) > 0:
-        if _wait_for(came, min(look_s, left_s)):
-            break  # it is set, or this thread is stopped
-        look_s = min(2 * look_s, _LAST_LOOK_S)
+    _wait_for(came, limit_s or None)
     return bool(future.done())
 
 

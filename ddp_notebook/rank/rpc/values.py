@@ -6,7 +6,7 @@ that can be stopped waits in Python until the value is made, and calls torch onl
 | the value | the wait |
 |---|---|
 | of this process | a thread waits in torch's place, and ends with it |
-| of another process, made by an `rpc.remote` of this one | the future of that call |
+| of another process, made by an `rpc.remote` of this one | the answer to that call |
 | of another process | a call to the owner, where a thread waits in torch's place |
 
 The second kind must not ask the owner. The reference in such a call tells torch there the type of the value. If the
@@ -35,6 +35,8 @@ from ddp_notebook.rank.rpc.waiting import elsewhere
 from ddp_notebook.stdlib import contextlib, threading, time, weakref
 
 _MOST_KNOWN = 10_000  # values
+_FIRST_LOOK_S = 0.01  # until the first look whether a call has failed
+_LOOK_AFTER = 0.05  # later looks: this part of the time that was waited so far
 _LEAST_S = 0.001  # smallest timeout of the copy, after the wait
 _SLACK_S = 5.0  # added to the timeout of the call to the owner, beyond the local wait
 _TIMED_OUT = (
@@ -129,13 +131,14 @@ class Values:
         began_s = time.monotonic()
         known = self._created.get(id(reference))
         if known is not None and known() is reference:
-            made = reference._get_future()
+            is_over = _wait_for_call(reference, limit_s)
         elif api._get_should_profile():  # the profile would show a call that the program has not made
             return limit_s
         else:
             its_limit_s = limit_s and limit_s + _SLACK_S
             made = rpc.rpc_async(reference.owner(), when_made, args=(reference,), timeout=its_limit_s)
-        if not waiting.wait_in_time(made, limit_s):
+            is_over = waiting.wait_in_time(made, limit_s)
+        if not is_over:
             raise RuntimeError(_TIMED_OUT.format(limit_s * 1000))
         self._note(text)
         return max(_LEAST_S, limit_s - (time.monotonic() - began_s)) if limit_s else limit_s
@@ -153,6 +156,29 @@ class Values:
         if len(self._made) > _MOST_KNOWN:
             self._made.clear()
         self._made.add(text)
+
+
+def _wait_for_call(reference: PyRRef[Any], limit_s: float) -> bool:
+    """Wait until the `rpc.remote` that has made this reference is answered, or has failed.
+
+    When it fails, such as at the death of the owner, torch's own callback raises, and the futures that wait behind it
+    are never set. A future that is made afterwards is set at once. So the wait makes a new one again and again.
+
+    Args:
+        limit_s: seconds; 0: as long as it takes.
+
+    Returns:
+        Whether it is over.
+    """
+    began_s = time.monotonic()
+    while True:
+        waited_s = time.monotonic() - began_s
+        left_s = limit_s - waited_s if limit_s else float("inf")
+        if left_s <= 0:
+            return False
+        look_s = max(_FIRST_LOOK_S, _LOOK_AFTER * waited_s)
+        if waiting.wait_in_time(reference._get_future(), min(look_s, left_s)):
+            return True
 
 
 @rpc.functions.async_execution
