@@ -163,7 +163,8 @@ def last_monitor(page: Browser) -> str:
 
 
 def test_off_shows_nothing_and_html_no_widget(page):
-    page.run("%ddp_restart 2 --live off")
+    page.run("%ddp_stop")  # of an earlier test
+    page.run("%ddp_start 2 --live off")
     page.run(SET_UP)
     page.run(TRAINS.format(steps=30))
     assert drawn(page) == [] and displays(page) == []
@@ -182,7 +183,8 @@ def test_off_shows_nothing_and_html_no_widget(page):
 
 
 def test_a_cell_that_is_quiet_has_no_view_and_where_nobody_looks_a_picture_stays(page):
-    page.run("%ddp_restart 2 --live html")
+    page.run("%ddp_stop")
+    page.run("%ddp_start 2 --live html")
     page.run(SET_UP)
     page.messages.clear()
     page.run(TRAINS.replace("%%on_all_ranks", "%%on_all_ranks --quiet").format(steps=40))
