@@ -28,6 +28,9 @@ for step in range({steps}):
     time.sleep(0.05)
 """
 
+# The session of an earlier test, if it runs.
+STOP = "from ddp_notebook import session\nif (running := session.current()) is not None: running.stop()"
+
 
 def sent_s(message: dict[str, Any]) -> float:
     """When a message was sent. jupyter_client leaves dates as text where another library has set it so."""
@@ -163,7 +166,7 @@ def last_monitor(page: Browser) -> str:
 
 
 def test_off_shows_nothing_and_html_no_widget(page):
-    page.run("%ddp_stop")  # of an earlier test
+    page.run(STOP)
     page.run("%ddp_start 2 --live off")
     page.run(SET_UP)
     page.run(TRAINS.format(steps=30))
@@ -183,7 +186,7 @@ def test_off_shows_nothing_and_html_no_widget(page):
 
 
 def test_a_cell_that_is_quiet_has_no_view_and_where_nobody_looks_a_picture_stays(page):
-    page.run("%ddp_stop")
+    page.run(STOP)
     page.run("%ddp_start 2 --live html")
     page.run(SET_UP)
     page.messages.clear()
