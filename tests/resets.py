@@ -346,6 +346,7 @@ LOOPS = {
     "a callback that fails": "import asyncio; asyncio.get_running_loop().call_soon(lambda: 1 / 0)",
     "a callback that exits": "import asyncio, sys; asyncio.get_running_loop().call_soon(sys.exit)",
     "a stopped IOLoop of tornado": "from tornado.ioloop import IOLoop; IOLoop.current().stop()",
+    "an IOLoop of tornado that stops later": "from tornado.ioloop import IOLoop; IOLoop.current().call_later(0, IOLoop.current().stop)",
 }
 TORCH = {
     "another default device": "torch.set_default_device('meta')",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import partial, wraps
 from typing import TYPE_CHECKING, Any
 
 import zmq
@@ -39,6 +39,7 @@ class RankEngine(IPEngine):
         self._unconnected: list[tuple[Any, str, dict[str, Any]]] = []  # socket, address, and what its connection needs
         self._at_leaves: tuple[Any, set[str]] | None = None  # the socket of broadcasts, and where it is connected
         self._heart: tuple[Any, ...] = ()
+        self._is_to_end = False
         self._publishers: dict[str, Any] = {}  # of what `%%px` shows, by what that is
 
     @default("work_dir")
@@ -58,29 +59,36 @@ class RankEngine(IPEngine):
         super().init_signal()
         stop = signal.getsignal(signal.SIGTERM)
         assert callable(stop)
-        handlers.end_by(stop)
+        handlers.end_by(self._before(stop))
+
+    def _before(self, ends: Callable[..., Any]) -> Callable[..., Any]:
+        """Let the event loop end from the call of this function on."""
+
+        @wraps(ends)
+        def end(*args: Any) -> Any:
+            self._is_to_end = True
+            return ends(*args)
+
+        return end
 
     def start(self) -> None:
-        """Serve until the host server asks for the end: not until a cell's callback stops the event loop or exits."""
+        """Serve until the host server or a client asks for the end. A callback of a cell may stop the event loop, or
+        exit: it runs again."""
         loop: Any = self.loop
-        stop, run = loop.stop, loop.asyncio_loop.run_forever
-        has_ended = False
-
-        def stop_for_good() -> None:  # called by ipyparallel, ipykernel and tornado; a cell calls asyncio's
-            nonlocal has_ended
-            has_ended = True
-            stop()
+        run = loop.asyncio_loop.run_forever
 
         def run_forever() -> None:
-            while not has_ended:
+            while not self._is_to_end:
                 try:
                     run()
                 except SystemExit:
-                    if has_ended or not self._publishers:  # before it has a kernel, ipyparallel exits this way
+                    if self._is_to_end or not self._publishers:
                         raise
                     say("ddp_notebook: SystemExit in a callback of the event loop does not end a rank")
+                if not self._publishers:  # it has no kernel yet: ipyparallel has stopped the loop
+                    return
 
-        loop.stop, loop.asyncio_loop.run_forever = stop_for_good, run_forever
+        loop.asyncio_loop.run_forever = run_forever
         super().start()
 
     def register(self) -> Any:
@@ -180,6 +188,7 @@ class RankEngine(IPEngine):
         sys.displayhook = hook
         _capture_text(self.kernel, streams)
         self.kernel.control_handlers["signal_request"] = self._on_signal_request
+        self.kernel.do_shutdown = self._before(self.kernel.do_shutdown)
         assert self._rank is not None
         self._rank.adopt(self)
 
