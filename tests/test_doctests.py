@@ -64,7 +64,8 @@ def _examples() -> Iterator[doctest.DocTest]:
     for path in sorted(_PACKAGE.rglob("*.py")):
         parts = path.relative_to(_PACKAGE.parent).with_suffix("").parts
         module = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-        for name, docstring, line in _docstrings(ast.parse(path.read_text())):
+        text = path.read_text()
+        for name, docstring, line in _docstrings(ast.parse(text)) if ">>> " in text else ():
             found = parser.get_doctest(docstring, {}, name, str(path), line)
             if found.examples:
                 found.globs["__name__"] = module
@@ -77,6 +78,8 @@ def _docstrings(node: ast.AST, name: str = "") -> Iterator[tuple[str, str, int]]
     if isinstance(node, documented) and (text := ast.get_docstring(node)):
         yield name, text, node.body[0].lineno - 1
     for child in ast.iter_child_nodes(node):
+        if not isinstance(child, ast.stmt):
+            continue
         inner = child.name if isinstance(child, ast.ClassDef | ast.FunctionDef) else ""
         yield from _docstrings(child, ".".join(filter(None, [name, inner])))
 
