@@ -363,6 +363,7 @@ _OURS = [
     (r"PicklingError: what a call returns cannot be sent, \w+: (.*); call it by .*", r"TypeError: \1"),
     (r"SystemExit\(3\)", "SystemExit: 3"),
     (r"RuntimeError\('\w+(?:\.\w+)* is decorated with async_execution.* but returned (\w+)'\)", r"got torch.\1"),
+    (r'\("On \w+:\s+(got torch\.\w+)\n[^"]*"\)', r'("\1")'),  # the same, told by a third worker
     (r"Unable to cast Python instance .* must return a torch.futures.Future object, but (got [\w.]+)", r"\1"),
 ]
 
