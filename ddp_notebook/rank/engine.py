@@ -62,7 +62,7 @@ class RankEngine(IPEngine):
         handlers.end_by(self._before(stop))
 
     def _before(self, ends: Callable[..., Any]) -> Callable[..., Any]:
-        """Let the event loop end from the call of this function on."""
+        """Wrap a function: after its call `start` no longer restarts the event loop."""
 
         @wraps(ends)
         def end(*args: Any) -> Any:
@@ -72,8 +72,8 @@ class RankEngine(IPEngine):
         return end
 
     def start(self) -> None:
-        """Serve until the host server or a client asks for the end. A callback of a cell may stop the event loop, or
-        exit: it runs again."""
+        """Serve until the host server or a client asks for the end. If a cell's callback stops the event loop or raises
+        SystemExit, the loop is started again."""
         loop: Any = self.loop
         run = loop.asyncio_loop.run_forever
 
@@ -90,6 +90,13 @@ class RankEngine(IPEngine):
 
         loop.asyncio_loop.run_forever = run_forever
         super().start()
+
+    async def _start(self) -> None:
+        """From ipyparallel 9 on: what the event loop runs for, which may fail."""
+        try:
+            await super()._start()
+        finally:
+            self._is_to_end = True
 
     def register(self) -> Any:
         """Make the kernel as if the controller had answered.

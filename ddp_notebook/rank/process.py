@@ -245,8 +245,8 @@ class Rank:
             self._form_with_reserve(place)
 
     def _form_with_reserve(self, place: Form) -> None:
-        with self._calling:  # only one of them cuts connections
-            if self.place is not place:  # a later call has begun, perhaps with new connections already: cut none
+        with self._calling:  # one thread at a time cuts connections
+            if self.place is not place:  # a later group may be connected already: leave its connections open
                 return
             self._network.take_over(self._forming)
         try:

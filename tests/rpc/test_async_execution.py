@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from ddp_notebook.errors import CellTimeoutError
 from tests.test_rpc import DEFINITIONS, INIT, said
 
 FUNCTIONS = """
@@ -66,7 +67,7 @@ def test_an_error_comes_at_once_and_shutdown_ends(session, call):
 
 
 def test_an_operator_that_fails_late(session):
-    """`to_here` must not ask the owner meanwhile: torch would answer neither of the two calls."""
+    """No wait may send the reference to the owner: torch would answer neither of the two calls."""
     call = "rpc.remote(other, torch.linalg.inv, args=(torch.ones(1500, 1500),)).to_here()"
     code = (
         f"{INIT}failed = []\nfor _ in range(3 * (rank == 0)):\n"
@@ -75,6 +76,18 @@ def test_an_operator_that_fails_late(session):
     )
     told = said(session, code, timeout=30)
     assert [text.splitlines()[-1] for text in told] == ["[True, True, True]", "[]"]
+
+
+def test_a_stopped_wait_for_an_operator_does_not_hold_up_shutdown(session):
+    """It waits in a thread that the stop leaves there."""
+    session.run("@torch.jit.script\ndef long(x: torch.Tensor) -> torch.Tensor:\n"
+                "    for _ in range(100000000): x = x + 1\n    return x")  # fmt: skip
+    session.run(INIT)
+    with pytest.raises(CellTimeoutError, match=r"rank 0: at cell line 1 \(waits for long on worker1"):
+        session.run("if rank == 0: rpc.remote('worker1', long, args=(two,)).to_here(timeout=0)", timeout=1.0)
+    began_s = time.monotonic()
+    session.run("rpc.shutdown()", timeout=10)
+    assert time.monotonic() - began_s < 5.0
 
 
 @pytest.mark.long
@@ -89,3 +102,20 @@ def test_shutdown_ends_after_a_call_that_has_timed_out_and_never_returns(session
     )
     told = said(session, code, timeout=20)
     assert [text.splitlines()[1:] for text in told] == [["True", "True"]] * 2
+
+
+def test_an_operator_that_fails_late_for_a_third_worker(make_session_alone):
+    code = (
+        f"{INIT}def fetch(reference): return reference.to_here(timeout=20)\n"
+        "def attempt(call):\n"
+        "    try: call()\n"
+        "    except RuntimeError as error: return 'singular' in str(error)\n"
+        "if rank == 0:\n"
+        "    made = rpc.remote('worker1', torch.linalg.inv, args=(torch.ones(1500, 1500),))\n"
+        "    theirs = rpc.rpc_async('worker2', fetch, args=(made,))\n"
+        "    print(attempt(made.to_here), attempt(theirs.wait))\n"
+        "rpc.shutdown()"
+    )
+    session = make_session_alone(3)  # the one of the module is stopped, so this test is the last
+    session.run(DEFINITIONS)
+    assert said(session, code, timeout=30)[0].splitlines()[1:] == ["True True"]

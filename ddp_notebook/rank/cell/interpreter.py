@@ -25,10 +25,10 @@ _RECURSION_LIMIT = 500  # frames that the end of a cell takes at most
 
 
 class _Kept:
-    """Values that a namespace had. Compared in C, since each cell does it, 250 names of them.
+    """A snapshot of names of a module or a class. Each cell compares 250 of them, so the comparison runs in C.
 
     Args:
-        namespace: of a module or a class.
+        namespace: of the module or class.
         values: by name.
     """
 
@@ -40,10 +40,10 @@ class _Kept:
 
     @property
     def has_changed(self) -> bool:
-        """Whether a name has another value, or none."""
+        """True if a name has another value or is missing. `==` would call methods of a user's object."""
         try:
-            return bool(self._get(self._namespace) != self._all)
-        except Exception:  # a name is missing, or its value refuses to be compared
+            return not all(map(operator.is_, self._get(self._namespace), self._all))
+        except KeyError:  # a name is missing
             return True
 
 
@@ -59,7 +59,6 @@ class Interpreter:
         self._modules = sys.modules.copy()
         needed = {name: module for name, module in self._modules.items() if name.split(".")[0] in _NEEDED}
         self._get_needed = operator.itemgetter(*needed)
-        self._module_count = len(self._modules)  # after the last cell
         self._observers = ((sys.gettrace, sys.settrace), (sys.getprofile, sys.setprofile))
         self._set_limit, self._limit = sys.setrecursionlimit, sys.getrecursionlimit()
         self._threading = sys.modules["threading"]
@@ -91,7 +90,9 @@ class Interpreter:
         lines = []
         if self._builtins.has_changed:
             lines += self._put_builtins_back(vars(builtins))
-        if len(sys.modules) != self._module_count:
+        try:
+            self._get_needed(sys.modules)
+        except KeyError:  # a module is missing
             self._put_modules_back()
         if sys.getrecursionlimit() < _RECURSION_LIMIT:
             self._set_limit(self._limit)
@@ -112,13 +113,9 @@ class Interpreter:
         return lines
 
     def _put_modules_back(self) -> None:
-        try:
-            self._get_needed(sys.modules)
-        except KeyError:  # one is missing
-            is_emptied = sys.modules.get("sys") is not sys  # later imports made second copies of modules
-            missing = {name: one for name, one in self._modules.items() if is_emptied or name not in sys.modules}
-            sys.modules.update(missing)
-        self._module_count = len(sys.modules)
+        is_emptied = sys.modules.get("sys") is not sys  # later imports made second copies of modules
+        missing = {name: one for name, one in self._modules.items() if is_emptied or name not in sys.modules}
+        sys.modules.update(missing)
 
     def _put_threading_back(self, owner: Any, values: dict[str, Any]) -> list[str]:
         """Keep what a program has replaced, such as a hook of a profiler, as long as threads still start."""

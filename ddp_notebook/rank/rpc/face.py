@@ -96,7 +96,7 @@ class Face:
         self.sending = Sending(
             self.calls, self.serving, self._target, self.context_ids.of_call, self._losses.explain_call
         )
-        self._values = Values(self.calls, self._losses, self._described, self._me)
+        self._values = Values(self.calls, self._losses, self._described, self._me, self.serving.cell)
         self.on_let_go: list[Callable[[], None]] = []  # called when `shutdown` has let go the references of this rank
 
     def install(self) -> None:

@@ -6,12 +6,16 @@ that can be stopped waits in Python until the value is made, and calls torch onl
 | the value | the wait |
 |---|---|
 | of this process | a thread waits in torch's place, and ends with it |
-| of another process, made by an `rpc.remote` of this one | the answer to that call |
+| of another process, made by an `rpc.remote` of this one, at first | the future of that call |
+| of an operator or a script in another process | `to_here` in a thread of its own |
 | of another process | a call to the owner, where a thread waits in torch's place |
 
-The second kind must not ask the owner. The reference in such a call tells torch there the type of the value. If the
-operator fails after that, torch finds another type than the one it was told, raises an internal assertion, and answers
-neither the `rpc.remote` nor any `to_here`.
+In the third row no reference may be sent to the owner before the value is made. It would set the value's type in torch
+there. If the operator then fails, torch finds a different type and raises an internal assertion, and neither
+`rpc.remote` nor `to_here` gets an answer.
+
+The future of an `rpc.remote` is not set when the call fails, such as at the death of the owner: torch's own callback
+raises before. So it is waited for only as long as the call of a short function takes, which spares it a second call.
 
 No wait takes one of the agent's threads, which the function that makes the value may need. All of them together with
 the copy get the time that `to_here` was given.
@@ -20,9 +24,10 @@ the copy get the time that `to_here` was given.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
+import torch
+import torch.distributed.autograd as dist_autograd
 from torch._C import Future
 from torch._C._distributed_rpc import _UNSET_RPC_TIMEOUT, PyRRef, get_rpc_timeout
 from torch.distributed import rpc
@@ -31,17 +36,18 @@ from torch.distributed.rpc import api
 from ddp_notebook.rank.group import waiting
 from ddp_notebook.rank.rpc.calls import Calls
 from ddp_notebook.rank.rpc.losses import Losses
-from ddp_notebook.rank.rpc.waiting import elsewhere
-from ddp_notebook.stdlib import contextlib, threading, time, weakref
+from ddp_notebook.rank.rpc.waiting import elsewhere, elsewhere_if_unseen
+from ddp_notebook.stdlib import contextlib, functools, threading, time, weakref
 
 _MOST_KNOWN = 10_000  # values
-_FIRST_LOOK_S = 0.01  # until the first look whether a call has failed
-_LOOK_AFTER = 0.05  # later looks: this part of the time that was waited so far
 _LEAST_S = 0.001  # smallest timeout of the copy, after the wait
+_AT_FIRST_S = 0.01
 _SLACK_S = 5.0  # added to the timeout of the call to the owner, beyond the local wait
 _TIMED_OUT = (
     "RPCErr:1:RPC ran for more than set timeout ({:.0f} ms) and will now be marked with an error"  # torch's words
 )
+_UNTYPED = "RRef[PyObject]"
+_inferred = getattr(torch._C, "_jit_try_infer_type", None)  # without it such a `to_here` may hang
 _owner, _text = PyRRef.owner, PyRRef.__str__
 _to_here, _local_value, _get_type = PyRRef.to_here, PyRRef.local_value, PyRRef._get_type
 
@@ -54,10 +60,18 @@ class Values:
         losses: knows workers that have ended.
         described: returns a worker in words, by its number.
         me: returns this worker in words.
+        cell: returns the cell that this thread makes calls for.
     """
 
-    def __init__(self, calls: Calls, losses: Losses, described: Callable[[int], str], me: Callable[[], str]) -> None:
-        self._calls, self._losses, self._described, self._me = calls, losses, described, me
+    def __init__(
+        self,
+        calls: Calls,
+        losses: Losses,
+        described: Callable[[int], str],
+        me: Callable[[], str],
+        cell: Callable[[], int],
+    ) -> None:
+        self._calls, self._losses, self._described, self._me, self._cell = calls, losses, described, me, cell
         self._made: set[str] = set()  # texts of references whose values are made
         self._created: dict[int, weakref.ref[Any]] = {}  # references that `rpc.remote` has created here, by id
 
@@ -91,7 +105,7 @@ class Values:
     def follow(self, reference: PyRRef[Any]) -> None:
         """Remember that an `rpc.remote` of this process has created this reference."""
         key = id(reference)
-        self._created[key] = weakref.ref(reference, partial(self._forget, key))
+        self._created[key] = weakref.ref(reference, functools.partial(self._forget, key))
 
     def _forget(self, key: int, which: weakref.ref[Any]) -> None:
         if self._created.get(key) is which:  # else another object has this id already
@@ -106,42 +120,68 @@ class Values:
             try:
                 if waiting.can_end():
                     limit_s = get_rpc_timeout() if timeout_s == _UNSET_RPC_TIMEOUT else timeout_s
-                    timeout_s = self._wait(reference, limit_s)
+                    left = _left_of(limit_s)
+                    if not self._is_made_soon(reference, limit_s):
+                        if _has_type(reference):
+                            return self._copy_in_thread(reference, timeout_s, number)
+                        self._wait(reference, limit_s, left())
+                    timeout_s = left()
                 return _to_here(reference, timeout_s)
             except RuntimeError as error:
                 if self._losses.is_cut(error, number):
                     raise RuntimeError(self._losses.of_reference(number)) from None
                 raise
 
-    def _wait(self, reference: PyRRef[Any], limit_s: float) -> float:
+    def _is_made_soon(self, reference: PyRRef[Any], limit_s: float) -> bool:
+        """Return True if the value exists. Waits a moment for it where this process has called its function."""
+        if _text_of(reference) in self._made:
+            return True
+        known = self._created.get(id(reference))
+        at_first_s = min(_AT_FIRST_S, limit_s or _AT_FIRST_S)
+        if known is None or known() is not reference or not waiting.wait_in_time(reference._get_future(), at_first_s):
+            return False
+        self._note(_text_of(reference))
+        return True
+
+    def _copy_in_thread(self, reference: PyRRef[Any], timeout_s: float, number: int) -> Any:
+        """Copy the value in a thread, unless this thread has state of torch that matters for it. After a stop the copy
+        goes on, as a call of a stopped cell: `shutdown` does not wait for it.
+
+        Args:
+            number: of the owner's agent.
+        """
+        call = self._calls.new("to_here", self._cell(), is_call=False)
+        call.worker, call.to, call.sent_ns = number, self._described(number), time.monotonic_ns()
+        self._calls.begin(call)
+
+        @functools.wraps(_to_here)
+        def to_here() -> Any:
+            try:
+                return _to_here(reference, timeout_s)
+            finally:
+                self._calls.drop(call)
+
+        if _is_in_context():
+            return to_here()
+        return elsewhere_if_unseen(to_here, self._calls, self._described(number))()
+
+    def _wait(self, reference: PyRRef[Any], limit_s: float, left_s: float) -> None:
         """Wait until the value in another process exists, or its creation has failed.
 
         Args:
-            limit_s: seconds that it gets; 0: all that it needs.
-
-        Returns:
-            What is left of them for the copy.
+            limit_s: of the program's call, in seconds; 0 means no limit.
+            left_s: what is left of it.
 
         Raises:
             RuntimeError: it was not made in time, in torch's words.
         """
-        text = _text(reference).partition(", ForkId")[0]
-        if text in self._made:
-            return limit_s
-        began_s = time.monotonic()
-        known = self._created.get(id(reference))
-        if known is not None and known() is reference:
-            is_over = _wait_for_call(reference, limit_s)
-        elif api._get_should_profile():  # the profile would show a call that the program has not made
-            return limit_s
-        else:
-            its_limit_s = limit_s and limit_s + _SLACK_S
-            made = rpc.rpc_async(reference.owner(), when_made, args=(reference,), timeout=its_limit_s)
-            is_over = waiting.wait_in_time(made, limit_s)
-        if not is_over:
+        if api._get_should_profile():  # the profile would show a call that the program has not made
+            return
+        its_limit_s = left_s and left_s + _SLACK_S
+        made = rpc.rpc_async(reference.owner(), when_made, args=(reference,), timeout=its_limit_s)
+        if not waiting.wait_in_time(made, left_s):
             raise RuntimeError(_TIMED_OUT.format(limit_s * 1000))
-        self._note(text)
-        return max(_LEAST_S, limit_s - (time.monotonic() - began_s)) if limit_s else limit_s
+        self._note(_text_of(reference))
 
     def _value_here(self, fetch: Callable[..., Any], reference: PyRRef[Any]) -> Any:
         """A value of this process. Until it is made torch waits for it in C++."""
@@ -158,27 +198,29 @@ class Values:
         self._made.add(text)
 
 
-def _wait_for_call(reference: PyRRef[Any], limit_s: float) -> bool:
-    """Wait until the `rpc.remote` that has made this reference is answered, or has failed.
+def _text_of(reference: PyRRef[Any]) -> str:
+    """The same for all references to one value."""
+    return _text(reference).partition(", ForkId")[0]
 
-    When it fails, such as at the death of the owner, torch's own callback raises, and the futures that wait behind it
-    are never set. A future that is made afterwards is set at once. So the wait makes a new one again and again.
 
-    Args:
-        limit_s: seconds; 0: as long as it takes.
+def _left_of(limit_s: float) -> Callable[[], float]:
+    """Return a function that tells what is left of a limit that begins now. 0 means no limit."""
+    until_s = time.monotonic() + limit_s
+    return lambda: max(_LEAST_S, until_s - time.monotonic()) if limit_s else limit_s
 
-    Returns:
-        Whether it is over.
-    """
-    began_s = time.monotonic()
-    while True:
-        waited_s = time.monotonic() - began_s
-        left_s = limit_s - waited_s if limit_s else float("inf")
-        if left_s <= 0:
-            return False
-        look_s = max(_FIRST_LOOK_S, _LOOK_AFTER * waited_s)
-        if waiting.wait_in_time(reference._get_future(), min(look_s, left_s)):
-            return True
+
+def _has_type(reference: PyRRef[Any]) -> bool:
+    """Return True if the value has a type of TorchScript: an operator or a script makes it."""
+    return _inferred is not None and str(_inferred(reference).type()) != _UNTYPED
+
+
+def _is_in_context() -> bool:
+    """Return True if this thread is in a context of distributed autograd, which belongs to its thread."""
+    try:
+        dist_autograd._current_context()  # type: ignore[attr-defined]
+    except RuntimeError:
+        return False
+    return True
 
 
 @rpc.functions.async_execution

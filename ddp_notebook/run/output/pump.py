@@ -2,7 +2,7 @@
 
 The wire's thread only puts them into a queue. So replies, clocks and acknowledgements never wait for output. The queue
 is short, since ranks send only a few messages ahead (`receipts`). The end of a cell is handled at once when the queue
-is empty: the change of threads takes longer than it.
+is empty, because switching threads takes longer than its handler.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Pump:
 
     Args:
         targets: the handlers.
-        quick: messages whose handlers take no time. They are called at once if no earlier message waits.
+        quick: messages whose handlers return immediately. They are called at once if no earlier message waits.
 
     Example:
         >>> from ddp_notebook.wire.events import Probe
@@ -37,7 +37,7 @@ class Pump:
         self._targets = targets
         self._quick = frozenset(quick)
         self._put_so_far = 0  # messages; only `_put` counts them
-        self._handled_so_far = 0  # and only the thread these
+        self._handled_so_far = 0  # messages; only this object's thread counts them
         self._waiting: queue.SimpleQueue[tuple[int, Message] | threading.Event | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
@@ -47,7 +47,7 @@ class Pump:
         return dict.fromkeys(self._targets, self._put)
 
     def settle(self, timeout_s: float = 1.0) -> None:
-        """Wait until all messages that arrived before this call are handled.
+        """Wait until all messages in the queue are handled. One that is handled at once may still be in its handler.
 
         Args:
             timeout_s: how long to wait at most.
