@@ -104,7 +104,7 @@ def wait_until(condition, timeout_s: float = 5.0, what: str = "") -> None:
 
 
 def below(folder: Path) -> list[Path]:
-    """All files and folders below a folder. `rglob` fails where one is removed meanwhile."""
+    """All files and folders below a folder. `rglob` fails if an entry is removed during the walk."""
     return [Path(place, name) for place, folders, files in os.walk(folder) for name in (*folders, *files)]
 
 

@@ -175,6 +175,7 @@ MODULES = {
         "'logging', 'torch.distributed', 'ddp_notebook', 'zmq'): sys.modules.pop(n, None)"
     ),
     "our modules": "import sys\nfor n in [n for n in sys.modules if n.startswith('ddp_notebook')]: del sys.modules[n]",
+    "a module less and one more": "import sys; del sys.modules['threading']; import tabnanny",
     "no modules": "import sys; sys.modules.clear()",
     "wrapped torch.distributed": (
         "def wrap(f):\n    def wrapped(*a, **k):\n        calls.append(f.__name__); return f(*a, **k)\n    return wrapped\n"
@@ -231,6 +232,8 @@ INTERPRETER = {
     "no len": "import builtins; builtins.len = None",
     "no isinstance": "import builtins; builtins.isinstance = None",
     "no open": "import builtins; builtins.open = None",
+    "len that equals everything": "import builtins, unittest.mock; builtins.len = unittest.mock.ANY",
+    "len that cannot be compared": "import builtins\nclass E:\n    def __eq__(self, _): raise KeyboardInterrupt\nbuiltins.len = E()",
     "no id and type": "import builtins; builtins.id = builtins.type = None",
     "len of a fool": "import builtins; builtins.len = lambda _: 3",
     "deleted builtins": "import builtins\nfor n in ('len', 'isinstance', 'getattr', 'print', 'str', 'dict', 'list', 'int'): delattr(builtins, n)",

@@ -286,7 +286,7 @@ def test_the_pump_handles_a_quick_message_at_once_but_never_before_an_earlier_on
     put(CellDone(cell=3, status="ok", duration_s=0.0))
     assert seen == [(1, True)]
     goes_on.set()
-    pump.settle()
+    pump.settle(timeout_s=10)
     assert seen == [(1, True), (2, False), (3, False)]
     put(CellDone(cell=4, status="ok", duration_s=0.0))
     assert seen[3:] == [(4, True)]

@@ -57,6 +57,26 @@ def test_print_of_a_program_stays_and_len_does_not(make_session_alone):
     assert [printed[rank].stdout for rank in (0, 1)] == ["here 0\n", ""]
 
 
+def test_what_a_cell_replaces_is_compared_by_identity(make_session_alone):
+    """An `__eq__` of a user's object is not called, and a module is missed though the number of modules is the same."""
+    session = make_session_alone(2)
+    session.run(
+        "import builtins, sys, threading, unittest.mock\n"
+        "kept = threading\n"
+        "del sys.modules['threading']; import tabnanny\n"
+        "class Stops:\n    def __eq__(self, _): raise KeyboardInterrupt\n"
+        "builtins.len, builtins.sum = Stops(), unittest.mock.ANY"
+    )
+    assert session.run("import threading\nlen([1]), sum([2]), threading is kept")[1].result == "(1, 2, True)"
+
+
+def test_a_callback_that_stops_the_event_loop_ends_no_rank(make_session_alone):
+    session = make_session_alone(2)
+    session.run("kept = rank\nfrom tornado.ioloop import IOLoop; IOLoop.current().call_later(0, IOLoop.current().stop)")
+    for _ in range(5):
+        assert session.run("kept")[1].result == "1"
+
+
 def test_a_handler_for_a_signal_of_ours_is_refused_with_a_line(make_session_alone):
     session = make_session_alone(2)
     code = f"import signal\nsignal.signal({signals.INTERRUPT}, print)\nsignal.signal(signal.SIGUSR1, print)"

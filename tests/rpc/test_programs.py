@@ -36,11 +36,11 @@ mp.start_processes(run_worker, args=({workers},), nprocs={workers}, start_method
     ("name", "workers"),
     [
         ("agent_and_observers", 3),
-        pytest.param("ddp_with_rpc", 4, marks=pytest.mark.long),
-        pytest.param("batched_updates", 3, marks=pytest.mark.long),
-        pytest.param("parameter_server", 3, marks=pytest.mark.long),
-        pytest.param("pipeline", 3, marks=pytest.mark.long),
-        pytest.param("rnn_in_two", 2, marks=pytest.mark.long),
+        ("ddp_with_rpc", 4),
+        ("batched_updates", 3),
+        ("parameter_server", 3),
+        ("pipeline", 3),
+        ("rnn_in_two", 2),
     ],
 )
 def test_a_program_has_the_outcome_of_bare_processes(make_session, tmp_path, name, workers):

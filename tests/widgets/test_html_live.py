@@ -28,7 +28,7 @@ for step in range({steps}):
     time.sleep(0.05)
 """
 
-# The session of an earlier test, if it runs.
+# Stop the session of an earlier test if one is running.
 STOP = "from ddp_notebook import session\nif (running := session.current()) is not None: running.stop()"
 
 
