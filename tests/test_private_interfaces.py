@@ -142,6 +142,7 @@ def test_a_comm_can_be_heard_before_it_is_opened():
 def test_ipyparallel_hooks():
     if hasattr(IPEngine, "redirect_output"):  # ipyparallel 9
         assert callable(IPEngine.restore_output) and inspect.iscoroutinefunction(IPEngine.register)
+        assert "self.loop.run_sync(self._start)" in inspect.getsource(IPEngine.start)
     else:
         source = inspect.getsource(IPEngine._complete_registration)
         assert "self.kernel = Kernel.instance(" in source and "self.out_stream_factory(" in source
@@ -284,6 +285,10 @@ def test_an_agent_of_rpc_starts_alone_and_is_told_of_others():
         assert known._get_device_map(known.get_worker_info("b")) == {} and known.get_worker_info().name == "a"
         assert agent.calls_under_way == 0 and agent.address.startswith("uv://")
         kind = rpc.RRef(1)._get_type(blocking=False)
+        from ddp_notebook.rank.rpc.values import _has_type
+        import torch
+        add = rpc.remote("a", torch.add, args=(torch.ones(1), 1))
+        assert _has_type(add) and not _has_type(rpc.remote("a", abs, args=(1,)))
         from torch.distributed.rpc import internal
         internal._pickler = None
         try:
