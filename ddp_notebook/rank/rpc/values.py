@@ -204,7 +204,7 @@ def _text_of(reference: PyRRef[Any]) -> str:
 
 
 def _left_of(limit_s: float) -> Callable[[], float]:
-    """Return a function that tells what is left of a limit that begins now. 0 means no limit."""
+    """Return a function that returns the seconds left of a limit that starts now; 0 means no limit."""
     until_s = time.monotonic() + limit_s
     return lambda: max(_LEAST_S, until_s - time.monotonic()) if limit_s else limit_s
 
