@@ -3,6 +3,8 @@ what that line called."""
 
 from __future__ import annotations
 
+import importlib.util
+import site
 import subprocess
 import sys
 import sysconfig
@@ -32,7 +34,16 @@ _WRAPPERS = {"wrapper", "_wrapped_call_impl", "_call_impl", "__call__", "_fn", "
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 OURS = str(Path(__file__).parents[1]) + os.sep  # everything that runs in a rank
 _OURS_OF_BOTH = tuple(str(Path(__file__).parents[2] / name) + os.sep for name in ("wire", "records"))  # sides
-_LIBRARIES = (*(path + os.sep for path in sysconfig.get_paths().values()), os.path.dirname(_TORCH[:-1]) + os.sep)
+_IPYKERNEL = importlib.util.find_spec("ipykernel")  # which may be in another folder than torch
+_LIBRARIES = tuple(
+    path + os.sep
+    for path in (
+        *sysconfig.get_paths().values(),
+        site.getusersitepackages(),
+        os.path.dirname(_TORCH[:-1]),
+        *([] if _IPYKERNEL is None else [os.path.dirname(os.path.dirname(str(_IPYKERNEL.origin)))]),
+    )
+)
 _PYTHON = os.path.dirname(threading.__file__) + os.sep
 # Python code that waits for another thread, process or socket. Not `subprocess`: a wait for it is work.
 _WAITS = (
