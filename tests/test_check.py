@@ -730,6 +730,7 @@ def checksum(x: torch.Tensor, rows: int = 1) -> str:
     return checksums.of(x)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("n", [0, 1, 3, 4, 5, 1000, check._ROW, 5 * check._ROW + 3])
 @pytest.mark.parametrize(
     "dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int8, torch.bool, torch.complex64]

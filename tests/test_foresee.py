@@ -929,6 +929,7 @@ def warned(found: list[str]) -> set[tuple[str, int]]:
     return pairs
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("first_seed", range(0, 500, 100))
 def test_what_works_by_trying_it_out_is_never_warned_about(first_seed):
     """A cell may be warned about and work when data lead around what is wrong, but not when it is reached."""

@@ -64,6 +64,7 @@ def notebook():
     return made
 
 
+@pytest.mark.long
 def test_nbclient(monkeypatch, kernels):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     ran = NotebookClient(notebook(), timeout=120, config=kernels).execute()

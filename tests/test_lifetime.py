@@ -257,6 +257,7 @@ def test_a_forked_child_of_the_notebook_ends_nothing(make_session):
     assert session.run("rank").ok
 
 
+@pytest.mark.long
 def test_sigkill_of_the_host_server_during_a_cell(make_session):
     session = make_session(2)
     (server,) = session.pids("host server")

@@ -166,6 +166,7 @@ def test_gloo_listens_at_the_first_address_of_its_interface():
         places({**_FACTS, "env": {"GLOO_SOCKET_IFNAME": "ib0"}})
 
 
+@pytest.mark.long
 def test_one_machine_is_checked_and_nothing_starts(waiting_host_server, capsys):
     waiting_host_server()
     magics: Any = DDPMagics(None)

@@ -48,6 +48,7 @@ def test_a_group_can_be_made_after_a_stop_that_has_ended_a_stopped_store(noteboo
     assert reply.stdout == "[0-1] 2\n", reply
 
 
+@pytest.mark.long
 def test_a_stopped_rank_that_runs_no_part_of_the_cell_is_named(notebook):
     pid = notebook.pid("rank")
     with notebook.stopped(pid):
@@ -57,6 +58,7 @@ def test_a_stopped_rank_that_runs_no_part_of_the_cell_is_named(notebook):
     notebook.check_comes_back()
 
 
+@pytest.mark.long
 def test_the_prompt_comes_back_at_one_press_though_a_rank_is_stopped(notebook):
     notebook.play("rank", "stop")
 

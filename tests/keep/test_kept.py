@@ -124,6 +124,7 @@ def test_how_a_cell_ended_unattended_is_told(notebook):
     assert second.run("%on_all_ranks rank").stdout == "[0] 0\n[1] 1\n"
 
 
+@pytest.mark.long
 def test_a_running_cell_can_be_stopped(notebook):
     first = notebook("%ddp_start 2 --keep 1")
     first.run("%%on_all_ranks\nimport time\ny = 7")

@@ -60,6 +60,7 @@ threading.Thread(target=hold, daemon=True).start()
 """
 
 
+@pytest.mark.long
 def test_one_drives_and_the_other_looks(notebook):
     first = notebook("%ddp_start 2 --keep 1")
     first.run("%%on_all_ranks\nfor _ in range(3): dist.all_reduce(torch.ones(1))")

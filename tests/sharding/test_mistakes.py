@@ -97,6 +97,7 @@ def test_what_looks_like_it_and_is_right(ranks, case):
     assert mistakes(ranks, _RIGHT[case]) == ()
 
 
+@pytest.mark.long
 def test_no_false_alarm_over_shapes_and_ways_to_shard(ranks):
     """Programs made of what users combine; each is right, so nothing may be said of it."""
     ways = (

@@ -101,6 +101,7 @@ def test_steps_and_buckets_of_a_recording_that_is_over_are_the_recordings(scene)
                 assert row["nbytes"] == bucket.nbytes
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("world_size", [2, 64])
 def test_who_comes_late_gets_the_last_steps_of_all_ranks(world_size):
     recording = recorded(simulate(world_size=world_size, steps=100, buckets=7))
