@@ -16,7 +16,7 @@ from ddp_notebook.rank.cell.outgoing import Outgoing
 from ddp_notebook.run.cells.cell import CellRun
 from ddp_notebook.run.output.pump import Pump
 from ddp_notebook.run.output.receipts import Receipts
-from ddp_notebook.wire.events import CellDone, Comm, Display, Probe, Taken
+from ddp_notebook.wire.events import Comm, Display, Probe, Taken
 from tests.conftest import wait_until
 
 ALL = 1 << 40
@@ -262,34 +262,6 @@ def test_the_pump_keeps_the_order_and_goes_on_after_a_handler_that_fails(caplog)
         pump.handlers[Probe](0, Probe(request=n))
     pump.settle()
     assert seen == [0, 1, 2, 4, 5] and "was lost" in caplog.text
-    pump.close()
-
-
-def test_the_pump_handles_a_quick_message_at_once_but_never_before_an_earlier_one():
-    seen: list[tuple[int, bool]] = []
-    goes_on, me = threading.Event(), threading.current_thread()
-
-    def slow(_: int, message: Probe) -> None:
-        goes_on.wait(5)
-        seen.append((message.request, threading.current_thread() is me))
-
-    def quick(_: int, message: CellDone) -> None:
-        seen.append((message.cell, threading.current_thread() is me))
-
-    pump = Pump({Probe: slow, CellDone: quick}, quick=[CellDone])
-
-    def put(message: Probe | CellDone) -> None:
-        pump.handlers[type(message)](0, message)
-
-    put(CellDone(cell=1, status="ok", duration_s=0.0))
-    put(Probe(request=2))
-    put(CellDone(cell=3, status="ok", duration_s=0.0))
-    assert seen == [(1, True)]
-    goes_on.set()
-    pump.settle(timeout_s=10)
-    assert seen == [(1, True), (2, False), (3, False)]
-    put(CellDone(cell=4, status="ok", duration_s=0.0))
-    assert seen[3:] == [(4, True)]
     pump.close()
 
 

@@ -38,7 +38,7 @@ from ddp_notebook.run.questions import Questions
 from ddp_notebook.run.record.recordings import Recordings
 from ddp_notebook.run.values.exchange import Exchange
 from ddp_notebook.run.values.transfers import Transfers
-from ddp_notebook.wire.events import CellDone, Comm
+from ddp_notebook.wire.events import Comm
 from ddp_notebook.wire.record_options import PROFILES
 
 _SILENT_S = 1.5  # a rank speaks each second
@@ -102,7 +102,7 @@ class Parts:
         self.client = SharedClient(lambda: _processes_of(cluster), cluster.client_file)
         cells.mend.on_healed = self.client.on_healed
         self.comms = Comms(self._tell_widget, receipts.took)
-        self.pump = Pump({**self.arrivals.slow_handlers, Comm: self.comms.on_message}, quick=[CellDone])
+        self.pump = Pump({**self.arrivals.slow_handlers, Comm: self.comms.on_message})
         dispatch.add(self.observer.handlers)
         dispatch.add(questions.handlers)
         dispatch.add(self.arrivals.handlers)

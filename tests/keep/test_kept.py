@@ -297,7 +297,7 @@ def test_a_full_disk_is_told(runtime):
 @pytest.mark.long
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root mounts file systems")
 def test_a_recording_whose_disk_is_full(runtime, make_kernel, tmp_path):
-    """The session and its cells go on, and a line tells that the recording is incomplete."""
+    """Later cells still run, and one line reports that the recording is incomplete."""
     (small := tmp_path / "small").mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(small)], check=True)
     env = {"XDG_RUNTIME_DIR": str(runtime), "TMPDIR": str(small), "DDP_NOTEBOOK_PRELOAD": "0"}

@@ -1,8 +1,7 @@
 """The thread that handles what may take long: displays and widget messages, and the ends of cells after them.
 
 The wire's thread only puts them into a queue. So replies, clocks and acknowledgements never wait for output. The queue
-is short, since ranks send only a few messages ahead (`receipts`). The end of a cell is handled at once when the queue
-is empty, because switching threads takes longer than its handler.
+is short, since ranks send only a few messages ahead (`receipts`).
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-from collections.abc import Collection
 
 from ddp_notebook.run.dispatch import Handlers
 from ddp_notebook.wire.events import Message
@@ -23,7 +21,6 @@ class Pump:
 
     Args:
         targets: the handlers.
-        quick: messages whose handlers return immediately. They are called at once if no earlier message waits.
 
     Example:
         >>> from ddp_notebook.wire.events import Probe
@@ -33,11 +30,8 @@ class Pump:
         >>> pump.close()
     """
 
-    def __init__(self, targets: Handlers, quick: Collection[type[Message]] = ()) -> None:
+    def __init__(self, targets: Handlers) -> None:
         self._targets = targets
-        self._quick = frozenset(quick)
-        self._put_so_far = 0  # messages; only `_put` counts them
-        self._handled_so_far = 0  # messages; only this object's thread counts them
         self._waiting: queue.SimpleQueue[tuple[int, Message] | threading.Event | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
@@ -47,7 +41,7 @@ class Pump:
         return dict.fromkeys(self._targets, self._put)
 
     def settle(self, timeout_s: float = 1.0) -> None:
-        """Wait until all messages in the queue are handled. One that is handled at once may still be in its handler.
+        """Wait until all messages that arrived before this call are handled.
 
         Args:
             timeout_s: how long to wait at most.
@@ -62,10 +56,6 @@ class Pump:
         self._waiting.put(None)
 
     def _put(self, rank: int, message: Message) -> None:
-        if type(message) in self._quick and self._handled_so_far == self._put_so_far:
-            self._handle(rank, message)
-            return
-        self._put_so_far += 1
         self._waiting.put((rank, message))
         if self._thread is None:  # the first message; they all come in one thread
             self._thread = threading.Thread(target=self._run, name="ddp-output", daemon=True)
@@ -76,11 +66,8 @@ class Pump:
             if isinstance(item, threading.Event):
                 item.set()
                 continue
-            self._handle(*item)
-            self._handled_so_far += 1
-
-    def _handle(self, rank: int, message: Message) -> None:
-        try:
-            self._targets[type(message)](rank, message)
-        except Exception:  # the next messages are others
-            _log.exception("a message of rank %d was lost: %.200r", rank, message)
+            rank, message = item
+            try:
+                self._targets[type(message)](rank, message)
+            except Exception:  # the next messages are others
+                _log.exception("a message of rank %d was lost: %.200r", rank, message)
