@@ -27,6 +27,8 @@ _RECURSION_LIMIT = 500  # frames that the end of a cell takes at most
 class _Kept:
     """A snapshot of names of a module or a class. Each cell compares 250 of them, so the comparison runs in C.
 
+    It looks no name up while the namespace is unchanged: between two cells the processor's caches lose the names.
+
     Args:
         namespace: of the module or class.
         values: by name.
@@ -37,10 +39,14 @@ class _Kept:
         self._namespace = namespace
         self._get = operator.itemgetter(*values)
         self._all = tuple(values.values())
+        self._whole = tuple(namespace.values())
 
     @property
     def has_changed(self) -> bool:
         """True if a name has another value or is missing. `==` would call methods of a user's object."""
+        now = self._namespace.values()
+        if len(now) == len(self._whole) and all(map(operator.is_, now, self._whole)):
+            return False
         try:
             return not all(map(operator.is_, self._get(self._namespace), self._all))
         except KeyError:  # a name is missing
@@ -57,8 +63,7 @@ class Interpreter:
             self.keep_reader(wakes.fileno(), self._loop._read_from_self)  # type: ignore[attr-defined]
         self._builtins = _Kept(vars(builtins), vars(builtins))
         self._modules = sys.modules.copy()
-        needed = {name: module for name, module in self._modules.items() if name.split(".")[0] in _NEEDED}
-        self._get_needed = operator.itemgetter(*needed)
+        self._get_needed = operator.itemgetter(*filter(_is_needed, self._modules))
         self._observers = ((sys.gettrace, sys.settrace), (sys.getprofile, sys.setprofile))
         self._set_limit, self._limit = sys.setrecursionlimit, sys.getrecursionlimit()
         self._threading = sys.modules["threading"]
@@ -145,6 +150,13 @@ class Interpreter:
             return []
         names = ", ".join(changed)
         return [f"ddp_notebook: this cell has replaced {names} in builtins; later cells find Python's own again"]
+
+
+def _is_needed(module: str) -> bool:
+    """Return whether each cell checks this module. Programs remove a package whole, so its modules further down are not
+    looked for, and put back with it."""
+    package, _, below = module.partition(".")
+    return module in _NEEDED or (package == _NEEDED[0] and "." not in below)
 
 
 def _starts_threads(threading: Any) -> bool:
