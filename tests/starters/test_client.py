@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 
 import ipyparallel
 import psutil
@@ -80,12 +79,22 @@ def test_a_python_that_will_not_do(engines):
         ddp_notebook.start(client="profile=running", python="/no/such")
 
 
-def test_engines_that_are_busy(engines, monkeypatch):
-    monkeypatch.setattr(starter, "_ANSWER_S", 0.3)
-    busy = engines[1].apply_async(time.sleep, 1.0)
-    with pytest.raises(StartError, match=r"engine 1 has not answered in 0.3 s; does it still run something\?"):
+def test_engines_that_are_busy(engines, monkeypatch, tmp_path):
+    engines[:].apply_sync(os.getpid)  # the first request to an engine takes longer
+    monkeypatch.setattr(starter, "_ANSWER_S", 1.5)
+    busy = engines[1].apply_async(_wait_for, str(tmp_path / "end"))
+    with pytest.raises(StartError, match=r"engine 1 has not answered in 1.5 s; does it still run something\?"):
         ddp_notebook.start(client="profile=running")
+    (tmp_path / "end").touch()
     busy.get(timeout=10)
+
+
+def _wait_for(path: str) -> None:
+    import os
+    import time
+
+    while not os.path.exists(path):
+        time.sleep(0.05)
 
 
 @pytest.mark.parametrize(
