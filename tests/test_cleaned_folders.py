@@ -19,6 +19,7 @@ from ddp_notebook.launch.keep.recorded import Recorded, batches
 from ddp_notebook.launch.ways import folders
 from ddp_notebook.registry import private
 from ddp_notebook.run.output.log import RankLog
+from ddp_notebook.wire.record_options import RecordOptions
 from tests.conftest import wait_until
 
 
@@ -72,6 +73,8 @@ def test_a_session_goes_on_without_its_folders(make_session):
     wait_until(lambda: len(session.pids()) == 1, what="rank 1 has died")
     session.heal()
     assert session.run("print(kept)", 0)[0].stdout == "of before\n"
+    clean()
+    assert "profile" not in session.run("torch.ones(2) + 1", record=RecordOptions(profile=True))[0].stderr
     clean()
     session.resize(3)
     clean()

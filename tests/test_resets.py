@@ -6,6 +6,7 @@ import os
 
 import pytest
 
+from ddp_notebook.errors import RankError
 from ddp_notebook.wire import signals
 from tests.resets import PROGRAMS, SILENT, reset_stop_and_go_on, run_until_stopped
 
@@ -129,3 +130,35 @@ def test_a_loaders_worker_that_resets_signals_harms_nothing(make_session_alone, 
         for file in tmp_path.iterdir():
             file.unlink()
     assert session.pids() == pids
+
+
+def test_the_rank_calls_nothing_that_a_cell_has_replaced_or_made(make_session_alone):
+    """Methods of a value that a cell shows, of an exception that it raises, and `os.getpid`."""
+    session = make_session_alone(2)
+    shown = [
+        "class AttrDict(dict):\n"
+        "    def __init__(self, **values): super().__init__(**values); self.__dict__ = self\n"
+        "AttrDict(values=[1, 2])",
+        "class Endless(list):\n"
+        "    def __iter__(self): raise ValueError('no')\n"
+        "    def __repr__(self): return 'Endless'\n"
+        "Endless([1])",
+        "class Full(dict):\n    def __contains__(self, _): raise ValueError('no')\nOut = _oh = Full()",
+        "import os; os.getpid = lambda: 0",
+        "import builtins; __builtins__ = vars(builtins)",  # as cloudpickle leaves it
+    ]
+    for code in shown:
+        session.run(code)
+        for number in (5, 6, 7):
+            said = session.run(str(number))[1]
+            assert (said.result, said.stderr) == (str(number), "")
+    raised = [
+        "class Other(Exception):\n    def __getattribute__(self, _): raise RuntimeError('no')\nraise Other",
+        "class Causes(Exception): __cause__ = __context__ = __notes__ = property(lambda self: 1 / 0)\nraise Causes",
+    ]
+    for code in raised:
+        with pytest.raises(RankError) as error:
+            session.run(code)
+        assert "ddp_notebook/rank" not in str(error.value)
+        assert session.run("8")[0].result == "8"
+    assert all(row.rss_bytes for row in session.status().rows)

@@ -84,4 +84,4 @@ class Agent:
 
     def _vitals(self, probe: Probe) -> Vitals:
         of_rank = self._of_rank(with_shortages=probe.with_shortages)
-        return Vitals(request=probe.request, rss_bytes=psutil.Process().memory_info().rss, **of_rank)
+        return Vitals(request=probe.request, rss_bytes=psutil.Process(os.getpid()).memory_info().rss, **of_rank)

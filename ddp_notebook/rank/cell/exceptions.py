@@ -4,9 +4,14 @@ text may be endless."""
 from __future__ import annotations
 
 from types import WrapperDescriptorType
+from typing import Any
 
 from ddp_notebook.rank.cell.bounds import bounded
 
+# Attribute access would call a `__getattribute__` of the user's.
+_CAUSE: Any = BaseException.__cause__
+_CONTEXT: Any = BaseException.__context__
+_MEMBERS: Any = BaseExceptionGroup.exceptions
 _PLAIN = (str, bytes, int, float, bool, type(None))
 
 
@@ -63,7 +68,7 @@ def chain(error: BaseException | None) -> list[BaseException]:
         if one is None or id(one) in found:
             continue
         found[id(one)] = one
-        left += [one.__cause__, one.__context__]
-        if isinstance(one, BaseExceptionGroup):
-            left += one.exceptions
+        left += [_CAUSE.__get__(one), _CONTEXT.__get__(one)]
+        if issubclass(type(one), BaseExceptionGroup):
+            left += _MEMBERS.__get__(one)
     return list(found.values())

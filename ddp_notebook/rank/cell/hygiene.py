@@ -188,7 +188,7 @@ def forget_failure(shell: Any, failure: BaseException) -> None:
             if type(one) is stack_data.FrameInfo:
                 vars(one).clear()
     for error in chain(failure):
-        error.with_traceback(None)
+        BaseException.with_traceback(error, None)
     for name in ("last_type", "last_value", "last_traceback", "last_exc"):
         with contextlib.suppress(AttributeError):
             delattr(sys, name)
@@ -201,7 +201,7 @@ def forget_failure(shell: Any, failure: BaseException) -> None:
 def forget_tensors(shell: Any, execution_count: int) -> None:
     """Keep no tensor in `Out`, `_3`, `__` and `___`; `_` keeps the last value, as always."""
     out, hook = shell.user_ns.get("_oh"), shell.displayhook
-    if isinstance(out, dict) and execution_count in out and _holds_tensor(out[execution_count]):
+    if type(out) is dict and execution_count in out and _holds_tensor(out[execution_count]):
         del out[execution_count]
         for names in (shell.user_ns, shell.user_ns_hidden):
             names.pop(f"_{execution_count}", None)
@@ -213,15 +213,17 @@ def forget_tensors(shell: Any, execution_count: int) -> None:
 
 
 def _holds_tensor(value: Any, depth: int = 3) -> bool:
-    if type(value) is str:  # mostly
+    """Return whether a value is or contains a tensor. Calls no method of a user's class: it may fail."""
+    kind = type(value)
+    if kind is str:  # mostly
         return False
-    if isinstance(value, _HOLDERS):
+    if issubclass(kind, _HOLDERS):
         return True
-    if depth == 0 or isinstance(value, str):
+    if depth == 0:
         return False
     parts: Iterable[Any] = ()
-    if isinstance(value, dict):
-        parts = list(islice(value.values(), _MOST_LOOKED_AT))
-    elif isinstance(value, list | tuple | set):
-        parts = list(islice(value, _MOST_LOOKED_AT))
+    if issubclass(kind, dict):
+        parts = list(islice(dict.values(value), _MOST_LOOKED_AT))
+    elif (container := next((one for one in (list, tuple, set) if issubclass(kind, one)), None)) is not None:
+        parts = list(islice(container.__iter__(value), _MOST_LOOKED_AT))
     return any(_holds_tensor(part, depth - 1) for part in parts)

@@ -179,12 +179,18 @@ def put_names_back(namespace: dict[str, Any], needed: dict[str, Any]) -> list[st
     Returns:
         Lines about what was put back.
     """
-    changed = [name for name, value in needed.items() if not isinstance(namespace.get(name), type(value))]
+    changed = [name for name, value in needed.items() if not _will_do(namespace.get(name), value)]
     for name in changed:
         namespace[name] = needed[name]
     if not changed:
         return []
     return [f"ddp_notebook: IPython needs {', '.join(changed)}; later cells find what this cell has replaced again"]
+
+
+def _will_do(found: Any, needed: Any) -> bool:
+    """Return whether IPython can use what it finds under a name. `__builtins__` is also valid as a dictionary, which
+    cloudpickle makes of it."""
+    return issubclass(type(found), type(needed)) or (needed is builtins and found is vars(builtins))
 
 
 def say(line: str) -> None:

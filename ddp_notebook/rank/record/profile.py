@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from ddp_notebook.registry import private
 from ddp_notebook.stdlib import os
 
 
@@ -33,9 +34,11 @@ class Profile:
         """The cell has ended. If the profile cannot be written, a message says so and the file is empty."""
         with _silent():
             self._profiler.stop()
+        folder = os.path.dirname(self._path)
+        private.restore(folder)
+        with _silent():
             self._profiler.export_chrome_trace(self._path)  # it raises nothing when it fails
         if not _is_whole(self._path):
-            folder = os.path.dirname(self._path)
             free_mb = shutil.disk_usage(folder).free / 1e6
             print(
                 f"ddp_notebook: the profile is lost: it could not be written to {folder} ({free_mb:,.0f} MB are free)",

@@ -41,7 +41,7 @@ class Resources:
     """The resources of the process that makes it. Each `look` reads them once."""
 
     def __init__(self) -> None:
-        self._process = psutil.Process()
+        self._process = psutil.Process(os.getpid())  # without it psutil calls what a cell may have replaced
         self._process.cpu_percent()  # the first value means nothing
         self._cores = cores()
         self._counts_faults = counts_faults(os.environ)
