@@ -42,7 +42,7 @@ ALONE = $(shell grep -rl 'pytest.mark.alone' --include='test_*.py' tests)
 NOT_FAST := tests/browser tests/faults tests/gpu tests/installing tests/libraries tests/long tests/tools \
     tests/recording/test_scripts.py tests/test_cell_table.py tests/test_frontends.py tests/test_start.py tests/widgets/test_build.py tests/widgets/test_page.py
 
-.PHONY: help demo lab test test-fast tests-in-workers types-beside lint lint-js types test-js test-long test-matrix \
+.PHONY: help demo lab test test-fast tests-in-workers tests-alone types-beside lint lint-js types test-js test-long test-matrix \
     tests-without-ranks tests-of-ranks tests-of-recording tests-of-private-interfaces cluster-tools bench dist docs wheelhouse clean
 
 help:
@@ -67,13 +67,16 @@ lab: $(INSTALLED) $(MONITOR)
 	$(BIN)/jupyter lab --notebook-dir=notebooks $(LAB_OPTIONS)
 
 test: lint lint-js test-js $(IPYKERNEL6_INSTALLED)
-	@$(MAKE) --no-print-directory --jobs 2 types-beside tests-in-workers
-	$(PYTEST) -m "alone and not long" $(ALONE)
+	@$(MAKE) --no-print-directory tests-in-workers
+	@$(MAKE) --no-print-directory --jobs 2 types-beside tests-alone
 
 tests-in-workers:
 	$(PYTEST) -n $(WORKERS) --no-loadscope-reorder -m "not long and not alone"
 
-# mypy takes one core for a minute: what the tests, which wait a lot, leave of them.
+tests-alone:
+	$(PYTEST) -m "alone and not long" $(ALONE)
+
+# mypy needs a core for a minute. The tests that run alone mostly wait, and leave it one.
 types-beside: $(INSTALLED)
 	nice -n 19 $(BIN)/mypy
 
