@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import socket
 import threading
 import time
 from datetime import timedelta
 
+import psutil
 import pytest
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, PrefixStore, ProcessGroupGloo, Store, TCPStore
@@ -290,3 +292,34 @@ def test_other_stores_keep_their_queues_and_keys():
     store.queue_push("q", "x")
     assert store.queue_pop("q") == b"x"
     assert store.list_keys() == []
+
+
+def test_the_tcpstore_of_programs_goes_on_after_a_stop_and_comes_back_after_its_end(make_session, capsys):
+    """Another session's programs would wait for it in C++, where no interrupt ends them."""
+    session = make_session(2)
+    use = (
+        "import os\n"
+        "store = dist.TCPStore(os.environ['MASTER_ADDR'], int(os.environ['MASTER_PORT']), is_master=False)\n"
+        "store.set(f'key {rank}', 'value'); print(store.get(f'key {rank}'))"
+    )
+    [store] = session.pids("store")
+
+    def use_it(after: str) -> int:
+        capsys.readouterr()
+        said = ""
+        assert session.run(use, timeout=20)[1].stdout == "b'value'\n"
+
+        def is_said() -> bool:
+            nonlocal said
+            session.run("pass")
+            said += "".join(capsys.readouterr())
+            return after in said
+
+        wait_until(is_said, 3, what=f"{after!r} in {said!r}")
+        return next(child.pid for child in psutil.Process(store).children())
+
+    pid = use_it("")
+    os.kill(pid, signal.SIGSTOP)
+    assert use_it(f"(process {pid}) was stopped. It goes on; nothing is lost") == pid
+    os.kill(pid, signal.SIGKILL)
+    assert use_it(f"(process {pid}) has ended (killed by SIGKILL), and its keys are lost. ") != pid

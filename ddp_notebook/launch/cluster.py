@@ -21,7 +21,7 @@ from ddp_notebook.launch.members.losses import Again, Losses
 from ddp_notebook.launch.members.members import Members, Renumbered
 from ddp_notebook.launch.members.moving import resized
 from ddp_notebook.launch.placement import Placement
-from ddp_notebook.launch.process import CONTROLLER, LEAVER, RANK, Process, Processes
+from ddp_notebook.launch.process import CONTROLLER, LEAVER, NOTICE, RANK, STORE, Process, Processes
 from ddp_notebook.launch.ways import folders
 from ddp_notebook.launch.ways.ports import LOOPBACK_ONLY, Listening
 from ddp_notebook.records.words import list_ranks
@@ -392,6 +392,10 @@ class Cluster:
         process.note_text(fd, data)
         if process.kind == RANK:
             self._listener.on_text(process.rank, fd, data)
+        elif process.kind == STORE and fd == 2:
+            for line in data.decode(errors="replace").splitlines():
+                if line.startswith(NOTICE):
+                    host.add_notice(line.removeprefix(NOTICE))
 
     def _on_gone(self, host: Host) -> None:
         if not self.is_running:

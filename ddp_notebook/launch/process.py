@@ -13,6 +13,7 @@ from ddp_notebook.wire.marks import since_last_cell
 from ddp_notebook.wire.store import Place
 
 RANK, STORE, CONTROLLER = "rank", "store", "controller"
+NOTICE = "ddp_notebook: "  # begins a line on a store's stderr that the notebook shows
 COMER, LEAVER = "rank that comes", "rank that leaves"  # nobody has such numbers yet, or any more
 _LAST_WORDS_BYTES = 16_000
 

@@ -3,8 +3,8 @@
 The ranks' groups meet at a server of ours, which only processes of the session can use: see `wire.store`.
 
 At `MASTER_ADDR` and `MASTER_PORT` the user's own programs find a `TCPStore`, as under torchrun. It is a child of this
-process, started at the first connection. Nothing of ours reads it: every user who can connect to it can replace its
-keys.
+process, started at the first connection, and again at the next one after it has ended. Nothing of ours reads it: every
+user who can connect to it can replace its keys.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from datetime import timedelta
 from typing import Any
 
 from ddp_notebook.launch import processes
+from ddp_notebook.launch.process import NOTICE, describe_status
 from ddp_notebook.registry import doors
 from ddp_notebook.wire import store as protocol
 from ddp_notebook.wire.store import Sealing, StoreRefusedError
@@ -33,22 +34,87 @@ _MOST_UNPROVED = 256  # connections; of more the oldest is closed
 
 def main(spec: dict[str, Any]) -> None:
     """Serve both stores on the listening sockets that the host server has made."""
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no code waits for the child
     listener = socket.socket(fileno=spec["store_fd"])
-    for_users = socket.socket(fileno=spec["fd"])
-    Server(listener, bytes.fromhex(spec["store_key"]), for_users, lambda: _serve_users(spec)).serve()
+    server = Server(listener, bytes.fromhex(spec["store_key"]))
+    ForUsers(server.selector, spec)
+    server.serve()
 
 
-def _serve_users(spec: dict[str, Any]) -> None:
+class ForUsers:
+    """The TCPStore of the user's programs, in a child process, which runs from the first connection on.
+
+    A child that was stopped goes on at once: a program that uses the store cannot be interrupted. After one that has
+    ended the next connection starts another.
+
+    Args:
+        selector: of this process, whose main thread calls this.
+        spec: of this process.
+    """
+
+    def __init__(self, selector: selectors.BaseSelector, spec: dict[str, Any]) -> None:
+        self._selector, self._spec = selector, spec
+        self._listener = socket.socket(fileno=spec["fd"])
+        self._listener.setblocking(False)
+        self._child = 0
+        self._wake_r, wake_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(wake_w, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)  # the default action does not write to the wakeup descriptor
+        selector.register(self._wake_r, selectors.EVENT_READ, lambda _: self._reap())
+        self._listen()
+
+    def _listen(self) -> None:
+        self._selector.register(self._listener, selectors.EVENT_READ, lambda _: self._start())
+
+    def _start(self) -> None:
+        try:
+            self._child = _serve_users(self._spec)
+        except OSError as error:  # no process is left
+            with contextlib.suppress(OSError):
+                self._listener.accept()[0].close()  # else the client waits for ever
+            self._say(f"could not be started: {error.strerror}")
+        else:
+            self._selector.unregister(self._listener)
+
+    def _reap(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._wake_r, 4096)
+        if not self._child:
+            return
+        pid, status = os.waitpid(self._child, os.WNOHANG | os.WUNTRACED)
+        if not pid:
+            return
+        if os.WIFSTOPPED(status):
+            os.kill(pid, signal.SIGCONT)
+            self._say(f"(process {pid}) was stopped. It goes on; nothing is lost")
+        else:
+            self._child = 0
+            self._say(
+                f"(process {pid}) has ended ({describe_status(os.waitstatus_to_exitcode(status))}), and its keys are "
+                "lost. The next connection starts an empty one; groups of ranks do not use it"
+            )
+            self._listen()
+
+    def _say(self, what: str) -> None:
+        text = f"{NOTICE}the TCPStore at MASTER_ADDR and MASTER_PORT (port {self._spec['port']}) {what}\n"
+        with contextlib.suppress(OSError):
+            os.write(2, text.encode())
+
+
+def _serve_users(spec: dict[str, Any]) -> int:
     """Serve a TCPStore on the listening socket that the host server has bound, in a child of this process.
 
     `TCPStore` by itself listens on every interface; a socket handed over in `master_listen_fd` stays where it is.
     Source: https://docs.pytorch.org/docs/stable/distributed.html#torch.distributed.TCPStore
+
+    Returns:
+        The child's process id.
     """
     parent = os.getpid()
-    if os.fork():
-        return
+    if pid := os.fork():
+        return pid
     try:
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         processes.die_with_parent(parent)
         os.closerange(3, spec["fd"])  # clients see the end of this process's parent by the end of their connections
         os.closerange(spec["fd"] + 1, os.sysconf("SC_OPEN_MAX"))
@@ -92,17 +158,9 @@ class Server:
     Args:
         listener: for clients, non-blocking from here on.
         key: of the session, which clients over TCP have to know; empty for a Unix socket.
-        for_users: where the user's programs look for a store.
-        serve_users: called once, when the first of them connects there.
     """
 
-    def __init__(
-        self,
-        listener: socket.socket,
-        key: bytes,
-        for_users: socket.socket | None = None,
-        serve_users: Callable[[], object] = lambda: None,
-    ) -> None:
+    def __init__(self, listener: socket.socket, key: bytes) -> None:
         self._key = key
         self._is_unix = listener.family == socket.AF_UNIX
         if not self._is_unix and not key:
@@ -111,11 +169,9 @@ class Server:
         self._queues: dict[bytes, collections.deque[bytes]] = {}
         self._waiting: dict[bytes, list[_Client]] = {}  # key -> clients, in order of arrival
         self._unproved: dict[_Client, None] = {}
-        self._selector = selectors.DefaultSelector()
+        self.selector = selectors.DefaultSelector()
         listener.setblocking(False)
-        self._selector.register(listener, selectors.EVENT_READ, lambda _: self._accept(listener))
-        if for_users is not None:
-            self._selector.register(for_users, selectors.EVENT_READ, lambda _: self._start(for_users, serve_users))
+        self.selector.register(listener, selectors.EVENT_READ, lambda _: self._accept(listener))
 
     def serve(self) -> None:
         """Answer requests for as long as the process lives."""
@@ -124,7 +180,7 @@ class Server:
 
     def turn(self, timeout_s: float | None) -> None:
         """Wait for something to do, and do it."""
-        for key, events in self._selector.select(timeout_s):
+        for key, events in self.selector.select(timeout_s):
             if isinstance(key.data, _Client):
                 self._handle(key.data, events)
             else:
@@ -132,14 +188,10 @@ class Server:
 
     def close(self) -> None:
         """Close all connections of clients."""
-        for key in list(self._selector.get_map().values()):
+        for key in list(self.selector.get_map().values()):
             if isinstance(key.data, _Client):
                 self._drop(key.data)
-        self._selector.close()
-
-    def _start(self, for_users: socket.socket, serve_users: Callable[[], object]) -> None:
-        self._selector.unregister(for_users)
-        serve_users()
+        self.selector.close()
 
     # ---- connections
 
@@ -169,7 +221,7 @@ class Server:
             if len(self._unproved) >= _MOST_UNPROVED:
                 self._drop(next(iter(self._unproved)))
             self._unproved[client] = None
-        self._selector.register(connection, selectors.EVENT_READ, client)
+        self.selector.register(connection, selectors.EVENT_READ, client)
         if client.nonce:
             self._send(client, client.nonce)
 
@@ -179,7 +231,7 @@ class Server:
         client.ended = True
         self._forget_wait(client)
         self._unproved.pop(client, None)
-        self._selector.unregister(client.socket)
+        self.selector.unregister(client.socket)
         client.socket.close()
 
     def _handle(self, client: _Client, events: int) -> None:
@@ -235,8 +287,8 @@ class Server:
             sent = client.socket.send(client.going)
             del client.going[:sent]
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if client.going else 0)
-        if self._selector.get_key(client.socket).events != events:
-            self._selector.modify(client.socket, events, client)
+        if self.selector.get_key(client.socket).events != events:
+            self.selector.modify(client.socket, events, client)
 
     # ---- requests
 

@@ -211,6 +211,10 @@ class Host:
         """Return False if the server is stopped or known to hang, so that a request is useless."""
         return not self.is_stopped and self._pulse.unanswered_s < _ANSWER_S
 
+    def add_notice(self, text: str) -> None:
+        """Add a line that the next or the running cell shows."""
+        self._notices.append(text)
+
     def notices(self) -> list[str]:
         """Return and forget the messages of the server for the user."""
         return [self._notices.popleft() for _ in range(len(self._notices))]
