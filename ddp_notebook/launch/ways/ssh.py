@@ -355,9 +355,8 @@ def _stand_by(server_pid: int, stream: ServerEnd, lease_s: float, connection: st
     """Say something each second until the server has ended, or the notebook has said nothing for too long: what it says
     has been read by the server, or waits to be; or it has taken what was said here."""
     signal.signal(signal.SIGCHLD, lambda *_: None)
-    wake_r, wake_w = os.pipe()
-    os.set_blocking(wake_w, False)
-    signal.set_wakeup_fd(wake_w)
+    wake_r, wake_w = os.pipe2(os.O_NONBLOCK)
+    signal.set_wakeup_fd(wake_w, warn_on_full_buffer=False)
     poller = select.poll()
     poller.register(wake_r, select.POLLIN)
     poller.register(stream.incoming, 0)  # its end is told without that
@@ -371,8 +370,11 @@ def _stand_by(server_pid: int, stream: ServerEnd, lease_s: float, connection: st
             if select.select([], [2], [], 0)[1]:  # this must not wait for a link that is cut
                 os.write(2, _BEAT)
         for fd, _ in poller.poll(1000 * min(BEAT_S, lease_s / _BEATS)):
-            poller.unregister(fd)
-            until_s = time.monotonic() + _END_S
+            if fd == wake_r:  # SIGCHLD: the server has ended, or was only stopped or continued
+                os.read(wake_r, 4096)
+            else:
+                poller.unregister(fd)
+                until_s = time.monotonic() + _END_S
 
 
 def _waiting_bytes(fd: int) -> int:

@@ -128,5 +128,12 @@ class _Short(reprlib.Repr):
 
     repr_Parameter = repr_Tensor
 
+    def repr_bytes(self, x: Any, _: int) -> str:
+        """Only the first bytes: `reprlib` would make four characters of each byte, and then cut them."""
+        text = repr(x[: self.maxstring])
+        return text if len(x) <= self.maxstring and len(text) <= self.maxstring else f"{text[: self.maxstring - 3]}..."
+
+    repr_bytearray = repr_bytes
+
     def repr_ndarray(self, x: Any, _: int) -> str:
         return _name(x) if isinstance(x, np.ndarray) else self.repr_instance(x, 0)
