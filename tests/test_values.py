@@ -6,6 +6,7 @@ import io
 import os
 import signal
 import threading
+import time
 from contextlib import contextmanager
 
 import numpy as np
