@@ -207,8 +207,11 @@ class Session(KeptFace, GroupFace, ShardingFace, ValueFace, FileFace, RecordFace
         try:
             self._hosts.check_startable(self.world_size)
         except DDPNotebookError as error:
+            living = len(self.pids())
+            left = f"{'all' if living == self.world_size else living} ranks still have their variables"
             raise StartError(
-                f"{error}. New ranks could not be started now, so none was ended: all ranks still have their variables"
+                f"{error}. New ranks could not be started now, so none was ended: "
+                f"{left if living else 'no rank is left'}"
             ) from error
 
     def stop(self) -> None:

@@ -101,9 +101,14 @@ def test_a_restart_that_cannot_succeed_ends_no_rank(make_session):
     try:
         with pytest.raises(StartError, match=r"is a link.*none was ended: all ranks still have their variables"):
             having.restart(session)
+        assert session.run("print(kept)")[0].stdout == "1\n"
+        for pid in session.pids():
+            os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: not session.pids(), what="all ranks have died")
+        with pytest.raises(StartError, match=r"is a link.*none was ended: no rank is left$"):
+            having.restart(session)
     finally:
         folder.unlink()
-    assert session.run("print(kept)")[0].stdout == "1\n"
     clean()
     having.restart(session)
     again = sessions.current()

@@ -8,7 +8,7 @@ from contextlib import closing
 import pytest
 
 from ddp_notebook.magics import DDPMagics
-from ddp_notebook.run.interrupted import OF_MAGICS, OF_SESSION, tells_interrupts
+from ddp_notebook.run.interrupted import OF_MAGICS, OF_RECORDING, OF_SESSION, tells_interrupts
 from ddp_notebook.session import Session
 from tests.kernels import NotebookKernel
 
@@ -32,7 +32,7 @@ def test_every_command_of_a_session_has_a_sentence():
     assert methods - _AT_ONCE == set(OF_SESSION)
 
 
-@pytest.mark.parametrize("sentences", [OF_SESSION, OF_MAGICS])
+@pytest.mark.parametrize("sentences", [OF_SESSION, OF_MAGICS, OF_RECORDING])
 def test_a_sentence_is_one_line(sentences):
     for name, sentence in sentences.items():
         assert sentence.startswith("interrupted") and "\n" not in sentence and len(sentence) < 120, name
@@ -92,6 +92,8 @@ sys.setprofile(_signal)
         ("%on_all_ranks 1", "cells/cells.py", "run"),
         ("%%on_all_ranks\n1", "cells/face.py", "run"),
         ("%ddp_interrupt", "cells/unended.py", "end"),
+        ("session.recording.plot_steps()", "observe/recording.py", "plot_steps"),
+        ("session.recording.save_html('page.html')", "still/page.py", "save"),
         ("%ddp_start 2", "launch/options.py", "read"),
         ("%ddp_stop", "having.py", "stop"),
     ],

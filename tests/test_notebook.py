@@ -120,7 +120,7 @@ def test_a_pushed_log_replaces_the_function_and_a_line_says_so(ranks):
     assert reply.status == "ok"
     assert reply.stderr == (
         "`log` on ranks 0-1 now hides the function log(loss=...), which records metrics. "
-        "It is still there as ddp_notebook.log\n"
+        "`import ddp_notebook` finds it as ddp_notebook.log\n"
     )
     assert ranks.run("%on_all_ranks log").stdout == "[0-1] '/tmp/steps.txt'\n"
     assert ranks.run("%%on_all_ranks\nimport ddp_notebook\nddp_notebook.log(loss=1.0)").status == "ok"

@@ -46,6 +46,15 @@ OF_SESSION: Mapping[str, str] = {
     "when_stopped": "interrupted: it may not be called when the session is stopped",
     "write_trace": "interrupted: the file is not complete; the recording is, so write it again",
 }
+# The keys are names of methods of `Recording`.
+OF_RECORDING: Mapping[str, str] = {
+    **dict.fromkeys(
+        ("plot_loss", "plot_steps", "plot_buckets", "plot_pipeline", "plot_bandwidth", "plot_calls"),
+        "interrupted: the figure is not complete; the recording is",
+    ),
+    **dict.fromkeys(("save", "save_html", "save_trace"), OF_SESSION["write_trace"]),
+    "report": OF_SESSION["report"],
+}
 # The keys are names of magics.
 OF_MAGICS: Mapping[str, str] = {
     "ddp_attach": "interrupted: %ddp_status shows whether this notebook has a session now; the session goes on",

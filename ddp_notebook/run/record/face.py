@@ -9,7 +9,12 @@ from ddp_notebook.observe.recording import Recording
 from ddp_notebook.observe.report.report import Report
 from ddp_notebook.run.agree.words import list_names
 from ddp_notebook.run.assembly import Assembled
+from ddp_notebook.run.interrupted import OF_RECORDING, tells_interrupts
 from ddp_notebook.run.record import trace
+
+tells_interrupts(OF_RECORDING)(
+    Recording
+)  # `observe` is also used without a notebook, and knows no interrupts of commands
 
 
 class RecordFace(Assembled):

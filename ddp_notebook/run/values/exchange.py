@@ -97,7 +97,7 @@ class Exchange:
         if LOG_FUNCTION in variables:
             print(
                 f"`log` on {name_ranks(chosen)} now hides the function log(loss=...), which records metrics. "
-                "It is still there as ddp_notebook.log",
+                "`import ddp_notebook` finds it as ddp_notebook.log",
                 file=sys.stderr,
             )
 
