@@ -39,7 +39,10 @@ def test_a_stopped_ssh_is_named_by_its_host(notebook):
     [pid] = [one.pid for one in below if one.name() == "ssh" and "two" in one.cmdline()]
     with notebook.stopped(pid):
         message = notebook.kernel.start(SLEEP)
-        notebook.expect(r"two has not been heard for \d s; if it comes back within \d+ s nothing is lost", 5.0)
+        remedy = rf"its ssh \(process {pid}\) is stopped, and kill -CONT {pid} lets it go on"
+        notebook.expect(
+            rf"two has not been heard for \d s: {remedy}; if it comes back within \d+ s nothing is lost", 5.0
+        )
     notebook.kernel.interrupt()
     notebook.end(message)
     notebook.check_comes_back()

@@ -96,6 +96,11 @@ class Way(ABC):
         return False
 
     @property
+    def why_silent(self) -> str:
+        """Why nothing comes from the host, in words with the remedy; "" if it is not known here."""
+        return ""
+
+    @property
     def held(self) -> str:
         """Describe the debugger that holds the server, see `processes.held`; "" if none is known."""
         return ""

@@ -270,6 +270,15 @@ class Ssh(Way):
     def pid(self) -> int:
         return self._pid
 
+    @property
+    def why_silent(self) -> str:
+        ssh = self._ssh.pid
+        return (
+            f"its ssh (process {ssh}) is stopped, and kill -CONT {ssh} lets it go on"
+            if processes.is_stopped(ssh)
+            else ""
+        )
+
     def how_it_ended(self, given_up: str = "") -> str:
         """In words. ssh's own messages say why, but not what to do."""
         if given_up:

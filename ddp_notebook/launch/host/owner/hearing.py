@@ -53,9 +53,10 @@ class Hearing:
     def words(self) -> str:
         """For how long it has not been heard, in a sentence."""
         left_s = max(0.0, self._way.lease_s - self.silent_s)
+        because = f": {why}" if (why := self._way.why_silent) else ""
         return (
-            f"{self._way.name} has not been heard for {self.silent_s:.0f} s; if it comes back within {left_s:.0f} s "
-            "nothing is lost"
+            f"{self._way.name} has not been heard for {self.silent_s:.0f} s{because}; if it comes back within "
+            f"{left_s:.0f} s nothing is lost"
         )
 
     def _beat(self) -> None:
