@@ -137,13 +137,22 @@ class Metric:
     @property
     def is_continued(self) -> bool:
         """Whether each cell goes on from the step at which the one before it ended."""
-        end = None
-        for cell in np.unique(self.cells):
+        return len(self.runs) <= 1
+
+    @property
+    def runs(self) -> list[list[int]]:
+        """The cells of each run, the oldest first. A run is one cell, or several of which each goes on from the step
+        at which the one before it ended."""
+        found: list[list[int]] = []
+        end = 0
+        for cell in np.unique(self.cells).tolist():
             steps = self.steps[self.cells == cell]
-            if end is not None and steps.min() <= end:
-                return False
-            end = steps.max()
-        return True
+            if found and steps.min() > end:
+                found[-1].append(cell)
+            else:
+                found.append([cell])
+            end = int(steps.max())
+        return found
 
 
 def main_metric(names: Iterable[str]) -> str:

@@ -61,6 +61,7 @@ class Present:
         self._next_s = 0.0
         self._alone = "running" if feed.is_live else "recorded"  # of a recording without a session
         self._cell = feed.cell
+        self._prompt = ""  # of that cell, while it runs: its spans have it when it is over
         self._state, self._why = self._alone if session is None else "idle", ""
         self._has_ended = False
 
@@ -81,8 +82,10 @@ class Present:
                 state = "idle"
             else:
                 cell = self._cell = run.number
+                self._prompt = getattr(run, "prompt", "")  # an attempt of torchrun's has none
                 state = "stuck" if self._state == "stuck" else "running"
-        return {"state": state, "cell": cell, "title": self._title, "why": self._why if state == "stuck" else ""}
+        said = {"state": state, "cell": cell, "title": self._title, "why": self._why if state == "stuck" else ""}
+        return {**said, "prompts": [[cell, self._prompt]] if self._prompt and cell == self._cell else []}
 
     def look(self, now_s: float) -> Rows | None:
         """Rows of `rank` where they are new; None: it is not time, or answers are still to come."""

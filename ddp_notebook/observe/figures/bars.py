@@ -177,8 +177,10 @@ def draw_by_step(
         for at in np.argsort(-base)[:_MOST_CUT].tolist():  # the largest first
             if base[at] > top and all(abs(at - other) > 0.4 * len(x) for other in written):  # words need that room
                 written.append(at)
-                place, align = (0.6, "left") if at < len(x) / 2 else (-0.6, "right")
-                _write(axes, x[at] + place * together, 0.93 * top, f"{base[at]:,.0f} ms ↑", INK, align)
+                place, align = (-0.43, "left") if at < len(x) / 2 else (0.43, "right")
+                words = f"↑ {base[at]:,.0f} ms" if align == "left" else f"{base[at]:,.0f} ms ↑"
+                # Above the axes: a bar behind a label makes it unreadable.
+                axes.text(x[at] + place * together, 1.02 * top, words, color=INK, ha=align, va="bottom", fontsize=8.5)
     axes.grid(visible=False, axis="x")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel("step" if together == 1 else f"step ({together} together)")

@@ -120,6 +120,7 @@ class Cells:
             run = CellRun(next(self._numbers), ranks, self._cluster.hold_text)
             run.took = self.took
             run.name = waiter.name
+            run.prompt = f"In [{execution_count}]" if file else ""
             with Interrupts(run.wake) as interrupts:
                 if on_begin is not None:
                     on_begin(run, interrupts)

@@ -15,6 +15,7 @@ MOST_BARS = 48
 _MOST_LABELS = 8  # below them
 _FAINT = "0.15"
 _TOLD = 0.005  # share of a step from which a part is named
+_HEADROOM = 1.13  # of the axis to its cut bars
 _OVER = 1.5  # a bar that is so many times as high as nine of ten others is cut off
 
 Numbers = npt.NDArray[np.float64]
@@ -70,7 +71,9 @@ def _draw(numbers: npt.NDArray[np.int64], parts: Numbers, pattern: str) -> list[
     usual = 1.15 * float(np.percentile(whole, 90))
     is_cut = top > _OVER * usual  # the first step is often much longer than all others, which would not be seen
     # Bars stand side by side: the numbers below them are those of the steps that were measured, which may have gaps.
-    axes = Axes(x=(-0.5, len(numbers) - 0.5), y=(0.0, (usual if is_cut else top) or 1.0))
+    # Above the bars that are cut is room for the length of the longest.
+    axes = Axes(x=(-0.5, len(numbers) - 0.5), y=(0.0, (_HEADROOM * usual if is_cut else top) or 1.0))
+    most = usual if is_cut else np.inf
     width = (RIGHT - LEFT) / len(numbers)
     left = [round(LEFT + width * at) + 1 for at in range(len(numbers))]
     right = [max(begin + 1, round(LEFT + width * (at + 1)) - 1) for at, begin in enumerate(left)]
@@ -81,7 +84,7 @@ def _draw(numbers: npt.NDArray[np.int64], parts: Numbers, pattern: str) -> list[
     for at, part in enumerate(STEP_PARTS):
         found = []
         for bar, (low, length) in enumerate(zip(base.tolist(), parts[:, at].tolist(), strict=True)):
-            upper, lower = axes.at_y(low + length), axes.at_y(low)
+            upper, lower = axes.at_y(min(low + length, most)), axes.at_y(min(low, most))
             if lower > upper:
                 found.append((left[bar], upper, right[bar] - left[bar], lower - upper))
         base += parts[:, at]
@@ -90,8 +93,9 @@ def _draw(numbers: npt.NDArray[np.int64], parts: Numbers, pattern: str) -> list[
     if is_cut:
         at = int(whole.argmax())
         is_left = at < len(numbers) / 2
-        place = {"x": right[at] + 6 if is_left else left[at] - 6, "text_anchor": "start" if is_left else "end"}
-        drawn.append(element("text", f"{whole[at]:,.0f} ms ↑", y=TOP + 24, **place))
+        words = f"{whole[at]:,.0f} ms"
+        place = {"x": left[at] if is_left else right[at], "text_anchor": "start" if is_left else "end"}
+        drawn.append(element("text", f"↑ {words}" if is_left else f"{words} ↑", y=TOP + 18, **place))
     return drawn
 
 

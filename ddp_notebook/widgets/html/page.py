@@ -68,7 +68,7 @@ def _style() -> Markup:
 
 def _head(shown: Shown) -> Markup:
     word = _TELLS.get(shown.state, shown.state)
-    cell = f" cell {shown.cell}" if shown.cell and shown.state != "stopped" else ""
+    cell = f" {shown.cell}" if shown.cell and shown.state != "stopped" else ""
     what = {"running": "is running", "stuck": "does not go on", "idle": "was the last", "recorded": ""}.get(
         shown.state, ""
     )

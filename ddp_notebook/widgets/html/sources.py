@@ -27,7 +27,7 @@ class Shown:
 
     title: str  # of the session
     state: str  # "running", "stuck", "idle", "stopped" or "recorded"
-    cell: str  # "3 (In [5])"; "": none
+    cell: str  # "In [5]", or "cell 3" where it has no prompt; "": none
     why: str  # it hangs, in a sentence
     courses: Mapping[str, Course]  # the main one first
     steps: Rows  # of the feed's table `step`, of one cell
@@ -55,7 +55,11 @@ class Sources:
             head: `Present.head()`.
         """
         feed, recording = self._feed, self._feed.recording
-        rows, self._end, _ = recording.follow("metric", self._end)
+        if self._end:
+            rows, self._end, _ = recording.follow("metric", self._end)
+        else:  # also those that the table has given up
+            self._end = recording.store.rings["metric"].end
+            rows = recording.metrics_until(self._end)
         rows = rows[rows["rank"] < feed.world_size]
         rows = rows if feed.only is None else rows[rows["cell"] == feed.only]
         add_rows(self._courses, rows, len(feed.last), _MOST_METRICS)
@@ -68,7 +72,7 @@ class Sources:
         return Shown(
             title=head["title"],
             state=head["state"],
-            cell=self._name(head["cell"], is_over=head["state"] not in _STATES),
+            cell=self._name(head["cell"], dict(head.get("prompts", ())), is_over=head["state"] not in _STATES),
             why=head["why"],
             courses=named,
             steps=steps,
@@ -76,14 +80,14 @@ class Sources:
             notes=_notes(feed.notes()),
         )
 
-    def _name(self, cell: int, *, is_over: bool) -> str:
-        """Its number, and the prompt by which its reader knows it, which it has when it is over."""
+    def _name(self, cell: int, running: Mapping[int, str], *, is_over: bool) -> str:
+        """Return a cell's name: "In [6]", or "cell 3" where it has no prompt; "" for none."""
         if not cell:
             return ""
+        self._prompts.update(running)
         if is_over and cell not in self._prompts and (found := prompt_of(self._feed.recording, cell)):
             self._prompts[cell] = found
-        prompt = self._prompts.get(cell)
-        return f"{cell} ({prompt})" if prompt else f"{cell}"
+        return self._prompts.get(cell) or f"cell {cell}"
 
     def _ranks(self, steps: Rows, main: Course | None, *, has_places: bool) -> list[RankRow]:
         """A row for each rank.

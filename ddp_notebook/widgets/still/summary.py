@@ -11,7 +11,7 @@ import numpy as np
 
 from ddp_notebook.observe.steps.steps import measure
 from ddp_notebook.observe.steps.waits import straggler_of
-from ddp_notebook.observe.tables.matching import RowSource
+from ddp_notebook.observe.tables.matching import RowSource, prompt_of
 from ddp_notebook.observe.tables.recorded import RecordedTables
 from ddp_notebook.observe.tables.remote import latest
 from ddp_notebook.observe.views import Metric, Step, Straggler, main_metric, settled
@@ -36,7 +36,7 @@ def text(recording: RecordedTables, cell: int | None = None) -> str:
 
     Args:
         recording: what the ranks have recorded.
-        cell: of this cell; None: of all that was recorded.
+        cell: of this cell; None: of the newest run, which is one cell, or several whose steps go on from each other.
 
     Example:
         >>> from ddp_notebook.widgets import simulate
@@ -66,6 +66,7 @@ class _Facts:
     world_size: int
     hosts: tuple[str, ...]
     cell: int | None
+    run: str  # which one this is: "In [8], the last of 3 runs"; "": there is no other
     steps: int
     metric: Metric | None
     measured: tuple[Step, ...]  # the last ones
@@ -80,18 +81,22 @@ class _Facts:
         spans = spans[spans["kind"] == SPANS.index("optimizer")]
         calls, remote = recording.rows("call"), latest(recording.rows("rpc"))
         remote = remote[(remote["side"] == RPC_SIDES.index("caller")) & (remote["kind"] != RPC_KINDS.index("torch"))]
-        if cell is not None:
-            spans, calls, remote = (rows[rows["cell"] == cell] for rows in (spans, calls, remote))
+        metrics = recording.metrics
+        run, cells = ("", [cell]) if cell is not None else _newest_run(recording, metrics, spans)
+        if cells:
+            spans, calls, remote = (rows[np.isin(rows["cell"], cells)] for rows in (spans, calls, remote))
         source: RowSource = recording
         if len(spans) > _MOST_MEASURED:
             source = _Since(recording, int(np.partition(spans["end_ns"], -_MOST_MEASURED)[-_MOST_MEASURED]))
-        found = measure(source, cell)
+        found = measure(source, cells[0] if len(cells) == 1 else None)
+        found = [one for one in found if not cells or one.step.cell in cells]
         return cls(
             world_size=recording.world_size,
             hosts=recording.hosts,
             cell=cell,
+            run=run,
             steps=_count_steps(spans, [one.step for one in found]),
-            metric=_metric(recording.metrics, cell),
+            metric=_metric(metrics, cells),
             measured=tuple(one.step for one in found),
             straggler=straggler_of(found, recording.hosts),
             calls=len(calls),
@@ -120,7 +125,7 @@ class _Facts:
             parts.append("nothing recorded" if self.cell is None else f"nothing recorded in cell {self.cell}")
         if self.dropped:
             parts.append(f"{self.dropped:,} rows dropped")
-        return ", ".join(parts)
+        return ", ".join(parts) + (f" ({self.run})" if self.run else "")
 
 
 class _Since:
@@ -163,18 +168,36 @@ def _count_steps(optimizers: Rows, measured: Sequence[Step]) -> int:
 # ---- the metric
 
 
-def _metric(metrics: Mapping[str, Metric], cell: int | None) -> Metric | None:
-    """The metric to show: of this cell, or of all; of the last one if their steps do not continue each other."""
-    if cell is not None:
-        metrics = {name: mine for name, one in metrics.items() if (mine := _of_cell(one, cell)) is not None}
-    if not metrics:
+def _newest_run(
+    recording: RecordedTables, metrics: Mapping[str, Metric], optimizers: Rows
+) -> tuple[str, list[int]]:
+    """Return which run this is in words, and its cells: of the main metric, or a cell after it that has trained."""
+    runs = metrics[main_metric(metrics)].runs if metrics else []
+    trained = [[cell] for cell in np.unique(optimizers["cell"]).tolist() if not runs or cell > runs[-1][-1]]
+    if not runs:
+        runs = trained
+    elif trained:
+        runs = [*runs, *trained]
+    if not runs:
+        return "", []
+    first, last = (prompt_of(recording, one) or f"cell {one}" for one in (runs[-1][0], runs[-1][-1]))
+    name = first if first == last else f"{first} to {last}"
+    if len(runs) == 1:
+        return ("" if first.startswith("cell") else name), runs[-1]
+    return f"{name}, the last of {len(runs)} runs", runs[-1]
+
+
+def _metric(metrics: Mapping[str, Metric], cells: Sequence[int]) -> Metric | None:
+    """The metric to show, of these cells; none of them: of all."""
+    found = {name: mine for name, one in metrics.items() if (mine := _of_cells(one, cells)) is not None}
+    if not found:
         return None
-    metric = metrics[main_metric(metrics)]
-    return metric if metric.is_continued else _of_cell(metric, int(metric.cells.max()))
+    metric = found[main_metric(found)]
+    return metric if metric.is_continued else _of_cells(metric, metric.runs[-1])
 
 
-def _of_cell(metric: Metric, cell: int) -> Metric | None:
-    mine = metric.cells == cell
+def _of_cells(metric: Metric, cells: Sequence[int]) -> Metric | None:
+    mine = np.isin(metric.cells, cells) if cells else np.ones(len(metric.cells), bool)
     if not mine.any():
         return None
     columns = {name: getattr(metric, name)[mine] for name in ("ranks", "steps", "values", "times_ns", "cells")}
