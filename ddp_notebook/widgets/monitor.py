@@ -98,9 +98,7 @@ class Monitor(anywidget.AnyWidget):
         self._interrupt = interrupt
         self._publisher = publisher
         # After what `close` needs: a widget whose making fails is closed too.
-        super().__init__(
-            _esm=bundles.monitor(), compact=compact, key=uuid.uuid4().hex, group=group, place=place
-        )
+        super().__init__(_esm=bundles.monitor(), compact=compact, key=uuid.uuid4().hex, group=group, place=place)
         hear_at_once(self.comm)
         self.on_msg(self._on_message)
         # At once, not when the browser asks: its question may be heard only after the cell.

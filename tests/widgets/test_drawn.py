@@ -7,6 +7,7 @@ one test its pixels. tests/browser/test_curves.py does the same in JupyterLab wi
 from __future__ import annotations
 
 import base64
+import io
 import json
 import time
 from collections import defaultdict
@@ -15,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 from playwright.sync_api import Page, sync_playwright
 
 from ddp_notebook.observe.recording import Recording
@@ -134,7 +136,9 @@ def make_kernel(browser_page):
         return _kernels[-1]
 
     yield make
-    browser_page.evaluate("Object.values(window.views ?? {}).forEach((one) => { one.close(); one.el.remove(); }); window.views = {}")
+    browser_page.evaluate(
+        "Object.values(window.views ?? {}).forEach((one) => { one.close(); one.el.remove(); }); window.views = {}"
+    )
 
 
 def drawn(shown: Page, name: str, timeout_s: float = 10.0) -> dict[str, Any]:
@@ -301,7 +305,7 @@ def a_random_history(kernel: Kernel, seed: int) -> list[bool]:
     return thinned
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(4))
 def test_what_is_drawn_of_a_random_history_is_the_recording(make_kernel, seed):
     a_random_history(make_kernel(1 + seed % 4), seed)
 
@@ -342,12 +346,10 @@ def test_the_pixels_are_the_curve(make_kernel):
     state = drawn(kernel.page, "after")
     box, (x0, x1), (y0, y1) = (state["chart"][name] for name in ("box", "x", "y"))
     colour = tuple(int(state["lines"][0][1]["colour"][at : at + 2], 16) for at in (1, 3, 5))
-    pixels = kernel.page.evaluate(
-        "([name, box]) => { const canvas = views[name].el.querySelector('.u-wrap canvas');"
-        " return [...canvas.getContext('2d').getImageData(box.left, box.top, box.width, box.height).data]; }",
-        ["after", box],
-    )
-    image = np.array(pixels, int).reshape(round(box["height"]), round(box["width"]), 4)
+    url = kernel.page.evaluate("views.after.el.querySelector('.u-wrap canvas').toDataURL()")
+    whole = np.array(Image.open(io.BytesIO(base64.b64decode(url.partition(",")[2]))).convert("RGBA"), int)
+    left, top = round(box["left"]), round(box["top"])
+    image = whole[top : top + round(box["height"]), left : left + round(box["width"])]
     is_line = (np.abs(image[..., :3] - colour).max(axis=-1) < 60) & (image[..., 3] > 120)
     width = image.shape[1]
     for column in range(3, width - 3, 3):

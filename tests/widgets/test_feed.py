@@ -194,7 +194,9 @@ def metrics_of(message: Any, cell: int) -> tuple[Any, dict[str, float]]:
     """Rows of a cell, and the row of `course`."""
     tables = unpack(message.header, message.data)
     [course] = tables["course"][tables["course"]["cell"] == cell]
-    return tables["metric"][tables["metric"]["cell"] == cell], {name: float(course[name]) for name in course.dtype.names}
+    return tables["metric"][tables["metric"]["cell"] == cell], {
+        name: float(course[name]) for name in course.dtype.names
+    }
 
 
 def test_a_snapshot_has_the_newest_cell_whole_and_of_earlier_ones_the_lowest_and_highest_of_neighbours():
@@ -244,7 +246,9 @@ def test_a_flood_of_metrics_keeps_the_lowest_and_highest_and_tells_how_many_ther
     values = np.random.default_rng(3).random(60_000)
     messages, now_ns = [], BEGIN_NS
     for at in range(0, 60_000, 1000):  # for 6 s
-        rows = [rank.row("metric", name="loss", cell=1, step=at + more, value=values[at + more]) for more in range(1000)]
+        rows = [
+            rank.row("metric", name="loss", cell=1, step=at + more, value=values[at + more]) for more in range(1000)
+        ]
         recording.feed(rank.batch(*rows))
         now_ns += 100_000_000
         if (message := feed.delta(now_ns, {})) is not None:

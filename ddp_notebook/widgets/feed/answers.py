@@ -37,7 +37,9 @@ def answer(asked: dict[str, Any], feed: Feed, now_ns: int) -> FeedMessage:
         case "step":
             return feed.answer(request, now_ns, _step(feed, int(asked["cell"]), int(asked["step"])))
         case "steps":
-            return feed.answer(request, now_ns, {name: feed.kept(name) for name in ("step", "bucket")}, steps_left_out=0)
+            return feed.answer(
+                request, now_ns, {name: feed.kept(name) for name in ("step", "bucket")}, steps_left_out=0
+            )
         case "values":
             values, data = _values(feed, *(int(asked[name]) for name in ("cell", "group", "number", "op")))
             return feed.answer(request, now_ns, values, data=data)

@@ -127,8 +127,7 @@ def _lines(course: Course, steps: Values) -> tuple[list[_Line], tuple[Values, Va
     means, (lowest, highest) = course.means, course.reach
     with np.errstate(invalid="ignore"):
         low, middle, high = (
-            _of_ranks(find, rows)
-            for find, rows in ((np.nanmin, lowest), (np.nanmedian, means), (np.nanmax, highest))
+            _of_ranks(find, rows) for find, rows in ((np.nanmin, lowest), (np.nanmedian, means), (np.nanmax, highest))
         )
         distance = _of_steps(np.abs(means - middle))
     worst = sorted(known, key=lambda rank: (rank not in course.first_wrong, -distance[rank]))[:_WORST]

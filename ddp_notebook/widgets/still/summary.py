@@ -168,9 +168,7 @@ def _count_steps(optimizers: Rows, measured: Sequence[Step]) -> int:
 # ---- the metric
 
 
-def _newest_run(
-    recording: RecordedTables, metrics: Mapping[str, Metric], optimizers: Rows
-) -> tuple[str, list[int]]:
+def _newest_run(recording: RecordedTables, metrics: Mapping[str, Metric], optimizers: Rows) -> tuple[str, list[int]]:
     """Return which run this is in words, and its cells: of the main metric, or a cell after it that has trained."""
     runs = metrics[main_metric(metrics)].runs if metrics else []
     trained = [[cell] for cell in np.unique(optimizers["cell"]).tolist() if not runs or cell > runs[-1][-1]]
