@@ -87,7 +87,9 @@ def test_cells_that_do_not_follow_each_other_are_not_one_course():
     recording = logged({0: [9.0, 8.0]}, cell=1)
     logged({0: [2.0, 1.0]}, cell=2, into=recording)
 
-    assert summary.text(recording) == "1 rank, loss 2.00 -> 1.00"
+    assert summary.text(recording) == "1 rank, loss 2.00 -> 1.00 (cell 2, the last of 2 runs)"
+    logged({0: [0.5, 0.25]}, cell=3, first=2, into=recording)
+    assert summary.text(recording) == "1 rank, loss 2.00 -> 0.25 (cell 2 to cell 3, the last of 2 runs)"
     assert summary.text(recording, 1) == "1 rank, loss 9.00 -> 8.00"
 
 

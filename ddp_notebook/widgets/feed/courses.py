@@ -33,7 +33,7 @@ def thinned(rows: Rows, most: int) -> Rows:
         >>> rows = np.zeros(100, METRIC)
         >>> rows["step"], rows["value"] = np.arange(100), np.arange(100) % 8
         >>> rows["value"][50] = 99
-        >>> thinned(rows, 12)["value"].max()
+        >>> float(thinned(rows, 12)["value"].max())
         99.0
     """
     if len(rows) <= most:
@@ -147,7 +147,7 @@ class Flow:
         >>> flow.add(rows)
         >>> travelling, sizes = flow.take(seconds=1.0)
         >>> len(travelling) < 100, sizes["points"].tolist(), flow.is_waiting
-        (True, [10000], False)
+        (True, [10000.0], False)
     """
 
     def __init__(self, bytes_per_s: float) -> None:

@@ -101,7 +101,7 @@ def _missing(course: Course, is_band: bool) -> str:
         >>> course = Course(world_size=1)
         >>> course.add(np.zeros(4000, int), np.arange(4000), np.sin(np.arange(4000.0)), cell=1)
         >>> _missing(course, False)
-        '1 of 32 points drawn: the lowest and the highest of neighbours'
+        '1 of 31 points drawn: the lowest and the highest of neighbours'
     """
     if is_band:
         return f"lowest, highest and median of {course.width} steps each" if len(course.steps) else ""
