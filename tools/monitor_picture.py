@@ -1,6 +1,6 @@
 """Make docs/monitor.png: train on two ranks, and take a picture of the monitor in the page that `save_html` writes.
 
-    python -m tools.monitor_picture docs/monitor.png
+python -m tools.monitor_picture docs/monitor.png
 """
 
 from __future__ import annotations
