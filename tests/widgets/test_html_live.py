@@ -118,9 +118,7 @@ def test_monitor_is_redrawn_under_the_cells_and_settles_after_them(page):
     page.messages.clear()
     page.run(TRAINS.format(steps=50))
     [under] = displays(page)
-    assert "ddp-html" in under["data"]["text/html"], (
-        "one in its place, and one under the cell, which may be far from it"
-    )
+    assert "ddp-html" in under["data"]["text/html"], "under the cell, which may be far from it"
     assert len(drawn(page)) >= 6
     page.read_until(lambda: is_last_step(drawn(page)[-1][1]))  # what the ranks recorded last comes after the cell
     count = len(drawn(page))

@@ -230,13 +230,13 @@ def test_a_course_is_the_lowest_and_highest_of_equal_stretches():
 
     assert course.width == 16 and len(course.steps) == 63 <= SLOTS
     for rank in (0, 1):
-        steps, drawn = course.points(rank)
-        assert drawn == pytest.approx(values[steps.astype(int)] + rank), "no value is made up"
+        at, shown = course.points(rank)
+        assert shown == pytest.approx(values[at.astype(int)] + rank), "no value is made up"
         for slot in range(63):
-            own = drawn[steps // 16 == slot]
+            own = shown[at // 16 == slot]
             part = values[16 * slot : 16 * slot + 16] + rank
             assert own.min() == part.min() and own.max() == part.max()
-        assert {0, 999} <= set(steps.tolist())
+        assert {0, 999} <= set(at.tolist())
     assert course.means[0, 0] == pytest.approx(values[:16].mean())
     assert (course.begin[0, 1], course.end[1]) == (values[0], values[-1] + 1)
     drawn = Page(curves.chart("loss", course, {}))

@@ -93,10 +93,10 @@ class Course:
         begins = np.flatnonzero(np.any(np.diff(places, axis=0, prepend=-1), axis=1)) if len(order) else order
         ends = np.append(begins[1:], len(order))[: len(begins)] - 1
         for table, chosen, sign in ((self._lowest, begins, -1.0), (self._highest, ends, 1.0)):
-            at = tuple(places[chosen].T)
+            place = tuple(places[chosen].T)
             new = points[order[chosen]]
-            before = table[at]
-            table[at] = np.where(_is_further(new, before, sign), new, before)
+            before = table[place]
+            table[place] = np.where(_is_further(new, before, sign), new, before)
 
     def _make_room(self, low: int, high: int) -> None:
         """Slots for these steps."""
