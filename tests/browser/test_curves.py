@@ -1,5 +1,6 @@
-"""Curves in JupyterLab with real ranks: what the browser has drawn is what the recording holds, for each way in which a
-view comes to it. A picture of it is in the notebook before the session ends, and a cell shows its run where one looks."""
+"""Curves in JupyterLab with real ranks: what the browser has drawn is what the recording holds, for each way to a view.
+
+A picture of it is in the notebook before the session ends."""
 
 from __future__ import annotations
 
@@ -20,7 +21,10 @@ STEPS = 64
 CELLS = [
     "%load_ext ddp_notebook\n%ddp_start 2 --backend gloo",
     "%%on_all_ranks\nimport math, time\nfor k in range(400): log(loss=math.sin(k), accuracy=k / 400)",
-    f"%%on_all_ranks\nfor step in range({STEPS}):\n    log(loss=1 / (step + 1) + rank + step % 8 / 50)\n    time.sleep(0.03)",
+    "%%on_all_ranks\n"
+    f"for step in range({STEPS}):\n"
+    "    log(loss=1 / (step + 1) + rank + step % 8 / 50)\n"
+    "    time.sleep(0.03)",
     "%ddp_monitor",
     "%%on_all_ranks\nfor step in range(6000): log(loss=math.cos(step / 200) + step % 8 / 50 + rank)\ntime.sleep(2.5)",
     "import json, ddp_notebook\n"
