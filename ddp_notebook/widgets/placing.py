@@ -23,7 +23,7 @@ import numpy as np
 from ddp_notebook.errors import UsageError
 from ddp_notebook.observe.tables.matching import prompt_of
 from ddp_notebook.observe.tables.recorded import RecordedTables
-from ddp_notebook.run.kernel import before_next_cell, cell_number, has_front_end
+from ddp_notebook.run.kernel import before_next_cell, cell_number, has_front_end, is_users_thread
 from ddp_notebook.run.output.outlet import new_id
 from ddp_notebook.run.output.sink import Handle, OfCell, Sink
 from ddp_notebook.widgets.answering import ANSWER_S, Answering
@@ -320,6 +320,8 @@ class Placing:
 
     def _keep_picture(self, now_s: float) -> None:
         if self._picture_due_s is None or now_s < self._picture_due_s or not isinstance(self._shown, WidgetView):
+            return
+        if not is_users_thread():  # of a job: matplotlib may be in use in the main thread, which looks later
             return
         if self._importing is not None and self._importing.is_alive():
             self._look_later(_SETTLE_S)
