@@ -75,7 +75,7 @@ class Present:
     def head(self) -> dict[str, Any]:
         """What the header of a message says of the session.
 
-        `label` is the cell's name for its reader, "In [6]". `run` has the numbers of the training run that is shown, of
+        `label` is the cell's name for its reader, "In [6]". `training` has the numbers of the training run that is shown, of
         which `per_step` and `definition` are shown as they are (`TrainingRun.to_json`); None where there is none.
         """
         session, state, cell = self._session, self._state, self._cell
@@ -188,7 +188,7 @@ class _Numbers:
         self._found: dict[str, Any] = {}
 
     def look(self, cell: int) -> dict[str, Any]:
-        """`label` and `run`.
+        """`label` and `training`.
 
         Args:
             cell: that runs or was the last one; 0: none.
@@ -200,7 +200,7 @@ class _Numbers:
             run = run_of(recording, self._feed.only)
             self._found = {
                 "label": label_of(recording, cell) if cell else "",
-                "run": None if run is None else run.to_json(),
+                "training": None if run is None else run.to_json(),
             }
             took_s = time.monotonic() - now_s
             self._next_s = now_s + max(_PERIOD_S, _SELDOM * took_s)

@@ -40,7 +40,7 @@ def test_every_display_shows_the_numbers_of_the_run(seed):
         recording
     )
     head = Present(Feed(recording, is_live=False), None, "2 ranks").head()
-    assert (head["label"], head["run"]["per_step"], head["run"]["steps"]) == ("In [6]", number, 25)
+    assert (head["label"], head["training"]["per_step"], head["training"]["steps"]) == ("In [6]", number, 25)
     drawn = page.of_recording(recording, None, "2 ranks", "k")
     assert f"<b>{number}</b>" in drawn and run.definition in drawn and "In [6]" in drawn
     frame, own = recording.to_pandas("run"), recording.to_pandas("step")

@@ -189,7 +189,14 @@ def test_it_is_small_and_quick_with_5000_steps(world_size):
     recording = many(world_size, 5000)
     feed = Feed(recording)
     sources = Sources(feed)
-    head = {"state": "running", "cell": 2, "title": f"{world_size} ranks", "why": "", "label": "In [2]", "run": None}
+    head = {
+        "state": "running",
+        "cell": 2,
+        "title": f"{world_size} ranks",
+        "why": "",
+        "label": "In [2]",
+        "training": None,
+    }
     rng = np.random.default_rng(0)
     rows = np.concatenate([steps_of_all_parts(rng.random(60) * 40 + 20, rank) for rank in range(world_size)])
     shown = sources.look(head)

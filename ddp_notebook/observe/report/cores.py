@@ -73,8 +73,10 @@ def taken(recording: RowSource, steps: StepTable) -> Taken | None:
         own = steps.rank == rank
         begin_ns, end_ns = int(steps.start_ns[own].min()), int(steps.end_ns[own].max()) + _AROUND_NS
         its = rows[(rows["rank"] == rank) & (rows["time_ns"] >= begin_ns) & (rows["time_ns"] <= end_ns)]
-        its = its[np.argsort(its["time_ns"], kind="stable")][[0, -1]] if len(its) > 1 else its
-        if len(its) and its["time_ns"][1] - its["time_ns"][0] >= _LEAST_NS and its["ran_ns"][1] >= its["ran_ns"][0]:
+        if len(its) < 2:
+            continue
+        its = its[np.argsort(its["time_ns"], kind="stable")][[0, -1]]
+        if its["time_ns"][1] - its["time_ns"][0] >= _LEAST_NS and its["ran_ns"][1] >= its["ran_ns"][0]:
             looks[rank] = its
     if not looks:
         return None

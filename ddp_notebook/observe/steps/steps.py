@@ -291,8 +291,9 @@ def parts(
     intervals |= {"communication": (begun, ended), "blocked": blocked, "waiting": waiting}
     intervals |= {"answers": answers, "served": served}
 
-    cuts = np.unique(np.concatenate([edges, *(side for both in intervals.values() for side in both)]))
-    cuts = cuts[(cuts >= edges[0]) & (cuts <= edges[-1])]
+    cuts = np.sort(np.concatenate([edges, *(side for both in intervals.values() for side in both)]))
+    cuts = cuts[np.searchsorted(cuts, edges[0]) : np.searchsorted(cuts, edges[-1], "right")]
+    cuts = cuts[np.concatenate(([True], cuts[1:] != cuts[:-1]))]  # `np.unique` takes three times as long
     lengths, of_step = np.diff(cuts), np.searchsorted(edges, cuts[:-1], "right") - 1
     nothing = np.zeros(len(cuts) - 1, bool)
     covered = {name: _covers(*both, cuts[:-1]) if len(both[0]) else nothing for name, both in intervals.items()}

@@ -72,7 +72,8 @@ class Matched:
 def calls_of(recording: RowSource, cell: int | None = None) -> Rows:
     """The calls of a cell, or all."""
     calls = recording.rows("call")
-    return calls if cell is None else calls[calls["cell"] == cell]
+    chosen = calls["cell"] == cell if cell is not None else np.ones(len(calls), bool)
+    return calls if chosen.all() else calls[chosen]
 
 
 def prompt_of(recording: RowSource, cell: int) -> str:

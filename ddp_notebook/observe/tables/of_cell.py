@@ -40,7 +40,8 @@ class OfCell:
         if found is None:
             found = self._recording.rows(table)
             if "cell" in (TABLES[table].names or ()) and table != "rpc":  # its other side may be of another cell
-                found = found[found["cell"] == self._cell]
+                own = found["cell"] == self._cell
+                found = found if own.all() else found[own]
             self._tables[table] = found
         return found
 

@@ -71,7 +71,7 @@ class Sources:
             why=head["why"],
             courses=named,
             steps=steps,
-            run=head["run"],
+            run=head["training"],
             ranks=self._ranks(steps, next(iter(named.values()), None), has_places=head["state"] in _STATES),
             notes=_notes(feed.notes()),
         )
