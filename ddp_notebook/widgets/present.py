@@ -75,8 +75,9 @@ class Present:
     def head(self) -> dict[str, Any]:
         """What the header of a message says of the session.
 
-        `label` is the cell's name for its reader, "In [6]". `training` has the numbers of the training run that is shown, of
-        which `per_step` and `definition` are shown as they are (`TrainingRun.to_json`); None where there is none.
+        `label` is the cell's name for its reader, "In [6]". `training` has the numbers of the training run that is
+        shown (`TrainingRun.to_json`), of which `per_step` and `definition` are shown as they are; None where there is
+        none.
         """
         session, state, cell = self._session, self._state, self._cell
         if session is not None and (self._has_ended or not session.is_running):
