@@ -15,8 +15,8 @@ import pytest
 
 import ddp_notebook
 from ddp_notebook.observe.figures.palette import ACTIONS, FILLS, LINES
-from ddp_notebook.records.schema import DTYPES, SIDES, SPANS, STATES
-from ddp_notebook.widgets.feed import tables
+from ddp_notebook.records.schema import DTYPES, SIDES, SPAN, SPANS, STATES
+from ddp_notebook.widgets.feed import outgoing, tables
 from ddp_notebook.widgets.feed.tables import FEED_TABLES, KINDS, TEXTS
 from ddp_notebook.widgets.still.page import MOST
 
@@ -113,7 +113,11 @@ def test_the_types_that_a_message_may_have():
 
 def test_codes():
     assert words(in_javascript(r"\bKINDS = \[(.*?)\]")[1]) == KINDS
-    assert KINDS[: len(SPANS)] == SPANS
+    assert KINDS[:9] == SPANS[:9]
+    own = np.zeros(len(SPANS), SPAN)
+    own["kind"] = np.arange(len(SPANS))
+    drawn = [KINDS[kind] for kind in outgoing.spans(own, 0)["kind"]]
+    assert drawn == [kind for kind in SPANS[:9] if kind != "pipeline"] + ["input", "forward", "block"]
     codes = re.findall(r"(\w+) = (\d+)", in_javascript(r"export const (ISSUED = .*?);")[1])
     assert len(codes) > 1
     for name, code in codes:

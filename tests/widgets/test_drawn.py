@@ -64,7 +64,7 @@ class Kernel:
         self.texts = {at + 1: name for at, name in enumerate(NAMES)}
 
     def head(self, state: str = "running") -> dict[str, Any]:
-        return {"state": state, "cell": self.cell, "title": "ranks", "prompts": [[self.cell, f"In [{self.cell + 2}]"]]}
+        return {"state": state, "cell": self.cell, "title": "ranks"}
 
     def log(self, rank: int, name: str, steps: Any, values: Any) -> None:
         rows = np.zeros(len(steps), METRIC)
@@ -72,6 +72,11 @@ class Kernel:
         rows["step"], rows["value"] = steps, values
         rows["time_ns"] = self.now_ns + np.arange(len(rows))
         self.recording.feed(Batch(rank=rank, stream=rank + 1, texts=self.texts, tables={"metric": rows}))
+
+    def begin(self, cell: int) -> None:
+        """A cell of the notebook is sent to the ranks."""
+        self.cell = cell
+        self.recording.prompts[cell] = f"In [{cell + 2}]"
 
     def tick(self, seconds: float = 0.1, state: str = "running") -> None:
         """What the publisher's thread does ten times a second."""
@@ -232,7 +237,7 @@ def history(kernel: Kernel, random: np.random.Generator, *, floods: bool) -> Ite
     step = 0
     for _ in range(int(random.integers(1, 5))):
         goes_on = step > 0 and random.random() < 0.3
-        kernel.cell += int(random.integers(1, 3))
+        kernel.begin(kernel.cell + int(random.integers(1, 3)))
         first = step if goes_on else 0
         count = int(random.choice([1, 2, 7, 64, 65, 400] + ([3000, 9000] if floods else [])))
         every = int(random.choice([1, 1, 3]))
@@ -323,7 +328,7 @@ def test_a_run_of_64_steps_after_a_cell_with_20000_values_is_drawn_whole(make_ke
     """It was one dot."""
     kernel = make_kernel(2)
     for cell, count in ((1, 20_000), (2, 64)):
-        kernel.cell = cell
+        kernel.begin(cell)
         for rank in range(2):
             kernel.log(rank, "loss", np.arange(count), np.sin(np.arange(count) / 9) + rank)
     kernel.settle()
@@ -333,12 +338,12 @@ def test_a_run_of_64_steps_after_a_cell_with_20000_values_is_drawn_whole(make_ke
     assert len(state["x"]) == 64 and state["runs"] == ["In [4]"]
     kernel.page.evaluate("monitor('after').store.choose({ runs: new Set([1]) })")
     state = drawn(kernel.page, "after")
-    assert check(state, kernel.recording, [1]) and state["runs"] == ["cell 1"], "only the newest prompt was told"
+    assert check(state, kernel.recording, [1]) and state["runs"] == ["In [3]"]
 
 
 def test_the_pixels_are_the_curve(make_kernel):
     kernel = make_kernel(1)
-    kernel.cell = 1
+    kernel.begin(1)
     values = np.cumsum(np.random.default_rng(5).normal(0, 1, 200))
     kernel.log(0, "loss", np.arange(200), values)
     kernel.settle()

@@ -100,7 +100,9 @@ def test_it_says_what_the_recording_holds(recorded):
     of_ranks = [recorded.metrics["loss"].of_rank(rank)[1] for rank in range(4)]
     begin, end = (np.mean([values[at] for values in of_ranks]) for at in (0, -1))
     assert loss == f"loss {begin:.2f} → {end:.3f}; by step, of each rank"
-    assert re.match(r"a step takes \d+ ms, median of the last 30 steps: 3 % input, \d+ % compute", step)
+    assert re.match(r"what the last 30 steps took: 3 % input, \d+ % compute", step)
+    run = recorded.runs()[-1]
+    assert ("b", run.per_step) in found.texts and run.definition in found.of("figcaption")[-1]
     assert [one["role"] for one in found.named("svg")] == ["img", "img"]
     assert [one.get("scope") for one in found.named("th")].count("row") == 4
     head = [text for tag, text in found.texts if tag == "th"]
@@ -187,7 +189,14 @@ def test_it_is_small_and_quick_with_5000_steps(world_size):
     recording = many(world_size, 5000)
     feed = Feed(recording)
     sources = Sources(feed)
-    head = {"state": "running", "cell": 2, "title": f"{world_size} ranks", "why": ""}
+    head = {
+        "state": "running",
+        "cell": 2,
+        "title": f"{world_size} ranks",
+        "why": "",
+        "label": "In [2]",
+        "training": None,
+    }
     rng = np.random.default_rng(0)
     rows = np.concatenate([steps_of_all_parts(rng.random(60) * 40 + 20, rank) for rank in range(world_size)])
     shown = sources.look(head)
@@ -321,7 +330,7 @@ def test_only_the_last_steps_are_drawn_and_waiting_has_an_outline():
     rows = steps([10.0] * 200)
     rows["compute"], rows["waiting"] = 6.0, 4.0
     drawn = Page(bars.chart(rows, "k"))
-    assert "median of the last 48 steps" in drawn.of("title")[0]
+    assert "the last 48 steps" in drawn.of("title")[0]
     [waiting] = [one for one in drawn.named("path") if one.get("stroke") == FILLS["waiting"].edge and "fill" in one]
     assert len(re.findall("M", waiting["d"] or "")) == bars.MOST_BARS
     assert drawn.of("b")[-2:] == ["60 %", "40 %"]

@@ -51,7 +51,6 @@ class CellRun:
         self._held = False
         self._unshown_chars = 0
         self.name = "the cell"
-        self.prompt = ""  # "In [6]"; "": no notebook's reader knows it by one
         self.is_watched = True  # somebody waits for it
         self.began_s = time.monotonic()
         self.asks = False  # on a rank, by `input()`, or has asked

@@ -82,6 +82,7 @@ class Cells:
         self._watched: tuple[CellRun, Interrupts] | None = None
         self.before_turn: Callable[[], list[str]] = lambda: []  # returns what is to be said above the next cell
         self.on_shown: Callable[[int], object] = lambda _: None  # told of each cell that was shown
+        self.on_prompt: Callable[[int, str], object] = lambda *_: None  # gets each cell's number and prompt, "In [6]"
         self._closed = False
 
     # ---- running one
@@ -120,7 +121,6 @@ class Cells:
             run = CellRun(next(self._numbers), ranks, self._cluster.hold_text)
             run.took = self.took
             run.name = waiter.name
-            run.prompt = f"In [{execution_count}]" if file else ""
             with Interrupts(run.wake) as interrupts:
                 if on_begin is not None:
                     on_begin(run, interrupts)
@@ -134,6 +134,8 @@ class Cells:
                     run.note = screen.note
                 self._codes[run.number] = code
                 self._codes.pop(run.number - _CODES, None)
+                if file:  # else no reader knows it by a prompt
+                    self.on_prompt(run.number, f"In [{execution_count}]")
                 cell = RunCell(cell=run.number, code=code, execution_count=execution_count, file=file, record=record)
                 beside = beside if screen is not None else None
                 watch = self.watch(run, interrupts, screen, beside, waiter, timeout_s)

@@ -128,7 +128,7 @@ class Feed:
         tables |= self.metrics(_SNAPSHOT["metric"])
         tables["rank"] = self._ranks
         said = {**head, "hosts": list(self.recording.hosts), "notes": self.notes(), "layouts": self._layouts}
-        said["prompts"] = [*list(self._prompts.items())[-_MOST_PROMPTS:], *said.get("prompts", ())]
+        said["prompts"] = list((self._prompts | self.recording.prompts).items())[-_MOST_PROMPTS:]
         said["steps_left_out"] = len(self.kept("step")) - len(tables["step"])
         self.texts.forget_told()
         return self._message("snapshot", now_ns, said, tables, self.texts.of(tables, self._layouts))

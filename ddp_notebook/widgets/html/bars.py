@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
 from ddp_notebook.observe.figures.palette import FILLS, STEP_PARTS
 from ddp_notebook.records.schema import Rows
-from ddp_notebook.records.units import ms, percent
+from ddp_notebook.records.units import percent
 from ddp_notebook.widgets.html.axes import HEIGHT, LEFT, RIGHT, TOP, WIDTH, Axes
 from ddp_notebook.widgets.html.markup import Markup, boxes, element
 
@@ -21,25 +24,25 @@ _OVER = 1.5  # a bar that is so many times as high as nine of ten others is cut 
 Numbers = npt.NDArray[np.float64]
 
 
-def chart(rows: Rows, pattern: str, most: int = MOST_BARS) -> Markup:
+def chart(rows: Rows, pattern: str, most: int = MOST_BARS, run: Mapping[str, Any] | None = None) -> Markup:
     """The chart of the last steps.
 
     Args:
         rows: of the feed's table `step`, of one cell, at least one.
         pattern: an id for the hatch, which nothing else on the page has.
         most: bars.
+        run: the numbers of the whole training run, see `Present.head`; None: they are not known.
     """
     numbers, parts = means(rows)
     numbers, parts = numbers[-most:], parts[-most:]
     whole = parts.sum(axis=1)
     shares = parts.sum(axis=0) / max(whole.sum(), 1e-9)
     told = [at for at in range(len(STEP_PARTS)) if shares[at] >= _TOLD]
-    step_ms = ms(float(np.median(whole)) * 1e6)
     shown = ", ".join(f"{percent(shares[at])} {FILLS[STEP_PARTS[at]].words}" for at in told)
     steps = f"the last {len(numbers)} step{'s' * (len(numbers) != 1)}"
     drawn = element(
         "svg",
-        element("title", f"a step takes {step_ms}, median of {steps}: {shown}"),
+        element("title", f"what {steps} took: {shown}"),
         element("defs", _hatch(pattern)),
         *_draw(numbers, parts, pattern),
         viewBox=f"0 0 {WIDTH} {HEIGHT}",
@@ -50,7 +53,7 @@ def chart(rows: Rows, pattern: str, most: int = MOST_BARS) -> Markup:
         for at, part in enumerate(STEP_PARTS)
         if at in told
     ]
-    caption = element("figcaption", element("b", f"{step_ms} a step"), f" median of {steps}, mean of ranks")
+    caption = element("figcaption", *([] if run is None else [element("b", run["per_step"]), f" {run['definition']}"]))
     return element("figure", caption, drawn, element("ul", *key))
 
 
