@@ -86,7 +86,6 @@ def test_a_monitor_that_is_opened_after_the_cell_draws_its_run(tmp_path):
         assert drawn["runs"] == ["In [3]"] and len(drawn["x"]) == STEPS
         view.root.screenshot(path=SCREENSHOTS / "curves.png")
         view.root.get_by_text("Run: In [3]").click()
-        view.root.get_by_label("In [3]", exact=True).uncheck()
         view.root.get_by_label("In [2]", exact=True).check()
         view.root.get_by_label("In [3]", exact=True).uncheck()
         view.page.keyboard.press("Escape")
