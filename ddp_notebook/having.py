@@ -80,9 +80,10 @@ def end(session: sessions.Session) -> str:
     Returns:
         What was done.
     """
-    if session.outlives_stop:
+    if session.outlives_stop or session._ended_elsewhere:
+        whether = "it has ended" if session._ended_elsewhere else f"its {_ranks(session)} go on"
         session.stop()
-        return f"{session.kept_as} is not looked at any more; its {_ranks(session)} go on"
+        return f"{session.kept_as} is not looked at any more; {whether}"
     if session.is_running and (trouble := session.trouble):
         pids = ", ".join(map(str, session.pids("host server")))
         which = trouble if session.is_kept else f"the host server (pid {pids}) does not answer"

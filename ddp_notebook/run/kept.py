@@ -41,6 +41,10 @@ class KeptFace(CellFace):
         """Whether `stop` ends nothing: this notebook only looks on, has left, or another has taken the session over."""
         return self._remote is not None and self._remote.goes_on
 
+    @property
+    def _ended_elsewhere(self) -> bool:
+        return self._remote is not None and self._remote.ended_elsewhere
+
     def detach(self) -> None:
         """Let the ranks of a kept session live on without this notebook, whose `stop` then ends nothing any more."""
         if self._remote is not None:

@@ -14,6 +14,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from ddp_notebook import attaching
@@ -75,6 +76,16 @@ def test_one_drives_and_the_other_looks(notebook):
     assert second.run(count).displays[0]["text/plain"] == "10"
     assert second.run("%ddp_stop").stdout == "kept-1 is not looked at any more; its 2 ranks go on\n"
     assert first.run("%on_all_ranks rank").stdout == "[0] 0\n[1] 1\n", "one that looks ends nothing"
+    second.run("%ddp_attach")
+    first.run("%ddp_stop")
+    second.run("import ddp_notebook, time\nwhile ddp_notebook.current().is_running: time.sleep(0.01)")
+    assert second.run("%ddp_stop").stdout == "kept-1 is not looked at any more; it has ended\n"
+    first.run("%ddp_start 2 --keep 1")
+    keeper = int(first.run("import ddp_notebook; print(ddp_notebook.current()._remote.pid)").stdout)
+    second.run("%ddp_attach --take-over")
+    second.run("%ddp_stop")
+    wait_until(lambda: not psutil.pid_exists(keeper), 10.0)
+    assert re.fullmatch(r"kept-\d is not looked at any more; it has ended\n", first.run("%ddp_stop").stdout)
 
 
 @pytest.mark.long

@@ -87,6 +87,13 @@ class Remote:
         """Whether the session goes on whatever this notebook does."""
         return self._is_elsewhere or not (self.welcome.drives or self.gone)
 
+    @property
+    def ended_elsewhere(self) -> bool:
+        """Whether the session has ended, and this notebook only looked on, had left it, or had lost it to another."""
+        if self._is_elsewhere:
+            return not processes.is_running(self._who)
+        return bool(self.gone) and not self.welcome.drives
+
     def ask(self, op: str, *, check: Callable[[], None] = lambda: None, **parameters: Any) -> Any:
         """Have the keeper do something, and wait for that.
 
