@@ -110,6 +110,27 @@ def a_picture_is_saved_and_shown(lab: JupyterLab, path: Any) -> None:
     assert lab.page.locator(".ddpm-still").is_hidden(), "a live monitor stands there"
 
 
+def without_its_kernel_the_picture_is_seen(lab: JupyterLab) -> None:
+    """The notebook is opened again when the kernel of its widgets is gone."""
+    lab.page.keyboard.press("Control+s")
+    expect(lab.page.locator(".jp-mod-dirty")).to_have_count(0)
+    kernels = lab.page.evaluate(
+        "async (token) => { const headers = { Authorization: `token ${token}` };"
+        " const all = await (await fetch('/api/sessions', { headers })).json();"
+        " for (const { id } of all) await fetch(`/api/sessions/${id}`, { method: 'DELETE', headers });"
+        " return all.length; }",
+        lab.server.token,
+    )
+    assert kernels == 1
+    lab.page.reload()
+    expect(lab.page.locator(".ddpm-still img").first).to_be_visible(timeout=60_000)
+    expect(lab.page.locator(".ddpm")).to_have_count(0)
+    gone = lab.page.get_by_text("model not found")
+    for place in range(gone.count()):
+        expect(gone.nth(place)).to_be_hidden()
+    lab.screenshot(SCREENSHOTS / "curves_saved.png")
+
+
 @pytest.mark.browser
 @pytest.mark.long
 @pytest.mark.timeout(900)
@@ -154,6 +175,7 @@ def test_every_way_to_a_view_draws_the_recording(tmp_path):
                 lab.page.set_viewport_size({"width": width, "height": 1000})
                 reloaded.wait_for(f"state.theme == '{theme}'")
                 lab.screenshot(SCREENSHOTS / f"curves_{theme}_{width}.png")
+        without_its_kernel_the_picture_is_seen(lab)
         lab.page.goto(f"file://{tmp_path / 'curves.html'}")
         saved = View(lab)
         saved.root = lab.page.locator(".ddpm").first

@@ -55,7 +55,7 @@ CELLS = [
     "call = recording.collectives('all_reduce', rank=3)[-1]\n"
     "print(json.dumps({\n"
     "    'loss': {rank: loss.of_rank(rank)[1].tolist() for rank in range(4)},\n"
-    "    'step': last,\n"
+    "    'step': last, 'per_step': recording.runs()[-1].per_step,\n"
     "    'ms': sum(one.duration_ns for one in steps) / 4e6,\n"
     "    'waiting_ms': sum(one.waiting_ns for one in steps) / 4e6,\n"
     "    'buckets': [(one.nbytes, (one.end_ns - one.issue_ns) / 1e6) for one in steps[0].buckets],\n"
@@ -169,6 +169,7 @@ def it_is_what_was_recorded(view: View, recorded: dict[str, Any]) -> None:
 
     view.open("Gradient sync")
     sync = view.wait_for(f"state.panels.sync?.chosen?.step == {recorded['step']}")["panels"]["sync"]
+    view.wait_for(f"state.notes.includes('In [4]: {recorded['per_step']} (mean of steps')")  # once a second
     bar = sync["bars"][-1]
     assert near(bar["duration"], recorded["ms"])
     assert any(near(part, recorded["waiting_ms"]) for part in bar["parts"])
