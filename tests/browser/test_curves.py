@@ -95,11 +95,17 @@ def test_a_monitor_that_is_opened_after_the_cell_draws_its_run(tmp_path):
         a_picture_is_saved_and_shown(lab, path)
 
 
+def save(lab: JupyterLab) -> None:
+    """By the keyboard, which is the widget's own while the focus is in it."""
+    lab.page.locator(".jp-Notebook .jp-Cell").first.locator(".jp-InputPrompt").click()
+    lab.page.keyboard.press("Control+s")
+
+
 def a_picture_is_saved_and_shown(lab: JupyterLab, path: Any) -> None:
     """Before the session ends: the widget is nothing without its kernel."""
     until = time.monotonic() + 20
     while True:
-        lab.page.keyboard.press("Control+s")
+        save(lab)
         cell = nbformat.read(path, nbformat.NO_CONVERT).cells[AFTER]
         data = [one["data"] for one in cell.outputs if "image/png" in one.get("data", {})]
         if data:
@@ -112,7 +118,7 @@ def a_picture_is_saved_and_shown(lab: JupyterLab, path: Any) -> None:
 
 def without_its_kernel_the_picture_is_seen(lab: JupyterLab) -> None:
     """The notebook is opened again when the kernel of its widgets is gone."""
-    lab.page.keyboard.press("Control+s")
+    save(lab)
     expect(lab.page.locator(".jp-mod-dirty")).to_have_count(0)
     kernels = lab.page.evaluate(
         "async (token) => { const headers = { Authorization: `token ${token}` };"
@@ -161,7 +167,7 @@ def test_every_way_to_a_view_draws_the_recording(tmp_path):
         second = View(lab)
         second.root = lab.page.locator(".ddpm:not(.ddpm-compact)").last
         is_the_recording(curve(second), flood)
-        lab.page.keyboard.press("Control+s")
+        save(lab)
         expect(lab.page.locator(".jp-mod-dirty")).to_have_count(0)
         lab.page.reload()
         again = lab.page.locator(".ddpm:not(.ddpm-compact)").first
