@@ -53,8 +53,7 @@ def _already(asked: StartOptions, running: sessions.Session) -> str:
         have, want = (", ".join(one.written(name) for name in differing) for one in (its, asked))
         resize = f"%ddp_resize {asked.world_size} changes the number of ranks, " * (differing == ["world_size"])
         raise SessionExistsError(
-            f"{ranks}, with other options: they have {have}, and this line asks for {want}. "
-            f"{resize}%ddp_stop ends them"
+            f"{ranks}, with other options: they have {have}, and this line asks for {want}. {resize}%ddp_stop ends them"
         )
     kept = f" (kept as {running.kept_as})" if running.is_kept else ""
     dead = f"; {name_ranks(running._dead)} died, %ddp_heal replaces dead ranks" if running._dead else ""

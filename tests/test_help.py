@@ -35,7 +35,7 @@ def test_help_has_a_line_for_each_option_and_an_example(magic):
     for action in declared._actions:
         assert action.help, f"{declared.prog}: {action.dest} has no help"
         name = action.option_strings[-1] if action.option_strings and not action.required else action.metavar
-        shown = [line for line in lines if line.startswith(f"  {' '.join([name] if isinstance(name, str) else name)}")]
+        shown = [line for line in lines if f"{line} ".startswith(f"  {name} ")]
         assert len(shown) == 1 and action.help.replace("%%", "%") in text, (declared.prog, name)
     assert declared.examples
     for example in declared.examples:
@@ -134,7 +134,7 @@ def test_overview_and_help_by_name():
     assert text.startswith("session:\n  %ddp_start ") and "\n\ncells:\n  %%on_all_ranks" in text
     for name in ("ddp_start", "%ddp_start", "start"):
         assert help_texts.about(name, _MAGICS) == _MAGICS["ddp_start"].getdoc()
-    assert help_texts.about("%%on_all_ranks", _MAGICS).startswith("usage: %%on_all_ranks [--ranks 0,2-3]")
+    assert help_texts.about("%%on_all_ranks", _MAGICS).startswith("usage: %%on_all_ranks [option ...]")
     with pytest.raises(UsageError, match=r"there is no magic 'ddp_strt'; did you mean %ddp_help ddp_start\?"):
         help_texts.about("ddp_strt", _MAGICS)
 

@@ -1,7 +1,7 @@
 """Run a notebook from the terminal, as `make demo` does.
 
 Every code cell is announced and its output shown as it comes; at the end stand the texts of the cells tagged
-"summary". The executed notebook is left next to the original, also when a cell failed. If no cell fails and its ranks have
+"summary". The executed notebook is left next to the original, also when a cell failed. If no cell fails, and ranks have
 recorded something, a page with the monitor of the run is left there too.
 """
 

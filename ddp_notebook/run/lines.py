@@ -15,7 +15,7 @@ from ddp_notebook.errors import UsageError
 _Number = TypeVar("_Number", int, float)
 _MAY_BEGIN_WITH_A_MINUS = ("--ranks", "--slurm", "--mpi")  # their values
 _HELP = ("-h", "--help")
-_LONGEST_USAGE = 200  # characters; a longer list of options is left to the help
+_LONGEST_USAGE = 110  # characters; a longer list of options is left to the help
 _WIDEST_NAME = 30  # characters of the left column of a help text
 
 
@@ -52,8 +52,8 @@ class LineParser(argparse.ArgumentParser):
         line = " ".join([self.prog, *map(_syntax, declared)])
         if len(line) <= _LONGEST_USAGE:
             return line
-        positional = [_syntax(action) for action in declared if not action.option_strings]
-        return " ".join([self.prog, *positional, "[option ...]"])
+        needed = [_syntax(action) for action in declared if not action.option_strings or action.required]
+        return " ".join([self.prog, *needed, "[option ...]"])
 
     def help_text(self, description: str) -> str:
         """Return the help: usage, description, one line for each argument and option, and examples.

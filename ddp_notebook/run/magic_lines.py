@@ -18,9 +18,7 @@ def _names() -> list[str]:
 @functools.cache
 def attach() -> LineParser:
     parser = LineParser("%ddp_attach", "%ddp_attach kept-1 --wait", values=_names)
-    parser.add_argument(
-        "name", metavar="NAME", nargs="?", default="", help="a kept session or a torchrun job"
-    )
+    parser.add_argument("name", metavar="NAME", nargs="?", default="", help="a kept session or a torchrun job")
     parser.add_argument("--take-over", action="store_true", help="also if another notebook drives it")
     parser.add_argument("--look", action="store_true", help="only look on: monitor, report and status, but no cells")
     parser.add_argument("--wait", action="store_true", help="follow the running cell to its end")
@@ -165,7 +163,9 @@ def pull() -> LineParser:
     parser.add_argument("--ranks", metavar="0,2-3", help=_RANKS)
     parser.add_argument("--as", dest="new", metavar="NEW", help="name of the variable in the notebook")
     parser.add_argument("--force", action="store_true", help="also more than 1 GB")
-    parser.add_argument("--safe", action="store_true", help="without pickle: only numbers, text, tensors, arrays, containers")
+    parser.add_argument(
+        "--safe", action="store_true", help="without pickle: only numbers, text, tensors, arrays, containers"
+    )
     return parser
 
 

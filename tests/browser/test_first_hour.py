@@ -1,4 +1,4 @@
-"""The first hour of a new user in JupyterLab: lesson 01 with "Run All", twice, and the help where a command is typed."""
+"""The first hour of a new user in JupyterLab: lesson 01 with "Run All", twice, and help while a command is typed."""
 
 from __future__ import annotations
 

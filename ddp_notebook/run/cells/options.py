@@ -39,7 +39,10 @@ class CellOptions:
 def on_all_ranks() -> LineParser:
     """Return the declaration of the line of `%%on_all_ranks`."""
     parser = LineParser(
-        "%%on_all_ranks", "%%on_all_ranks --ranks 0 --timeout 60", "%%on_all_ranks --background", "%on_all_ranks x.sum()"
+        "%%on_all_ranks",
+        "%%on_all_ranks --ranks 0 --timeout 60",
+        "%%on_all_ranks --background",
+        "%on_all_ranks x.sum()",
     )
     parser.add_argument("--ranks", metavar="0,2-3", help="only these ranks, as in 0,2-3, -1, ::2 or all")
     _add_options(parser)
@@ -69,8 +72,12 @@ def _add_options(parser: LineParser) -> None:
         help="full: keep the tensors of collectives whole, up to 1 MB each",
     )
     recorded.add_argument("--watch", metavar="NAME,...", help="record these variables after each optimizer step")
-    recorded.add_argument("--gradient", metavar="NAME", help="keep this parameter's gradient before and after averaging")
-    recorded.add_argument("--profile", action="store_true", help="run torch's profiler; %%ddp_trace includes its traces")
+    recorded.add_argument(
+        "--gradient", metavar="NAME", help="keep this parameter's gradient before and after averaging"
+    )
+    recorded.add_argument(
+        "--profile", action="store_true", help="run torch's profiler; %%ddp_trace includes its traces"
+    )
 
 
 def parse(line: str, declared: Callable[[], LineParser] = on_all_ranks) -> CellOptions:
