@@ -146,10 +146,11 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))' || \
 	    { echo "ddp_notebook needs Python 3.11 to 3.14; choose one: make PYTHON=python3.11"; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' || { echo "Python's venv module is missing: apt-get install python3-venv"; exit 1; }
-	@echo "Installing into $(VENV); the first time takes some minutes, mostly to download torch."
+	@echo "Installing into $(VENV); the first time takes some minutes. torch first, the largest download:"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo '{}' > $(VENV)/package.json # else Node takes JupyterLab's JavaScript there for modules, as ours is
 	@$(PIP_INSTALL) -c constraints.txt torch==2.13.0 hatchling $(NODE_PACKAGE)
+	@echo "JupyterLab and the rest:"
 	@$(PIP_INSTALL) -c constraints.txt --no-build-isolation -e '.[lab,notebooks,test]'
 	@touch $@
 

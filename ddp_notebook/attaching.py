@@ -55,7 +55,7 @@ def attach_session(name: str = "", *, take_over: bool = False, look: bool = Fals
     if (running := current()) is not None:
         if not running.is_kept:
             raise SessionExistsError(
-                f"{running!r} is there already; end it with %ddp_stop before you attach to another"
+                f"{running!r} is already running; end it with %ddp_stop before you attach to another"
             )
         is_it = running.kept_as == name or not name
         if is_it and running.is_running and (running.drives or not take_over) and not look:

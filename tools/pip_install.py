@@ -34,6 +34,7 @@ class Progress:
         self._out = out
         self._began_s = self._printed_s = time.monotonic()
         self._packages = 0
+        self._installing = ""  # until pip installs, it downloads
         self._lock = threading.Lock()
 
     def read(self, line: str) -> None:
@@ -45,13 +46,15 @@ class Progress:
                 if float(size) * _MB[unit] >= LARGE_MB:
                     self._print(f"{verb.lower()} {file.rpartition('/')[2]} ({size} {unit})")
             elif found := _INSTALLING.match(line):
-                self._print(f"installing {len(found[1].split(', '))} packages")
+                self._installing = f"installing {len(found[1].split(', '))} packages"
+                self._print(self._installing)
 
     def show_time(self) -> None:
         """Print the time if nothing was printed for a while."""
         with self._lock:
             if time.monotonic() - self._printed_s >= _EVERY_S:
-                self._print(f"{self._packages} package{'s' * (self._packages != 1)} downloaded so far")
+                downloaded = f"{self._packages} package{'s' * (self._packages != 1)} downloaded so far"
+                self._print(self._installing or downloaded)
 
     def _print(self, text: str) -> None:
         self._printed_s = time.monotonic()

@@ -51,6 +51,8 @@ def test_silence_shows_the_time(monkeypatch):
     wait_until(lambda: re.fullmatch(r" +0 s  0 packages downloaded so far\n", shown()))
     progress.read("Downloading filelock-3.20.0-py3-none-any.whl (16 kB)\n")
     wait_until(lambda: shown().endswith(" s  1 package downloaded so far\n"))
+    progress.read("Installing collected packages: filelock, torch\n")
+    wait_until(lambda: shown().count(" s  installing 2 packages\n") == 2)
 
 
 def test_a_failure_shows_what_pip_says(tmp_path):
