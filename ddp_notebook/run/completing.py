@@ -26,7 +26,7 @@ def watch(shell: Any, lines: Lines) -> None:
     setattr(shell, _ATTRIBUTE, lines)
     if is_registered:
         return
-    if not hasattr(shell.Completer, "custom_matchers"):  # before IPython 8.6
+    if not hasattr(completer, "context_matcher"):  # before IPython 8.6
         for magic in lines:
             shell.set_hook("complete_command", _hook, str_key=magic)
         return
