@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from ddp_notebook.records.units import ms
+from ddp_notebook.records.units import ms, size
 
-_MIB = 1 << 20
+if TYPE_CHECKING:
+    from ddp_notebook.observe.steps.run import TrainingRun
+
 _MOST_NAMED = 4  # hosts in a sentence, the worst ones
 
 
@@ -27,9 +30,9 @@ class RankStatus:
 
     def cells(self) -> tuple[str, ...]:
         """The row of the table."""
-        memory = "?" if self.rss_bytes is None else f"{self.rss_bytes / _MIB:.0f} MiB"
+        memory = "?" if self.rss_bytes is None else size(self.rss_bytes)
         if self.device_bytes:
-            memory += f" + {self.device_bytes / _MIB:.0f} MiB on the GPU"
+            memory += f" + {size(self.device_bytes)} on the GPU"
         device = self.device if self.device == "cpu" else f"{self.device} ({self.device_name})"
         return str(self.rank), self.host, str(self.pid), device, memory, self.state
 
@@ -43,12 +46,14 @@ class Status:
     rows: tuple[RankStatus, ...]
     trouble: str = ""  # of the host server, in a sentence
     clock_errors_ns: Mapping[str, int] = field(default_factory=dict)  # by host: how well its clock is known
+    run: TrainingRun | None = None  # the last one that was recorded
     tasks: str = ""  # of what has started the ranks' hosts, in a sentence: a job, and the time that it has left
 
     def __repr__(self) -> str:
         table = [("rank", "host", "pid", "device", "memory", "state"), *(row.cells() for row in self.rows)]
         last = [
             f"backend {self.backend}, group {self.epoch}",
+            *([] if self.run is None else [f"training in {self.run}"]),
             *(sentence for row in self.rows for sentence in row.shortages),
             *filter(None, [self._clocks(), self.tasks, self.trouble]),
         ]

@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ddp_notebook.errors import UsageError
-from ddp_notebook.observe.tables import frames
 from ddp_notebook.observe.tables.collectives import Collectives, preview_of
 from ddp_notebook.observe.tables.recorded import RecordedTables
 from ddp_notebook.observe.views import BucketLayout, Gradient, Layout, Preview
 from ddp_notebook.records.operation import OPERATIONS
-from ddp_notebook.records.schema import SIDES, Rows
+from ddp_notebook.records.schema import SIDES, TABLES, Rows
 
 if TYPE_CHECKING:
     import os
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
 
     from ddp_notebook.observe.remote import AutogradContext, Reference, RemoteCall
     from ddp_notebook.observe.report.report import Report
+    from ddp_notebook.observe.steps.run import TrainingRun
     from ddp_notebook.observe.views import Bandwidth, Pipeline, Step, Straggler, Wait
 
 _LOCAL, _SYNCHRONISED = SIDES.index("local gradient"), SIDES.index("synchronised gradient")
@@ -114,6 +114,18 @@ class Recording(RecordedTables):
         from ddp_notebook.observe.steps import steps
 
         return steps.steps(self, cell, rank)
+
+    def runs(self) -> list[TrainingRun]:
+        """Return the training runs, by cell: label, steps and ms/step with its definition, as all displays show them.
+
+        Example:
+            >>> from ddp_notebook.widgets import simulate
+            >>> [(run.label, run.steps, run.per_step) for run in simulate(world_size=4).runs()]
+            [('cell 1', 60, '39 ms/step'), ('cell 2', 60, '47 ms/step')]
+        """
+        from ddp_notebook.observe.steps import run
+
+        return run.runs(self)
 
     def waits(self, cell: int | None = None, group: str | None = None) -> list[Wait]:
         """When each rank came to each collective, and how long it waited for the last one.
@@ -269,13 +281,22 @@ class Recording(RecordedTables):
         """A table as a DataFrame, texts and codes in words.
 
         Args:
-            table: of `records.TABLES`: "call", "value", "span", "metric", "resource", "layout", "rpc",
+            table: "run", the training runs as all displays show them; "step", what the time of their steps went into;
+                or of `records.TABLES`: "call", "value", "span", "metric", "resource", "layout", "loader", "rpc",
                 "reference" or "context".
 
         Raises:
             MissingPackageError: pandas is not installed.
             UsageError: there is no such table.
         """
+        from ddp_notebook.observe.tables import frames
+
+        if table == "run":
+            return frames.of_runs(self)
+        if table == "step":
+            return frames.of_steps(self)
+        if table not in TABLES:
+            raise UsageError(f"there is no table {table!r}; the tables are run, step, {', '.join(TABLES)}")
         return frames.to_pandas(self, table, self.rows(table))
 
     # ---- figures and files

@@ -137,13 +137,22 @@ class Metric:
     @property
     def is_continued(self) -> bool:
         """Whether each cell goes on from the step at which the one before it ended."""
-        end = None
-        for cell in np.unique(self.cells):
+        return len(self.runs) <= 1
+
+    @property
+    def runs(self) -> list[list[int]]:
+        """The cells of each run, the oldest first. A run is one cell, or several of which each goes on from the step
+        at which the one before it ended."""
+        found: list[list[int]] = []
+        end = 0
+        for cell in np.unique(self.cells).tolist():
             steps = self.steps[self.cells == cell]
-            if end is not None and steps.min() <= end:
-                return False
-            end = steps.max()
-        return True
+            if found and steps.min() > end:
+                found[-1].append(cell)
+            else:
+                found.append([cell])
+            end = int(steps.max())
+        return found
 
 
 def main_metric(names: Iterable[str]) -> str:
@@ -188,10 +197,11 @@ class Bucket:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One optimizer step on one rank: what its time went into. The parts add up to its duration.
+    """One optimizer step on one rank: what its time went into.
 
-    `compute` is forward and backward without what is counted elsewhere; `exposed` is communication that the rank
-    waited for while data moved; `waiting` is the time that it waited for slower ranks.
+    Input, compute, exposed, waiting, optimizer and rest add up to its duration. `compute` is forward, backward and the
+    execution of remote calls, without what is counted elsewhere; `exposed` is communication that the rank waited for
+    while data moved; `waiting` is the time that it waited for slower ranks and for answers of remote calls.
     """
 
     rank: int
@@ -201,6 +211,7 @@ class Step:
     end_ns: int
     samples: int | None
     input_ns: int
+    workers_ns: int  # of it, the start and the end of a loader's workers
     forward_ns: int  # as spans; contains what is exposed or waited for inside
     backward_ns: int
     optimizer_ns: int
@@ -209,6 +220,7 @@ class Step:
     overlapped_ns: int  # of these, hidden behind compute
     exposed_ns: int
     waiting_ns: int
+    answers_ns: int  # of it, for answers of remote calls
     rest_ns: int
     buckets: tuple[Bucket, ...]
 

@@ -12,6 +12,7 @@ from 1 as it meets new ones; 0 is the empty text. Ranks (`rank`, `peer`) are ran
 | `METRIC` | one number that the user logged, or that was read from the cell's variables |
 | `RESOURCE` | memory and load of a rank, its GPU and its host, once a second, of many idle ranks more rarely |
 | `LAYOUT` | how a DDP model has its parameters in buckets, each time that changes |
+| `LOADER` | the settings of a DataLoader, in its first epoch in a cell |
 | `RPC` | one side of a remote call: what its caller saw of it, or its callee |
 | `REFERENCE` | what has happened to a remote reference: made, forked, taken, deleted |
 | `CONTEXT` | what has happened in a context of distributed autograd |
@@ -40,6 +41,10 @@ SPANS = (
     *("cell", "forward", "backward", "optimizer", "input"),
     *("input gradient", "weight gradient"),  # the two halves of a backward, of schedules without bubbles
     *("pipeline", "block"),  # one `step` of a pipeline's schedule; code in `torch.profiler.record_function`
+    "workers",  # a DataLoader with workers: their start, up to the first batch of an epoch, and their end
+    "evaluation",  # a forward without gradients of a model in eval mode
+    "checkpoint",  # `torch.save` or `torch.distributed.checkpoint.save`
+    "future",  # the thread waits for a `torch.futures.Future`
 )
 SIDES = ("input", "output", "local gradient", "synchronised gradient")
 RPC_SIDES = ("caller", "callee")
@@ -161,6 +166,11 @@ RESOURCE = np.dtype(
         ("gpu_percent", "<f4"),  # NaN: unknown
         ("cores", "<u2"),  # that the rank may use; 0: unknown
         ("page_faults", "<i8"),  # of the process so far, without those that had to read a disk; 0: not counted
+        # Since the process began, from the scheduler's statistics; 0: not counted.
+        ("ready_ns", "<i8"),  # the main thread was ready to run and had no core
+        ("ran_ns", "<i8"),  # processor time of the process and of its children that live
+        ("host_busy_ns", "<i8"),  # processor time of the host, all cores together
+        ("host_cores", "<u2"),
     ]
 )
 
@@ -171,6 +181,19 @@ LAYOUT = np.dtype(
         ("model", TEXT),
         ("buckets", TEXT),  # JSON: a list of {"nbytes", "parameters"}, in the order of their synchronisation
         ("is_rebuilt", "?"),
+    ]
+)
+
+LOADER = np.dtype(
+    [
+        ("rank", "<i4"),
+        ("time_ns", "<i8"),  # of the first epoch in a cell
+        ("name", TEXT),  # of the loader, which its spans have too
+        ("cell", "<u4"),
+        ("workers", "<u4"),
+        ("is_persistent", "?"),  # its workers live on between two epochs
+        ("batches", "<i8"),  # of an epoch; -1: unknown
+        ("prefetch", "<i4"),  # batches that each worker loads ahead; -1: none
     ]
 )
 
@@ -236,15 +259,16 @@ TABLES: dict[str, np.dtype[np.void]] = {
     "metric": METRIC,
     "resource": RESOURCE,
     "layout": LAYOUT,
+    "loader": LOADER,
     "rpc": RPC,
     "reference": REFERENCE,
     "context": CONTEXT,
 }
-LATER = ("rpc", "reference", "context")  # tables that files of before they were there do not have
+LATER = ("loader", "rpc", "reference", "context")  # tables that files of before they were there do not have
 EARLIER = {  # of files from before the last columns
     "call": (np.dtype(CALL.descr[:-1]),),
     "span": (np.dtype(SPAN.descr[:-3]),),
-    "resource": (np.dtype(RESOURCE.descr[:-1]), np.dtype(RESOURCE.descr[:-2])),
+    "resource": tuple(np.dtype(RESOURCE.descr[:-left_out]) for left_out in (4, 5, 6)),
 }
 TEXTS = {  # the columns of each table that hold numbers of texts
     "call": ("op", "api", "group", "dtype", "shapes", "site", "module"),
@@ -253,6 +277,7 @@ TEXTS = {  # the columns of each table that hold numbers of texts
     "metric": ("name",),
     "resource": (),
     "layout": ("model", "buckets"),
+    "loader": ("name",),
     "rpc": ("function", "site", "error"),
     "reference": ("name",),
     "context": ("name",),
@@ -264,6 +289,7 @@ TIMES = {  # the columns that hold times of the rank's clock
     "metric": ("time_ns",),
     "resource": ("time_ns",),
     "layout": ("time_ns",),
+    "loader": ("time_ns",),
     "rpc": ("start_ns", "end_ns", "done_ns"),
     "reference": ("time_ns",),
     "context": ("start_ns", "end_ns"),

@@ -90,6 +90,7 @@ class Parts:
             world_size, cluster.send, lambda: cluster.alive, lambda: cluster.placement.names_of_machines
         )
         cells.mend.on_moved = self.observer.on_moved
+        cells.on_prompt = lambda cell, prompt: self.observer.recording.prompts.update({cell: prompt})
         self.recordings = Recordings(self.observer, questions, cells, living, lambda: _folder_of(cluster))
         renumbered = self._on_renumbered
         self.resizing = Resizing(

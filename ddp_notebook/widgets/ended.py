@@ -78,4 +78,6 @@ class Ended:
             return HtmlView(self.recording, cell, self._title, None)
         from ddp_notebook.widgets.monitor import Monitor
 
-        return WidgetView(Monitor(self.recording, cell), cell, is_live=False)
+        shown = WidgetView(Monitor(self.recording, cell), cell, None, has_picture=True)
+        shown.keep_picture(self.recording)
+        return shown

@@ -60,6 +60,8 @@ class Monitor(anywidget.AnyWidget):
         publisher: sends it messages; None: one of its own.
         interrupt: does what the stop button does, and says what it did; None: what the session does, if there is one.
         answering: learns from what the view says; None: one of its own.
+        group: the same word for all monitors of a session; "": it has nothing to do with others.
+        place: the cell that shows the full monitor: "In [2]"; "": not known.
 
     Raises:
         UsageError: it is nothing that a monitor could show.
@@ -68,6 +70,8 @@ class Monitor(anywidget.AnyWidget):
 
     compact = traitlets.Bool(False).tag(sync=True)
     key = traitlets.Unicode().tag(sync=True)  # by which all views of this widget find its store in the page
+    group = traitlets.Unicode().tag(sync=True)  # of its session: a compact view finds the full one on the page by it
+    place = traitlets.Unicode().tag(sync=True)  # of the full one: "In [2]"
 
     def __init__(
         self,
@@ -79,6 +83,8 @@ class Monitor(anywidget.AnyWidget):
         publisher: Publisher | None = None,
         interrupt: Callable[[], str] | None = None,
         answering: Answering | None = None,
+        group: str = "",
+        place: str = "",
     ) -> None:
         _check(recording)
         self._cell = cell
@@ -92,7 +98,7 @@ class Monitor(anywidget.AnyWidget):
         self._interrupt = interrupt
         self._publisher = publisher
         # After what `close` needs: a widget whose making fails is closed too.
-        super().__init__(_esm=bundles.monitor(), compact=compact, key=uuid.uuid4().hex)
+        super().__init__(_esm=bundles.monitor(), compact=compact, key=uuid.uuid4().hex, group=group, place=place)
         hear_at_once(self.comm)
         self.on_msg(self._on_message)
         # At once, not when the browser asks: its question may be heard only after the cell.
@@ -142,7 +148,8 @@ class Monitor(anywidget.AnyWidget):
 
     def _answer(self, content: dict[str, Any], ask: Callable[[Feed, int], FeedMessage]) -> None:
         try:
-            self._tell(self._publisher.with_feed(ask))
+            # Sent before the thread can send more: the rows of metrics take the place of those that were sent before.
+            self._publisher.with_feed(lambda feed, now_ns: self._tell(ask(feed, now_ns)))
         except Exception as error:
             self._tell(FeedMessage({"kind": "answer", "request": content.get("request"), "error": str(error)}, b""))
             if not isinstance(error, LookupError | ValueError | TypeError):

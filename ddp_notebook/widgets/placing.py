@@ -10,6 +10,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
+import secrets
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -20,7 +23,7 @@ import numpy as np
 from ddp_notebook.errors import UsageError
 from ddp_notebook.observe.tables.matching import prompt_of
 from ddp_notebook.observe.tables.recorded import RecordedTables
-from ddp_notebook.run.kernel import before_next_cell, has_front_end
+from ddp_notebook.run.kernel import before_next_cell, cell_number, has_front_end, is_users_thread
 from ddp_notebook.run.output.outlet import new_id
 from ddp_notebook.run.output.sink import Handle, OfCell, Sink
 from ddp_notebook.widgets.answering import ANSWER_S, Answering
@@ -62,7 +65,8 @@ class Placing:
         self._title = title
         self._mode = mode
         self._answering = Answering()
-        self._publisher: Publisher | None = None
+        self._publishers: dict[int | None, Publisher] = {}  # of views here, by the one cell that they send; None: all
+        self._group = secrets.token_hex(4)
         self._shown: View | None = None  # of %ddp_monitor
         self._under: View | None = None  # the cell that runs
         self._apart: dict[int | None, Publisher] = {}  # of monitors that the user has made, by cell
@@ -70,6 +74,8 @@ class Placing:
         self._lock = threading.RLock()  # a cell in the background looks in a thread of its own
         self._loop: asyncio.AbstractEventLoop | None = None  # the kernel's own
         self._importing: threading.Thread | None = None  # what its picture will need
+        self._picture_due_s: float | None = None  # when the picture behind %ddp_monitor is drawn
+        self._picture_took_s, self._pictured_s = 0.0, -math.inf
 
     def prepare(self) -> None:
         """Import what the first view needs, in a thread, before anybody waits for it."""
@@ -90,7 +96,7 @@ class Placing:
         Args:
             sink: where the output goes.
         """
-        may_come = self._mode != "off" and not self._shows_what_comes()
+        may_come = self._mode != "off"
         if not has_front_end() or not (may_come or self._shown is not None):
             return None
         elsewhere = sink if isinstance(sink, OfCell) else None
@@ -106,6 +112,7 @@ class Placing:
             if self._shown is not None:
                 self._shown = self._checked(self._shown)
                 self._shown.look(now_s)
+                self._keep_picture(now_s)
 
     def prepare_picture(self) -> None:
         """Import what a picture needs while the cell runs: its end, or the stop button, would wait for that for 0.5 s
@@ -123,7 +130,7 @@ class Placing:
             if elsewhere is None:
                 self._under = self._view(cell, compact=True)
             else:
-                self._under = self._html_view(cell, self._live_publisher(cell), Handle(elsewhere, new_id()))
+                self._under = self._html_view(cell, self._publisher_of(cell), Handle(elsewhere, new_id()))
 
     def end(self, cell: int) -> None:
         """The cell is over."""
@@ -132,11 +139,12 @@ class Placing:
             if view is not None:
                 self._freeze(view, cell)
             else:
-                self._close_publisher()  # there is one if a view could not be made
+                self._close_unused()  # there is one if a view could not be made
                 if self._importing is not None:
                     before_next_cell(self._await_import)
             if self._shown is not None:
                 self._look_later(_SETTLE_S)
+                self._picture_later()
 
     # ---- %ddp_monitor
 
@@ -158,6 +166,8 @@ class Placing:
             if has_front_end():
                 self._shown = self._view(cell, compact=False)
                 self._look_later(ANSWER_S)
+                if any(len(ring) for ring in self._recording.store.rings.values()):
+                    self._picture_later()
             else:
                 self._shown = StillView(self._recording_now(), cell)
 
@@ -176,13 +186,13 @@ class Placing:
         with self._lock:
             views = [view for view in (self._under, self._shown) if view is not None]
             self._under = self._shown = None
-            if self._publisher is not None:
-                self._publisher.close(session_ends=True)
+            for publisher in self._publishers.values():
+                publisher.close(session_ends=True)
             while self._apart:
                 self._apart.popitem()[1].close(session_ends=True)
             for view in views:
                 self._freeze(view, view.cell)
-            self._publisher = None
+            self._publishers.clear()
             self._close_replaced()
 
     def interrupt(self) -> str:
@@ -194,13 +204,14 @@ class Placing:
     def _view(self, cell: int | None, *, compact: bool) -> View:
         run = self._cells.under_way
         is_live = cell is None or (run is not None and run.number == cell)  # else nothing comes any more
-        publisher = self._live_publisher(cell) if is_live else None
         recording = self._recording if is_live else self._recording_now()
         if self.draws_html:
-            return self._html_view(cell, publisher, recording=recording)
+            return self._html_view(cell, self._publisher_of(cell) if is_live else None, recording=recording)
         from ddp_notebook.widgets.monitor import Monitor
 
         self._close_replaced()
+        # A widget takes what it shows of one cell from the rows of all, where another one has them already.
+        publisher = self._publisher_of(None if None in self._publishers else cell) if is_live else None
         monitor = Monitor(
             recording,
             cell,
@@ -208,8 +219,13 @@ class Placing:
             publisher=publisher,
             interrupt=self.interrupt,
             answering=self._answering,
+            group=self._group if is_live else "",
+            place="" if compact else f"In [{cell_number()}]",
         )
-        return WidgetView(monitor, cell, is_live=is_live)
+        view = WidgetView(monitor, cell, publisher, has_picture=not compact)
+        if not is_live:
+            view.keep_picture(recording)
+        return view
 
     def _html_view(
         self,
@@ -226,7 +242,8 @@ class Placing:
         """The same view, or HTML in the place of a widget that does not answer."""
         if not isinstance(view, WidgetView) or not self._answering.is_overdue(view.shown_s):
             return view
-        instead = self._html_view(view.cell, self._publisher if view.is_live else None, view.handle)
+        instead = self._html_view(view.cell, self._publisher_of(view.cell) if view.is_live else None, view.handle)
+        view.drop_picture()
         view.monitor.leave()
         self._replaced.append(view.monitor)  # open, so that it is heard if it answers after all
         return instead
@@ -249,10 +266,10 @@ class Placing:
         except Exception:
             _log.exception("the monitor is as it was")
 
-    def _live_publisher(self, cell: int | None) -> Publisher:
-        if self._publisher is None:
-            self._publisher = self._new_publisher(cell)
-        return self._publisher
+    def _publisher_of(self, cell: int | None) -> Publisher:
+        if cell not in self._publishers:
+            self._publishers[cell] = self._new_publisher(cell)
+        return self._publishers[cell]
 
     def publisher_apart(self, cell: int | None) -> Publisher:
         """One for all monitors of a cell that the user makes: a cell that is run again makes one more each time, and
@@ -278,18 +295,41 @@ class Placing:
     def _freeze(self, view: View, cell: int | None) -> None:
         self._await_import()
         view.freeze(self._recording_now(), cell)
-        self._close_publisher(but_for=view)
+        self._close_unused(but_for=view)
 
-    def _close_publisher(self, but_for: View | None = None) -> None:
-        """Close it, unless another view than this one shows what comes."""
-        is_watched = self._under is not None or (self._shown is not but_for and self._shows_what_comes())
-        if self._publisher is not None and not is_watched:
-            self._publisher.close()
-            self._publisher = None
+    def _close_unused(self, but_for: View | None = None) -> None:
+        """Close the publishers that no view but this one has."""
+        used = [view.publisher for view in (self._under, self._shown) if view is not None and view is not but_for]
+        for cell, publisher in list(self._publishers.items()):
+            if publisher not in used:
+                publisher.close()
+                del self._publishers[cell]
 
-    def _shows_what_comes(self) -> bool:
-        """Whether `%ddp_monitor` shows rows as they come: the view of a cell that is over does not."""
-        return self._shown is not None and self._shown.is_live
+    # ---- the picture behind %ddp_monitor
+
+    def _picture_later(self) -> None:
+        """Draw it when no cell runs, or while the next one does; not so often that drawing takes 5 % of the time."""
+        if not isinstance(self._shown, WidgetView) or not self._shown.is_live:
+            return
+        if "matplotlib.figure" not in sys.modules and self._importing is None:
+            self.prepare_picture()
+            before_next_cell(self._await_import)
+        now_s = time.monotonic()
+        self._picture_due_s = max(now_s + _SETTLE_S, self._pictured_s + 20 * self._picture_took_s)
+        self._look_later(self._picture_due_s - now_s)
+
+    def _keep_picture(self, now_s: float) -> None:
+        if self._picture_due_s is None or now_s < self._picture_due_s or not isinstance(self._shown, WidgetView):
+            return
+        if not is_users_thread():  # of a job: matplotlib may be in use in the main thread, which looks later
+            return
+        if self._importing is not None and self._importing.is_alive():
+            self._look_later(_SETTLE_S)
+            return
+        self._picture_due_s = None
+        self._shown.keep_picture(self._recording)
+        self._pictured_s = time.monotonic()
+        self._picture_took_s = self._pictured_s - now_s
 
     def _recording_now(self) -> RecordedTables:
         with contextlib.suppress(Exception):  # the ranks may be gone: then what has come must do

@@ -9,6 +9,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from ddp_notebook.observe.steps.run import run_of
+from ddp_notebook.observe.tables.matching import label_of
 from ddp_notebook.records.schema import Rows
 from ddp_notebook.run.groups.diagnosis import Absences, RankView, Views, list_with_host, stuck, verdict
 from ddp_notebook.widgets.feed.feed import Feed
@@ -17,6 +19,7 @@ from ddp_notebook.wire.events import Vitals
 
 _PERIOD_S = 1.0  # between two looks
 _ANSWER_S = 0.3  # how long ranks have to answer
+_SELDOM = 50  # times as long as they take, until the numbers of a run are computed again
 _STUCK_S = 3.0  # a rank that waits longer makes the cell stuck
 
 
@@ -63,13 +66,19 @@ class Present:
         self._cell = feed.cell
         self._state, self._why = self._alone if session is None else "idle", ""
         self._has_ended = False
+        self._numbers = _Numbers(feed)
 
     def end(self) -> None:
         """The session ends."""
         self._has_ended = self._session is not None
 
     def head(self) -> dict[str, Any]:
-        """What the header of a message says of the session."""
+        """What the header of a message says of the session.
+
+        `label` is the cell's name for its reader, "In [6]". `training` has the numbers of the training run that is
+        shown (`TrainingRun.to_json`), of which `per_step` and `definition` are shown as they are; None where there is
+        none.
+        """
         session, state, cell = self._session, self._state, self._cell
         if session is not None and (self._has_ended or not session.is_running):
             state = "stopped"
@@ -82,7 +91,14 @@ class Present:
             else:
                 cell = self._cell = run.number
                 state = "stuck" if self._state == "stuck" else "running"
-        return {"state": state, "cell": cell, "title": self._title, "why": self._why if state == "stuck" else ""}
+        return {
+            "state": state,
+            "cell": cell,
+            "title": self._title,
+            "why": self._why if state == "stuck" else "",
+            "prompts": [[cell, prompt]] if (prompt := self._feed.recording.prompts.get(cell)) else [],
+            **self._numbers.look(cell),
+        }
 
     def look(self, now_s: float) -> Rows | None:
         """Rows of `rank` where they are new; None: it is not time, or answers are still to come."""
@@ -161,6 +177,36 @@ class Present:
             if not others:  # all are there: data moves
                 return "communicating", view.place, ""
         return view.state, view.place, waits_for
+
+
+class _Numbers:
+    """The label of the shown cell and the numbers of its training run. They are computed at most once a second."""
+
+    def __init__(self, feed: Feed) -> None:
+        self._feed = feed
+        self._cell = -1
+        self._end = -1  # of the spans that were read
+        self._next_s = 0.0
+        self._found: dict[str, Any] = {}
+
+    def look(self, cell: int) -> dict[str, Any]:
+        """`label` and `training`.
+
+        Args:
+            cell: that runs or was the last one; 0: none.
+        """
+        recording, now_s = self._feed.recording, time.monotonic()
+        end = recording.store.rings["span"].end
+        if cell != self._cell or (end != self._end and now_s >= self._next_s):
+            self._cell, self._end = cell, end
+            run = run_of(recording, self._feed.only)
+            self._found = {
+                "label": label_of(recording, cell) if cell else "",
+                "training": None if run is None else run.to_json(),
+            }
+            took_s = time.monotonic() - now_s
+            self._next_s = now_s + max(_PERIOD_S, _SELDOM * took_s)
+        return self._found
 
 
 class _Words:

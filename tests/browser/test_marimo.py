@@ -66,7 +66,7 @@ def test_output_comes_and_the_monitor_is_live_and_knows_when_a_cell_is_over(tmp_
         view = View(marimo)
         view.wait_for("state.panels.loss?.x.length > 5")
         assert view.state()["status"].startswith("Cell 2"), "it comes while the cell runs"
-        view.wait_for("state.status == 'No cell is running; the last one was 2.'")
+        view.wait_for("state.status == 'No cell is running; the last one was cell 2.'")
         marimo.wait_for_text(f"logged {2 / STEPS}")
         lines = view.wait_for(f"state.panels.loss.x.length == {STEPS}")["panels"]["loss"]["lines"]
         assert lines["rank 1"]["values"][-1] == pytest.approx(2 / STEPS)

@@ -42,7 +42,7 @@ CELLS = [
     "    if rank == 1: time.sleep(0.01)\n"
     "    optimizer.step()\n"
     "    log(loss=loss)\n"
-    "    time.sleep(0.05)\n"
+    "    time.sleep(0.08)\n"
     "x = torch.arange(6.0).reshape(2, 3) * (rank + 1)\n"
     "x[1, 2] = float('nan')\n"
     "dist.all_reduce(x)",
@@ -87,6 +87,14 @@ def test_the_monitor(tmp_path, app):
         lab.run_cell(TRAIN)
         view.wait_for("state.panels.loss?.x.length > 5")
         assert is_running(lab, TRAIN), "lines come while the cell runs"
+        small = lab.page.locator(".ddpm-compact")
+        expect(small.locator(".ddpm-neighbour")).to_have_text("Shown live in the monitor of In [2]")
+        expect(small.locator("canvas").first).to_be_hidden()
+        small.scroll_into_view_if_needed()
+        lab.page.evaluate("() => document.querySelector('.ddpm:not(.ddpm-compact)').style.display = 'none'")
+        expect(small.locator("canvas").first).to_be_visible()  # the large one cannot be seen
+        lab.page.evaluate("() => document.querySelector('.ddpm:not(.ddpm-compact)').style.display = ''")
+        expect(small.locator("canvas").first).to_be_hidden()
         begun = len(view.state()["panels"]["loss"]["x"])
         view.wait_for(f"state.panels.loss.x.length > {begun + 10}")
         assert is_running(lab, TRAIN)
@@ -241,17 +249,19 @@ def the_picture_stays(lab: JupyterLab, path: Any) -> None:
     until = time.monotonic() + 10
     while True:
         notebook = nbformat.read(path, nbformat.NO_CONVERT)
-        data = [one["data"] for one in notebook.cells[MONITOR].outputs + notebook.cells[UNDER].outputs if "data" in one]
-        if len(data) == 2 and all("image/png" in one for one in data):
+        outputs = notebook.cells[MONITOR].outputs + notebook.cells[TRAIN].outputs + notebook.cells[UNDER].outputs
+        data = [one["data"] for one in outputs if "image/png" in one.get("data", {})]
+        if len(data) == 3:
             break
         assert time.monotonic() < until, data
         time.sleep(0.1)
-    for one, text in zip(data, (f"4 ranks, {LOGGED} steps, loss", "2 ranks, loss 1.00 -> 0.0167"), strict=True):
+    trained = f"In [4]: 4 ranks, {LOGGED} steps, loss"
+    for one, text in zip(data, (trained, trained, "2 ranks, loss 1.00 -> 0.0167"), strict=True):
         assert "application/vnd.jupyter.widget-view+json" not in one
         assert one["text/plain"].startswith(text), one["text/plain"]
     lab.page.reload()
     pictures = lab.page.locator(".jp-RenderedImage img")
-    expect(pictures).to_have_count(2, timeout=30_000)
+    expect(pictures).to_have_count(3, timeout=30_000)
     assert "model not found" not in lab.page.content().lower()
 
 

@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { COLLECTIVE } from "../../ddp_notebook/widgets/js/data/tables.js";
 import { test } from "node:test";
-import { Series } from "../../ddp_notebook/widgets/js/data/series.js";
+import { Series } from "../../ddp_notebook/widgets/js/data/courses.js";
 import { Store } from "../../ddp_notebook/widgets/js/data/store.js";
 import { Table } from "../../ddp_notebook/widgets/js/data/table.js";
 import { TEXTS, deliver, metric, span, step } from "./messages.js";
@@ -42,7 +42,7 @@ test("half an hour of 64 ranks is kept in bounded memory", { timeout: 120_000 },
   assert.equal(sizes[5].bytes, sizes[3].bytes);
   assert.ok(sizes[5].steps <= 65536 / RANKS + 1, `${sizes[5].steps} steps`);
   assert.ok(sizes[5].own <= 1.4 * (131072 / RANKS), `${sizes[5].own} rows of a rank`);
-  const { series } = store.metric("loss");
+  const series = store.pointsOf(store.shownRuns("loss")[0]);
   assert.equal(series.size, RANKS);
   assert.equal(series.get(0).steps[0], 1, "the whole course is kept");
   assert.equal(store.stepOf(1, 1), undefined, "old steps are let go");

@@ -3,7 +3,7 @@ import { test } from "node:test";
 import { barOf, bucketsOf } from "../../ddp_notebook/widgets/js/data/steps.js";
 import { Store } from "../../ddp_notebook/widgets/js/data/store.js";
 import { COLLECTIVE, PARTS } from "../../ddp_notebook/widgets/js/data/tables.js";
-import { cutLabels, highest, stack } from "../../ddp_notebook/widgets/js/drawing/stepbars.js";
+import { cutLabels, highest, stack, stepLabels } from "../../ddp_notebook/widgets/js/drawing/stepbars.js";
 import { TEXTS, deliver, span, step } from "./messages.js";
 
 const FRAME = { left: 50, top: 10, width: 100, height: 200, high: 100, pitch: 20, gap: 2 };
@@ -75,5 +75,20 @@ test("labels of cut bars stay apart and in the picture; one that has no room is 
   assert.deepEqual(labels.map(({ words }) => words.split(" ")[0]), ["300", "200"]);
   for (const [at, { words, x }] of labels.entries()) {
     assert.ok(x + 6 * words.length <= (labels[at + 1]?.x ?? 250), `${words} at ${x}`);
+  }
+});
+
+test("labels below the bars never touch: a cell's name is worth more than a number, the newest cell's most", () => {
+  const frame = { left: 40, top: 0, width: 500, height: 100, high: 1, pitch: 9, gap: 1 };
+  const widthOf = (/** @type {string} */ words) => 6 * words.length;
+  for (const counts of [[8, 3, 40], [1, 1, 1, 1], [34, 40], [55], [1]]) {
+    const bars = counts.flatMap((count, cell) => Array.from({ length: count }, (_, step) => ({ cell: cell + 1, step: step + 34 })));
+    const labels = stepLabels(bars, frame, 560, (cell) => `In [${cell}]`, widthOf);
+    assert.ok(labels.length);
+    if (counts.length > 1) assert.ok(labels.some(({ words }) => words.startsWith(`In [${counts.length}]: `)), `${counts}`);
+    labels.forEach(({ words, x, width }, at) => {
+      assert.ok(x - width / 2 >= 40 && x + width / 2 <= 560, words);
+      if (at) assert.ok(x - width / 2 >= labels[at - 1].x + labels[at - 1].width / 2 + 6, `${labels[at - 1].words} and ${words}`);
+    });
   }
 });

@@ -5,6 +5,8 @@ import { Store } from "../../ddp_notebook/widgets/js/data/store.js";
 import { COLLECTIVE, KINDS } from "../../ddp_notebook/widgets/js/data/tables.js";
 import { TEXTS, deliver, metric, span, step } from "./messages.js";
 
+/** The points of the newest run of a metric, by rank. */
+const points = (store, name) => store.pointsOf(store.shownRuns(name)[0]);
 const RECV = KINDS.indexOf("recv");
 
 const indexesOf = (store, t0, t1, rank) => [...store.spansIn(t0, t1, rank)];
@@ -13,7 +15,7 @@ test("metrics are kept by name and rank, loss first", () => {
   const store = new Store();
   deliver(store, { seq: 1, texts: [...TEXTS, [9, "accuracy"]] }, { metric: [metric(0, 0, 0.1, { name: 9 }), metric(0, 0, 4), metric(0, 1, 3), metric(1, 0, 5)] });
   assert.deepEqual(store.metricNames(), ["loss", "accuracy"]);
-  const { series } = store.metric("loss");
+  const series = points(store, "loss");
   assert.deepEqual([...series.get(0).values], [4, 3]);
   assert.deepEqual([...series.get(1).steps], [0]);
 });
@@ -22,9 +24,9 @@ test("a cell that counts its steps anew begins a new curve; one that goes on con
   const store = new Store();
   deliver(store, { seq: 1, texts: TEXTS }, { metric: [metric(0, 0, 4), metric(0, 1, 3)] });
   deliver(store, { seq: 2 }, { metric: [metric(0, 2, 2, { cell: 2 })] });
-  assert.deepEqual([...store.metric("loss").series.get(0).steps], [0, 1, 2]);
+  assert.deepEqual([...points(store, "loss").get(0).steps], [0, 1, 2]);
   deliver(store, { seq: 3 }, { metric: [metric(0, 0, 9, { cell: 3 })] });
-  assert.deepEqual([...store.metric("loss").series.get(0).values], [9]);
+  assert.deepEqual([...points(store, "loss").get(0).values], [9]);
 });
 
 test("a missing message is noticed, asked for once, and a snapshot heals it", () => {
@@ -36,7 +38,7 @@ test("a missing message is noticed, asked for once, and a snapshot heals it", ()
   assert.equal(deliver(store, { seq: 4 }, { metric: [metric(0, 3, 1)] }), false, "asked twice within two seconds");
   deliver(store, { kind: "snapshot", seq: 4 }, { metric: [0, 1, 2, 3].map((at) => metric(0, at, 4 - at)) });
   assert.equal(store.catchingUp, false);
-  assert.deepEqual([...store.metric("loss").series.get(0).values], [4, 3, 2, 1]);
+  assert.deepEqual([...points(store, "loss").get(0).values], [4, 3, 2, 1]);
 });
 
 test("who has seen everything takes nothing from a snapshot, and an old message changes nothing", () => {
@@ -44,7 +46,7 @@ test("who has seen everything takes nothing from a snapshot, and an old message 
   deliver(store, { seq: 1, texts: TEXTS }, { metric: [metric(0, 0, 4)], step: [step(0, 0)] });
   deliver(store, { kind: "snapshot", seq: 1 }, { metric: [metric(0, 7, 7)] });
   deliver(store, { seq: 1 }, { metric: [metric(0, 8, 8)] });
-  assert.deepEqual([...store.metric("loss").series.get(0).steps], [0]);
+  assert.deepEqual([...points(store, "loss").get(0).steps], [0]);
 });
 
 test("a view that is opened late is complete with the snapshot", () => {
@@ -134,11 +136,15 @@ test("the latest is so in time, also where values of a receive come all at once 
 test("a cell is named with its prompt once that is known, and a view of one cell says which", () => {
   const store = new Store();
   deliver(store, { seq: 1, state: "recorded", only: 7, cell: 7, texts: [[5, "In [8]"]] }, { span: [span(0, 0, 10, 90, { cell: 7, name: 5 })] });
-  assert.equal(stateOf(store, "").words, "Cell 7 (In [8]) was recorded.");
+  assert.equal(stateOf(store, "").words, "In [8] was recorded.");
   deliver(store, { seq: 2, state: "idle", cell: 7 });
-  assert.equal(stateOf(store, "").words, "No cell is running; the last one was 7 (In [8]).");
+  assert.equal(stateOf(store, "").words, "No cell is running; the last one was In [8].");
   deliver(store, { seq: 3, state: "running", cell: 9 });
   assert.equal(stateOf(store, "").words, "Cell 9 is running.");
+  deliver(store, { seq: 4, state: "running", cell: 9, prompts: [[9, "In [12]"]] });
+  assert.equal(stateOf(store, "").words, "In [12] is running.");
+  deliver(store, { seq: 5, state: "running", cell: 10, prompts: [[10, "In [8]"]] });
+  assert.equal(stateOf(store, "").words, "In [8] (cell 10) is running.", "the notebook's kernel was restarted");
 });
 
 test("paused, the picture stands while data are taken in", () => {
@@ -149,12 +155,12 @@ test("paused, the picture stands while data are taken in", () => {
   deliver(store, { seq: 2, now_ms: 40 }, { metric: [metric(0, 3, 1)], step: [step(0, 1), step(1, 1)], span: [{ ...open, end: 30 }] });
   assert.equal(store.now, 10);
   assert.equal(store.chosenStep().step, 0);
-  assert.deepEqual([...store.metric("loss").series.get(0).values], [4]);
+  assert.deepEqual([...points(store, "loss").get(0).values], [4]);
   assert.ok(Number.isNaN(store.tables.span.columns.end[indexesOf(store, 0, 50, 0)[0]]));
   assert.equal(indexesOf(store, 0, 50, 0).length, 1);
   store.choose({ paused: false });
   assert.equal(store.now, 40);
-  assert.deepEqual([...store.metric("loss").series.get(0).values], [4, 1]);
+  assert.deepEqual([...points(store, "loss").get(0).values], [4, 1]);
   assert.equal(store.tables.span.columns.end[indexesOf(store, 0, 50, 0)[0]], 30);
 });
 
@@ -163,5 +169,5 @@ test("the ranks that are chosen are those that are shown", () => {
   deliver(store, { seq: 1, texts: TEXTS, world_size: 4 }, { metric: [0, 1, 2, 3].map((rank) => metric(rank, 0, rank)) });
   store.choose({ ranks: new Set([1, 3]) });
   assert.deepEqual(store.shownRanks(), [1, 3]);
-  assert.deepEqual(store.metric("loss").ranks, [1, 3]);
+  assert.deepEqual([...points(store, "loss").keys()], [1, 3]);
 });

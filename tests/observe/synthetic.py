@@ -34,6 +34,7 @@ class Synthetic:
     clock_errors_ns: list[int] = field(default_factory=list)
     baseline: dict[str, Any] | None = None
     hosts: tuple[str, ...] = ()
+    prompts: dict[int, str] = field(default_factory=dict)
     dropped: dict[int, int] = field(default_factory=dict)
     truth: dict[tuple[int, int], dict[str, int]] = field(default_factory=dict)  # by (rank, step): ns by part
     _texts: dict[str, int] = field(default_factory=lambda: {"": 0})

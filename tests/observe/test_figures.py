@@ -194,7 +194,7 @@ def test_a_first_step_that_takes_much_longer_does_not_hide_the_others():
     below = figures.steps(run).axes[1]
 
     assert below.get_ylim()[1] < 20
-    assert words(below) == ["1,001 ms ↑"]
+    assert words(below) == ["↑ 1,001 ms"]
 
 
 def test_of_steps_beyond_the_axis_the_longest_have_words_that_do_not_lie_on_each_other():
@@ -207,7 +207,9 @@ def test_of_steps_beyond_the_axis_the_longest_have_words_that_do_not_lie_on_each
         at += took + MS
     below = figures.steps(run).axes[1]
 
-    assert words(below) == ["401 ms ↑", "301 ms ↑"]
+    assert words(below) == ["↑ 401 ms", "301 ms ↑"]
+    top = below.get_ylim()[1]
+    assert all(text.get_position()[1] > top for text in below.texts), "no bar is behind a label"
 
 
 def test_without_a_straggler_nobody_is_said_to_be_waited_for():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import re
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,8 @@ from tests.observe.synthetic import BEGIN_NS, MS, Synthetic, simulate
 def test_the_text_says_what_the_steps_took_and_why():
     assert str(report(simulate(world_size=3, slow=2, phase="forward", extra_ms=50))) == "\n".join(
         [
-            "cell 1: 18 steps on 3 ranks, 84 ms each (trimmed mean, without the first 2), 1,136 samples/s",
+            "cell 1: 20 steps on 3 ranks, 84 ms/step (mean of steps 2 to 19 without the shortest and the longest, of 3 "
+            "ranks), 1,136 samples/s",
             "",
             "rank  step ms  input  compute  exposed  waiting  optimizer   rest  samples/s",
             "all      84.5    1 %     55 %      1 %     39 %        2 %  0.6 %       1136",
@@ -33,6 +35,16 @@ def test_the_text_says_what_the_steps_took_and_why():
             "59 % of the step waits for rank 2, whose forward takes 6.0 times the others'.",
             "Try:",
             "- give rank 2 less work, or look for what slows its forward: it costs the others 50 ms of each step",
+            "",
+            "ms of a step  mean  median  90 %   max",
+            "step          84.5    84.5  84.5  84.5",
+            "input          1.0     1.0   1.0   1.0",
+            "forward       26.7    10.0  60.0  60.0",
+            "backward      20.0    20.0  20.0  20.0",
+            "exposed        1.0     1.0   1.0   1.0",
+            "waiting       33.3    50.0  50.0  50.0",
+            "optimizer      2.0     2.0   2.0   2.0",
+            "rest           0.5     0.5   0.5   0.5",
         ]
     )
 
@@ -89,7 +101,7 @@ def test_the_network_is_not_blamed_for_what_stays_on_a_host():
 
 def test_the_repr_is_one_line():
     assert repr(report(simulate(input_ms=30))) == (
-        "Report(cell 1, 18 steps of 64 ms: 47 % of the step waits for the data loader)"
+        "Report(cell 1, 20 steps, 64 ms/step: 47 % of the step waits for the data loader)"
     )
 
 
@@ -201,8 +213,8 @@ def test_the_parts_add_up_and_all_is_the_mean_of_the_ranks(trainings):
             "Too few steps to name a slow rank: 5, of which rank 0 waits 54 % and rank 1 0 %; it takes at least 8",
         ),
         (
-            [{"slow": 1, "steps": 1, "noise_ms": 0}],
-            "Too few steps to name a slow rank: 1, of which rank 0 waits 52 % and rank 1 0 %; it takes at least 8",
+            [{"slow": 1, "steps": 3, "noise_ms": 0}],
+            "Too few steps to name a slow rank: 1, of which rank 0 waits 54 % and rank 1 0 %; it takes at least 8",
         ),
         (
             [{"steps": 10}, {"slow": 0, "steps": 10}],
@@ -386,10 +398,12 @@ def test_calls_that_have_not_returned_are_not_counted_as_served():
     assert is_open.endswith("f4 from rank 0 to rank 1, f5 from rank 0 to rank 1, 1 other")
 
 
-def test_very_few_steps_are_reported_all_the_same():
-    text = str(report(simulate(steps=1)))
-
-    assert text.startswith("cell 1: 1 step on 4 ranks, 38 ms each (trimmed mean), ")
+def test_of_one_or_two_steps_it_says_only_how_long_they_took():
+    assert str(report(simulate(steps=1))) == (
+        "cell 1: 1 step on 4 ranks\nstep 0: 38 ms on rank 0, 38 ms on rank 1, 38 ms on rank 2, 38 ms on rank 3"
+    )
+    of_many = str(report(simulate(steps=2, world_size=9, noise_ms=20)))
+    assert re.fullmatch(r"cell 1: 2 steps on 9 ranks(\nstep [01]: \d+ ms to \d+ ms on 9 ranks){2}", of_many)
 
 
 def test_the_real_recording_gives_the_same():
@@ -423,4 +437,4 @@ def test_a_full_recording_says_how_many_steps_are_left_of_how_many():
     assert str(found).startswith(f"cell 1: the last {found.steps} of 60 steps on 2 ranks, ")
     assert f"the last {found.steps} of 60 steps" in repr(found)
     assert ", 60 steps, " in summary.text(full)
-    assert str(report(whole)).startswith("cell 1: 58 steps on 2 ranks, ")
+    assert str(report(whole)).startswith("cell 1: 60 steps on 2 ranks, ")

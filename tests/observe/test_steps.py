@@ -68,9 +68,10 @@ def test_steps_follow_each_other_without_a_gap():
 def test_forward_and_backward_without_waiting_are_told_apart():
     run = simulate(slow=1, phase="backward", extra_ms=20)
 
-    for one in measure(run):
-        assert one.own_forward_ns == run.truth[one.step.rank, one.step.step]["forward"]
-        assert one.own_backward_ns == run.truth[one.step.rank, one.step.step]["backward"]
+    found = measure(run)
+    places = list(zip(found.rank.tolist(), found.number.tolist(), strict=True))
+    for phase in ("forward", "backward"):
+        assert found.parts[f"own_{phase}"].tolist() == [run.truth[place][phase] for place in places]
 
 
 def test_buckets_have_the_parameters_of_the_layout_at_their_time():

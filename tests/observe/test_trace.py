@@ -241,7 +241,8 @@ def test_metrics_and_resources_are_curves():
     of_host = {"rss_bytes": 3e6, "cpu_percent": 50, "host_used_bytes": 9e6, "host_total_bytes": 10e6}
     of_gpu = dict.fromkeys(("gpu_allocated_bytes", "gpu_reserved_bytes", "gpu_peak_bytes"), -1)
     run.add("resource", rank=0, time_ns=BEGIN_NS, gpu_percent=np.nan, cores=2, **of_host, **of_gpu)
-    assert set(RESOURCE.names or ()) == {"rank", "time_ns", "gpu_percent", "cores", "page_faults", *of_host, *of_gpu}
+    counted = {"page_faults", "ready_ns", "ran_ns", "host_busy_ns", "host_cores"}
+    assert set(RESOURCE.names or ()) == {"rank", "time_ns", "gpu_percent", "cores", *counted, *of_host, *of_gpu}
     events = trace_of(run)
 
     assert {(e["pid"], e["name"]): e["args"] for e in events if e["ph"] == "C"} == {

@@ -5,16 +5,18 @@ JavaScript is read as text, wherever in its folder it stands; what is looked for
 
 from __future__ import annotations
 
+import itertools
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import ddp_notebook
 from ddp_notebook.observe.figures.palette import ACTIONS, FILLS, LINES
-from ddp_notebook.records.schema import DTYPES, SIDES, SPANS, STATES
-from ddp_notebook.widgets.feed import tables
+from ddp_notebook.records.schema import DTYPES, SIDES, SPAN, SPANS, STATES
+from ddp_notebook.widgets.feed import outgoing, tables
 from ddp_notebook.widgets.feed.tables import FEED_TABLES, KINDS, TEXTS
 from ddp_notebook.widgets.still.page import MOST
 
@@ -75,14 +77,14 @@ def test_a_table_of_the_browsers(table):
 
 def test_the_tables_that_the_browser_does_not_keep_as_such():
     """It makes curves of metrics, a list of ranks, and tensors: of these it must know the columns that it names."""
-    metric = in_javascript(r"const \{([^}]*)\} = columns;\s*for [^{]*\{\s*const words")[1]
-    assert names(metric) == columns_of("metric")
+    for table in ("metric", "course"):
+        assert names(in_javascript(rf"const \{{([^}}]*)\}} = {table}\.columns;")[1]) == columns_of(table)
     ranks = in_javascript(r"for \(const name of \[([^\]]*)\]\) row\[name\] = this\.text")[1]
     assert set(words(ranks)) == set(TEXTS["rank"])
     whole = in_javascript(r"const \{([^}]*)\} = rows\.whole\.columns;")[1]
     assert names(whole) <= columns_of("whole")
-    known = set(re.findall(r"\btables\.(\w+)\)", in_javascript(r"if \(tables\.metric\).*?\n  \}")[0]))
-    assert known | {"whole"} == set(FEED_TABLES)
+    known = set(re.findall(r"\btables\.(\w+)\)", in_javascript(r"if \(tables\.metric \|\|.*?\n  \}")[0]))
+    assert known | {"metric", "whole"} == set(FEED_TABLES)
 
 
 def test_every_metric_has_room_in_the_browser():
@@ -111,7 +113,11 @@ def test_the_types_that_a_message_may_have():
 
 def test_codes():
     assert words(in_javascript(r"\bKINDS = \[(.*?)\]")[1]) == KINDS
-    assert KINDS[: len(SPANS)] == SPANS
+    assert KINDS[:9] == SPANS[:9]
+    own = np.zeros(len(SPANS), SPAN)
+    own["kind"] = np.arange(len(SPANS))
+    drawn = [KINDS[kind] for kind in outgoing.spans(own, 0)["kind"]]
+    assert drawn == [kind for kind in SPANS[:9] if kind != "pipeline"] + ["input", "forward", "block"]
     codes = re.findall(r"(\w+) = (\d+)", in_javascript(r"export const (ISSUED = .*?);")[1])
     assert len(codes) > 1
     for name, code in codes:
@@ -148,3 +154,42 @@ def test_figures_have_the_monitors_colours():
         assert ACTIONS[kind].face.lower() == monitor[kind], kind
     ranks = re.search(r"ranks: \[(.*?)\]", light)
     assert ranks is not None and words(ranks[1]) == tuple(line.lower() for line in LINES)
+
+
+# ---- colours are told apart by any eye
+
+# Machado, Oliveira and Fernandes 2009, severity 1.0, on linear RGB.
+_VISION = {
+    "all cones": np.eye(3),
+    "no red cones": [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
+    "no green cones": [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.01182, 0.04294, 0.968881]],
+    "no blue cones": [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.3039]],
+}
+_XYZ = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
+_LEAST_APART = 10.0  # of CIE Lab: 2.3 is just noticeable
+
+
+def seen(colour: str, vision: str) -> Any:
+    """A colour in CIE Lab as this eye sees it."""
+    parts = np.array([int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)])
+    linear = np.where(parts <= 0.04045, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4)
+    xyz = _XYZ @ np.clip(np.array(_VISION[vision]) @ linear, 0, 1) / np.array([0.9505, 1, 1.089])
+    cubic = np.where(xyz > 0.008856, np.cbrt(np.maximum(xyz, 1e-9)), 7.787 * xyz + 16 / 116)
+    return np.array([116 * cubic[1] - 16, 500 * (cubic[0] - cubic[1]), 200 * (cubic[1] - cubic[2])])
+
+
+@pytest.mark.parametrize("vision", _VISION)
+@pytest.mark.parametrize("theme", ["LIGHT", "DARK"])
+def test_colours_that_stand_side_by_side_are_told_apart(theme, vision):
+    text = in_javascript(rf"const {theme} = \{{.*?fill: \{{(.*?)\n  \}}")[1]
+    fills = dict(re.findall(r'"?(\w[\w ]*)"?: "(#\w+)"', text))
+    panels = (
+        ("input", "compute", "exposed", "optimizer", "rest"),
+        ("backward", "hidden", "exposed"),
+        ("forward", "backward", "weight gradient", "optimizer", "input", "block", "communication", "execution", "cell"),
+    )
+    for panel in panels:
+        for one, other in itertools.combinations(panel, 2):
+            apart = float(np.linalg.norm(seen(fills[one], vision) - seen(fills[other], vision)))
+            assert apart > _LEAST_APART, f"{one} and {other}: {apart:.1f}"
+    assert fills["exposed"] == fills["communication"], "one thing has one colour in all panels"

@@ -287,7 +287,8 @@ def test_stop_makes_the_last_view_static(browser):
     browser.run("%ddp_stop")
 
     updates = [m["content"]["data"] for m in browser.messages if m["msg_type"] == "update_display_data"]
-    assert [set(data) for data in updates] == [{"image/png", "text/plain"}]
+    picture, behind = updates[-2:]
+    assert set(picture) == {"image/png", "text/plain"} and behind == {"text/plain": "", "text/html": ""}
     assert comm_id in browser.closed
     assert browser.told(comm_id)[-1][0]["state"] == "stopped"
 

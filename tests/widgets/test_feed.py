@@ -184,25 +184,86 @@ def test_too_much_is_left_out_by_whole_steps_and_said():
     assert sum(message.nbytes for message in messages) / max(seconds, 1) < 60_000
 
 
-def test_metrics_are_told_and_thinned_in_a_snapshot():
-    rank = Rank(0)
-    recording = Recording(1)
-    feed = Feed(recording)
-    rows = [
-        rank.row("metric", name="loss", cell=1, step=step, value=1 / (step + 1), time_ns=step) for step in range(5000)
-    ]
-    recording.feed(rank.batch(*rows))
-    feed.delta(time.monotonic_ns(), {})
-    message = feed.snapshot(0, {})
-    metric = unpack(message.header, message.data)["metric"]
+def logs(rank: Rank, cell: int, values: Any, name: str = "loss") -> Any:
+    """A batch of a rank that logs these values, one a step."""
+    rows = [rank.row("metric", name=name, cell=cell, step=at, value=value) for at, value in enumerate(values)]
+    return rank.batch(*rows)
 
-    every = message.header["notes"]["history_every"]
-    assert metric["step"].tolist() == list(range(0, 5000, every))
-    assert 400 < len(metric) <= 1000
-    assert metric["value"].tolist() == pytest.approx((1 / (metric["step"] + 1)).tolist())
-    answer = answers.answer({"request": 7, "what": "metrics", "name": int(metric["name"][0])}, feed, 0)
+
+def metrics_of(message: Any, cell: int) -> tuple[Any, dict[str, float]]:
+    """Rows of a cell, and the row of `course`."""
+    tables = unpack(message.header, message.data)
+    [course] = tables["course"][tables["course"]["cell"] == cell]
+    return tables["metric"][tables["metric"]["cell"] == cell], {
+        name: float(course[name]) for name in course.dtype.names
+    }
+
+
+def test_a_snapshot_has_the_newest_cell_whole_and_of_earlier_ones_the_lowest_and_highest_of_neighbours():
+    """The second cell was drawn as a single dot."""
+    recording = Recording(2)
+    early = np.sin(np.arange(20_000) / 500)
+    early[777], early[778] = 99, -99
+    for number in range(2):
+        recording.feed(logs(rank := Rank(number, number + 1), 1, early))
+        recording.feed(logs(rank, 2, np.arange(64) + number))
+    feed = Feed(recording)
+    message = feed.snapshot(0, {})
+
+    newest, course = metrics_of(message, 2)
+    assert newest["value"].tolist() == [*range(64), *range(1, 65)]
+    assert (course["points"], course["begin"], course["end"]) == (128, 0, 63)
+    before, course = metrics_of(message, 1)
+    assert course["points"] == 40_000 and 400 < len(before) < 1600
+    for number in range(2):
+        own = before[before["rank"] == number]
+        assert {99, -99} <= set(own["value"].tolist()) and {0, 19_999} <= set(own["step"].tolist())
+        assert own["value"].tolist() == pytest.approx(early[own["step"].astype(int)].tolist())
+    [name] = [number for number, text in message.header["texts"] if text == "loss"]
+    asked = {"request": 7, "what": "metrics", "name": name, "cells": [1], "most": 5000}
+    answer = answers.answer(asked, feed, 0)
     assert answer.header["request"] == 7
-    assert len(unpack(answer.header, answer.data)["metric"]) == 5000
+    rows, course = metrics_of(answer, 1)
+    assert 4000 < len(rows) <= 5000 and course["points"] == 40_000
+
+
+def test_a_snapshot_and_an_answer_are_as_old_as_the_last_delta():
+    """A view puts them in the place of what it has, and what comes later behind them."""
+    rank, recording = Rank(0), Recording(1)
+    feed = Feed(recording)
+    recording.feed(logs(rank, 1, range(10)))
+    feed.delta(BEGIN_NS, {})
+    recording.feed(logs(rank, 2, range(7)))
+    for message in (feed.snapshot(0, {}), answers.answer({"what": "metrics"}, feed, 0)):
+        assert unpack(message.header, message.data)["metric"]["cell"].tolist() == [1] * 10
+    later = feed.delta(BEGIN_NS + 10**9, {})
+    assert later is not None and metrics_of(later, 2)[0]["value"].tolist() == list(range(7))
+
+
+def test_a_flood_of_metrics_keeps_the_lowest_and_highest_and_tells_how_many_there_were():
+    rank, recording = Rank(0), Recording(1)
+    feed = Feed(recording)
+    values = np.random.default_rng(3).random(60_000)
+    messages, now_ns = [], BEGIN_NS
+    for at in range(0, 60_000, 1000):  # for 6 s
+        rows = [
+            rank.row("metric", name="loss", cell=1, step=at + more, value=values[at + more]) for more in range(1000)
+        ]
+        recording.feed(rank.batch(*rows))
+        now_ns += 100_000_000
+        if (message := feed.delta(now_ns, {})) is not None:
+            messages.append(message)
+    assert not feed.has_news()
+    tables = gathered(messages)
+    assert tables["course"]["points"].sum() == 60_000
+    rows = tables["metric"]
+    assert {values.argmin(), values.argmax(), 59_999} <= set(rows["step"].astype(int).tolist())
+    assert rows["value"].tolist() == pytest.approx(values[rows["step"].astype(int)].tolist())
+    assert sum(message.nbytes for message in messages) / 6 < 20_000
+    for message in messages:
+        own = unpack(message.header, message.data)["metric"]["step"].astype(int)
+        part = values[own[0] : own[-1] + 1]
+        assert part.min() == values[own].min() and part.max() == values[own].max()
 
 
 def test_values_of_a_collective_that_all_ranks_know_are_told():

@@ -91,7 +91,7 @@ def test_the_next_cell_has_html_from_the_beginning(page):
 
     assert page.monitors() == []
     redraws = [html for _, html in drawn(page)]
-    assert 'class="chip running">running' in redraws[0] and "cell 3 is running" in redraws[0]
+    assert 'class="chip running">running' in redraws[0] and re.search(r"In \[\d+\] is running", redraws[0])
     assert len(redraws) > 2
     assert redraws[-1] == reply.displays[-1]["text/html"]
     assert len(set(redraws)) == len(redraws), "none that changes nothing"
@@ -117,7 +117,9 @@ def test_monitor_is_redrawn_under_the_cells_and_settles_after_them(page):
     assert page.monitors() == [] and "ddp-html" in first.displays[0]["text/html"]
     page.messages.clear()
     page.run(TRAINS.format(steps=50))
-    assert len(drawn(page)) >= 3 and displays(page) == [], "in its place, and no second view under the cell"
+    [under] = displays(page)
+    assert "ddp-html" in under["data"]["text/html"], "under the cell, which may be far from it"
+    assert len(drawn(page)) >= 6
     page.read_until(lambda: is_last_step(drawn(page)[-1][1]))  # what the ranks recorded last comes after the cell
     count = len(drawn(page))
     page.run("1 + 1")
@@ -129,7 +131,7 @@ def test_monitor_is_redrawn_under_the_cells_and_settles_after_them(page):
     page.run("%ddp_monitor 2")
     (_, old), (_, new) = drawn(page)
     assert "recorded" in old and "100 steps" not in old, "the one before is frozen"
-    assert "cell 2 (In [" in new and "recorded" in new
+    assert " In [" in new and "recorded" in new
 
 
 @pytest.mark.long

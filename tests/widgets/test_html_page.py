@@ -100,7 +100,9 @@ def test_it_says_what_the_recording_holds(recorded):
     of_ranks = [recorded.metrics["loss"].of_rank(rank)[1] for rank in range(4)]
     begin, end = (np.mean([values[at] for values in of_ranks]) for at in (0, -1))
     assert loss == f"loss {begin:.2f} → {end:.3f}; by step, of each rank"
-    assert re.match(r"a step takes \d+ ms, median of the last 30 steps: 3 % input, \d+ % compute", step)
+    assert re.match(r"what the last 30 steps took: 3 % input, \d+ % compute", step)
+    run = recorded.runs()[-1]
+    assert ("b", run.per_step) in found.texts and run.definition in found.of("figcaption")[-1]
     assert [one["role"] for one in found.named("svg")] == ["img", "img"]
     assert [one.get("scope") for one in found.named("th")].count("row") == 4
     head = [text for tag, text in found.texts if tag == "th"]
@@ -187,7 +189,14 @@ def test_it_is_small_and_quick_with_5000_steps(world_size):
     recording = many(world_size, 5000)
     feed = Feed(recording)
     sources = Sources(feed)
-    head = {"state": "running", "cell": 2, "title": f"{world_size} ranks", "why": ""}
+    head = {
+        "state": "running",
+        "cell": 2,
+        "title": f"{world_size} ranks",
+        "why": "",
+        "label": "In [2]",
+        "training": None,
+    }
     rng = np.random.default_rng(0)
     rows = np.concatenate([steps_of_all_parts(rng.random(60) * 40 + 20, rank) for rank in range(world_size)])
     shown = sources.look(head)
@@ -220,7 +229,7 @@ def test_long_texts_of_64_ranks_do_not_make_it_large():
 # ---- the course of a metric
 
 
-def test_a_course_is_the_mean_of_equal_stretches():
+def test_a_course_is_the_lowest_and_highest_of_equal_stretches():
     course = Course(world_size=2)
     values = np.random.default_rng(1).random(1000)
     for begin in range(0, 1000, 37):  # as it comes, rank by rank
@@ -228,11 +237,26 @@ def test_a_course_is_the_mean_of_equal_stretches():
         for rank in (0, 1):
             course.add(np.full(len(part), rank), part, values[part] + rank, cell=1)
 
-    assert course.width == 8 and len(course.steps) == 125 <= SLOTS
-    wanted = values.reshape(125, 8).mean(axis=1)
-    assert course.means[0] == pytest.approx(wanted) and course.means[1] == pytest.approx(wanted + 1)
-    assert course.steps.tolist() == [3.5 + 8 * at for at in range(125)]
-    assert (course.begin[0], course.end[1]) == (values[0], values[-1] + 1)
+    assert course.width == 16 and len(course.steps) == 63 <= SLOTS
+    for rank in (0, 1):
+        at, shown = course.points(rank)
+        assert shown == pytest.approx(values[at.astype(int)] + rank), "no value is made up"
+        for slot in range(63):
+            own = shown[at // 16 == slot]
+            part = values[16 * slot : 16 * slot + 16] + rank
+            assert own.min() == part.min() and own.max() == part.max()
+        assert {0, 999} <= set(at.tolist())
+    assert course.means[0, 0] == pytest.approx(values[:16].mean())
+    assert (course.begin[0, 1], course.end[1]) == (values[0], values[-1] + 1)
+    drawn = Page(curves.chart("loss", course, {}))
+    assert f"1 of {2000 / course.drawn:.1f} points drawn: the lowest and the highest of neighbours" in drawn.of("li")
+
+
+def test_a_course_of_128_steps_is_drawn_whole():
+    course = looked_at(logged({0: np.sin(np.arange(128))})).courses["loss"]
+    steps, values = course.points(0)
+    assert steps.tolist() == list(range(128)) and values.tolist() == pytest.approx(np.sin(np.arange(128)).tolist())
+    assert not any("drawn" in words for words in Page(curves.chart("loss", course, {})).of("li"))
 
 
 def test_a_course_begins_where_its_steps_do_and_takes_earlier_ones():
@@ -240,10 +264,13 @@ def test_a_course_begins_where_its_steps_do_and_takes_earlier_ones():
     course.add(np.array([0, 0]), np.array([10_000, 10_010]), np.array([1.0, 2.0]), cell=1)
     course.add(np.array([1]), np.array([9_995]), np.array([3.0]), cell=1)
 
-    assert course.steps.tolist() == [9_995, 10_000, 10_010]
-    assert course.means[1, 0] == 3.0 and course.means[0, 1:].tolist() == [1.0, 2.0]
+    assert [[one.tolist() for one in course.points(rank)] for rank in (0, 1)] == [
+        [[10_000, 10_010], [1.0, 2.0]],
+        [[9_995], [3.0]],
+    ]
     course.add(np.array([1]), np.array([9_000]), np.array([4.0]), cell=1)
-    assert course.width > 1 and course.steps[0] < 9_000 + course.width and course.means[1, 0] == 4.0
+    assert course.width > 2 and course.steps[0] < 9_000 + course.width and course.means[1, 0] == 4.0
+    assert course.points(1)[0].tolist() == [9_000, 9_995]
 
 
 def test_a_cell_that_goes_on_continues_the_course_and_one_that_counts_anew_begins_one():
@@ -251,11 +278,19 @@ def test_a_cell_that_goes_on_continues_the_course_and_one_that_counts_anew_begin
     zero = np.zeros(3, int)
     course.add(zero, np.arange(3), np.full(3, 9.0), cell=1)
     course.add(zero, np.arange(3, 6), np.full(3, 8.0), cell=2)
-    assert course.means[0].tolist() == [9.0] * 3 + [8.0] * 3
+    assert course.points(0)[1].tolist() == [9.0] * 3 + [8.0] * 3
     course.add(zero, np.arange(3), np.full(3, 1.0), cell=3)
-    assert course.means[0].tolist() == [1.0] * 3
+    assert course.points(0)[1].tolist() == [1.0] * 3
     course.add(zero, np.arange(3), np.full(3, 7.0), cell=2)
-    assert course.means[0].tolist() == [1.0] * 3, "a late row of an earlier cell"
+    assert course.points(0)[1].tolist() == [1.0] * 3, "a late row of an earlier run"
+
+
+def test_a_late_row_of_an_earlier_cell_of_the_same_run_is_drawn():
+    course = Course(world_size=2)
+    course.add(np.zeros(3, int), np.arange(3), np.full(3, 9.0), cell=1)
+    course.add(np.zeros(3, int), np.arange(3, 6), np.full(3, 8.0), cell=2)
+    course.add(np.ones(3, int), np.arange(3), np.full(3, 7.0), cell=1)
+    assert course.points(1)[1].tolist() == [7.0] * 3
 
 
 def test_what_is_no_number_is_named():
@@ -283,7 +318,10 @@ def test_a_large_range_is_drawn_on_a_logarithmic_axis():
 
 def test_a_first_step_that_is_much_longer_is_cut_off_and_named():
     drawn = Page(bars.chart(steps([900.0] + [10.0] * 30), "k"))
-    assert "900 ms ↑" in drawn.of("text")
+    assert "↑ 900 ms" in drawn.of("text")
+    [label] = [one for one in drawn.named("text") if one.get("text-anchor") == "start"]
+    tops = [int(y) for path in drawn.named("path") for y in re.findall(r"M\d+ (\d+)h", path["d"] or "")]
+    assert int(label["y"] or 0) < min(top for top in tops if top > 0), "no bar is behind the label"
     heights = [int(h) for h in re.findall(r"v(\d+)h", drawn.named("path")[3]["d"] or "")]
     assert len(heights) == 31 and min(heights) > 100, "the others are seen"
 
@@ -292,7 +330,7 @@ def test_only_the_last_steps_are_drawn_and_waiting_has_an_outline():
     rows = steps([10.0] * 200)
     rows["compute"], rows["waiting"] = 6.0, 4.0
     drawn = Page(bars.chart(rows, "k"))
-    assert "median of the last 48 steps" in drawn.of("title")[0]
+    assert "the last 48 steps" in drawn.of("title")[0]
     [waiting] = [one for one in drawn.named("path") if one.get("stroke") == FILLS["waiting"].edge and "fill" in one]
     assert len(re.findall("M", waiting["d"] or "")) == bars.MOST_BARS
     assert drawn.of("b")[-2:] == ["60 %", "40 %"]

@@ -100,7 +100,6 @@ def test_the_data_are_all_that_was_recorded(recording):
     assert rows["value"] == len(values)
     assert rows["rank"] == 4
     assert found.header["kind"] == "snapshot" and found.header["notes"] == {
-        "metric_every": 1,
         "dropped_rows": 0,
         "values_left_out": 0,
     }

@@ -42,10 +42,12 @@ def test_the_text_states_the_result():
     recording = simulate(world_size=4)
 
     assert summary.text(recording, 2) == (
-        "4 ranks, 60 steps, loss 0.21 -> 0.11, 47 ms/step, 9.5 % exposed communication, rank 2 slowest"
+        "cell 2: 4 ranks, 60 steps, loss 0.21 -> 0.11, 47 ms/step, 9.6 % exposed communication, rank 2 slowest"
     )
-    assert summary.text(recording, 1) == "4 ranks, 60 steps, loss 2.31 -> 0.21, 39 ms/step, 11 % exposed communication"
-    assert summary.text(recording).startswith("4 ranks, 120 steps, loss 2.31 -> 0.11, ")
+    assert summary.text(recording, 1) == (
+        "cell 1: 4 ranks, 60 steps, loss 2.31 -> 0.21, 39 ms/step, 11 % exposed communication"
+    )
+    assert summary.text(recording) == summary.text(recording, 2), "one training run, and not all of them in one"
 
 
 def test_its_figures_are_those_of_the_report():
@@ -69,7 +71,7 @@ def test_its_figures_are_those_of_the_report():
         (logged({0: [0.5, 0.9]}, name="accuracy"), "1 rank, accuracy 0.50 -> 0.90"),
         (logged({0: [2e-5, 1e-6]}), "1 rank, loss 2e-05 -> 1e-06"),
         (recorded(world_size=2, steps=3, has_optimizer=False, is_ddp=False), "2 ranks, 6 communication calls"),
-        (recorded(world_size=1, steps=30), "1 rank, 30 steps, 34 ms/step"),
+        (recorded(world_size=1, steps=30), "cell 1: 1 rank, 30 steps, 34 ms/step"),
     ],
 )
 def test_each_part_is_told_only_where_it_is_known(recording, words):
@@ -87,7 +89,9 @@ def test_cells_that_do_not_follow_each_other_are_not_one_course():
     recording = logged({0: [9.0, 8.0]}, cell=1)
     logged({0: [2.0, 1.0]}, cell=2, into=recording)
 
-    assert summary.text(recording) == "1 rank, loss 2.00 -> 1.00"
+    assert summary.text(recording) == "cell 2: 1 rank, loss 2.00 -> 1.00"
+    logged({0: [0.5, 0.25]}, cell=3, first=2, into=recording)
+    assert summary.text(recording) == "cell 3: 1 rank, loss 2.00 -> 0.25", "it goes on from the second cell"
     assert summary.text(recording, 1) == "1 rank, loss 9.00 -> 8.00"
 
 

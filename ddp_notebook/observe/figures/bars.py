@@ -12,11 +12,11 @@ from matplotlib.ticker import MaxNLocator
 from ddp_notebook.errors import UsageError
 from ddp_notebook.observe.figures.drawing import Picture, fill_style, key, picture, text_on
 from ddp_notebook.observe.figures.palette import INK, STEP_PARTS
-from ddp_notebook.observe.steps.steps import measure, typical
+from ddp_notebook.observe.steps.steps import measure
 from ddp_notebook.observe.steps.steps import steps as steps_of
 from ddp_notebook.observe.steps.waits import straggler_of
-from ddp_notebook.observe.tables.matching import RowSource, calls_of, match_collectives
-from ddp_notebook.observe.views import Bucket, Step, Straggler, settled
+from ddp_notebook.observe.tables.matching import RowSource, calls_of, label_of, match_collectives
+from ddp_notebook.observe.views import Bucket, Step, Straggler
 from ddp_notebook.records.schema import SPANS
 from ddp_notebook.records.units import ms, percent, size
 from ddp_notebook.records.words import rank_on
@@ -42,20 +42,20 @@ Times = npt.NDArray[np.float64]
 def steps(recording: RowSource, cell: int | None) -> Picture:
     """See `figures.steps`."""
     measured = measure(recording, cell)
-    last_cell = max((one.step.cell for one in measured), default=0)
-    measured = [one for one in measured if one.step.cell == last_cell]
-    found = [one.step for one in measured]
+    measured = measured.of_cell(int(measured.cell.max(initial=0)))
+    found = measured.steps()
     if not found:
-        where = "" if cell is None else f" in cell {cell}"
+        where = "" if cell is None else f" in {label_of(recording, cell)}"
         raise UsageError(
             f"there is nothing to draw: no step was recorded{where}; run a cell that calls optimizer.step(), with "
             "%ddp_record meta or values"
         )
     ranks = sorted({step.rank for step in found})
-    kept = typical(settled(found))
+    kept = measured.typical.steps()
     of_rank = np.array([_mean(_of(rank, kept) or _of(rank, found)) for rank in ranks])  # (R, parts)
     hosts = recording.hosts
-    title = _told(of_rank, straggler_of(measured, hosts), hosts, "" if cell is None else f" (cell {cell})")
+    where = "" if cell is None else f" ({label_of(recording, cell)})"
+    title = _told(of_rank, straggler_of(measured, hosts), hosts, where)
     height = min(max(len(ranks), 3) * _ROW, 6.0)
     figure, (above, below) = picture(title, height + 4.2, (height, 2.2))
     _draw_by_rank(above, ranks, of_rank)
@@ -177,8 +177,10 @@ def draw_by_step(
         for at in np.argsort(-base)[:_MOST_CUT].tolist():  # the largest first
             if base[at] > top and all(abs(at - other) > 0.4 * len(x) for other in written):  # words need that room
                 written.append(at)
-                place, align = (0.6, "left") if at < len(x) / 2 else (-0.6, "right")
-                _write(axes, x[at] + place * together, 0.93 * top, f"{base[at]:,.0f} ms ↑", INK, align)
+                place, align = (-0.43, "left") if at < len(x) / 2 else (0.43, "right")
+                words = f"↑ {base[at]:,.0f} ms" if align == "left" else f"{base[at]:,.0f} ms ↑"
+                # Above the axes: a bar behind a label makes it unreadable.
+                axes.text(x[at] + place * together, 1.02 * top, words, color=INK, ha=align, va="bottom", fontsize=8.5)
     axes.grid(visible=False, axis="x")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel("step" if together == 1 else f"step ({together} together)")
@@ -200,7 +202,7 @@ def buckets(recording: RowSource, rank: int, step: int | None, cell: int | None)
     begin, end = _backward_of(recording, chosen)
     last_issue = max(bucket.issue_ns for bucket in chosen.buckets)
     rows = [_Row(bucket, waited.get(bucket.issue_ns, 0), last_issue, end) for bucket in chosen.buckets]
-    where = f" (rank {chosen.rank}, cell {chosen.cell}, step {chosen.step})"
+    where = f" (rank {chosen.rank}, {label_of(recording, chosen.cell)}, step {chosen.step})"
     height = 1.7 + _ROW * min(len(rows) + 1, 40)
     latest = max([end, *(row.end for row in rows)])
     all_arrived = min(max([last_issue, *(row.arrived for row in rows)]), latest)
@@ -282,7 +284,7 @@ def _choose_step(recording: RowSource, rank: int, step: int | None, cell: int | 
         raise UsageError(f"there is no rank {rank}; the ranks are 0 to {recording.world_size - 1}")
     found = steps_of(recording, cell, rank)
     having = [one for one in found if one.buckets]
-    where = "" if cell is None else f" in cell {cell}"
+    where = "" if cell is None else f" in {label_of(recording, cell)}"
     if not having:
         raise UsageError(
             f"there is nothing to draw: rank {rank} has synchronised no bucket{where}; wrap the model in "
@@ -294,7 +296,9 @@ def _choose_step(recording: RowSource, rank: int, step: int | None, cell: int | 
     of_number = {one.step: one for one in having if one.cell == last_cell}
     if step not in of_number:
         has = f"{min(of_number)} to {max(of_number)}" if len(of_number) > 1 else str(min(of_number))
-        raise UsageError(f"step {step} of rank {rank} has no buckets; in cell {last_cell} steps {has} have some")
+        raise UsageError(
+            f"step {step} of rank {rank} has no buckets; in {label_of(recording, last_cell)} steps {has} have some"
+        )
     return of_number[step]
 
 

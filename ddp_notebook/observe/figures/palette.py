@@ -27,7 +27,7 @@ FILLS = {
     "compute": Fill("compute", "#0072B2"),
     "overlapped": Fill("compute while data moves", "#0072B2", "#8CC8EE", "////"),
     "hidden": Fill("transfer behind compute", "#56B4E9"),
-    "exposed": Fill("exposed communication", "#B04A00"),
+    "exposed": Fill("exposed communication", "#D55E00"),
     "waiting": Fill("waiting for a slower rank", _HOLLOW, "#808080"),
     "optimizer": Fill("optimizer", "#009E73"),
     "rest": Fill("rest", "#9A9A9A"),

@@ -11,11 +11,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from ddp_notebook.observe.report.bubbles import Bubble
+from ddp_notebook.observe.report.cores import Taken
+from ddp_notebook.observe.report.loading import Loader, loading
 from ddp_notebook.observe.report.memory import FAULT_NS
 from ddp_notebook.observe.report.network import Network
+from ddp_notebook.observe.steps.steps import StepTable
 from ddp_notebook.observe.steps.waits import fewest_steps
-from ddp_notebook.observe.tables.matching import RowSource
-from ddp_notebook.observe.views import Step, Straggler
+from ddp_notebook.observe.tables.matching import Numbers, RowSource
+from ddp_notebook.observe.views import Straggler
 from ddp_notebook.records.schema import ORIGINS, SPANS
 from ddp_notebook.records.units import ms, percent, size
 from ddp_notebook.records.words import rank_on, ranks_on
@@ -23,7 +26,6 @@ from ddp_notebook.records.words import rank_on, ranks_on
 _MOST = 3  # things to try
 _LARGE = 0.15  # of a step: worth being the verdict
 _NOTABLE = 0.1  # of a step: worth a word
-_WORKER_NS = 1e6  # a batch of a worker's takes about as long where cores are busy
 _LARGE_REST = 0.3  # of a step: Python between the phases is normal, and so is an optimizer
 _MOSTLY = 0.7  # of a step
 _MANY_BUCKETS, _SMALL_BUCKET = 8, 8_000_000  # DDP's own have 25 MiB
@@ -40,9 +42,11 @@ class Parts:
     rank: int | None
     step_ns: float
     input_ns: float
+    workers_ns: float  # of it, for the start and the end of a loader's workers
     compute_ns: float
     exposed_ns: float
     waiting_ns: float
+    answers_ns: float  # of it, for answers of remote calls
     optimizer_ns: float
     rest_ns: float
     communication_ns: float
@@ -73,8 +77,10 @@ def verdict(
     network: Network | None = None,
     bubble: Bubble | None = None,
     page_faults: float = 0.0,
+    taken: Taken | None = None,
 ) -> str:
-    """One sentence: where most of the time is lost.
+    """One sentence: where most of the time is lost. If other processes take the cores, it says that: no other figure
+    tells about the program then.
 
     Args:
         parts: of all ranks.
@@ -84,12 +90,17 @@ def verdict(
         network: what it did between machines, where data moved there.
         bubble: of the pipeline that the ranks are stages of: then nobody is waited for.
         page_faults: of a step, mean of the ranks.
+        taken: how long ranks waited for a core; None: not known.
     """
+    if taken is not None and taken.is_large and taken.by_others:
+        return taken.words(parts.step_ns, len(ranks))
     losses = [_waiting(parts, ranks, slow, steps, hosts) if bubble is None else bubble.loss(parts.step_ns)]
     exposed_ns = parts.exposed_ns if bubble is None else 0.0  # a part of the bubble
     for ns, least, text in (
         (exposed_ns, _LARGE, network.words() if network else "is communication that no compute hides"),
-        (parts.input_ns, _LARGE, "waits for the data loader"),
+        (parts.answers_ns, _LARGE, "waits for answers of remote calls"),
+        (parts.input_ns - parts.workers_ns, _LARGE, "waits for the data loader"),
+        (parts.workers_ns, _LARGE, "is the start and the end of the data loader's workers"),
         (parts.optimizer_ns, _LARGE_REST, "is the optimizer"),
         (parts.rest_ns, _LARGE_REST, "is neither of these: Python code between the phases"),
         (page_faults * FAULT_NS, _LARGE, "goes into memory that is taken from the system anew"),
@@ -143,7 +154,9 @@ def waited_for(ranks: Sequence[Parts]) -> list[Parts]:
 
 
 def _waits(parts: Parts) -> float:
-    return parts.share(parts.waiting_ns)
+    """The share of the step for which a rank waits for others; not for answers of remote calls, which no rank is late
+    with."""
+    return parts.share(parts.waiting_ns - parts.answers_ns)
 
 
 def _mean_waiting(ranks: Sequence[Parts]) -> float:
@@ -173,6 +186,8 @@ def suggestions(
     is_sharded: bool = False,
     bubble: Bubble | None = None,
     page_faults: float = 0.0,
+    loader: Loader | None = None,
+    taken: Taken | None = None,
 ) -> tuple[str, ...]:
     """Up to three things to try.
 
@@ -183,33 +198,39 @@ def suggestions(
         is_sharded: see the function of this name.
         bubble: of the pipeline that the ranks are stages of.
         page_faults: of a step, mean of the ranks.
+        loader: that the steps wait for; None: its settings are not known.
+        taken: how long ranks waited for a core; None: not known.
     """
     # One rank's slow loader says nothing about the others'.
     others = [one for one in ranks if slow is None or one.rank != slow.rank or slow.phase != "input"]
-    input_ns = float(np.median([one.input_ns for one in others])) if others else 0.0
+    input_ns, workers_ns = (
+        float(np.median([getattr(one, name) for one in others])) if others else 0.0
+        for name in ("input_ns", "workers_ns")
+    )
     found: list[tuple[float, str]] = []
+    cores_are_taken = taken is not None and taken.is_large and taken.by_others
+    if cores_are_taken and taken is not None:
+        found.append(
+            (
+                parts.step_ns,
+                "measure again when the other processes have ended, or on another host: until then the other times are "
+                "those of ranks without a core",
+            )
+        )
     if slow is not None:
         lost_ns = parts.step_ns * _mean_waiting([one for one in ranks if one.rank != slow.rank])
         found.append((lost_ns, _balance(slow, lost_ns)))
     elif bubble is not None:
         found += [(bubble.loss(parts.step_ns)[0] * parts.step_ns, text) for text in bubble.suggestions()]
-    elif parts.share(parts.waiting_ns) >= _LARGE and len(ranks) > 1 and steps >= fewest_steps(len(ranks)):
+    elif _waits(parts) >= _LARGE and len(ranks) > 1 and steps >= fewest_steps(len(ranks)):
         found.append(
             (
-                parts.waiting_ns,
+                waiting_ns := parts.waiting_ns - parts.answers_ns,
                 "give all ranks batches of equal work, and each a core of its own: "
-                f"they wait {ms(parts.waiting_ns)} of each step, mean of the ranks",
+                f"they wait {ms(waiting_ns)} of each step, mean of the ranks",
             )
         )
-    if parts.share(input_ns) >= _NOTABLE and input_ns > _WORKER_NS:
-        pinned = ", pin_memory=True" if has_gpu else ""
-        found.append(
-            (
-                input_ns,
-                f"load in the background (DataLoader with num_workers{pinned}, prefetch_factor), where cores are free: "
-                f"the loader takes {ms(input_ns)} of each step",
-            )
-        )
+    found += loading(loader, parts.step_ns, input_ns, workers_ns, has_gpu=has_gpu, cores_are_taken=cores_are_taken)
     if parts.share(faults_ns := page_faults * FAULT_NS) >= _NOTABLE:
         found.append(
             (
@@ -246,7 +267,7 @@ def _for_communication(parts: Parts, gradients: Gradients | None, is_sharded: bo
             )
         )
     if gradients is None:
-        moved_ns = parts.communication_ns - parts.waiting_ns
+        moved_ns = parts.communication_ns - parts.waiting_ns + parts.answers_ns
         if not is_sharded and parts.share(exposed) >= _NOTABLE and parts.overlapped_ns < 0.1 * moved_ns:
             hidden = percent(parts.overlapped_ns / moved_ns)
             found.append(
@@ -295,34 +316,38 @@ def _for_communication(parts: Parts, gradients: Gradients | None, is_sharded: bo
     return found
 
 
-def is_sharded(recording: RowSource, found: list[Step]) -> bool:
+def is_sharded(recording: RowSource, found: StepTable) -> bool:
     """Whether FSDP, DTensor or a pipeline communicates in these steps: such a model is not for DDP."""
-    begin, end = min(step.start_ns for step in found), max(step.end_ns for step in found)
     calls = recording.rows("call")
-    origins = calls["origin"][(calls["issue_ns"] >= begin) & (calls["issue_ns"] < end)]
+    origins = calls["origin"][(calls["issue_ns"] >= found.start_ns.min()) & (calls["issue_ns"] < found.end_ns.max())]
     return bool(np.isin(origins, [ORIGINS.index(name) for name in ("fsdp", "dtensor", "pipeline")]).any())
 
 
-def gradients_of(recording: RowSource, found: list[Step]) -> Gradients | None:
+def gradients_of(recording: RowSource, found: StepTable) -> Gradients | None:
     """How these steps have synchronised their gradients; None where DDP did not."""
-    with_buckets = [step for step in found if step.buckets]
-    if not with_buckets:
-        return None
-    begin, end = min(step.start_ns for step in found), max(step.end_ns for step in found)
+    begin, end = found.start_ns.min(), found.end_ns.max()
     calls, spans = recording.rows("call"), recording.rows("span")
     calls = calls[(calls["bucket"] >= 0) & (calls["issue_ns"] >= begin) & (calls["issue_ns"] < end)]
+    if not len(calls):
+        return None
     spans = spans[(spans["kind"] == SPANS.index("backward")) & (spans["start_ns"] >= begin) & (spans["end_ns"] <= end)]
-    last_end: dict[tuple[int, int], int] = {}
-    for rank, backward, ended in calls[["rank", "backward", "end_ns"]].tolist():
-        last_end[rank, backward] = max(ended, last_end.get((rank, backward), -1))
-    tails = [
-        ended - last_end[rank, span]
-        for rank, span, ended in spans[["rank", "span", "end_ns"]].tolist()
-        if last_end.get((rank, span), -1) >= 0
-    ]
+    _, of_step, counts = np.unique(_keys(calls["rank"], calls["step"]), return_inverse=True, return_counts=True)
+    # When the last bucket of each backward ended, and when the backward itself did.
+    keys, of_backward = np.unique(_keys(calls["rank"], calls["backward"]), return_inverse=True)
+    last_end = np.full(len(keys), -1, np.int64)
+    np.maximum.at(last_end, of_backward, calls["end_ns"])
+    own = _keys(spans["rank"], spans["span"])
+    at = np.minimum(np.searchsorted(keys, own), len(keys) - 1)
+    is_known = (keys[at] == own) & (last_end[at] >= 0)
+    tails = (spans["end_ns"] - last_end[at])[is_known]
     return Gradients(
-        buckets=float(np.median([len(step.buckets) for step in with_buckets])),
-        nbytes=float(np.median([sum(bucket.nbytes for bucket in step.buckets) for step in with_buckets])),
+        buckets=float(np.median(counts)),
+        nbytes=float(np.median(np.bincount(of_step, calls["nbytes_in"]))),
         dtypes=tuple(recording.text(number) for number in np.unique(calls["dtype"]).tolist()),
-        copied_ns=max(float(np.median(tails)), 0.0) if tails else 0.0,
+        copied_ns=max(float(np.median(tails)), 0.0) if len(tails) else 0.0,
     )
+
+
+def _keys(ranks: Numbers, numbers: Numbers) -> Numbers:
+    """(n,) one number for both."""
+    return ranks.astype(np.int64) << 40 | numbers.astype(np.int64)

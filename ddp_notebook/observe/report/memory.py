@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Sequence
 
 import numpy as np
 
+from ddp_notebook.observe.steps.steps import StepTable
 from ddp_notebook.observe.tables.matching import RowSource
-from ddp_notebook.observe.views import Step
 from ddp_notebook.records.schema import Rows
 
 FAULT_NS = 1_500  # what one takes, much of it to fill the page with zeros; measured on two cores: 1.0 to 2.4 us
 
 
-def page_faults(recording: RowSource, steps: Sequence[Step], step_ns: float) -> float:
+def page_faults(recording: RowSource, steps: StepTable, step_ns: float) -> float:
     """Page faults of a step for memory that the rank has had before, mean of the ranks.
 
     Ranks are looked at once a second, and the median of the seconds counts: neither a pause between two steps nor what
@@ -27,9 +26,9 @@ def page_faults(recording: RowSource, steps: Sequence[Step], step_ns: float) -> 
     rows = recording.rows("resource")
     rows = rows[(rows["page_faults"] > 0) & (rows["gpu_allocated_bytes"] < 0)]
     of_ranks = []
-    for rank in {step.rank for step in steps}:
-        own = [step for step in steps if step.rank == rank]
-        begin_ns, end_ns = min(step.start_ns for step in own), max(step.end_ns for step in own)
+    for rank in steps.ranks:
+        own = steps.rank == rank
+        begin_ns, end_ns = int(steps.start_ns[own].min()), int(steps.end_ns[own].max())
         looks = rows[(rows["rank"] == rank) & (rows["time_ns"] >= begin_ns) & (rows["time_ns"] <= end_ns)]
         if len(rates := _rates(np.sort(looks, order="time_ns"))):
             of_ranks.append(float(np.median(rates)))

@@ -7,13 +7,12 @@ what lasts longer than both errors can be blamed on the network.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from ddp_notebook.observe.steps.steps import StepTable
 from ddp_notebook.observe.tables.matching import RowSource, match_collectives
-from ddp_notebook.observe.views import Step
 from ddp_notebook.records.units import ms, size
 
 _MOST_NAMED = 3  # hosts in a sentence
@@ -41,7 +40,7 @@ class Network:
         return f"waits for the network between {joined}: all ranks had come, and {size(self.bytes_per_s)}/s were moved"
 
 
-def network(recording: RowSource, found: Sequence[Step]) -> Network | None:
+def network(recording: RowSource, found: StepTable) -> Network | None:
     """What the network did in these steps; None: their ranks are on one machine, or most data stayed in each.
 
     Args:
@@ -50,18 +49,18 @@ def network(recording: RowSource, found: Sequence[Step]) -> Network | None:
 
     Example:
         >>> from tests.observe.synthetic import simulate
-        >>> from ddp_notebook.observe.steps.steps import steps
+        >>> from ddp_notebook.observe.steps.steps import measure
         >>> run = simulate(buckets=1, bucket_nbytes=1_000_000, transfer_ms=10)
-        >>> network(run, steps(run)) is None
+        >>> network(run, measure(run)) is None
         True
         >>> run.hosts = ("gpu1", "gpu1", "gpu2", "gpu2")
-        >>> print(network(run, steps(run)).words())
+        >>> print(network(run, measure(run)).words())
         waits for the network between gpu1 and gpu2: all ranks had come, and 100 MB/s were moved
     """
     hosts = np.array(recording.hosts)
     if not len(hosts):
         return None
-    begin, end = min(step.start_ns for step in found), max(step.end_ns for step in found)
+    begin, end = found.start_ns.min(), found.end_ns.max()
     calls = recording.rows("call")
     calls = calls[(calls["issue_ns"] >= begin) & (calls["issue_ns"] < end)]
     matched = match_collectives(recording, calls)

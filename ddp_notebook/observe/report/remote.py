@@ -7,21 +7,23 @@ from collections.abc import Sequence
 from statistics import median
 
 from ddp_notebook.observe.remote import RemoteCall
+from ddp_notebook.observe.steps.steps import StepTable
 from ddp_notebook.observe.tables.matching import RowSource
 from ddp_notebook.observe.tables.remote import calls
-from ddp_notebook.records.units import ms
+from ddp_notebook.records.units import ms, percent
 
 _QUEUES_NS = 1_000_000  # before a call begins: less is its way
 _MOST_LISTED = 4  # functions of calls that have not returned
 _WAITS = ("rpc_sync", "to_here")  # whose caller waits
 
 
-def served(recording: RowSource, cell: int | None) -> tuple[str, ...]:
+def served(recording: RowSource, cell: int | None, steps: StepTable | None = None) -> tuple[str, ...]:
     """Sentences, without their full stops; none where nobody made a remote call.
 
     Args:
         recording: what the ranks have recorded.
         cell: this cell; None: all.
+        steps: of the cell, whose time the calls are compared with; None: there are none.
     """
     found = calls(recording, cell)
     by_callee: defaultdict[int, list[RemoteCall]] = defaultdict(list)
@@ -31,7 +33,7 @@ def served(recording: RowSource, cell: int | None) -> tuple[str, ...]:
         by_caller[call.src].append(call)
     notes = []
     answered = [(rank, [call for call in own if not call.is_open]) for rank, own in sorted(by_callee.items())]
-    if serves := [_serves(rank, own) for rank, own in answered if own]:
+    if serves := [_serves(rank, own, steps) for rank, own in answered if own]:
         notes.append(f"Remote calls: {', '.join(serves)}")
     waits = [(rank, _waited_ns(own)) for rank, own in sorted(by_caller.items())]
     if told := [f"rank {rank} {ms(waited_ns)}" for rank, waited_ns in waits if waited_ns]:
@@ -58,10 +60,29 @@ def _open(own: Sequence[RemoteCall]) -> str:
     return f"Not returned when this was told: {', '.join(listed)}"
 
 
-def _serves(rank: int, own: Sequence[RemoteCall]) -> str:
+def _serves(rank: int, own: Sequence[RemoteCall], steps: StepTable | None) -> str:
     ran_ns = sum(call.running_ns or 0 for call in own)
     count = f"{len(own)} call{'s' * (len(own) != 1)}"
-    return f"rank {rank} served {count} ({ms(ran_ns)} in their functions)"
+    text = f"rank {rank} served {count} ({ms(ran_ns)} in their functions"
+    if steps is not None and len(steps):
+        begin_ns, end_ns = int(steps.start_ns.min()), int(steps.end_ns.max())
+        text += (
+            f", {percent(_executing_ns(own, begin_ns, end_ns) / max(end_ns - begin_ns, 1))} of the time of the steps"
+        )
+    return f"{text})"
+
+
+def _executing_ns(own: Sequence[RemoteCall], begin_ns: int, end_ns: int) -> int:
+    """For how long at least one of the calls was executed between these times."""
+    executed = sorted(
+        (one.begun_ns, one.ended_ns) for one in own if one.begun_ns is not None and one.ended_ns is not None
+    )
+    total_ns, until_ns = 0, begin_ns
+    for begun_ns, ended_ns in executed:
+        ended_ns = min(ended_ns, end_ns)
+        total_ns += max(0, ended_ns - max(begun_ns, until_ns))
+        until_ns = max(until_ns, ended_ns)
+    return total_ns
 
 
 def _waited_ns(own: Sequence[RemoteCall]) -> int:

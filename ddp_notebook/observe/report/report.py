@@ -1,6 +1,7 @@
 """A training cell in figures and words: what its steps took, why, and what to try.
 
-cell 7, In [12]: 18 steps on 4 ranks, 84 ms each (trimmed mean, without the first 2), 1,515 samples/s
+In [12]: 20 steps on 4 ranks, 84 ms/step (mean of steps 2 to 19 without the shortest and the longest, of 4 ranks), \
+1,515 samples/s
 
 rank  step ms  input  compute  exposed  waiting  optimizer  rest  samples/s
 all      84.5    1 %     50 %      1 %     44 %        2 %  0.6 %      1515
@@ -10,6 +11,10 @@ all      84.5    1 %     50 %      1 %     44 %        2 %  0.6 %      1515
 59 % of the step waits for rank 2, whose forward takes 6.0 times the others'.
 Try:
 - give rank 2 less work, or look for what slows its forward: it costs the others 50 ms of each step
+
+ms of a step  mean  median  90 %   max
+step          84.5    84.5  84.6  85.0
+forward       22.5    10.0  60.0  60.0
 """
 
 from __future__ import annotations
@@ -22,80 +27,127 @@ import numpy as np
 
 from ddp_notebook.observe.report.advice import Parts, gradients_of, is_sharded, suggestions, verdict
 from ddp_notebook.observe.report.bubbles import bubbles
+from ddp_notebook.observe.report.cores import Taken, shared, taken
+from ddp_notebook.observe.report.loading import loader_of
 from ddp_notebook.observe.report.memory import page_faults
 from ddp_notebook.observe.report.network import network
+from ddp_notebook.observe.report.outside import Outside, outside
 from ddp_notebook.observe.report.remote import served
-from ddp_notebook.observe.report.sharing import blocks_of, cores
-from ddp_notebook.observe.steps.apart import Bounded, apart
-from ddp_notebook.observe.steps.steps import measure, typical
+from ddp_notebook.observe.report.sharing import blocks_of
+from ddp_notebook.observe.steps.apart import apart
+from ddp_notebook.observe.steps.run import TrainingRun, run_of
+from ddp_notebook.observe.steps.steps import StepTable, measure
 from ddp_notebook.observe.steps.waits import straggler_of
-from ddp_notebook.observe.tables.matching import RowSource, calls_of, prompt_of
-from ddp_notebook.observe.views import WARM_UP, Step, Straggler, settled
+from ddp_notebook.observe.tables.matching import RowSource, calls_of, label_of
+from ddp_notebook.observe.tables.of_cell import Bounded, OfCell
+from ddp_notebook.observe.views import WARM_UP, Straggler
 from ddp_notebook.records.schema import SPANS
 from ddp_notebook.records.units import ms, percent
 from ddp_notebook.records.words import train_apart
 
+FEWEST_STEPS = 3  # with fewer a report says what each took, and nothing more
+_MOST_RANKS = 8  # whose times of such steps are told one by one
 _COLUMNS = ("input", "compute", "exposed", "waiting", "optimizer", "rest")
 _PASSES = ("forward", "backward", "input gradient", "weight gradient")
-_TIMES = tuple(f"{name}_ns" for name in (*_COLUMNS, "communication", "overlapped"))
+_TIMES = tuple(f"{name}_ns" for name in (*_COLUMNS, "workers", "answers", "communication", "overlapped"))
+_PHASES = {  # columns of a `StepTable` by what a report calls them; what is indented is a part of the one above it
+    "input": "input",
+    "  workers": "workers",
+    "forward": "own_forward",
+    "backward": "own_backward",
+    "exposed": "exposed",
+    "waiting": "waiting",
+    "  answers": "answers",
+    "optimizer": "optimizer",
+    "rest": "rest",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Phase:
+    """How long one phase of a step took, over all steps but the first two of the cell, and over all ranks."""
+
+    name: str
+    mean_ns: float
+    median_ns: float
+    most_ns: float  # of nine of ten
+    max_ns: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Report:
     """What a training cell's steps took. As text it is the table that `%ddp_report` shows.
 
-    `compute` is forward and backward; `exposed` is communication that the ranks waited for while data moved, `waiting`
-    the time for which they waited for slower ranks; `rest` is what lies between.
+    `compute` is forward, backward and the execution of remote calls; `exposed` is communication that the ranks waited
+    for while data moved, `waiting` the time for which they waited for slower ranks and for answers of remote calls;
+    `rest` is what lies between. `workers` is the part of `input` for the start and the end of a loader's workers,
+    `answers` the part of `waiting` for remote calls.
     """
 
     cell: int | None  # None: no cell has steps
-    prompt: str  # of the cell: "In [8]"; empty where it had none
+    run: TrainingRun | None  # its numbers, which other displays share
     steps: int  # that were looked at, of the rank that has the most
     all_steps: int  # steps of the cell; more than steps + skipped if the recording was full
     skipped: int  # steps at the start that were not
     overall: Parts | None
     ranks: tuple[Parts, ...]
+    phases: tuple[Phase, ...]
+    outside: Outside | None  # time of the cell that belongs to no step; None: not known
+    taken: Taken | None  # how long ranks waited for a core; None: not counted
+    times: tuple[str, ...]  # of steps that are too few for more
+    synchronises: bool  # gradients, in buckets of DDP
     straggler: Straggler | None
     efficiency: float | None  # samples/s over those of as many single ranks; None: it was not measured for this cell
     notes: tuple[str, ...]  # sentences: how that compares with one rank alone, and what is missing
     verdict: str  # a sentence
     suggestions: tuple[str, ...]
 
+    @property
+    def prompt(self) -> str:
+        """The name of the cell for its reader: "In [8]"."""
+        return "" if self.run is None else self.run.label
+
     def __repr__(self) -> str:
-        if self.overall is None:
+        if self.overall is None or self.run is None:
             return f"Report({self.verdict})"
-        steps = self._counted()
-        return f"Report(cell {self.cell}, {steps} of {ms(self.overall.step_ns)}: {self.verdict})"
+        return f"Report({self.run.label}, {self._counted(self.run)}, {self.run.per_step}: {self.verdict})"
 
     def __str__(self) -> str:
-        if self.overall is None:
+        if self.overall is None or self.run is None:
             return "\n".join([f"{self.verdict}.", *self._noted()])
+        if self.times:
+            return "\n".join([self._head(self.run, self.overall), *self.times])
+        is_first = self.taken is not None and self.verdict == self.taken.words(self.overall.step_ns, len(self.ranks))
         lines = [
-            self._head(self.overall),
+            self._head(self.run, self.overall),
+            *([f"{self.verdict}."] if is_first else []),
             *self._noted(),
             "",
             *_table([self.overall, *self.ranks]),
             "",
-            f"{self.verdict}.",
+            *([] if is_first else [f"{self.verdict}."]),
         ]
         if self.suggestions:
             lines += ["Try:", *(f"- {text}" for text in self.suggestions)]
+        lines += ["", *_table_of_phases(self.phases)]
+        if self.outside is not None and self.outside.rows:
+            lines += ["", *_table_outside(self.outside)]
         return "\n".join(lines)
 
-    def _head(self, overall: Parts) -> str:
-        count = f"{self._counted()} on {len(self.ranks)} rank{'s' * (len(self.ranks) != 1)}"
-        skipped = f", without the first {self.skipped}" if self.skipped else ""
-        cell = f"cell {self.cell}, {self.prompt}" if self.prompt else f"cell {self.cell}"
-        text = f"{cell}: {count}, {ms(overall.step_ns)} each (trimmed mean{skipped})"
+    def _head(self, run: TrainingRun, overall: Parts) -> str:
+        count = f"{self._counted(run)} on {run.ranks} rank{'s' * (run.ranks != 1)}"
+        if self.times:
+            return f"{run.label}: {count}"
+        text = f"{run.label}: {count}, {run.per_step} ({run.definition})"
         if overall.samples_per_s is not None:
             text += f", {overall.samples_per_s:,.0f} samples/s"
         return text
 
-    def _counted(self) -> str:
+    def _counted(self, run: TrainingRun) -> str:
         """The steps, and how many there were if the first ones are not recorded any more."""
         if self.steps + self.skipped < self.all_steps:
             return f"the last {self.steps:,} of {self.all_steps:,} steps"
-        return f"{self.steps} step{'s' * (self.steps != 1)}"
+        return run.counted
 
     def _noted(self) -> list[str]:
         return [f"{note}." for note in self.notes]
@@ -115,73 +167,126 @@ def report(recording: Bounded, cell: int | None = None) -> Report:
     """
     if cell is None:
         cell = _last_cell_with_steps(recording)
-    measured = measure(recording, cell) if cell is not None else []
-    if cell is None or not measured:
-        return Report(
-            cell=cell,
-            prompt="",
-            steps=0,
-            all_steps=0,
-            skipped=0,
-            overall=None,
-            ranks=(),
-            straggler=None,
-            efficiency=None,
-            notes=(
-                *(one.note for one in bubbles(recording, cell)),
-                *served(recording, cell),
-                *_what_was_lost(recording),
-            ),
-            verdict=_what_is_missing(recording, cell),
-            suggestions=(),
-        )
-    slow = straggler_of(measured, recording.hosts)
-    every = [one.step for one in measured]
-    found = settled(every)
-    of_rank = {rank: [step for step in found if step.rank == rank] for rank in sorted({step.rank for step in found})}
-    kept = typical(found)
-    ranks = tuple(_parts([step for step in kept if step.rank == rank] or own, rank) for rank, own in of_rank.items())
+    own = OfCell(recording, cell) if cell is not None else None
+    run = None if own is None else run_of(own, cell)
+    if cell is None or own is None or run is None:
+        return _without_steps(recording, cell)
+    every = measure(own, cell)
+    found = every.settled
+    kept = found.typical
+    ranks = tuple(_parts(_or(kept[kept.rank == rank], found[found.rank == rank]), rank) for rank in found.ranks)
     overall = _mean(ranks)
-    count = max(len(own) for own in of_rank.values())
+    count = int(np.unique(found.rank, return_counts=True)[1].max())
+    all_steps = 1 + int(every.number.max())
+    if all_steps < FEWEST_STEPS:
+        return _of_few(own, run, every, overall, ranks, all_steps)
+    slow = straggler_of(every, recording.hosts)
     efficiency = _efficiency(recording, overall, len(ranks), cell)
-    compared = _compared(recording, cell, efficiency, len(ranks))
-    pipelines = bubbles(recording, cell)
+    pipelines = bubbles(own, cell)
     bubble = max(pipelines, key=lambda one: one.lost_ns, default=None)
-    gpus = recording.rows("resource")["gpu_allocated_bytes"]
-    faults = page_faults(recording, found, overall.step_ns)
+    faults = page_faults(own, found, overall.step_ns)
+    cores = taken(own, found)
+    gradients = gradients_of(own, found)
     return Report(
         cell=cell,
-        prompt=prompt_of(recording, cell),
+        run=run,
         steps=count,
-        all_steps=1 + max(step.step for step in every),
+        all_steps=all_steps,
         skipped=WARM_UP if len(found) < len(every) else 0,
         overall=overall,
         ranks=ranks,
+        phases=_phases(found),
+        outside=outside(own, every),
+        taken=cores,
+        times=(),
+        synchronises=gradients is not None,
         straggler=slow,
         efficiency=efficiency,
         notes=(
-            *_apart(recording, cell),
+            *_apart(own, cell),
             *(one.note for one in pipelines),
-            *blocks_of(recording, kept),
-            *compared,
-            *cores(recording, list(of_rank)),
-            *served(recording, cell),
+            *blocks_of(own, kept),
+            *_compared(recording, cell, efficiency, len(ranks)),
+            *_cores(own, found.ranks, cores, overall.step_ns),
+            *served(own, cell, found),
             *_clocks(recording, ranks),
             *_what_was_lost(recording),
         ),
-        verdict=verdict(overall, ranks, slow, count, recording.hosts, network(recording, found), bubble, faults),
+        verdict=verdict(overall, ranks, slow, count, recording.hosts, network(own, found), bubble, faults, cores),
         suggestions=suggestions(
             overall,
             ranks,
             slow,
-            gradients_of(recording, found),
+            gradients,
             steps=count,
-            has_gpu=bool((gpus >= 0).any()),
-            is_sharded=is_sharded(recording, found),
+            has_gpu=bool((own.rows("resource")["gpu_allocated_bytes"] >= 0).any()),
+            is_sharded=is_sharded(own, found),
             bubble=bubble,
             page_faults=faults,
+            loader=loader_of(own, found),
+            taken=cores,
         ),
     )
+
+
+def _without_steps(recording: Bounded, cell: int | None) -> Report:
+    return Report(
+        cell=cell,
+        run=None,
+        steps=0,
+        all_steps=0,
+        skipped=0,
+        overall=None,
+        ranks=(),
+        phases=(),
+        outside=None,
+        taken=None,
+        times=(),
+        synchronises=False,
+        straggler=None,
+        efficiency=None,
+        notes=(*(one.note for one in bubbles(recording, cell)), *served(recording, cell), *_what_was_lost(recording)),
+        verdict=_what_is_missing(recording, cell),
+        suggestions=(),
+    )
+
+
+def _of_few(
+    recording: Bounded, run: TrainingRun, every: StepTable, overall: Parts, ranks: tuple[Parts, ...], all_steps: int
+) -> Report:
+    """Of one or two steps, which are those of the warm-up: what each took, and nothing that they do not show."""
+    times = []
+    for number in np.unique(every.number).tolist():
+        own = every[every.number == number]
+        took = own.duration_ns.tolist()
+        if len(took) > _MOST_RANKS:
+            told = f"{ms(min(took))} to {ms(max(took))} on {len(took)} ranks"
+        else:
+            told = ", ".join(f"{ms(ns)} on rank {rank}" for rank, ns in zip(own.rank.tolist(), took, strict=True))
+        times.append(f"step {number}: {told}")
+    return Report(
+        cell=run.cell,
+        run=run,
+        steps=all_steps,
+        all_steps=all_steps,
+        skipped=0,
+        overall=overall,
+        ranks=ranks,
+        phases=(),
+        outside=None,
+        taken=None,
+        times=(*times, *(f"{note}." for note in (*_apart(recording, run.cell), *_what_was_lost(recording)))),
+        synchronises=gradients_of(recording, every) is not None,
+        straggler=None,
+        efficiency=None,
+        notes=(),
+        verdict=f"Too few steps for more than their times: {all_steps}",
+        suggestions=(),
+    )
+
+
+def _or(some: StepTable, others: StepTable) -> StepTable:
+    return some if len(some) else others
 
 
 def _last_cell_with_steps(recording: RowSource) -> int | None:
@@ -190,15 +295,36 @@ def _last_cell_with_steps(recording: RowSource) -> int | None:
     return int(cells.max()) if len(cells) else None
 
 
-def _parts(steps: Sequence[Step], rank: int) -> Parts:
-    duration = sum(step.duration_ns for step in steps)
-    known = [step.samples for step in steps if step.samples is not None]
+def _parts(steps: StepTable, rank: int) -> Parts:
+    duration = int(steps.duration_ns.sum())
+    known = steps.samples[steps.samples >= 0]
     return Parts(
         rank=rank,
         step_ns=duration / len(steps),
-        **{name: sum(getattr(step, name) for step in steps) / len(steps) for name in _TIMES},
-        samples_per_s=float(np.mean(known)) * len(steps) / duration * 1e9 if known and duration else None,
+        **{name: int(steps.parts[name.removesuffix("_ns")].sum()) / len(steps) for name in _TIMES},
+        samples_per_s=float(known.mean()) * len(steps) / duration * 1e9 if len(known) and duration else None,
     )
+
+
+def _phases(steps: StepTable) -> tuple[Phase, ...]:
+    """How the phases scatter over steps and ranks; those that took any time."""
+    columns = {"step": steps.duration_ns, **{name: steps.parts[part] for name, part in _PHASES.items()}}
+    found = []
+    for name, taken_ns in columns.items():
+        if not taken_ns.any():
+            continue
+        middle, most = np.percentile(taken_ns, (50, 90)).tolist()
+        mean, longest = float(taken_ns.mean()), float(taken_ns.max())
+        found.append(Phase(name=name, mean_ns=mean, median_ns=middle, most_ns=most, max_ns=longest))
+    return tuple(found)
+
+
+def _cores(recording: RowSource, ranks: Sequence[int], cores: Taken | None, step_ns: float) -> tuple[str, ...]:
+    """Notes: more ranks than cores, and how long ranks waited for a core where that is not the verdict."""
+    notes = shared(recording, ranks)
+    if cores is not None and cores.is_large and not cores.by_others:
+        notes = (*notes, cores.words(step_ns, len(ranks)))
+    return notes
 
 
 def _mean(ranks: Sequence[Parts]) -> Parts:
@@ -233,9 +359,8 @@ def _compared(recording: RowSource, cell: int, efficiency: float | None, world_s
     if not alone:
         return ()
     if not _is_of(alone, cell):
-        prompt = prompt_of(recording, alone["cell"])
-        where = f"{alone['cell']}, {prompt}" if prompt else alone["cell"]
-        return (f"One rank alone was measured in cell {where}, which this is not compared with",)
+        where = label_of(recording, alone["cell"])
+        return (f"One rank alone was measured in {where}, which this is not compared with",)
     if efficiency is None:
         return ()
     took = f"{ms(alone['step_ns'])} a step" if alone.get("step_ns") else ""
@@ -263,7 +388,7 @@ def _what_was_lost(recording: Bounded) -> tuple[str, ...]:
 
 
 def _what_is_missing(recording: RowSource, cell: int | None) -> str:
-    where = "" if cell is None else f" in cell {cell}"
+    where = "" if cell is None else f" in {label_of(recording, cell)}"
     how = (
         "steps are seen of optimizers that are torch.optim's or derived from torch.optim.Optimizer, in cells on the "
         "ranks, and of DistributedOptimizer on the rank that calls its step"
@@ -272,7 +397,7 @@ def _what_is_missing(recording: RowSource, cell: int | None) -> str:
     kinds = spans["kind"] if cell is None else spans["kind"][spans["cell"] == cell]
     if not len(kinds) and not len(calls):
         if cell is not None and (last := _last_cell_with_steps(recording)) is not None:
-            return f"Nothing was recorded{where}: the last one that trained is cell {last}"
+            return f"Nothing was recorded{where}: the last one that trained is {label_of(recording, last)}"
         return f"Nothing was recorded{where}: {how}; if you turned recording off, %ddp_record values turns it on"
     passes = int(np.isin(kinds, [*map(SPANS.index, _PASSES)]).sum())
     seen = [f"{passes} forwards and backwards"] * bool(passes) + (
@@ -287,5 +412,27 @@ def _table(rows: Sequence[Parts]) -> list[str]:
         shares = [percent(parts.share(getattr(parts, f"{name}_ns"))) for name in _COLUMNS]
         samples = "" if parts.samples_per_s is None else f"{parts.samples_per_s:.0f}"
         table.append(["all" if parts.rank is None else str(parts.rank), f"{parts.step_ns / 1e6:.1f}", *shares, samples])
+    return _in_columns(table)
+
+
+def _table_of_phases(phases: Sequence[Phase]) -> list[str]:
+    """The percentiles are of all steps; means of the steps without the shortest and longest are above."""
+    table = [["ms of a step", "mean", "median", "90 %", "max"]]
+    for one in phases:
+        times = (one.mean_ns, one.median_ns, one.most_ns, one.max_ns)
+        table.append([one.name, *(f"{ns / 1e6:.1f}" for ns in times)])
+    return _in_columns(table)
+
+
+def _table_outside(found: Outside) -> list[str]:
+    table = [["outside of steps", "times", "s", "of the cell"]]
+    for name, count, ns in found.rows:
+        share = percent(ns / found.cell_ns) if found.cell_ns else ""
+        table.append([name, f"{count:,}" if count else "", f"{ns / 1e9:.2f}", share])
+    return _in_columns(table)
+
+
+def _in_columns(table: Sequence[Sequence[str]]) -> list[str]:
+    """Lines of a table: the first column to the left, the others to the right."""
     widths = [max(len(line[column]) for line in table) for column in range(len(table[0]))]
     return ["  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]).rstrip() for line in table]

@@ -6,6 +6,9 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
+from ddp_notebook.observe.steps.run import counted
 from ddp_notebook.observe.views import Step, settled
 
 
@@ -15,9 +18,10 @@ def alone(steps: Sequence[Step]) -> dict[str, Any]:
     Args:
         steps: at least one, all of the same cell.
     """
-    counted = settled(steps)
-    step_ns = statistics.median(step.duration_ns for step in counted)
-    samples = [step.samples for step in counted if step.samples is not None]
+    numbers, lasted = (np.array(some) for some in zip(*((one.step, one.duration_ns) for one in steps), strict=True))
+    kept, _ = counted(numbers, lasted)
+    step_ns = float(lasted[np.isin(numbers, kept)].mean())
+    samples = [step.samples for step in settled(steps) if step.samples is not None]
     return {
         "step_ns": step_ns,
         "samples_per_s": statistics.median(samples) / step_ns * 1e9 if samples else 0.0,

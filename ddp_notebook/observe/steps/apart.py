@@ -2,23 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Protocol
-
 import numpy as np
 
-from ddp_notebook.observe.tables.matching import RowSource
+from ddp_notebook.observe.tables.of_cell import Bounded
 from ddp_notebook.records.schema import SPANS, Rows
 
 _OPTIMIZER = SPANS.index("optimizer")
-
-
-class Bounded(RowSource, Protocol):
-    """A recording that may have lost rows."""
-
-    @property
-    def dropped(self) -> Mapping[int, int]:
-        """Rows that were lost on their way here, by rank."""
 
 
 def apart(recording: Bounded, cell: int) -> list[int]:

@@ -12,6 +12,9 @@ Each instant of a step belongs to exactly one part. A rank that is blocked in co
 has arrived, and what remains is exposed. Elsewhere input goes before forward and backward, and these go before the
 optimizer; time that nothing covers is `rest`.
 
+A thread that waits for the answer of a remote call waits, whatever phase it is in. While the same rank executes calls
+of others, that is compute.
+
 Times are those of the host. Where a GPU runs behind its host, only what the host waits for is seen.
 """
 
@@ -19,14 +22,14 @@ from __future__ import annotations
 
 import bisect
 import json
-import math
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from ddp_notebook.observe.steps.cycles import Cycles, cycles
+from ddp_notebook.observe.steps.run import counted
 from ddp_notebook.observe.tables.matching import (
     Numbers,
     RowSource,
@@ -36,25 +39,109 @@ from ddp_notebook.observe.tables.matching import (
     match_collectives,
     match_messages,
 )
-from ddp_notebook.observe.views import Bucket, Step
-from ddp_notebook.records.schema import ORIGINS, SPANS, Rows
+from ddp_notebook.observe.tables.remote import latest
+from ddp_notebook.observe.views import WARM_UP, Bucket, Step
+from ddp_notebook.records.schema import ORIGINS, RPC_KINDS, RPC_SIDES, SPANS, Rows
 
 _DDP = (ORIGINS.index("ddp"), ORIGINS.index("ddp hook"))
 _PARTS = {  # kinds of spans, by the part of a step that they are
-    "input": ("input",),
-    "forward": ("forward",),
+    "input": ("input", "workers"),
+    "workers": ("workers",),
+    "forward": ("forward", "evaluation"),
     "backward": ("backward", "input gradient", "weight gradient"),
     "optimizer": ("optimizer",),
 }
+_CALLER, _CALLEE = map(RPC_SIDES.index, ("caller", "callee"))
+_ANSWERED = [RPC_KINDS.index(kind) for kind in ("rpc_sync", "to_here")]  # whose caller waits
+_FUTURE = SPANS.index("future")
+# The parts of a step as `parts` names them; those of `Step` and the two parts of its compute.
+PARTS = (
+    *("input", "workers", "forward", "backward", "optimizer", "compute", "own_forward", "own_backward"),
+    *("communication", "overlapped", "exposed", "waiting", "answers", "rest"),
+)
+Intervals = tuple[Times, Times]
 
 
-class Measured(NamedTuple):
-    """A step, and the two parts of its `compute_ns`."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTable:
+    """Steps in columns, by cell, rank and number: n of them."""
 
-    step: Step
-    own_forward_ns: int
-    own_backward_ns: int
-    is_pipelined: bool  # its rank has a stage of a pipeline: whoever waits there waits for the schedule
+    rank: Numbers
+    cell: Numbers
+    number: Numbers  # in the cell, from 0
+    start_ns: Times
+    end_ns: Times
+    samples: Numbers  # -1: unknown
+    is_pipelined: npt.NDArray[np.bool_]  # its rank has a stage of a pipeline: it waits for the schedule, not for a rank
+    parts: dict[str, Times]  # nanoseconds by the names in `PARTS`
+    buckets: tuple[tuple[Rows, Times, Times, _Layouts], ...]  # calls with their steps' begins and ends, by rank
+
+    def __len__(self) -> int:
+        return len(self.rank)
+
+    @property
+    def duration_ns(self) -> Times:
+        return self.end_ns - self.start_ns
+
+    @property
+    def ranks(self) -> list[int]:
+        """The ranks that have steps, ascending."""
+        return [int(rank) for rank in np.unique(self.rank)]
+
+    def __getitem__(self, chosen: npt.NDArray[np.bool_]) -> StepTable:
+        """Some of the steps, by a mask."""
+        return StepTable(
+            rank=self.rank[chosen],
+            cell=self.cell[chosen],
+            number=self.number[chosen],
+            start_ns=self.start_ns[chosen],
+            end_ns=self.end_ns[chosen],
+            samples=self.samples[chosen],
+            is_pipelined=self.is_pipelined[chosen],
+            parts={name: column[chosen] for name, column in self.parts.items()},
+            buckets=self.buckets,
+        )
+
+    def of_cell(self, cell: int) -> StepTable:
+        return self[self.cell == cell]
+
+    @property
+    def settled(self) -> StepTable:
+        """The steps after the first two of a cell; all of them where none is later."""
+        later = self.number >= WARM_UP
+        return self[later] if later.any() else self
+
+    @property
+    def typical(self) -> StepTable:
+        """The steps that a mean is taken of, see `run.counted`. All are of one cell."""
+        return self[np.isin(self.number, counted(self.number, self.duration_ns)[0])]
+
+    def steps(self) -> list[Step]:
+        """The same as objects."""
+        buckets: dict[tuple[int, int], list[Bucket]] = {}
+        for calls, begins, ends, layouts in self.buckets:
+            buckets |= _buckets(calls, begins, ends, layouts)
+        names = [name for name in PARTS if not name.startswith("own_")]
+        columns = [self.parts[name].tolist() for name in names]
+        fields = [f"{name}_ns" for name in names]
+        return [
+            Step(
+                rank=rank,
+                cell=cell,
+                step=number,
+                start_ns=start_ns,
+                end_ns=end_ns,
+                samples=None if samples < 0 else samples,
+                buckets=tuple(buckets.get((rank, start_ns), ())),
+                **dict(zip(fields, row, strict=True)),
+            )
+            for rank, cell, number, start_ns, end_ns, samples, row in zip(
+                *(one.tolist() for one in (self.rank, self.cell, self.number, self.start_ns, self.end_ns)),
+                self.samples.tolist(),
+                zip(*columns, strict=True),
+                strict=True,
+            )
+        ]
 
 
 def steps(recording: RowSource, cell: int | None = None, rank: int | None = None) -> list[Step]:
@@ -77,44 +164,41 @@ def steps(recording: RowSource, cell: int | None = None, rank: int | None = None
 
     Source: https://docs.pytorch.org/docs/stable/notes/ddp.html (a backward ends when all buckets are reduced).
     """
-    return [one.step for one in measure(recording, cell, rank)]
+    return measure(recording, cell, rank).steps()
 
 
-def measure(recording: RowSource, cell: int | None = None, rank: int | None = None) -> list[Measured]:
-    """The same, with how much of the compute was forward and how much backward."""
+def measure(recording: RowSource, cell: int | None = None, rank: int | None = None) -> StepTable:
+    """The same as a table."""
     spans, calls = recording.rows("span"), calls_of(recording, cell)
     if cell is not None:
         spans = spans[spans["cell"] == cell]
     waited = waited_for(recording, calls)
+    remote = latest(recording.rows("rpc"))
     layouts = _Layouts(recording)
-    found: list[Measured] = []
+    found: list[StepTable] = []
     keys = np.unique(spans[spans["kind"] == SPANS.index("optimizer")][["cell", "rank"]])
     for its_cell, its_rank in keys.tolist():
         if rank is not None and its_rank != rank:
             continue
         own_spans = spans[(spans["cell"] == its_cell) & (spans["rank"] == its_rank)]
         own_calls = (calls["cell"] == its_cell) & (calls["rank"] == its_rank)
-        if (bounds := cycles(own_spans)) is not None:
-            found += _steps_of(bounds, own_spans, calls[own_calls], waited[own_calls], layouts)
-    return found
+        bounds = cycles(own_spans)
+        if bounds is not None and len(bounds.ends_ns):
+            own_remote = remote[remote["rank"] == its_rank]
+            found.append(_steps_of(bounds, own_spans, calls[own_calls], waited[own_calls], own_remote, layouts))
+    return _joined(found)
 
 
-def typical(found: Sequence[Step]) -> list[Step]:
-    """The steps that a mean is taken over: without the shortest and the longest twentieth, such as one with a pause.
+def _joined(tables: Sequence[StepTable]) -> StepTable:
+    def column(name: str) -> npt.NDArray[np.int64]:
+        return np.concatenate([np.zeros(0, np.int64), *(getattr(one, name) for one in tables)])
 
-    The same numbers on all ranks, since all of them wait where one pauses. Means of the parts of the same steps add up
-    to the mean of these steps, which medians do not: a rank may wait in half of its steps.
-
-    Args:
-        found: of one cell, in any order.
-    """
-    of_number: dict[int, list[int]] = {}
-    for step in found:
-        of_number.setdefault(step.step, []).append(step.duration_ns)
-    numbers = sorted(of_number, key=lambda number: sum(of_number[number]) / len(of_number[number]))
-    odd = math.ceil(len(numbers) / 20) if len(numbers) > 2 else 0
-    kept = set(numbers[odd : len(numbers) - odd])
-    return [step for step in found if step.step in kept]
+    return StepTable(
+        **{name: column(name) for name in ("rank", "cell", "number", "start_ns", "end_ns", "samples")},
+        is_pipelined=np.concatenate([np.zeros(0, bool), *(one.is_pipelined for one in tables)]),
+        parts={name: np.concatenate([np.zeros(0, np.int64), *(one.parts[name] for one in tables)]) for name in PARTS},
+        buckets=tuple(some for one in tables for some in one.buckets),
+    )
 
 
 def waited_for(recording: RowSource, calls: Rows) -> Times:
@@ -125,34 +209,65 @@ def waited_for(recording: RowSource, calls: Rows) -> Times:
     return waited
 
 
-def _steps_of(bounds: Cycles, spans: Rows, calls: Rows, waited: Times, layouts: _Layouts) -> Iterator[Measured]:
-    edges, count = bounds.bounds_ns, len(bounds.bounds_ns) - 1
+def _steps_of(bounds: Cycles, spans: Rows, calls: Rows, waited: Times, remote: Rows, layouts: _Layouts) -> StepTable:
+    begins, ends = bounds.begins_ns, bounds.ends_ns
+    count, edges = len(ends), np.unique(np.concatenate((begins, ends)))
+    rank, cell = int(spans["rank"][0]), int(spans["cell"][0])
     spans = spans[(spans["end_ns"] >= 0) & np.isin(spans["thread"], bounds.threads)]
-    calls, waited = in_order(calls, waited)
-    times = parts(edges, spans, calls, waited, np.isin(calls["thread"], bounds.threads))
-    totals = {f"{name}_ns": values.tolist() for name, values in times.items()}
-    own_forward, own_backward = totals.pop("own_forward_ns"), totals.pop("own_backward_ns")
     is_pipelined = bool((spans["kind"] == SPANS.index("pipeline")).any())
-    samples = [None] * count if is_pipelined else samples_of(spans, edges)
-    buckets = _buckets(calls, edges, layouts)
-    for at in range(count):
-        step = Step(
-            rank=int(spans["rank"][0]),
-            cell=int(spans["cell"][0]),
-            step=bounds.first + at,
-            start_ns=int(edges[at]),
-            end_ns=int(edges[at + 1]),
-            samples=samples[at],
-            buckets=tuple(buckets.get(at, ())),
-            **{name: values[at] for name, values in totals.items()},
-        )
-        yield Measured(step, own_forward[at], own_backward[at], is_pipelined)
+    samples, taken = np.full(count, -1), {name: np.zeros(count, np.int64) for name in PARTS}
+    if len(edges) > 1:
+        lasts = ends > begins  # one without a duration has no part of the next one
+        at = np.minimum(np.searchsorted(edges, begins), len(edges) - 2)
+        calls, waited = in_order(calls, waited)
+        is_own = np.isin(calls["thread"], bounds.threads)
+        answers, served = _answers(remote, spans, bounds.threads), _served(remote)
+        between = parts(edges, spans, calls, waited, is_own, answers, served)
+        taken = {name: np.where(lasts, between[name][at], 0) for name in PARTS}
+        samples = samples if is_pipelined else np.where(lasts, samples_of(spans, edges)[at], -1)
+    return StepTable(
+        rank=np.full(count, rank),
+        cell=np.full(count, cell),
+        number=bounds.first + np.arange(count),
+        start_ns=begins,
+        end_ns=ends,
+        samples=samples,
+        is_pipelined=np.full(count, is_pipelined),
+        parts=taken,
+        buckets=((calls[calls["bucket"] >= 0], begins, ends, layouts),),
+    )
+
+
+def _answers(remote: Rows, spans: Rows, threads: Numbers) -> Intervals:
+    """When threads that step waited for the answers of remote calls."""
+    own = remote[(remote["side"] == _CALLER) & np.isin(remote["kind"], _ANSWERED) & np.isin(remote["thread"], threads)]
+    own = own[own["end_ns"] >= 0]
+    waits = spans[spans["kind"] == _FUTURE]
+    return (
+        np.concatenate((own["start_ns"], waits["start_ns"])),
+        np.concatenate((own["end_ns"], waits["end_ns"])),
+    )
+
+
+def _served(remote: Rows) -> Intervals:
+    """When the rank executed calls of others."""
+    own = remote[(remote["side"] == _CALLEE) & (remote["end_ns"] >= 0)]
+    return own["start_ns"], own["end_ns"]
+
+
+_NONE: Intervals = (np.zeros(0, np.int64), np.zeros(0, np.int64))
 
 
 def parts(
-    edges: Times, spans: Rows, calls: Rows, waited: Times, is_own: npt.NDArray[np.bool_]
+    edges: Times,
+    spans: Rows,
+    calls: Rows,
+    waited: Times,
+    is_own: npt.NDArray[np.bool_],
+    answers: Intervals = _NONE,
+    served: Intervals = _NONE,
 ) -> dict[str, npt.NDArray[np.int64]]:
-    """What the time between each edge and the next went into, by the names of `Step`, without "_ns".
+    """What the time between each edge and the next went into, by the names in `PARTS`.
 
     Args:
         edges: (n + 1,) in order.
@@ -160,6 +275,8 @@ def parts(
         calls: (m,) in the order of their issue.
         waited: (m,) for other ranks.
         is_own: (m,) whether a thread that steps has called it.
+        answers: begins and ends of waits for answers of remote calls.
+        served: the same of the execution of calls of other ranks.
 
     Ranks whose times do not overlap, as they were moved apart, can be measured together.
     """
@@ -172,33 +289,42 @@ def parts(
     blocked = blocked_from[is_blocking], ended[is_blocking]
     waiting = blocked[0], np.clip((begun + waited)[is_blocking], *blocked)
     intervals |= {"communication": (begun, ended), "blocked": blocked, "waiting": waiting}
+    intervals |= {"answers": answers, "served": served}
 
-    cuts = np.unique(np.concatenate([edges, *(side for both in intervals.values() for side in both)]))
-    cuts = cuts[(cuts >= edges[0]) & (cuts <= edges[-1])]
+    cuts = np.sort(np.concatenate([edges, *(side for both in intervals.values() for side in both)]))
+    cuts = cuts[np.searchsorted(cuts, edges[0]) : np.searchsorted(cuts, edges[-1], "right")]
+    cuts = cuts[np.concatenate(([True], cuts[1:] != cuts[:-1]))]  # `np.unique` takes three times as long
     lengths, of_step = np.diff(cuts), np.searchsorted(edges, cuts[:-1], "right") - 1
-    covered = {name: _covers(*both, cuts[:-1]) for name, both in intervals.items()}
+    nothing = np.zeros(len(cuts) - 1, bool)
+    covered = {name: _covers(*both, cuts[:-1]) if len(both[0]) else nothing for name, both in intervals.items()}
 
     def total(mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
         """By step; exact, as sums of nanoseconds stay below 2**53."""
         return np.bincount(of_step[mask], lengths[mask], count).astype(np.int64)
 
-    free = ~covered["blocked"]
-    computes = covered["forward"] | covered["backward"]
-    compute = total(free & ~covered["input"] & computes)
-    own_backward = total(free & ~covered["input"] & covered["backward"])
+    free = ~covered["blocked"] & ~covered["answers"]
+    loads = free & covered["input"]
+    computes = free & ~covered["input"] & (covered["forward"] | covered["backward"])
+    steps_on = free & ~loads & ~computes & covered["optimizer"]
+    serves = ~covered["blocked"] & covered["served"] & ~loads & ~computes & ~steps_on
+    answered = ~covered["blocked"] & covered["answers"] & ~serves
+    own_backward, own_forward = total(computes & covered["backward"]), total(computes & ~covered["backward"])
+    answers_ns = total(answered)
     return {
-        "input": total(free & covered["input"]),
+        "input": total(loads),
+        "workers": total(loads & covered["workers"]),
         "forward": total(covered["forward"]),
         "backward": total(covered["backward"]),
-        "compute": compute,
-        "own_forward": compute - own_backward,
+        "compute": own_forward + own_backward + total(serves),
+        "own_forward": own_forward,
         "own_backward": own_backward,
-        "optimizer": total(free & ~covered["input"] & ~computes & covered["optimizer"]),
+        "optimizer": total(steps_on),
         "communication": total(covered["communication"]),
-        "overlapped": total(covered["communication"] & free),
-        "waiting": total(covered["waiting"]),
+        "overlapped": total(covered["communication"] & ~covered["blocked"]),
+        "waiting": total(covered["waiting"]) + answers_ns,
+        "answers": answers_ns,
         "exposed": total(covered["blocked"] & ~covered["waiting"]),
-        "rest": total(free & ~covered["input"] & ~computes & ~covered["optimizer"]),
+        "rest": total(free & ~loads & ~computes & ~steps_on & ~serves),
     }
 
 
@@ -244,11 +370,12 @@ def _covers(starts: Times, ends: Times, at: Times) -> npt.NDArray[np.bool_]:
     return begun > np.searchsorted(np.sort(ends), at, "right")
 
 
-def samples_of(spans: Rows, edges: Times) -> list[int | None]:
-    """By step: those that the loaders gave, or else those that went through the model with the most."""
+def samples_of(spans: Rows, edges: Times) -> Numbers:
+    """(n,) samples between each edge and the next: those that the loaders gave, or else those that went through the
+    model with the most; -1 where none is known."""
     count = len(edges) - 1
-    for kind in ("input", "forward"):
-        rows = spans[(spans["kind"] == SPANS.index(kind)) & (spans["samples"] >= 0)]
+    for kinds in (("input", "workers"), ("forward",)):
+        rows = spans[np.isin(spans["kind"], [*map(SPANS.index, kinds)]) & (spans["samples"] >= 0)]
         of_step = np.searchsorted(edges, rows["start_ns"], "right") - 1
         inside = (of_step >= 0) & (of_step < count)
         rows, of_step = rows[inside], of_step[inside]
@@ -259,19 +386,21 @@ def samples_of(spans: Rows, edges: Times) -> list[int | None]:
             for name in np.unique(rows["name"])
         ]
         known = np.bincount(of_step, minlength=count) > 0
-        return [int(value) if is_known else None for value, is_known in zip(np.max(sums, axis=0), known, strict=True)]
-    return [None] * count
+        return np.where(known, np.max(sums, axis=0), -1).astype(np.int64)
+    return np.full(count, -1)
 
 
-def _buckets(calls: Rows, edges: Times, layouts: _Layouts) -> dict[int, list[Bucket]]:
-    """By step, in the order of their issue."""
-    calls = calls[(calls["bucket"] >= 0) & (calls["issue_ns"] >= edges[0]) & (calls["issue_ns"] < edges[-1])]
-    found: dict[int, list[Bucket]] = {}
+def _buckets(calls: Rows, begins: Times, ends: Times, layouts: _Layouts) -> dict[tuple[int, int], list[Bucket]]:
+    """By rank and begin of the step, in the order of their issue."""
+    at: Numbers = np.searchsorted(begins, calls["issue_ns"], "right") - 1
+    inside = (at >= 0) & (calls["issue_ns"] < ends[np.maximum(at, 0)])
+    calls, at = calls[inside], at[inside]
+    found: dict[tuple[int, int], list[Bucket]] = {}
     columns = ("rank", "module", "bucket", "nbytes_in", "issue_ns", "end_ns")
-    of_step: Numbers = np.searchsorted(edges, calls["issue_ns"], "right") - 1
-    for step, row in zip(of_step.tolist(), zip(*(calls[name].tolist() for name in columns), strict=True), strict=True):
+    of_begin = begins[at].tolist()
+    for begin, row in zip(of_begin, zip(*(calls[name].tolist() for name in columns), strict=True), strict=True):
         rank, module, bucket, nbytes, issue_ns, end_ns = row
-        found.setdefault(step, []).append(
+        found.setdefault((rank, begin), []).append(
             Bucket(
                 bucket=bucket,
                 nbytes=nbytes,

@@ -11,13 +11,13 @@ rank shows by what it does *not* do: it is the one that waits least.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from ddp_notebook.observe.steps.steps import Measured, measure
+from ddp_notebook.observe.steps.steps import StepTable, measure
 from ddp_notebook.observe.tables.matching import RowSource, calls_of, match_collectives
 from ddp_notebook.observe.views import WARM_UP, Straggler, Wait
 from ddp_notebook.records.schema import ORIGINS
@@ -107,22 +107,21 @@ def straggler(recording: RowSource, cell: int | None = None) -> Straggler | None
         True
     """
     found = measure(recording, cell)
-    if found:
+    if len(found):
         return straggler_of(found, recording.hosts)
     chosen = cell if cell is not None else int(recording.rows("call")["cell"].max(initial=0))
     rounds = _rounds_of_collectives(waits(recording, chosen))
     return None if rounds is None else _judge(rounds, recording.hosts)
 
 
-def straggler_of(found: Sequence[Measured], hosts: Sequence[str] = ()) -> Straggler | None:
+def straggler_of(found: StepTable, hosts: Sequence[str] = ()) -> Straggler | None:
     """The same from steps that were measured already; those of the last cell count.
 
     Args:
         hosts: by rank; (): they are on one machine.
     """
-    last_cell = max((one.step.cell for one in found), default=0)
-    found = [one for one in found if one.step.cell == last_cell]
-    if any(one.is_pipelined for one in found):  # the last stage waits least, and is not slow
+    found = found.of_cell(int(found.cell.max(initial=0)))
+    if found.is_pipelined.any():  # the last stage waits least, and is not slow
         return None
     rounds = _rounds_of_steps(found)
     return None if rounds is None else _judge(rounds, hosts)
@@ -139,33 +138,34 @@ class _Rounds:
     phases: dict[str, Times]  # (R, n) each, what a rank itself took
 
 
-def _rounds_of_steps(found: Sequence[Measured]) -> _Rounds | None:
-    """The steps that all ranks have, without those at the start."""
-    of_rank: dict[int, dict[int, Measured]] = {}
-    for one in found:
-        of_rank.setdefault(one.step.rank, {})[one.step.step] = one
-    ranks = sorted(of_rank)
-    common = sorted(set.intersection(*(set(own) for own in of_rank.values()))) if ranks else []
-    common = [number for number in common if number >= WARM_UP]
-    if len(ranks) < 2 or not common:
+def _rounds_of_steps(found: StepTable) -> _Rounds | None:
+    """The steps that all ranks have, without those at the start. Waits for answers of remote calls are no sign of a
+    slow rank: a server never waits."""
+    ranks = found.ranks
+    found = found[found.number >= WARM_UP]
+    numbers, counts = np.unique(found.number, return_counts=True)
+    common = numbers[counts == len(ranks)]
+    if len(ranks) < 2 or not len(common):
         return None
-    table = [[of_rank[rank][number] for number in common] for rank in ranks]
+    found = found[np.isin(found.number, common)]
+    order = np.lexsort((found.number, found.rank))
 
-    def of(part: Callable[[Measured], int]) -> Times:
+    def table(column: Times) -> Times:
         """(R, n) this of each step."""
-        return np.array([[part(one) for one in row] for row in table], np.int64)
+        return column[order].reshape(len(ranks), len(common))
 
+    parts = found.parts
     return _Rounds(
         unit="steps",
         ranks=tuple(ranks),
-        lasted_ns=np.median(of(lambda one: one.step.duration_ns), axis=0).astype(np.int64),
-        waited_ns=of(lambda one: one.step.waiting_ns),
+        lasted_ns=np.median(table(found.duration_ns), axis=0).astype(np.int64),
+        waited_ns=table(parts["waiting"] - parts["answers"]),
         phases={
-            "input": of(lambda one: one.step.input_ns),
-            "forward": of(lambda one: one.own_forward_ns),
-            "backward": of(lambda one: one.own_backward_ns),
-            "optimizer": of(lambda one: one.step.optimizer_ns),
-            "between": of(lambda one: one.step.rest_ns),
+            "input": table(parts["input"]),
+            "forward": table(parts["own_forward"]),
+            "backward": table(parts["own_backward"]),
+            "optimizer": table(parts["optimizer"]),
+            "between": table(parts["rest"]),
         },
     )
 

@@ -5,8 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from ddp_notebook.errors import MissingPackageError
+from ddp_notebook.observe.steps.run import counted, runs
+from ddp_notebook.observe.steps.steps import measure
+from ddp_notebook.observe.tables.matching import label_of
 from ddp_notebook.records.schema import (
     CONTEXT_EVENTS,
     ORIGINS,
@@ -41,15 +45,12 @@ _CODES = {
 def to_pandas(recording: RecordedTables, table: str, rows: Rows) -> Any:
     """Rows as a DataFrame: texts and codes in words, times in nanoseconds of the notebook's clock, -1 where unknown.
 
-    A group is two columns: `group`, its title, and `group_name`, torch's own name.
+    A group is two columns: `group`, its title, and `group_name`, torch's own name. `label` is the cell as its reader
+    knows it, "In [6]".
 
     Raises:
         MissingPackageError: pandas is not installed.
     """
-    try:
-        import pandas  # type: ignore[import-untyped,import-not-found,unused-ignore]
-    except ImportError as error:
-        raise MissingPackageError("to_pandas() needs pandas, which is not installed: %pip install pandas") from error
     columns: dict[str, Any] = {}
     for name in rows.dtype.names or ():
         column = rows[name]
@@ -66,9 +67,58 @@ def to_pandas(recording: RecordedTables, table: str, rows: Rows) -> Any:
             columns[name] = [first_values(row, dtype) for row, dtype in zip(rows, dtypes, strict=True)]
         else:
             columns[name] = column
+            if name == "cell":
+                columns["label"] = _in_words(column, lambda cell: label_of(recording, cell))
+    return _frame(columns)
+
+
+def of_steps(recording: RecordedTables) -> Any:
+    """All optimizer steps as a DataFrame: times in nanoseconds, and whether `ms_per_step` of their run counts them."""
+    found = measure(recording)
+    in_mean = np.zeros(len(found), bool)
+    for cell in np.unique(found.cell).tolist():
+        own = found.cell == cell
+        in_mean[own] = np.isin(found.number[own], counted(found.number[own], found.duration_ns[own])[0])
+    columns = {
+        "rank": found.rank,
+        "cell": found.cell,
+        "label": _in_words(found.cell, lambda cell: label_of(recording, cell)),
+        "step": found.number,
+        "start_ns": found.start_ns,
+        "duration_ns": found.duration_ns,
+        "is_in_mean": in_mean,
+        "samples": found.samples,
+        **{f"{name}_ns": column for name, column in found.parts.items() if not name.startswith("own_")},
+    }
+    return _frame(columns)
+
+
+def of_runs(recording: RecordedTables) -> Any:
+    """All training runs as a DataFrame, with the numbers that every display shows."""
+    rows = [
+        {
+            "cell": run.cell,
+            "label": run.label,
+            "ranks": run.ranks,
+            "steps": run.steps,
+            "ms_per_step": run.step_ns / 1e6,
+            "definition": run.definition,
+            "gradient_nbytes": run.gradient_nbytes,
+        }
+        for run in runs(recording)
+    ]
+    names = ("cell", "label", "ranks", "steps", "ms_per_step", "definition", "gradient_nbytes")
+    return _frame({name: [row[name] for row in rows] for name in names})
+
+
+def _frame(columns: dict[str, Any]) -> Any:
+    try:
+        import pandas  # type: ignore[import-untyped,import-not-found,unused-ignore]
+    except ImportError as error:
+        raise MissingPackageError("to_pandas() needs pandas, which is not installed: %pip install pandas") from error
     return pandas.DataFrame(columns)
 
 
-def _in_words(numbers: Rows, text: Any) -> Any:
+def _in_words(numbers: npt.NDArray[Any], text: Any) -> Any:
     unique, back = np.unique(numbers, return_inverse=True)
     return np.array([text(int(number)) for number in unique], object)[back]

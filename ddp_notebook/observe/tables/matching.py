@@ -35,6 +35,10 @@ class RowSource(Protocol):
     def baseline(self) -> Mapping[str, Any] | None:
         """What one rank alone reached: `samples_per_s` and `step_ns`."""
 
+    @property
+    def prompts(self) -> Mapping[int, str]:
+        """By cell, the prompts that are known without the row of the cell, which comes at its end."""
+
     def rows(self, table: str) -> Rows: ...
 
     def text(self, number: int) -> str: ...
@@ -68,14 +72,28 @@ class Matched:
 def calls_of(recording: RowSource, cell: int | None = None) -> Rows:
     """The calls of a cell, or all."""
     calls = recording.rows("call")
-    return calls if cell is None else calls[calls["cell"] == cell]
+    chosen = calls["cell"] == cell if cell is not None else np.ones(len(calls), bool)
+    return calls if chosen.all() else calls[chosen]
 
 
 def prompt_of(recording: RowSource, cell: int) -> str:
-    """The prompt of a cell, such as "In [8]"; empty where it has none, or has not ended."""
+    """Return the prompt of a cell, such as "In [8]"; empty where it has none, or none is known yet."""
+    if prompt := recording.prompts.get(cell):
+        return prompt
     spans = recording.rows("span")
     names = spans["name"][(spans["kind"] == SPANS.index("cell")) & (spans["cell"] == cell)]
     return recording.text(int(names[0])) if len(names) else ""
+
+
+def label_of(recording: RowSource, cell: int) -> str:
+    """Return the name of a cell for its reader: its prompt, "In [8]", or "cell 3" where it has none.
+
+    Example:
+        >>> from ddp_notebook.widgets import simulate
+        >>> label_of(simulate(world_size=2), 1)
+        'cell 1'
+    """
+    return prompt_of(recording, cell) or f"cell {cell}"
 
 
 def is_message(recording: RowSource, calls: Rows) -> npt.NDArray[np.bool_]:

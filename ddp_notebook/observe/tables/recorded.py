@@ -46,6 +46,7 @@ class RecordedTables:
         self.clock = clock or Clock()
         self.former: list[FormerClock] = []  # of ranks that went to other hosts, in the order in which they did
         self.baseline: Mapping[str, Any] | None = None  # what one rank alone reached, once that was measured
+        self.prompts: dict[int, str] = {}  # by cell, of cells that this notebook has sent: "In [6]"
         self.aside: set[int] = set()  # cells whose rows are not shown any more
         self.listeners: list[Callable[[Batch], None]] = []  # called with each batch that came in, in the feeding thread
         self.catch_up: Callable[[], None] | None = None  # brings in what ranks have recorded and not sent yet
@@ -96,17 +97,23 @@ class RecordedTables:
         """
         if (catch_up := self.catch_up) is not None:  # once: the end of a session takes it away
             catch_up()
-        rows = self.follow(table, since)[0]
-        if table != "metric" or since:
-            return rows
-        earlier, indexes = self.store.earlier.before(self.store.rings["metric"].first)
-        if not len(earlier):
-            return rows
-        rows, end, _ = self.store.rings["metric"].since(0)  # again: the table has grown since
-        earlier, indexes = self.store.earlier.before(end - len(rows))
-        self._correct(table, rows, lambda index: index - (end - len(rows)))
-        self._correct(table, earlier, lambda index: int(np.searchsorted(indexes, index)))
-        rows = np.concatenate([earlier, rows])
+        return self.metrics_until() if table == "metric" and not since else self.follow(table, since)[0]
+
+    def metrics_until(self, end: int | None = None) -> Rows:
+        """Return a copy of the rows of `metric`, the thinned ones in front.
+
+        Args:
+            end: the index after the last row; None: all that are there.
+        """
+        rows, ring_end, _ = self.store.rings["metric"].since(0)
+        first = ring_end - len(rows)
+        if end is not None:
+            rows = rows[: max(0, end - first)]
+        self._correct("metric", rows, lambda index: index - first)
+        earlier, indexes = self.store.earlier.before(first)
+        if len(earlier):
+            self._correct("metric", earlier, lambda index: int(np.searchsorted(indexes, index)))
+            rows = np.concatenate([earlier, rows])
         return rows[~np.isin(rows["cell"], list(self.aside))] if self.aside else rows
 
     def follow(self, table: str, index: int, most: int | None = None) -> tuple[Rows, int, int]:

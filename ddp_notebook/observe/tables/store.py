@@ -23,6 +23,7 @@ CAPACITY = {  # rows, of all ranks together: 230 MB once all are full
     "metric": 1 << 18,
     "resource": 1 << 17,
     "layout": 1 << 12,
+    "loader": 1 << 12,
     "rpc": 1 << 18,
     "reference": 1 << 16,
     "context": 1 << 16,

@@ -23,6 +23,7 @@ from ddp_notebook.rank.record.texts import Texts, dtype_name
 from ddp_notebook.rank.record.training.buckets import Backward, Layout
 from ddp_notebook.rank.record.training.comm_hooks import Hooked
 from ddp_notebook.rank.record.training.gradients import Gradient
+from ddp_notebook.rank.record.training.loaders import Settings
 from ddp_notebook.rank.record.training.repeated import pack
 from ddp_notebook.rank.record.training.stretches import Span, span_of
 from ddp_notebook.records.codec import Batch, Tensor
@@ -201,6 +202,8 @@ class BatchMaker:
             rows["call"].append(self._hooked(rank, record))
         elif kind is Layout:
             rows["layout"].append(self._layout(rank, record))
+        elif kind is Settings:
+            rows["loader"].append(self._loader(rank, record))
         elif (table := remote.TABLES.get(kind)) is not None:
             rows[table].append(_PACK[table](*remote.row(record, rank, self._texts)))
 
@@ -358,6 +361,11 @@ class BatchMaker:
             buckets=self._texts.number(one.buckets),
             is_rebuilt=one.is_rebuilt,
         )
+
+    def _loader(self, rank: int, one: Settings) -> bytes:
+        columns = one._asdict()
+        cell = columns.pop("moment").cell
+        return _packed("loader", rank=rank, cell=cell, **columns | {"name": self._texts.number(one.name)})
 
     def _thread(self, ident: int) -> int:
         return self._threads.setdefault(ident, len(self._threads))

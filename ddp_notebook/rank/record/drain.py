@@ -72,6 +72,10 @@ class Drain:
         with self._lock:
             self._maker.tell_again()
 
+    def look_again(self) -> None:
+        """Look at memory and load with the next batch: a cell begins or ends, and what is between two looks counts."""
+        self._looked_s = 0.0
+
     def flush(self, deadline_s: float = 1.0) -> None:
         """Pass on all that is on the tape, and what is on its way from a GPU, unless that does not come on. From any
         thread."""

@@ -78,6 +78,7 @@ class RankRecording:
             has_prompt: it is a notebook's, whose reader knows it by that `In [n]`.
         """
         self.drain.is_in_cell = True
+        self.drain.look_again()
         self._prompt = f"In [{title}]" if has_prompt else ""
         asks_for_values = bool(options.full_bytes or options.watch or options.gradient)
         level = LEVELS.index(options.level) if options.level else VALUES
@@ -102,6 +103,7 @@ class RankRecording:
         self.tape.end_cell()
         if self.tape.puts != self._began_at:
             self.training.put(CELL, self._prompt, self._began_ns)
+            self.drain.look_again()
             self.tape.hurries.set()  # in a training loop the recorder's thread sleeps for long
         solo, self._solo = self._solo, None
         if solo is not None:

@@ -13,6 +13,7 @@ from ddp_notebook.stdlib import contextlib, math, os, time
 
 # Of a core, that look while they are idle: 64 on two cores took a fiftieth of `pass` when each looked once a second.
 _RANKS_A_SECOND = 8
+_TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 10_000_000
 
 
 def cores() -> int:
@@ -35,6 +36,34 @@ def counts_faults(env: Mapping[str, str]) -> bool:
     with contextlib.suppress(ValueError, OSError, AttributeError):  # another system has no such name
         return str(os.confstr("CS_GNU_LIBC_VERSION")).startswith("glibc") and "MALLOC_TRIM_THRESHOLD_" not in env
     return False
+
+
+def _scheduled() -> dict[str, int]:
+    """The columns from the scheduler's statistics; 0 where this system does not count them.
+
+    Source: https://docs.kernel.org/scheduler/sched-stats.html (`/proc/<pid>/schedstat`: time on the CPU, and time spent
+    waiting on a runqueue), https://man7.org/linux/man-pages/man5/proc_stat.5.html
+    """
+    found = {"ready_ns": 0, "ran_ns": 0, "host_busy_ns": 0, "host_cores": os.cpu_count() or 0}
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        found["ready_ns"] = int(_read("/proc/self/schedstat").split()[1])  # of the main thread
+        with open("/proc/stat", encoding="ascii") as file:
+            ticks = [int(word) for word in file.readline().split()[1:9]]
+        user, nice, system, _idle, _iowait, irq, softirq, _stolen = ticks
+        found["host_busy_ns"] = (user + nice + system + irq + softirq) * _TICK_NS
+        ran_ns = time.process_time_ns()
+        with contextlib.suppress(OSError):  # a kernel without this file: children count as other processes
+            for pid in _read(f"/proc/self/task/{os.getpid()}/children").split():
+                with contextlib.suppress(OSError, IndexError):  # it has just ended
+                    utime, stime = _read(f"/proc/{pid}/stat").rpartition(")")[2].split()[11:13]
+                    ran_ns += (int(utime) + int(stime)) * _TICK_NS
+        found["ran_ns"] = ran_ns
+    return found
+
+
+def _read(path: str) -> str:
+    with open(path, encoding="ascii") as file:
+        return file.read()
 
 
 class Resources:
@@ -63,6 +92,7 @@ class Resources:
             "gpu_peak_bytes": -1,
             "gpu_percent": math.nan,
             "cores": self._cores,
+            **_scheduled(),
             "page_faults": resource.getrusage(resource.RUSAGE_SELF).ru_minflt if self._counts_faults else 0,
         }
         if torch.cuda.is_initialized():

@@ -82,6 +82,7 @@ class Cells:
         self._watched: tuple[CellRun, Interrupts] | None = None
         self.before_turn: Callable[[], list[str]] = lambda: []  # returns what is to be said above the next cell
         self.on_shown: Callable[[int], object] = lambda _: None  # told of each cell that was shown
+        self.on_prompt: Callable[[int, str], object] = lambda *_: None  # gets each cell's number and prompt, "In [6]"
         self._closed = False
 
     # ---- running one
@@ -133,6 +134,8 @@ class Cells:
                     run.note = screen.note
                 self._codes[run.number] = code
                 self._codes.pop(run.number - _CODES, None)
+                if file:  # else no reader knows it by a prompt
+                    self.on_prompt(run.number, f"In [{execution_count}]")
                 cell = RunCell(cell=run.number, code=code, execution_count=execution_count, file=file, record=record)
                 beside = beside if screen is not None else None
                 watch = self.watch(run, interrupts, screen, beside, waiter, timeout_s)

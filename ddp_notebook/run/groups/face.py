@@ -37,13 +37,13 @@ class GroupFace(Assembled):
         return self._parts.client.get()
 
     def status(self) -> Status:
-        """Every rank's host, process, device, memory and state; how well hosts' clocks are known; the time left of a
-        job."""
+        """Return every rank's host, process, device, memory and state; the last training run; how well hosts' clocks
+        are known; the time left of a job."""
         parts = self._parts
-        clocks = parts.observer.recording.clock
         cluster = parts.living.cluster
+        recording = parts.observer.recording
         return states.status(
-            cluster, parts.questions, self._placement, parts.hosts.status(), clocks, lost=self._state_without_hosts
+            cluster, parts.questions, self._placement, parts.hosts.status(), recording, lost=self._state_without_hosts
         )
 
     @property

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from ddp_notebook.launch.cluster import Cluster
 from ddp_notebook.launch.placement import Placement
-from ddp_notebook.observe.clock import Clock
+from ddp_notebook.observe.steps.run import run_of
+from ddp_notebook.observe.tables.recorded import RecordedTables
 from ddp_notebook.run.groups.looks import why_silent
 from ddp_notebook.run.questions import Questions
 from ddp_notebook.status import RankStatus, Status
@@ -15,13 +16,19 @@ _ANSWER_S = 1.0  # what ranks get to answer a question for the table
 
 
 def status(
-    cluster: Cluster, questions: Questions, placement: Placement, tasks: str, clocks: Clock, *, lost: str
+    cluster: Cluster,
+    questions: Questions,
+    placement: Placement,
+    tasks: str,
+    recording: RecordedTables,
+    *,
+    lost: str,
 ) -> Status:
     """Ask every rank. Returns what those say that answer, and what is known of the others.
 
     Args:
         tasks: what is said of what has started the hosts.
-        clocks: as they were compared.
+        recording: of the session, with the clocks as they were compared.
         lost: the state of all where no host is to be reached.
     """
     halted = stopped(cluster)
@@ -54,13 +61,14 @@ def status(
         )
     known: dict[str, int] = {}
     for row in rows:
-        known[row.host] = max(known.get(row.host, 0), clocks.error_ns(row.rank) or 0)
+        known[row.host] = max(known.get(row.host, 0), recording.clock.error_ns(row.rank) or 0)
     return Status(
         backend=placement.backend,
         epoch=cluster.epoch,
         rows=tuple(rows),
         trouble=trouble,
         clock_errors_ns=known,
+        run=run_of(recording),
         tasks=tasks,
     )
 

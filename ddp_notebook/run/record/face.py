@@ -56,11 +56,10 @@ class RecordFace(Assembled):
 
         Example:
             >>> print(session.report())
-            cell ...: ... steps on 2 ranks, ... ms each (trimmed mean, without the first 2)...
+            cell ...: ... steps on 2 ranks, ... ms/step (mean of steps 2 to ...
         """
-        recording = self.recording
-        report = recording.report(cell)
-        if report.cell is None or not any(step.buckets for step in recording.steps(report.cell)):
+        report = self.recording.report(cell)
+        if not report.synchronises or report.times:
             return report
         if loaders := self._parts.checking.whole_loaders():
             count = len(report.ranks)

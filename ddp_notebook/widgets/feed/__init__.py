@@ -8,6 +8,7 @@ cutting     which steps are whole on all ranks, and what their time went into
 timeline    which spans and calls travel, and when
 remote      which remote calls travel, and when
 values      which values of tensors travel
+courses     which rows of metrics travel: the lowest and the highest of neighbours
 budget      what is left out where there is too much
 answers     what a view asks for beside that: a window, a step, the values of a collective
 """

@@ -19,7 +19,7 @@ from ddp_notebook.widgets.feed.tables import empty
 from ddp_notebook.widgets.feed.timeline import Timeline
 
 _SPANS = 4000  # of an answer
-_METRICS = 20_000
+_METRICS = 20_000  # rows of an answer at most
 _WHOLE_BYTES = 8 << 20  # of whole tensors, as float32
 
 
@@ -36,14 +36,20 @@ def answer(asked: dict[str, Any], feed: Feed, now_ns: int) -> FeedMessage:
             return feed.answer(request, now_ns, {"span": spans}, notes={"rows_left_out": left_out})
         case "step":
             return feed.answer(request, now_ns, _step(feed, int(asked["cell"]), int(asked["step"])))
+        case "steps":
+            return feed.answer(
+                request, now_ns, {name: feed.kept(name) for name in ("step", "bucket")}, steps_left_out=0
+            )
         case "values":
-            tables, data = _values(feed, *(int(asked[name]) for name in ("cell", "group", "number", "op")))
-            return feed.answer(request, now_ns, tables, data=data)
+            values, data = _values(feed, *(int(asked[name]) for name in ("cell", "group", "number", "op")))
+            return feed.answer(request, now_ns, values, data=data)
         case "calls":
             return feed.answer(request, now_ns, {}, notes=_calls(feed.recording))
         case "metrics":
-            rows, every = feed.metrics(_METRICS, asked.get("name"), asked.get("cell"))
-            return feed.answer(request, now_ns, {"metric": rows}, notes={"history_every": every})
+            most = min(int(asked.get("most", _METRICS)), _METRICS)
+            cells = asked.get("cells")
+            tables = feed.metrics(most, asked.get("name"), None if cells is None else [int(one) for one in cells])
+            return feed.answer(request, now_ns, tables)
         case what:
             raise ValueError(f"nobody can be asked for {what!r}")
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from ddp_notebook.observe.steps.cycles import outermost
+from ddp_notebook.observe.steps.cycles import Pauses, outermost
 from ddp_notebook.observe.steps.steps import in_order, parts, samples_of
 from ddp_notebook.observe.tables.matching import RowSource
 from ddp_notebook.records.schema import SPANS, Rows
@@ -36,7 +36,11 @@ class Cutter:
         self.world_size = world_size = recording.world_size  # as it is now
         self._cell = cell
         self.skips_first = False  # rows of the first step were left out
-        self._edges: list[list[int]] = [[] for _ in range(world_size)]  # where steps begin and end
+        self._edges: list[list[int]] = [[] for _ in range(world_size)]  # where steps end; first where the first begins
+        self._begins: list[list[int]] = [
+            [] for _ in range(world_size)
+        ]  # where the step that ends at the next edge begins
+        self._pauses = [Pauses() for _ in range(world_size)]
         self._first = [0] * world_size  # the number of the step that begins at the first of them
         self._begin_ns = np.full(world_size, _NEVER)  # of the first thing that the rank has done
         self._names: dict[tuple[int, int], list[int]] = {}  # of optimizers by rank and thread, as they joined
@@ -55,24 +59,39 @@ class Cutter:
         if (ends["name"] != ends["name"][:1]).any():  # one around another steps once
             ranks = np.unique(ends["rank"]).tolist()
             ends = np.concatenate([outermost(ends[ends["rank"] == rank]) for rank in ranks])
-        order = np.lexsort((ends["end_ns"], ends["rank"]))
-        ranks, firsts = np.unique(ends["rank"][order], return_index=True)
-        for rank, own in zip(ranks.tolist(), np.split(ends[order], firsts[1:]), strict=False):
-            self._step(rank, own)
+        others = spans[spans["kind"] != _OPTIMIZER]
+        for rank in np.unique(spans["rank"]).tolist():
+            self._add_to(rank, ends[ends["rank"] == rank], others[others["rank"] == rank])
 
-    def _step(self, rank: int, ends: Rows) -> None:
+    def _add_to(self, rank: int, ends: Rows, others: Rows) -> None:
+        """Take in spans of one rank, in the order of time: a step ends before what begins then."""
+        threads = [thread for its, thread in self._names if its == rank] or np.unique(ends["thread"]).tolist()
+        others = others[np.isin(others["thread"], threads)] if threads else others
+        events = [(end_ns, 0, row) for *row, end_ns in ends[["thread", "name", "step", "end_ns"]].tolist()]
+        events += [(row[2], 1, row) for row in others[["kind", "name", "start_ns", "end_ns"]].tolist()]
+        for time_ns, is_span, row in sorted(events, key=lambda event: event[:2]):
+            if is_span:
+                self._pauses[rank].add(*row)
+            else:
+                thread, name, step = row
+                self._step(rank, thread, name, step, time_ns)
+
+    def _step(self, rank: int, thread: int, name: int, step: int, end_ns: int) -> None:
+        """An optimizer has stepped."""
         edges = self._edges[rank]
-        for thread, name, step, end_ns in ends[["thread", "name", "step", "end_ns"]].tolist():
-            names = self._names.setdefault((rank, thread), [])
-            if name not in names:
-                names.append(name)
-            if name != names[-1] or (edges and end_ns <= edges[-1]):
-                continue
-            if not edges and step >= len(names):  # the rows of the first steps were dropped
-                self._first[rank] = step // len(names) + 1
-            elif not edges:
-                edges.append(int(self._begin_ns[rank]))
-            edges.append(end_ns)
+        names = self._names.setdefault((rank, thread), [])
+        if name not in names:
+            names.append(name)
+        if name != names[-1] or (edges and end_ns <= edges[-1]):
+            return
+        if edges or step < len(names):
+            begin_ns = edges[-1] if edges else int(self._begin_ns[rank])
+            if not edges:
+                edges.append(begin_ns)
+            self._begins[rank].append(min(self._pauses[rank].end_step(begin_ns), end_ns))
+        else:  # the rows of the first steps were dropped
+            self._first[rank] = step // len(names) + 1
+        edges.append(end_ns)
 
     def _is_stepping(self, rows: Rows) -> npt.NDArray[np.bool_]:
         """(n,) which of these spans or calls are of a thread that steps."""
@@ -120,9 +139,9 @@ class Cutter:
             start_ns: of the recording.
         """
         found = [
-            (rank, number, edges[number - first], edges[number - first + 1])
+            (rank, number, begins[number - first], edges[number - first + 1])
             for number in numbers.tolist()
-            for rank, (edges, first) in enumerate(zip(self._edges, self._first, strict=True))
+            for rank, (begins, edges, first) in enumerate(zip(self._begins, self._edges, self._first, strict=True))
             if first <= number < first + len(edges) - 1
         ]
         if not found:
@@ -162,7 +181,7 @@ class Cutter:
         for name in steps.dtype.names or ():
             if name in taken:
                 steps[name] = taken[name][at] / 1e6
-        steps["samples"] = [-1 if (one := samples[place]) is None else one for place in at.tolist()]
+        steps["samples"] = samples[at]
 
         of_edge = np.full(len(edges), -1, np.int64)
         of_edge[at] = np.arange(len(at))
@@ -187,6 +206,6 @@ class Cutter:
             if edges and at > 0:
                 needed[rank] = edges[min(at, len(edges) - 1)]
                 if at > 2 * _KEPT:
-                    del edges[: at - _KEPT]
+                    del edges[: at - _KEPT], self._begins[rank][: at - _KEPT]
                     self._first[rank] += at - _KEPT
         return needed

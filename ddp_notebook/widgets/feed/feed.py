@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,11 +13,10 @@ import numpy.typing as npt
 from ddp_notebook.observe.tables.recorded import RecordedTables
 from ddp_notebook.observe.tables.ring import Ring
 from ddp_notebook.records.schema import CALL, RESOURCE, RPC, SPAN, TIMES, Rows
-from ddp_notebook.widgets.feed import outgoing
-from ddp_notebook.widgets.feed.budget import Thinning
+from ddp_notebook.widgets.feed import courses, outgoing
 from ddp_notebook.widgets.feed.messages import FeedMessage, FeedTexts
 from ddp_notebook.widgets.feed.remote import RemoteCalls
-from ddp_notebook.widgets.feed.tables import FEED_TABLES, FIRST, empty, pack
+from ddp_notebook.widgets.feed.tables import FEED_TABLES, FIRST, KINDS, empty, pack
 from ddp_notebook.widgets.feed.timeline import Timeline
 from ddp_notebook.widgets.feed.values import ValueFeed
 
@@ -25,16 +24,16 @@ from ddp_notebook.widgets.feed.values import ValueFeed
 TIMELINE_BYTES_PER_S, METRIC_BYTES_PER_S, REMOTE_BYTES_PER_S = 27_000.0, 12_000.0, 8_000.0
 _BURST_BYTES = 8_000.0  # of the timeline that may travel at once
 _TIMELINE_BYTES = {"step": 42.0, "bucket": 14.0, "span": 28.0}  # of a row, measured by tests/benchmarks/monitor.py
-_METRIC_BYTES = 13.0  # of a row, measured by tests/benchmarks/monitor.py
 _TIMELINE_PERIOD_S = 0.18  # at every second message: a look costs the same however much is new
 _HISTORY = 20_000  # rows of the timeline that are read when the recording is there already
 _KEPT = {"step": 1 << 13, "bucket": 1 << 14, "span": 1 << 14, "value": 1 << 10}  # rows, for snapshots
-_SNAPSHOT = {"metric": 800, "step": 240, "bucket": 300, "span": 220, "value": 32}  # rows that a snapshot has
+_SNAPSHOT = {"metric": 1600, "step": 240, "bucket": 300, "span": 220, "value": 32}  # rows that a snapshot has
 _SNAPSHOT_VALUES = 1200  # first values of tensors in a snapshot
 _VALUES = ("cell", "kind", "group", "number")
 _COUNTS = {"step": ("cell", "step"), "bucket": ("cell", "step"), "value": _VALUES}  # of whole ones
 _EDGE = 1 << 12  # rows at the beginning and the end of a table, which tell when it begins and ends
 _MOST_WAITING_S = 4.0  # that a row may wait
+_MOST_PROMPTS = 256  # that a snapshot has
 _CELLS = 4  # cells whose rows may still come
 
 
@@ -66,7 +65,8 @@ class Feed:
         self.values = ValueFeed(recording, self._ends["value"])
         self._timelines: dict[int, Timeline] = {}
         self._remote = RemoteCalls(recording, self.texts, only)
-        self._thin_metrics = Thinning(METRIC_BYTES_PER_S)
+        self._metrics = courses.Flow(METRIC_BYTES_PER_S if is_live else np.inf)
+        self._metrics_end = self._ends["metric"]  # of the rows that views have, or that were thinned for them
         self._waiting = {name: empty(name) for name in _TIMELINE_BYTES}  # rows of the timeline that may not go yet
         self._allowance = _BURST_BYTES
         self._looked_s: float | None = None
@@ -76,6 +76,7 @@ class Feed:
         self._ranks: Rows = empty("rank")
         self._layouts: list[dict[str, Any]] = []
         self._said: dict[str, Any] = {}
+        self._prompts: dict[int, str] = {}  # of cells that are over: "In [8]"
         self._read_history()
 
     @property
@@ -96,6 +97,7 @@ class Feed:
             or any(timeline.is_waiting for timeline in self._timelines.values())
             or self._remote.is_waiting
             or any(map(len, self._waiting.values()))
+            or self._metrics.is_waiting
             or self.values.is_waiting
         )
 
@@ -119,14 +121,15 @@ class Feed:
         return self._message("delta", now_ns, new, tables, self.texts.untold(tables, new.get("layouts", ())))
 
     def snapshot(self, now_ns: int, head: Mapping[str, Any]) -> FeedMessage:
-        """What a view begins with: the latest of everything, and the metrics from the beginning, thinned."""
+        """What a view begins with: the latest of everything, and the metrics of the newest cells, thinned."""
         tables = {name: self._latest(name) for name in _KEPT}
         values = tables["value"]  # with many ranks not all first values have room; `count` says how many are there
         values["count"] = np.minimum(values["count"], min(FIRST, 1 + _SNAPSHOT_VALUES // max(1, len(values))))
-        tables["metric"], every = self.metrics(_SNAPSHOT["metric"])
+        tables |= self.metrics(_SNAPSHOT["metric"])
         tables["rank"] = self._ranks
-        notes = {**self.notes(), "history_every": every}
-        said = {**head, "hosts": list(self.recording.hosts), "notes": notes, "layouts": self._layouts}
+        said = {**head, "hosts": list(self.recording.hosts), "notes": self.notes(), "layouts": self._layouts}
+        said["prompts"] = list((self._prompts | self.recording.prompts).items())[-_MOST_PROMPTS:]
+        said["steps_left_out"] = len(self.kept("step")) - len(tables["step"])
         self.texts.forget_told()
         return self._message("snapshot", now_ns, said, tables, self.texts.of(tables, self._layouts))
 
@@ -160,7 +163,6 @@ class Feed:
         return {
             "units_shown_of": latest.every if latest is not None else 1,
             "remote_shown_of": self._remote.every,
-            "metric_every": self._thin_metrics.every,
             "rows_left_out": self._rows_left_out
             + self._remote.left_out
             + sum(one.left_out for one in self._timelines.values()),
@@ -168,33 +170,38 @@ class Feed:
             "values_left_out": self.recording.left_out,
         }
 
-    def metrics(self, most: int, name: int | None = None, cell: int | None = None) -> tuple[Rows, int]:
-        """Rows of `metric`: all, or those of every n-th step if there are more than `most`; and n."""
-        rows = self.recording.rows("metric")
-        for column, wanted in (("name", name), ("cell", cell if cell is not None else self.only)):
-            if wanted is not None:
-                rows = rows[rows[column] == wanted]
-        every = 1
-        kept = rows
-        while len(kept) > most and every < 1 << 30:
-            every *= 2
-            kept = rows[rows["step"] % every == 0]
-        return outgoing.metrics(kept, self.start_ns), every
+    def metrics(self, most: int, name: int | None = None, cells: Sequence[int] | None = None) -> dict[str, Rows]:
+        """Rows of `metric`, at most about `most`, and of `course`. They are as old as the last message of `delta`, so
+        that a view can put them in the place of what it has.
+
+        Args:
+            most: rows of `metric`.
+            name: this metric only; None: all.
+            cells: these only, which get equal shares; None: all, of which the newest get the most.
+        """
+        rows = self.recording.metrics_until(self._metrics_end)
+        rows = courses.of_cells(rows[rows["rank"] < self.world_size], name, cells)
+        rows = rows if self.only is None else rows[rows["cell"] == self.only]
+        kept = courses.newest_first(rows, most) if cells is None else courses.evenly(rows, most)
+        return {
+            "metric": outgoing.metrics(kept, self.start_ns),
+            "course": courses.courses(rows),
+        }
 
     def _look(self, now_s: float) -> dict[str, Rows]:
         seconds = 0.1 if self._looked_s is None else max(now_s - self._looked_s, 0.02)
         self._looked_s = now_s
-        metrics = self._follow("metric")
-        if len(metrics):
-            numbers = metrics["step"].astype(np.int64)
-            self._thin_metrics.adapt(numbers, _METRIC_BYTES * len(metrics), seconds)
-            metrics = metrics[self._thin_metrics.keep(numbers)]
+        self._metrics.add(self._follow("metric"))
+        metrics, sizes = self._metrics.take(seconds)
+        if not self._metrics.is_waiting:
+            self._metrics_end = self._ends["metric"]
         if now_s < self._timeline_s + _TIMELINE_PERIOD_S:
             tables, whole = {name: empty(name) for name in _TIMELINE_BYTES}, np.zeros(0, CALL)
             remote = empty("span")
         else:
             self._timeline_s = now_s
             spans = self._follow("span")  # before the calls: they have come before the spans that they lie in
+            self._learn_prompts(spans)
             calls = self._follow("call")
             if self.recording.store.rings["layout"].end > self._ends["layout"]:
                 self._read_layouts()
@@ -204,7 +211,7 @@ class Feed:
         if self.is_live:
             tables = self._paced(tables, seconds)
         tables["span"] = np.concatenate((tables["span"], remote))
-        tables["metric"] = outgoing.metrics(metrics, self.start_ns)
+        tables["metric"], tables["course"] = outgoing.metrics(metrics, self.start_ns), sizes
         tables["value"] = self.values.take(whole, seconds)
         for name in _KEPT:
             if len(tables[name]):
@@ -270,6 +277,7 @@ class Feed:
             if len(rows) > _HISTORY:
                 rows = rows[rows[begun] >= np.partition(rows[begun], -_HISTORY)[-_HISTORY]]
             found[table] = rows
+        self._learn_prompts(self.recording.follow("span", 0)[0])
         self._read_layouts()
         self._ends["resource"] = 0
         self._read_resources()
@@ -314,6 +322,13 @@ class Feed:
         rows = rows[rows["rank"] < self.world_size]
         if len(rows):
             self.resources[rows["rank"]] = rows
+
+    def _learn_prompts(self, spans: Rows) -> None:
+        """Keep by which prompt the reader knows each cell."""
+        cells = spans[(spans["kind"] == KINDS.index("cell")) & (spans["name"] > 0)]
+        for cell, name in cells[["cell", "name"]].tolist():
+            if cell not in self._prompts:
+                self._prompts[cell] = self.recording.text(name)
 
     def _read_layouts(self) -> None:
         rows = self.recording.rows("layout")

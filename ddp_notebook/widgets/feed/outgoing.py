@@ -8,11 +8,14 @@ import numpy as np
 import numpy.typing as npt
 
 from ddp_notebook.observe.tables.matching import RowSource, arrivals
-from ddp_notebook.records.schema import FIRST_BYTES, Rows, as_array
+from ddp_notebook.records.schema import FIRST_BYTES, SPANS, Rows, as_array
 from ddp_notebook.widgets.feed.tables import FIRST, KINDS, empty
 
 Times = npt.NDArray[np.int64]
 _COLLECTIVE, _PIPELINE = map(KINDS.index, ("collective", "pipeline"))
+_DRAWN_AS = {"workers": "input", "evaluation": "forward", "checkpoint": "block"}  # kinds of spans that have no own bar
+_KINDS = np.array([KINDS.index(kind) if (kind := _DRAWN_AS.get(one, one)) in KINDS else 0 for one in SPANS], np.uint8)
+_FUTURE = SPANS.index("future")
 
 
 def ms(times_ns: Any, start_ns: int) -> npt.NDArray[np.float64]:
@@ -30,11 +33,13 @@ def metrics(rows: Rows, start_ns: int) -> Rows:
 
 
 def spans(rows: Rows, start_ns: int) -> Rows:
-    """Rows of `records.SPAN`; not the steps of pipelines, which are as long as their actions."""
-    rows = rows[rows["kind"] != _PIPELINE]
+    """Rows of `records.SPAN`; not the steps of pipelines, which are as long as their actions, nor waits for answers of
+    remote calls, which have bars of their own."""
+    rows = rows[(rows["kind"] != _PIPELINE) & (rows["kind"] != _FUTURE)]
     found = empty("span", len(rows))
-    for name in ("rank", "kind", "name", "cell", "step", "thread"):
+    for name in ("rank", "name", "cell", "step", "thread"):
         found[name] = rows[name]
+    found["kind"] = _KINDS[rows["kind"]]
     found["start"], found["end"] = ms(rows["start_ns"], start_ns), ms(rows["end_ns"], start_ns)
     found["wait"], found["peer"] = np.nan, -1
     return found

@@ -6,6 +6,7 @@ holds the number of a text. What is not known is NaN, or -1 of samples.
 | table | a row is |
 |---|---|
 | `metric` | one number that a rank has logged |
+| `course` | how much was logged under one name in one cell, on all ranks, whether its rows of `metric` travel or not |
 | `step` | what one step took on one rank |
 | `bucket` | one bucket of gradients of one step on one rank |
 | `span` | a stretch of the timeline: a part of a step, a collective, a message, one end of a remote call, a cell |
@@ -38,6 +39,7 @@ FEED_TABLES: dict[str, np.dtype[np.void]] = {
     "metric": np.dtype(
         [("rank", "<u2"), ("name", TEXT), ("cell", "<u4"), ("step", "<f8"), ("value", "<f4"), ("time", "<f8")]
     ),
+    "course": np.dtype([("cell", "<u4"), ("name", TEXT), ("points", "<f8"), ("begin", "<f8"), ("end", "<f8")]),
     "step": np.dtype(
         [
             ("rank", "<u2"),
@@ -130,6 +132,7 @@ FEED_TABLES: dict[str, np.dtype[np.void]] = {
 }
 TEXTS = {
     "metric": ("name",),
+    "course": ("name",),
     "step": (),
     "bucket": ("model",),
     "span": ("name", "op", "group", "site"),

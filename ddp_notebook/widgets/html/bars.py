@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
 from ddp_notebook.observe.figures.palette import FILLS, STEP_PARTS
 from ddp_notebook.records.schema import Rows
-from ddp_notebook.records.units import ms, percent
+from ddp_notebook.records.units import percent
 from ddp_notebook.widgets.html.axes import HEIGHT, LEFT, RIGHT, TOP, WIDTH, Axes
 from ddp_notebook.widgets.html.markup import Markup, boxes, element
 
@@ -15,30 +18,31 @@ MOST_BARS = 48
 _MOST_LABELS = 8  # below them
 _FAINT = "0.15"
 _TOLD = 0.005  # share of a step from which a part is named
+_HEADROOM = 1.13  # of the axis to its cut bars
 _OVER = 1.5  # a bar that is so many times as high as nine of ten others is cut off
 
 Numbers = npt.NDArray[np.float64]
 
 
-def chart(rows: Rows, pattern: str, most: int = MOST_BARS) -> Markup:
+def chart(rows: Rows, pattern: str, most: int = MOST_BARS, run: Mapping[str, Any] | None = None) -> Markup:
     """The chart of the last steps.
 
     Args:
         rows: of the feed's table `step`, of one cell, at least one.
         pattern: an id for the hatch, which nothing else on the page has.
         most: bars.
+        run: the numbers of the whole training run, see `Present.head`; None: they are not known.
     """
     numbers, parts = means(rows)
     numbers, parts = numbers[-most:], parts[-most:]
     whole = parts.sum(axis=1)
     shares = parts.sum(axis=0) / max(whole.sum(), 1e-9)
     told = [at for at in range(len(STEP_PARTS)) if shares[at] >= _TOLD]
-    step_ms = ms(float(np.median(whole)) * 1e6)
     shown = ", ".join(f"{percent(shares[at])} {FILLS[STEP_PARTS[at]].words}" for at in told)
     steps = f"the last {len(numbers)} step{'s' * (len(numbers) != 1)}"
     drawn = element(
         "svg",
-        element("title", f"a step takes {step_ms}, median of {steps}: {shown}"),
+        element("title", f"what {steps} took: {shown}"),
         element("defs", _hatch(pattern)),
         *_draw(numbers, parts, pattern),
         viewBox=f"0 0 {WIDTH} {HEIGHT}",
@@ -49,7 +53,7 @@ def chart(rows: Rows, pattern: str, most: int = MOST_BARS) -> Markup:
         for at, part in enumerate(STEP_PARTS)
         if at in told
     ]
-    caption = element("figcaption", element("b", f"{step_ms} a step"), f" median of {steps}, mean of ranks")
+    caption = element("figcaption", *([] if run is None else [element("b", run["per_step"]), f" {run['definition']}"]))
     return element("figure", caption, drawn, element("ul", *key))
 
 
@@ -70,7 +74,9 @@ def _draw(numbers: npt.NDArray[np.int64], parts: Numbers, pattern: str) -> list[
     usual = 1.15 * float(np.percentile(whole, 90))
     is_cut = top > _OVER * usual  # the first step is often much longer than all others, which would not be seen
     # Bars stand side by side: the numbers below them are those of the steps that were measured, which may have gaps.
-    axes = Axes(x=(-0.5, len(numbers) - 0.5), y=(0.0, (usual if is_cut else top) or 1.0))
+    # Above the bars that are cut is room for the length of the longest.
+    axes = Axes(x=(-0.5, len(numbers) - 0.5), y=(0.0, (_HEADROOM * usual if is_cut else top) or 1.0))
+    most = usual if is_cut else np.inf
     width = (RIGHT - LEFT) / len(numbers)
     left = [round(LEFT + width * at) + 1 for at in range(len(numbers))]
     right = [max(begin + 1, round(LEFT + width * (at + 1)) - 1) for at, begin in enumerate(left)]
@@ -81,7 +87,7 @@ def _draw(numbers: npt.NDArray[np.int64], parts: Numbers, pattern: str) -> list[
     for at, part in enumerate(STEP_PARTS):
         found = []
         for bar, (low, length) in enumerate(zip(base.tolist(), parts[:, at].tolist(), strict=True)):
-            upper, lower = axes.at_y(low + length), axes.at_y(low)
+            upper, lower = axes.at_y(min(low + length, most)), axes.at_y(min(low, most))
             if lower > upper:
                 found.append((left[bar], upper, right[bar] - left[bar], lower - upper))
         base += parts[:, at]
@@ -90,8 +96,9 @@ def _draw(numbers: npt.NDArray[np.int64], parts: Numbers, pattern: str) -> list[
     if is_cut:
         at = int(whole.argmax())
         is_left = at < len(numbers) / 2
-        place = {"x": right[at] + 6 if is_left else left[at] - 6, "text_anchor": "start" if is_left else "end"}
-        drawn.append(element("text", f"{whole[at]:,.0f} ms ↑", y=TOP + 24, **place))
+        words = f"{whole[at]:,.0f} ms"
+        place = {"x": left[at] if is_left else right[at], "text_anchor": "start" if is_left else "end"}
+        drawn.append(element("text", f"↑ {words}" if is_left else f"{words} ↑", y=TOP + 18, **place))
     return drawn
 
 

@@ -7,13 +7,16 @@ import numpy.typing as npt
 
 from ddp_notebook.records.schema import Rows
 
-SLOTS = 128  # points of a line
+SLOTS = 64  # of a line, each with two points
 
 Values = npt.NDArray[np.float64]
 
 
 class Course:
-    """The mean of what each rank has logged in every `width` steps. When the slots are full, `width` doubles.
+    """The lowest and the highest value that each rank has logged in every `width` steps, in the newest run.
+
+    When the slots are full, `width` doubles. A run is one cell, or several whose steps go on where those of the cell
+    before have ended.
 
     Args:
         world_size: how many ranks there are.
@@ -21,24 +24,33 @@ class Course:
     Example:
         >>> course = Course(world_size=1)
         >>> course.add(np.zeros(1000, int), np.arange(1000), np.arange(1000.0), cell=1)
-        >>> course.width, course.steps.tolist()[:3], course.means[0, :3].tolist()
-        (8, [3.5, 11.5, 19.5], [3.5, 11.5, 19.5])
+        >>> course.width, course.points(0)[0].tolist()[:4]
+        (16, [0.0, 15.0, 16.0, 31.0])
     """
 
     def __init__(self, world_size: int) -> None:
         self.world_size = world_size
-        self._clear(0)
+        self._clear()
 
-    def _clear(self, cell: int) -> None:
-        self.cell = cell
-        self.width = 1
+    def _clear(self) -> None:
+        self.cells: set[int] = set()  # of the run
+        self.width = 2  # steps of a slot, which holds both values as long as each step has one
+        self.logged = np.zeros(self.world_size, np.int64)  # (R,) values
         self.first_wrong: dict[int, tuple[int, float]] = {}  # by rank: the first value that is not finite, and its step
-        self.begin = np.full(self.world_size, np.nan)  # (R,) the first value of each rank, and the last
-        self.end = np.full(self.world_size, np.nan)
+        self.begin = np.full((self.world_size, 2), np.nan)  # (R, 2) step and value of the first point of each rank
+        self.end_point = np.full((self.world_size, 2), np.nan)  # the same of the last one
         self.first_step, self.last_step = 0, -1
         self._origin = 0  # step at which the first slot begins
+        # (R, SLOTS, 2) step and value
+        self._lowest = np.full((self.world_size, SLOTS, 2), np.nan)
+        self._highest = np.full((self.world_size, SLOTS, 2), np.nan)
         self._sums: Values = np.zeros((self.world_size, SLOTS))
         self._counts: Values = np.zeros((self.world_size, SLOTS))
+
+    @property
+    def end(self) -> Values:
+        """(R,) the last value of each rank."""
+        return self.end_point[:, 1]
 
     def add(
         self,
@@ -47,32 +59,44 @@ class Course:
         values: Values,
         cell: int,
     ) -> None:
-        """Take in what was logged in one cell. One that counts its steps anew begins a course of its own.
+        """Take in what was logged in one cell. Rows of a cell of an earlier run are left out.
 
         Args:
             ranks, steps, values: (n,) in the order in which they came.
-            cell: not before the one of the last call; what comes of an earlier one is left out.
+            cell: its number.
         """
-        if not len(steps) or cell < self.cell:
+        if not len(steps) or (cell not in self.cells and cell < max(self.cells, default=0)):
             return
         low, high = int(steps.min()), int(steps.max())
-        if cell > self.cell:
-            if low <= self.last_step:
-                self._clear(cell)
-            self.cell = cell
+        if cell not in self.cells and low <= self.last_step:
+            self._clear()
+        self.cells.add(cell)
         if self.last_step < self.first_step:
             self.first_step = self._origin = low
         self._make_room(low, high)
         self.first_step, self.last_step = min(self.first_step, low), max(self.last_step, high)
-        is_first = np.isnan(self.begin[ranks])
-        self.begin[ranks[is_first][::-1]] = values[is_first][::-1]
-        self.end[ranks] = values
+        np.add.at(self.logged, ranks, 1)
+        points = np.stack((steps.astype(np.float64), values), axis=-1)
+        is_first = np.isnan(self.begin[ranks, 0])
+        self.begin[ranks[is_first][::-1]] = points[is_first][::-1]
+        self.end_point[ranks] = points
         is_finite = np.isfinite(values)
         for at in np.flatnonzero(~is_finite).tolist():
             self.first_wrong.setdefault(int(ranks[at]), (int(steps[at]), float(values[at])))
-        slots = (steps[is_finite] - self._origin) // self.width
-        np.add.at(self._sums, (ranks[is_finite], slots), values[is_finite])
-        np.add.at(self._counts, (ranks[is_finite], slots), 1)
+        ranks, points = ranks[is_finite], points[is_finite]
+        slots = (points[:, 0].astype(np.int64) - self._origin) // self.width
+        np.add.at(self._sums, (ranks, slots), points[:, 1])
+        np.add.at(self._counts, (ranks, slots), 1)
+        # Of the rows of a slot the lowest comes first and the highest last.
+        order = np.lexsort((points[:, 1], slots, ranks))
+        places = np.stack((ranks, slots), axis=-1)[order]
+        begins = np.flatnonzero(np.any(np.diff(places, axis=0, prepend=-1), axis=1)) if len(order) else order
+        ends = np.append(begins[1:], len(order))[: len(begins)] - 1
+        for table, chosen, sign in ((self._lowest, begins, -1.0), (self._highest, ends, 1.0)):
+            place = tuple(places[chosen].T)
+            new = points[order[chosen]]
+            before = table[place]
+            table[place] = np.where(_is_further(new, before, sign), new, before)
 
     def _make_room(self, low: int, high: int) -> None:
         """Slots for these steps."""
@@ -81,7 +105,7 @@ class Course:
             used = int(np.flatnonzero(self._counts.any(axis=0)).max(initial=-1)) + 1
             if before and before + used <= SLOTS:
                 self._origin -= before * self.width
-                for table in (self._sums, self._counts):
+                for table in (self._sums, self._counts, self._lowest, self._highest):
                     table[:] = np.roll(table, before, axis=1)
             else:
                 self._double()
@@ -92,10 +116,27 @@ class Course:
             half = table[:, ::2] + table[:, 1::2]
             table[:] = 0
             table[:, : SLOTS // 2] = half
+        for table, sign in ((self._lowest, -1.0), (self._highest, 1.0)):
+            one, other = table[:, ::2], table[:, 1::2]
+            joined = np.where(_is_further(other, one, sign), other, one)
+            table[:] = np.nan
+            table[:, : SLOTS // 2] = joined
 
     def has(self, rank: int) -> bool:
         """Whether the rank has logged anything."""
         return rank in self.first_wrong or not np.isnan(self.end[rank])
+
+    def points(self, rank: int) -> tuple[Values, Values]:
+        """Return the steps and the values that are drawn of a rank: (n,) each, by step."""
+        ends = np.stack((self.begin[rank], self.end_point[rank]))
+        found = np.concatenate((self._lowest[rank], self._highest[rank], ends))
+        found = np.unique(found[np.isfinite(found).all(axis=1)], axis=0)
+        return found[:, 0], found[:, 1]
+
+    @property
+    def drawn(self) -> int:
+        """How many points are drawn, of all ranks together."""
+        return sum(len(self.points(rank)[0]) for rank in range(self.world_size)) + len(self.first_wrong)
 
     @property
     def _used(self) -> npt.NDArray[np.bool_]:
@@ -104,16 +145,27 @@ class Course:
 
     @property
     def steps(self) -> Values:
-        """(n,) the middle of the steps that each point stands for."""
+        """(n,) the middle of the steps of each slot that has a value."""
         slots = np.flatnonzero(self._used).astype(np.float64)
         return self._origin + self.width * slots + (self.width - 1) / 2
 
     @property
     def means(self) -> Values:
-        """(R, n) the mean of each rank; NaN where it has none."""
+        """(R, n) the mean of each rank in those slots; NaN where it has none."""
         with np.errstate(invalid="ignore"):
             means: Values = self._sums[:, self._used] / self._counts[:, self._used]
         return means
+
+    @property
+    def reach(self) -> tuple[Values, Values]:
+        """(R, n) each: the lowest and the highest of each rank in those slots; NaN where it has none."""
+        return self._lowest[:, self._used, 1], self._highest[:, self._used, 1]
+
+
+def _is_further(new: Values, before: Values, sign: float) -> npt.NDArray[np.bool_]:
+    """(..., 1) whether a point lies above the one before it, or with `sign` -1 below it, or there was none."""
+    further = (sign * new[..., 1:] > sign * before[..., 1:]) | np.isnan(before[..., 1:])
+    return further & ~np.isnan(new[..., 1:])
 
 
 def add_rows(courses: dict[int, Course], rows: Rows, world_size: int, most: int) -> None:

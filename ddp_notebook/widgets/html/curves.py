@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ddp_notebook.observe.figures.palette import LINES
-from ddp_notebook.records.units import three_figures
+from ddp_notebook.records.units import three_figures, two_figures
 from ddp_notebook.records.words import list_ranks
 from ddp_notebook.widgets.html.axes import BOTTOM, HEIGHT, LEFT, WIDTH, Axes, room
 from ddp_notebook.widgets.html.course import Course, Values
@@ -28,6 +28,7 @@ _RANKS = 28  # of a set of ranks
 class _Line(NamedTuple):
     label: str
     end: str  # its last value, or what is wrong with it
+    steps: Values  # (n,)
     values: Values  # (n,) NaN where there is none
     colour: str
     first_wrong: tuple[int, float] | None = None
@@ -41,23 +42,23 @@ def chart(name: str, course: Course, others: Mapping[str, Course]) -> Markup:
         course: with at least one value.
         others: further metrics; of the first ones the last value is told.
     """
-    steps, means = course.steps, course.means
-    lines, band = _lines(course, steps, means)
+    steps = course.steps
+    lines, band = _lines(course, steps)
     name, result = shorten(name, _NAME), in_words(course)
     drawn = element(
         "svg",
         element(
             "title", f"{name} {result}; by step, {'the range of the ranks' if band is not None else 'of each rank'}"
         ),
-        *_draw(course, steps, means, lines, band),
+        *_draw(course, steps, lines, band),
         viewBox=f"0 0 {WIDTH} {HEIGHT}",
         role="img",
     )
     key = [_key(one) for one in lines]
     if band is not None:
         key.append(element("li", element("i", class_="band"), f"range of {course.world_size} ranks"))
-    if course.width > 1:
-        key.append(element("li", f"a point is the mean of {course.width} steps", class_="soft"))
+    if words := _missing(course, band is not None):
+        key.append(element("li", words, class_="soft"))
     told = list(others.items())[:_MOST_TOLD]
     more = [element("span", f"{shorten(other, _NAME)} {_end(one)}", class_="soft") for other, one in told]
     caption = element("figcaption", element("b", name), " ", result, *more)
@@ -77,7 +78,7 @@ def in_words(course: Course) -> str:
         step, value = min(course.first_wrong.values())
         ranks = [rank for rank, one in course.first_wrong.items() if one[0] == step]
         return f"{value:g} from step {step} on {shorten(list_ranks(sorted(ranks)), _RANKS)}"
-    begin, end = _mean(course.begin), _mean(course.end)
+    begin, end = _mean(course.begin[:, 1]), _mean(course.end)
     is_single = course.first_step == course.last_step
     return three_figures(end) if is_single else f"{three_figures(begin)} → {three_figures(end)}"
 
@@ -93,32 +94,55 @@ def _mean(values: Values) -> float:
     return float(known.mean()) if len(known) else math.nan
 
 
-def _lines(course: Course, steps: Values, means: Values) -> tuple[list[_Line], tuple[Values, Values] | None]:
+def _missing(course: Course, is_band: bool) -> str:
+    """How many of the points are drawn, where not all are; of a band how many steps go together.
+
+    Example:
+        >>> course = Course(world_size=1)
+        >>> course.add(np.zeros(4000, int), np.arange(4000), np.sin(np.arange(4000.0)), cell=1)
+        >>> _missing(course, False)
+        '1 of 31 points drawn: the lowest and the highest of neighbours'
+    """
+    if is_band:
+        return f"lowest, highest and median of {course.width} steps each" if len(course.steps) else ""
+    logged, drawn = int(course.logged.sum()), course.drawn
+    if drawn >= logged:
+        return ""
+    words = f"1 of {two_figures(logged / drawn)}" if logged >= 2 * drawn else f"{drawn:,} of {logged:,}"
+    return f"{words} points drawn: the lowest and the highest of neighbours"
+
+
+def _lines(course: Course, steps: Values) -> tuple[list[_Line], tuple[Values, Values] | None]:
     """What is drawn, and the lowest and the highest of all ranks where they are too many for a line each."""
     known = [rank for rank in range(course.world_size) if course.has(rank)]
+    points = {rank: course.points(rank) for rank in known}
     alike: dict[bytes, list[int]] = {}  # a metric that was averaged is the same on all ranks
     for rank in known:
-        alike.setdefault(means[rank].tobytes() + repr(course.first_wrong.get(rank)).encode(), []).append(rank)
+        own = b"".join(one.tobytes() for one in points[rank])
+        alike.setdefault(own + repr(course.first_wrong.get(rank)).encode(), []).append(rank)
     if len(alike) <= _MOST_LINES:
         return [
-            _line(course, ranks, means[ranks[0]], LINES[at % len(LINES)]) for at, ranks in enumerate(alike.values())
+            _line(course, ranks, points[ranks[0]], LINES[at % len(LINES)]) for at, ranks in enumerate(alike.values())
         ], None
+    means, (lowest, highest) = course.means, course.reach
     with np.errstate(invalid="ignore"):
-        low, middle, high = (_of_ranks(find, means) for find in (np.nanmin, np.nanmedian, np.nanmax))
+        low, middle, high = (
+            _of_ranks(find, rows) for find, rows in ((np.nanmin, lowest), (np.nanmedian, means), (np.nanmax, highest))
+        )
         distance = _of_steps(np.abs(means - middle))
     worst = sorted(known, key=lambda rank: (rank not in course.first_wrong, -distance[rank]))[:_WORST]
-    median = _Line("median", three_figures(_last(middle)), middle, "currentColor")
+    median = _Line("median", three_figures(_last(middle)), steps, middle, "currentColor")
     return [
         median,
-        *(_line(course, [rank], means[rank], LINES[at + 1]) for at, rank in enumerate(sorted(worst))),
+        *(_line(course, [rank], points[rank], LINES[at + 1]) for at, rank in enumerate(sorted(worst))),
     ], (low, high)
 
 
-def _line(course: Course, ranks: list[int], values: Values, colour: str) -> _Line:
+def _line(course: Course, ranks: list[int], points: tuple[Values, Values], colour: str) -> _Line:
     wrong = course.first_wrong.get(ranks[0])
     label = "all ranks" if 1 < len(ranks) == course.world_size else shorten(list_ranks(ranks), _RANKS)
     end = f"{wrong[1]:g} from step {wrong[0]}" if wrong else three_figures(float(course.end[ranks[0]]))
-    return _Line(label, end, values, colour, wrong)
+    return _Line(label, end, *points, colour, wrong)
 
 
 def _key(one: _Line) -> Markup:
@@ -126,23 +150,21 @@ def _key(one: _Line) -> Markup:
     return element("li", swatch, one.label, " ", element("b", one.end))
 
 
-def _draw(
-    course: Course, steps: Values, means: Values, lines: list[_Line], band: tuple[Values, Values] | None
-) -> list[Markup]:
-    finite = means[np.isfinite(means)].clip(-_MOST, _MOST)
+def _draw(course: Course, steps: Values, lines: list[_Line], band: tuple[Values, Values] | None) -> list[Markup]:
+    drawn_values = np.concatenate([*(one.values for one in lines), *(band or ())])
+    finite = drawn_values[np.isfinite(drawn_values)].clip(-_MOST, _MOST)
     if not len(finite):
         return [element("text", "no value is a number", x=WIDTH // 2, y=HEIGHT // 2, text_anchor="middle")]
     low, high = float(finite.min()), float(finite.max())
     is_log = low > 0 and high / low > _LOG_FROM
     y = (low / 1.2, high * 1.2) if is_log else room(low, high)
-    axes = Axes(x=_reach(steps), y=y, is_log=is_log)
-    x = [axes.at_x(step) for step in steps.tolist()]
+    axes = Axes(x=_reach(course), y=y, is_log=is_log)
     drawn = [axes.frame("step")]
     if band is not None:
-        edges = [*_places(axes, x, band[1]), *reversed(_places(axes, x, band[0]))]
+        edges = [*_places(axes, steps, band[1]), *reversed(_places(axes, steps, band[0]))]
         drawn.append(element("path", class_="band", d=f"{line(edges)}z"))
     for one in lines:
-        places = _places(axes, x, one.values)
+        places = _places(axes, one.steps, one.values)
         drawn.append(element("path", class_="line", stroke=one.colour, d=line(places)))
         if len(places) == 1 or one.first_wrong:
             drawn.append(_mark(places, axes, one))
@@ -158,14 +180,15 @@ def _mark(places: list[tuple[int, int]], axes: Axes, one: _Line) -> Markup:
     return element("path", class_="line", stroke=one.colour, d=f"M{at_x - 9} {at_y - 9}l18 18m0-18l-18 18")
 
 
-def _reach(steps: Values) -> tuple[float, float]:
-    first, last = float(steps[0]), float(steps[-1])
+def _reach(course: Course) -> tuple[float, float]:
+    first, last = float(course.first_step), float(course.last_step)
     return (first, last) if last > first else (first - 0.5, last + 0.5)
 
 
-def _places(axes: Axes, x: list[int], values: Values) -> list[tuple[int, int]]:
-    shown, is_there = values.clip(-_MOST, _MOST).tolist(), np.isfinite(values).tolist()
-    return [(x[at], axes.at_y(shown[at])) for at in range(len(x)) if is_there[at]]
+def _places(axes: Axes, steps: Values, values: Values) -> list[tuple[int, int]]:
+    is_there = np.isfinite(values)
+    shown = zip(steps[is_there].tolist(), values[is_there].clip(-_MOST, _MOST).tolist(), strict=True)
+    return [(axes.at_x(step), axes.at_y(value)) for step, value in shown]
 
 
 def _of_ranks(find: Callable[..., Any], means: Values) -> Values:

@@ -34,7 +34,7 @@ def draw(shown: Shown, key: str) -> str:
         lines.append(curves.chart(name, shown.courses[name], others))
     above = join(_style(), _head(shown), _alarm(shown))
     for most_rows, most_bars in _PARTS:
-        steps = [bars.chart(shown.steps, f"ddp-{key}", most_bars)] if len(shown.steps) else []
+        steps = [bars.chart(shown.steps, f"ddp-{key}", most_bars, shown.run)] if len(shown.steps) else []
         charts = element("div", *lines, *steps, class_="charts")
         ranks = element("div", table(shown.ranks, name, most_rows), class_="ranks")
         parts = (above, charts, ranks, _foot(shown))
@@ -68,7 +68,7 @@ def _style() -> Markup:
 
 def _head(shown: Shown) -> Markup:
     word = _TELLS.get(shown.state, shown.state)
-    cell = f" cell {shown.cell}" if shown.cell and shown.state != "stopped" else ""
+    cell = f" {shown.cell}" if shown.cell and shown.state != "stopped" else ""
     what = {"running": "is running", "stuck": "does not go on", "idle": "was the last", "recorded": ""}.get(
         shown.state, ""
     )

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from ddp_notebook.observe.tables.matching import prompt_of
 from ddp_notebook.observe.views import main_metric
 from ddp_notebook.records.schema import Rows
 from ddp_notebook.widgets.feed.feed import Feed
@@ -27,10 +26,11 @@ class Shown:
 
     title: str  # of the session
     state: str  # "running", "stuck", "idle", "stopped" or "recorded"
-    cell: str  # "3 (In [5])"; "": none
+    cell: str  # "In [5]"; "": none
     why: str  # it hangs, in a sentence
     courses: Mapping[str, Course]  # the main one first
     steps: Rows  # of the feed's table `step`, of one cell
+    run: Mapping[str, Any] | None  # the numbers of its training run, see `Present.head`
     ranks: list[RankRow]
     notes: list[str]  # what is left out
 
@@ -46,7 +46,6 @@ class Sources:
         self._feed = feed
         self._end = 0  # of the metrics that were read
         self._courses: dict[int, Course] = {}  # by the number of the name
-        self._prompts: dict[int, str] = {}  # by cell
 
     def look(self, head: Mapping[str, Any]) -> Shown:
         """What there is now.
@@ -55,7 +54,11 @@ class Sources:
             head: `Present.head()`.
         """
         feed, recording = self._feed, self._feed.recording
-        rows, self._end, _ = recording.follow("metric", self._end)
+        if self._end:
+            rows, self._end, _ = recording.follow("metric", self._end)
+        else:  # also those that the table has given up
+            self._end = recording.store.rings["metric"].end
+            rows = recording.metrics_until(self._end)
         rows = rows[rows["rank"] < feed.world_size]
         rows = rows if feed.only is None else rows[rows["cell"] == feed.only]
         add_rows(self._courses, rows, len(feed.last), _MOST_METRICS)
@@ -68,22 +71,14 @@ class Sources:
         return Shown(
             title=head["title"],
             state=head["state"],
-            cell=self._name(head["cell"], is_over=head["state"] not in _STATES),
+            cell=head["label"],
             why=head["why"],
             courses=named,
             steps=steps,
+            run=head["training"],
             ranks=self._ranks(steps, next(iter(named.values()), None), has_places=head["state"] in _STATES),
             notes=_notes(feed.notes()),
         )
-
-    def _name(self, cell: int, *, is_over: bool) -> str:
-        """Its number, and the prompt by which its reader knows it, which it has when it is over."""
-        if not cell:
-            return ""
-        if is_over and cell not in self._prompts and (found := prompt_of(self._feed.recording, cell)):
-            self._prompts[cell] = found
-        prompt = self._prompts.get(cell)
-        return f"{cell} ({prompt})" if prompt else f"{cell}"
 
     def _ranks(self, steps: Rows, main: Course | None, *, has_places: bool) -> list[RankRow]:
         """A row for each rank.

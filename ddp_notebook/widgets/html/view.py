@@ -54,6 +54,11 @@ class HtmlView:
             publisher.add(self.on_news)
             self.look(time.monotonic())
 
+    @property
+    def publisher(self) -> Publisher | None:
+        """Tells it that there is news."""
+        return self._publisher
+
     def look(self, now_s: float) -> None:
         """Draw it anew if there is news, and the last time was long enough ago."""
         if self._publisher is None or not self._has_news or now_s < self._drawn_s + PERIOD_S:

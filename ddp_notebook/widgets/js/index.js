@@ -9,7 +9,7 @@
  *       unpack          from a message of the feed to columns
  *       table           rows in columns, in bounded memory
  *       tables          the tables that are kept, and the rows of a step or of a collective
- *       series          the whole course of a metric
+ *       courses         the courses of metrics: what each rank has logged in each cell
  *       run             all that is known of one run
  *       intake          how messages are taken in
  *       store           what panels ask
@@ -44,13 +44,14 @@
  *       tooltip         words beside the pointer
  *     panels/     a tab each
  *       index           the list of panels, and what a panel is
- *       loss            metrics
+ *       loss            metrics: loss_picture, loss_missing
  *       sync            gradient synchronisation
  *       timeline        the timeline: timeline_choice, timeline_controls, timeline_pointer, timeline_words
  *       tensors         the tensors of a collective: tensors_words
  *       ranks           how each rank is
  *       calls           calls between ranks, one moment after the other
  *     hub         a store, and the connection to the kernel
+ *     neighbours  the full view of a session and the small ones under its cells
  *     head        the title and what is chosen for all panels
  *     view        one view: tabs, when to draw
  */
@@ -64,7 +65,7 @@ const hubs = new Map();
 
 /**
  * @typedef {object} Model  of anywidget, as far as it is used
- * @property {(name: "key"|"compact") => any} get
+ * @property {(name: "key"|"compact"|"group"|"place") => any} get
  * @property {(content: object) => void} send
  * @property {(name: "msg:custom"|"comm_live_update", listener: Hub["receive"]|Hub["left"]) => void} on  the second name
  *   is of ipywidgets, and told when a manager has lost the kernel
@@ -92,7 +93,7 @@ function render({ model, el }) {
   const key = model.get("key");
   if (!hubs.has(key)) initialize({ model });
   const hub = /** @type {Hub} */ (hubs.get(key));
-  return makeView(el, hub, { compact: Boolean(model.get("compact")), panel: "loss" });
+  return makeView(el, hub, { compact: Boolean(model.get("compact")), panel: "loss", key, group: model.get("group"), place: model.get("place") });
 }
 
 export default { initialize, render };

@@ -6,6 +6,7 @@
 
 import { palette, themeOf } from "./drawing/colours.js";
 import { Head } from "./head.js";
+import { THRESHOLDS, follow, isWellSeen, tellGone, tellSeen } from "./neighbours.js";
 import { PANELS } from "./panels/index.js";
 import { behind, statusLine } from "./parts/a11y.js";
 import { make, newId, show } from "./parts/dom.js";
@@ -21,20 +22,22 @@ const MOST_LATENCIES = 5000;
 /**
  * @param {HTMLElement} el
  * @param {import("./hub.js").Hub} hub
- * @param {{panel: string, compact: boolean}} options
+ * @param {{panel: string, compact: boolean, key?: string, group?: string, place?: string}} options group, place: see `neighbours.js`
  * @returns {() => void} takes the view away
  */
-export function makeView(el, hub, { panel = "loss", compact = false }) {
+export function makeView(el, hub, { panel = "loss", compact = false, key = "", group = "", place = "" }) {
   const document = el.ownerDocument;
   const root = make(document, "section", { class: "ddpm", role: "region", "aria-label": "Monitor of the ranks", "data-lm-suppress-shortcuts": "true" });
   const sheet = make(document, "style", { textContent: style + sequenceStyle });
+  if (key) root.dataset.key = key;
   el.append(sheet, root);
-  let view = new View(root, hub, { panel: panel in PANELS ? panel : "loss", compact, open });
+  let view = new View(root, hub, { panel: panel in PANELS ? panel : "loss", compact, open, whose: { group, place } });
 
   /** All panels instead of the compact view. */
   function open() {
     view.destroy();
-    view = new View(root, hub, { panel: "loss", compact: false, open });
+    root.classList.remove("ddpm-elsewhere");
+    view = new View(root, hub, { panel: "loss", compact: false, open, whose: { group: "", place: "" } });
     /** @type {HTMLElement|null} */ (root.querySelector("[role=tab]"))?.focus();
   }
 
@@ -46,13 +49,14 @@ export function makeView(el, hub, { panel = "loss", compact = false }) {
 }
 
 class View {
-  /** @param {HTMLElement} root @param {import("./hub.js").Hub} hub @param {{panel: string, compact: boolean, open: () => void}} options */
-  constructor(root, hub, { panel, compact, open }) {
+  /** @param {HTMLElement} root @param {import("./hub.js").Hub} hub @param {{panel: string, compact: boolean, open: () => void, whose: {group: string, place: string}}} options */
+  constructor(root, hub, { panel, compact, open, whose }) {
     const document = root.ownerDocument;
     this.root = root;
     this.document = document;
     this.store = hub.store;
     this.compact = compact;
+    this.whose = whose;
     /** @type {Shown[]} */
     this.shown = [];
     /** @type {(() => void)[]} */
@@ -89,7 +93,9 @@ class View {
     this.statusEl = make(document, "span", { class: "ddpm-status" });
     this.status = statusLine(this.statusEl);
     this.notes = make(document, "span", { class: "ddpm-notes" });
-    root.replaceChildren(this.head.el, this.alarm, this.body, make(document, "div", { class: "ddpm-foot" }, this.statusEl, this.notes));
+    this.neighbour = compact && whose.group ? follow(root, whose.group, () => this.layout()) : null;
+    const foot = make(document, "div", { class: "ddpm-foot" }, this.statusEl, this.notes);
+    root.replaceChildren(...(this.neighbour ? [this.neighbour.el] : []), this.head.el, this.alarm, this.body, foot);
     this.panelName = panel;
     /** @type {Map<string, {tab: HTMLButtonElement, area: HTMLElement}>} */
     this.tabs = new Map();
@@ -100,6 +106,7 @@ class View {
     this.#observe();
     this.restyle();
     this.layout();
+    this.neighbour?.update();
   }
 
   // ---- tabs
@@ -172,9 +179,11 @@ class View {
     const resized = new ResizeObserver(() => this.layout());
     resized.observe(this.body);
     const seen = new IntersectionObserver((entries) => {
-      this.isVisible = entries[entries.length - 1].isIntersecting;
+      const last = entries[entries.length - 1];
+      this.isVisible = last.isIntersecting;
+      if (!this.compact) tellSeen(this.root, this.whose, isWellSeen(last));
       if (this.isVisible) this.mark();
-    });
+    }, { threshold: THRESHOLDS });
     seen.observe(this.root);
     const themed = new MutationObserver(() => this.restyle());
     for (const one of [this.document.documentElement, this.document.body]) {
@@ -190,6 +199,8 @@ class View {
     this.cleanup.push(
       () => resized.disconnect(),
       () => seen.disconnect(),
+      () => this.neighbour?.destroy(),
+      () => this.compact || tellGone(this.root),
       () => themed.disconnect(),
       () => media.forEach((one) => one.removeEventListener("change", restyle)),
       unsubscribe,
@@ -238,7 +249,8 @@ class View {
     if (!this.isDirty || !this.isVisible || !this.root.isConnected) return;
     this.isDirty = false;
     const begun = performance.now();
-    for (const one of this.current) {
+    const isElsewhere = this.root.classList.contains("ddpm-elsewhere");
+    for (const one of isElsewhere ? [] : this.current) {
       if (!one.width) continue;
       const wanted = this.#heightOf(one, one.width);
       if (wanted !== one.height) one.panel.resize(one.width, (one.height = wanted));

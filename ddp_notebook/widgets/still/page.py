@@ -65,18 +65,17 @@ def message(recording: RecordedTables) -> FeedMessage:
     feed.delta(feed.end_ns, present.head(), present.look(0.0))
     base = feed.snapshot(feed.end_ns, present.head()).header
     tables, begins_ms = _tables(feed)
-    tables["metric"], every = feed.metrics(MOST["metric"])
+    tables |= feed.metrics(MOST["metric"])
     if (ranks := present.look(10.0)) is not None:  # its texts are the feed's own
         tables["rank"] = ranks
     notes: dict[str, Any] = {
-        "metric_every": every,
         "dropped_rows": sum(recording.dropped.values()),
         "values_left_out": recording.left_out,
     }
     if begins_ms > 0:
         notes["page"] = f"the page holds the last rows: timeline, steps and tensors begin at {begins_ms / 1e3:.1f} s"
     packed, data = pack(tables)
-    header = {**base, "run": "page", "notes": notes, "tables": packed}
+    header = {**base, "run": "page", "steps_left_out": 0, "notes": notes, "tables": packed}
     header["texts"] = feed.texts.of(tables, base["layouts"])
     return FeedMessage(header, data)
 

@@ -9,20 +9,22 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ddp_notebook.observe.steps.steps import measure
+from ddp_notebook.observe.steps.run import TrainingRun, run_of
+from ddp_notebook.observe.steps.steps import StepTable, measure
 from ddp_notebook.observe.steps.waits import straggler_of
-from ddp_notebook.observe.tables.matching import RowSource
+from ddp_notebook.observe.tables.matching import RowSource, label_of
 from ddp_notebook.observe.tables.recorded import RecordedTables
 from ddp_notebook.observe.tables.remote import latest
-from ddp_notebook.observe.views import Metric, Step, Straggler, main_metric, settled
+from ddp_notebook.observe.views import Metric, Straggler, main_metric
 from ddp_notebook.records.schema import RPC_KINDS, RPC_SIDES, SPANS, Rows
-from ddp_notebook.records.units import ms, number, two_figures
+from ddp_notebook.records.units import number, two_figures
 from ddp_notebook.records.words import rank_on
 
 if TYPE_CHECKING:
     from ddp_notebook.observe.figures.drawing import Picture
 
-_MOST_MEASURED = 3000  # steps, of all ranks together, the last ones: 0.2 s
+_MOST_MEASURED = 20_000  # steps, of all ranks together, the last ones
+_MOST_DRAWN = 3000  # the same
 _MOST_COLUMNS = 100
 _MOST_LINES = 8
 _HEIGHT = 3.1  # inches
@@ -36,12 +38,12 @@ def text(recording: RecordedTables, cell: int | None = None) -> str:
 
     Args:
         recording: what the ranks have recorded.
-        cell: of this cell; None: of all that was recorded.
+        cell: of this cell; None: of the last training run, or of all that was recorded where nothing was trained.
 
     Example:
         >>> from ddp_notebook.widgets import simulate
         >>> text(simulate(world_size=4), cell=2)
-        '4 ranks, 60 steps, loss 0.21 -> 0.11, 47 ms/step, 9.5 % exposed communication, rank 2 slowest'
+        'cell 2: 4 ranks, 60 steps, loss 0.21 -> 0.11, 47 ms/step, 9.6 % exposed communication, rank 2 slowest'
     """
     return _Facts.of(recording, cell).words()
 
@@ -66,9 +68,10 @@ class _Facts:
     world_size: int
     hosts: tuple[str, ...]
     cell: int | None
-    steps: int
+    label: str  # of the cell; "": of all cells, or there is no other
+    run: TrainingRun | None
     metric: Metric | None
-    measured: tuple[Step, ...]  # the last ones
+    measured: StepTable  # the last steps
     straggler: Straggler | None
     calls: int
     remote_calls: int
@@ -76,6 +79,8 @@ class _Facts:
 
     @classmethod
     def of(cls, recording: RecordedTables, cell: int | None) -> _Facts:
+        run = run_of(recording, cell)
+        cell = cell if run is None else run.cell
         spans = recording.rows("span")
         spans = spans[spans["kind"] == SPANS.index("optimizer")]
         calls, remote = recording.rows("call"), latest(recording.rows("rpc"))
@@ -86,13 +91,18 @@ class _Facts:
         if len(spans) > _MOST_MEASURED:
             source = _Since(recording, int(np.partition(spans["end_ns"], -_MOST_MEASURED)[-_MOST_MEASURED]))
         found = measure(source, cell)
+        metric = _metric(metrics := recording.metrics, cell)
+        label = "" if cell is None else label_of(recording, cell)
+        if metric is not None and cell is None and not metrics[metric.name].is_continued:
+            label = label_of(recording, int(metric.cells.max()))
         return cls(
             world_size=recording.world_size,
             hosts=recording.hosts,
             cell=cell,
-            steps=_count_steps(spans, [one.step for one in found]),
-            metric=_metric(recording.metrics, cell),
-            measured=tuple(one.step for one in found),
+            label=label,
+            run=run,
+            metric=metric,
+            measured=found,
             straggler=straggler_of(found, recording.hosts),
             calls=len(calls),
             remote_calls=len(remote),
@@ -101,14 +111,14 @@ class _Facts:
 
     def words(self) -> str:
         parts = [f"{self.world_size} rank{'s' * (self.world_size != 1)}"]
-        if self.steps:
-            parts.append(f"{self.steps:,} step{'s' * (self.steps != 1)}")
+        if self.run is not None:
+            parts.append(self.run.counted)
         parts += _course(self.metric)
-        counted = settled(self.measured)
-        if counted:
-            parts.append(f"{ms(float(np.median([step.duration_ns for step in counted])))}/step")
-            exposed = sum(step.exposed_ns for step in counted) / max(sum(step.duration_ns for step in counted), 1)
-            if self.world_size > 1 and any(step.communication_ns for step in counted):
+        if self.run is not None:
+            parts.append(self.run.per_step)
+            steps = self.measured.settled.typical
+            exposed = float(steps.parts["exposed"].sum()) / max(float(steps.duration_ns.sum()), 1.0)
+            if self.world_size > 1 and steps.parts["communication"].any():
                 parts.append(f"{two_figures(100 * exposed)} % exposed communication")
         elif self.calls:
             parts.append(f"{self.calls:,} communication call{'s' * (self.calls != 1)}")
@@ -117,10 +127,12 @@ class _Facts:
         if self.straggler is not None:
             parts.append(f"{rank_on(self.straggler.rank, self.hosts)} slowest")
         if len(parts) == 1:
-            parts.append("nothing recorded" if self.cell is None else f"nothing recorded in cell {self.cell}")
+            parts.append("nothing recorded" if self.cell is None else f"nothing recorded in {self.label}")
         if self.dropped:
             parts.append(f"{self.dropped:,} rows dropped")
-        return ", ".join(parts)
+        is_one_of_several = self.cell is None and self.label != ""
+        whose = f"{self.label}: " if self.run is not None or is_one_of_several else ""
+        return whose + ", ".join(parts)
 
 
 class _Since:
@@ -132,6 +144,7 @@ class _Since:
         self.world_size = recording.world_size
         self.hosts = recording.hosts
         self.baseline = recording.baseline
+        self.prompts = recording.prompts
 
     def rows(self, table: str) -> Rows:
         rows = self._recording.rows(table)
@@ -148,33 +161,21 @@ class _Since:
         return self._recording.clock_error_ns(rank)
 
 
-def _count_steps(optimizers: Rows, measured: Sequence[Step]) -> int:
-    """The steps of all cells together; in each cell those of the rank that has the most."""
-    counts = {
-        int(cell): 1 + int(optimizers["step"][optimizers["cell"] == cell].max())
-        for cell in np.unique(optimizers["cell"])
-    }
-    of_cell: dict[int, int] = {}
-    for step in measured:  # where several optimizers take turns there are fewer
-        of_cell[step.cell] = max(of_cell.get(step.cell, 0), step.step + 1)
-    return sum((counts | of_cell).values())
-
-
 # ---- the metric
 
 
 def _metric(metrics: Mapping[str, Metric], cell: int | None) -> Metric | None:
     """The metric to show: of this cell, or of all; of the last one if their steps do not continue each other."""
     if cell is not None:
-        metrics = {name: mine for name, one in metrics.items() if (mine := _of_cell(one, cell)) is not None}
+        metrics = {name: mine for name, one in metrics.items() if (mine := _of_cells(one, [cell])) is not None}
     if not metrics:
         return None
     metric = metrics[main_metric(metrics)]
-    return metric if metric.is_continued else _of_cell(metric, int(metric.cells.max()))
+    return metric if metric.is_continued else _of_cells(metric, metric.runs[-1])
 
 
-def _of_cell(metric: Metric, cell: int) -> Metric | None:
-    mine = metric.cells == cell
+def _of_cells(metric: Metric, cells: Sequence[int]) -> Metric | None:
+    mine = np.isin(metric.cells, cells)
     if not mine.any():
         return None
     columns = {name: getattr(metric, name)[mine] for name in ("ranks", "steps", "values", "times_ns", "cells")}
@@ -204,7 +205,9 @@ def _draw(facts: _Facts) -> Picture:
     from ddp_notebook.observe.figures import bars, curves
     from ddp_notebook.observe.figures.drawing import key, label_ends, picture
 
-    steps, numbers = facts.measured, _in_a_row(facts.measured)
+    last = facts.measured.number.max(initial=0) - _MOST_DRAWN // max(len(facts.measured.ranks), 1)
+    steps = facts.measured[facts.measured.number > last].steps()
+    numbers = [step.step for step in steps]
     has_steps = len(set(numbers)) > 1
     columns = [1.0] * ((facts.metric is not None) + has_steps)
     height = _HEIGHT if columns else 0.4  # a line of text, and nothing below it
@@ -228,15 +231,6 @@ def _draw(facts: _Facts) -> Picture:
             figure.subplots_adjust(right=0.97 - _LETTER * max((len(label) for _, _, label, _ in labels), default=0))
         label_ends(found[0], labels)
     return figure
-
-
-def _in_a_row(steps: Sequence[Step]) -> list[int]:
-    """The numbers of steps, counted on from cell to cell."""
-    counts: dict[int, int] = {}
-    for step in steps:
-        counts[step.cell] = max(counts.get(step.cell, 0), step.step + 1)
-    first = {cell: sum(count for before, count in counts.items() if before < cell) for cell in counts}
-    return [first[step.cell] + step.step for step in steps]
 
 
 def _small(png: io.BytesIO, about: Mapping[str, str]) -> bytes:

@@ -1,6 +1,8 @@
 """The stretches of a training step.
 
-stretches   input, forward, backward, optimizer
+stretches   forward, backward, optimizer
+loaders     waits for batches and for the start and end of workers; settings of loaders
+checkpoints what saves a checkpoint
 optimizers  those in their steps, and their names
 pipelines   what the stages of a pipeline do with each microbatch
 blocks      code that the user has named

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import dataloader
 
 from ddp_notebook.rank.group.origin import SiteFields
 from ddp_notebook.rank.group.waiting import notice_interrupt
@@ -23,8 +22,10 @@ from ddp_notebook.rank.imports import after_import
 from ddp_notebook.rank.record.tape import OFF, Moment, Tape, new
 from ddp_notebook.rank.record.training.blocks import Blocks
 from ddp_notebook.rank.record.training.buckets import Backward, Model
+from ddp_notebook.rank.record.training.checkpoints import Checkpoints
 from ddp_notebook.rank.record.training.comm_hooks import Hooks
 from ddp_notebook.rank.record.training.gradients import Gradients
+from ddp_notebook.rank.record.training.loaders import Loaders, samples_of
 from ddp_notebook.rank.record.training.naming import new_name
 from ddp_notebook.rank.record.training.optimizers import Optimizers
 from ddp_notebook.rank.record.training.pipelines import Pipelines
@@ -33,8 +34,8 @@ from ddp_notebook.rank.unseen import function_modes, operator_modes, unseen
 from ddp_notebook.records.schema import SPANS
 from ddp_notebook.stdlib import functools, logging, threading, time, weakref
 
-CELL, FORWARD, BACKWARD, OPTIMIZER, INPUT, BLOCK = map(
-    SPANS.index, ("cell", "forward", "backward", "optimizer", "input", "block")
+CELL, FORWARD, BACKWARD, OPTIMIZER, BLOCK, EVALUATION, CHECKPOINT, FUTURE = map(
+    SPANS.index, ("cell", "forward", "backward", "optimizer", "block", "evaluation", "checkpoint", "future")
 )
 _log = logging.getLogger(__name__)
 
@@ -78,7 +79,9 @@ class Training:
         self._optimizers = Optimizers(tape, self.stepped)
         self._gradients = Gradients(tape)
         self.pipelines = Pipelines(tape, self.put)
+        self._loaders = Loaders(tape, self.put)
         self._blocks = Blocks(tape, lambda name, began_ns: self.put(BLOCK, name, began_ns))
+        self._checkpoints = Checkpoints(tape, lambda name, began_ns: self.put(CHECKPOINT, name, began_ns))
 
     def install(self) -> None:
         """Begin to look. What this version of torch does not let be seen is left out, with a message."""
@@ -88,9 +91,10 @@ class Training:
             ("models in DDP", self._look_at_ddp),
             ("models in FSDP", self._look_at_fsdp),
             ("modules of DTensor", self._look_at_dtensor),
-            ("data loaders", self._look_at_loaders),
+            ("data loaders", self._loaders.look),
             ("backwards", self._look_at_backwards),
             ("named blocks", self._blocks.look),
+            ("checkpoints", self._checkpoints.look),
         ):
             try:
                 look()
@@ -120,9 +124,6 @@ class Training:
 
     def _look_at_dtensor(self) -> None:
         self._tape.modules.watch(lambda: self._tape.level != OFF)
-
-    def _look_at_loaders(self) -> None:
-        around(dataloader._BaseDataLoaderIter, "__next__", self._around_next)
 
     def _look_at_backwards(self) -> None:
         self._tape.engine = inspect.unwrap(torch.autograd.graph._engine_run_backward).__code__
@@ -188,7 +189,7 @@ class Training:
         known = self._last
         if known is None or known.reference() is not model:
             known = self._model(model)
-        self.put(FORWARD, known.name, began_ns, _samples(inputs))
+        self.put(_kind_of(model), known.name, began_ns, samples_of(inputs))
         if has_failed or not (model.require_backward_grad_sync and torch.is_grad_enabled()):
             return
         if (layout := known.prepare(model)) is not None:
@@ -228,7 +229,7 @@ class Training:
             began_ns = time.monotonic_ns()
             out = original(state, module, args, named)
             if self._tape.level != OFF and state._state_ctx.iter_forward_root is state:
-                self._roots[id(state)] = began_ns, unseen(_samples, (*args, *named.values()))
+                self._roots[id(state)] = began_ns, unseen(samples_of, (*args, *named.values()))
             return out
 
         return passed_over(_pre_forward)
@@ -238,7 +239,7 @@ class Training:
             root = self._roots.pop(id(state), None)
             out = original(state, module, *rest)
             if root is not None:
-                self.put(FORWARD, type(module).__name__.removeprefix("FSDP"), *root)
+                self.put(_kind_of(module), type(module).__name__.removeprefix("FSDP"), *root)
             return out
 
         return passed_over(_post_forward)
@@ -339,6 +340,7 @@ class Training:
         self._optimizers.begin_cell()
         self._last = None
         self.pipelines.begin_cell()
+        self._loaders.begin_cell()
         self._blocks.begin_cell()
         self._tape.bucket = None
         for model in [*self._models.values(), *self._prepared]:
@@ -348,36 +350,17 @@ class Training:
         """The cell has ended."""
         self._gradients.end_cell(model.module for model in self._models)
 
-    def _around_next(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def __next__(iterator: Any) -> Any:
-            if self._tape.level == OFF:
-                return original(iterator)
-            began_ns = time.monotonic_ns()
-            data = original(iterator)
-            self.put(INPUT, "", began_ns, unseen(_samples, data if isinstance(data, list | tuple) else (data,)))
-            return data
-
-        return __next__
-
 
 def _say_unseen(what: list[str]) -> None:
     if what:
         print(f"ddp_notebook: torch {torch.__version__} does not let {', '.join(what)} be seen", file=sys.stderr)
 
 
+def _kind_of(model: torch.nn.Module) -> int:
+    """The kind of span that a forward of a model is."""
+    return FORWARD if model.training or torch.is_grad_enabled() else EVALUATION
+
+
 def is_in_backward() -> bool:
     """Whether this thread runs a backward already, be it as one of autograd's own threads."""
     return torch._C._current_graph_task_id() != -1
-
-
-def _samples(values: Any) -> int:
-    """The batch size: the first dimension of the first tensor; -1 without one."""
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            try:
-                return int(value.size(0))
-            except IndexError:  # it has no dimension
-                continue
-            except RuntimeError:  # a nested tensor has none
-                return -1
-    return -1

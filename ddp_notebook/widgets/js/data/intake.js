@@ -5,12 +5,13 @@
 import { MISSING } from "./format.js";
 import { keyOf, nameAt } from "./names.js";
 import { Run } from "./run.js";
-import { Series } from "./series.js";
 import { CELL, COLLECTIVE, CollectiveEntry, EXECUTION } from "./tables.js";
 import { unpack } from "./unpack.js";
 
-const MOST_METRICS = 48;
 const MOST_FRESH = 4096;
+const MOST_ANSWERED = 1024;
+/** @type {import("./unpack.js").Rows} */
+const NO_ROWS = { rows: 0, columns: {}, widths: {} };
 const MOST_OPEN = 2000; // spans of a rank
 
 /**
@@ -33,9 +34,20 @@ function knownKey(map, columns, at) {
   return undefined;
 }
 
-/** @param {Map<any, any>} map its oldest entry goes */
-function deleteFirst(map) {
-  for (const key of map.keys()) return void map.delete(key);
+/** How many rows of each course there are, by cell and name. @param {import("./unpack.js").Rows} metric */
+function rowsOfEach({ rows, columns }) {
+  /** @type {Map<string, number>} */
+  const found = new Map();
+  for (let at = 0; at < rows; at++) {
+    const key = `${columns.cell[at]} ${columns.name[at]}`;
+    found.set(key, (found.get(key) ?? 0) + 1);
+  }
+  return found;
+}
+
+/** @param {Map<any, any>|Set<any>} all its oldest entry goes */
+function deleteFirst(all) {
+  for (const key of all.keys()) return void all.delete(key);
 }
 
 /** The half of the store that is written; `Store` is the half that is read. */
@@ -44,10 +56,13 @@ export class Intake extends Run {
     super();
     /** @type {Set<(what: "data"|"choice") => void>} */
     this.listeners = new Set();
+    /** @type {Set<number>} */
+    this.answered = new Set(); // questions, also those of which the rows are not kept
     this.heard = ""; // when the kernel answers this view: "now" or LATE; not known yet
     this.choice = {
       /** @type {Set<number>|null} */ ranks: null,
       /** @type {string|null} */ metric: null,
+      /** @type {Set<number>|null} */ runs: null, // of the metric, by their first cells; null: the newest
       log: false,
       smoothing: 0,
       /** @type {{cell: number, step: number}|null} */ step: null,
@@ -76,6 +91,8 @@ export class Intake extends Run {
       this.#take(message, tables, true);
       if (message.request !== undefined) this.answers.set(message.request, { message, rows: tables, buffers });
       while (this.answers.size > 8) deleteFirst(this.answers);
+      this.answered.add(message.request);
+      if (this.answered.size > MOST_ANSWERED) deleteFirst(this.answered);
       this.tell("data");
       return false;
     }
@@ -109,7 +126,7 @@ export class Intake extends Run {
   /** Another run: nothing of the one before is shown; what was chosen stays where it can. @param {Record<string, any>} message */
   #startRun(message) {
     Object.assign(this, new Run(message.run));
-    this.choice.step = this.choice.collective = this.choice.remote = this.choice.window = null;
+    this.choice.step = this.choice.collective = this.choice.remote = this.choice.window = this.choice.runs = null;
     if (this.choice.paused) this.choice.paused = false;
     if (message.world_size && [...(this.choice.ranks ?? [])].some((rank) => rank >= message.world_size)) this.choice.ranks = null;
   }
@@ -123,7 +140,9 @@ export class Intake extends Run {
     for (const [number, text] of message.texts ?? []) this.texts.set(number, text);
     if (message.layouts) this.#takeLayouts(message.layouts);
     if (message.kind !== "answer") this.takeHeader(message);
-    if (tables.metric) this.#takeMetrics(tables.metric);
+    if (message.steps_left_out !== undefined) this.stepsLeftOut = message.steps_left_out;
+    if (message.kind === "snapshot") this.stepsAsked = false;
+    if (tables.metric || tables.course) this.#takeMetrics(tables, message.kind !== "delta");
     if (tables.step) this.#takeKeyed(tables.step, this.tables.step, this.stepIndex, ({ rank }, index) => rank[index]);
     if (tables.bucket) {
       this.#takeKeyed(tables.bucket, this.tables.bucket, this.bucketIndex, ({ rank, bucket }, index) => rank[index] * 65536 + bucket[index]);
@@ -143,31 +162,45 @@ export class Intake extends Run {
     }
   }
 
-  /** @param {import("./unpack.js").Rows} rows */
-  #takeMetrics({ rows, columns }) {
-    const { rank, name, cell, step, value, time } = columns;
-    for (let at = 0; at < rows; at++) {
+  /**
+   * Rows of metrics, and how many there are of each course.
+   * @param {Record<string, import("./unpack.js").Rows>} tables
+   * @param {boolean} isWhole they take the place of all that is here of these courses
+   */
+  #takeMetrics({ metric = NO_ROWS, course = NO_ROWS }, isWhole) {
+    const { metrics, worldSize } = this;
+    /** @type {Set<import("./courses.js").Course>} */
+    const known = new Set(); // those of which at least as much is here
+    const replaced = new Set();
+    const sent = rowsOfEach(metric);
+    const { name: names, cell: cells, points, begin, end } = course.columns;
+    for (let at = 0; at < course.rows; at++) {
+      const one = metrics.of(this.text(names[at]), cells[at], names[at], worldSize);
+      if (!one) continue;
+      one.reach(begin[at], end[at]);
+      if (!isWhole) one.counted = one.logged + points[at];
+      else if (one.logged === points[at] && one.held >= (sent.get(`${cells[at]} ${names[at]}`) ?? 0)) known.add(one);
+      else {
+        one.drop();
+        one.counted = points[at];
+        replaced.add(one);
+      }
+    }
+    const { rank, name, cell, step, value, time } = metric.columns;
+    for (let at = 0; at < metric.rows; at++) {
       const words = this.text(name[at]);
-      let metric = this.metrics.get(words);
-      if (!metric) {
-        if (this.metrics.size >= MOST_METRICS) continue;
-        const limit = Math.min(8192, Math.max(2048, Math.floor(262144 / Math.max(1, this.worldSize) / 8) * 8));
-        metric = { cell: cell[at], limit, series: new Map() };
-        this.metrics.set(words, metric);
+      const one = metrics.of(words, cell[at], name[at], worldSize);
+      if (!one || known.has(one)) continue;
+      if (isWhole && !replaced.has(one)) {
+        one.drop();
+        replaced.add(one);
       }
-      if (cell[at] < metric.cell) continue;
-      let series = metric.series.get(rank[at]);
-      if (cell[at] > metric.cell) {
-        // A cell that counts its steps anew is a curve of its own; one that goes on continues the curve.
-        if (series && step[at] <= series.lastStep) metric.series.clear();
-        metric.cell = cell[at];
-        series = metric.series.get(rank[at]);
-      }
-      if (!series) metric.series.set(rank[at], (series = new Series(metric.limit)));
-      if (!series.add(step[at], value[at], time[at])) continue;
+      one.add(rank[at], step[at], value[at], time[at]);
+      if (isWhole) continue;
       this.fresh.push({ rank: rank[at], name: words, step: step[at], value: value[at], time: time[at] });
       this.freshTotal++;
     }
+    if (metric.rows) metrics.bound((one) => one.cell === this.cell || Boolean(this.choice.runs?.has(one.cell)));
     if (this.fresh.length > 2 * MOST_FRESH) this.fresh.splice(0, this.fresh.length - MOST_FRESH);
   }
 

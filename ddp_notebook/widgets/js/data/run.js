@@ -2,6 +2,7 @@
  * All that is known of one run. Another run begins with a new one.
  */
 
+import { Courses } from "./courses.js";
 import { keyOf } from "./names.js";
 import { Index, makeTables } from "./tables.js";
 
@@ -20,6 +21,8 @@ export class Run {
     /** @type {string[]} */
     this.hosts = []; // by rank; empty: all are on one machine
     this.cell = 0;
+    this.stepsLeftOut = 0; // rows that the snapshot had no room for
+    this.stepsAsked = false;
     this.state = "";
     this.title = "";
     this.alert = "";
@@ -35,15 +38,14 @@ export class Run {
     /** @type {number|null} */
     this.only = null; // the one cell that this view is of
     /** @type {Map<number, string>} */
-    this.prompts = new Map(); // of cells that are over: "In [8]"
+    this.prompts = new Map(); // by cell: "In [8]"
     /** @type {Map<number, {time: number, buckets: {parameters: string[]}[]}[]>} */
     this.layouts = new Map();
     /** @type {Record<string, any>} */
     this.notes = {};
     /** @type {Map<number, Record<string, any>>} */
     this.liveRanks = new Map();
-    /** @type {Map<string, {cell: number, limit: number, series: Map<number, import("./series.js").Series>}>} */
-    this.metrics = new Map();
+    this.metrics = new Courses();
     /** @type {{rank: number, name: string, step: number, value: number, time: number}[]} */
     this.fresh = []; // the newest metrics, for the measurement of latency
     this.freshTotal = 0; // how many there ever were
@@ -71,10 +73,16 @@ export class Run {
     return this.texts.get(number) ?? "";
   }
 
-  /** The number of a cell, with the prompt by which its reader knows it where that is known. @param {number} cell */
+  /**
+   * A cell as its reader knows it: `In [6]`, or `cell 3` where it has no prompt. Two cells have the same prompt where the
+   * notebook's kernel was restarted between them.
+   * @param {number} cell
+   */
   cellName(cell) {
     const prompt = this.prompts.get(cell);
-    return prompt ? `${cell} (${prompt})` : `${cell}`;
+    if (!prompt) return `cell ${cell}`;
+    const isOne = [...this.prompts].every(([other, words]) => other === cell || words !== prompt);
+    return isOne ? prompt : `${prompt} (cell ${cell})`;
   }
 
   /** By the time of their first rank. */
@@ -122,6 +130,7 @@ export class Run {
     this.hosts = message.hosts ?? this.hosts;
     this.liveNow = Math.max(this.liveNow, message.now_ms ?? 0);
     this.cell = message.cell ?? this.cell;
+    for (const [cell, prompt] of message.prompts ?? []) this.prompts.set(cell, prompt);
     this.only = message.only ?? this.only;
     this.state = message.state ?? this.state;
     this.title = message.title ?? this.title;

@@ -24,6 +24,17 @@ function partsOf(columns, index) {
 }
 
 /**
+ * Ask for the steps that a snapshot had no room for, once.
+ * @param {import("./store.js").Store} store
+ * @param {{canSend: boolean, ask: (message: Record<string, any>) => number}} env
+ */
+export function askForSteps(store, env) {
+  if (!env.canSend || !store.stepsLeftOut || store.stepsAsked) return;
+  store.stepsAsked = true;
+  env.ask({ kind: "ask", what: "steps" });
+}
+
+/**
  * The mean of the ranks that have ended the step.
  * @param {import("./store.js").Store} store
  * @param {import("./tables.js").StepEntry} entry

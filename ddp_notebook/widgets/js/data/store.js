@@ -34,7 +34,7 @@ export class Store extends Intake {
 
   /** The metrics' names; one with "loss" in it comes first. */
   metricNames() {
-    const names = [...this.metrics.keys()];
+    const names = [...this.metrics.byName.keys()].filter((name) => this.runs(name).length);
     const isLoss = /** @param {string} name */ (name) => Number(/loss/i.test(name));
     return names.sort((a, b) => isLoss(b) - isLoss(a));
   }
@@ -46,29 +46,36 @@ export class Store extends Intake {
     return metric && names.includes(metric) ? metric : (names[0] ?? null);
   }
 
-  /**
-   * The course of a metric by rank, as views that the next message may change.
-   * @param {string|null} name
-   */
-  metric(name) {
-    const metric = this.metrics.get(name ?? "");
-    /** @type {Map<number, {steps: Float64Array, values: Float64Array, times: Float64Array}>} */
-    const series = new Map();
-    let thinned = 0;
-    for (const rank of this.shownRanks()) {
-      const one = metric?.series.get(rank);
-      if (!one?.length) continue;
-      series.set(rank, one.until(this.frozen?.now ?? Infinity));
-      thinned += one.thinned;
-    }
-    return { cell: metric?.cell ?? 0, ranks: [...series.keys()], series, thinned };
+  /** The runs of a metric that this view may show, oldest first. @param {string|null} name */
+  runs(name) {
+    return this.metrics.runs(name ?? "", this.only);
+  }
+
+  /** The runs that are chosen, oldest first; the newest, if none of them is there. @param {string|null} name */
+  shownRuns(name) {
+    const all = this.runs(name);
+    const chosen = all.filter(({ key }) => this.choice.runs?.has(key));
+    return chosen.length ? chosen : all.slice(-1);
+  }
+
+  /** The points of a run, of the ranks that are chosen. @param {import("./courses.js").RunOfCells} run */
+  pointsOf(run) {
+    return run.points(this.shownRanks(), this.frozen?.now ?? Infinity);
+  }
+
+  /** A run as its reader knows it: `In [6]`. @param {import("./courses.js").RunOfCells} run */
+  runName(run) {
+    const { cells } = run;
+    const names = [this.cellName(cells[0]), ...(cells.length > 1 ? [this.cellName(cells[cells.length - 1])] : [])];
+    return names.join(" to ");
   }
 
   /** The steps that are kept, oldest first; without a cell those of all cells. @param {number} [cell] */
   steps(cell) {
-    if (!this.frozen && cell === undefined) return this.stepIndex.all();
+    const wanted = cell ?? this.only ?? undefined;
+    if (!this.frozen && wanted === undefined) return this.stepIndex.all();
     const limit = this.frozen?.ends.step ?? Infinity;
-    return this.stepIndex.all().filter((one) => one.since < limit && (cell === undefined || one.cell === cell));
+    return this.stepIndex.all().filter((one) => one.since < limit && (wanted === undefined || one.cell === wanted));
   }
 
   /** @param {number} cell @param {number} step */
@@ -172,6 +179,11 @@ export class Store extends Intake {
       if (index >= 0 && number < limit) found.push([key, index]);
     }
     return found.sort((a, b) => a[0] - b[0]);
+  }
+
+  /** @param {number} request */
+  isAnswered(request) {
+    return this.answered.has(request);
   }
 
   /** When the kernel answers what is asked here: "now" or LATE; "" as long as neither this view nor an earlier one knows. */

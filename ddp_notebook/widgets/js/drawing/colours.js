@@ -11,7 +11,7 @@
  * | input | purple |
  * | named block | grey blue |
  * | execution of a remote call | light blue; the call itself is communication |
- * | communication | vermillion; exposed darker; what compute hides of it light blue; overlapped hatched with compute |
+ * | communication, exposed communication | vermillion; what compute hides of it light blue; overlapped hatched with compute |
  * | waiting | the page's own, with an outline: nothing happens |
  * | failed | the ink, crossed |
  */
@@ -50,13 +50,13 @@ const LIGHT = {
     backward: "#e69f00",
     "input gradient": "#e69f00",
     "weight gradient": "#cc79a7",
-    block: "#8fa3b0",
+    block: "#4f5f6a",
     execution: "#56b4e9",
     optimizer: "#009e73",
     input: "#a862a0",
     communication: "#d55e00",
     hidden: "#56b4e9",
-    exposed: "#b04a00",
+    exposed: "#d55e00",
     overlapped: "#0072b2",
     overlappedStripe: "#ffb27d",
     waiting: "#ffffff",
@@ -86,14 +86,14 @@ const DARK = {
     compute: "#3a9bdc",
     backward: "#f0b429",
     "input gradient": "#f0b429",
-    "weight gradient": "#e08cc0",
-    block: "#6f8594",
+    "weight gradient": "#f7a8d0",
+    block: "#70808a",
     execution: "#a9d8f5",
     optimizer: "#2bb98c",
     input: "#c58ac0",
     communication: "#ff8138",
     hidden: "#a9d8f5",
-    exposed: "#d9570b",
+    exposed: "#ff8138",
     overlapped: "#3a9bdc",
     overlappedStripe: "#ffb27d",
     waiting: "#111111",

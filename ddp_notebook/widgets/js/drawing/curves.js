@@ -31,18 +31,16 @@ export function smooth(values, weight) {
 }
 
 /**
- * All steps at which any rank has a value.
+ * All steps at which any rank has a value; a step at which one has several is there as often.
  * @param {Course[]} courses
  * @returns {Float64Array}
  */
 export function unionOfSteps(courses) {
   /** @type {Float64Array} */
-  let longest = new Float64Array(0);
-  for (const { steps } of courses) if (steps.length > longest.length) longest = steps;
-  if (courses.every(({ steps }) => isWithin(steps, longest))) return longest;
-  const all = new Set(longest);
-  for (const { steps } of courses) for (const step of steps) all.add(step);
-  return Float64Array.from(all).sort();
+  let all = new Float64Array(0);
+  for (const { steps } of courses) if (steps.length > all.length) all = steps;
+  for (const { steps } of courses) if (!isWithin(steps, all)) all = merged(steps, all);
+  return all;
 }
 
 /** @param {Float64Array} steps @param {Float64Array} all */
@@ -51,9 +49,22 @@ function isWithin(steps, all) {
   let to = 0;
   for (const step of steps) {
     while (to < all.length && all[to] < step) to++;
-    if (all[to] !== step) return false;
+    if (all[to++] !== step) return false;
   }
   return true;
+}
+
+/** @param {Float64Array} one @param {Float64Array} other both ascending */
+function merged(one, other) {
+  const found = new Float64Array(one.length + other.length);
+  let [a, b, to] = [0, 0, 0];
+  while (a < one.length || b < other.length) {
+    const step = Math.min(one[a] ?? Infinity, other[b] ?? Infinity);
+    if (one[a] === step) a++;
+    if (other[b] === step) b++;
+    found[to++] = step;
+  }
+  return found.subarray(0, to);
 }
 
 /** How many steps go together, a power of two so that the picture stands while steps are added. @param {number} count @param {number} most */
@@ -94,7 +105,7 @@ function aligned({ steps, values }, union) {
   let to = 0;
   for (let at = 0; at < steps.length; at++) {
     while (union[to] < steps[at]) to++;
-    found[to] = Number.isFinite(values[at]) ? values[at] : null;
+    found[to++] = Number.isFinite(values[at]) ? values[at] : null;
   }
   return found;
 }

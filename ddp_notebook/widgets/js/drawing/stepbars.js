@@ -4,7 +4,9 @@
 
 import { duration } from "../data/format.js";
 import { PARTS } from "../data/tables.js";
+import { niceStep, plainTicks } from "./axis.js";
 
+/** @typedef {{words: string, x: number, width: number}} Label  x: its middle */
 /** @typedef {{part: string, bar: number, x: number, y: number, width: number, height: number}} Rectangle */
 /**
  * @typedef {{left: number, top: number, width: number, height: number, high: number, pitch: number, gap: number}} Frame
@@ -71,4 +73,38 @@ export function cutLabels(bars, { left, pitch, high }, right, widthOf) {
     found.push({ words, x });
   });
   return found;
+}
+
+/**
+ * The labels below the bars: numbers of steps, and the name of a cell where its bars begin. No two of them touch, and a
+ * cell's name is worth more than a number.
+ * @param {{cell: number, step: number}[]} bars
+ * @param {Frame} frame
+ * @param {number} right edge
+ * @param {(cell: number) => string} cellName
+ * @param {(words: string) => number} widthOf
+ * @returns {Label[]}
+ */
+export function stepLabels(bars, { left, pitch }, right, cellName, widthOf) {
+  const isOneCell = bars[0].cell === bars[bars.length - 1].cell;
+  const wanted = isOneCell ? new Set(plainTicks(bars[0].step, bars[bars.length - 1].step, Math.max(2, (bars.length * pitch) / 70)).map(({ value }) => value)) : null;
+  const every = Math.max(1, niceStep(70, pitch));
+  /** @type {Label[]} */
+  const names = [];
+  /** @type {Label[]} */
+  const numbers = [];
+  bars.forEach((bar, at) => {
+    const isNewCell = !isOneCell && (at === 0 || bars[at - 1].cell !== bar.cell);
+    if (!isNewCell && (wanted ? !wanted.has(bar.step) && bars.length > 1 : bar.step % every)) return;
+    const words = isNewCell ? `${cellName(bar.cell)}: ${bar.step}` : String(bar.step);
+    const width = widthOf(words);
+    const x = Math.min(Math.max(left + (at + 0.5) * pitch, left + width / 2), right - width / 2);
+    (isNewCell ? names : numbers).push({ words, x, width });
+  });
+  /** @type {Label[]} */
+  const found = [];
+  const isFree = /** @param {Label} one */ (one) => found.every((other) => Math.abs(one.x - other.x) >= (one.width + other.width) / 2 + 8);
+  // If two cells begin next to each other, the newer one is named.
+  for (const one of [...names.reverse(), ...numbers]) if (isFree(one)) found.push(one);
+  return found.sort((a, b) => a.x - b.x);
 }

@@ -5,10 +5,10 @@
 
 import { bytes, duration, plural, ranksInWords } from "../data/format.js";
 import { PARTS } from "../data/tables.js";
-import { niceStep, plainTicks, timeTicks } from "./axis.js";
+import { timeTicks } from "./axis.js";
 import { font } from "./canvas.js";
 import { hatch, textOn } from "./colours.js";
-import { cutLabels } from "./stepbars.js";
+import { cutLabels, stepLabels } from "./stepbars.js";
 
 /** @typedef {import("../data/steps.js").Bar} Bar */
 /** @typedef {import("../data/steps.js").Bucket} Bucket */
@@ -68,8 +68,10 @@ export class Brush {
  * @param {Brush} brush
  * @param {{bars: Bar[], rects: import("./stepbars.js").Rectangle[], chosen: number, frame: import("./stepbars.js").Frame}} picture chosen: index of a bar
  * @param {boolean} compact
+ * @param {(cell: number) => string} cellName
+ * @returns {import("./stepbars.js").Label[]} the labels below the bars
  */
-export function drawBars(brush, { bars, rects, chosen, frame }, compact) {
+export function drawBars(brush, { bars, rects, chosen, frame }, compact, cellName) {
   const { surface } = brush;
   const { colours } = brush.env;
   const { pen } = surface;
@@ -77,7 +79,7 @@ export function drawBars(brush, { bars, rects, chosen, frame }, compact) {
   const bottom = frame.top + frame.height;
   if (!bars.length) {
     surface.write("No step has ended yet.", surface.width / 2, bottom / 2 + 8, { colour: colours.soft, align: "center", size: 13 });
-    return;
+    return [];
   }
   if (!compact) {
     const { ranks } = bars[bars.length - 1];
@@ -103,39 +105,27 @@ export function drawBars(brush, { bars, rects, chosen, frame }, compact) {
     pen.lineTo(x, bottom + 1);
     pen.fill();
   }
-  drawStepNumbers(brush, bars, frame);
-  if (compact) return;
+  const labels = drawStepNumbers(brush, bars, frame, cellName);
   // Bars that go beyond the axis are cut, and say how long they are.
   pen.font = font(11);
   for (const { words, x } of cutLabels(bars, frame, surface.width, (text) => pen.measureText(text).width)) {
-    surface.write(words, x, frame.top + 4, { colour: colours.ink, size: 11 });
+    surface.write(words, x, frame.top - 7, { colour: colours.ink, size: 11 });
   }
+  return labels;
 }
 
-/** @param {Brush} brush @param {Bar[]} bars @param {import("./stepbars.js").Frame} frame */
-function drawStepNumbers({ surface, env: { colours } }, bars, { left, top, height, pitch }) {
+/** @param {Brush} brush @param {Bar[]} bars @param {import("./stepbars.js").Frame} frame @param {(cell: number) => string} cellName */
+function drawStepNumbers({ surface, env: { colours } }, bars, frame, cellName) {
+  const { left, top, height, pitch } = frame;
   const bottom = top + height;
-  const first = bars[0].step;
-  const last = bars[bars.length - 1].step;
-  const isOneCell = bars[0].cell === bars[bars.length - 1].cell;
-  const wanted = isOneCell ? new Set(plainTicks(first, last, Math.max(2, (bars.length * pitch) / 70)).map(({ value }) => value)) : null;
-  const every = Math.max(1, niceStep(70, pitch));
-  // If two cells begin next to each other, the newer one is named.
-  const second = bars.findIndex((bar, at) => at > 0 && bars[at - 1].cell !== bar.cell);
-  let free = second > 0 && second * pitch < 100 ? left + second * pitch - 20 : -Infinity;
   bars.forEach((bar, at) => {
-    const isNewCell = at === 0 || bars[at - 1].cell !== bar.cell;
-    if (isNewCell && at) surface.rule(left + at * pitch, top - 6, left + at * pitch, bottom + 6, colours.line);
-    if (wanted ? !wanted.has(bar.step) && bars.length > 1 : !isNewCell && bar.step % every) return;
-    const x = left + (at + 0.5) * pitch;
-    const words = wanted ? String(bar.step) : isNewCell ? `cell ${bar.cell}: ${bar.step}` : String(bar.step);
-    surface.pen.font = font(11);
-    const half = surface.pen.measureText(words).width / 2 + 6;
-    if (x - half < free) return;
-    free = x + half;
-    surface.write(words, Math.max(x, left + half - 6), bottom + 15, { colour: colours.soft, size: 11, align: "center" });
+    if (at && bars[at - 1].cell !== bar.cell) surface.rule(left + at * pitch, top - 6, left + at * pitch, bottom + 6, colours.line);
   });
+  surface.pen.font = font(11);
+  const labels = stepLabels(bars, frame, surface.width, cellName, (words) => surface.pen.measureText(words).width);
+  for (const { words, x } of labels) surface.write(words, x, bottom + 15, { colour: colours.soft, size: 11, align: "center" });
   surface.write("step", left - 7, bottom + 15, { colour: colours.soft, size: 11, align: "right" });
+  return labels;
 }
 
 /**

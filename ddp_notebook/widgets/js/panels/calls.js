@@ -66,7 +66,7 @@ export function callsPanel(el, store, env) {
     if (!told || !told.in_all) return env.canSend ? "No call between ranks is known yet." : "Calls between ranks are shown where there is a kernel.";
     const { drawn, in_all: all } = told;
     const some = drawn.calls.length < all ? `; the first ${drawn.calls.length} are drawn` : "";
-    return `${plural(all, "call")} between ranks in cell ${told.of_cell}${some}.`;
+    return `${plural(all, "call")} between ranks in ${store.cellName(told.of_cell)}${some}.`;
   }
 
   return {

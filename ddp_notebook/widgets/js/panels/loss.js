@@ -1,99 +1,20 @@
 /**
  * The panel of the metrics: a line per rank, or for more than 16 ranks the range of all, the median and the three ranks
- * furthest from it. Values are drawn as logged; where a point stands for several steps, or is smoothed, the panel says so.
+ * furthest from it; of the newest run, or of the chosen ones. Values are drawn as logged; where points are missing, or are
+ * smoothed, the panel says so.
  */
 
 import uPlot from "uplot";
 import { logTicks, plainTicks, spread } from "../drawing/axis.js";
 import { FONT, font } from "../drawing/canvas.js";
-import { rankStyle } from "../drawing/colours.js";
-import { MOST_LINES, alike, lines, range, smooth } from "../drawing/curves.js";
-import { metricControls } from "../parts/controls.js";
-import { number, plural, ranksInWords } from "../data/format.js";
+import { metricControls, runPicker } from "../parts/controls.js";
+import { number, plural } from "../data/format.js";
+import { endOf, lossPicture } from "./loss_picture.js";
+import { MissingPoints } from "./loss_missing.js";
 
-const POINTS = { few: 1000, many: 250 }; // a rank; of many more than these a software rasteriser does not draw at 30 Hz
 const LABEL_PX = 14;
 
-/** @typedef {{key: string, label: string, values: (number|null|undefined)[], colour: string, dash: number[], width: number, alpha: number, ranks: number[], broken: string}} Line */
-
-/**
- * What is drawn, as numbers.
- * @param {import("../data/store.js").Store} store
- * @param {{colours: import("../drawing/colours.js").Palette, everyRank: boolean, compact?: boolean}} options
- */
-function lossPicture(store, { colours, everyRank, compact = false }) {
-  const name = store.chosenMetric();
-  const { series, cell, thinned } = store.metric(name);
-  const { smoothing, log } = store.choice;
-  const isBand = series.size > MOST_LINES && !everyRank;
-  /** @type {Line[]} */
-  const drawn = [];
-  const notes = [];
-  let x = /** @type {number[]} */ ([]);
-  let ends = x;
-  let band = null;
-  if (isBand) {
-    const ranks = [...series.keys()];
-    const found = range([...series.values()], compact ? 125 : POINTS.many, smoothing);
-    ({ x, ends } = found);
-    band = { low: found.low, high: found.high };
-    drawn.push({ key: "median", label: "median", values: found.median, colour: colours.ink, dash: [], width: 2, alpha: 1, ranks, broken: "" });
-    // Three ranks out of 64 often have similar colours of their own: here they get three that are far apart.
-    found.worst.sort((a, b) => a - b).forEach((at, index) => {
-      const line = lineOf(colours, [ranks[at]], found.means[at], 1);
-      drawn.push({ ...line, colour: colours.ranks[index + 1], dash: [], broken: brokenOf(series.get(ranks[at])) });
-    });
-    notes.push(`band: lowest to highest of ${ranks.length} ranks${compact ? "" : "; lines: the median and the three ranks furthest from it"}`);
-    if (found.each > 1 && !compact) notes.push(`a point is the mean of ${found.each} steps`);
-  } else {
-    const groups = alike(series);
-    const many = groups.length > MOST_LINES;
-    const courses = groups.map(({ course }) => (smoothing > 0 ? { steps: course.steps, values: smooth(course.values, smoothing) } : course));
-    const found = lines(courses, compact || many ? POINTS.many : POINTS.few);
-    ({ x, ends } = found);
-    if (smoothing > 0 && groups.length <= 4 && found.each === 1) {
-      const raw = lines(groups.map(({ course }) => course), POINTS.few);
-      groups.forEach(({ ranks }, at) => drawn.push({ ...lineOf(colours, ranks, raw.lines[at], 1), key: `raw ${ranks[0]}`, label: "", alpha: 0.35 }));
-      notes.push("pale: as logged");
-    }
-    groups.forEach(({ ranks, course }, at) => {
-      drawn.push({ ...lineOf(colours, ranks, found.lines[at], many ? 0.6 : 1.6), broken: brokenOf(course), label: many ? "" : ranksLabel(ranks, store.worldSize) });
-    });
-    if (found.each > 1) notes.push(`of every ${found.each} steps the lowest and the highest are drawn`);
-  }
-  for (const line of drawn) if (line.broken && line.label) notes.push(`× ${line.label}: ${line.broken}`);
-  if (smoothing > 0) notes.push(`smoothed: exponential average, weight ${smoothing.toFixed(2)}`);
-  if (thinned) notes.push("of older steps only the lowest and the highest of neighbours are kept");
-  if (log) {
-    const dropped = drawn.reduce((sum, line) => sum + line.values.filter((value) => value !== null && value !== undefined && value <= 0).length, 0);
-    if (dropped) notes.push(`${plural(dropped, "point")} at or below 0 cannot be drawn on a logarithmic axis`);
-  }
-  return { name, cell, isBand, x, ends, lines: drawn, band, notes, ranks: [...series.keys()] };
-}
-
-/** @param {import("../drawing/colours.js").Palette} colours @param {number[]} ranks @param {Line["values"]} values @param {number} width */
-function lineOf(colours, ranks, values, width) {
-  const { colour, dash } = rankStyle(colours, ranks[0]);
-  return { key: `rank ${ranks[0]}`, label: ranksInWords(ranks), values, colour, dash, width, alpha: 1, ranks, broken: "" };
-}
-
-/** @param {number[]} ranks @param {number} worldSize */
-function ranksLabel(ranks, worldSize) {
-  return ranks.length > 1 && ranks.length === worldSize ? "all ranks" : ranksInWords(ranks);
-}
-
-/** The last value of a line, and where. @param {Line} line */
-function endOf(line) {
-  let at = line.values.length - 1;
-  while (at >= 0 && (line.values[at] === null || line.values[at] === undefined)) at--;
-  return { at, value: at < 0 ? NaN : /** @type {number} */ (line.values[at]) };
-}
-
-/** The first value of a course that is no number, and where. @param {import("../drawing/curves.js").Course|undefined} course */
-function brokenOf(course) {
-  const at = course ? course.values.findIndex((value) => !Number.isFinite(value)) : -1;
-  return at < 0 || !course ? "" : `${number(course.values[at])} from step ${course.steps[at]}`;
-}
+/** @typedef {import("./loss_picture.js").Line} Line */
 
 /**
  * @param {HTMLElement} el
@@ -113,6 +34,8 @@ export function lossPanel(el, store, env) {
   let plot = null;
   let shape = "";
   let picture = lossPicture(store, { colours: env.colours, everyRank: false, compact: env.compact });
+  const missing = new MissingPoints(store, env);
+  let asked = ""; // what becomes of the points that are missing
   let everyRank = false;
   let width = 600;
   let height = 260;
@@ -130,6 +53,7 @@ export function lossPanel(el, store, env) {
       shape = wanted;
       plot = new uPlot(options(), shown, chart);
     } else plot.setData(shown);
+    asked = missing.look(picture.runs.map(({ run }) => run), picture.most);
     read();
   }
 
@@ -243,6 +167,11 @@ export function lossPanel(el, store, env) {
     ctx.restore();
   }
 
+  /** What an axis of the chart reaches from and to. @param {"x"|"y"} axis */
+  function range(axis) {
+    return [plot?.scales[axis].min ?? 0, plot?.scales[axis].max ?? 0];
+  }
+
   /** Values at the pointer, or the newest. */
   function read() {
     if (env.compact) return;
@@ -286,7 +215,7 @@ export function lossPanel(el, store, env) {
   }
 
   return {
-    controls: env.compact ? [] : [metricControls(document, store, showEveryRank)],
+    controls: env.compact ? [] : [runPicker(document, store), metricControls(document, store, showEveryRank)],
     draw,
     resize(newWidth, newHeight) {
       width = Math.max(160, Math.floor(newWidth));
@@ -295,24 +224,29 @@ export function lossPanel(el, store, env) {
     },
     height: () => 330,
     describe() {
-      const { name, x, ranks } = picture;
+      const { name, x, ranks, runs } = picture;
       if (!name || !x.length) return "No metric has been logged yet. Write log(loss=loss) in the cell.";
       const ends = picture.lines.filter((line) => line.label).map((line) => `${line.label} ${line.broken || number(lastOf(line.values))}`);
       const first = picture.lines.find((line) => line.label);
       const from = first ? first.values.find((value) => value !== null && value !== undefined) : undefined;
-      return `${name} of ${plural(ranks.length, "rank")}, steps ${x[0]} to ${x[x.length - 1]}, from ${number(from ?? NaN)}; at the end ${ends.join(", ")}.`;
+      return `${name} of ${plural(ranks.length, "rank")} in ${runs.map((one) => one.name).join(" and ")}, steps ${x[0]} to ${x[x.length - 1]}, from ${number(from ?? NaN)}; at the end ${ends.join(", ")}.`;
     },
     table() {
-      const head = ["rank", "steps", "first", "last"];
-      const { series } = store.metric(picture.name);
-      const rows = [...series].map(([rank, { steps, values }]) => [String(rank), String(steps.length), number(values[0]), number(values[values.length - 1])]);
+      const head = ["run", "rank", "points", "first", "last"];
+      const rows = picture.runs.flatMap(({ name, points }) => [...points].map(([rank, { steps, values }]) => [name, String(rank), String(steps.length), number(values[0]), number(values[values.length - 1])]));
       return { head, rows };
     },
-    notes: () => picture.notes,
+    notes: () => [...picture.notes, ...(asked ? [asked] : [])],
     drawn: () => ({ metric: picture.name }),
     state() {
-      const named = Object.fromEntries(picture.lines.map(({ key, values, ranks }) => [key, { ranks, values: [...values] }]));
-      return { metric: picture.name, x: [...picture.x], lines: named, band: picture.band, isBand: picture.isBand, log: store.choice.log, notes: picture.notes };
+      // What the chart has drawn, not what it was to draw.
+      const [x = [], ...courses] = plot?.data ?? [];
+      const behind = picture.band ? 2 : 0;
+      const named = Object.fromEntries(picture.lines.map(({ key, ranks, label, colour }, at) => [key, { ranks, label, colour, values: [...(courses[at + behind] ?? [])] }]));
+      const band = picture.band ? { high: [...(courses[0] ?? [])], low: [...(courses[1] ?? [])] } : null;
+      const { name, ends, each, drawn, logged, isBand, notes, runs } = picture;
+      const chart = plot ? { box: plot.bbox, x: range("x"), y: range("y") } : null;
+      return { metric: name, chart, x: [...x], ends, each, drawn, logged, lines: named, band, isBand, log: store.choice.log, notes, asked, runs: runs.map((one) => one.name) };
     },
     onKey(event) {
       if (!plot || !picture.x.length) return false;
@@ -323,7 +257,10 @@ export function lossPanel(el, store, env) {
       else plot.setCursor({ left: plot.valToPos(picture.x[Math.min(Math.max(to, 0), picture.x.length - 1)], "x"), top: height / 2 });
       return true;
     },
-    destroy: () => plot?.destroy(),
+    destroy() {
+      missing.destroy();
+      plot?.destroy();
+    },
   };
 }
 

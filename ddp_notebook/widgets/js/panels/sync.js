@@ -4,7 +4,7 @@
  */
 
 import { bytes, duration, percent, plural } from "../data/format.js";
-import { barOf, bucketsOf, newBar } from "../data/steps.js";
+import { askForSteps, barOf, bucketsOf, newBar } from "../data/steps.js";
 import { PARTS } from "../data/tables.js";
 import { Surface } from "../drawing/canvas.js";
 import { highest, stack } from "../drawing/stepbars.js";
@@ -40,13 +40,16 @@ export function syncPanel(el, store, env) {
   /** @type {{first: number, row: number}|null} */
   let bucketRows = null; // where they are drawn
   let size = [600, 420];
+  /** @type {import("../drawing/stepbars.js").Label[]} */
+  let labels = []; // below the bars
   let picture = measure();
 
   function draw() {
     surface.resize(size[0], size[1], env.dpr);
     surface.clear();
+    if (!compact) askForSteps(store, env);
     picture = measure();
-    drawBars(brush, picture, compact);
+    labels = drawBars(brush, picture, compact, (cell) => store.cellName(cell));
     if (!compact) drawBelow();
     key?.update(detail);
   }
@@ -64,7 +67,7 @@ export function syncPanel(el, store, env) {
     if (store.choice.step && at >= 0 && at < from) from = Math.max(0, at - Math.floor(fit / 2));
     const bars = steps.slice(from, from + fit).map((one) => barOf(store, one, store.choice.ranks)).filter((one) => one !== null);
     const high = highest(bars.map((bar) => bar.duration));
-    const frame = { left, top: compact ? 8 : 34, width, height: compact ? surface.height - 34 : 160, high, pitch, gap: pitch > 14 ? 3 : pitch > 6 ? 1.5 : 0.5 };
+    const frame = { left, top: compact ? 20 : 34, width, height: compact ? surface.height - 46 : 160, high, pitch, gap: pitch > 14 ? 3 : pitch > 6 ? 1.5 : 0.5 };
     const chosen = entry ? bars.findIndex((bar) => bar.cell === entry.cell && bar.step === entry.step) : -1;
     const ranks = store.shownRanks();
     const rank = bucketRank !== null && ranks.includes(bucketRank) ? bucketRank : (ranks[0] ?? 0);
@@ -80,7 +83,7 @@ export function syncPanel(el, store, env) {
     const entry = store.chosenStep();
     bucketRows = null;
     if (!entry) return;
-    const where = `Step ${entry.step}, cell ${entry.cell}`;
+    const where = `Step ${entry.step}, ${store.cellName(entry.cell)}`;
     if (detail === "ranks") {
       if (byRank.length) drawRanks(brush, byRank, where, left, top);
     } else if (buckets?.buckets.length) bucketRows = drawBuckets(brush, buckets, `${where}, rank ${buckets.rank}`, top);
@@ -103,7 +106,7 @@ export function syncPanel(el, store, env) {
     const found = hit(event);
     tip.hidden = !found;
     if (!found) return;
-    const lines = found.bucket ? bucketLines(found.bucket) : barLines(picture.bars[found.bar]);
+    const lines = found.bucket ? bucketLines(found.bucket) : barLines(picture.bars[found.bar], store.cellName(picture.bars[found.bar].cell));
     tip.replaceChildren(...lines.map((words, at) => make(document, at ? "div" : "strong", { textContent: words })));
     const box = el.getBoundingClientRect();
     const x = event.clientX - box.left;
@@ -151,20 +154,24 @@ export function syncPanel(el, store, env) {
       const bar = bars[chosen] ?? bars[bars.length - 1];
       if (!bar) return "No step has ended yet.";
       const told = PARTS.map((part, at) => ({ part, value: bar.parts[at] })).filter(({ value }) => value > 0.005 * bar.duration);
-      return `Step ${bar.step} of cell ${bar.cell} took ${duration(bar.duration)}, mean of ${plural(bar.ranks.length, "rank")}: ${told.map(({ part, value }) => `${WORDS[part]} ${duration(value)}, ${percent(value / bar.duration)}`).join("; ")}.`;
+      return `Step ${bar.step} of ${store.cellName(bar.cell)} took ${duration(bar.duration)}, mean of ${plural(bar.ranks.length, "rank")}: ${told.map(({ part, value }) => `${WORDS[part]} ${duration(value)}, ${percent(value / bar.duration)}`).join("; ")}.`;
     },
     table() {
-      const rows = picture.bars.slice(-20).reverse().map((bar) => [`cell ${bar.cell}, step ${bar.step}`, duration(bar.duration), ...bar.parts.map(duration)]);
+      const rows = picture.bars.slice(-20).reverse().map((bar) => [`${store.cellName(bar.cell)}, step ${bar.step}`, duration(bar.duration), ...bar.parts.map(duration)]);
       return { head: ["step", "in all", ...PARTS.map((part) => WORDS[part])], rows };
     },
     notes() {
       const { hidden, bars } = picture;
+      const earlier = bars.length ? firstStep(store.steps(), bars[0].cell) : 0;
       if (compact) return bars.length ? [inShort(bars[bars.length - 1])] : [];
-      return hidden > 0 && bars.length ? [`${plural(bars.length, "step")} of ${(hidden + bars.length).toLocaleString("en")} are in the picture; choose a step to see older ones`] : [];
+      const notes = hidden > 0 && bars.length ? [`${plural(bars.length, "step")} of ${(hidden + bars.length).toLocaleString("en")} are in the picture; choose a step to see older ones`] : [];
+      if (store.stepsLeftOut) notes.push("earlier steps are asked for");
+      else if (earlier > 0) notes.push(`${store.cellName(bars[0].cell)}: ${earlier === 1 ? "step 0 is" : `steps 0 to ${earlier - 1} are`} not here`);
+      return notes;
     },
     state() {
       const { bars, rects, high, buckets, byRank, chosen } = picture;
-      return { bars, rects, high, buckets, byRank, detail, chosen: chosen >= 0 ? { cell: bars[chosen].cell, step: bars[chosen].step } : null };
+      return { bars, rects, high, buckets, byRank, detail, labels, chosen: chosen >= 0 ? { cell: bars[chosen].cell, step: bars[chosen].step } : null };
     },
     onKey(event) {
       const by = { ArrowLeft: -1, ArrowRight: 1, PageUp: -10, PageDown: 10 }[event.key];
@@ -194,11 +201,11 @@ export function syncPanel(el, store, env) {
 
 // ---- in words
 
-/** @param {Bar} bar */
-function barLines(bar) {
+/** @param {Bar} bar @param {string} cell its name */
+function barLines(bar, cell) {
   const parts = PARTS.map((part, at) => ({ part, value: bar.parts[at] })).filter(({ value }) => value > 0);
   return [
-    `step ${bar.step}, cell ${bar.cell}: ${duration(bar.duration)}`,
+    `step ${bar.step}, ${cell}: ${duration(bar.duration)}`,
     ...parts.reverse().map(({ part, value }) => `${WORDS[part]}  ${duration(value)}  (${percent(value / bar.duration)})`),
   ];
 }
@@ -213,6 +220,11 @@ function bucketLines(one) {
     `exposed ${duration(one.end - one.hidden)}`,
     ...names,
   ];
+}
+
+/** @param {import("../data/tables.js").StepEntry[]} steps @param {number} cell */
+function firstStep(steps, cell) {
+  return steps.find((one) => one.cell === cell)?.step ?? 0;
 }
 
 /** The last step in few words: `step 119: 49 ms, 4 % exposed communication`. @param {Bar} bar */

@@ -19,6 +19,7 @@ import { plural } from "../data/format.js";
 import { COMMUNICATION, COMPUTE, Lanes } from "../data/lanes.js";
 import { isSameName, nameOf } from "../data/names.js";
 import { StepMarks, leftOut } from "../data/stepmarks.js";
+import { askForSteps } from "../data/steps.js";
 import { HEADING, MERGE_PX, Rectangles, TRANSFER, collect, hit, layoutRows, leastWidth } from "../drawing/bars.js";
 import { MOST_RIBBONS, arrowsIn, callsOf, collectivesIn, endsOf } from "../drawing/links.js";
 import { drawScene, xOf } from "../drawing/timeline_draw.js";
@@ -111,6 +112,7 @@ export function timelinePanel(el, store, env) {
   // ---- drawing
 
   function draw() {
+    askForSteps(store, env);
     const begun = performance.now();
     if (run !== store.run) {
       run = store.run;

@@ -101,7 +101,7 @@ export function timelineWords(store, lanes) {
   function places(one) {
     const row = rowOf(one);
     const step = row && row.kind !== EXECUTION && row.kind !== REMOTE_CALL ? `step ${row.step}` : "";
-    const place = [step, row?.cell ? `cell ${store.cellName(row.cell)}` : "", row ? store.text(row.site) : ""].filter(Boolean);
+    const place = [step, row?.cell ? store.cellName(row.cell) : "", row ? store.text(row.site) : ""].filter(Boolean);
     const more = one.count > 1 ? [`and ${one.count - 1} more under the pointer: zoom in to see them`] : [];
     return [...(place.length ? [place.join(", ")] : []), ...more];
   }

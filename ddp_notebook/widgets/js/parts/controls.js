@@ -59,20 +59,7 @@ export function rankPicker(document, store) {
     choose(ticked.length === store.worldSize ? null : new Set(ticked));
     update();
   };
-  el.onkeydown = (event) => {
-    if (event.key !== "Escape" || !el.open) return;
-    el.open = false;
-    summary.focus();
-    event.stopPropagation();
-  };
-  // As a menu does: it closes when the focus or the pointer goes elsewhere.
-  el.addEventListener("focusout", (event) => {
-    if (event.relatedTarget && !el.contains(/** @type {Node} */ (event.relatedTarget))) el.open = false;
-  });
-  const outside = /** @param {Event} event */ (event) => {
-    if (el.open && !event.composedPath().includes(el)) el.open = false;
-  };
-  document.addEventListener("pointerdown", outside);
+  const release = closing(document, el, summary);
 
   function update() {
     const { worldSize, choice } = store;
@@ -92,7 +79,68 @@ export function rankPicker(document, store) {
     }
   }
 
-  return { el, update, destroy: () => document.removeEventListener("pointerdown", outside) };
+  return { el, update, destroy: release };
+}
+
+/**
+ * A list that closes as a menu does: with Escape, and when the focus or the pointer goes elsewhere.
+ * @param {Document} document
+ * @param {HTMLDetailsElement} el
+ * @param {HTMLElement} summary
+ * @returns {() => void} ends it
+ */
+function closing(document, el, summary) {
+  el.onkeydown = (event) => {
+    if (event.key !== "Escape" || !el.open) return;
+    el.open = false;
+    summary.focus();
+    event.stopPropagation();
+  };
+  el.addEventListener("focusout", (event) => {
+    if (event.relatedTarget && !el.contains(/** @type {Node} */ (event.relatedTarget))) el.open = false;
+  });
+  const outside = /** @param {Event} event */ (event) => {
+    if (el.open && !event.composedPath().includes(el)) el.open = false;
+  };
+  document.addEventListener("pointerdown", outside);
+  return () => document.removeEventListener("pointerdown", outside);
+}
+
+/**
+ * Which runs of the metric: a box for each, the newest first. Several are drawn over each other.
+ * @param {Document} document
+ * @param {Store} store
+ * @returns {Control}
+ */
+export function runPicker(document, store) {
+  const summary = make(document, "summary", {});
+  const boxes = make(document, "div", { class: "ddpm-runs", role: "group", "aria-label": "Runs" });
+  const newest = make(document, "button", { type: "button", textContent: "Newest", title: "Show the newest run, and each new one", onclick: () => store.choose({ runs: null }) });
+  const el = make(document, "details", { class: "ddpm-picker" }, summary, make(document, "div", { class: "ddpm-drop" }, make(document, "div", { class: "ddpm-line" }, newest), boxes));
+  let told = "";
+  boxes.onchange = () => {
+    const ticked = [...boxes.querySelectorAll("input")].filter((box) => box.checked).map((box) => Number(box.value));
+    store.choose({ runs: ticked.length ? new Set(ticked) : null });
+  };
+  function update() {
+    const name = store.chosenMetric();
+    const runs = store.runs(name).slice().reverse();
+    const shown = store.shownRuns(name);
+    const labels = runs.map((run) => store.runName(run));
+    show(el, runs.length > 1);
+    if (told !== labels.join("|")) {
+      told = labels.join("|");
+      boxes.replaceChildren(...runs.map(({ key }, at) => make(document, "label", {}, make(document, "input", { type: "checkbox", value: String(key) }), labels[at])));
+    }
+    for (const box of boxes.querySelectorAll("input")) {
+      const isShown = shown.some(({ key }) => key === Number(box.value));
+      if (box.checked !== isShown) box.checked = isShown;
+    }
+    const names = shown.map((run) => store.runName(run));
+    const words = `${names.length > 1 ? "Runs" : "Run"}: ${names.length > 2 ? `${names.length} of ${runs.length}` : names.join(", ")}${store.choice.runs ? "" : " (newest)"}`;
+    if (summary.textContent !== words) summary.textContent = words;
+  }
+  return { el, update, destroy: closing(document, el, summary) };
 }
 
 /**
@@ -192,7 +240,7 @@ export function stepControl(document, store) {
     slider.max = String(Math.max(0, steps.length - 1));
     slider.disabled = steps.length < 2;
     if (at >= 0 && Number(slider.value) !== at) slider.value = String(at);
-    const words = entry ? `${entry.step} (cell ${entry.cell})` : store.choice.step ? `${store.choice.step.step} is gone` : "none yet";
+    const words = entry ? `${entry.step} (${store.cellName(entry.cell)})` : store.choice.step ? `${store.choice.step.step} is gone` : "none yet";
     if (told.textContent !== words) told.textContent = words;
     slider.setAttribute("aria-valuetext", words);
     if (latest.checked !== !store.choice.step) latest.checked = !store.choice.step;

@@ -48,20 +48,20 @@ export function alarmOf(store) {
  */
 export function stateOf(store, interrupt) {
   const { state, choice, only } = store;
-  const cell = store.cellName(store.cell);
+  const cell = capital(store.cellName(store.cell));
   const chip = STATES[state] ?? state;
   if (interrupt) return { chip, words: interrupt };
   const lacks = store.missed ? `${plural(store.missed, "message")} did not arrive` : "this view has come late";
   if (store.catchingUp) return { chip, words: `Catching up: ${lacks}.` };
   const alarm = alarmOf(store);
-  if (alarm) return { chip, words: `Cell ${cell} hangs. ${alarm}` };
+  if (alarm) return { chip, words: `${cell} hangs. ${alarm}` };
   /** @type {Record<string, string>} */
   const whats = {
-    running: `Cell ${cell} is running.`,
-    idle: `No cell is running${store.cell ? `; the last one was ${cell}` : ""}.`,
+    running: `${cell} is running.`,
+    idle: `No cell is running${store.cell ? `; the last one was ${store.cellName(store.cell)}` : ""}.`,
     stopped: "The session has ended.",
     gone: "The kernel of this view has ended; this is the last picture of it.",
-    recorded: only === null ? "This was recorded." : `Cell ${store.cellName(only)} was recorded.`,
+    recorded: only === null ? "This was recorded." : `${capital(store.cellName(only))} was recorded.`,
   };
   const what = store.messages ? (whats[state] ?? "") : "Waiting for the first message.";
   return { chip, words: choice.paused ? `Paused; what comes is taken in. ${what}`.trim() : what };
@@ -77,8 +77,6 @@ export function answersInWords({ answersWhen }) {
 const NOTES = {
   units_shown_of: (every) => (every > 1 ? [`timeline and buckets: one of ${every} steps is shown`] : []),
   remote_shown_of: (every) => (every > 1 ? [`timeline: one of ${every} remote calls is shown`] : []),
-  metric_every: (every) => (every > 1 ? [`metrics: every ${ordinal(every)} step`] : []),
-  history_every: (every) => (every > 1 ? [`what came before the view was opened: every ${ordinal(every)} step of the metrics`] : []),
   rows_left_out: (count) => (count ? [`${plural(count, "row")} of the timeline left out`] : []),
   dropped_rows: (count) => (count ? [`${plural(count, "row")} lost on the ranks`] : []),
   values_left_out: () => [], // where tensors are shown
@@ -100,10 +98,4 @@ export function inWords(store) {
   }
   if (store.missed && !store.catchingUp) found.push(`${plural(store.missed, "message")} did not arrive; a snapshot filled in what it holds`);
   return found;
-}
-
-/** @param {number} count */
-function ordinal(count) {
-  const last = count % 100 > 10 && count % 100 < 14 ? 0 : count % 10;
-  return `${count}${["th", "st", "nd", "rd"][last] ?? "th"}`;
 }

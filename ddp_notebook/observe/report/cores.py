@@ -1,0 +1,119 @@
+"""Whether ranks were ready to run and had no core, and who had the cores, from the scheduler's statistics."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ddp_notebook.observe.steps.steps import StepTable
+from ddp_notebook.observe.tables.matching import RowSource
+from ddp_notebook.records.schema import Rows
+from ddp_notebook.records.units import ms
+
+LARGE = 0.15  # of a step: worth the first sentence of a report
+_OTHERS_CORES = 0.25  # that other processes use at least, to be named
+_OTHERS_SHARE = 0.15  # of the host's cores, the same
+_LEAST_NS = 200_000_000  # between two looks: processor time of a host is counted in ticks of 10 ms
+_AROUND_NS = 300_000_000  # looks come with batches: up to so long after a step
+_MANY_HOSTS = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Taken:
+    """How long the main threads of ranks were ready to run and had no core, and what ran there."""
+
+    share: float  # of the time, mean of the ranks
+    others: dict[str, tuple[float, int]]  # by host: cores that other processes used, mean, and how many it has
+
+    @property
+    def is_large(self) -> bool:
+        return self.share >= LARGE
+
+    @property
+    def by_others(self) -> bool:
+        """Whether other processes used cores of a host."""
+        return any(_counts(used, cores) for used, cores in self.others.values())
+
+    def words(self, step_ns: float, ranks: int) -> str:
+        """A sentence about a step, without its full stop."""
+        who = "the rank was" if ranks == 1 else "a rank was, on average,"
+        text = f"Of {ms(step_ns)} {who} ready to run but had no core for {ms(self.share * step_ns)}"
+        taken = [
+            f"{used:.1f} of {_whose(host)} {cores} cores"
+            for host, (used, cores) in sorted(self.others.items())
+            if _counts(used, cores)
+        ]
+        if taken:
+            more = f" and {len(taken) - _MANY_HOSTS} more hosts" if len(taken) > _MANY_HOSTS else ""
+            text += f": other processes used {', '.join(taken[:_MANY_HOSTS])}{more}"
+        return text
+
+
+def _whose(host: str) -> str:
+    return f"{host}'s" if host else "the"
+
+
+def _counts(used: float, cores: int) -> bool:
+    return used >= _OTHERS_CORES and used >= _OTHERS_SHARE * cores
+
+
+def taken(recording: RowSource, steps: StepTable) -> Taken | None:
+    """Return how long ranks waited for a core during these steps; None where it was not counted.
+
+    Args:
+        recording: whose rows `RESOURCE` are read.
+        steps: of one cell, at least one.
+    """
+    rows = recording.rows("resource")
+    rows = rows[rows["ran_ns"] > 0]
+    looks: dict[int, Rows] = {}  # by rank: its first and last look
+    for rank in steps.ranks:
+        own = steps.rank == rank
+        begin_ns, end_ns = int(steps.start_ns[own].min()), int(steps.end_ns[own].max()) + _AROUND_NS
+        its = rows[(rows["rank"] == rank) & (rows["time_ns"] >= begin_ns) & (rows["time_ns"] <= end_ns)]
+        if len(its) < 2:
+            continue
+        its = its[np.argsort(its["time_ns"], kind="stable")][[0, -1]]
+        if its["time_ns"][1] - its["time_ns"][0] >= _LEAST_NS and its["ran_ns"][1] >= its["ran_ns"][0]:
+            looks[rank] = its
+    if not looks:
+        return None
+    ready = [_rate(its, "ready_ns") for its in looks.values()]
+    others: dict[str, tuple[float, int]] = {}
+    of_host: dict[str, list[int]] = {}
+    for rank in looks:
+        of_host.setdefault(recording.hosts[rank] if rank < len(recording.hosts) else "", []).append(rank)
+    for host, ranks in of_host.items():
+        if len(ranks) < (list(recording.hosts).count(host) if recording.hosts else recording.world_size):
+            continue  # of a rank that is not known its time would count as that of another process
+        busy = float(np.mean([_rate(looks[rank], "host_busy_ns") for rank in ranks]))
+        own = sum(_rate(looks[rank], "ran_ns") for rank in ranks)
+        others[host] = max(busy - own, 0.0), int(looks[ranks[0]]["host_cores"][-1])
+    return Taken(share=float(np.mean(ready)), others=others)
+
+
+def _rate(looks: Rows, column: str) -> float:
+    """Nanoseconds for each nanosecond between two looks."""
+    return float(looks[column][1] - looks[column][0]) / float(looks["time_ns"][1] - looks["time_ns"][0])
+
+
+def shared(recording: RowSource, ranks: Sequence[int]) -> tuple[str, ...]:
+    """A note for each machine that has more of these ranks than cores, and no GPUs for them."""
+    rows = recording.rows("resource")
+    rows = rows[(rows["cores"] > 0) & (rows["gpu_allocated_bytes"] < 0)]
+    known = {rank: int(rows["cores"][rows["rank"] == rank][-1]) for rank in ranks if (rows["rank"] == rank).any()}
+    of_host: dict[str, list[int]] = {}
+    for rank in known:
+        of_host.setdefault(recording.hosts[rank] if rank < len(recording.hosts) else "", []).append(rank)
+    notes = []
+    for host, own in of_host.items():
+        count = max(known[rank] for rank in own)
+        if len(own) > count:
+            where = f" of {host}" if host else ""
+            notes.append(
+                f"{len(own)} ranks on {count} core{'s' * (count != 1)}{where}: they compute by turns, so times say as "
+                "much about that as about the program"
+            )
+    return tuple(notes)

@@ -1,0 +1,102 @@
+"""What the loaders of a training run were set to, and what would make them faster."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ddp_notebook.observe.steps.steps import StepTable
+from ddp_notebook.observe.tables.matching import RowSource
+from ddp_notebook.records.schema import SPANS
+from ddp_notebook.records.units import ms, percent
+
+_NOTABLE = 0.1  # of a step: worth a word
+_LEAST_NS = 1e6  # a batch of a worker takes about as long where cores are busy
+_INPUT, _WORKERS = map(SPANS.index, ("input", "workers"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loader:
+    """The loader that the steps wait for most."""
+
+    name: str
+    workers: int
+    is_persistent: bool
+    batches: int  # of an epoch; -1: unknown
+    epochs: int  # in the cell, of the rank that has the most
+
+
+def loader_of(recording: RowSource, steps: StepTable) -> Loader | None:
+    """Return the loader that these steps wait for most; None where its settings are not known.
+
+    Args:
+        recording: rows of the cell alone.
+        steps: at least one.
+    """
+    settings, spans = recording.rows("loader"), recording.rows("span")
+    spans = spans[np.isin(spans["kind"], (_INPUT, _WORKERS)) & (spans["end_ns"] >= 0)]
+    spans = spans[(spans["start_ns"] >= steps.start_ns.min()) & (spans["start_ns"] < steps.end_ns.max())]
+    spans = spans[np.isin(spans["name"], settings["name"])]
+    if not len(spans):
+        return None
+    names, of = np.unique(spans["name"], return_inverse=True)
+    name = names[np.bincount(of, spans["end_ns"] - spans["start_ns"]).argmax()]
+    row = settings[settings["name"] == name][-1]
+    starts = spans[(spans["name"] == name) & (spans["kind"] == _WORKERS) & (spans["samples"] >= 0)]
+    return Loader(
+        name=recording.text(int(name)),
+        workers=int(row["workers"]),
+        is_persistent=bool(row["is_persistent"]),
+        batches=int(row["batches"]),
+        epochs=int(np.unique(starts["rank"], return_counts=True)[1].max(initial=0)),
+    )
+
+
+def loading(
+    loader: Loader | None, step_ns: float, input_ns: float, workers_ns: float, *, has_gpu: bool, cores_are_taken: bool
+) -> list[tuple[float, str]]:
+    """Things to try, with the time in a step in ns that each is about.
+
+    Args:
+        loader: that the steps wait for; None: its settings are not known.
+        step_ns: how long a step takes.
+        input_ns: of it, for the loader.
+        workers_ns: of that, for the start and the end of workers.
+        has_gpu: the ranks use GPUs.
+        cores_are_taken: other processes take the cores: more workers would not run.
+    """
+    found = []
+    waits_ns = input_ns - workers_ns
+    if loader is not None and loader.workers and not loader.is_persistent and workers_ns >= _NOTABLE * step_ns:
+        epochs = f", in each of {loader.epochs} epochs" if loader.epochs > 1 else ""
+        each = f" of {loader.batches} batches" if epochs and loader.batches > 0 else ""
+        found.append(
+            (
+                workers_ns,
+                f"persistent_workers=True in {loader.name}(num_workers={loader.workers}): its workers start again and "
+                f"end{epochs}{each}, which takes {ms(workers_ns)} of a step, {percent(workers_ns / step_ns)}",
+            )
+        )
+    if waits_ns < _NOTABLE * step_ns or waits_ns <= _LEAST_NS:
+        return found
+    if loader is not None and loader.workers:
+        if not cores_are_taken:
+            found.append(
+                (
+                    waits_ns,
+                    f"more workers than num_workers={loader.workers} where cores are free, or less work for each "
+                    f"sample: each step still waits {ms(waits_ns)} for {loader.name}",
+                )
+            )
+        return found
+    pinned = ", pin_memory=True" if has_gpu else ""
+    which = "the loader" if loader is None else f"{loader.name} has num_workers=0 and"
+    found.append(
+        (
+            waits_ns,
+            f"load in the background (DataLoader with num_workers{pinned}, prefetch_factor), where cores are free: "
+            f"{which} takes {ms(waits_ns)} of each step",
+        )
+    )
+    return found

@@ -1,0 +1,167 @@
+"""One training run in the numbers that every display of it shares: label, steps, ms/step, MB of gradients.
+
+A run is the optimizer steps of one cell. `%ddp_report`, `%ddp_status`, the monitor, its still picture and data frames
+take these numbers from here, so that they agree.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ddp_notebook.observe.steps.cycles import cycles
+from ddp_notebook.observe.tables.matching import RowSource, label_of
+from ddp_notebook.observe.views import WARM_UP
+from ddp_notebook.records.schema import SPANS, Rows
+from ddp_notebook.records.units import ms, size
+
+_OPTIMIZER = SPANS.index("optimizer")
+_TRIMMED = 20  # one step in so many is left out at either end of the durations
+Numbers = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingRun:
+    """The optimizer steps of one cell in numbers."""
+
+    cell: int  # number in the recording
+    label: str  # as its reader knows it: "In [6]"; "cell 3" where the cell has no prompt
+    ranks: int  # that have taken steps
+    steps: int  # of the rank that has taken the most
+    first: int  # number of the first step that is in the mean
+    trimmed: int  # how many of the shortest and how many of the longest steps are not in the mean
+    step_ns: float  # mean duration of a step, see `definition`
+    gradient_nbytes: int  # that a rank synchronises in a step, in buckets of DDP; 0 where it has none
+
+    @property
+    def per_step(self) -> str:
+        """The duration of a step: "84 ms/step"."""
+        return f"{ms(self.step_ns)}/step"
+
+    @property
+    def definition(self) -> str:
+        """What `per_step` is the mean of, for the place next to the number."""
+        last = self.steps - 1
+        which = f"steps {self.first} to {last}" if self.first < last else f"step {last}"
+        without = f" without the {self.trimmed} shortest and {self.trimmed} longest" if self.trimmed else ""
+        without = " without the shortest and the longest" if self.trimmed == 1 else without
+        ranks = f", of {self.ranks} ranks" if self.ranks > 1 else ""
+        return f"mean of {which}{without}{ranks}"
+
+    @property
+    def counted(self) -> str:
+        """The number of steps: "25 steps"."""
+        return f"{self.steps:,} step{'s' * (self.steps != 1)}"
+
+    def to_json(self) -> dict[str, Any]:
+        """The run for a view: its fields, and its numbers in words."""
+        return {**asdict(self), "per_step": self.per_step, "definition": self.definition}
+
+    def __str__(self) -> str:
+        ranks = f"{self.ranks} rank{'s' * (self.ranks != 1)}"
+        gradients = f", {size(self.gradient_nbytes)} of gradients in a step" if self.gradient_nbytes else ""
+        return f"{self.label}: {self.counted} on {ranks}, {self.per_step} ({self.definition}){gradients}"
+
+
+def runs(recording: RowSource) -> list[TrainingRun]:
+    """All training runs of a recording, by cell.
+
+    Example:
+        >>> from tests.observe.synthetic import simulate
+        >>> print(runs(simulate(steps=22))[0])
+        cell 1: 22 steps on 4 ranks, 34 ms/step (mean of steps 2 to 21 without the shortest and the longest, of 4 \
+ranks), 4.2 MB of gradients in a step
+    """
+    spans = recording.rows("span")
+    cells = np.unique(spans["cell"][(spans["kind"] == _OPTIMIZER) & (spans["end_ns"] >= 0)])
+    calls = recording.rows("call")
+    calls = calls[calls["bucket"] >= 0]
+    found = (_run(recording, cell, spans[spans["cell"] == cell], calls[calls["cell"] == cell]) for cell in cells)
+    return [one for one in found if one is not None]
+
+
+def run_of(recording: RowSource, cell: int | None = None) -> TrainingRun | None:
+    """One training run; None if there is none.
+
+    Args:
+        recording: what the ranks have recorded.
+        cell: its number; None: the last one with steps.
+    """
+    spans = recording.rows("span")
+    if cell is None:
+        cells = spans["cell"][(spans["kind"] == _OPTIMIZER) & (spans["end_ns"] >= 0)]
+        if not len(cells):
+            return None
+        cell = int(cells.max())
+    calls = recording.rows("call")
+    calls = calls[(calls["cell"] == cell) & (calls["bucket"] >= 0)]
+    return _run(recording, cell, spans[spans["cell"] == cell], calls)
+
+
+def counted(numbers: Numbers, durations_ns: Numbers) -> tuple[Numbers, int]:
+    """The numbers of the steps that a mean is taken of: without the first two of the cell, and without the shortest and
+    the longest twentieth, such as one with a pause.
+
+    The same numbers on all ranks, since all of them wait where one pauses. Means of the parts of the same steps add up
+    to the mean of these steps, which medians do not: a rank may wait in half of its steps.
+
+    Args:
+        numbers: (n,) of the steps of all ranks, in any order; all of them count if none comes after the first two.
+        durations_ns: (n,) of each.
+
+    Returns:
+        The numbers, ascending, and how many were left out at either end.
+
+    Example:
+        >>> counted(np.array([0, 1, 2, 3, 4]), np.array([90, 9, 8, 70, 10]))
+        (array([4]), 1)
+    """
+    if (later := numbers >= WARM_UP).any():
+        numbers, durations_ns = numbers[later], durations_ns[later]
+    unique, of, counts = np.unique(numbers, return_inverse=True, return_counts=True)
+    means = np.bincount(of, durations_ns, len(unique)) / counts
+    odd = math.ceil(len(unique) / _TRIMMED) if len(unique) > 2 else 0
+    order = np.argsort(means, kind="stable")
+    return np.sort(unique[order[odd : len(unique) - odd]]), odd
+
+
+def _run(recording: RowSource, cell: int, spans: Rows, buckets: Rows) -> TrainingRun | None:
+    of_rank = {}
+    for rank in np.unique(spans["rank"][spans["kind"] == _OPTIMIZER]).tolist():
+        if (found := cycles(spans[spans["rank"] == rank])) is not None:
+            of_rank[rank] = found.first + np.arange(len(found.ends_ns)), found.ends_ns - found.begins_ns
+    of_rank = {rank: both for rank, both in of_rank.items() if len(both[0])}
+    if not of_rank:
+        return None
+    numbers, durations = (np.concatenate(some) for some in zip(*of_rank.values(), strict=True))
+    kept, odd = counted(numbers, durations)
+    later = numbers[numbers >= WARM_UP]
+    means = []
+    for own, lasted in of_rank.values():
+        chosen = np.isin(own, kept)
+        settled = own >= WARM_UP
+        chosen = chosen if chosen.any() else settled if settled.any() else np.ones(len(own), bool)
+        means.append(float(lasted[chosen].mean()))
+    return TrainingRun(
+        cell=int(cell),
+        label=label_of(recording, int(cell)),
+        ranks=len(of_rank),
+        steps=int(numbers.max()) + 1,
+        first=int((later if len(later) else numbers).min()),
+        trimmed=odd,
+        step_ns=sum(means) / len(means),
+        gradient_nbytes=_gradient_nbytes(buckets),
+    )
+
+
+def _gradient_nbytes(buckets: Rows) -> int:
+    """Median of the steps and ranks that have synchronised gradients; 0 if none has."""
+    if not len(buckets):
+        return 0
+    keys = buckets["rank"].astype(np.int64) << 32 | buckets["step"]
+    _, of = np.unique(keys, return_inverse=True)
+    return int(np.median(np.bincount(of, buckets["nbytes_in"])))

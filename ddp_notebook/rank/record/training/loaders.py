@@ -1,0 +1,157 @@
+"""Data loaders: waits for each batch and for the start and the end of workers, and the settings of loaders."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils.data import DataLoader, IterableDataset, dataloader
+
+from ddp_notebook.rank.record.tape import OFF, Moment, Tape
+from ddp_notebook.rank.record.training.naming import new_name, nothing
+from ddp_notebook.rank.record.training.wrapping import around
+from ddp_notebook.rank.unseen import unseen
+from ddp_notebook.records.schema import SPANS
+from ddp_notebook.stdlib import contextlib, logging, threading, time, weakref
+
+_INPUT, _WORKERS = map(SPANS.index, ("input", "workers"))
+_log = logging.getLogger(__name__)
+
+
+class Settings(NamedTuple):
+    """The settings of a loader. The fields are those of `records.LOADER`."""
+
+    time_ns: int
+    name: str
+    moment: Moment
+    workers: int
+    is_persistent: bool
+    batches: int
+    prefetch: int
+
+
+class _Epoch:
+    """An iterator of a loader."""
+
+    __slots__ = ("has_workers", "is_first", "name")
+
+    def __init__(self, name: str, has_workers: bool) -> None:
+        self.name = name
+        self.has_workers = has_workers
+        self.is_first = has_workers  # its next batch is the first one that its new workers load
+
+
+class Loaders:
+    """Sees the loaders of this process from `look` on.
+
+    Args:
+        tape: where their settings are left.
+        put: leaves a span: its kind, its name, when it began, and the samples in the batch.
+    """
+
+    def __init__(self, tape: Tape, put: Callable[[int, str, int, int], None]) -> None:
+        self._tape = tape
+        self._put = put
+        self._naming = threading.Lock()  # loaders may be new in several threads at once
+        self._names: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+        self._epochs: weakref.WeakKeyDictionary[Any, _Epoch] = weakref.WeakKeyDictionary()
+        self._last: tuple[Callable[[], Any], _Epoch | None] = nothing, None  # probably asked for the next batch too
+        self._told: set[str] = set()  # loaders whose settings were left in this cell
+
+    def look(self) -> None:
+        """Begin to look.
+
+        Raises:
+            AttributeError: this torch has no such methods.
+        """
+        around(dataloader._BaseDataLoaderIter, "__next__", self._around_next)
+        around(DataLoader, "__iter__", self._around_iter)
+
+    def begin_cell(self) -> None:
+        """A cell begins."""
+        self._told.clear()
+
+    def _around_iter(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def __iter__(loader: Any) -> Any:
+            if self._tape.level == OFF:
+                return original(loader)
+            began_ns = time.monotonic_ns()
+            iterator = original(loader)
+            try:
+                self._begin(loader, iterator, began_ns)
+            except Exception:  # the user's loop must go on
+                _log.info("a loader was not recorded", exc_info=True)
+            return iterator
+
+        return __iter__
+
+    def _begin(self, loader: Any, iterator: Any, began_ns: int) -> None:
+        with self._naming:
+            if (name := self._names.get(loader)) is None:
+                name = self._names[loader] = new_name(loader, set(self._names.values()))
+        epoch = self._epochs.get(iterator)
+        if epoch is None:
+            epoch = self._epochs[iterator] = _Epoch(name, loader.num_workers > 0)
+            if epoch.has_workers:
+                self._put(_WORKERS, name, began_ns, -1)
+        self._last = weakref.ref(iterator), epoch
+        if name not in self._told:
+            self._told.add(name)
+            prefetch = loader.prefetch_factor
+            self._tape.put(
+                Settings(
+                    began_ns,
+                    name,
+                    self._tape.moment,
+                    loader.num_workers,
+                    bool(loader.persistent_workers),
+                    _batches(loader),
+                    -1 if prefetch is None else prefetch,
+                )
+            )
+
+    def _around_next(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def __next__(iterator: Any) -> Any:
+            if self._tape.level == OFF:
+                return original(iterator)
+            last, epoch = self._last
+            if last() is not iterator:
+                epoch = self._epochs.get(iterator)
+            began_ns = time.monotonic_ns()
+            try:
+                data = original(iterator)
+            except StopIteration:
+                if epoch is not None and epoch.has_workers:  # which it has ended, unless they are persistent
+                    self._put(_WORKERS, epoch.name, began_ns, -1)
+                raise
+            kind = _INPUT
+            if epoch is not None and epoch.is_first:
+                kind, epoch.is_first = _WORKERS, False
+            samples = unseen(samples_of, data if isinstance(data, list | tuple) else (data,))
+            self._put(kind, "" if epoch is None else epoch.name, began_ns, samples)
+            return data
+
+        return __next__
+
+
+def _batches(loader: Any) -> int:
+    """How many batches an epoch has; -1 where that is not known without side effects."""
+    if isinstance(loader.dataset, IterableDataset):  # torch compares its length with the batches that come
+        return -1
+    with contextlib.suppress(Exception):  # of a sampler of the user's
+        return len(loader.sampler if loader.batch_sampler is None else loader.batch_sampler)
+    return -1
+
+
+def samples_of(values: Any) -> int:
+    """The batch size: the first dimension of the first tensor; -1 without one."""
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            try:
+                return int(value.size(0))
+            except IndexError:  # it has no dimension
+                continue
+            except RuntimeError:  # a nested tensor has none
+                return -1
+    return -1

@@ -1,0 +1,172 @@
+/**
+ * What the panel of the metrics draws, as numbers: the lines of one run, or several runs in one picture. Pure.
+ */
+
+import { number, plural, ranksInWords } from "../data/format.js";
+import { rankStyle } from "../drawing/colours.js";
+import { MOST_LINES, alike, lines, range, smooth } from "../drawing/curves.js";
+
+const POINTS = { few: 1000, many: 250 }; // a rank; of many more than these a software rasteriser does not draw at 30 Hz
+const MOST_LABELS = 8;
+
+/** @typedef {{key: string, label: string, values: (number|null|undefined)[], colour: string, dash: number[], width: number, alpha: number, ranks: number[], broken: string}} Line */
+/** @typedef {Omit<Line, "values"> & {course: import("../drawing/curves.js").Course}} Raw  a line before neighbouring steps go together */
+/** @typedef {{colours: import("../drawing/colours.js").Palette, everyRank: boolean, compact?: boolean}} Options */
+/** @typedef {{run: import("../data/courses.js").RunOfCells, name: string, points: Map<number, import("../data/courses.js").Points>}} Shown */
+
+/**
+ * @param {import("../data/store.js").Store} store
+ * @param {Options} options
+ */
+export function lossPicture(store, { colours, everyRank, compact = false }) {
+  const name = store.chosenMetric();
+  const runs = store.shownRuns(name).map((run) => ({ run, name: store.runName(run), points: store.pointsOf(run) }));
+  const { smoothing, log } = store.choice;
+  const isBand = runs.length === 1 && runs[0].points.size > MOST_LINES && !everyRank;
+  const options = { colours, everyRank, compact };
+  const found = isBand ? bandOf(store, runs[0], options) : linesOf(store, runs, options);
+  const notes = [...found.notes];
+  for (const line of found.lines) if (line.broken && line.label) notes.push(`× ${line.label}: ${line.broken}`);
+  if (smoothing > 0) notes.push(`smoothed: exponential average, weight ${smoothing.toFixed(2)}`);
+  const counts = countsOf(runs, found.drawn);
+  if (counts.drawn < counts.logged) notes.push(drawnOf(counts, smoothing > 0, isBand));
+  if (log) {
+    const dropped = found.lines.reduce((sum, line) => sum + line.values.filter((value) => value !== null && value !== undefined && value <= 0).length, 0);
+    if (dropped) notes.push(`${plural(dropped, "point")} at or below 0 cannot be drawn on a logarithmic axis`);
+  }
+  const { x, ends, lines: drawn, band, each } = found;
+  const ranks = [...new Set(runs.flatMap(({ points }) => [...points.keys()]))];
+  return { name, runs, isBand, x, ends, lines: drawn, band, notes, ranks, each, ...counts, most: smoothing > 0 ? Infinity : POINTS.few * Math.max(1, ranks.length) };
+}
+
+/** The range of many ranks, their median and the ranks that are furthest from it. @param {import("../data/store.js").Store} store @param {Shown} shown @param {Options} options */
+function bandOf(store, { points }, { colours, compact }) {
+  const ranks = [...points.keys()];
+  const found = range([...points.values()], compact ? 125 : POINTS.many, store.choice.smoothing);
+  /** @type {Line[]} */
+  const drawn = [{ key: "median", label: "median", values: found.median, colour: colours.ink, dash: [], width: 2, alpha: 1, ranks, broken: "" }];
+  // Three ranks out of 64 often have similar colours of their own: here they get three that are far apart.
+  found.worst.sort((a, b) => a - b).forEach((at, index) => {
+    const line = { ...lineOf(colours, [ranks[at]], 1), values: found.means[at] };
+    drawn.push({ ...line, colour: colours.ranks[index + 1], dash: [], broken: brokenOf(points.get(ranks[at])) });
+  });
+  const notes = [`band: lowest to highest of ${ranks.length} ranks${compact ? "" : "; lines: the median and the three ranks furthest from it"}`];
+  if (found.each > 1 && !compact) notes.push(`a point of a line is the mean of ${found.each} steps`);
+  const held = [...points.values()].reduce((sum, { steps }) => sum + steps.length, 0);
+  return { x: found.x, ends: found.ends, lines: drawn, band: { low: found.low, high: found.high }, notes, drawn: held, each: found.each };
+}
+
+/** A line for each rank of each run. @param {import("../data/store.js").Store} store @param {Shown[]} runs @param {Options} options */
+function linesOf(store, runs, { colours, compact }) {
+  const { smoothing } = store.choice;
+  const notes = [];
+  const groups = runs.map(({ points }) => alike(points));
+  const count = groups.reduce((sum, one) => sum + one.length, 0);
+  const many = count > MOST_LINES;
+  const isMedian = runs.length > 1 && many;
+  const raw = runs.flatMap((shown, at) => (isMedian ? mediansOf(colours, shown, at) : runLines(store, runs, groups, at, colours)));
+  if (isMedian) notes.push("of each run: the median of its ranks, and dashed their lowest and their highest");
+  const smoothed = raw.map((line) => (smoothing > 0 ? { ...line.course, values: smooth(line.course.values, smoothing) } : line.course));
+  const found = lines(smoothed, compact || many ? POINTS.many : POINTS.few);
+  /** @type {Line[]} */
+  const drawn = [];
+  if (smoothing > 0 && count <= 4 && found.each === 1) {
+    const logged = lines(raw.map(({ course }) => course), POINTS.few);
+    raw.forEach((line, at) => drawn.push({ ...line, values: logged.lines[at], width: 1, key: `raw ${line.key}`, label: "", alpha: 0.35 }));
+    notes.push("pale: as logged");
+  }
+  let points = 0;
+  raw.forEach((line, at) => {
+    const values = found.lines[at];
+    points += line.ranks.length * values.reduce((/** @type {number} */ sum, value) => sum + Number(value !== undefined), 0);
+    drawn.push({ ...line, values, width: many && !isMedian ? 0.6 : line.width, label: many && !isMedian ? "" : line.label });
+  });
+  if (isMedian) points = runs.reduce((sum, one) => sum + heldOf(one), 0);
+  return { x: found.x, ends: found.ends, lines: drawn, band: null, notes, drawn: points, each: found.each };
+}
+
+/** @param {Shown} shown */
+function heldOf({ points }) {
+  return [...points.values()].reduce((sum, { steps }) => sum + steps.length, 0);
+}
+
+/**
+ * The lines of one run. A single run's ranks have their own colours; of several runs each has one colour.
+ * @param {import("../data/store.js").Store} store
+ * @param {Shown[]} runs
+ * @param {ReturnType<typeof alike>[]} groups of each run
+ * @param {number} at
+ * @param {import("../drawing/colours.js").Palette} colours
+ * @returns {Raw[]}
+ */
+function runLines(store, runs, groups, at, colours) {
+  const isLabelled = groups.reduce((sum, one) => sum + one.length, 0) <= MOST_LABELS;
+  return groups[at].map(({ ranks, course }, place) => {
+    const line = { ...lineOf(colours, ranks, 1.6), course, broken: brokenOf(course) };
+    const label = ranks.length > 1 && ranks.length === store.worldSize ? "all ranks" : ranksInWords(ranks);
+    if (runs.length === 1) return { ...line, label };
+    const name = groups[at].length === 1 ? runs[at].name : isLabelled ? `${runs[at].name} ${label}` : place ? "" : runs[at].name;
+    return { ...line, ...ofRun(colours, at), key: `${runs[at].name} rank ${ranks[0]}`, label: name };
+  });
+}
+
+/** @param {import("../drawing/colours.js").Palette} colours @param {Shown} shown @param {number} at @returns {Raw[]} */
+function mediansOf(colours, { name, points }, at) {
+  const { x, low, high, median } = range([...points.values()], POINTS.many);
+  const one = /** @param {string} what @param {(number|null)[]} values @param {Partial<Raw>} more */ (what, values, more) => ({
+    ...lineOf(colours, [...points.keys()], 1.6),
+    ...ofRun(colours, at),
+    key: `${name} ${what}`,
+    label: "",
+    course: { steps: Float64Array.from(x), values: Float64Array.from(values, (value) => value ?? NaN) },
+    ...more,
+  });
+  return [one("median", median, { label: name }), one("lowest", low, { dash: [2, 3], width: 0.8 }), one("highest", high, { dash: [2, 3], width: 0.8 })];
+}
+
+/** @param {import("../drawing/colours.js").Palette} colours @param {number} at */
+function ofRun(colours, at) {
+  return rankStyle(colours, at);
+}
+
+/**
+ * How many points were logged by the ranks that are shown, and how many of them are drawn.
+ * @param {Shown[]} runs
+ * @param {number} drawn of the points that are here
+ */
+function countsOf(runs, drawn) {
+  let logged = 0;
+  for (const { run, points } of runs) {
+    const held = [...points.values()].reduce((sum, { steps }) => sum + steps.length, 0);
+    // The kernel counts all ranks together: of some ranks the same part is missing.
+    logged += run.held ? (held * run.logged) / run.held : points.size ? 0 : run.logged;
+  }
+  return { logged: Math.round(logged), drawn };
+}
+
+/** `1 of 12 points drawn`. @param {{logged: number, drawn: number}} counts @param {boolean} isSmoothed @param {boolean} isBand */
+function drawnOf({ logged, drawn }, isSmoothed, isBand) {
+  const ratio = logged / drawn;
+  const words = drawn === 0 ? `none of ${plural(logged, "point")} drawn` : ratio < 2 ? `${drawn.toLocaleString("en")} of ${plural(logged, "point")} drawn` : `1 of ${Number(ratio.toPrecision(2)).toLocaleString("en")} points drawn`;
+  const means = isSmoothed || isBand ? "; averages and medians are of these" : "";
+  return `${words}: the lowest and the highest of neighbours${means}`;
+}
+
+/** @param {import("../drawing/colours.js").Palette} colours @param {number[]} ranks @param {number} width */
+function lineOf(colours, ranks, width) {
+  const { colour, dash } = rankStyle(colours, ranks[0]);
+  return { key: `rank ${ranks[0]}`, label: ranksInWords(ranks), colour, dash, width, alpha: 1, ranks, broken: "" };
+}
+
+/** The last value of a line, and where. @param {Line} line */
+export function endOf(line) {
+  let at = line.values.length - 1;
+  while (at >= 0 && (line.values[at] === null || line.values[at] === undefined)) at--;
+  return { at, value: at < 0 ? NaN : /** @type {number} */ (line.values[at]) };
+}
+
+/** The first value of a course that is no number, and where. @param {import("../drawing/curves.js").Course|undefined} course */
+function brokenOf(course) {
+  const at = course ? course.values.findIndex((value) => !Number.isFinite(value)) : -1;
+  return at < 0 || !course ? "" : `${number(course.values[at])} from step ${course.steps[at]}`;
+}

@@ -1,0 +1,160 @@
+"""Curves in JupyterLab with real ranks: what the browser has drawn is what the recording holds, for each way to a view.
+
+A picture of it is in the notebook before the session ends."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import nbformat
+import pytest
+from playwright.sync_api import expect
+
+from tests.browser.jupyterlab import SCREENSHOTS, JupyterLab, open_notebook
+from tests.browser.test_jupyterlab import write_notebook
+from tests.browser.test_monitor import View, use_theme
+
+START, EARLY, TRAIN, AFTER, FLOOD, TRUTH, PAGE, ATTACH, STOP = range(9)
+STEPS = 64
+CELLS = [
+    "%load_ext ddp_notebook\n%ddp_start 2 --backend gloo",
+    "%%on_all_ranks\nimport math, time\nfor k in range(400): log(loss=math.sin(k), accuracy=k / 400)",
+    "%%on_all_ranks\n"
+    f"for step in range({STEPS}):\n"
+    "    log(loss=1 / (step + 1) + rank + step % 8 / 50)\n"
+    "    time.sleep(0.03)",
+    "%ddp_monitor",
+    "%%on_all_ranks\nfor step in range(6000): log(loss=math.cos(step / 200) + step % 8 / 50 + rank)\ntime.sleep(2.5)",
+    "import json, ddp_notebook\n"
+    "loss = ddp_notebook.current().recording.metrics['loss']\n"
+    "of = lambda cell, rank: [(int(s), float(v)) for s, v, c, r in zip(loss.steps, loss.values, loss.cells, loss.ranks)"
+    " if (c, r) == (cell, rank)]\n"
+    "cells = sorted(set(loss.cells.tolist()))\n"
+    "print(json.dumps([[of(cell, rank) for rank in range(2)] for cell in cells]))",
+    "ddp_notebook.current().recording.save_html('curves.html')",
+    "from ddp_notebook.widgets import Monitor\nMonitor(ddp_notebook.current())",
+    "%ddp_stop",
+]
+
+
+def curve(view: View, timeout_s: float = 20.0) -> dict[str, Any]:
+    """What the chart has drawn, once nothing more is asked for."""
+    view.open("Loss")
+    found: dict[str, Any] = view.wait_for("state.panels.loss?.x.length > 1 && !state.panels.loss.asked", timeout_s)
+    return found["panels"]["loss"]
+
+
+def is_the_recording(drawn: dict[str, Any], run: list[list[list[float]]]) -> None:
+    """All points of each rank are drawn, or the lowest and the highest of neighbours, which is said then."""
+    notes = [note for note in drawn["notes"] if "drawn" in note]
+    lines = {rank: line["values"] for line in drawn["lines"].values() for rank in line["ranks"]}
+    assert len(lines) == 2
+    for rank, points in enumerate(run):
+        shown = [(x, y) for x, y in zip(drawn["x"], lines[rank], strict=True) if y is not None]
+        if not notes:
+            assert [step for step, _ in shown] == [step for step, _ in points]
+            assert [y for _, y in shown] == pytest.approx([value for _, value in points], rel=1e-6)
+        else:
+            values = [value for _, value in points]
+            assert min(y for _, y in shown) == pytest.approx(min(values), rel=1e-6)
+            assert max(y for _, y in shown) == pytest.approx(max(values), rel=1e-6)
+            assert len(shown) > 400 and notes[0].startswith("1 of ")
+            near = 0
+            for x, y in shown:
+                near += any(abs(value - y) < 1e-6 for step, value in points[max(0, int(x) - 40) : int(x) + 41])
+            assert near == len(shown), "every value that is drawn was logged there"
+    assert drawn["logged"] == sum(map(len, run))
+
+
+@pytest.mark.browser
+@pytest.mark.timeout(600)
+def test_a_monitor_that_is_opened_after_the_cell_draws_its_run(tmp_path):
+    """The first journey of a newcomer: an earlier cell has logged, and half of the points were drawn."""
+    path = tmp_path / "curves.ipynb"
+    write_notebook(path, CELLS)
+    with open_notebook(path) as lab:
+        for cell in (START, EARLY, TRAIN, AFTER, TRUTH):
+            lab.run_cell(cell)
+            lab.wait_until_done(cell)
+        early, run = json.loads(lab.text(TRUTH))
+        view = View(lab)
+        view.root = lab.page.locator(".ddpm:not(.ddpm-compact)").first
+        drawn = curve(view)
+        is_the_recording(drawn, run)
+        assert drawn["runs"] == ["In [3]"] and len(drawn["x"]) == STEPS
+        view.root.screenshot(path=SCREENSHOTS / "curves.png")
+        view.root.get_by_text("Run: In [3]").click()
+        view.root.get_by_label("In [2]", exact=True).check()
+        view.root.get_by_label("In [3]", exact=True).uncheck()
+        view.page.keyboard.press("Escape")
+        drawn = curve(view)
+        assert drawn["runs"] == ["In [2]"]
+        is_the_recording(drawn, early)
+        a_picture_is_saved_and_shown(lab, path)
+
+
+def a_picture_is_saved_and_shown(lab: JupyterLab, path: Any) -> None:
+    """Before the session ends: the widget is nothing without its kernel."""
+    until = time.monotonic() + 20
+    while True:
+        lab.page.keyboard.press("Control+s")
+        cell = nbformat.read(path, nbformat.NO_CONVERT).cells[AFTER]
+        data = [one["data"] for one in cell.outputs if "image/png" in one.get("data", {})]
+        if data:
+            break
+        assert time.monotonic() < until, cell.outputs
+        time.sleep(0.3)
+    assert data[0]["text/plain"].startswith("In [3]: 2 ranks, loss ")
+    assert lab.page.locator(".ddpm-still").is_hidden(), "a live monitor stands there"
+
+
+@pytest.mark.browser
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_every_way_to_a_view_draws_the_recording(tmp_path):
+    path = tmp_path / "curves.ipynb"
+    write_notebook(path, CELLS)
+    with open_notebook(path) as lab:
+        for cell in (START, EARLY, AFTER, TRAIN):  # opened before the cell
+            lab.run_cell(cell)
+            lab.wait_until_done(cell)
+        lab.run_cell(TRUTH)
+        lab.wait_until_done(TRUTH)
+        _, run = json.loads(lab.text(TRUTH))
+        view = View(lab)
+        view.root = lab.page.locator(".ddpm:not(.ddpm-compact)").first
+        is_the_recording(curve(view), run)
+        lab.run_cell(FLOOD)  # opened before it, and one more while it runs
+        view.wait_for("state.panels.loss?.logged > 1000")
+        lab.wait_until_done(FLOOD)
+        for cell in (TRUTH, PAGE):
+            lab.run_cell(cell)
+            lab.wait_until_done(cell)
+        flood = json.loads(lab.text(TRUTH))[-1]
+        view.wait_for("state.panels.loss.logged == 12000")
+        is_the_recording(curve(view), flood)
+        lab.run_cell(ATTACH)  # one of the user's own
+        lab.wait_until_done(ATTACH)
+        second = View(lab)
+        second.root = lab.page.locator(".ddpm:not(.ddpm-compact)").last
+        is_the_recording(curve(second), flood)
+        lab.page.keyboard.press("Control+s")
+        expect(lab.page.locator(".jp-mod-dirty")).to_have_count(0)
+        lab.page.reload()
+        again = lab.page.locator(".ddpm:not(.ddpm-compact)").first
+        expect(again).to_be_visible(timeout=60_000)
+        reloaded = View(lab)
+        reloaded.root = again
+        is_the_recording(curve(reloaded), flood)
+        for theme in ("light", "dark"):
+            use_theme(lab, theme)
+            for width in (800, 1400):
+                lab.page.set_viewport_size({"width": width, "height": 1000})
+                reloaded.wait_for(f"state.theme == '{theme}'")
+                lab.screenshot(SCREENSHOTS / f"curves_{theme}_{width}.png")
+        lab.page.goto(f"file://{tmp_path / 'curves.html'}")
+        saved = View(lab)
+        saved.root = lab.page.locator(".ddpm").first
+        is_the_recording(curve(saved), flood)

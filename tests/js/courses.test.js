@@ -1,0 +1,124 @@
+/** What is kept of metrics, and what is drawn of them: by run, thinned or not, and never without a word where points are missing. */
+
+import assert from "node:assert/strict";
+import { test } from "node:test";
+
+import { Store } from "../../ddp_notebook/widgets/js/data/store.js";
+import { palette } from "../../ddp_notebook/widgets/js/drawing/colours.js";
+import { MissingPoints } from "../../ddp_notebook/widgets/js/panels/loss_missing.js";
+import { lossPicture } from "../../ddp_notebook/widgets/js/panels/loss_picture.js";
+import { TEXTS, deliver, metric } from "./messages.js";
+
+const draw = (/** @type {any} */ store) => lossPicture(store, { colours: palette("light"), everyRank: false });
+const course = (/** @type {number} */ points, /** @type {Record<string, any>} */ more = {}) => ({ cell: 1, name: 1, points, begin: 0, end: points - 1, ...more });
+/** Some rows of a cell. @param {number} cell @param {number[]} values @param {number} [first] */
+const rows = (cell, values, first = 0) => values.map((value, at) => metric(0, first + at, value, { cell }));
+
+test("each run is kept, the newest is drawn, and others can be chosen and laid over each other", () => {
+  const store = new Store();
+  deliver(store, { seq: 1, texts: TEXTS, prompts: [[1, "In [3]"]] }, { metric: rows(1, [5, 4, 3]) });
+  deliver(store, { seq: 2, prompts: [[2, "In [4]"]], cell: 2 }, { metric: rows(2, [2, 1], 3) });
+  deliver(store, { seq: 3, cell: 4 }, { metric: rows(4, [9, 8]) });
+  assert.deepEqual(store.runs("loss").map((run) => store.runName(run)), ["In [3] to In [4]", "cell 4"]);
+  assert.deepEqual(draw(store).lines.map(({ values }) => values), [[9, 8]]);
+  store.choose({ runs: new Set([1]) });
+  assert.deepEqual(draw(store).lines.map(({ values }) => values), [[5, 4, 3, 2, 1]]);
+  store.choose({ runs: new Set([1, 4]) });
+  const { x, lines } = draw(store);
+  assert.deepEqual(x, [0, 1, 2, 3, 4]);
+  assert.deepEqual(lines.map(({ label, values }) => [label, values]), [["In [3] to In [4]", [5, 4, 3, 2, 1]], ["cell 4", [9, 8, undefined, undefined, undefined]]]);
+  assert.notEqual(lines[0].colour, lines[1].colour);
+});
+
+test("two runs of many ranks are drawn as their medians and ranges", () => {
+  const store = new Store();
+  for (const cell of [1, 2]) {
+    const logged = Array.from({ length: 20 }, (_, rank) => [0, 1].map((step) => metric(rank, step, cell * 100 + rank, { cell }))).flat();
+    deliver(store, { seq: cell, texts: TEXTS, world_size: 20, cell }, { metric: logged });
+  }
+  store.choose({ runs: new Set([1, 2]) });
+  const { lines, drawn, logged } = draw(store);
+  assert.deepEqual(lines.map(({ values }) => values[0]), [109.5, 100, 119, 209.5, 200, 219]);
+  assert.deepEqual(lines.map(({ label }) => label), ["cell 1", "", "", "cell 2", "", ""]);
+  assert.equal(drawn, logged);
+});
+
+test("a view of one cell draws no other, although the rows of all come to it", () => {
+  const store = new Store();
+  deliver(store, { seq: 1, texts: TEXTS, only: 1 }, { metric: [...rows(1, [5, 4]), ...rows(2, [7, 7, 7])] });
+  assert.deepEqual(draw(store).lines.map(({ values }) => values), [[5, 4]]);
+});
+
+test("points that are missing are told", () => {
+  const store = new Store();
+  deliver(store, { kind: "snapshot", seq: 1, texts: TEXTS }, { metric: rows(1, [5, 4]), course: [course(24)] });
+  const picture = draw(store);
+  assert.deepEqual([picture.drawn, picture.logged], [2, 24]);
+  assert.deepEqual(picture.notes, ["1 of 12 points drawn: the lowest and the highest of neighbours"]);
+  deliver(store, { kind: "answer", request: 1 }, { metric: rows(1, Array.from({ length: 24 }, (_, at) => at)), course: [course(24)] });
+  assert.deepEqual(draw(store).notes, []);
+});
+
+test("a delta that was thinned tells how much was logged", () => {
+  const store = new Store();
+  deliver(store, { seq: 1, texts: TEXTS }, { metric: rows(1, [5, 4, 3]), course: [course(3)] });
+  deliver(store, { seq: 2 }, { metric: rows(1, [1, 9], 50), course: [course(97, { begin: 3, end: 99 })] });
+  const { drawn, logged } = draw(store);
+  assert.deepEqual([drawn, logged], [5, 100]);
+});
+
+test("a snapshot does not take the place of more points than it has, but of fewer", () => {
+  const store = new Store();
+  const all = Array.from({ length: 10 }, (_, at) => at);
+  deliver(store, { kind: "snapshot", seq: 0, texts: TEXTS }, { metric: rows(1, [0, 9]), course: [course(10)] });
+  deliver(store, { kind: "answer", request: 1 }, { metric: rows(1, all), course: [course(10)] });
+  deliver(store, { kind: "snapshot", seq: 0 }, { metric: rows(1, [0, 9]), course: [course(10)] });
+  assert.equal(draw(store).drawn, 10, "an unheard view gets it again");
+  deliver(store, { kind: "snapshot", seq: 0 }, { metric: rows(1, [...all, 10]), course: [course(11)] });
+  assert.equal(draw(store).drawn, 11);
+});
+
+test("a run of which no rows came is there, and is asked for when it is chosen", () => {
+  const store = new Store();
+  /** @type {any[]} */
+  const asked = [];
+  const env = /** @type {any} */ ({ canSend: true, ask: (/** @type {any} */ message) => asked.push(message), redraw() {} });
+  const missing = new MissingPoints(store, env);
+  deliver(store, { kind: "snapshot", seq: 1, texts: TEXTS, state: "idle" }, { metric: rows(2, [3, 2]), course: [course(1000), course(2, { cell: 2 })] });
+  assert.deepEqual(store.runs("loss").map(({ cells }) => cells), [[1], [2]]);
+  const look = () => missing.look(store.shownRuns("loss"), 500);
+  assert.equal(look(), "");
+  store.choose({ runs: new Set([1]) });
+  assert.equal(draw(store).notes[0], "none of 1,000 points drawn: the lowest and the highest of neighbours");
+  assert.equal(look(), "the other points are asked for");
+  assert.equal(look(), "the other points are asked for", "once");
+  assert.deepEqual(asked, [{ kind: "ask", what: "metrics", name: 1, cells: [1], most: 500 }]);
+  deliver(store, { kind: "answer", request: 1 }, { metric: rows(1, Array.from({ length: 500 }, (_, at) => at)), course: [course(1000)] });
+  assert.equal(look(), "", "what the answer left out cannot be drawn");
+  assert.equal(asked.length, 1);
+  missing.destroy();
+});
+
+test("several values at one step are all drawn", () => {
+  const store = new Store();
+  deliver(store, { seq: 1, texts: TEXTS }, { metric: [metric(0, 0, 1), metric(0, 0, 7), metric(0, 1, 2), metric(1, 0, 3), metric(1, 1, 4)] });
+  const { x, lines, drawn, logged } = draw(store);
+  assert.deepEqual(x, [0, 0, 1]);
+  assert.deepEqual(lines.map(({ values }) => values), [[1, 7, 2], [3, undefined, 4]]);
+  assert.equal(drawn, logged);
+});
+
+test("of many runs the rows of the oldest are let go, not the knowledge that they were there", () => {
+  const store = new Store();
+  const each = 8192;
+  for (let cell = 1; cell <= 70; cell++) {
+    const logged = Array.from({ length: each }, (_, step) => metric(0, step, 1, { cell }));
+    deliver(store, { seq: cell, texts: TEXTS, world_size: 1, cell }, { metric: logged, course: [course(each, { cell })] });
+  }
+  const runs = store.runs("loss");
+  assert.equal(runs.length, 70);
+  assert.equal(runs[0].held, 0);
+  assert.equal(runs[0].logged, each);
+  assert.equal(runs[69].held, each);
+  assert.ok(runs.reduce((sum, run) => sum + run.held, 0) <= 1 << 19);
+});

@@ -1,0 +1,139 @@
+"""The numbers of a training run are the same wherever they are shown."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ddp_notebook.observe.recording import Recording
+from ddp_notebook.observe.report.report import report
+from ddp_notebook.observe.steps.run import counted, run_of, runs
+from ddp_notebook.observe.steps.steps import steps
+from ddp_notebook.observe.views import WARM_UP
+from ddp_notebook.records.units import ms
+from ddp_notebook.widgets.feed.feed import Feed
+from ddp_notebook.widgets.html import page
+from ddp_notebook.widgets.present import Present
+from ddp_notebook.widgets.still import summary
+from tests.observe.synthetic import BEGIN_NS, MS, Synthetic, simulate
+
+
+def recorded(**options) -> Recording:
+    recording = Recording(options.get("world_size", 4))
+    for batch in simulate(**options).batches():
+        recording.feed(batch)
+    return recording
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_every_display_shows_the_numbers_of_the_run(seed):
+    pytest.importorskip("pandas")
+    recording = recorded(world_size=2, steps=25, noise_ms=8, between_ms=7, seed=seed)
+    recording.prompts[1] = "In [6]"
+    (run,) = recording.runs()
+
+    assert (run.label, run.steps, run.ranks, run.gradient_nbytes) == ("In [6]", 25, 2, 4 << 20)
+    number, words = f"{ms(run.step_ns)}/step", f"{ms(run.step_ns)}/step ({run.definition})"
+    assert str(recording.report()).startswith(f"In [6]: 25 steps on 2 ranks, {words}, ")
+    assert recording.report().overall.step_ns == pytest.approx(run.step_ns, rel=1e-12)
+    assert summary.text(recording).startswith("In [6]: 2 ranks, 25 steps, ") and f", {number}, " in summary.text(
+        recording
+    )
+    head = Present(Feed(recording, is_live=False), None, "2 ranks").head()
+    assert (head["label"], head["training"]["per_step"], head["training"]["steps"]) == ("In [6]", number, 25)
+    drawn = page.of_recording(recording, None, "2 ranks", "k")
+    assert f"<b>{number}</b>" in drawn and run.definition in drawn and "In [6]" in drawn
+    frame, own = recording.to_pandas("run"), recording.to_pandas("step")
+    assert frame.loc[0, ["label", "steps", "definition"]].tolist() == ["In [6]", 25, run.definition]
+    assert frame.loc[0, "ms_per_step"] == run.step_ns / 1e6
+    assert own[own.is_in_mean].duration_ns.mean() == pytest.approx(run.step_ns) and set(own.label) == {"In [6]"}
+    assert set(recording.to_pandas("span").label) == {"In [6]"}
+
+
+def test_the_mean_is_that_of_its_definition():
+    run = simulate(world_size=3, steps=45, noise_ms=5)
+    found = run_of(run)
+    assert found is not None
+    of_number = {
+        number: np.mean([step.duration_ns for step in steps(run) if step.step == number]) for number in range(2, 45)
+    }
+    middle = sorted(of_number.values())[3:-3]
+    assert found.definition == "mean of steps 2 to 44 without the 3 shortest and 3 longest, of 3 ranks"
+    assert found.step_ns == pytest.approx(np.mean(middle))
+
+
+def test_one_step_is_its_own_mean():
+    (found,) = runs(simulate(world_size=1, steps=1))
+    assert found.definition == "mean of step 0" and found.counted == "1 step"
+    assert counted(np.array([0]), np.array([7]))[0].tolist() == [0] and WARM_UP == 2
+
+
+def test_without_steps_there_is_no_run():
+    assert run_of(Synthetic(2)) is None and runs(Synthetic(2)) == []
+    assert run_of(simulate(cell=3), cell=2) is None
+
+
+def paused() -> Synthetic:
+    """Two epochs of ten steps of 20 ms, each with an evaluation of 100 ms and a checkpoint of 50 ms behind it."""
+    run, now = Synthetic(1), 0.0
+
+    def span(kind: str, name: str, lasts: float) -> None:
+        nonlocal now
+        begin, now = now, now + lasts
+        run.span(0, kind, name, int(BEGIN_NS + begin * MS), int(BEGIN_NS + now * MS))
+
+    for _ in range(2):
+        span("workers", "Train", 5)
+        for _ in range(10):
+            span("input", "Train", 1)
+            span("forward", "Net", 6)
+            span("backward", "", 10)
+            span("optimizer", "SGD", 3)
+        now += 2
+        for _ in range(4):
+            span("input", "Test", 5)
+            span("evaluation", "Net", 20)
+        span("workers", "Test", 1)
+        span("checkpoint", "torch.save", 50)
+        now += 4
+    run.span(0, "cell", "In [6]", BEGIN_NS, int(BEGIN_NS + now * MS))
+    return run
+
+
+def test_evaluation_and_checkpoints_belong_to_no_step():
+    run = paused()
+    found = steps(run)
+
+    assert {step.duration_ns // MS for step in found} == {20, 25}, "the first step of an epoch starts the workers"
+    assert found[10].workers_ns == 5 * MS and found[10].input_ns == 6 * MS
+    assert run_of(run).step_ns == 20 * MS
+    outside = report(run).outside
+    assert outside is not None and outside.cell_ns == sum(step.duration_ns for step in found) + 2 * 157 * MS
+    assert {name: (times, round(ns / MS)) for name, times, ns in outside.rows} == {
+        "evaluation": (2, 200),
+        "checkpoints": (2, 100),
+        "other time between steps": (0, 7),
+        "after the last step": (0, 7),
+    }
+
+
+def test_evaluation_of_a_model_that_does_not_train_is_a_part_of_the_step():
+    run = Synthetic(1)
+    for at in (0, 100, 200):
+        for kind, name, begin, end in (
+            ("evaluation", "Teacher", 0, 30),
+            ("forward", "Net", 30, 50),
+            ("backward", "", 50, 90),
+            ("optimizer", "SGD", 90, 100),
+        ):
+            run.span(0, kind, name, BEGIN_NS + (at + begin) * MS, BEGIN_NS + (at + end) * MS)
+    assert [(step.duration_ns // MS, step.compute_ns // MS) for step in steps(run)] == [(100, 90)] * 3
+
+
+def test_the_live_monitor_has_the_same_steps():
+    recording = Recording(1)
+    for batch in paused().batches():
+        recording.feed(batch)
+    feed = Feed(recording, is_live=False)
+    shown = feed.kept("step")
+    assert sorted(shown["duration"].round(3).tolist()) == sorted(step.duration_ns / 1e6 for step in recording.steps())
