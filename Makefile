@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 LIBRARIES := $(VENV)/.libraries
 DOCS := $(VENV)/.docs
-PIP_INSTALL := $(BIN)/python -m pip --disable-pip-version-check install -qq
+PIP_INSTALL := $(BIN)/python tools/pip_install.py
 
 # ipykernel 6.31 without its dependencies: put first on PYTHONPATH it lies over the newer one in $(VENV).
 IPYKERNEL6 := .venv-ipykernel6
@@ -46,7 +46,7 @@ NOT_FAST := tests/browser tests/faults tests/gpu tests/installing tests/librarie
     tests-without-ranks tests-of-ranks tests-of-recording tests-of-private-interfaces cluster-tools bench dist docs wheelhouse clean
 
 help:
-	@echo "make demo       run notebooks/01_first_process_group.ipynb in the terminal"
+	@echo "make demo       run notebooks/01_first_process_group.ipynb in the terminal, and write a page with its monitor"
 	@echo "make lab        open JupyterLab on the notebooks (LAB_OPTIONS=--allow-root for root)"
 	@echo "make test       lint, types and tests"
 	@echo "make test-fast  lint, and the tests to run between two edits"
@@ -146,14 +146,16 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))' || \
 	    { echo "ddp_notebook needs Python 3.11 to 3.14; choose one: make PYTHON=python3.11"; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' || { echo "Python's venv module is missing: apt-get install python3-venv"; exit 1; }
-	@echo "Installing into $(VENV); the first time takes some minutes."
+	@echo "Installing into $(VENV); the first time takes some minutes. torch first, the largest download:"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo '{}' > $(VENV)/package.json # else Node takes JupyterLab's JavaScript there for modules, as ours is
 	@$(PIP_INSTALL) -c constraints.txt torch==2.13.0 hatchling $(NODE_PACKAGE)
+	@echo "JupyterLab and the rest:"
 	@$(PIP_INSTALL) -c constraints.txt --no-build-isolation -e '.[lab,notebooks,test]'
 	@touch $@
 
 $(MONITOR): $(MONITOR_SOURCES) | $(INSTALLED)
+	@echo "Bundling the JavaScript of the monitor and the lessons"
 	@$(BIN)/python hatch_build.py
 	@touch $@
 
@@ -179,5 +181,5 @@ $(MARIMO_INSTALLED): | $(INSTALLED)
 
 clean:
 	rm -rf $(VENV) $(IPYKERNEL6) $(MARIMO) node_modules $(dir $(MONITOR)) ddp_notebook/lessons/static .pytest_cache .mypy_cache .ruff_cache build dist site .matrix
-	rm -f notebooks/*.executed.ipynb
+	rm -f notebooks/*.executed.ipynb notebooks/*.executed.html
 	find ddp_notebook tests tools -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from ddp_notebook.errors import SessionExistsError
+from ddp_notebook.errors import DDPNotebookError, SessionExistsError
 from ddp_notebook.launch.keep import reach
-from ddp_notebook.launch.keep.words import in_a_line
 from ddp_notebook.on_rank import refuse_on_rank
 from ddp_notebook.registry import finding
 from ddp_notebook.registry.finding import SESSION, TORCHRUN, Found
 from ddp_notebook.session import Session, current
 from ddp_notebook.torchrun import current as jobs
 
+_MOST_NAMED = 3
+
 
 def find(name: str = "") -> Found:
     """What a notebook attaches to by this name.
 
     Args:
-        name: of a kept session or a job, or its stem; "": what this notebook has, or the only one that is there.
+        name: of a kept session or a job, or its stem; "": what this notebook has, or the kept session of its folder,
+            or the only one.
 
     Raises:
         UsageError: there is none, or several; says which.
@@ -35,7 +37,8 @@ def attach_session(name: str = "", *, take_over: bool = False, look: bool = Fals
     Where another notebook drives it this one looks on: it has the monitor, the recording and the status.
 
     Args:
-        name: of the session, or its stem; "": the only one. `python -m ddp_notebook list` shows them.
+        name: of the session, or its stem; "": the one of the notebook's folder, or the only one. `python -m
+            ddp_notebook list` shows them.
         take_over: drive it all the same. The notebook that did has no ranks then.
         look: look on, also where nobody drives it.
 
@@ -52,7 +55,7 @@ def attach_session(name: str = "", *, take_over: bool = False, look: bool = Fals
     if (running := current()) is not None:
         if not running.is_kept:
             raise SessionExistsError(
-                f"{running!r} is there already; end it with %ddp_stop before you attach to another"
+                f"{running!r} is already running; end it with %ddp_stop before you attach to another"
             )
         is_it = running.kept_as == name or not name
         if is_it and running.is_running and (running.drives or not take_over) and not look:
@@ -69,9 +72,26 @@ def attach_session(name: str = "", *, take_over: bool = False, look: bool = Fals
         raise
 
 
-def others() -> list[str]:
-    """A line about each kept session and job of torchrun's on this machine, without what this notebook has."""
+def others_in_a_line() -> str:
+    """Name the kept sessions and torchrun jobs of this user on this machine that this notebook does not have, those of
+    its folder first; "" if there are none."""
     session, job = current(), jobs.current()
     own = {(SESSION, session.kept_as)} if session is not None else set()
     own |= {(TORCHRUN, job.name)} if job is not None else set()
-    return [in_a_line(one) for one in finding.everything() if (one.kind, one.name) not in own]
+    found = [one for one in finding.everything() if (one.kind, one.name) not in own]
+    found.sort(key=lambda one: (not one.is_here, one.kind != SESSION))
+    if not found:
+        return ""
+    kinds = {SESSION: "kept ranks", TORCHRUN: "torchrun job"}
+    named = [f"{one.name} ({kinds[one.kind]}{' of this folder' * one.is_here})" for one in found[:_MOST_NAMED]]
+    more = f" and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
+    return f"also running: {', '.join(named)}{more}; attach with %ddp_attach {found[0].name}"
+
+
+def kept_sessions() -> list[str]:
+    """Return the names of the kept sessions that this notebook could attach to, those of its folder first."""
+    try:
+        found = [one for one in finding.everything() if one.kind == SESSION]
+    except (DDPNotebookError, OSError):  # the folder of entries cannot be read
+        return []
+    return [one.name for one in sorted(found, key=lambda one: not one.is_here)]

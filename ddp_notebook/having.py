@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from ddp_notebook import attaching
+from ddp_notebook import attaching, starting
 from ddp_notebook import session as sessions
-from ddp_notebook.errors import NoSessionError, UsageError
+from ddp_notebook.errors import NoSessionError, SessionExistsError, UsageError
 from ddp_notebook.launch.options import StartOptions
 from ddp_notebook.launch.survey.check import survey
 from ddp_notebook.on_rank import refuse_on_rank
+from ddp_notebook.records.words import name_ranks
 from ddp_notebook.registry.finding import SESSION
 from ddp_notebook.run import progress
 from ddp_notebook.torchrun import current as jobs
@@ -17,15 +18,47 @@ from ddp_notebook.widgets.ended import Ended
 
 
 def start(asked: StartOptions) -> None:
-    """Start ranks. What else is there is said before, and a job that is looked at is let go."""
-    for line in attaching.others():
-        print(f"still there: {line}")
-    with progress.shown("starting:") as report:
+    """Start ranks, or say that these ranks run already.
+
+    Raises:
+        SessionExistsError: ranks with other options run; names the options.
+    """
+    before = sessions.current()
+    running = starting.running()
+    if running is not None and running.drives:
+        print(_already(asked, running))
+        return
+    if before is not None and running is None and sessions.current() is None:
+        print("the earlier ranks are gone; new ones start")
+    if others := attaching.others_in_a_line():
+        print(others)
+    waits = "importing torch" if asked.is_here else ""
+    with progress.shown("starting:", waits) as report:
         session = sessions.Session(asked, report=report)
     _let_go_of_job()
     if session.synced is not None:
         print(session.synced)
     print(session.status())
+
+
+def _already(asked: StartOptions, running: sessions.Session) -> str:
+    """Return the line about ranks that were started with the same options.
+
+    Raises:
+        SessionExistsError: they were started with other options.
+    """
+    its = starting.options_of(running)
+    ranks = f"{_ranks(running)} {'is' if running.world_size == 1 else 'are'} already running"
+    if differing := asked.differing(its):
+        have, want = (", ".join(one.written(name) for name in differing) for one in (its, asked))
+        resize = f"%ddp_resize {asked.world_size} changes the number of ranks, " * (differing == ["world_size"])
+        raise SessionExistsError(
+            f"{ranks}, with other options: they have {have}, and this line asks for {want}. {resize}%ddp_stop ends them"
+        )
+    kept = f" (kept as {running.kept_as})" if running.is_kept else ""
+    dead = f"; {name_ranks(running._dead)} died, %ddp_heal replaces dead ranks" if running._dead else ""
+    sync = "; %ddp_sync sends changed files" if asked.sync is not None else ""
+    return f"{ranks}{kept} and keep their variables{dead}{sync}; %ddp_restart starts new ranks"
 
 
 def check(asked: StartOptions) -> None:
@@ -153,12 +186,15 @@ def of_session() -> sessions.Session:
             f"{job.name} is a job of torchrun's, whose ranks run their script and no cells; %ddp_start 4 starts ranks "
             "of the notebook's own"
         )
+    kept = [f"%ddp_attach {name}" for name in attaching.kept_sessions()]
+    if kept:
+        message = f"this notebook has no ranks; kept ranks are running: {' or '.join(kept)} attaches to them"
+        message += ". %ddp_start 4 starts new ones"
+    else:
+        message = "no ranks are running; start them with %ddp_start 4"
     if ended.last() is not None:
-        raise NoSessionError(
-            "no ranks are running; start them with %ddp_start 4. What the last ones have recorded is still there: "
-            "%ddp_report, %ddp_monitor and %ddp_trace show it"
-        )
-    raise NoSessionError
+        message += ". %ddp_report, %ddp_monitor and %ddp_trace still show what the last ranks have recorded"
+    raise NoSessionError(message)
 
 
 def _let_go_of_job() -> bool:

@@ -1,4 +1,4 @@
-"""The magics: each parses its line and delegates."""
+"""The magics: each parses its line and delegates. `line_of` connects a magic with the declaration of its line."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ from ddp_notebook.auto import AutoSend
 from ddp_notebook.errors import CellFailedHereError, UsageError
 from ddp_notebook.launch import options as start_options
 from ddp_notebook.records.words import list_ranks
-from ddp_notebook.run import forgotten, progress
+from ddp_notebook.run import completing, forgotten, help_texts, magic_lines, progress
 from ddp_notebook.run.cells import options as cell_options
-from ddp_notebook.run.groups.faults import USAGE as FAULT_USAGE
 from ddp_notebook.run.interrupted import OF_MAGICS, tells_interrupts
 from ddp_notebook.run.jobs.job import Job
 from ddp_notebook.run.kernel import cell_number, is_run_by_program
-from ddp_notebook.run.lines import LineParser
+from ddp_notebook.run.lines import LineParser, line_of
 from ddp_notebook.run.values.exchange import check_name
 from ddp_notebook.torchrun import current as torchrun_jobs
 from ddp_notebook.torchrun import starting as torchrun
@@ -32,13 +31,11 @@ class DDPMagics(Magics):
     # ---- the session
 
     @line_magic
+    @line_of(start_options.start_line)
     def ddp_start(self, line: str) -> None:
-        """Start ranks: %ddp_start [N] [--backend auto|nccl|gloo|mpi] [--gpus 3,4|each|none] [--share-gpus]
-        [--env K=V ...] [--timeout S] [--grace S|off] [--hang-after S|off] [--guard on|off] [--heal]
-        [--live auto|html|off]
-        [--hosts NAME[:N],... | --slurm [ARGS] | --mpi ARGS | --profile NAME | --client profile=NAME] [--python PATH]
-        [--sync DIR] [--sync-large] [--lease S] [--keep [HOURS]] [--on-preempt save DIR]
-        [--check]"""
+        """Start ranks: one process per GPU, or CPU ranks, in an initialized process group.
+
+        While ranks run that were started with the same options, the line says so and does nothing else."""
         asked = start_options.read(line)
         if asked.note:
             print(asked.note)
@@ -48,33 +45,35 @@ class DDPMagics(Magics):
             having.start(asked.options)
 
     @line_magic
+    @line_of(magic_lines.attach)
     def ddp_attach(self, line: str) -> None:
-        """Attach to ranks that were started with --keep, or look at a job of torchrun's, whose script runs under
-        `-m ddp_notebook.attach`: %ddp_attach [NAME] [--take-over] [--look] [--wait]
-        With --wait the cell that runs is followed to its end; with --look this notebook only looks on."""
-        parser = LineParser("%ddp_attach [NAME] [--take-over] [--look] [--wait]")
-        parser.add_argument("name", metavar="NAME", nargs="?", default="")
-        parser.add_argument("--take-over", action="store_true")
-        parser.add_argument("--look", action="store_true")
-        parser.add_argument("--wait", action="store_true")
+        """Attach to ranks that were started with --keep, or look at a running torchrun job.
+
+        Without NAME, the kept session of the notebook's folder comes before sessions and jobs of other folders. A
+        torchrun job has to run its script under `-m ddp_notebook.attach`."""
+        parser = magic_lines.attach()
         given = parser.parse_line(line)
         having.attach(given.name, take_over=given.take_over, look=given.look, wait=given.wait)
 
     @line_magic
+    @line_of(torchrun.torchrun_line)
     def ddp_torchrun(self, line: str) -> None:
-        """Run a script by torchrun, and look at it: %ddp_torchrun [--agents N] [--name NAME] --nnodes 1:3 train.py
-        Options before the script are torchrun's. The stop button ends the job."""
+        """Run a script with torchrun, and show its output, monitor and waiting ranks in the cell.
+
+        The stop button ends the job."""
         print(torchrun.run(torchrun.read(line)).status())
 
     @line_magic
+    @line_of(magic_lines.status)
     def ddp_status(self, line: str) -> None:
-        """Show every rank's host, process, device, memory and state: %ddp_status"""
+        """Show each rank's host, process, device, memory and state."""
         _refuse_arguments("%ddp_status", line)
         print(having.shown().status())
 
     @line_magic
+    @line_of(magic_lines.restart)
     def ddp_restart(self, line: str) -> None:
-        """End the ranks and start them afresh with the same options: %ddp_restart"""
+        """End the ranks and start new ones with the same options."""
         _refuse_arguments("%ddp_restart", line)
         session = having.of_session()
         if session.outlives_stop:
@@ -86,19 +85,21 @@ class DDPMagics(Magics):
         having.restart(session)
 
     @line_magic
+    @line_of(magic_lines.stop)
     def ddp_stop(self, line: str) -> None:
-        """End the ranks and everything that they have started: %ddp_stop
-        While a job of torchrun's is looked at: look at it no more. It goes on."""
+        """End the ranks and every process that they have started.
+
+        If the notebook looks at a torchrun job, it only detaches from it."""
         _refuse_arguments("%ddp_stop", line)
         having.stop()
 
     @line_magic
+    @line_of(magic_lines.interrupt)
     def ddp_interrupt(self, line: str) -> None:
-        """End cells that have not ended on some ranks, which keep their variables: %ddp_interrupt [--replace]
-        With --replace, ranks that do not end it get new processes, without variables.
-        While a job of torchrun's is looked at: cut what its ranks wait in, which raises in the script."""
-        parser = LineParser("%ddp_interrupt [--replace]")
-        parser.add_argument("--replace", action="store_true")
+        """End cells that have not ended on some ranks; the ranks keep their variables.
+
+        If the notebook looks at a torchrun job, the operations in which its ranks wait raise an error in the script."""
+        parser = magic_lines.interrupt()
         replace = parser.parse_line(line).replace
         if (job := torchrun_jobs.current()) is not None:
             if replace:
@@ -108,59 +109,53 @@ class DDPMagics(Magics):
             print("\n".join(having.of_session().interrupt(replace=replace)))
 
     @line_magic
+    @line_of(magic_lines.heal)
     def ddp_heal(self, line: str) -> None:
-        """Replace ranks that have died; the others keep everything: %ddp_heal [--from RANK] [NAME ...]"""
-        parser = LineParser("%ddp_heal [--from RANK] [NAME ...]")
-        parser.add_argument("names", metavar="NAME", nargs="*")
-        parser.add_argument("--from", dest="from_rank")
+        """Replace dead ranks; the other ranks keep their variables."""
+        parser = magic_lines.heal()
         given = parser.parse_line(line)
         source = given.from_rank
         from_rank = None if source is None else parser.number(int, "--from", source, "number of a rank")
         print("\n".join(having.of_session().heal(from_rank, given.names)))
 
     @line_magic
+    @line_of(magic_lines.resize)
     def ddp_resize(self, line: str) -> None:
-        """Have more or fewer ranks; those that stay keep everything: %ddp_resize N [--build NAME] [--without 0,2]"""
-        parser = LineParser("%ddp_resize N [--build NAME] [--without 0,2]")
-        parser.add_argument("world_size", metavar="N")
-        parser.add_argument("--build")
-        parser.add_argument("--without")
+        """Change the number of ranks; ranks that stay keep their variables."""
+        parser = magic_lines.resize()
         given = parser.parse_line(line)
         world_size = parser.number(int, "N", given.world_size, "number of ranks")
         print("\n".join(having.of_session().resize(world_size, build=given.build, without=given.without)))
 
     @line_magic
+    @line_of(magic_lines.fault)
     def ddp_fault(self, line: str) -> None:
-        """Let ranks fail, to see what follows: %ddp_fault kill|hang|slow|raise|off --ranks 0,2-3 [--after S] [--by S]
-        --after counts from the beginning of the cell that runs, or of the next one. slow makes steps S (0.1) longer."""
-        parser = LineParser(FAULT_USAGE)
-        parser.add_argument("kind", metavar="FAULT")
-        parser.add_argument("--ranks")
-        parser.add_argument("--after")
-        parser.add_argument("--by", default="0.1")
+        """Make ranks fail on purpose, to see how your code and the session react."""
+        parser = magic_lines.fault()
         given = parser.parse_line(line)
         after_s = None if given.after is None else parser.number(float, "--after", given.after, "number of seconds")
         by_s = parser.number(float, "--by", given.by, "number of seconds")
         print(having.of_session().fault(given.kind, given.ranks, after_s=after_s, by_s=by_s))
 
     @line_magic
+    @line_of(magic_lines.check)
     def ddp_check(self, line: str) -> None:
-        """Say whether parameters, optimizers, data and versions agree across ranks: %ddp_check [NAME ...]"""
-        parser = LineParser("%ddp_check [NAME ...]")
-        parser.add_argument("names", metavar="NAME", nargs="*")
+        """Compare parameters, optimizers, data and versions across ranks."""
+        parser = magic_lines.check()
         print(having.of_session().check(*parser.parse_line(line).names))
 
     @line_magic
+    @line_of(magic_lines.memory)
     def ddp_memory(self, line: str) -> None:
-        """Say what parameters, gradients, optimizer state, activations and the rest take on each rank, now or while
-        code runs, and what was measured before: %ddp_memory [CODE]"""
+        """Show the memory of parameters, gradients, optimizer state and activations on each rank."""
         print(having.of_session().memory(line.strip()))
 
     # ---- the recording
 
     @line_magic
+    @line_of(magic_lines.record)
     def ddp_record(self, line: str) -> None:
-        """Set how much ranks record from now on, or say how much they do: %ddp_record [off|meta|values|all]"""
+        """Set how much the ranks record from now on, or show the current level."""
         level = line.strip() or having.of_session().recorded
         having.of_session().record(level)
         print(
@@ -174,27 +169,27 @@ class DDPMagics(Magics):
         )
 
     @line_magic
+    @line_of(magic_lines.report)
     def ddp_report(self, line: str) -> None:
-        """Say what the time of the last training went into, and what to try: %ddp_report [--baseline]"""
-        parser = LineParser("%ddp_report [--baseline]")
-        parser.add_argument("--baseline", action="store_true")
+        """Show where the time of the last training run went, and what to try."""
+        parser = magic_lines.report()
         if parser.parse_line(line).baseline:
             having.of_session().baseline()
         print(having.recorded().report())
 
     @line_magic
+    @line_of(magic_lines.monitor)
     def ddp_monitor(self, line: str) -> None:
-        """Show live what the ranks do, or what they did in one cell: %ddp_monitor [CELL]"""
-        parser = LineParser("%ddp_monitor [CELL]")
-        parser.add_argument("cell", metavar="CELL", nargs="?")
+        """Show a live view of the ranks, or of one cell."""
+        parser = magic_lines.monitor()
         cell = parser.parse_line(line).cell
         having.recorded().monitor(None if cell is None else parser.number(int, "CELL", cell, "number of a cell"))
 
     @line_magic
+    @line_of(magic_lines.trace)
     def ddp_trace(self, line: str) -> None:
-        """Write a trace that https://ui.perfetto.dev opens: %ddp_trace run.json"""
-        parser = LineParser("%ddp_trace FILE")
-        parser.add_argument("file", metavar="FILE")
+        """Write a trace that https://ui.perfetto.dev opens."""
+        parser = magic_lines.trace()
         path = parser.parse_line(line).file
         profiles, lost = having.recorded().write_trace(path)
         also = f", with torch's profile of {len(profiles)} rank{'s' * (len(profiles) > 1)}" if profiles else ""
@@ -204,9 +199,9 @@ class DDPMagics(Magics):
     # ---- cells
 
     @line_cell_magic
+    @line_of(cell_options.on_all_ranks)
     def on_all_ranks(self, line: str, cell: str | None = None) -> None:
-        """Run the cell on every rank: %%on_all_ranks [--ranks 0,2-3] [--timeout S] [--quiet] [--here | --background]
-        or one line: %on_all_ranks x.sum()"""
+        """Run the cell on every rank, or one line: %on_all_ranks x.sum()"""
         if cell is not None:
             self._run(cell_options.parse(line), cell)
         elif line.strip():
@@ -217,42 +212,48 @@ class DDPMagics(Magics):
             )
 
     @cell_magic
+    @line_of(cell_options.on_ranks)
     def on_ranks(self, line: str, cell: str) -> None:
-        """Run the cell on some ranks: %%on_ranks 0,2-3 [--timeout S] [--quiet] [--here | --background]"""
-        self._run(cell_options.parse(line, cell_options.ON_RANKS), cell)
+        """Run the cell on some ranks."""
+        self._run(cell_options.parse(line, cell_options.on_ranks), cell)
 
     @line_magic
+    @line_of(magic_lines.jobs)
     def ddp_jobs(self, line: str) -> None:
-        """Show the cells that run in the background, wait for that, or have ended: %ddp_jobs"""
+        """List the cells that run, wait or have ended in the background."""
         _refuse_arguments("%ddp_jobs", line)
         print(having.of_session().jobs)
 
     @line_magic
+    @line_of(magic_lines.wait)
     def ddp_wait(self, line: str) -> None:
-        """Wait for cells in the background; one that has failed fails here too: %ddp_wait [N ...]"""
+        """Wait for cells in the background; a failed one raises its error here."""
         jobs = having.of_session().jobs
-        if not jobs.wait(*_job_numbers("%ddp_wait [N ...]", line), report=print):
+        if not jobs.wait(*_job_numbers(magic_lines.wait(), line), report=print):
             print("no job is left to wait for")
 
     @line_magic
+    @line_of(magic_lines.cancel)
     def ddp_cancel(self, line: str) -> None:
-        """End cells in the background, with every variable kept: %ddp_cancel N ...|all"""
-        usage = "%ddp_cancel N ...|all"
+        """End cells in the background; the ranks keep their variables."""
+        parser = magic_lines.cancel()
         jobs = having.of_session().jobs
         if not line.strip():
-            raise UsageError(f"cancel which job? %ddp_jobs lists them\nusage: {usage}")
-        numbers = [] if line.strip() == "all" else _job_numbers(usage, line)
+            parser.error("cancel which job? %ddp_jobs lists them")
+        numbers = [] if line.strip() == "all" else _job_numbers(parser, line)
         print("\n".join(jobs.cancel(*numbers)) or "no job is left to cancel")
 
     @cell_magic
+    @line_of(magic_lines.local)
     def local(self, line: str, cell: str) -> None:
-        """Run the cell in the notebook, also when %ddp_auto is on: %%local"""
+        """Run the cell in the notebook, also while %ddp_auto is on."""
         _refuse_arguments("%%local", line)
         self._run_here(cell)
 
     @line_magic
+    @line_of(magic_lines.auto)
     def ddp_auto(self, line: str) -> None:
-        """Send every plain cell to all ranks, or no longer: %ddp_auto on|off"""
+        """Run every plain cell on all ranks, or in the notebook again."""
         word = line.strip()
         if word not in ("on", "off"):
             raise UsageError(f"%ddp_auto takes on or off, not {word!r}")
@@ -269,18 +270,12 @@ class DDPMagics(Magics):
     # ---- values
 
     @line_magic
+    @line_of(magic_lines.pull)
     def ddp_pull(self, line: str) -> None:
-        """Set variables to the values that they have on ranks:
-        %ddp_pull NAME ... [--ranks 0,2-3] [--as NEW] [--force] [--safe]
+        """Copy variables from the ranks to the notebook, as a mapping from rank to value.
 
-        The notebook unpickles what ranks send. --safe receives only numbers, text, tensors, arrays and containers of
-        them, without pickle."""
-        parser = LineParser("%ddp_pull NAME ... [--ranks 0,2-3] [--as NEW] [--force] [--safe]")
-        parser.add_argument("names", metavar="NAME", nargs="+")
-        parser.add_argument("--ranks")
-        parser.add_argument("--as", dest="new")
-        parser.add_argument("--force", action="store_true")
-        parser.add_argument("--safe", action="store_true")
+        The notebook unpickles what ranks send, except with --safe."""
+        parser = magic_lines.pull()
         given = parser.parse_line(line)
         if given.new is not None and len(given.names) > 1:
             parser.error(f"--as {given.new} is one name, for {len(given.names)} variables: pull them one by one")
@@ -295,12 +290,10 @@ class DDPMagics(Magics):
             print(f"{name}:\n{values}" if len(given.names) > 1 else values)
 
     @line_magic
+    @line_of(magic_lines.push)
     def ddp_push(self, line: str) -> None:
-        """Set variables on ranks to what they are in the notebook: %ddp_push NAME ... [--ranks 0,2-3] [--force]"""
-        parser = LineParser("%ddp_push NAME ... [--ranks 0,2-3] [--force]")
-        parser.add_argument("names", metavar="NAME", nargs="+")
-        parser.add_argument("--ranks")
-        parser.add_argument("--force", action="store_true")
+        """Copy variables from the notebook to the ranks."""
+        parser = magic_lines.push()
         given = parser.parse_line(line)
         assert self.shell is not None
         here = self.shell.user_ns
@@ -311,14 +304,10 @@ class DDPMagics(Magics):
     # ---- files
 
     @line_magic
+    @line_of(magic_lines.sync)
     def ddp_sync(self, line: str) -> None:
-        """Send what has changed in a folder to hosts that do not share it: %ddp_sync [DIR] [--overwrite]
-        [--also NAME ...] [--large]"""
-        parser = LineParser("%ddp_sync [DIR] [--overwrite] [--also NAME ...] [--large]")
-        parser.add_argument("folder", metavar="DIR", nargs="?")
-        parser.add_argument("--overwrite", action="store_true")
-        parser.add_argument("--also", nargs="+", action="extend", default=[])
-        parser.add_argument("--large", action="store_true")
+        """Send the changed files of a folder to hosts that do not share it."""
+        parser = magic_lines.sync()
         given = parser.parse_line(line)
         session = having.of_session()
         with progress.shown("sync:") as report:
@@ -328,18 +317,24 @@ class DDPMagics(Magics):
         print(synced)
 
     @line_magic
+    @line_of(magic_lines.fetch)
     def ddp_fetch(self, line: str) -> None:
-        """Bring files of ranks here: %ddp_fetch PATH [--ranks 0,2-3] [--to DIR] [--overwrite]"""
-        parser = LineParser("%ddp_fetch PATH [--ranks 0,2-3] [--to DIR] [--overwrite]")
-        parser.add_argument("path", metavar="PATH")
-        parser.add_argument("--ranks")
-        parser.add_argument("--to", default=".")
-        parser.add_argument("--overwrite", action="store_true")
+        """Copy files from the ranks to the notebook's host."""
+        parser = magic_lines.fetch()
         given = parser.parse_line(line)
         session = having.of_session()
         with progress.shown("fetching:") as report:
             fetched = session.fetch(given.path, given.ranks, given.to, given.overwrite, report)
         print(fetched)
+
+    # ---- help
+
+    @line_magic
+    @line_of(magic_lines.help_)
+    def ddp_help(self, line: str) -> None:
+        """List the magics, or show every option of one."""
+        name = magic_lines.help_().parse_line(line).name
+        print(help_texts.about(name, _MAGICS) if name else help_texts.overview(_MAGICS))
 
     def _run(self, options: cell_options.CellOptions, code: str) -> None:
         session = having.of_session()
@@ -369,9 +364,10 @@ class DDPMagics(Magics):
         return str(self.shell.compile.get_code_name(code, code, cell_number()))
 
 
-def _job_numbers(usage: str, line: str) -> list[int]:
-    parser = LineParser(usage)
-    parser.add_argument("numbers", metavar="N", nargs="*")
+_MAGICS = {name: magic for name, magic in vars(DDPMagics).items() if hasattr(magic, "parser")}
+
+
+def _job_numbers(parser: LineParser, line: str) -> list[int]:
     return [parser.number(int, "N", text, "number of a job") for text in parser.parse_line(line).numbers]
 
 
@@ -385,3 +381,6 @@ def load(shell: object) -> None:
     """Register the magics with an IPython shell, which says from now on where a cell was meant for the ranks."""
     shell.register_magics(DDPMagics)  # type: ignore[attr-defined]
     forgotten.watch(shell, having.has_session)
+    # The line of `%on_all_ranks` is code, which IPython completes.
+    signs = {name: "%%" if name in DDPMagics.magics["cell"] else "%" for name in _MAGICS}
+    completing.watch(shell, {f"{signs[name]}{name}": magic.parser for name, magic in _MAGICS.items()})

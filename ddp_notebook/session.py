@@ -71,7 +71,7 @@ class Session(KeptFace, GroupFace, ShardingFace, ValueFace, FileFace, RecordFace
                 other = _current._ready and options.world_size not in (None, _current.world_size)
                 resize = f", have {options.world_size} ranks with %ddp_resize {options.world_size}" if other else ""
                 raise SessionExistsError(
-                    f"{_current!r} is there already; use it{resize}, start afresh with %ddp_restart, or end it with "
+                    f"{_current!r} is already running; use it{resize}, start afresh with %ddp_restart, or end it with "
                     "%ddp_stop"
                 )
             _current = self
@@ -236,11 +236,14 @@ class Session(KeptFace, GroupFace, ShardingFace, ValueFace, FileFace, RecordFace
     def __exit__(self, *_: object) -> None:
         self.stop()
 
+    @property
+    def _dead(self) -> list[int]:
+        return [] if self._cluster is None else sorted(set(self._cluster.ranks) - set(self._cluster.alive))
+
     def __repr__(self) -> str:
         if self._cluster is None or not self._ready:
             return f"<Session: {'stopped' if self._host_ended else 'starting'}>"
-        gone = sorted(set(self._cluster.ranks) - set(self._cluster.alive))
-        dead = f", {name_ranks(gone)} died" if gone else ""
+        dead = f", {name_ranks(self._dead)} died" if self._dead else ""
         ranks = f"{self.world_size} rank{'s' * (self.world_size != 1)}"
         return f"<Session: {ranks} on {self._hosts.words}, {self.backend}{dead}>"
 

@@ -103,16 +103,30 @@ def start(
         return _reusable(asked) or Session(asked, report=report)
 
 
+def running() -> Session | None:
+    """Return the session that runs, or None. A session whose hosts are gone is ended."""
+    session = current()
+    if session is None or not session._ready:  # a second start next to a starting session is an error of `Session`
+        return None
+    if not session.is_running:
+        session.stop()
+        return None
+    return session
+
+
+def options_of(session: Session) -> StartOptions:
+    """Return the options that would start a session like this one, with its present number of ranks."""
+    return replace(session.options, world_size=session.world_size)
+
+
 def _reusable(asked: StartOptions) -> Session | None:
-    running = current()
-    if running is None or not running._ready:  # one that starts is told of by who starts another
+    if (session := running()) is None:
         return None
-    if not running.is_running:
-        running.stop()
-        return None
-    if differences := asked.differences(replace(running.options, world_size=running.world_size)):
+    its = options_of(session)
+    if differing := asked.differing(its):
+        differences = [f"{name} is {getattr(its, name)!r}, not {getattr(asked, name)!r}" for name in differing]
         raise SessionExistsError(
-            f"{running!r} cannot be reused: its {', and its '.join(differences)}; ask for the same, or end it with "
+            f"{session!r} cannot be reused: its {', and its '.join(differences)}; ask for the same, or end it with "
             "%ddp_stop (session.stop())"
         )
-    return running
+    return session

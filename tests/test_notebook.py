@@ -22,7 +22,8 @@ def ranks(kernel):
     """A kernel with two ranks, started by the magic."""
     reply = kernel.run("%ddp_start 2")
     assert reply.status == "ok", reply.traceback
-    assert reply.stdout.startswith("starting:  host server") and "engines" in reply.stdout
+    progress = reply.stdout.partition("\n")[0].rpartition("\r")[2]  # a slow start has shown the time before
+    assert progress.startswith("starting:  host server") and "engines" in progress
     assert "rank  host" in reply.stdout and "backend gloo" in reply.stdout
     yield kernel
     assert kernel.run("%ddp_stop").stdout == "stopped 2 ranks\n"
@@ -144,10 +145,70 @@ def test_text_appears_while_the_cell_runs(ranks):
     assert ranks.finish(message).ename == "KeyboardInterrupt"
 
 
-def test_more_ranks_beside_those_that_are_there_are_advised_as_such(ranks):
-    reply = ranks.run("%ddp_start 3")
-    assert "gloo> is there already; use it, have 3 ranks with %ddp_resize 3, start afresh with" in reply.evalue
-    assert "%ddp_resize" not in ranks.run("%ddp_start 2").evalue
+def test_a_start_with_the_same_options_goes_on_with_the_running_ranks(ranks):
+    ranks.run("%on_all_ranks before = rank")
+    said = "2 ranks are already running and keep their variables; %ddp_restart starts new ranks\n"
+    for line in ("2", "", "2 --timeout 7 --backend auto"):
+        reply = ranks.run(f"%ddp_start {line}")
+        assert (reply.status, reply.stdout) == ("ok", said), line
+    assert ranks.run("%on_all_ranks before").stdout == "[0] 0\n[1] 1\n"
+
+
+def test_a_start_with_other_options_names_them(ranks):
+    for line, differs in [
+        ("3", "they have 2 ranks, and this line asks for 3 ranks. %ddp_resize 3 changes the number of ranks, "),
+        ("--grace off --env A=1", "they have no --env, --grace 3, and this line asks for --env A=1, --grace off. %"),
+    ]:
+        reply = ranks.run(f"%ddp_start {line}")
+        assert reply.ename == "SessionExistsError"
+        assert reply.evalue.startswith(f"2 ranks are already running, with other options: {differs}"), reply.evalue
+    assert ranks.run("ddp_notebook = __import__('ddp_notebook'); ddp_notebook.start(2)").evalue.endswith(
+        "gloo> is already running; use it, start afresh with %ddp_restart, or end it with %ddp_stop"
+    )
+
+
+def test_help_is_shown_and_nothing_is_run(ranks):
+    for cell, words in [
+        ("%ddp_start --help", "usage: %ddp_start [N] [option ...]\n\nStart ranks"),
+        ("%ddp_start 3 -h", "usage: %ddp_start [N] [option ...]\n\nStart ranks"),
+        ("%%on_all_ranks --help\nraise ValueError", "usage: %%on_all_ranks [option ...]"),
+        ("%%on_ranks --help\nraise ValueError", "usage: %%on_ranks 0,2-3 [option ...]"),
+        ("%on_all_ranks --help", "usage: %%on_all_ranks"),
+        ("%ddp_memory --help", "usage: %ddp_memory [CODE]"),
+        ("%ddp_torchrun --help", "usage: %ddp_torchrun [--agents N] [--name NAME] [OPTION ...] SCRIPT"),
+        ("%ddp_help heal", "usage: %ddp_heal [--from RANK] [NAME ...]"),
+        ("%ddp_help", "session:\n  %ddp_start "),
+    ]:
+        reply = ranks.run(cell)
+        assert reply.status == "ok" and reply.stdout.startswith(words), (cell, reply)
+    assert "  --hang-after S|off " in ranks.run("%ddp_start --help").stdout
+
+
+def test_the_inspector_shows_the_help(ranks):
+    for cell, words in [("%ddp_start", "  --keep-recording MB "), ("%%on_all_ranks", "  --watch NAME,... ")]:
+        reply = ranks.client.inspect(cell, reply=True, timeout=20)["content"]
+        assert reply["found"] and words in reply["data"]["text/plain"]
+    [page] = ranks.client.execute("%ddp_pull?", reply=True, timeout=20)["content"]["payload"]
+    assert "  --safe " in page["data"]["text/plain"] and "example" in page["data"]["text/plain"]
+
+
+@pytest.mark.parametrize(
+    ("cell", "completed"),
+    [
+        ("%ddp_start --ho", ["--hosts"]),
+        ("%ddp_start 4 --keep-", ["--keep-output", "--keep-recording"]),
+        ("%ddp_start --backend g", ["gloo"]),
+        ("%%on_all_ranks --ba", ["--background"]),
+        ("%%on_ranks 0 --q", ["--quiet"]),
+        ("x = 1\n%ddp_pull x --s", ["--safe"]),
+        ("%ddp_record v", ["values"]),
+        ("%ddp_torchrun --ag", ["--agents"]),
+    ],
+)
+def test_options_complete_with_tab(ranks, cell, completed):
+    reply = ranks.client.complete(cell, reply=True, timeout=20)["content"]
+    assert reply["matches"] == completed
+    assert cell[reply["cursor_start"] : reply["cursor_end"]] == cell.split()[-1]
 
 
 def test_ranks_with_spaces_between_them_are_one_word(ranks):
@@ -225,11 +286,10 @@ def test_status_and_the_words_for_mistakes(ranks):
     status = ranks.run("%ddp_status").stdout
     assert status.startswith("rank  host") and status.count("idle") == 2
     for code, ename, words in [
-        ("%ddp_start 2", "SessionExistsError", "2 ranks"),
         ("%ddp_status now", "UsageError", "%ddp_status takes no 'now'"),
         ("%ddp_restart --live html", "UsageError", "write %ddp_restart alone, or %ddp_stop and %ddp_start with"),
         ("%on_all_ranks\nx = 1", "UsageError", "or %%on_all_ranks above a whole cell"),
-        ("%%on_all_ranks --fast\n1", "UsageError", "unrecognized arguments: --fast\nusage: %%on_all_ranks [--ranks"),
+        ("%%on_all_ranks --fast\n1", "UsageError", "unrecognized arguments: --fast\nusage: %%on_all_ranks [option"),
     ]:
         reply = ranks.run(code)
         assert reply.ename == ename and words in reply.evalue, reply

@@ -9,7 +9,9 @@ import pytest
 
 import ddp_notebook
 from ddp_notebook.errors import UsageError
-from ddp_notebook.launch.options import USAGE, StartOptions, parse
+from ddp_notebook.launch.options import StartOptions, parse, start_line
+
+USAGE = f"{start_line().usage_line}\n%ddp_help ddp_start explains each option"
 
 
 def test_start_takes_every_option_with_its_default():
@@ -81,7 +83,7 @@ def test_all_options_go_together():
         ("--env", f"argument --env: expected at least one argument\nusage: {USAGE}"),
         ("--gpus", f"argument --gpus: expected one argument\nusage: {USAGE}"),
         ("--nodes 2", f"unrecognized arguments: --nodes\nusage: {USAGE}"),
-        ("--share", f"unrecognized arguments: --share\nusage: {USAGE}"),
+        ("--share", f"unrecognized arguments: --share; did you mean --share-gpus?\nusage: {USAGE}"),
         ("2 3", f"unrecognized arguments: 3\nusage: {USAGE}"),
         ("--env 'A=1", f'No closing quotation: "--env \'A=1"\nusage: {USAGE}'),
     ],

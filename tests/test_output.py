@@ -159,7 +159,7 @@ def test_auto_sends_what_the_user_runs_and_nothing_else(ranks):
         assert ranks.run("'hidden' in globals()").stdout == "[0-2] False\n"
         assert ranks.run("%ddp_status").stdout.startswith("rank  host")
         said = ranks.run("# start the ranks\n\n# four of them\n%load_ext ddp_notebook\n%ddp_start 2")
-        assert "is there already" in said.evalue, "a comment above a magic does not send it to the ranks"
+        assert "3 ranks are already running" in said.evalue, "a comment above a magic does not send it to the ranks"
     finally:
         ranks.run("%ddp_auto off")
     assert ranks.run("'where' in globals()").displays == [{"text/plain": "False"}]

@@ -1,7 +1,8 @@
 """Run a notebook from the terminal, as `make demo` does.
 
 Every code cell is announced and its output shown as it comes; at the end stand the texts of the cells tagged
-"summary". The executed notebook is left beside the original, also when a cell failed.
+"summary". The executed notebook is left next to the original, also when a cell failed. If no cell fails, and ranks have
+recorded something, a page with the monitor of the run is left there too.
 """
 
 from __future__ import annotations
@@ -18,9 +19,19 @@ from jupyter_client.manager import AsyncKernelManager
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 from nbformat import NotebookNode
+from nbformat.v4 import new_code_cell
 
 DEFAULT_NOTEBOOK = Path(__file__).parent.parent / "notebooks" / "01_first_process_group.ipynb"
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+SAVE_PAGE = """\
+import sys
+if "ddp_notebook" in sys.modules:
+    import ddp_notebook
+    from ddp_notebook.widgets import ended
+    recorded = ddp_notebook.current() or ended.last()
+    if recorded is not None:
+        recorded.recording.save_html({path!r})
+"""
 NO_TEXT_OF_INTEREST = ("<Figure ", "<IPython.core.display.")
 
 
@@ -48,6 +59,8 @@ class TerminalClient(NotebookClient):
         return output
 
     def _announce(self, *, cell: NotebookNode, cell_index: int) -> None:
+        if cell_index not in self._code_cells:  # ours, see `run`
+            return
         number = self._code_cells.index(cell_index) + 1
         lines = [line for line in cell.source.splitlines() if line.strip()]
         title = lines[0] if lines else ""
@@ -58,6 +71,8 @@ class TerminalClient(NotebookClient):
         self._started_at = time.monotonic()
 
     def _close(self, *, cell: NotebookNode, cell_index: int, execute_reply: dict[str, Any]) -> None:
+        if cell_index not in self._code_cells:
+            return
         seconds = time.monotonic() - self._started_at
         self._end_line()
         self._out.write(f"    ({seconds:.2f} s)\n\n")
@@ -114,6 +129,9 @@ def run(notebook_path: Path, executed_path: Path, cell_timeout_s: float, out: Te
         store_widget_state=False,
         coalesce_streams=True,
     )
+    page = executed_path.with_suffix(".html")
+    page.unlink(missing_ok=True)
+    notebook.cells.append(new_code_cell(SAVE_PAGE.format(path=str(page))))  # runs while the kernel has the recording
     started_at = time.monotonic()
     failure = None
     try:
@@ -122,6 +140,7 @@ def run(notebook_path: Path, executed_path: Path, cell_timeout_s: float, out: Te
     except (CellExecutionError, CellTimeoutError, DeadKernelError) as error:
         failure = error
     finally:
+        notebook.cells.pop()
         nbformat.write(notebook, executed_path)
 
     if failure is not None:
@@ -131,6 +150,8 @@ def run(notebook_path: Path, executed_path: Path, cell_timeout_s: float, out: Te
     out.write(_summary(notebook))
     seconds = time.monotonic() - started_at
     out.write(f"{notebook_path.name}: {seconds:.1f} s, executed notebook: {executed_path}\n")
+    if page.exists():
+        out.write(f"Open the monitor of this run in a browser: {page.as_uri()}\n")
     return 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -25,13 +26,6 @@ LiveMode = Literal["auto", "html", "off"]
 BACKENDS = get_args(Backend)
 NO_GPUS, ONE_EACH = ("none",), ("each",)  # what `gpus` may be beside names
 LIVE = get_args(LiveMode)
-USAGE = (
-    "%ddp_start [N] [--backend auto|nccl|gloo|mpi] [--gpus 3,4|each|none] [--share-gpus] [--env K=V ...] [--timeout S] "
-    "[--grace S|off] [--hang-after S|off] [--guard on|off] [--heal] [--live auto|html|off] "
-    "[--hosts NAME[:N],... | --slurm [ARGS] | --mpi ARGS | --profile NAME | --client profile=NAME] [--python PATH] "
-    "[--sync DIR] [--sync-large] [--lease S] [--ports FIRST-LAST] "
-    "[--keep [HOURS]] [--keep-output MB] [--keep-recording MB] [--on-preempt save DIR] [--check]"
-)
 _ELSEWHERE = ("hosts", "slurm", "mpi", "profile", "client")  # one of them at most
 
 
@@ -210,17 +204,53 @@ class StartOptions:
         slurm = None if self.slurm is None else names.slurm_line(self.slurm, defaults)
         return replace(self, hosts=hosts, slurm=slurm)
 
-    def differences(self, running: StartOptions) -> list[str]:
-        """What of ranks that were started with other options is not as asked for here. How long their start might take
-        is over, and any number of them will do where none is asked for.
+    def differing(self, running: StartOptions) -> list[str]:
+        """List the options that running ranks were started with and that differ from these. The limit of the start
+        does not count, and if these options name no number of ranks, any number fits.
+
+        Args:
+            running: the options of the running ranks.
 
         Example:
-            >>> StartOptions(world_size=2).differences(StartOptions(world_size=4, timeout_s=60))
-            ['world_size is 4, not 2']
+            >>> StartOptions(world_size=2).differing(StartOptions(world_size=4, timeout_s=60))
+            ['world_size']
         """
         asked = replace(self, timeout_s=running.timeout_s, world_size=self.world_size or running.world_size)
-        pairs = [(one.name, getattr(running, one.name), getattr(asked, one.name)) for one in fields(self)]
-        return [f"{name} is {its!r}, not {ours!r}" for name, its, ours in pairs if its != ours]
+        return [one.name for one in fields(self) if getattr(running, one.name) != getattr(asked, one.name)]
+
+    def written(self, name: str) -> str:
+        """Return an option as on the line of `%ddp_start`.
+
+        Args:
+            name: of the field.
+
+        Example:
+            >>> StartOptions(grace_s=None).written("grace_s"), StartOptions().written("env")
+            ('--grace off', 'no --env')
+        """
+        value = getattr(self, name)
+        if name == "world_size":
+            return "N not given" if value is None else f"{value} rank{'s' * (value != 1)}"
+        option = "--" + name.removesuffix("_s").removesuffix("_h").removesuffix("_mb").replace("_", "-")
+        if name == "guard" and value is not None:
+            return f"{option} {'on' if value else 'off'}"
+        if value is None and name in ("grace_s", "hang_after_s"):
+            return f"{option} off"
+        if value is None or value is False or value == {}:
+            return f"no {option}"
+        if value is True:
+            return option
+        if name == "hosts":
+            value = _written_hosts(self.ranks_of_hosts)
+        elif name == "env":
+            value = " ".join(f"{variable}={text}" for variable, text in value.items())
+        elif name == "gpus":
+            value = ",".join(value)
+        elif name == "on_preempt":
+            value = f"save {value}"
+        elif isinstance(value, float):
+            value = f"{value:g}"
+        return f"{option} {value}".rstrip()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -257,49 +287,68 @@ def parse(line: str) -> StartOptions:
     return _parse(line, Defaults())[0]
 
 
+@functools.cache
+def start_line() -> LineParser:
+    """Return the declaration of the line of `%ddp_start`."""
+    parser = LineParser("%ddp_start", "%ddp_start 4", "%ddp_start --hosts gpu1,gpu[3-5]:8 --sync .")
+    add = parser.add_argument
+    add("world_size", metavar="N", nargs="?", help="number of ranks; default: one per GPU, without GPUs 2 to 4")
+    backends, live = "|".join(BACKENDS), "|".join(LIVE)
+    add("--backend", metavar=backends, default="auto", help="auto (default): nccl with one GPU per rank, or gloo")
+    add("--gpus", metavar="3,4|each|none", help="these GPUs; each: only if there is one per rank; none: CPU ranks")
+    add("--share-gpus", action="store_true", help="allow more ranks than GPUs")
+    add("--env", metavar="K=V", nargs="+", action="extend", default=[], help="environment variables of the ranks")
+    add("--timeout", metavar="S", default="120", help="limit of the start in seconds (120)")
+    add("--live", metavar=live, default="auto", help="small live view under cells: widget or HTML (auto)")
+    add("--check", action="store_true", help="start nothing: reach the hosts, and show what does not fit")
+
+    add = parser.add_argument_group("failures").add_argument
+    add("--grace", metavar="S|off", default="3", help="other ranks go on for S seconds after one has failed (3)")
+    add("--hang-after", metavar="S|off", default="10", help="show who waits for whom after S seconds (10)")
+    add("--guard", choices=("on", "off"), metavar="on|off", help="compare calls before collectives; default: with gloo")
+    add("--heal", action="store_true", help="replace dead ranks before each cell, as %%ddp_heal does")
+    add("--on-preempt", nargs=2, metavar=("save", "DIR"), help="at SIGTERM or SIGUSR1, survive loops save and end")
+
+    add = parser.add_argument_group("ranks on other machines").add_argument
+    add("--hosts", metavar="NAME[:N],...", help="start ranks over ssh, N on each host")
+    add("--slurm", metavar="ARGS", nargs="?", const="", help="start ranks with sbatch; no ARGS: in this allocation")
+    add("--mpi", metavar="ARGS", help="start ranks with mpirun")
+    add("--profile", metavar="NAME", help="start ranks with the launcher of this ipyparallel profile")
+    add("--client", metavar="profile=NAME", help="start ranks in the engines of this ipyparallel cluster")
+    add("--python", metavar="PATH", help="Python interpreter on the hosts")
+    add("--sync", metavar="DIR", help="first send this folder to hosts that do not share it")
+    add("--sync-large", action="store_true", help="with --sync: also more than 1 GB or 20,000 files")
+    add("--lease", metavar="S", default=f"{LEASE_S:g}", help=f"a silent host is lost after S seconds ({LEASE_S:g})")
+    add("--ports", metavar="FIRST-LAST", help="listen for other machines on these ports only")
+
+    add = parser.add_argument_group("ranks that outlive the notebook").add_argument
+    hours, output, recording = (f"{one:g}" for one in (limits.HOURS, limits.OUTPUT_MB, limits.RECORDING_MB))
+    add("--keep", metavar="HOURS", nargs="?", const=hours, help=f"the ranks live on without it, for HOURS ({hours})")
+    add("--keep-output", metavar="MB", default=output, help=f"output kept of each rank meanwhile ({output})")
+    add("--keep-recording", metavar="MB", default=recording, help=f"recording kept of all ranks ({recording})")
+    return parser
+
+
 def _parse(line: str, defaults: Defaults) -> tuple[StartOptions, bool]:
     """The options, and whether they are only to be checked."""
-    parser = LineParser(USAGE)
-    parser.add_argument("world_size", nargs="?")
-    parser.add_argument("--backend", default="auto")
-    parser.add_argument("--gpus")
-    parser.add_argument("--share-gpus", action="store_true")
-    parser.add_argument("--env", nargs="+", action="extend", default=[])
-    parser.add_argument("--timeout", default="120")
-    parser.add_argument("--grace", default="3")
-    parser.add_argument("--hang-after", default="10")
-    parser.add_argument("--guard", choices=("on", "off"))
-    parser.add_argument("--heal", action="store_true")
-    parser.add_argument("--live", default="auto")
-    parser.add_argument("--hosts")
-    parser.add_argument("--slurm", nargs="?", const="")
-    for name in ("--mpi", "--profile", "--client", "--python", "--sync", "--ports"):
-        parser.add_argument(name)
-    parser.add_argument("--sync-large", action="store_true")
-    parser.add_argument("--lease", default=f"{LEASE_S:g}")
-    parser.add_argument("--keep", nargs="?", const=f"{limits.HOURS:g}")
-    parser.add_argument("--keep-output", default=f"{limits.OUTPUT_MB:g}")
-    parser.add_argument("--keep-recording", default=f"{limits.RECORDING_MB:g}")
-    parser.add_argument("--on-preempt", nargs=2, metavar=("save", "DIR"))
-    parser.add_argument("--check", action="store_true")
-    parser.set_defaults(**_as_on_a_line(defaults))
-    given = parser.parse_line(line)
+    declared = start_line()
+    given = declared.parse_line(line, _as_on_a_line(defaults))
     if all(getattr(given, name) is None for name in _ELSEWHERE):
         for name in ("python", "ports"):
             if getattr(given, name) == defaults.start.get(name):
                 setattr(given, name, None)  # the site's, for other machines
     if given.on_preempt is not None and given.on_preempt[0] != "save":
-        parser.error(f"--on-preempt {given.on_preempt[0]}: what can be done is save DIR")
+        declared.error(f"--on-preempt {given.on_preempt[0]}: what can be done is save DIR")
     n = given.world_size
     options = StartOptions(
-        world_size=None if n is None else parser.number(int, "N", n, "whole number of ranks"),
+        world_size=None if n is None else declared.number(int, "N", n, "whole number of ranks"),
         backend=given.backend,
         gpus=given.gpus,
         share_gpus=given.share_gpus,
-        env=dict(_assignment(parser, word) for word in given.env),
-        timeout_s=parser.number(float, "--timeout", given.timeout, "number of seconds"),
-        grace_s=_seconds_or_off(parser, "--grace", given.grace),
-        hang_after_s=_seconds_or_off(parser, "--hang-after", given.hang_after),
+        env=dict(_assignment(declared, word) for word in given.env),
+        timeout_s=declared.number(float, "--timeout", given.timeout, "number of seconds"),
+        grace_s=_seconds_or_off(declared, "--grace", given.grace),
+        hang_after_s=_seconds_or_off(declared, "--hang-after", given.hang_after),
         guard=None if given.guard is None else given.guard == "on",
         heal=given.heal,
         live=given.live,
@@ -311,12 +360,12 @@ def _parse(line: str, defaults: Defaults) -> tuple[StartOptions, bool]:
         python=given.python,
         sync=given.sync,
         sync_large=given.sync_large,
-        lease_s=parser.number(float, "--lease", given.lease, "number of seconds"),
+        lease_s=declared.number(float, "--lease", given.lease, "number of seconds"),
         ports=given.ports,
-        keep_h=None if given.keep is None else parser.number(float, "--keep", given.keep, "number of hours"),
-        keep_output_mb=parser.number(float, "--keep-output", given.keep_output, "number of megabytes"),
+        keep_h=None if given.keep is None else declared.number(float, "--keep", given.keep, "number of hours"),
+        keep_output_mb=declared.number(float, "--keep-output", given.keep_output, "number of megabytes"),
         on_preempt=None if given.on_preempt is None else given.on_preempt[1],
-        keep_recording_mb=parser.number(float, "--keep-recording", given.keep_recording, "number of megabytes"),
+        keep_recording_mb=declared.number(float, "--keep-recording", given.keep_recording, "number of megabytes"),
     )
     return options.with_defaults(defaults), given.check
 
@@ -352,10 +401,14 @@ def _note(options: StartOptions, alone: StartOptions, defaults: Defaults) -> str
         if getattr(options, one.name) != getattr(alone, one.name)
     }
     if "hosts" in changed:
-        changed["hosts"] = ",".join(host if n is None else f"{host}:{n}" for host, n in options.ranks_of_hosts.items())
+        changed["hosts"] = _written_hosts(options.ranks_of_hosts)
     said = [f"{name} {value}" for name, value in changed.items()]
     said += [f"by {defaults.ssh}"] * bool(defaults.ssh and options.hosts)
     return f"defaults of {defaults.path}: {', '.join(said)}" if said else ""
+
+
+def _written_hosts(hosts: Mapping[str, int | None]) -> str:
+    return ",".join(host if n is None else f"{host}:{n}" for host, n in hosts.items())
 
 
 def _is_number(value: object) -> bool:

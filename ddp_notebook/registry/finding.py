@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from dataclasses import dataclass
 
@@ -33,6 +34,15 @@ class Found:
         """Its name without what tells it from others: "train" of "train-3f2a"."""
         return self.name.rpartition("-")[0]
 
+    @property
+    def is_here(self) -> bool:
+        """Whether it was started in the current directory."""
+        try:
+            here = os.getcwd()
+        except OSError:  # it was removed
+            return False
+        return any(one.about.get("directory") == here for one in self.entries)
+
     def __str__(self) -> str:
         """A line for people."""
         since = f"for {duration(time.time() - self.entries[0].began_s)}"
@@ -58,7 +68,8 @@ def find(name: str = "", kind: str = "") -> Found:
     """What a name means.
 
     Args:
-        name: the whole of it, or its stem where no other has that; "": the only one.
+        name: the whole of it, or its stem where no other has that; "": the kept session that was started in the
+            current directory, or the only one.
         kind: that it is to be of; "": any.
 
     Raises:
@@ -66,6 +77,9 @@ def find(name: str = "", kind: str = "") -> Found:
     """
     there = [one for one in everything() if kind in ("", one.kind)]
     named = [one for one in there if one.name == name] or [one for one in there if name in ("", one.stem)]
+    if not name and len(named) > 1:
+        here = [one for one in named if one.kind == SESSION and one.is_here]
+        named = here if len(here) == 1 else named
     if len(named) == 1:
         return named[0]
     if named:

@@ -16,7 +16,10 @@ assembly    the parts of a session, put together
 dispatch    a table: the kind of a message, and who handles it
 questions   questions to ranks, and their answers
 rank_sets   sets of ranks as people write them: `--ranks 0,2-3`
-lines       how the lines of magics are read
+lines       the parser of a magic's line, which also gives its help and completions
+magic_lines  the declarations of most magics' lines
+help_texts  the texts of `%ddp_help`
+completing  options of magics complete with Tab
 forgotten   a line under the traceback of a cell that was meant for the ranks
 progress    a line that tells how far something is
 interrupted  what an interrupt of a command says

@@ -64,6 +64,7 @@ OF_MAGICS: Mapping[str, str] = {
     "ddp_fault": OF_SESSION["fault"],
     "ddp_fetch": OF_SESSION["fetch"],
     "ddp_heal": OF_SESSION["heal"],
+    "ddp_help": "interrupted: the help was not shown",
     "ddp_interrupt": OF_SESSION["interrupt"],
     "ddp_jobs": "interrupted: the table is not complete; the jobs go on",
     "ddp_memory": OF_SESSION["memory"],

@@ -1,46 +1,138 @@
-"""The lines of magics: options as on a command line, and errors that say how to write the line."""
+"""The lines of magics. One declaration of each option gives usage, help, completion and errors."""
 
 from __future__ import annotations
 
 import argparse
+import difflib
+import functools
+import inspect
 import shlex
-from collections.abc import Collection
-from typing import NoReturn, TypeVar
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any, NoReturn, TypeVar
 
 from ddp_notebook.errors import UsageError
 
 _Number = TypeVar("_Number", int, float)
 _MAY_BEGIN_WITH_A_MINUS = ("--ranks", "--slurm", "--mpi")  # their values
+_HELP = ("-h", "--help")
+_LONGEST_USAGE = 110  # characters; a longer list of options is left to the help
+_WIDEST_NAME = 30  # characters of the left column of a help text
+
+
+class HelpRequested(Exception):
+    """Raised by `LineParser.parse_line` for a line with `--help`."""
 
 
 class LineParser(argparse.ArgumentParser):
-    """An argument parser for the line of a magic.
+    """The declaration and parser of a magic's line.
 
     Args:
-        usage: how to write the line; its first word is the magic.
+        magic: its name with the percent signs.
+        examples: lines to show in the help.
+        values: returns completions for a positional argument.
+
+    Example:
+        >>> parser = LineParser("%ddp_demo", "%ddp_demo 2 --fast")
+        >>> _ = parser.add_argument("count", metavar="N", nargs="?", help="number of runs")
+        >>> _ = parser.add_argument("--fast", action="store_true", help="skip the checks")
+        >>> parser.usage_line
+        '%ddp_demo [N] [--fast]'
     """
 
-    def __init__(self, usage: str) -> None:
-        super().__init__(prog=usage.split()[0], add_help=False, allow_abbrev=False)
-        self.usage_line = usage
+    def __init__(self, magic: str, *examples: str, values: Callable[[], Iterable[str]] = tuple) -> None:
+        super().__init__(prog=magic, add_help=False, allow_abbrev=False)
+        self.examples = examples
+        self.values = values
+        self.add_argument(*_HELP, nargs=0, action=_RaiseHelp, help="show this help")
+
+    @property
+    def usage_line(self) -> str:
+        """The syntax of the line."""
+        declared = [action for action in self._actions if not isinstance(action, _RaiseHelp)]
+        line = " ".join([self.prog, *map(_syntax, declared)])
+        if len(line) <= _LONGEST_USAGE:
+            return line
+        needed = [_syntax(action) for action in declared if not action.option_strings or action.required]
+        return " ".join([self.prog, *needed, "[option ...]"])
+
+    def help_text(self, description: str) -> str:
+        """Return the help: usage, description, one line for each argument and option, and examples.
+
+        Args:
+            description: what the magic does.
+        """
+        names = {action: _syntax(action, bare=True) for action in self._actions}
+        width = min(_WIDEST_NAME, max(map(len, names.values())))
+        lines = [f"usage: {self.usage_line}", "", description]
+        for group in self._action_groups:
+            if not group._group_actions:
+                continue
+            lines += ["", f"{group.title}:"]
+            for action in group._group_actions:
+                name, text = names[action], (action.help or "").replace("%%", "%")  # argparse wants it doubled
+                lines.append(f"  {name:{width}}  {text}" if len(name) <= width else f"  {name}\n{'':{width + 4}}{text}")
+        if self.examples:
+            lines += ["", f"example{'s' * (len(self.examples) > 1)}:", *(f"  {one}" for one in self.examples)]
+        return "\n".join(lines)
+
+    def completions(self, words: list[str]) -> list[str]:
+        """Return the words that may follow on the line.
+
+        Args:
+            words: the complete words of the line after the magic.
+
+        Example:
+            >>> LineParser("%ddp_demo").completions([])
+            ['--help']
+        """
+        options = self._option_string_actions
+        if words and (last := options.get(words[-1])) is not None and last.nargs != 0:
+            alternatives = _alternatives(last)
+            if alternatives or last.nargs != "?":
+                return alternatives
+        used = {options[word] for word in words if word in options}
+        unused = [action for action in self._actions if action not in used]
+        names = [action.option_strings[-1] for action in unused if action.option_strings and not action.required]
+        fixed = [value for action in unused if not action.option_strings for value in _alternatives(action)]
+        return [*fixed, *self.values(), *sorted(names)]
 
     def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message}\nusage: {self.usage_line}")
+        raise UsageError(f"{message}\nusage: {self.usage_line}\n%ddp_help {self.prog.lstrip('%')} explains each option")
 
-    def parse_line(self, line: str) -> argparse.Namespace:
-        """The options on a line.
+    def parse_line(self, line: str, defaults: Mapping[str, Any] | None = None) -> argparse.Namespace:
+        """Parse a line.
+
+        Args:
+            line: without the magic.
+            defaults: values by `dest`, which replace the declared defaults.
 
         Raises:
-            UsageError: says what is wrong, and how to write the line.
+            UsageError: the line is wrong; the message says where, and how to write the line.
+            HelpRequested: the line has `--help`.
         """
         try:
             words = shlex.split(line)
         except ValueError as error:
             self.error(f"{error}: {line!r}")
-        return self.parse_args(_with_signed_values(words, self._option_string_actions))
+        given, unknown = self.parse_known_args(
+            _with_signed_values(words, self._option_string_actions), argparse.Namespace(**(defaults or {}))
+        )
+        if unknown:
+            close = [self._close_to(word) for word in unknown]
+            meant = f"; did you mean {', '.join(filter(None, close))}?" if any(close) else ""
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{meant}")
+        return given
+
+    def _close_to(self, word: str) -> str:
+        """Return the option that a mistyped word is closest to, or ""."""
+        if not word.startswith("-"):
+            return ""
+        name = word.partition("=")[0]
+        close = difflib.get_close_matches(name, self._option_string_actions, n=1, cutoff=0.7)
+        return close[0] if close and close[0] not in _HELP else ""
 
     def number(self, kind: type[_Number], name: str, text: str, what: str) -> _Number:
-        """The number that an option was given.
+        """Return the number that an option was given.
 
         Args:
             what: what it counts, for the error.
@@ -49,6 +141,77 @@ class LineParser(argparse.ArgumentParser):
             return kind(text)
         except ValueError:
             self.error(f"{name} is {text!r}, which is no {what}")
+
+
+def line_of(build: Callable[[], LineParser]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Decorate a magic with the declaration of its line: `--help`, `%magic?` and completion use it.
+
+    Args:
+        build: returns the declaration, always the same one.
+
+    Example:
+        >>> @line_of(functools.cache(lambda: LineParser("%ddp_demo", "%ddp_demo")))
+        ... def ddp_demo(self, line):
+        ...     "Show something."
+        >>> print(ddp_demo.getdoc())
+        usage: %ddp_demo
+        <BLANKLINE>
+        Show something.
+        <BLANKLINE>
+        options:
+          --help  show this help
+        <BLANKLINE>
+        example:
+          %ddp_demo
+    """
+
+    def decorate(magic: Callable[..., None]) -> Callable[..., None]:
+        def help_text() -> str:
+            return build().help_text(inspect.getdoc(magic) or "")
+
+        @functools.wraps(magic)
+        def with_help(self: Any, line: str, *cell: Any) -> None:
+            try:
+                if line.strip() == "--help":  # also where the line is code
+                    raise HelpRequested
+                magic(self, line, *cell)
+            except HelpRequested:
+                print(help_text())
+
+        with_help.getdoc = help_text  # type: ignore[attr-defined]  # IPython shows it for `%magic?`
+        with_help.parser = build  # type: ignore[attr-defined]
+        return with_help
+
+    return decorate
+
+
+class _RaiseHelp(argparse.Action):
+    def __call__(self, *_: Any, **__: Any) -> None:
+        raise HelpRequested
+
+
+def _syntax(action: argparse.Action, *, bare: bool = False) -> str:
+    """Return how an argument or option is written.
+
+    Args:
+        bare: without the brackets of what may be left out.
+    """
+    names = action.metavar or action.dest.upper()
+    name = names if isinstance(names, str) else " ".join(names)
+    of_nargs: Mapping[object, str] = {0: "", "?": f"[{name}]", "*": f"[{name} ...]", "+": f"{name} ..."}
+    value = of_nargs.get(action.nargs, name)
+    if not action.option_strings:
+        return name if bare else value
+    if action.required:  # written without its name, see `%%on_ranks`
+        return name
+    text = f"{action.option_strings[-1]} {value}".rstrip()
+    return text if bare else f"[{text}]"
+
+
+def _alternatives(action: argparse.Action) -> list[str]:
+    """Return the fixed values that an argument may have: `auto`, `html` and `off` for "auto|html|off"."""
+    names = action.metavar if isinstance(action.metavar, str) else ""
+    return [value for value in names.split("|") if value.isalpha() and value.islower()] if "|" in names else []
 
 
 def _with_signed_values(words: list[str], own: Collection[str]) -> list[str]:

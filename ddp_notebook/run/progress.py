@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 _EVERY_S = 0.2  # how often what is under way is told anew
+_SILENT_S = 2.0  # after so long without a word the line shows the time ...
+_TICK_S = 1.0  # ... and updates it so often
 
 
 class ProgressLine:
@@ -14,6 +17,7 @@ class ProgressLine:
 
     Args:
         head: what it begins with, once there is something to tell.
+        waits: what is waited for until the first stage is done; "": it is not known.
 
     Example:
         >>> line = ProgressLine("starting:")
@@ -22,26 +26,38 @@ class ProgressLine:
         starting:  hosts 1.2 s  ranks 2.0 s
     """
 
-    def __init__(self, head: str) -> None:
+    def __init__(self, head: str, waits: str = "") -> None:
         self._line = head
+        self._waits = waits
         self._has_begun = False
         self._behind = 0  # characters of the line with what is under way; 0: that is not shown
-        self._told_s = time.monotonic()  # what is done at once needs no telling how far it is
+        self._began_s = self._told_s = time.monotonic()  # what is done at once needs no telling how far it is
+        self._lock = threading.Lock()
 
     def __call__(self, text: str) -> None:
         """Tell what is done; or what is under way, which begins with a carriage return."""
-        if text.startswith("\r"):
-            if time.monotonic() - self._told_s > _EVERY_S:
-                self._told_s = time.monotonic()
-                self._replace(f"{self._line}  {text[1:]}")
-            return
-        before, self._line = self._line, f"{self._line}  {text}"
-        if self._behind:
-            self._replace(self._line)
-            self._behind = 0
-        else:
-            print(self._line.removeprefix(before) if self._has_begun else self._line, end="", flush=True)
-        self._has_begun = True
+        with self._lock:
+            if text.startswith("\r"):
+                if time.monotonic() - self._told_s > _EVERY_S:
+                    self._told_s = time.monotonic()
+                    self._replace(f"{self._line}  {text[1:]}")
+                return
+            self._told_s = time.monotonic()
+            before, self._line = self._line, f"{self._line}  {text}"
+            if self._behind:
+                self._replace(self._line)
+                self._behind = 0
+            else:
+                print(self._line.removeprefix(before) if self._has_begun else self._line, end="", flush=True)
+            self._has_begun = True
+
+    def show_time(self) -> None:
+        """Show the time since the beginning if nothing was told for 2 s."""
+        with self._lock:
+            now_s = time.monotonic()
+            if now_s - self._told_s >= _SILENT_S:
+                waits = f"{self._waits} " if self._waits and not self._has_begun else ""
+                self._replace(f"{self._line}  {waits}... {now_s - self._began_s:.0f} s")
 
     def _replace(self, line: str) -> None:
         erased = f"\r{' ' * self._behind}" if len(line) < self._behind else ""
@@ -50,17 +66,32 @@ class ProgressLine:
 
     def end(self) -> None:
         """Nothing more comes. What was under way goes, and where nothing was done the whole line."""
-        if self._behind:
-            self._replace(self._line if self._has_begun else "")
-        if self._has_begun:
-            print(flush=True)
+        with self._lock:
+            if self._behind:
+                self._replace(self._line if self._has_begun else "")
+            if self._has_begun:
+                print(flush=True)
 
 
 @contextmanager
-def shown(head: str) -> Iterator[ProgressLine]:
-    """Show such a line until the block ends."""
-    line = ProgressLine(head)
+def shown(head: str, waits: str = "") -> Iterator[ProgressLine]:
+    """Show such a line until the block ends.
+
+    Args:
+        head, waits: see `ProgressLine`.
+    """
+    line = ProgressLine(head, waits)
+    is_over = threading.Event()
+
+    def show_time() -> None:
+        while not is_over.wait(_TICK_S):
+            line.show_time()
+
+    clock = threading.Thread(target=show_time, name="ddp-progress", daemon=True)
+    clock.start()
     try:
         yield line
     finally:
+        is_over.set()
+        clock.join()
         line.end()

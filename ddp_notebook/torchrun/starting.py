@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import contextlib
+import functools
 import os
 import queue
 import secrets
@@ -22,6 +23,7 @@ from ddp_notebook.on_rank import refuse_on_rank
 from ddp_notebook.registry import entries
 from ddp_notebook.registry.torchrun import NAME_VARIABLE
 from ddp_notebook.run.cells.interrupt import ONE_PRESS_S, Interrupts, keyboard_interrupt
+from ddp_notebook.run.lines import LineParser
 from ddp_notebook.run.output.outlet import FLUSH_S, Outlet
 from ddp_notebook.run.output.sink import Here
 from ddp_notebook.torchrun import current
@@ -29,7 +31,6 @@ from ddp_notebook.torchrun.job import TorchrunJob
 from ddp_notebook.wire.store import listen_here
 
 _MOST_AGENTS = 256  # on this machine
-USAGE = "%ddp_torchrun [--agents N] [--name NAME] OPTION-OF-TORCHRUN ... SCRIPT [ARGUMENT ...]"
 _OURS = {
     f"--{name}"
     for name in ("rdzv-endpoint", "rdzv-id", "rdzv-backend", "standalone", "master-addr", "master-port", "node-rank")
@@ -74,6 +75,20 @@ class Asked:
         return 1
 
 
+@functools.cache
+def torchrun_line() -> LineParser:
+    """Return the declaration of the line of `%ddp_torchrun`."""
+    parser = LineParser(
+        "%ddp_torchrun", "%ddp_torchrun --nproc-per-node 4 train.py --lr 0.1", "%ddp_torchrun --nnodes 1:3 -m train"
+    )
+    parser.add_argument("--agents", metavar="N", default="1", help="number of agents to start on this machine (1)")
+    parser.add_argument("--name", metavar="NAME", default="", help="name of the job for %%ddp_attach")
+    parser.add_argument("options", metavar="OPTION", nargs="*", help="options of torchrun, such as --nproc-per-node 4")
+    parser.add_argument("script", metavar="SCRIPT", help="a Python file, or -m and a module")
+    parser.add_argument("arguments", metavar="ARGUMENT", nargs="*", help="arguments of the script")
+    return parser
+
+
 def read(line: str) -> Asked:
     """What the line of the magic asks for.
 
@@ -85,12 +100,13 @@ def read(line: str) -> Asked:
         >>> asked.name, asked.options, asked.program
         ('big', ['--nnodes', '1:3', '--nproc-per-node', '2'], ['-m', 'train', '--lr', '0.1'])
     """
+    declared = torchrun_line()
     try:
         words = shlex.split(line)
     except ValueError as error:
-        raise UsageError(f"{error}: {line!r}\nusage: {USAGE}") from None
+        declared.error(f"{error}: {line!r}")
     refuse_on_rank("ranks start no jobs: call %ddp_torchrun")
-    own = {"--agents": "1", "--name": ""}
+    own: dict[str, str] = {f"--{name}": declared.get_default(name) for name in ("agents", "name")}
     script = 0
     while script < len(words) and not words[script].endswith(".py") and words[script] not in ("-m", "--module"):
         name, is_joined, value = words[script].partition("=")
@@ -99,14 +115,14 @@ def read(line: str) -> Asked:
             continue
         del words[script]
         if not is_joined and script == len(words):
-            raise UsageError(f"{name} needs a value\nusage: {USAGE}")
+            declared.error(f"{name} needs a value")
         own[name] = value if is_joined else words.pop(script)
     agents = own["--agents"]
     if not agents.isdecimal() or not 0 < int(agents[:10]) <= _MOST_AGENTS:
-        raise UsageError(f"--agents must be a number from 1 to {_MOST_AGENTS} (got {agents[:40]!r})\nusage: {USAGE}")
+        declared.error(f"--agents must be a number from 1 to {_MOST_AGENTS} (got {agents[:40]!r})")
     if script == len(words):
         where = f" in {line!r}" if words else " to run"
-        raise UsageError(f"there is no script{where}\nusage: {USAGE}")
+        declared.error(f"there is no script{where}")
     options, program = words[:script], words[script:]
     _check_numbers(options)
     for word in options:
@@ -126,7 +142,7 @@ def read(line: str) -> Asked:
         program[0] = "-m"
         stem = program[1].rpartition(".")[2]
     else:
-        raise UsageError(f"there is no module behind {program[0]}\nusage: {USAGE}")
+        declared.error(f"there is no module behind {program[0]}")
     name = own["--name"] or f"{stem}-{secrets.token_hex(2)}"
     return Asked(options=options, program=program, name=name, agents=int(agents))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import subprocess
 import sys
 import tomllib
@@ -126,6 +127,38 @@ def test_the_notebooks_name_the_address_that_is_set(tmp_path):
         assert [cell.cell_type for cell in wrong(copy)] == ["markdown", "code"]
         assert write(copy) and not write(copy)
         assert copy.read_text() == path.read_text()
+
+
+def commands_of_the_readme() -> list[str]:
+    """The lines of its blocks for a shell, without comments."""
+    blocks = re.findall(r"```sh\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    return [re.sub(r"\s+#.*", "", line) for block in blocks for line in block.splitlines()]
+
+
+def test_the_readme_names_the_address_that_is_set():
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        address = tomllib.load(file)["tool"]["ddp_notebook"]
+    at = f"https://github.com/{address['repository']}"
+    commands = commands_of_the_readme()
+    assert f"git clone {at}" in commands
+    assert f'pip install "ddp_notebook[lab,notebooks] @ git+{at}@{address["branch"]}"' in commands
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1200)
+def test_the_readmes_command_installs_from_git_next_to_the_torch_that_is_there(tmp_path):
+    """From this checkout's last commit, in place of the address on GitHub."""
+    [command] = [one for one in commands_of_the_readme() if "git+https" in one]
+    words = shlex.split(re.sub(r"git\+https://[^@\"]*@[^\"]*", f"git+file://{ROOT}@HEAD", command))
+    environment = Environment(tmp_path / "env")
+    environment.lend("torch")
+    theirs = environment.versions()["torch"]
+    environment.pip(*words[1:], "-q")
+    assert environment.versions()["torch"] == theirs
+    code = "import ddp_notebook.widgets.bundles as bundles; print(bundles.__file__, len(bundles.monitor()))"
+    file, size = environment.run("-c", code).split()
+    assert Path(file).is_relative_to(environment.packages) and int(size) > 10_000
+    assert "jupyterlab" in environment.versions()
 
 
 # ---- where nothing else is

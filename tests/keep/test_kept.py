@@ -115,6 +115,11 @@ def test_how_a_cell_ended_unattended_is_told(notebook):
     wait_until(lambda: "1 ended unattended" in listed(), 10, "the cell has ended")
 
     second = notebook()
+    for line in ("%on_all_ranks 1", "%ddp_status", "%ddp_report", "%ddp_jobs"):
+        assert second.run(line).evalue == (
+            "this notebook has no ranks; kept ranks are running: %ddp_attach kept-1 attaches to them. "
+            "%ddp_start 4 starts new ones"
+        )
     told = second.run("%ddp_attach")
     assert told.status == "error" and told.ename == "RankError", told
     assert "ZeroDivisionError" in told.traceback and "1 / (1 - rank)" in told.traceback
@@ -230,7 +235,8 @@ def test_from_a_shell(notebook):
     wait_until(lambda: "alone for" in listed(), what="nobody drives it")
 
     second = notebook()
-    assert "still there: kept-1: 2 ranks" in second.run("%ddp_start 2 --keep 1").stdout
+    there = second.run("%ddp_start 2 --keep 1").stdout
+    assert there.startswith("also running: kept-1 (kept ranks of this folder); attach with %ddp_attach kept-1\n")
     shell = [sys.executable, "-m", "ddp_notebook"]
     logs = subprocess.run([*shell, "logs", "kept-1"], capture_output=True, text=True)
     assert logs.stdout == "---- rank 0\nfrom rank 0\n---- rank 1\nfrom rank 1\n"

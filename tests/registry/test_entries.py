@@ -7,9 +7,11 @@ import os
 import subprocess
 import sys
 import threading
+from contextlib import ExitStack
 
 import pytest
 
+from ddp_notebook import attaching
 from ddp_notebook.errors import UsageError
 from ddp_notebook.registry import doors, entries, finding
 
@@ -202,3 +204,46 @@ def test_another_user_gets_nothing(path):
         thread.join(10)
     assert ran.stdout == "b''\n", ran.stderr
     assert len(refused) == 1 and "is of user 65534, not of user 0" in refused[0]
+
+
+_ENTERS = """
+import sys
+from ddp_notebook.registry import entries
+entries.enter("session", sys.argv[1], {"directory": sys.argv[2]})
+print("entered", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_without_a_name_the_kept_session_of_this_folder_is_found(tmp_path):
+    def enter(stack: ExitStack, name: str, directory: str) -> None:
+        command = [sys.executable, "-c", _ENTERS, name, directory]
+        process = stack.enter_context(
+            subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        )
+        assert process.stdout is not None and process.stdin is not None
+        stack.callback(process.stdin.close)
+        assert process.stdout.readline() == "entered\n"
+
+    job = entries.enter("torchrun", "train-1", {"directory": os.getcwd(), "key": "train"})
+    with ExitStack() as stack:
+        enter(stack, "kept-1", str(tmp_path))
+        with pytest.raises(UsageError, match="there are several; say which:"):
+            finding.find()
+        enter(stack, "kept-2", os.getcwd())
+        assert finding.find().name == "kept-2"
+        assert finding.find(kind=finding.SESSION).name == "kept-2"
+        assert finding.find("kept-1").name == "kept-1"
+        with pytest.raises(UsageError, match="there are several that 'kept' may mean"):
+            finding.find("kept")
+        assert attaching.others_in_a_line() == (
+            "also running: kept-2 (kept ranks of this folder), train-1 (torchrun job of this folder), "
+            "kept-1 (kept ranks); attach with %ddp_attach kept-2"
+        )
+        assert attaching.kept_sessions() == ["kept-2", "kept-1"]
+        enter(stack, "kept-3", os.getcwd())
+        assert " and 1 more; attach with %ddp_attach kept-" in attaching.others_in_a_line()
+        with pytest.raises(UsageError, match="there are several; say which:"):
+            finding.find()
+    job.remove()
+    assert attaching.others_in_a_line() == ""

@@ -62,7 +62,7 @@ def browser(network) -> Iterator[Browser]:
         front_end = Browser(kernel)
         front_end.run(f"{OWN_BUNDLE}\n%load_ext ddp_notebook")
         said = front_end.run(f"%ddp_start --hosts a:1,b:1 --python {shlex.quote(python)} --grace 0.5").stdout
-        assert said.startswith("starting:  2 host servers "), said
+        assert said.rpartition("\r")[2].startswith("starting:  2 host servers "), said
         yield front_end
     wait_until(made.are_idle, what="nothing is left on the hosts")
 

@@ -33,13 +33,18 @@ def test_the_first_notebook_trains_to_above_95_percent_with_equal_parameters(tmp
 
     assert result.returncode == 0, result.stderr
     closing = result.stdout.splitlines()
-    assert closing[-1].endswith(f"executed notebook: {executed}")
-    assert "parameters equal to those of rank 0" in closing[-2]
-    accuracy_percent = float(closing[-2].split("test accuracy ")[1].split("%")[0])
+    assert closing[-2].endswith(f"executed notebook: {executed}")
+    assert "parameters equal to those of rank 0" in closing[-3]
+    accuracy_percent = float(closing[-3].split("test accuracy ")[1].split("%")[0])
     assert accuracy_percent > 95
+    page = executed.with_suffix(".html")
+    assert closing[-1] == f"Open the monitor of this run in a browser: {page.as_uri()}"
+    assert re.search(r"<title>4 ranks, \d+ steps, loss ", page.read_text())
 
     notebook = nbformat.read(executed, as_version=4)
     assert "widgets" not in notebook.metadata, "a saved widget is only an error message when it is reopened"
+    last = notebook.cells[-1]
+    assert last.source == "%ddp_monitor" and "image/png" in last.outputs[0].data
     kinds = {kind for cell in notebook.cells for out in cell.get("outputs", []) for kind in out.get("data", {})}
     assert "image/png" in kinds
 
@@ -51,7 +56,7 @@ def test_the_third_notebook_learns_and_its_report_names_the_slow_rank(tmp_path):
     result = run_demo(ROOT / "notebooks" / "03_watch_it_train.ipynb", executed, world_size=2)
 
     assert result.returncode == 0, result.stderr
-    named, learnt = result.stdout.splitlines()[-3:-1]
+    named, learnt = result.stdout.splitlines()[-4:-2]
     assert re.fullmatch(r"It was rank (\d). The report says: rank \1 came last in \d+ of \d+ steps, .*", named)
     begin, end = map(float, re.findall(r"\d+\.\d+", learnt))
     assert begin > 4.5 and end < 3
@@ -71,7 +76,7 @@ def test_a_failing_cell_fails_the_demo_and_its_traceback_is_shown(tmp_path):
 
     assert result.returncode == 1
     assert "[1/3] print('before')\n    before\n" in result.stdout
-    assert "[3/3]" not in result.stdout
+    assert "[3/3]" not in result.stdout and not executed.with_suffix(".html").exists()
     assert "ZeroDivisionError: division by zero" in result.stderr
     assert nbformat.read(executed, as_version=4).cells[1].outputs[0].ename == "ZeroDivisionError"
 

@@ -45,8 +45,9 @@ def test_one_attach_for_both(notebook, runtime, tmp_path):  # noqa: F811
         try:
             wait_until(entries.entries, 20)
             started = notebook().run("%ddp_start 2 --keep 1").stdout
-            assert f"still there: plain: {script}, 1 rank for" in started
+            assert "also running: plain (torchrun job); attach with %ddp_attach plain\n" in started
             kernel = notebook()
+            kernel.run(f"%cd {tmp_path}")
             several = kernel.run("%ddp_attach")
             assert several.ename == "UsageError" and "there are several; say which:" in several.traceback
             assert "%ddp_attach plain: " in several.traceback and "%ddp_attach kept-1: " in several.traceback

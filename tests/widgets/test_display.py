@@ -310,7 +310,10 @@ def test_what_was_recorded_is_there_behind_the_end_until_ranks_are_there_again(b
     [comm_id] = browser.monitors()
     assert browser.told(comm_id)[0][0]["state"] == "recorded"
     assert browser.run(f"%ddp_trace {tmp_path}/run.json").stdout.startswith(f"{line}\n{tmp_path}/run.json: ")
-    assert "start them with %ddp_start 4. What the last ones have recorded is still there" in failed("%ddp_status")
+    assert (
+        "start them with %ddp_start 4. %ddp_report, %ddp_monitor and %ddp_trace still show what the last ranks"
+        in failed("%ddp_status")
+    )
 
     browser.run("%ddp_start 2")
     assert comm_id in browser.closed

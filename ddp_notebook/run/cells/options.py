@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import takewhile
 
@@ -9,10 +11,6 @@ from ddp_notebook.errors import UsageError
 from ddp_notebook.run.lines import LineParser
 from ddp_notebook.wire.record_options import RecordOptions
 
-_RECORD = "[--tensors full] [--watch NAME,...] [--gradient NAME] [--profile]"
-_OPTIONS = f"[--timeout S] [--quiet] [--here | --background] {_RECORD}"
-ON_ALL_RANKS = f"%%on_all_ranks [--ranks 0,2-3] {_OPTIONS}"
-ON_RANKS = f"%%on_ranks 0,2-3 {_OPTIONS}"
 FULL_BYTES = 1 << 20  # of a tensor that `--tensors full` keeps whole
 
 
@@ -37,7 +35,52 @@ class CellOptions:
     record: RecordOptions | None = None
 
 
-def parse(line: str, usage: str = ON_ALL_RANKS) -> CellOptions:
+@functools.cache
+def on_all_ranks() -> LineParser:
+    """Return the declaration of the line of `%%on_all_ranks`."""
+    parser = LineParser(
+        "%%on_all_ranks",
+        "%%on_all_ranks --ranks 0 --timeout 60",
+        "%%on_all_ranks --background",
+        "%on_all_ranks x.sum()",
+    )
+    parser.add_argument("--ranks", metavar="0,2-3", help="only these ranks, as in 0,2-3, -1, ::2 or all")
+    _add_options(parser)
+    return parser
+
+
+@functools.cache
+def on_ranks() -> LineParser:
+    """Return the declaration of the line of `%%on_ranks`."""
+    parser = LineParser("%%on_ranks", "%%on_ranks 0,2-3", "%%on_ranks -1 --quiet")
+    # Required options are written without their names, see `parse`.
+    parser.add_argument("--ranks", metavar="0,2-3", required=True, help="these ranks, as in 0,2-3, -1, ::2 or all")
+    _add_options(parser)
+    return parser
+
+
+def _add_options(parser: LineParser) -> None:
+    parser.add_argument("--timeout", metavar="S", help="stop the cell after S seconds")
+    parser.add_argument("--quiet", action="store_true", help="show nothing that the cell prints or displays")
+    parser.add_argument("--here", action="store_true", help="then run the cell in the notebook too")
+    parser.add_argument("--background", action="store_true", help="return at once; not together with --here")
+    recorded = parser.add_argument_group("recording")
+    recorded.add_argument(
+        "--tensors",
+        choices=("preview", "full"),
+        metavar="preview|full",
+        help="full: keep the tensors of collectives whole, up to 1 MB each",
+    )
+    recorded.add_argument("--watch", metavar="NAME,...", help="record these variables after each optimizer step")
+    recorded.add_argument(
+        "--gradient", metavar="NAME", help="keep this parameter's gradient before and after averaging"
+    )
+    recorded.add_argument(
+        "--profile", action="store_true", help="run torch's profiler; %%ddp_trace includes its traces"
+    )
+
+
+def parse(line: str, declared: Callable[[], LineParser] = on_all_ranks) -> CellOptions:
     """Read the line of `%%on_all_ranks` or `%%on_ranks`.
 
     Raises:
@@ -47,27 +90,16 @@ def parse(line: str, usage: str = ON_ALL_RANKS) -> CellOptions:
         >>> parse("--ranks -1 --timeout 5").ranks
         '-1'
     """
-    if not line.strip() and usage == ON_ALL_RANKS:
-        return CellOptions()  # an argument parser takes 0.3 ms to make
-    parser = LineParser(usage)
-    if usage == ON_RANKS:
+    if not line.strip() and declared is on_all_ranks:
+        return CellOptions()
+    parser = declared()
+    if declared is on_ranks:
         if not line.strip():
             parser.error("on which ranks? Write them behind %%on_ranks")
         words = [word.strip(",") for word in takewhile(lambda word: word[0] in "0123456789,", line.split())]
         if len(words) > 1:
             parser.error(f"the ranks are one word, without spaces: %%on_ranks {','.join(filter(None, words))}")
         line = f"--ranks {line}"
-        parser.add_argument("--ranks", required=True)
-    else:
-        parser.add_argument("--ranks")
-    parser.add_argument("--timeout")
-    parser.add_argument("--quiet", action="store_true")
-    parser.add_argument("--here", action="store_true")
-    parser.add_argument("--background", action="store_true")
-    parser.add_argument("--tensors", choices=("preview", "full"))
-    parser.add_argument("--watch")
-    parser.add_argument("--gradient")
-    parser.add_argument("--profile", action="store_true")
     given = parser.parse_line(line)
     if given.here and given.background:
         parser.error("--here runs the cell in the notebook after the ranks, and --background does not wait for them")

@@ -8,6 +8,7 @@ import time
 
 from ddp_notebook.errors import HostError, UsageError
 from ddp_notebook.records.words import list_ranks
+from ddp_notebook.run import magic_lines
 from ddp_notebook.run.groups.living import Living
 from ddp_notebook.run.questions import Questions
 from ddp_notebook.run.rank_sets import RankSet
@@ -16,7 +17,6 @@ from ddp_notebook.wire.faults import KINDS, OFF, Fault
 _MOST_S = 3600.0
 _DEATH_S = 5.0  # what the end of a process that was killed takes to be known, at most
 _LOOK_S = 0.005
-USAGE = "%ddp_fault kill|hang|slow|raise|off --ranks 0,2-3 [--after S] [--by S]"
 
 
 class Faults:
@@ -34,12 +34,12 @@ class Faults:
     def make(self, kind: str, ranks: RankSet, after_s: float | None, by_s: float) -> str:
         """See `Session.fault`."""
         if kind not in (*KINDS, OFF):
-            raise UsageError(f"{kind!r} is no fault; there are {', '.join(KINDS)}, and {OFF}\nusage: {USAGE}")
+            raise UsageError(f"{kind!r} is no fault; there are {', '.join(KINDS)}, and {OFF}\nusage: {_usage()}")
         for name, seconds in (("after", after_s), ("by", by_s)):
             if seconds is not None and not 0 <= seconds <= _MOST_S:
                 raise UsageError(f"--{name} is {seconds:g}; give seconds from 0 to {_MOST_S:g}")
         if ranks is None and kind != OFF:
-            raise UsageError(f"{kind} on which ranks? Name them, as in --ranks 1\nusage: {USAGE}")
+            raise UsageError(f"{kind} on which ranks? Name them, as in --ranks 1\nusage: {_usage()}")
         chosen = self._living.parse(ranks)
         if kind == OFF:
             chosen = [rank for rank in chosen if rank in self._living.check_host().alive]
@@ -63,3 +63,7 @@ class Faults:
         }
         when = f"{after_s:g} s into" if after_s else "in"
         return f"{whose} {will[kind]}: {when} the cell that runs, or the next one"
+
+
+def _usage() -> str:
+    return magic_lines.fault().usage_line

@@ -1,0 +1,207 @@
+"""The declarations of the magics' lines, apart from those of cells, `%ddp_start` and `%ddp_torchrun`."""
+
+from __future__ import annotations
+
+import functools
+
+from ddp_notebook.registry import finding
+from ddp_notebook.run.lines import LineParser
+
+_RANKS = "only these ranks, as in 0,2-3, -1, ::2 or all"
+
+
+def _names() -> list[str]:
+    """Return the names that `%ddp_attach` takes."""
+    return [one.name for one in finding.everything()]
+
+
+@functools.cache
+def attach() -> LineParser:
+    parser = LineParser("%ddp_attach", "%ddp_attach kept-1 --wait", values=_names)
+    parser.add_argument("name", metavar="NAME", nargs="?", default="", help="a kept session or a torchrun job")
+    parser.add_argument("--take-over", action="store_true", help="also if another notebook drives it")
+    parser.add_argument("--look", action="store_true", help="only look on: monitor, report and status, but no cells")
+    parser.add_argument("--wait", action="store_true", help="follow the running cell to its end")
+    return parser
+
+
+@functools.cache
+def status() -> LineParser:
+    return LineParser("%ddp_status", "%ddp_status")
+
+
+@functools.cache
+def restart() -> LineParser:
+    return LineParser("%ddp_restart", "%ddp_restart")
+
+
+@functools.cache
+def stop() -> LineParser:
+    return LineParser("%ddp_stop", "%ddp_stop")
+
+
+@functools.cache
+def interrupt() -> LineParser:
+    parser = LineParser("%ddp_interrupt", "%ddp_interrupt --replace")
+    parser.add_argument(
+        "--replace", action="store_true", help="give ranks that do not end the cell new processes, without variables"
+    )
+    return parser
+
+
+@functools.cache
+def heal() -> LineParser:
+    parser = LineParser("%ddp_heal", "%ddp_heal", "%ddp_heal --from 0")
+    parser.add_argument(
+        "--from", dest="from_rank", metavar="RANK", help="copy variables, models and optimizers of this rank"
+    )
+    parser.add_argument("names", metavar="NAME", nargs="*", help="copy only these variables")
+    return parser
+
+
+@functools.cache
+def resize() -> LineParser:
+    parser = LineParser("%ddp_resize", "%ddp_resize 6", "%ddp_resize 2 --without 0,2")
+    parser.add_argument("world_size", metavar="N", help="number of ranks afterwards")
+    parser.add_argument("--build", metavar="NAME", help="function on the ranks that makes the model again")
+    parser.add_argument("--without", metavar="0,2", help="ranks that leave; by default the last ones")
+    return parser
+
+
+@functools.cache
+def fault() -> LineParser:
+    parser = LineParser("%ddp_fault", "%ddp_fault kill --ranks 1 --after 2", "%ddp_fault slow --ranks 0 --by 0.05")
+    parser.add_argument("kind", metavar="kill|hang|slow|raise|off", help="what happens to the ranks; off ends it")
+    parser.add_argument("--ranks", metavar="0,2-3", help="the ranks that fail; all by default with off")
+    parser.add_argument("--after", metavar="S", help="seconds after the start of the running or the next cell")
+    parser.add_argument("--by", metavar="S", default="0.1", help="with slow: seconds added to each step (0.1)")
+    return parser
+
+
+@functools.cache
+def check() -> LineParser:
+    parser = LineParser("%ddp_check", "%ddp_check", "%ddp_check model optimizer")
+    parser.add_argument("names", metavar="NAME", nargs="*", help="compare only these variables")
+    return parser
+
+
+@functools.cache
+def memory() -> LineParser:
+    parser = LineParser("%ddp_memory", "%ddp_memory", "%ddp_memory step()")
+    parser.add_argument("code", metavar="CODE", nargs="?", help="run this on all ranks and measure its peak")
+    return parser
+
+
+@functools.cache
+def record() -> LineParser:
+    parser = LineParser("%ddp_record", "%ddp_record all")
+    parser.add_argument(
+        "level",
+        metavar="off|meta|values|all",
+        nargs="?",
+        help="nothing, calls and times, tensor values too (default), or the values of every step",
+    )
+    return parser
+
+
+@functools.cache
+def report() -> LineParser:
+    parser = LineParser("%ddp_report", "%ddp_report")
+    parser.add_argument("--baseline", action="store_true", help="first run some steps on rank 0 alone, and compare")
+    return parser
+
+
+@functools.cache
+def monitor() -> LineParser:
+    parser = LineParser("%ddp_monitor", "%ddp_monitor", "%ddp_monitor 6")
+    parser.add_argument("cell", metavar="CELL", nargs="?", help="number of one cell to show")
+    return parser
+
+
+@functools.cache
+def trace() -> LineParser:
+    parser = LineParser("%ddp_trace", "%ddp_trace run.json")
+    parser.add_argument("file", metavar="FILE", help="where to write the trace")
+    return parser
+
+
+@functools.cache
+def jobs() -> LineParser:
+    return LineParser("%ddp_jobs", "%ddp_jobs")
+
+
+@functools.cache
+def wait() -> LineParser:
+    parser = LineParser("%ddp_wait", "%ddp_wait", "%ddp_wait 1 2")
+    parser.add_argument("numbers", metavar="N", nargs="*", help="numbers of jobs; by default all")
+    return parser
+
+
+@functools.cache
+def cancel() -> LineParser:
+    parser = LineParser("%ddp_cancel", "%ddp_cancel 1", "%ddp_cancel all")
+    parser.add_argument("numbers", metavar="N|all", nargs="+", help="numbers of jobs, or all of them")
+    return parser
+
+
+@functools.cache
+def local() -> LineParser:
+    return LineParser("%%local", "%%local")
+
+
+@functools.cache
+def auto() -> LineParser:
+    parser = LineParser("%ddp_auto", "%ddp_auto on")
+    parser.add_argument("state", metavar="on|off", help="on: plain cells run on all ranks; off: in the notebook")
+    return parser
+
+
+@functools.cache
+def pull() -> LineParser:
+    parser = LineParser("%ddp_pull", "%ddp_pull losses", "%ddp_pull x --ranks 0 --as first")
+    parser.add_argument("names", metavar="NAME", nargs="+", help="variables of the ranks")
+    parser.add_argument("--ranks", metavar="0,2-3", help=_RANKS)
+    parser.add_argument("--as", dest="new", metavar="NEW", help="name of the variable in the notebook")
+    parser.add_argument("--force", action="store_true", help="also more than 1 GB")
+    parser.add_argument(
+        "--safe", action="store_true", help="without pickle: only numbers, text, tensors, arrays, containers"
+    )
+    return parser
+
+
+@functools.cache
+def push() -> LineParser:
+    parser = LineParser("%ddp_push", "%ddp_push config", "%ddp_push images --ranks 0")
+    parser.add_argument("names", metavar="NAME", nargs="+", help="variables of the notebook")
+    parser.add_argument("--ranks", metavar="0,2-3", help=_RANKS)
+    parser.add_argument("--force", action="store_true", help="also more than 1 GB")
+    return parser
+
+
+@functools.cache
+def sync() -> LineParser:
+    parser = LineParser("%ddp_sync", "%ddp_sync", "%ddp_sync src --also .env")
+    parser.add_argument("folder", metavar="DIR", nargs="?", help="by default the one of --sync, else the notebook's")
+    parser.add_argument("--overwrite", action="store_true", help="also replace files that are newer on a host")
+    parser.add_argument(
+        "--also", metavar="NAME", nargs="+", action="extend", default=[], help="files that look like keys, sent too"
+    )
+    parser.add_argument("--large", action="store_true", help="also more than 1 GB or 20,000 files")
+    return parser
+
+
+@functools.cache
+def fetch() -> LineParser:
+    parser = LineParser("%ddp_fetch", "%ddp_fetch checkpoints --ranks 0", "%ddp_fetch runs/*.pt --to results")
+    parser.add_argument("path", metavar="PATH", help="a file, a folder or a pattern, from the rank's working directory")
+    parser.add_argument("--ranks", metavar="0,2-3", help=_RANKS)
+    parser.add_argument("--to", metavar="DIR", default=".", help="folder of the notebook's host; by default this one")
+    parser.add_argument("--overwrite", action="store_true", help="replace files that exist")
+    return parser
+
+
+@functools.cache
+def help_() -> LineParser:
+    parser = LineParser("%ddp_help", "%ddp_help", "%ddp_help ddp_start")
+    parser.add_argument("name", metavar="NAME", nargs="?", default="", help="a magic, as in ddp_start or start")
+    return parser

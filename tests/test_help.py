@@ -1,0 +1,167 @@
+"""The declared lines of magics: what their help, usage, completion and errors say."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+
+import pytest
+
+from ddp_notebook.errors import UsageError
+from ddp_notebook.launch.options import StartOptions, parse, start_line
+from ddp_notebook.magics import _MAGICS, DDPMagics
+from ddp_notebook.run import help_texts, progress
+from ddp_notebook.run.cells import options as cell_options
+from ddp_notebook.torchrun.starting import torchrun_line
+from tests.conftest import wait_until
+
+_LONGEST = 120  # characters of a line of help
+_README = (Path(__file__).parents[1] / "README.md").read_text()
+_TAKES_OTHER_TEXT = {"%ddp_torchrun", "%ddp_memory", "%ddp_cancel"}  # the parser does not read the whole line
+
+
+def test_every_magic_declares_its_line():
+    assert set(_MAGICS) == {name for names in DDPMagics.magics.values() for name in names}
+
+
+@pytest.mark.parametrize("magic", _MAGICS.values(), ids=_MAGICS)
+def test_help_has_a_line_for_each_option_and_an_example(magic):
+    declared, text = magic.parser(), magic.getdoc()
+
+    lines = text.splitlines()
+    assert max(map(len, lines)) <= _LONGEST
+    assert lines[0] == f"usage: {declared.usage_line}" and declared.usage_line.split()[0] == declared.prog
+    for action in declared._actions:
+        assert action.help, f"{declared.prog}: {action.dest} has no help"
+        name = action.option_strings[-1] if action.option_strings and not action.required else action.metavar
+        shown = [line for line in lines if f"{line} ".startswith(f"  {name} ")]
+        assert len(shown) == 1 and action.help.replace("%%", "%") in text, (declared.prog, name)
+    assert declared.examples
+    for example in declared.examples:
+        assert f"\n  {example}" in text
+        if example.startswith(f"{declared.prog} ") and declared.prog not in _TAKES_OTHER_TEXT:
+            line = example.removeprefix(declared.prog)
+            if declared is cell_options.on_ranks():
+                cell_options.parse(line, cell_options.on_ranks)
+            else:
+                declared.parse_line(line)
+
+
+def test_every_option_of_a_session_can_be_written_on_a_line():
+    dests = {action.dest for action in start_line()._actions} - {"help", "check"}
+    fields = {re.sub("_(s|h|mb)$", "", one.name) for one in dataclasses.fields(StartOptions)}
+    assert dests == fields
+
+
+def test_the_readme_has_every_option():
+    for declared in (start_line(), cell_options.on_all_ranks(), torchrun_line()):
+        for action in declared._actions:
+            if action.option_strings and action.dest != "help":
+                assert re.search(rf"{action.option_strings[-1]}\b", _README), (declared.prog, action.option_strings)
+    for name, magic in _MAGICS.items():
+        if name != "local":
+            assert magic.parser().prog in _README, name
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "--backend gloo --env A=1 B=2 --timeout 7.5",
+        "--gpus 3,4 --share-gpus --grace off --hang-after off",
+        "--guard on --heal --live html --on-preempt save saved",
+        "--guard off --gpus none --grace 0.5",
+        "--hosts gpu1,gpu2:8 --python /usr/bin/python3 --sync . --sync-large --lease 60 --ports 40000-40100",
+        "--slurm",
+        "--keep --keep-output 10 --keep-recording 20",
+    ],
+)
+def test_options_are_written_as_they_are_read(line):
+    given = parse(line)
+    changed = given.differing(StartOptions(timeout_s=1))
+    written = [given.written(name) for name in changed]
+    assert parse(" ".join(written)) == dataclasses.replace(given, timeout_s=120.0)
+
+
+def test_differing_options():
+    assert StartOptions(world_size=2).differing(StartOptions(world_size=2, timeout_s=7)) == []
+    assert StartOptions().differing(StartOptions(world_size=2)) == [], "any number of ranks fits"
+    assert parse("3 --grace off").differing(StartOptions(world_size=2)) == ["world_size", "grace_s"]
+    assert [StartOptions(world_size=1).written(name) for name in ("world_size", "heal", "hosts", "env", "guard")] == [
+        "1 rank",
+        "no --heal",
+        "no --hosts",
+        "no --env",
+        "no --guard",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "meant"),
+    [("--share", "--share-gpus"), ("--hang_after 3", "--hang-after"), ("--nodes 2", ""), ("--hel", ""), ("2 3", "")],
+)
+def test_a_mistyped_option_names_the_one_that_was_meant(line, meant):
+    with pytest.raises(UsageError) as error:
+        parse(line)
+    first, usage, advice = str(error.value).splitlines()
+    assert first.endswith(f"; did you mean {meant}?") if meant else "did you mean" not in first
+    assert usage == f"usage: {start_line().usage_line}" and advice == "%ddp_help ddp_start explains each option"
+
+
+@pytest.mark.parametrize(
+    ("words", "some", "not_"),
+    [
+        ([], {"--hosts", "--help", "--backend"}, {"auto"}),
+        (["4"], {"--hosts"}, set()),
+        (["--backend"], {"auto", "gloo", "nccl", "mpi"}, {"--hosts"}),
+        (["--grace"], {"off"}, {"S", "--hosts"}),
+        (["--gpus"], {"each", "none"}, {"3,4"}),
+        (["--python"], set(), {"--hosts"}),  # IPython completes files
+        (["--keep"], {"--hosts"}, {"--keep"}),
+        (["--heal"], {"--hosts"}, {"--heal"}),
+    ],
+)
+def test_completions(words, some, not_):
+    found = start_line().completions(words)
+    assert some <= set(found) and not not_ & set(found)
+    assert bool(found) == bool(some)
+
+
+def test_overview_and_help_by_name():
+    text = help_texts.overview(_MAGICS)
+    for magic in _MAGICS.values():
+        assert re.search(rf"^  {re.escape(magic.parser().prog)} +[A-Z]", text, re.M)
+    assert text.startswith("session:\n  %ddp_start ") and "\n\ncells:\n  %%on_all_ranks" in text
+    for name in ("ddp_start", "%ddp_start", "start"):
+        assert help_texts.about(name, _MAGICS) == _MAGICS["ddp_start"].getdoc()
+    assert help_texts.about("%%on_all_ranks", _MAGICS).startswith("usage: %%on_all_ranks [option ...]")
+    with pytest.raises(UsageError, match=r"there is no magic 'ddp_strt'; did you mean %ddp_help ddp_start\?"):
+        help_texts.about("ddp_strt", _MAGICS)
+
+
+# ---- the line of progress
+
+
+def test_a_silent_start_shows_the_time(monkeypatch, capsys):
+    monkeypatch.setattr(progress, "_SILENT_S", 0.2)
+    monkeypatch.setattr(progress, "_TICK_S", 0.05)
+    shown = ""
+
+    def read() -> str:
+        nonlocal shown
+        shown += capsys.readouterr().out
+        return shown
+
+    with progress.shown("starting:", "importing torch") as report:
+        wait_until(lambda: read().startswith("\rstarting:  importing torch ... 0 s"))
+        report("host server 1.0 s")
+        stage = r"\rstarting:  host server 1\.0 s"
+        wait_until(lambda: re.search(rf"\r *{stage}{stage}  \.\.\. ", read()))
+        report("group 2.0 s")
+    assert read().rpartition("\r")[2] in ("starting:  host server 1.0 s  group 2.0 s\n", "  group 2.0 s\n")
+
+
+def test_a_quick_start_shows_no_time(capsys):
+    with progress.shown("starting:", "importing torch") as report:
+        report("host server 0.1 s")
+    assert capsys.readouterr().out == "starting:  host server 0.1 s\n"
