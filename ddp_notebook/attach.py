@@ -21,6 +21,9 @@ _USAGE = "usage: python -m ddp_notebook.attach [--name NAME] [-m] SCRIPT [ARGUME
 def main() -> None:
     """Run a script, or with `-m` a module, as Python itself would, with a door for notebooks."""
     name, arguments = _read(sys.argv[1:])
+    from ddp_notebook.rank.script.output import to_notebook
+
+    to_notebook()
     watched = _open(name, arguments)
     from ddp_notebook.rank.script import program
 

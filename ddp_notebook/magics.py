@@ -344,6 +344,7 @@ class DDPMagics(Magics):
             options.timeout_s,
             wait=not options.background,
             quiet=options.quiet,
+            fold=options.fold,
             file=self._cell_file(code),
             record=options.record,
         )

@@ -29,6 +29,7 @@ def start(
     guard: bool | None = None,
     heal: bool = False,
     live: LiveMode = "auto",
+    fold: bool = True,
     hosts: str | Sequence[str] | None = None,
     slurm: str | None = None,
     mpi: str | None = None,
@@ -50,8 +51,8 @@ def start(
 
     Args:
         world_size: number of ranks; None: one per GPU, or on a machine without any min(4, cores), at least 2.
-        backend, gpus, share_gpus, env, timeout_s, grace_s, hang_after_s, guard, heal, live, hosts, slurm, mpi, profile,
-            client, python, sync, sync_large, lease_s, ports, keep_h, keep_output_mb, keep_recording_mb,
+        backend, gpus, share_gpus, env, timeout_s, grace_s, hang_after_s, guard, heal, live, fold, hosts, slurm, mpi,
+            profile, client, python, sync, sync_large, lease_s, ports, keep_h, keep_output_mb, keep_recording_mb,
             on_preempt: see `StartOptions`.
         reuse: return the session that runs, if it was started with the same options, as a cell of marimo that runs
             again wants it. Any number of ranks will do where `world_size` is None.
@@ -82,6 +83,7 @@ def start(
         guard=guard,
         heal=heal,
         live=live,
+        fold=fold,
         hosts=hosts,
         slurm=slurm,
         mpi=mpi,

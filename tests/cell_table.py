@@ -31,7 +31,7 @@ def has(pattern: str) -> re.Pattern[str]:
 TABLE = [
     # ---- text
     Case("print", "print('hello')", "{all} hello\n"),
-    Case("print of each rank", "if rank < 2: print('rank', rank)", "[0] rank 0\n[1] rank 1\n"),
+    Case("print of each rank", "if rank < 2: print('rank', rank)", "[0-1] rank 0 | 1\n"),
     Case("stderr", "import sys; print('oops', file=sys.stderr)", stderr="{all} oops\n"),
     Case("no end of line", "print('a', end='')", "{all} a\n"),
     Case("parts of a line", "print('a', end=' '); print('b')", "{all} a b\n"),

@@ -52,7 +52,7 @@ def check(cells) -> None:
     lines = texts(cells[2]).splitlines()
     for rank in (0, 1):
         of_rank = [line.partition("] ")[2] for line in lines if line.startswith((f"[{rank}]", "[0-1]"))]
-        assert of_rank == [*(f"line {i}" for i in range(3000)), f"of rank {rank}"]
+        assert of_rank == [*(f"line {i}" for i in range(3000)), "of rank 0 | 1"]
     assert texts(cells[3]).splitlines() in (["[0-1] 3 of 3", "[0-1] rest"], ["[0-1] rest", "[0-1] 3 of 3"])
     assert "RankError: ValueError: no (rank 1); succeeded: rank 0" in texts(cells[FAILING])
 
@@ -165,4 +165,4 @@ def test_a_script_prints_everything_once():
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     ran = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=120)
     assert ran.returncode == 0, ran.stderr
-    assert ran.stdout.startswith("[0-1] both\n[0] rank 0\n[1] rank 1\n[0-1] <IPython.core.display.HTML object>\n")
+    assert ran.stdout.startswith("[0-1] both\n[0-1] rank 0 | 1\n[0-1] <IPython.core.display.HTML object>\n")

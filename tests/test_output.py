@@ -13,6 +13,13 @@ from tests.kernels import Reply
 pytestmark = pytest.mark.alone
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
+_SLOT = re.compile(r"<div[^>]*><div[^>]*>(\[[\d,-]+\])</div>(.*?)</div>", re.DOTALL)
+
+
+def _slots(reply: Reply) -> list[tuple[str, str]]:
+    """The only display: its slots, as `(label, content)`."""
+    [data] = reply.displays
+    return _SLOT.findall(data["text/html"].partition(">")[2])
 
 
 @pytest.fixture(scope="module")
@@ -38,6 +45,58 @@ def test_text_that_was_shown_is_not_sent_again(ranks):
     reply = ranks.run("%%on_ranks 0-1\nimport time\n" + code)
     assert reply.stdout.count("x" * 1000) == 10
     assert reply.nbytes < 1.2 * len(reply.stdout)
+
+
+def test_lines_that_differ_only_in_numbers_are_one(ranks):
+    code = (
+        "import time\nfor k in range(32):\n    print(f'epoch 0 step {k} loss {(k + rank) / 10:.1f}'); time.sleep(0.01)"
+    )
+    lines = ranks.run("%%on_all_ranks\n" + code).stdout.splitlines()
+    assert lines == [
+        f"[0-2] epoch 0 step {k} loss {k / 10:.1f} | {(k + 1) / 10:.1f} | {(k + 2) / 10:.1f}" for k in range(32)
+    ]
+    log = ranks.run("import ddp_notebook; print(ddp_notebook.current().log(1))").stdout
+    assert "epoch 0 step 31 loss 3.2" in log.splitlines()
+    off = ranks.run("%%on_all_ranks --fold off\nprint('same'); print('loss', rank)").stdout.splitlines()
+    assert sorted(off) == sorted(f"[{rank}] {text}" for rank in range(3) for text in ("same", f"loss {rank}"))
+
+
+def test_times_addresses_and_lists_of_variables_are_folded(ranks):
+    code = "def load(): pass\nclass Net: pass\nnet = Net()\nshare = 0.5 + rank"
+    assert ranks.run("%%on_all_ranks\n" + code).status == "ok"
+    lines = ranks.run("%on_all_ranks %whos").stdout.splitlines()
+    listed = {line.split()[1]: line for line in lines if line.startswith("[0-2] ")}
+    assert "0x…" in listed["load"] and "0x…" in listed["net"] and listed["share"].endswith("0.5 | 1.5 | 2.5")
+    assert ranks.run("%on_all_ranks net").stdout.startswith("[0-2] <__main__.Net at 0x…>")
+    shown = ranks.run("%%on_all_ranks\n%%time\nsum(range(100_000 * (rank + 1))); print('done')").stdout.splitlines()
+    assert shown[0] == "[0-2] done" and shown[1].startswith("[0-2] CPU times: user "), shown
+    assert shown[-1].startswith("[0-2] Wall time: ") and shown[-1].count(" | ") == 2, shown
+    log = ranks.run("import ddp_notebook; print(ddp_notebook.current().log(2))").stdout
+    assert re.search(r"^<__main__.Net at 0x[0-9a-f]+>$", log, re.MULTILINE), "what is folded is there in full"
+
+
+def test_displays_of_late_ranks_have_slots_in_the_order_of_ranks(ranks):
+    code = (
+        "import time\nfrom IPython.display import HTML\ntime.sleep(0.8 * (2 - rank))\n"
+        "display(HTML(f'<b>{rank}</b>'))\nprint('after')"
+    )
+    reply = ranks.run("%%on_all_ranks\n" + code)
+    assert _slots(reply) == [("[0]", "<b>0</b>"), ("[1]", "<b>1</b>"), ("[2]", "<b>2</b>")]
+    assert reply.stdout.splitlines() == ["[0-2]", "[0-2] after"], "the label of the first one, and a late twin"
+
+
+def test_lines_of_late_ranks_stand_in_the_order_of_ranks(ranks):
+    code = "import time\ntime.sleep(0.4 * (2 - rank))\nprint('abc'[rank]); print('end of', 'xyz'[rank])"
+    lines = ranks.run("%%on_all_ranks\n" + code).stdout.splitlines()
+    assert lines == ["[0] a", "[0] end of x", "[1] b", "[1] end of y", "[2] c", "[2] end of z"]
+
+
+def test_bars_of_late_ranks_stand_in_the_order_of_ranks(ranks):
+    code = (
+        "import time\ntime.sleep(0.7 * (2 - rank))\n"
+        "for i in range(3): print(f'\\rrank {rank}: {i}', end='', flush=True); time.sleep(0.2)\nprint()"
+    )
+    assert ranks.run("%%on_all_ranks\n" + code).stdout == "[0] rank 0: 2\n[1] rank 1: 2\n[2] rank 2: 2\n"
 
 
 def test_displays_and_text_keep_their_order(ranks):
@@ -80,7 +139,9 @@ def test_a_rank_that_clears_its_output_replaces_what_it_has_shown(ranks):
         "    clear_output(wait=True)\n    plt.plot([i, rank]); plt.show()\n    print('frame', i)\n    time.sleep(0.2)"
     )
     reply = ranks.run("%%on_all_ranks\n" + code)
-    assert ["image/png" in data for data in reply.displays] == [True] * 3, "one figure of each rank is left"
+    slots = _slots(reply)
+    assert [label for label, _ in slots] == ["[0]", "[1]", "[2]"], "one figure of each rank is left"
+    assert all('src="data:image/png;base64,' in content for _, content in slots)
     assert "[0-2] frame 2" in reply.stdout and "frame 1" not in reply.stdout
 
 
@@ -89,7 +150,7 @@ def test_a_flood_is_cut_short_with_a_note_and_its_end(ranks):
     reply = ranks.run("%%on_all_ranks --ranks 0-1\n" + code)
     assert 4_000_000 < len(reply.stdout) < 11_000_000
     assert "... not shown:" in reply.stderr and "session.log(rank) has the text" in reply.stderr
-    assert "[0] the end 0\n[1] the end 1\n" in reply.stdout[-500:]
+    assert "[0-1] the end 0 | 1\n" in reply.stdout[-500:]
     log = ranks.run(
         "import ddp_notebook\nlog = ddp_notebook.current().log(1).splitlines()\n"
         "print([log.index(f'{i} ' + 'y' * 99) - len(log) for i in (0, 79_999)], log[-1])"
@@ -205,7 +266,7 @@ def test_a_burst_of_cleared_displays_leaves_the_last(ranks):
         "for i in range(5):\n    clear_output(wait=True)\n    display(HTML(f'{i} of {rank}'))"
     )
     reply = ranks.run("%%on_all_ranks\n" + code)
-    assert sorted(data["text/html"] for data in reply.displays) == ["4 of 0", "4 of 1", "4 of 2"]
+    assert _slots(reply) == [("[0]", "4 of 0"), ("[1]", "4 of 1"), ("[2]", "4 of 2")]
 
 
 @pytest.mark.parametrize("shown", ["print('loading')", "display({'is': 'loading'})", "display(HTML('loading'))"])
@@ -228,8 +289,7 @@ def test_what_clears_itself_again_and_again_leaves_nothing_but_the_last(ranks, s
     )
     reply = ranks.run("%%on_all_ranks\n" + code)
     if "HTML" in shown:
-        assert sorted(data["text/html"] for data in reply.displays) == ["5 of 0", "5 of 1", "5 of 2"]
-        assert sorted(reply.stdout.split()) == ["[0]", "[1]", "[2]"]
+        assert _slots(reply) == [("[0]", "5 of 0"), ("[1]", "5 of 1"), ("[2]", "5 of 2")]
     else:
         assert reply.stdout.splitlines() == [f"[{rank}] {{'step': 5, 'rank': {rank}}}" for rank in range(3)]
 

@@ -67,6 +67,8 @@ class StartOptions:
         keep_recording_mb: of what all ranks record, so many megabytes are kept in files.
         live: "auto": a view of it appears under a cell that logs or synchronises gradients, where there is a front end;
             as HTML where the front end shows no widgets. "html": as HTML in any case. "off": none comes by itself.
+        fold: show lines of several ranks as one that are equal or differ only in numbers. False: each line of each rank
+            is shown by itself, at once.
 
     Raises:
         UsageError: a value that cannot be.
@@ -83,6 +85,7 @@ class StartOptions:
     guard: bool | None = None
     heal: bool = False
     live: str = "auto"
+    fold: bool = True
     hosts: str | Sequence[str] | Mapping[str, int | None] | None = None
     slurm: str | None = None
     mpi: str | None = None
@@ -300,6 +303,8 @@ def start_line() -> LineParser:
     add("--env", metavar="K=V", nargs="+", action="extend", default=[], help="environment variables of the ranks")
     add("--timeout", metavar="S", default="120", help="limit of the start in seconds (120)")
     add("--live", metavar=live, default="auto", help="small live view under cells: widget or HTML (auto)")
+    folded = "merge lines of ranks that are equal or differ only in numbers (on)"
+    add("--fold", choices=("on", "off"), metavar="on|off", default="on", help=folded)
     add("--check", action="store_true", help="start nothing: reach the hosts, and show what does not fit")
 
     add = parser.add_argument_group("failures").add_argument
@@ -352,6 +357,7 @@ def _parse(line: str, defaults: Defaults) -> tuple[StartOptions, bool]:
         guard=None if given.guard is None else given.guard == "on",
         heal=given.heal,
         live=given.live,
+        fold=given.fold == "on",
         hosts=given.hosts,
         slurm=given.slurm,
         mpi=given.mpi,
@@ -374,8 +380,8 @@ def _as_on_a_line(defaults: Defaults) -> dict[str, object]:
     """What the parser is to take where the line says nothing."""
     words: dict[str, object] = {name.removesuffix("_s"): value for name, value in defaults.start.items()}
     words |= {name: str(value) for name, value in words.items() if type(value) in (int, float)}
-    if "guard" in words:
-        words["guard"] = "on" if words["guard"] else "off"
+    for name in {"guard", "fold"} & words.keys():
+        words[name] = "on" if words[name] else "off"
     if "env" in words:
         words["env"] = [f"{name}={value}" for name, value in defaults.start["env"].items()]
     return words

@@ -17,6 +17,7 @@ from ddp_notebook.records.words import list_ranks
 from ddp_notebook.registry.identities import Identity, identity
 
 NAME_VARIABLE = "DDP_NOTEBOOK_NAME"  # what users know the job by
+OUTPUT_VARIABLE = "DDP_NOTEBOOK_OUTPUT"  # the socket at which a notebook takes the pipes of its job's ranks
 _NO_RUNS = ("", "none")  # ids of a job that was given none
 
 

@@ -77,6 +77,7 @@ class Parts:
             grace_s=options.grace_s,
             hang_after_s=options.hang_after_s,
             heals=options.heal,
+            folds=options.fold,
         )
         self.adopted = Adopted(cluster, cells)
         transfers = Transfers(cluster, questions, living.check_rank)

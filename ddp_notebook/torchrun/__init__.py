@@ -8,7 +8,8 @@
     current    the job that this notebook looks at
     card       the hang card of a job, which stands in the cell that attached to it
     status     the ranks as a table, and what has happened
-    starting   `%ddp_torchrun`: a job whose agents are started here, and end with the kernel
+    pipes      what the ranks of such a job write, read rank by rank
+starting   `%ddp_torchrun`: a job whose agents are started here, and end with the kernel
 
 It knows ranks by their entries in `registry`, and speaks to them by the wire, as to those of a session.
 """

@@ -6,8 +6,10 @@ import logging
 import selectors
 import threading
 import time
+from pathlib import Path
 
 from ddp_notebook.errors import UsageError
+from ddp_notebook.launch.elastic import logs
 from ddp_notebook.observe.observer import Observer
 from ddp_notebook.observe.recording import Recording
 from ddp_notebook.observe.report.report import Report
@@ -17,6 +19,7 @@ from ddp_notebook.registry.finding import TORCHRUN
 from ddp_notebook.registry.identities import Identity
 from ddp_notebook.registry.torchrun import Place
 from ddp_notebook.run.groups.diagnosis import Views
+from ddp_notebook.run.output.log import RankLog
 from ddp_notebook.run.questions import Questions
 from ddp_notebook.run.record import trace
 from ddp_notebook.torchrun.cutting import cut
@@ -64,6 +67,8 @@ class TorchrunJob(ViewFace):
         self._silent: set[Identity] = set()  # that have not answered so far
         self._members: dict[str, tuple[Round, Member]] = {}  # by identity on the wire
         self._refused: RefusedError | None = None
+        self._logs: dict[int, RankLog] = {}
+        self._log_folder = ""
         self._closing = threading.Event()
         self._stale: list[Placing] = []  # of recordings that have ended, to be closed by the main thread
         self._keyring = Keyring()
@@ -149,6 +154,29 @@ class TorchrunJob(ViewFace):
         run = self._some_round()
         return status_of(self.name, run, self._looks.look(run), self.events.last(5))
 
+    def log(self, rank: int) -> str:
+        """Return what a rank has written: its last 64 MB, in all attempts. It is kept until the job is closed.
+
+        Raises:
+            UsageError: the job was started elsewhere or is closed, or the rank has written nothing.
+        """
+        if rank not in self._logs:
+            raise UsageError(
+                f"there is no log of rank {rank}: the notebook keeps what ranks of its own %ddp_torchrun job write, "
+                "until it looks at another job or %ddp_stop"
+            )
+        return self._logs[rank].read()
+
+    def keep_logs(self, folder: str) -> None:
+        """Keep what ranks write in this folder, which is removed by `close`."""
+        self._log_folder = folder
+
+    def log_of(self, rank: int) -> RankLog:
+        """The log to which the text of a rank is written."""
+        if rank not in self._logs:
+            self._logs[rank] = RankLog(Path(self._log_folder), rank)
+        return self._logs[rank]
+
     def interrupt(self) -> list[str]:
         """Cut what its ranks wait in: there the script gets the error that it would get if a peer were gone, such as
         gloo's RuntimeError. What computes is left alone. Returns what was done, in sentences.
@@ -191,6 +219,11 @@ class TorchrunJob(ViewFace):
             for member in run.members.values():
                 member.line.close()
         self._close_wire()
+        for log in self._logs.values():
+            log.close()
+        self._logs.clear()
+        if self._log_folder:
+            logs.remove(self._log_folder)
         for observer in {run.observer for run in self._rounds}:
             observer.close()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import contextlib
 import functools
 import os
@@ -11,23 +10,26 @@ import secrets
 import shlex
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import IO, Any
 
 from ddp_notebook.errors import JobFailedError, UsageError
+from ddp_notebook.launch.elastic import logs
 from ddp_notebook.launch.elastic.rendezvous import BACKEND
 from ddp_notebook.on_rank import refuse_on_rank
 from ddp_notebook.registry import entries
-from ddp_notebook.registry.torchrun import NAME_VARIABLE
+from ddp_notebook.registry.torchrun import NAME_VARIABLE, OUTPUT_VARIABLE
+from ddp_notebook.run.cells.cell import Shown
 from ddp_notebook.run.cells.interrupt import ONE_PRESS_S, Interrupts, keyboard_interrupt
 from ddp_notebook.run.lines import LineParser
-from ddp_notebook.run.output.outlet import FLUSH_S, Outlet
+from ddp_notebook.run.output.outlet import FLUSH_S
+from ddp_notebook.run.output.screen import Screen
 from ddp_notebook.run.output.sink import Here
 from ddp_notebook.torchrun import current
 from ddp_notebook.torchrun.job import TorchrunJob
+from ddp_notebook.torchrun.pipes import TORCHRUN, Pipes
 from ddp_notebook.wire.store import listen_here
 
 _MOST_AGENTS = 256  # on this machine
@@ -37,10 +39,13 @@ _OURS = {
 }
 _NPROC = ("auto", "cpu", "gpu", "xpu")  # beside numbers
 _NO_RANKS = {"--no-python", "--run-path"}
+_TO_FILES = {"-r", "--redirects", "-t", "--tee"}  # by which torchrun writes the output of ranks to files
 # torch's own times are for clusters: 30 s for further agents, 15 s until one that is silent counts as gone.
 _TIMES = "last_call_timeout=2,keep_alive_interval=1,keep_alive_max_attempt=3"
+_MOST_RANKS = 8  # whose text counts for the limit of what is shown
 _ALONE_S = 20.0  # after so long without a rank it is said what torchrun waits for
-_MOST_WAITING = 200  # pieces of output that were not shown; then the job waits in its `print`
+_REFRESH_S = 0.1  # output that goes on without a pause is shown at least so often
+_END_S = 2.0  # how long the pipes of ranks may stay open when torchrun has ended
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +56,7 @@ class Asked:
     program: list[str]  # the script, or `-m` and a module, and what follows
     name: str  # of the job
     agents: int  # that are started here
+    folds: bool = True  # lines of several ranks are merged
     key: str = field(default_factory=lambda: f"notebook-{os.getpid()}-{secrets.token_hex(4)}")
 
     def command(self, endpoint: str) -> list[str]:
@@ -63,6 +69,11 @@ class Asked:
         """What starts one more agent, in a shell on this machine in the same directory."""
         command = [sys.executable, "-m", "ddp_notebook.launch.elastic.agent", *self.command(endpoint)]
         return f"{NAME_VARIABLE}={shlex.quote(self.name)} {shlex.join(command)}"
+
+    @property
+    def has_files(self) -> bool:
+        """Whether torchrun is to write the output of ranks to files."""
+        return any(word.partition("=")[0] in _TO_FILES or word[:2] in ("-r", "-t") for word in self.options)
 
     @property
     def most_agents(self) -> int:
@@ -83,6 +94,8 @@ def torchrun_line() -> LineParser:
     )
     parser.add_argument("--agents", metavar="N", default="1", help="number of agents to start on this machine (1)")
     parser.add_argument("--name", metavar="NAME", default="", help="name of the job for %%ddp_attach")
+    folded = "merge lines of ranks that are equal or differ only in numbers (on)"
+    parser.add_argument("--fold", metavar="on|off", default="on", help=folded)
     parser.add_argument("options", metavar="OPTION", nargs="*", help="options of torchrun, such as --nproc-per-node 4")
     parser.add_argument("script", metavar="SCRIPT", help="a Python file, or -m and a module")
     parser.add_argument("arguments", metavar="ARGUMENT", nargs="*", help="arguments of the script")
@@ -106,7 +119,7 @@ def read(line: str) -> Asked:
     except ValueError as error:
         declared.error(f"{error}: {line!r}")
     refuse_on_rank("ranks start no jobs: call %ddp_torchrun")
-    own: dict[str, str] = {f"--{name}": declared.get_default(name) for name in ("agents", "name")}
+    own: dict[str, str] = {f"--{name}": declared.get_default(name) for name in ("agents", "name", "fold")}
     script = 0
     while script < len(words) and not words[script].endswith(".py") and words[script] not in ("-m", "--module"):
         name, is_joined, value = words[script].partition("=")
@@ -120,6 +133,8 @@ def read(line: str) -> Asked:
     agents = own["--agents"]
     if not agents.isdecimal() or not 0 < int(agents[:10]) <= _MOST_AGENTS:
         declared.error(f"--agents must be a number from 1 to {_MOST_AGENTS} (got {agents[:40]!r})")
+    if own["--fold"] not in ("on", "off"):
+        declared.error(f"--fold must be on or off (got {own['--fold']!r})")
     if script == len(words):
         where = f" in {line!r}" if words else " to run"
         declared.error(f"there is no script{where}")
@@ -144,7 +159,7 @@ def read(line: str) -> Asked:
     else:
         declared.error(f"there is no module behind {program[0]}")
     name = own["--name"] or f"{stem}-{secrets.token_hex(2)}"
-    return Asked(options=options, program=program, name=name, agents=int(agents))
+    return Asked(options=options, program=program, name=name, agents=int(agents), folds=own["--fold"] == "on")
 
 
 def _check_numbers(options: Sequence[str]) -> None:
@@ -185,22 +200,25 @@ def run(asked: Asked) -> TorchrunJob:
         KeyboardInterrupt: it was ended by the stop button.
     """
     listener, place = listen_here(str(entries.folder()))
+    taker, taker_place = listen_here(str(entries.folder()))
     job = current.become(TorchrunJob(asked.key, asked.name))
-    output: queue.Queue[tuple[str, str]] = queue.Queue(_MOST_WAITING)
+    job.keep_logs(logs.make())
     began_s = time.monotonic()
     with Interrupts(lambda: None) as interrupts:
         with listener:
-            process = _start(asked, place.at, listener.fileno())
+            process = _start(asked, place.at, listener.fileno(), "" if asked.has_files else taker_place.at)
+        assert process.stdout is not None and process.stderr is not None
+        with process.stdout, process.stderr:
+            pipes = Pipes(taker, [os.dup(process.stdout.fileno()), os.dup(process.stderr.fileno())])
         try:
-            for stream, pipe in (("stdout", process.stdout), ("stderr", process.stderr)):
-                threading.Thread(target=_read, args=(stream, pipe, output), name="ddp-output", daemon=True).start()
-            _follow(asked, place.at, job, process, output, interrupts)
+            _follow(asked, place.at, job, process, pipes, interrupts)
         finally:
+            pipes.close()
             _end(process)
     return _ended(job, process.returncode, time.monotonic() - began_s, interrupts.count > 0)
 
 
-def _start(asked: Asked, endpoint: str, listener: int) -> subprocess.Popen[bytes]:
+def _start(asked: Asked, endpoint: str, listener: int, output: str) -> subprocess.Popen[bytes]:
     parent = [sys.executable, "-m", "ddp_notebook.launch.elastic.parent", str(asked.agents), str(listener)]
     return subprocess.Popen(
         [*parent, *asked.command(endpoint)],
@@ -208,21 +226,9 @@ def _start(asked: Asked, endpoint: str, listener: int) -> subprocess.Popen[bytes
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        env={**os.environ, NAME_VARIABLE: asked.name},
+        env={**os.environ, NAME_VARIABLE: asked.name, OUTPUT_VARIABLE: output},
         start_new_session=True,  # the stop button signals the kernel's process group: the job is ended in order
     )
-
-
-def _read(stream: str, pipe: Any, output: queue.Queue[tuple[str, str]]) -> None:
-    """What comes through a pipe, in a thread. Where the notebook does not keep up, the job waits."""
-    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")  # a read may end within a character
-    with pipe:
-        while data := pipe.read1(1 << 16):
-            if text := decoder.decode(data):
-                output.put((stream, text))
-    if rest := decoder.decode(b"", final=True):
-        output.put((stream, rest))
-    output.put((stream, ""))
 
 
 def _follow(
@@ -230,33 +236,44 @@ def _follow(
     endpoint: str,
     job: TorchrunJob,
     process: subprocess.Popen[bytes],
-    output: queue.Queue[tuple[str, str]],
+    pipes: Pipes,
     interrupts: Interrupts,
 ) -> None:
-    outlet, open_pipes, presses = Outlet(), 2, 0
+    screen, presses = Screen(range(_MOST_RANKS), folds=asked.folds, log="attach_job().log(rank)"), 0
     joins = asked.joins(endpoint)
     if asked.most_agents > asked.agents:
-        outlet.write("stderr", f"one more agent joins from a shell with: {joins}\n")
+        screen.write("stderr", f"one more agent joins from a shell with: {joins}\n")
     alone_s = time.monotonic() + _ALONE_S
+    ends_s = float("inf")
     view = None
-    while open_pipes:
-        try:
-            stream, text = output.get(timeout=FLUSH_S)
-            open_pipes -= not text
-            outlet.write(stream, text)
-        except queue.Empty:
-            pass
+    refreshed_s, pause_s = time.monotonic(), FLUSH_S
+    while (pipes.is_open or not pipes.output.empty()) and time.monotonic() < ends_s:
+        with contextlib.suppress(queue.Empty):
+            one = pipes.output.get(timeout=pause_s)
+            if one.rank == TORCHRUN:
+                screen.write(one.stream, one.text)
+            elif one.text:
+                job.log_of(one.rank).write(one.text)
+                screen.show(Shown(one.rank, one.text, one.stream))
         now_s = time.monotonic()
-        outlet.flush(now_s)
+        if pipes.output.empty() or screen.is_due or now_s - refreshed_s > _REFRESH_S:
+            is_idle = pipes.output.empty()
+            wait_s = screen.refresh(pipes.talking)
+            pause_s = 0.0 if not is_idle else FLUSH_S if wait_s is None else min(FLUSH_S, wait_s)
+            refreshed_s = now_s
         if interrupts.count > presses:
+            if not presses:
+                screen.hurry()
             _tell(process.stdin, "kill" if presses and now_s - interrupts.pressed_s < ONE_PRESS_S else "stop")
             presses = interrupts.count
         view = _look(job, view)
         if job.round is None and now_s > alone_s:
             alone_s = float("inf")
             said = f"no rank has started within {_ALONE_S:.0f} s: torchrun waits for more agents"
-            outlet.write("stderr", f"{said}; one more, in a shell: {joins}\n")
-    outlet.drain()
+            screen.write("stderr", f"{said}; one more, in a shell: {joins}\n")
+        if pipes.has_ended and ends_s == float("inf"):
+            ends_s = now_s + _END_S  # a process that has left the job may hold a pipe open
+    screen.finish()
     if view is not None:
         view[1].end(view[0])
 

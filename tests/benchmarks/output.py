@@ -3,7 +3,7 @@
 bytes     on iopub, framing included, per byte printed on all ranks: four ranks print 300 different lines of 40
           bytes a second each; the minute is looked at in thirds, since the ratio must not grow
 delay     from a print until a front end has it: four ranks print different lines at the same time, so each line
-          waits 50 ms for twins that do not come
+          waits 50 ms for equal lines that do not come
 flood     two million lines on each of two ranks: what the notebook's memory gains, and the next `pass`
 """
 
@@ -31,14 +31,14 @@ _PRINT = """%%on_all_ranks
 import time
 began = time.monotonic()
 for i in range({count}):
-    print(f"rank {{rank}} line {{i:08d}} ".ljust(39, "."))
+    print(f"{{'abcd'[rank]}} line {{i:08d}} ".ljust(39, "."))  # no numbers differ: each rank has a line of its own
     time.sleep(max(0.0, began + (i + 1) / {per_s} - time.monotonic()))
 """
 _DELAYS = """%%on_all_ranks
 import time
 for i in range({count}):
     time.sleep(0.3)
-    print(f"rank {{rank}} at {{time.time()}}")
+    print(f"{{'abcd'[rank]}} at{{time.time()}}")
 """
 _FLOOD = """%%on_all_ranks --ranks 0-1
 for i in range(2_000_000): print(i)
@@ -87,8 +87,8 @@ def measure(seconds: int = 60, delays: int = 40) -> list[Figure]:
         for at, _, content in iopub(front_end, _DELAYS.format(count=delays), 120):
             text = content.get("text") or (content.get("data") or {}).get("text/plain", "")
             for line in text.splitlines():
-                if " at " in line:
-                    delayed_ms.setdefault(line, (at - float(line.split()[-1])) * 1000)
+                if " at" in line:
+                    delayed_ms.setdefault(line, (at - float(line.rpartition(" at")[2])) * 1000)
 
         process = psutil.Process(kernel.pid)
         before_ms = median(front_end.run_s("%%on_all_ranks\npass") * 1000 for _ in range(30))

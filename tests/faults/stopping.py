@@ -187,7 +187,7 @@ class Stopping:
             if reply.status == "ok" or time.monotonic() > until:
                 break
             time.sleep(0.1)  # a cell that was left may end only now
-        assert "[0] sum 2 kept 10\n[1] sum 2 kept 11\n" in reply.stdout, reply
+        assert "[0-1] sum 2 kept 10 | 11\n" in reply.stdout, reply
 
     def close(self) -> None:
         """End the notebook. Doing it twice is no error."""

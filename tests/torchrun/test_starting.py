@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import subprocess
 import sys
 import threading
+import time
 
 import psutil
 import pytest
 
 from ddp_notebook.errors import JobFailedError, UsageError
-from ddp_notebook.registry.torchrun import launcher
+from ddp_notebook.registry.torchrun import OUTPUT_VARIABLE, launcher
 from ddp_notebook.torchrun import current, starting
+from ddp_notebook.torchrun.pipes import Pipes
+from ddp_notebook.wire.store import listen_here
 from tests.conftest import wait_until
 
 
@@ -70,30 +74,55 @@ def test_options_of_the_notebooks_own_may_stand_among_torchruns():
     assert asked.program == ["-m", "train", "--agents", "7"]
 
 
-def test_a_character_that_is_read_in_two_parts_is_shown_whole():
-    reads, writes = os.pipe()
-    output: queue.Queue[tuple[str, str]] = queue.Queue()
-    said = "a" + 100_000 * "é"
-
-    def write() -> None:
-        with open(writes, "wb") as pipe:
-            pipe.write(said.encode())
-
-    writer = threading.Thread(target=write)
-    writer.start()
-    with open(reads, "rb") as pipe:
-        starting._read("stdout", pipe, output)
-    writer.join()
-    *parts, end = [output.get() for _ in range(output.qsize())]
-    assert "".join(text for _, text in parts) == said and end == ("stdout", "")
+def test_lines_of_a_rank_are_whole():
+    """Though two ranks write at once, and a character and a line come in several reads."""
+    listener, place = listen_here("")
+    ours = [os.pipe() for _ in range(2)]
+    pipes = Pipes(listener, [reads for reads, _ in ours])
+    code = """
+import os, sys
+from ddp_notebook.rank.script.output import to_notebook
+to_notebook()
+for _ in range(20):
+    os.write(1, 'é'.encode()[:1]); os.write(1, 'é'.encode()[1:] + 50_000 * b'x'); print(os.environ['RANK'])
+print('bad', file=sys.stderr)
+"""
+    environment = {**os.environ, OUTPUT_VARIABLE: place.at, "WORLD_SIZE": "2"}
+    ranks = [subprocess.Popen([sys.executable, "-c", code], env={**environment, "RANK": str(n)}) for n in range(2)]
+    said: dict[tuple[int, str], str] = {}
+    until = time.monotonic() + 60
+    while (pipes.is_open or not pipes.output.empty()) and time.monotonic() < until:
+        if ours and all(one.poll() is not None for one in ranks):
+            os.close(ours.pop()[1])  # as torchrun does at its end
+        with contextlib.suppress(queue.Empty):
+            one = pipes.output.get(timeout=0.05)
+            said[one.rank, one.stream] = said.get((one.rank, one.stream), "") + one.text
+    assert pipes.has_ended and pipes.world_size == 2 and [one.returncode for one in ranks] == [0, 0]
+    pipes.close()
+    for n in range(2):
+        assert said[n, "stdout"] == f"é{'x' * 50_000}{n}\n" * 20 and said[n, "stderr"] == "bad\n"
 
 
 def test_a_job_is_started_shown_and_looked_at(jobs, capsys):
-    jobs.script("train(6)\nsys.stdout.write(f'done {sys.argv[1:]}\\n')")
+    jobs.script("train(6)\nsys.stdout.write(f'done {sys.argv[1:]}\\n')\nprint('loss', 0.25 + rank, file=sys.stderr)")
     job = starting.run(starting.read("--name mine --nproc-per-node 2 train.py --lr 1"))
-    assert capsys.readouterr().out.count("done ['--lr', '1']") == 2
+    shown = capsys.readouterr()
+    assert shown.out == "[0-1] done ['--lr', '1']\n" and "[0-1] loss 0.25 | 1.25\n" in shown.err
     assert (job.name, job.world_size, job.report().cell) == ("mine", 2, 1)
+    assert job.log(1) == "done ['--lr', '1']\nloss 1.25\n"
     assert current.current() is job
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("option", ["--fold off", "--tee 3"])
+def test_lines_are_not_folded_where_the_line_says_so(jobs, capsys, option):
+    """With --tee torchrun itself writes and labels them."""
+    jobs.script("print('same')", head="")
+    starting.run(starting.read(f"{option} --nproc-per-node 2 train.py"))
+    shown = sorted(
+        line.removeprefix("[default0]:").removeprefix("[default1]:") for line in capsys.readouterr().out.split("\n")
+    )
+    assert shown == (["", "[0] same", "[1] same"] if "fold" in option else ["", "same", "same"])
 
 
 @pytest.mark.long

@@ -47,6 +47,7 @@ _START: Mapping[str, tuple[tuple[type, ...], str]] = {
     "guard": ((bool,), "guard = true"),
     "heal": ((bool,), "heal = true"),
     "live": ((str,), 'live = "auto"'),
+    "fold": ((bool,), "fold = true"),
     "python": ((str,), 'python = "/envs/train/bin/python"'),
 }
 _SSH: Mapping[str, tuple[tuple[type, ...], str]] = {"command": ((str,), 'command = "ssh -F FILE"')}

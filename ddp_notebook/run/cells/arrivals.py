@@ -184,13 +184,16 @@ class Arrivals:
             self._on_display(rank, piece)
 
     def _on_display(self, rank: int, display: Display) -> None:
+        data = display.content.get("data") or {}
+        if set(data) == {"text/plain"} and display.msg_type != "update_display_data":
+            self._of(rank).log.write(f"{data['text/plain']}\n")  # such lines are folded as those of `print` are
         if (run := self.runs.get(display.cell)) is not None:
             run.on_display(rank, display)
             return
         self.took(rank, display)
         if display.msg_type == "update_display_data":  # a thread or a widget callback sent it after its cell
             _update(rank, display)
-        elif text := (display.content.get("data") or {}).get("text/plain"):
+        elif text := data.get("text/plain"):
             self._keep(rank, 1, f"{text}\n")
 
     def _keep(self, rank: int, fd: int, text: str) -> None:

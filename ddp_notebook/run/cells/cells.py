@@ -50,7 +50,7 @@ class Cells:
         questions: to ask them.
         check: raises when these ranks cannot take a cell.
         notices: returns what is to be said of the ranks' hosts and was not said yet.
-        grace_s, hang_after_s, heals: see `StartOptions`.
+        grace_s, hang_after_s, heals, folds: see `StartOptions`.
     """
 
     def __init__(
@@ -64,6 +64,7 @@ class Cells:
         grace_s: float | None,
         hang_after_s: float | None,
         heals: bool,
+        folds: bool = True,
     ) -> None:
         self.turn = Turn()
         self._cluster = cluster
@@ -75,6 +76,7 @@ class Cells:
         self.notices = notices
         self._grace_s = grace_s
         self._hang_after_s = hang_after_s
+        self._folds = folds
         self._numbers = itertools.count(1)
         self._arrivals = arrivals
         self._runs = arrivals.runs  # by number
@@ -97,6 +99,7 @@ class Cells:
         execution_count: int = 1,
         file: str = "",
         record: RecordOptions,
+        folds: bool | None = None,
         beside: Beside | None = None,
         place: AbstractContextManager[object] | None = None,
         waiter: Waiter = NOTEBOOK,
@@ -107,6 +110,7 @@ class Cells:
         Args:
             choose: returns the ranks that are to run it, and notes to show before; called when its turn has come.
             sink: where its output goes; None: nowhere.
+            folds: merge equal lines of several ranks; None: as the session does.
             beside: what is shown beside its output, where that is shown.
             place: its place in the queue; None: the last one. One that does nothing: the caller has the turn.
             waiter: who waits for it.
@@ -127,7 +131,7 @@ class Cells:
                 notes = [*notes, *self._form_what_was_left(interrupts)]
                 screen = None
                 if sink is not None:
-                    screen = self.screen(ranks, sink, waiter, interrupts, beside)
+                    screen = self.screen(ranks, sink, waiter, interrupts, beside, folds)
                     self._arrivals.show_text_between_cells(screen)
                     for note in [*notes, *self.notices()]:
                         screen.note(note)
@@ -152,7 +156,13 @@ class Cells:
             return self.tell_end(run, watch, interrupts, screen, pending, notes, timeout_s)
 
     def screen(
-        self, ranks: Sequence[int], sink: Sink, waiter: Waiter, interrupts: Interrupts, beside: Beside | None
+        self,
+        ranks: Sequence[int],
+        sink: Sink,
+        waiter: Waiter,
+        interrupts: Interrupts,
+        beside: Beside | None,
+        folds: bool | None = None,
     ) -> Screen:
         """Where the output of a cell of these ranks goes. They clear nothing that a job or a view has shown there."""
         return Screen(
@@ -161,6 +171,7 @@ class Cells:
             waiter.ends,
             is_stopped=lambda: bool(interrupts.count),
             may_clear=lambda: waiter is NOTEBOOK and not (beside and beside.is_shown),
+            folds=self._folds if folds is None else folds,
         )
 
     def watch(

@@ -54,6 +54,7 @@ class CellFace(Assembled):
         execution_count: int | None = None,
         file: str = "",
         record: RecordOptions | None = None,
+        fold: bool | None = None,
     ) -> CellResult: ...
     @overload
     def run(
@@ -67,6 +68,7 @@ class CellFace(Assembled):
         execution_count: int | None = None,
         file: str = "",
         record: RecordOptions | None = None,
+        fold: bool | None = None,
     ) -> Job: ...
     @overload
     def run(
@@ -80,6 +82,7 @@ class CellFace(Assembled):
         execution_count: int | None = None,
         file: str = "",
         record: RecordOptions | None = None,
+        fold: bool | None = None,
     ) -> CellResult | Job: ...
     def run(
         self,
@@ -92,6 +95,7 @@ class CellFace(Assembled):
         execution_count: int | None = None,
         file: str = "",
         record: RecordOptions | None = None,
+        fold: bool | None = None,
     ) -> CellResult | Job:
         """Run code on ranks, as a cell of a notebook would.
 
@@ -109,6 +113,8 @@ class CellFace(Assembled):
             execution_count: the number in `In [n]` that tracebacks show; None: that of the cell that calls this.
             file: the name of the cell's file that warnings show; "": one made from the code.
             record: what to record of it; None: what is always recorded.
+            fold: show lines that are equal on several ranks, or differ only in numbers, as one. False: show each line
+                of each rank. None: as the session was started.
 
         Raises:
             UsageError: no such rank, or no such time.
@@ -161,6 +167,7 @@ class CellFace(Assembled):
                 execution_count=execution_count,
                 file=file,
                 record=asked,
+                folds=fold,
                 beside=beside,
                 place=None if job is None else job.place,
                 waiter=NOTEBOOK if job is None else job.waiter,

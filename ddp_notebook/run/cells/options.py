@@ -22,6 +22,7 @@ class CellOptions:
         ranks: the set of ranks as written; None: all.
         timeout_s: seconds after which it is stopped; None: no limit.
         quiet: show nothing of what it prints and displays.
+        fold: show lines of several ranks as one that are equal or differ only in numbers; None: as the session does.
         here: run it in the notebook too, after the ranks.
         background: do not wait for it.
         record: what to record of it; None: what is always recorded.
@@ -30,6 +31,7 @@ class CellOptions:
     ranks: str | None = None
     timeout_s: float | None = None
     quiet: bool = False
+    fold: bool | None = None
     here: bool = False
     background: bool = False
     record: RecordOptions | None = None
@@ -62,6 +64,9 @@ def on_ranks() -> LineParser:
 def _add_options(parser: LineParser) -> None:
     parser.add_argument("--timeout", metavar="S", help="stop the cell after S seconds")
     parser.add_argument("--quiet", action="store_true", help="show nothing that the cell prints or displays")
+    parser.add_argument(
+        "--fold", choices=("on", "off"), metavar="on|off", help="off: show each line of each rank by itself"
+    )
     parser.add_argument("--here", action="store_true", help="then run the cell in the notebook too")
     parser.add_argument("--background", action="store_true", help="return at once; not together with --here")
     recorded = parser.add_argument_group("recording")
@@ -110,6 +115,7 @@ def parse(line: str, declared: Callable[[], LineParser] = on_all_ranks) -> CellO
         if timeout is None
         else check_timeout(parser.number(float, "--timeout", timeout, "number of seconds")),
         quiet=given.quiet,
+        fold=None if given.fold is None else given.fold == "on",
         here=given.here,
         background=given.background,
         record=what_to_record(given.tensors, given.watch, given.gradient, given.profile),

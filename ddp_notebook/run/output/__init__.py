@@ -4,6 +4,8 @@ text        the bytes of a rank's pipes, cut at their marks and put in order wit
 screen      output in the notebook ──► fold (equal lines of several ranks)
                                    ──► unfinished (lines still being written) ──► outlet
 fold        lines that several ranks wrote, shown once
+numbers     lines that differ only in numbers, merged into one
+slots       displays of several ranks in one place, in the order of the ranks
 lines       lines as a terminal would show them
 labels      the label of a line: the ranks that wrote it
 unfinished  bars, dots and other lines that change in their place

@@ -5,8 +5,8 @@ Each rank's lines keep their order. Between ranks they are aligned as a person w
     rank 0   epoch 1   loss 0.51   done
     rank 1   epoch 1   loss 0.48   done
 
-follow "epoch 1" of both, the two losses, and "done" of both. A line waits a moment for its twins; a later twin can
-still join the tail, which is what was shown last.
+follow "epoch 1" of both, "loss 0.51 | 0.48", and "done" of both. A line waits a moment for the other ranks; a rank
+that is later can still join the tail, the lines that were shown last.
 
 Pure bookkeeping: no clock, no thread, no output.
 """
@@ -14,27 +14,43 @@ Pure bookkeeping: no clock, no thread, no output.
 from __future__ import annotations
 
 import json
-from collections import Counter, defaultdict, deque
-from collections.abc import Collection, Iterable, Iterator
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 
+from ddp_notebook.run.output.numbers import Form, form_of, merged
 from ddp_notebook.wire.events import Display
 
-TWINS_S = 0.05  # how long a line waits for its twins
-VALUES_S = 0.5  # and a cell's value, mostly its rank's last word: so they stand in the order of the ranks
+TWINS_S = 0.05  # how long a line without numbers waits for equal lines of other ranks
+OTHERS_S = 0.5  # how long a line with numbers, a display or a value waits for those of the other ranks
+LATE_S = 2.0  # how long lines are remembered that were shown without all ranks
 _TOGETHER_S = 0.02  # so much less if others are shown anyway: the next ones would have to wait for the outlet
 _LOOK_S = 0.01
+BURST_CHARS = 4000  # a rank with more of it waiting has written a lot: what others wrote may wait in their pipes
+_MOST_ALONE = 1000  # kinds of lines known to come from some ranks only
+_DISPLAYS, _VALUES = "displays", "values"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Item:
-    """A line of text, or a display, whose only text is its label. Items with equal keys are twins."""
+    """A line of text, or a display, whose only text is its label. Items with equal keys are twins.
+
+    What follows from the text is found when it is needed: lines that are equal on all ranks never need it.
+
+    Attributes:
+        family: equal for items that may be shown together.
+        marker: equal for items of several ranks that belong together: the text of a line without what is measured.
+        form: of a line that may be merged with lines that differ in numbers.
+    """
 
     key: str
     stream: str = "stdout"
     text: str = ""
     display: Display | None = None
     waits_s: float = TWINS_S
+    family: str = field(default="", init=False, compare=False, repr=False)
+    marker: str = field(default="", init=False, compare=False, repr=False)
+    form: Form | None = field(default=None, init=False, compare=False, repr=False)
 
     @classmethod
     def line(cls, stream: str, text: str, waits_s: float = TWINS_S) -> Item:
@@ -48,7 +64,24 @@ class Item:
         owner = "" if handle is None else f"{rank}:{handle}:"
         data = display.content.get("data") or {}
         content = json.dumps(data, sort_keys=True, default=str)
-        return cls(f"display:{display.msg_type}:{owner}{content}", display=display, waits_s=waits_s(display))
+        is_new = display.msg_type in ("display_data", "execute_result")  # an update waits for nothing
+        key = f"display:{display.msg_type}:{owner}{content}"
+        return cls(key, display=display, waits_s=OTHERS_S if is_new else TWINS_S)
+
+    def look(self) -> None:
+        """Find family, marker and form."""
+        self.family = self.marker = self.key
+        if self.display is None:
+            self.form = form = form_of(self.text)
+            if form is not None:
+                self.family, self.marker = f"{self.stream}:{form.shape}", f"{self.stream}:{form.marker}"
+        if self.waits_s == OTHERS_S:
+            self.family = _VALUES if self.display is None else _DISPLAYS
+
+    @property
+    def is_display(self) -> bool:
+        """Whether it is a new display, not an update or a clear."""
+        return self.display is not None and self.display.msg_type in ("display_data", "execute_result")
 
 
 @dataclass(slots=True)
@@ -61,17 +94,19 @@ class Folded:
 
 @dataclass(slots=True)
 class Tail:
-    """The entries shown last, as long as late twins may join them."""
+    """The lines shown last, as long as late ranks may join them."""
 
     entries: list[Folded] = field(default_factory=list)
     changed: bool = False  # since it was shown
     joined: bool = False  # some rank has joined
     _next: dict[int, int] = field(default_factory=dict)  # by rank: the first entry that may be its next line
+    _in_time: set[int] = field(default_factory=set)  # ranks that were not late
 
     def extend(self, entries: list[Folded]) -> None:
         """Add entries that were shown right after it."""
         for entry in entries:
             self.entries.append(entry)
+            self._in_time.update(entry.ranks)
             self._next.update(dict.fromkeys(entry.ranks, len(self.entries)))
 
     def join(self, rank: int, item: Item) -> bool:
@@ -85,54 +120,129 @@ class Tail:
                 return True
         return False
 
+    def insert(self, late: Folded) -> bool:
+        """Put a line of late ranks between the others, in the order of ranks. Returns False if these ranks are not
+        late: their line comes after what is shown here."""
+        if not self._in_time.isdisjoint(late.ranks):
+            return False
+        at = max(self._next.get(rank, 0) for rank in late.ranks)
+        while at < len(self.entries) and self.entries[at].ranks[0] < late.ranks[0]:
+            at += 1
+        self.entries.insert(at, late)
+        self._next = {rank: number + (number > at) for rank, number in self._next.items()}
+        self._next.update(dict.fromkeys(late.ranks, at + 1))
+        self.changed = self.joined = True
+        return True
+
+
+class _Queue:
+    """The items of one rank that wait, with a count of their markers as far as that was needed."""
+
+    def __init__(self) -> None:
+        self._counted: deque[tuple[float, Item]] = deque()
+        self._fresh: deque[tuple[float, Item]] = deque()
+        self._counts: dict[str, int] = {}
+        self._chars = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._counted or self._fresh)
+
+    @property
+    def is_burst(self) -> bool:
+        """Whether so much waits that a tail could not hold it: it is not shown again when another rank joins."""
+        return self._chars > BURST_CHARS
+
+    def add(self, came_s: float, item: Item) -> None:
+        self._fresh.append((came_s, item))
+        self._chars += len(item.text)
+
+    @property
+    def head(self) -> tuple[float, Item]:
+        return self._counted[0] if self._counted else self._fresh[0]
+
+    def has(self, marker: str) -> bool:
+        """Return whether an item with this marker waits."""
+        while self._fresh:
+            one = self._fresh.popleft()
+            self._counted.append(one)
+            if not one[1].family:
+                one[1].look()
+            self._counts[one[1].marker] = self._counts.get(one[1].marker, 0) + 1
+        return marker in self._counts
+
+    def pop(self) -> Item:
+        """Take the first item."""
+        if not self._counted:
+            item = self._fresh.popleft()[1]
+        else:
+            item = self._counted.popleft()[1]
+            if self._counts[item.marker] == 1:
+                del self._counts[item.marker]
+            else:
+                self._counts[item.marker] -= 1
+        self._chars -= len(item.text)
+        return item
+
 
 class Fold:
     """Collects items by rank and gives them out folded.
 
+    Args:
+        folds: merge what several ranks write; False: each line of each rank is its own, and does not wait.
+
     Example:
         >>> fold = Fold()
         >>> for rank in range(3):
-        ...     fold.add(rank, Item.line("stdout", "hi"), now=0.0)
+        ...     fold.add(rank, Item.line("stdout", f"loss {rank / 10}"), now=0.0)
         >>> [(entry.ranks, entry.item.text) for entry in fold.take(now=0.0, talking={0, 1, 2})]
-        [([0, 1, 2], 'hi')]
+        [([0, 1, 2], 'loss 0.0 | 0.1 | 0.2')]
     """
 
-    def __init__(self) -> None:
-        self._queues: dict[int, deque[tuple[float, Item]]] = {}
-        self._counts: defaultdict[int, Counter[str]] = defaultdict(Counter)
+    def __init__(self, folds: bool = True) -> None:
+        self._folds = folds
+        self._queues: dict[int, _Queue] = {}
+        self._alone: dict[str, set[int]] = {}  # by name of a family: the only ranks that have shown such items
+        self._passed: dict[str, tuple[float, dict[int, int]]] = {}  # by marker: when, and how often each rank showed it
 
     def __bool__(self) -> bool:
         return any(self._queues.values())
 
     def add(self, rank: int, item: Item, now: float) -> None:
         """Add an item of a rank, which came at `now` (seconds)."""
-        self._queues.setdefault(rank, deque()).append((now, item))
-        self._counts[rank][item.key] += 1
+        if not self._folds and (item.display is None or item.is_display):
+            is_value = item.waits_s == OTHERS_S
+            item.key = f"{rank}:{item.key}"
+            item.family, item.marker = _DISPLAYS if is_value else item.key, item.key
+            item.waits_s = OTHERS_S if is_value else 0.0
+        if rank not in self._queues:
+            self._queues[rank] = _Queue()
+        self._queues[rank].add(now, item)
 
-    def take(self, now: float, talking: Collection[int], tail: Tail | None = None) -> list[Folded]:
+    def take(
+        self, now: float, talking: Collection[int], join: Callable[[int, Item], bool] = lambda *_: False
+    ) -> list[Folded]:
         """The items that need not wait any longer, in the order in which to show them.
 
         Args:
-            now: seconds; items that have waited for `waits_s` wait no more.
+            now: seconds; items that have waited long enough wait no more.
             talking: ranks that may still write.
-            tail: the entries shown last, which ranks may join until something new is shown.
+            join: adds an item of a rank to what was shown last, and returns whether that was possible. It is called
+                until something new is to be shown.
         """
         taken: list[Folded] = []
         if not self._queues:  # nobody has said anything yet
             return taken
         due_s = now  # what is due then is due
-        if any(queue and now >= _due_s(*queue[0]) for queue in self._queues.values()):
+        if any(queue and now >= self._due_s(queue) for queue in self._queues.values()):
             due_s += _TOGETHER_S
         while True:
-            if tail is not None and not taken:
-                self._join(tail)
-            found = list(self._ready(due_s, talking))
+            if not taken:
+                self._join(join)
+            found = list(self._ready(now, due_s, talking))
             if not found:
                 return taken
-            for entry in found:
-                for rank in entry.ranks:
-                    self._pop(rank)
-            taken += found
+            for ranks, has_waited in found:
+                taken += self._fold(ranks, has_waited, now, talking)
 
     def take_all(self) -> list[Folded]:
         """All items: nothing more can come."""
@@ -140,56 +250,155 @@ class Fold:
 
     def wait_s(self, now: float) -> float | None:
         """Seconds until `take` has to look again; None: nothing waits."""
-        waits = [_due_s(*queue[0]) - now for queue in self._queues.values() if queue]
+        waits = [self._due_s(queue) - now for queue in self._queues.values() if queue]
         # an item that is due and still here waits for a twin that is behind an item that is not due
         return min((wait_s for wait_s in waits if wait_s > 0), default=_LOOK_S if waits else None)
 
-    def _join(self, tail: Tail) -> None:
+    # ---- which items are ready
+
+    def _join(self, join: Callable[[int, Item], bool]) -> None:
         for rank, queue in self._queues.items():
-            while queue and tail.join(rank, queue[0][1]):
-                self._pop(rank)
+            while queue and join(rank, queue.head[1]):
+                queue.pop()
 
-    def _ready(self, due_s: float, talking: Collection[int]) -> Iterator[Folded]:
-        """Those of the ranks' first items that are due: all ranks have them, or their wait is over at `due_s`."""
-        heads: dict[str, list[int]] = {}
-        for rank in sorted(self._queues):
-            if self._queues[rank]:
-                heads.setdefault(self._queues[rank][0][1].key, []).append(rank)
-        waiting = [rank for ranks in heads.values() for rank in ranks]
-        most = len({*talking, *waiting})  # ranks that could have it
-        crossed: list[tuple[float, Folded]] = []
+    def _ready(self, now: float, due_s: float, talking: Collection[int]) -> Iterator[tuple[list[int], bool]]:
+        """The ranks whose first items are to be shown together, and whether they have waited for others in vain."""
+        heads = {rank: queue.head[1] for rank, queue in sorted(self._queues.items()) if queue}
+        if not heads:
+            return
+        most = len({*talking, *heads})  # ranks that could have it
+        is_all = len(heads) == most
+        if is_all and len({item.key for item in heads.values()}) == 1:
+            yield list(heads), False
+            return
+        families = self._families(heads)
+        if is_all and len(families) == 1 and not self._passed and len({item.marker for item in heads.values()}) == 1:
+            yield list(heads), False
+            return
+        crossed: list[tuple[float, list[int]]] = []
+        groups = 0
         found = False
-        dues_s = {key: min(_due_s(*self._queues[rank][0]) for rank in ranks) for key, ranks in heads.items()}
-        values = [key for key, ranks in heads.items() if self._queues[ranks[0]][0][1].waits_s == VALUES_S]
-        if any(dues_s[key] <= due_s for key in values):  # all of them are: one that waits on would be out of order
-            dues_s.update(dict.fromkeys(values, due_s))
-        for key, ranks in heads.items():
-            if len(ranks) < most and dues_s[key] > due_s:
-                continue
-            entry = Folded(self._queues[ranks[0]][0][1], ranks)
-            if self._comes_later(key, waiting, ranks):
-                crossed.append((dues_s[key], entry))
-            else:
+        for ranks in families.values():
+            family_due_s = min(self._due_s(self._queues[rank]) for rank in ranks)
+            is_due = family_due_s <= due_s
+            if self._passed and (late := self._late(ranks, heads, now)):
                 found = True
-                yield entry
-        if crossed and not found and len(crossed) == len(heads):  # each waits for another
-            yield min(crossed, key=lambda one: one[0])[1]
+                yield late, False
+                ranks = [rank for rank in ranks if rank not in late]
+            free: list[int] = []
+            for marker, its_ranks in _by_marker(ranks, heads).items():
+                groups += 1
+                others = () if len(its_ranks) == len(heads) else [rank for rank in heads if rank not in its_ranks]
+                if not any(self._queues[rank].has(marker) for rank in others):
+                    free += its_ranks
+                elif is_due or is_all:
+                    crossed.append((family_due_s, its_ranks))
+            if free and (is_due or len(free) == most or self._is_complete(free, heads, talking)):
+                found = True
+                yield sorted(free), is_due
+        if crossed and not found and len(crossed) == groups:  # each waits for another
+            yield min(crossed, key=lambda one: one[0])[1], False
 
-    def _comes_later(self, key: str, waiting: Iterable[int], ranks: list[int]) -> bool:
-        return any(self._counts[rank][key] for rank in waiting if rank not in ranks)
+    def _families(self, heads: dict[int, Item]) -> dict[str, list[int]]:
+        """The ranks whose first items may be shown together, by the name of their family."""
+        families: dict[str, list[int]] = {}
+        for rank, item in heads.items():
+            if not item.family:
+                item.look()
+            families.setdefault(item.family, []).append(rank)
+        if self._alone:
+            for name, ranks in families.items():
+                if name in self._alone and not self._alone[name].issuperset(ranks):
+                    del self._alone[name]
+        return families
 
-    def _pop(self, rank: int) -> None:
-        _, item = self._queues[rank].popleft()
-        counts = self._counts[rank]
-        counts[item.key] -= 1
-        if not counts[item.key]:
-            del counts[item.key]
+    def _due_s(self, queue: _Queue) -> float:
+        """When the first item of a queue waits no more."""
+        came_s, item = queue.head
+        if item.waits_s == 0.0:
+            return came_s
+        if not item.family:
+            item.look()
+        if item.waits_s == OTHERS_S and item.display is None:  # a value: mostly the last word of its rank
+            return came_s + OTHERS_S
+        may_wait = item.waits_s == OTHERS_S or item.form is not None or queue.is_burst
+        return came_s + (OTHERS_S if may_wait and item.family not in self._alone else TWINS_S)
+
+    def _is_complete(self, ranks: list[int], heads: dict[int, Item], talking: Collection[int]) -> bool:
+        """Return whether no other rank can have such items next: each has something else, which these ranks have too,
+        but further down."""
+        others = set(talking).difference(ranks)
+        return bool(others) and all(
+            other in heads and any(self._queues[rank].has(heads[other].marker) for rank in ranks) for other in others
+        )
+
+    def _late(self, ranks: list[int], heads: dict[int, Item], now: float) -> list[int]:
+        """The ranks whose lines with numbers come after those of the other ranks were shown."""
+        late: list[int] = []
+        for marker, its_ranks in _by_marker(ranks, heads).items():
+            if (passed := self._passed.get(marker)) is not None and now - passed[0] <= LATE_S:
+                most = max(passed[1].values())
+                late += [rank for rank in its_ranks if passed[1].get(rank, 0) < most]
+        return sorted(late)
+
+    # ---- how they are folded
+
+    def _fold(self, ranks: list[int], has_waited: bool, now: float, talking: Collection[int]) -> list[Folded]:
+        """Take the first items of ranks, and fold them."""
+        items = {rank: self._queues[rank].pop() for rank in ranks}
+        first = items[ranks[0]]
+        is_for_all = len(ranks) >= len(talking) and set(ranks).issuperset(talking)
+        if has_waited and not is_for_all and (first.is_display or first.form is not None):
+            self._remember_alone(first.family, ranks)
+        if self._passed or not is_for_all:
+            self._remember_passed(items, now, is_for_all)
+        if len(ranks) == 1 or len({item.key for item in items.values()}) == 1:
+            return [Folded(first, ranks)]
+        by_shape: dict[str, list[int]] = {}
+        for rank, item in items.items():
+            by_shape.setdefault(item.key if item.form is None else item.form.shape, []).append(rank)
+        entries: list[Folded] = []
+        for its_ranks in by_shape.values():
+            entries += _merged(its_ranks, items)
+        return sorted(entries, key=lambda entry: entry.ranks[0])
+
+    def _remember_alone(self, name: str, ranks: Iterable[int]) -> None:
+        if len(self._alone) > _MOST_ALONE:
+            self._alone.clear()
+        self._alone.setdefault(name, set()).update(ranks)
+
+    def _remember_passed(self, items: dict[int, Item], now: float, is_for_all: bool) -> None:
+        """Count lines with numbers that are shown without all ranks: a rank whose line comes later is late."""
+        if now == float("inf"):
+            return
+        while self._passed and now - next(iter(self._passed.values()))[0] > LATE_S:
+            del self._passed[next(iter(self._passed))]
+        for rank, item in items.items():
+            if item.waits_s != TWINS_S:
+                continue
+            if not item.family:
+                item.look()
+            if item.form is not None and (not is_for_all or item.marker in self._passed):
+                counts = self._passed.pop(item.marker, (now, {}))[1]
+                counts[rank] = counts.get(rank, 0) + 1
+                self._passed[item.marker] = now, counts  # the last one: they are in the order of their times
 
 
-def waits_s(display: Display) -> float:
-    """How long a display waits for its twins: a cell's value longer than others."""
-    return VALUES_S if display.msg_type == "execute_result" else TWINS_S
+def _by_marker(ranks: Iterable[int], heads: dict[int, Item]) -> dict[str, list[int]]:
+    groups: dict[str, list[int]] = {}
+    for rank in ranks:
+        groups.setdefault(heads[rank].marker, []).append(rank)
+    return groups
 
 
-def _due_s(came_s: float, item: Item) -> float:
-    return came_s + item.waits_s
+def _merged(ranks: list[int], items: dict[int, Item]) -> list[Folded]:
+    """Items of one shape as one, or each by itself."""
+    first = items[ranks[0]]
+    forms = [form for rank in ranks if (form := items[rank].form) is not None]
+    is_different = len(forms) == len(ranks) and any(items[rank].key != first.key for rank in ranks)
+    if is_different and (text := merged(ranks, forms)) is not None:
+        return [Folded(Item("", first.stream, text), ranks)]  # no line of one rank has this key
+    groups: dict[str, list[int]] = {}
+    for rank in ranks:
+        groups.setdefault(items[rank].key, []).append(rank)
+    return [Folded(items[its_ranks[0]], its_ranks) for its_ranks in groups.values()]

@@ -1,8 +1,8 @@
 """Output of a cell's ranks in the notebook: live, folded, each line labelled with the ranks that it comes from.
 
     [0-3] epoch 1
-    [0] loss 0.51
-    [1-3] loss 0.48
+    [0-3] loss 0.51 | 0.48 | 0.55 | 0.49
+    [0] saved
 
 All text goes out as text: nothing that a rank prints is taken as markup.
 """
@@ -16,16 +16,19 @@ from typing import Any
 
 from ddp_notebook.run.cells.cell import Shown
 from ddp_notebook.run.output.card import STOP, Card
-from ddp_notebook.run.output.fold import Fold, Folded, Item, Tail, waits_s
+from ddp_notebook.run.output.fold import BURST_CHARS, OTHERS_S, TWINS_S, Fold, Folded, Item, Tail
 from ddp_notebook.run.output.labels import LONGEST_LABEL, labelled
 from ddp_notebook.run.output.lines import pieces, redrawn, visible
 from ddp_notebook.run.output.outlet import Outlet, new_id
 from ddp_notebook.run.output.sink import Sink
-from ddp_notebook.run.output.unfinished import UPDATE_S, Unfinished
+from ddp_notebook.run.output.slots import Bundle, OpenRow, Row
+from ddp_notebook.run.output.unfinished import MOST_CHARS_OF_RANK, UPDATE_S, Unfinished
 from ddp_notebook.wire.events import Display
 
+_LATE_S = 2.0  # lines of late ranks are put between those that were shown not longer ago
+_OPEN_ROW_S = 5.0  # displays of late ranks have their slots in a row that was shown not longer ago
 _PARTIAL_LINE_S = 0.1  # a line without its end is shown after so long
-_TAIL_CHARS = 4000  # of lines that may be shown again with another label
+_TAIL_CHARS = BURST_CHARS  # of lines that may be shown again with another label
 _MOST_CHARS = 5_000_000  # of a cell's text that are shown, without labels; more is a flood
 _MOST_SENT_BYTES = 10_000_000  # of text, with its labels
 _MOST_DISPLAY_CHARS = 5_000_000  # of displays that do not replace another one
@@ -46,6 +49,8 @@ class Screen:
         ends: what ends the cell, for the hang card.
         is_stopped: tells whether somebody has pressed stop while the rest of a cell that is over is shown.
         may_clear: tells whether nothing else stands under the cell that its ranks may not clear away.
+        folds: merge equal lines, and lines that differ only in numbers.
+        log: where all text can be read, in words.
     """
 
     def __init__(
@@ -55,24 +60,31 @@ class Screen:
         ends: str = STOP,
         is_stopped: Callable[[], bool] = lambda: False,
         may_clear: Callable[[], bool] = lambda: True,
+        *,
+        folds: bool = True,
+        log: str = "session.log(rank)",
     ) -> None:
         self._ranks = ranks
         self._may_clear = may_clear
         self._outlet = Outlet(sink)
+        self._log = log
         self._is_stopped = is_stopped
         self.card = Card(self._outlet, ends)
-        self._fold = Fold()
+        self._fold = Fold(folds)
+        self._is_grid = self._outlet.is_live  # programs that convert a notebook take images, not HTML
         self._partial: dict[tuple[int, str], tuple[str, float]] = {}  # (rank, stream) -> text, since when
         self._unfinished = Unfinished(self._outlet)
         self._tail: Tail | None = None
         self._tail_id = ""
         self._tail_updated_s = 0.0
         self._tail_began_s = 0.0
+        self._tail_late_s = 0.0  # when the last line was added to it
         self._no_tail_until_s = 0.0
         self._no_tail_for_s = 1.0  # doubled each time that no rank has joined a tail: displays are expensive
-        self._slots: dict[int, list[str]] = {}  # by rank: ids of its displays
-        self._reuse: dict[int, list[str]] = {}  # by rank: ids of the displays that it has cleared
-        self._display_of_tail = ""
+        self._rows: dict[int, list[Row]] = {}  # by rank: where its displays are
+        self._cleared: dict[int, list[Row]] = {}  # by rank: those that it has cleared, and not replaced yet
+        self._replaces: set[int] = set()  # ranks that have displayed something since they cleared their output
+        self._open_row: OpenRow | None = None
         self._has_notes = False  # which ranks may not clear away
         self._chars = self._display_chars = 0  # shown
         self._sent_bytes = 0  # of text, estimated
@@ -158,6 +170,12 @@ class Screen:
         self._outlet.write("stderr", text + "\n")
         self._outlet.drain()
 
+    def write(self, stream: str, text: str) -> None:
+        """Show text that no rank has written, without a label."""
+        if text:
+            self._close_tail()
+            self._outlet.write(stream, text)
+
     def finish(self) -> None:
         """The cell is over: show all that is left, and end the last line."""
         for (rank, stream), (text, _) in self._partial.items():
@@ -167,7 +185,9 @@ class Screen:
         self._update_tail(float("inf"))
         self._unfinished.refresh(float("inf"))
         self._unfinished.close()
-        self._tail = None
+        self._tail = self._open_row = None
+        for rank in self._replaces:
+            self._drop_cleared(rank)
         if self._hidden or self._hidden_displays:
             self._tell_hidden()
         self._outlet.drain(self._is_stopped)
@@ -175,12 +195,20 @@ class Screen:
     # ---- lines
 
     def _take(self, now: float, talking: Collection[int]) -> list[Folded]:
-        entries = self._fold.take(now, talking, self._tail)
-        if self._tail is not None and self._tail.changed and (last := self._tail.entries[-1]).item.display is not None:
-            for rank in last.ranks:
-                if self._display_of_tail not in self._slots.setdefault(rank, []):
-                    self._slots[rank].append(self._display_of_tail)
+        if self._open_row is not None and now > self._open_row.until_s:
+            self._open_row = None
+        entries = self._fold.take(now, talking, self._join)
+        if self._open_row is not None:
+            self._open_row.show()
         return entries
+
+    def _join(self, rank: int, item: Item) -> bool:
+        """Put an item of a late rank to what was shown last. Returns whether it has its place there."""
+        if self._tail is not None and self._tail.join(rank, item):
+            if self._open_row is not None:
+                self._open_row.ranks.discard(rank)  # it has a line below the row now
+            return True
+        return self._open_row is not None and self._open_row.join(rank, item)
 
     def _count(self, chars: int) -> None:
         self._received_chars += chars
@@ -194,44 +222,67 @@ class Screen:
             self._fold.add(rank, Item.line(stream, line), now)
 
     def _emit(self, entries: list[Folded], now: float = 0.0, talking: Collection[int] = ()) -> None:
+        entries = self._put_between(entries, now)
         if not entries:
             return
         tail = self._new_tail(entries, now, talking)
         if self._tail is not None and self._goes_on(tail, entries, now):
             self._tail.extend(entries)
             self._tail.changed = True
+            self._note_shown(entries)
             return
         self._close_tail()
-        for entry in entries:
-            self._chars += len(entry.item.text) + 1
-            self._sent_bytes += len(entry.item.text) + _LABEL_BYTES
-        for entry in entries[: len(entries) - len(tail)]:
+        at, end = 0, len(entries) - len(tail)
+        while at < end:
+            entry = entries[at]
+            count = 1
             if entry.item.display is None:
                 self._outlet.write(entry.item.stream, labelled(entry.ranks, entry.item.text) + "\n")
             elif _is_clear(entry.item.display):
                 self._clear(entry.ranks, entry.item.display.content)
+            elif entry.item.is_display and _handle(entry.item.display) is None:
+                row = _one_row(entries[at:end])
+                count = len(row)
+                self._show_row(row, now, talking)
             else:
-                self._show_display(entry, entry.item.display)
+                self._show_display(entry.ranks[0], entry.item.display)
+                if self._open_row is not None:
+                    self._open_row.ranks.discard(entry.ranks[0])
+            self._note_shown(entries[at : at + count])
+            at += count
         if tail:
             self._tail, self._tail_id, self._tail_updated_s = Tail(), new_id(), now
             self._tail.extend(tail)
-            self._tail_began_s = now
+            self._tail_began_s = self._tail_late_s = now
             self._outlet.show(_plain(tail), display_id=self._tail_id)
-            if tail[-1].item.display is not None:
-                self._show_display(tail[-1], tail[-1].item.display, is_labelled=True)
+            self._note_shown(tail)
+
+    def _note_shown(self, entries: list[Folded]) -> None:
+        """Something of these ranks stands below what was shown before."""
+        for entry in entries:
+            self._chars += len(entry.item.text) + 1
+            self._sent_bytes += len(entry.item.text) + _LABEL_BYTES
+            if self._open_row is not None and not entry.item.is_display:
+                self._open_row.ranks.difference_update(entry.ranks)
+            self._unfinished.pass_by(entry.ranks)
+
+    def _put_between(self, entries: list[Folded], now: float) -> list[Folded]:
+        """Put lines of late ranks between those that were shown last. Returns the other entries."""
+        if self._tail is None or now - self._tail_late_s > _LATE_S:
+            return entries
+        chars = sum(len(entry.item.text) + LONGEST_LABEL for entry in self._tail.entries)
+        for number, entry in enumerate(entries):
+            chars += len(entry.item.text) + LONGEST_LABEL
+            is_line = entry.item.display is None and entry.item.stream == "stdout"
+            if not is_line or chars > _TAIL_CHARS or not self._tail.insert(entry):
+                return entries[number:]
+            self._tail_late_s = now
+            self._note_shown([entry])
+        return []
 
     def _new_tail(self, entries: list[Folded], now: float, talking: Collection[int]) -> list[Folded]:
-        """The last entries, if other ranks may still write them and the front end can change what it shows."""
-        if not self._outlet.can_update or not talking:
-            return []
-        last = entries[-1]
-        if last.item.display is not None:
-            is_new = last.item.display.msg_type in ("display_data", "execute_result")
-            cleared = {rank for entry in entries if _is_clear(entry.item.display) for rank in entry.ranks}
-            has_place = not cleared.isdisjoint(last.ranks) or self._reused_id(last.ranks)
-            is_open = is_new and set(talking) - set(last.ranks) and not has_place
-            return [last] if is_open else []
-        if now < self._no_tail_until_s:
+        """The last lines, if other ranks may still write them and the front end can change what it shows."""
+        if not self._outlet.can_update or not talking or now < self._no_tail_until_s:
             return []
         tail: list[Folded] = []
         chars = 0
@@ -247,8 +298,7 @@ class Screen:
         """Whether these lines continue the tail of a moment ago: lines of one burst that were cut by chance."""
         assert self._tail is not None
         chars = sum(len(entry.item.text) + LONGEST_LABEL for entry in [*self._tail.entries, *entries])
-        plain = self._tail.entries[-1].item.display is None and len(tail) == len(entries)
-        return plain and chars < _TAIL_CHARS and now - self._tail_began_s < UPDATE_S
+        return len(tail) == len(entries) and chars < _TAIL_CHARS and now - self._tail_began_s < UPDATE_S
 
     def _close_tail(self) -> None:
         if self._tail is None:
@@ -277,7 +327,7 @@ class Screen:
         for (rank, stream), (text, since) in self._partial.items():
             if (wait_s := since + _PARTIAL_LINE_S - now) > 0:
                 soonest = wait_s if soonest is None else min(soonest, wait_s)
-            elif self._outlet.can_update:
+            elif self._outlet.can_update and len(text) <= MOST_CHARS_OF_RANK:
                 self._unfinished.set_line(rank, stream, visible(text))
         waits = [wait for wait in (soonest, self._unfinished.refresh(now)) if wait is not None]
         return min(waits, default=None)
@@ -305,7 +355,8 @@ class Screen:
                 return
             self._count(len(text) + 1)
             if not self._unfinished.end_line(rank, "stdout", text):
-                self._fold.add(rank, Item.line("stdout", text, waits_s(display)), now)
+                is_value = display.msg_type == "execute_result"
+                self._fold.add(rank, Item.line("stdout", text, OTHERS_S if is_value else TWINS_S), now)
             return
         if data:
             self._fold.add(rank, Item.displayed(rank, display), now)
@@ -319,42 +370,88 @@ class Screen:
             if self._outlet.has_shown:
                 self._outlet.clear(bool(content.get("wait")))
             self._unfinished.cleared()
-            self._slots.clear()
-            self._reuse.clear()
+            self._rows.clear()
+            self._cleared.clear()
+            self._replaces.clear()
+            self._open_row = None
             self._chars = self._display_chars = self._sent_bytes = 0
-        else:
-            self._reuse |= {rank: self._slots.pop(rank, []) for rank in ranks}
-
-    def _show_display(self, entry: Folded, display: Display, is_labelled: bool = False) -> None:
-        content, ranks = display.content, entry.ranks
-        data, metadata = content["data"], content.get("metadata") or {}
-        handle = (content.get("transient") or {}).get("display_id")
-        if handle is not None and display.msg_type == "update_display_data":
-            self._outlet.update(data, metadata, display_id_of(ranks[0], handle))
             return
-        display_id = self._reused_id(ranks) if handle is None else None
-        if display_id is not None:
-            for left in self._reuse.values():
-                if display_id in left:
-                    left.remove(display_id)
+        for rank in ranks:
+            if rank in self._replaces:
+                self._drop_cleared(rank)
+                self._replaces.discard(rank)
+            self._cleared.setdefault(rank, []).extend(self._rows.pop(rank, []))
+        if self._open_row is not None:
+            self._open_row.ranks.difference_update(ranks)
+
+    def _drop_cleared(self, rank: int) -> None:
+        """Remove what a rank has cleared and not replaced."""
+        for row in self._cleared.pop(rank, []):
+            row.remove(rank)
+
+    def _show_row(self, entries: list[Folded], now: float, talking: Collection[int]) -> None:
+        """Show displays of several ranks, in the order of the ranks."""
+        self._open_row = None
+        shown: list[Row] = []
+        for entry in entries:
+            assert entry.item.display is not None
+            data, metadata = _bundle(entry.item.display)
+            row = self._replaced(entry.ranks, data)
+            if row is None and self._display_chars > _MOST_DISPLAY_CHARS:
+                self._hidden_displays += 1
+                continue
+            if row is None:
+                self._display_chars += sum(len(str(value)) for value in data.values())
+                row = shown[-1] if shown and shown[-1].takes(entry.ranks, data) else Row(self._outlet, self._is_grid)
+                if row not in shown:
+                    shown.append(row)
+                row.put(entry.ranks, data, metadata)
+                self._note_row(entry.ranks, row)
+            else:
+                row.put(entry.ranks, data, metadata)
+                row.show()
+        for row in shown:
+            row.show()
+        others = set(talking).difference(*(entry.ranks for entry in entries))
+        if len(shown) == 1 and others and self._outlet.can_update:
+            self._open_row = OpenRow(shown[0], others, now + _OPEN_ROW_S, self._note_row, self._cleared)
+
+    def _replaced(self, ranks: list[int], data: dict[str, Any]) -> Row | None:
+        """Return the row that takes this display in place of one that these ranks have cleared."""
+        rows = {rank: self._cleared[rank][0] for rank in ranks if self._cleared.get(rank)}
+        self._replaces.update(ranks)
+        if not rows:
+            return None
+        row = next(iter(rows.values()))
+        if not row.takes(ranks, data):
+            return None
+        for rank, cleared in rows.items():
+            del self._cleared[rank][0]
+            if cleared is not row:
+                cleared.remove(rank)
+        self._note_row(ranks, row)
+        return row
+
+    def _note_row(self, ranks: Sequence[int], row: Row) -> None:
+        for rank in ranks:
+            self._rows.setdefault(rank, []).append(row)
+
+    def _show_display(self, rank: int, display: Display) -> None:
+        """Show a display that has a handle, by which its rank updates it, or update it."""
+        handle = _handle(display)
+        assert handle is not None
+        display_id = display_id_of(rank, handle)
+        data, metadata = _bundle(display)
+        if _is_update(display):
             self._outlet.update(data, metadata, display_id)
         elif self._display_chars > _MOST_DISPLAY_CHARS:
             self._hidden_displays += 1
-            return
         else:
-            display_id = new_id() if handle is None else display_id_of(ranks[0], handle)
             self._display_chars += sum(len(str(value)) for value in data.values())
-            if not is_labelled:
-                self._outlet.write("stdout", labelled(entry.ranks, entry.item.text) + "\n")
-            self._outlet.show(data, metadata, display_id)
-        self._display_of_tail = display_id
-        for rank in ranks:
-            self._slots.setdefault(rank, []).append(display_id)
-
-    def _reused_id(self, ranks: list[int]) -> str | None:
-        """The display that these ranks have cleared and that the next one is to replace, if they share it."""
-        firsts = {self._reuse[rank][0] if self._reuse.get(rank) else None for rank in ranks}
-        return firsts.pop() if len(firsts) == 1 else None
+            row = Row(self._outlet, handle=display_id)
+            row.put([rank], data, metadata)
+            row.show()
+            self._note_row([rank], row)
 
     # ---- floods
 
@@ -372,7 +469,7 @@ class Screen:
             parts = [f"{sum(self._hidden.values()) / 1e6:.1f} MB of {len(parts)} ranks"]
         if self._hidden_displays:
             parts.append(f"{self._hidden_displays} displays")
-        where = "; session.log(rank) has the text" if self._hidden else ""
+        where = f"; {self._log} has the text" if self._hidden else ""
         self._outlet.write("stderr", f"... not shown: {', '.join(parts)}{where}\n")
         for rank, lines in self._last_lines.items():
             for line in lines:
@@ -391,6 +488,29 @@ def _is_clear(display: Display | None) -> bool:
 
 def _is_update(display: Display | None) -> bool:
     return display is not None and display.msg_type == "update_display_data"
+
+
+def _bundle(display: Display) -> Bundle:
+    return display.content["data"], display.content.get("metadata") or {}
+
+
+def _handle(display: Display) -> str | None:
+    handle: str | None = (display.content.get("transient") or {}).get("display_id")
+    return handle
+
+
+def _one_row(entries: list[Folded]) -> list[Folded]:
+    """The first of these entries that are displays of different ranks."""
+    row: list[Folded] = []
+    ranks: set[int] = set()
+    for entry in entries:
+        display = entry.item.display
+        is_new = display is not None and entry.item.is_display and _handle(display) is None
+        if not is_new or not ranks.isdisjoint(entry.ranks):
+            break
+        row.append(entry)
+        ranks.update(entry.ranks)
+    return row
 
 
 def _plain(entries: list[Folded]) -> dict[str, Any]:

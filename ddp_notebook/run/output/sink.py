@@ -14,6 +14,10 @@ class Sink(Protocol):
 
     can_update: bool  # a display that is shown can be changed
 
+    @property
+    def is_live(self) -> bool:
+        """Whether somebody sees it now, not a program that runs the notebook."""
+
     def write(self, stream: str, text: str) -> None:
         """Show text of "stdout" or "stderr"."""
 
@@ -35,6 +39,10 @@ class Here:
 
     def __init__(self) -> None:
         self.can_update = kernel() is not None  # a terminal cannot change what it has shown
+
+    @property
+    def is_live(self) -> bool:
+        return has_front_end()
 
     def write(self, stream: str, text: str) -> None:
         getattr(sys, stream).write(text)
@@ -82,7 +90,7 @@ class OfCell:
     def __init__(self, running: Any) -> None:
         self._kernel = running
         self._parent = running.get_parent()
-        self._lasts = has_front_end()
+        self.is_live = has_front_end()
 
     def write(self, stream: str, text: str) -> None:
         self._send("stream", {"name": stream, "text": text}, f"stream.{stream}")
@@ -99,7 +107,7 @@ class OfCell:
         self._send("clear_output", {"wait": wait}, "clear_output")
 
     def fail(self, error: BaseException) -> None:
-        if not self._lasts:  # the cell waits, and raises it itself
+        if not self.is_live:  # the cell waits, and raises it itself
             return
         content = {"ename": type(error).__name__, "evalue": str(error), "traceback": _traceback_of(error)}
         self._send("error", content, "error")

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from ddp_notebook.run.output.labels import labelled
 from ddp_notebook.run.output.outlet import Outlet, new_id
 
 UPDATE_S = 0.1  # between two changes of what is shown
 _MOST_CHARS = 4000  # of one update
-_MOST_CHARS_OF_RANK = 2000
+MOST_CHARS_OF_RANK = 2000  # a longer line is shown when it has ended
 Key = tuple[int, str]  # rank, stream
 
 
 class Unfinished:
-    """One display with the unfinished line of each rank; equal ones are folded.
+    """One display with the unfinished line of each rank, in the order of the ranks; equal ones are folded.
 
-    Its place is fixed when it first shows something. When all its lines have ended, or it is full, further lines get a
-    new place. After a rank clears its output, its text appears here as long as it is short.
+    Its place is fixed when it first shows something. When all its lines have ended, ranks that have had no line in it
+    and have shown nothing below it may still begin theirs in it; lines of other ranks get a new place, and so do all
+    when it is full. After a rank clears its output, its text appears here as long as it is short.
 
     Args:
         outlet: where it is displayed.
@@ -26,6 +29,7 @@ class Unfinished:
         self._above: list[tuple[int, str]] = []  # lines that have ended, as (rank, text)
         self._lines: dict[Key, str] = {}  # the last line of each, open or ended
         self._open: set[Key] = set()
+        self._passed: set[int] = set()  # ranks that have shown something below
         self._later: set[Key] = set()  # those written since their rank cleared its output
         self._clearing: dict[int, bool] = {}  # ranks that clear their output -> whether to, before the next text
         self._display_id = ""
@@ -35,6 +39,10 @@ class Unfinished:
     def set_line(self, rank: int, stream: str, text: str) -> None:
         """An unfinished line has this text now."""
         key = (rank, stream)
+        if not self._open and (rank in self._passed or any(other == rank for other, _ in self._lines)):
+            if (shown := self._render(self._above, self._lines)) != self._shown:
+                self._show(shown)
+            self.close()
         if key in self._lines and key not in self._open:
             self._above.append((rank, self._lines[key]))
         self._lines[key] = text
@@ -47,7 +55,7 @@ class Unfinished:
         if rank in self._clearing:
             before = "" if self._clearing[rank] else self._lines.get(key, "") + "\n"
             text = (before + text).lstrip("\n")
-            if len(text) > _MOST_CHARS_OF_RANK:  # its rank no longer clears its output: the rest is ordinary text
+            if len(text) > MOST_CHARS_OF_RANK:  # its rank no longer clears its output: the rest is ordinary text
                 del self._clearing[rank]
                 self._open.discard(key)
                 return False
@@ -59,7 +67,7 @@ class Unfinished:
         if key not in self._open:
             return False
         self._open.discard(key)
-        if len(text) > _MOST_CHARS_OF_RANK:  # too long to be shown here
+        if len(text) > MOST_CHARS_OF_RANK:  # too long to be shown here
             del self._lines[key]
             return False
         self._lines[key] = text
@@ -76,6 +84,7 @@ class Unfinished:
         self._lines = {key: text for key, text in self._lines.items() if key in self._later}
         self._open &= self._lines.keys()
         self._above.clear()
+        self._passed.clear()
         self._display_id, self._shown, self._updated_s = "", "", 0.0
 
     def refresh(self, now: float) -> float | None:
@@ -92,12 +101,16 @@ class Unfinished:
             self._turn_page()
             text = self._render([], self._lines)
         self._show(text)
-        if not self._open:
-            self.close()
         return None
+
+    def pass_by(self, ranks: Iterable[int]) -> None:
+        """Something else of these ranks was shown."""
+        if self._shown:
+            self._passed.update(ranks)
 
     def close(self) -> None:
         """What is shown stays; the next line gets a new place."""
+        self._passed.clear()
         self._lines.clear()
         self._open.clear()
         self._above.clear()

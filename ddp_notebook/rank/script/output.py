@@ -1,0 +1,51 @@
+"""Pipes of its own for the output of a torchrun rank that a notebook has started: the notebook reads their other ends.
+
+torchrun gives all ranks one pipe, in which their lines are mixed and cut.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from ddp_notebook.registry import doors
+from ddp_notebook.registry.torchrun import OUTPUT_VARIABLE
+from ddp_notebook.stdlib import os, socket
+from ddp_notebook.wire.store import Place
+
+_ANSWER_S = 5.0  # how long the notebook may take to accept the pipes
+
+
+def to_notebook() -> None:
+    """Send what this process writes to the notebook that has started the job, if there is one.
+
+    Programs that this process starts write to these pipes too. If the notebook does not take them, a line says so, and
+    the output stays where torchrun sends it.
+    """
+    at = os.environ.pop(OUTPUT_VARIABLE, "")  # not for children: their output belongs to this rank
+    if not at:
+        return
+    reads: list[int] = []
+    writes: list[int] = []
+    try:
+        for _ in range(2):
+            read, write = os.pipe()
+            reads.append(read)
+            writes.append(write)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as line:
+            line.settimeout(_ANSWER_S)
+            line.connect(Place(at).address)
+            doors.check_user(line)
+            said = f"{os.environ.get('RANK', '0')} {os.environ.get('WORLD_SIZE', '1')}"
+            socket.send_fds(line, [said.encode()], reads)
+            if not line.recv(1):
+                raise ConnectionError("the notebook has closed the connection")
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        for fd, write in zip((1, 2), writes, strict=True):
+            os.dup2(write, fd)
+    except OSError as error:
+        print(f"ddp_notebook: the output of this rank has no pipe of its own: {error}", file=sys.stderr)
+    finally:
+        for fd in reads + writes:
+            os.close(fd)
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # a pipe has blocks of 8 KB otherwise

@@ -1,0 +1,173 @@
+"""Merge lines that differ only in numbers.
+
+    loss 0.661  and  loss 0.676   ->   loss 0.661 | 0.676
+
+The text around the numbers must be equal. Addresses, clock times and units of time or size belong to the numbers. A
+line without a letter is not merged: two bare numbers may mean different things.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ddp_notebook.records.words import format_ranks
+
+MOST_LISTED = 8  # ranks whose values are listed; of more ranks the minimum, mean and maximum are shown
+_MOST_DIFFERENT = 4  # numbers of a line that differ; a line with more is easier to read when it is not merged
+_LONGEST_CHARS = 1000  # of a line that is merged
+_MOST_NUMBERS = 40  # of a line that is merged
+_TIMES = {"ns": 1e-9, "µs": 1e-6, "μs": 1e-6, "us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
+_SIZES = {"B": 1.0, "kB": 1e3, "KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
+_SIZES |= {"KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30, "TiB": 2.0**40}
+_UNITS = _TIMES | _SIZES
+_NUMBER = re.compile(
+    r"""(?=[-+\ \d.niNI])(?P<space>\ *)(?:                # a quick check at each character
+    (?P<address>0x[0-9a-fA-F]+\b)
+    |(?P<clock>(?<![\w:])(?:\d{4}-\d\d-\d\d[\ T])?\d\d:\d\d:\d\d(?:[.,]\d+)?(?![\w:]))
+    |(?:(?<![\w.])|(?<=[Rr]ank)|(?<=RANK)|(?<=[Gg]pu)|(?<=GPU))
+     (?:(?P<number>[-+]?(?:\d+(?:,\d{3})*(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?)
+        (?P<unit>\ ?(?:ns|[µμu]s|ms|s|min|h|[kKMGT]i?B|B)\b)?
+       |(?P<special>[-+]?(?:nan|inf|NaN|Inf)\b))
+    )""",
+    re.VERBOSE,
+)
+_STRIDE = _NUMBER.groups + 1
+_NUMBER_AT = _NUMBER.groupindex["number"]
+_LETTER = re.compile(r"[^\W\d_]")
+_OWNERS = ("rank", "gpu", "worker", "process", "pid", "device", "cuda")  # words before the number of a process
+
+
+@dataclass(slots=True)
+class Form:
+    """A line, split at its numbers.
+
+    Args:
+        shape: the text around the numbers. Lines of one shape differ only in numbers.
+        marker: the same with the integers, which mostly count steps: lines of one marker are of one step.
+        parts: text, and for each number the groups of `_NUMBER` and the text after it.
+    """
+
+    shape: str
+    marker: str
+    parts: list[str | None]
+
+
+class Number(NamedTuple):
+    """A number of a line, as it was written, without the spaces before it. One of the first three is not None."""
+
+    address: str | None
+    clock: str | None
+    number: str | None
+    unit: str
+    special: str | None  # not finite
+
+    @property
+    def text(self) -> str:
+        return self.number or self.special or self.address or self.clock or ""
+
+    @property
+    def value(self) -> float:
+        """The number, in seconds or bytes where it has a unit."""
+        return float(self.text.replace(",", "")) * _UNITS.get(self.unit.strip(), 1.0)
+
+
+def form_of(line: str) -> Form | None:
+    """Split a line at its numbers. Returns None if the line cannot be merged with others.
+
+    Example:
+        >>> form_of("step 4 loss 0.5").shape
+        'step\\x00 loss\\x00'
+    """
+    if len(line) > _LONGEST_CHARS or "\n" in line:
+        return None
+    parts: list[str | None] = _NUMBER.split(line)
+    if len(parts) == 1 or len(parts) > _MOST_NUMBERS * _STRIDE:
+        return None
+    texts = parts[::_STRIDE]
+    shape = "\0".join(texts)  # type: ignore[arg-type]  # only groups may be None
+    if not _LETTER.search(shape):
+        return None
+    if "  " in shape:
+        shape = re.sub(" +", " ", shape)
+    marker = shape
+    for at in range(_NUMBER_AT, len(parts), _STRIDE):
+        number = parts[at]
+        if number is not None and number.isdecimal() and parts[at + 1] is None:
+            before = texts[at // _STRIDE] or ""
+            if not before[-10:].lower().rstrip(" :=#_[(").endswith(_OWNERS):
+                marker += f"\0{number}"
+    return Form(shape, marker, parts)
+
+
+def merged(ranks: Sequence[int], forms: Sequence[Form]) -> str | None:
+    """Write the lines of several ranks as one.
+
+    Args:
+        ranks: in order.
+        forms: the line of each, all of one shape.
+
+    Returns:
+        The line; None if too many numbers differ.
+
+    Example:
+        >>> lines = ["loss 0.661", "loss 0.676"]
+        >>> merged([0, 1], [form_of(line) for line in lines])
+        'loss 0.661 | 0.676'
+    """
+    first = forms[0].parts
+    written = [first[0] or ""]
+    different = 0
+    for at in range(1, len(first), _STRIDE):
+        groups = first[at + 1 : at + _STRIDE - 1]
+        of_ranks = [form.parts[at + 1 : at + _STRIDE - 1] for form in forms]
+        written.append(first[at] or "")  # spaces
+        if all(one == groups for one in of_ranks):
+            written += filter(None, groups)
+        else:
+            numbers = [Number(one[0], one[1], one[2], one[3] or "", one[4]) for one in of_ranks]
+            if all(one.address for one in numbers):
+                written.append("0x…")
+            elif clocks := [one.clock for one in numbers if one.clock]:
+                if len(clocks) < len(numbers):
+                    return None
+                written.append(f"{min(clocks)}..{max(clocks)}")
+            elif any(one.address for one in numbers):
+                return None
+            else:
+                different += 1
+                written.append(_values(ranks, numbers))
+        written.append(first[at + _STRIDE - 1] or "")
+    return None if different > _MOST_DIFFERENT else "".join(written)
+
+
+def _values(ranks: Sequence[int], numbers: Sequence[Number]) -> str:
+    units = {number.unit for number in numbers}
+    unit = units.pop() if len(units) == 1 else None
+    if len(numbers) <= MOST_LISTED:
+        return " | ".join(one.text + ("" if unit is not None else one.unit) for one in numbers) + (unit or "")
+    if [number.text for number in numbers] == [str(rank) for rank in ranks]:
+        return format_ranks(ranks) + (unit or "")
+    return _summary(numbers)
+
+
+def _summary(numbers: Sequence[Number]) -> str:
+    """The minimum, mean and maximum of many ranks."""
+    finite = sorted((one for one in numbers if math.isfinite(one.value)), key=lambda one: one.value)
+    others: dict[str, int] = {}
+    for one in numbers:
+        if not math.isfinite(one.value):
+            others[one.text] = others.get(one.text, 0) + 1
+    parts = []
+    if finite:
+        least, most = finite[0], finite[-1]
+        mean = sum(one.value for one in finite) / len(finite) / _UNITS.get(most.unit.strip(), 1.0)
+        digits = max(len(one.text.partition(".")[2]) for one in finite)
+        is_plain = digits > 0 and not any("e" in one.text.lower() for one in finite)
+        written = f"{mean:.{digits}f}" if is_plain else f"{mean:.4g}"
+        parts.append(f"min {least.text}{least.unit} mean {written}{most.unit} max {most.text}{most.unit}")
+    parts += [f"{text} on {count} rank{'s' * (count > 1)}" for text, count in others.items()]
+    return ", ".join(parts)

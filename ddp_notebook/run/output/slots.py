@@ -1,0 +1,219 @@
+"""Displays of several ranks in one place: in the order of the ranks, next to each other where there is room.
+
+A front end shows the outputs of a cell one below the other, in the order in which they came. So pictures and tables of
+several ranks are one display, which is updated when a rank comes later. Other displays are one below the other; when a
+rank comes later, they move, so that all are in the order of the ranks again.
+"""
+
+from __future__ import annotations
+
+import base64
+import html
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from ddp_notebook.run.output.fold import Item
+from ddp_notebook.run.output.labels import label, labelled
+from ddp_notebook.run.output.outlet import Outlet, new_id
+
+_IMAGES = ("image/png", "image/jpeg", "image/gif", "image/webp", "image/svg+xml")
+_ACTIVE = ("<script", "<iframe", "<object", "<embed", "<link")  # HTML that would run or load again at each update
+_OTHER_VIEWS = ("application/", "text/latex", "text/markdown")  # types that only the front end can draw
+_MOST_CHARS = 4_000_000  # of a row: an update may send all of it
+_LABEL = "font-family:var(--jp-code-font-family,monospace);font-size:var(--jp-code-font-size,13px);text-align:left"
+_LEAST_PX = 250  # width of a slot, where there is room for several
+
+Bundle = tuple[dict[str, Any], dict[str, Any]]  # data and metadata
+
+
+class Row:
+    """One place, with a slot for each rank that displays something there.
+
+    Args:
+        outlet: where it is displayed.
+        is_grid: slots may be next to each other, in one display.
+        handle: id of the display, by which its rank updates it; "": none.
+    """
+
+    def __init__(self, outlet: Outlet, is_grid: bool = False, handle: str = "") -> None:
+        self._outlet = outlet
+        self._is_grid = is_grid
+        self._handle = handle
+        self._bundles: dict[int, Bundle] = {}
+        self._outputs: list[_Output] = []  # of the front end, from top to bottom
+
+    @property
+    def ranks(self) -> list[int]:
+        """The ranks that have a slot."""
+        return sorted(self._bundles)
+
+    def takes(self, ranks: Sequence[int], data: dict[str, Any]) -> bool:
+        """Return whether these ranks can have this as their display here."""
+        rest = [bundle[0] for rank, bundle in self._bundles.items() if rank not in ranks]
+        return not rest or (not self._handle and sum(map(_chars, [data, *rest])) < _MOST_CHARS)
+
+    def put(self, ranks: Sequence[int], data: dict[str, Any], metadata: dict[str, Any]) -> None:
+        """Set the display of these ranks. `show` brings it to the front end."""
+        self._bundles.update(dict.fromkeys(ranks, (data, metadata)))
+
+    def remove(self, rank: int) -> None:
+        """Take away what a rank has displayed."""
+        if self._bundles.pop(rank, None) is not None:
+            self.show()
+
+    def show(self) -> None:
+        """Bring it to the front end."""
+        slots = self._slots()
+        for number, (text, bundle) in enumerate(slots):
+            if number == len(self._outputs):
+                self._outputs.append(_Output(self._outlet, self._handle, has_label=bool(text)))
+            self._outputs[number].show(text, bundle)
+        for output in self._outputs[len(slots) :]:
+            output.show("", ({"text/plain": ""}, {}))
+
+    def _slots(self) -> list[tuple[str, Bundle]]:
+        """The outputs that the front end is to show, with their labels."""
+        groups = self._groups()
+        is_grid = self._is_grid and len(groups) > 1 and all(_fits(data) for _, (data, _) in groups)
+        if not is_grid:
+            return [(label(ranks).rstrip(), bundle) for ranks, bundle in groups]
+        text = "\n".join(labelled(ranks, str(data.get("text/plain", ""))) for ranks, (data, _) in groups)
+        return [
+            (
+                label(self.ranks).rstrip() if self._outputs else "",
+                ({"text/html": _grid(groups), "text/plain": text}, {}),
+            )
+        ]
+
+    def _groups(self) -> list[tuple[list[int], Bundle]]:
+        """Equal displays, with their ranks."""
+        groups: list[tuple[list[int], Bundle]] = []
+        for rank, bundle in sorted(self._bundles.items()):
+            for ranks, other in groups:
+                if other[0] == bundle[0]:
+                    ranks.append(rank)
+                    break
+            else:
+                groups.append(([rank], bundle))
+        return groups
+
+
+class _Output:
+    """An output of the front end, with a label above it, which can be changed."""
+
+    def __init__(self, outlet: Outlet, handle: str, *, has_label: bool) -> None:
+        self._outlet = outlet
+        self._label_id = new_id() if has_label else ""
+        self._display_id = handle or new_id()
+        self._label = ""
+        self._bundle: Bundle | None = None
+
+    def show(self, text: str, bundle: Bundle) -> None:
+        """Show this, or replace what is shown by it."""
+        is_new = self._bundle is None
+        if self._label_id and text != self._label:
+            self._send({"text/plain": text}, {}, self._label_id, is_new)
+        if bundle != self._bundle:
+            self._send(*bundle, self._display_id, is_new)
+        self._label, self._bundle = text, bundle
+
+    def _send(self, data: dict[str, Any], metadata: dict[str, Any], display_id: str, is_new: bool) -> None:
+        if is_new:
+            self._outlet.show(data, metadata, display_id)
+        else:
+            self._outlet.update(data, metadata, display_id)
+
+
+class OpenRow:
+    """The row that was shown last, as long as other ranks may have their slots in it.
+
+    Args:
+        row: the row.
+        ranks: those that have shown nothing since.
+        until_s: when it is too late, in seconds.
+        took: called with the ranks that were given a slot, and the row.
+        cleared: what ranks have cleared, by rank, and will replace.
+    """
+
+    def __init__(
+        self,
+        row: Row,
+        ranks: set[int],
+        until_s: float,
+        took: Callable[[Sequence[int], Row], None],
+        cleared: Mapping[int, Sequence[Row]],
+    ) -> None:
+        self.ranks = ranks
+        self.until_s = until_s
+        self._row = row
+        self._took = took
+        self._cleared = cleared
+        self._has_changed = False
+
+    def join(self, rank: int, item: Item) -> bool:
+        """Give a display its slot. Returns False if it has none here."""
+        display = item.display
+        if rank not in self.ranks or display is None or not item.is_display or self._cleared.get(rank):
+            return False
+        data = display.content["data"]
+        if (display.content.get("transient") or {}).get("display_id") is not None or not self._row.takes([rank], data):
+            return False
+        self._row.put([rank], data, display.content.get("metadata") or {})
+        self._took([rank], self._row)
+        self.ranks.discard(rank)
+        self._has_changed = True
+        return True
+
+    def show(self) -> None:
+        """Bring what has changed to the front end."""
+        if self._has_changed:
+            self._has_changed = False
+            self._row.show()
+
+
+def _fits(data: dict[str, Any]) -> bool:
+    """Whether it can be one of several in a display: an image, or HTML that does nothing by itself."""
+    if any(kind.startswith(_OTHER_VIEWS) for kind in data):
+        return False
+    if any(kind in data for kind in _IMAGES):
+        return True
+    text = str(data.get("text/html", "")).lower()
+    return bool(text) and not any(tag in text for tag in _ACTIVE)
+
+
+def _chars(data: dict[str, Any]) -> int:
+    return sum(len(str(value)) for value in data.values())
+
+
+def _grid(groups: list[tuple[list[int], Bundle]]) -> str:
+    slots = "".join(
+        f'<div style="{_width(len(groups))}"><div style="{_LABEL}">{label(ranks).rstrip()}</div>'
+        f"{_content(data, metadata)}</div>"
+        for ranks, (data, metadata) in groups
+    )
+    return f'<div class="ddp-slots" style="display:flex;flex-wrap:wrap;row-gap:8px;padding-left:5px">{slots}</div>'
+
+
+def _width(count: int) -> str:
+    """Four slots in a line where there is room for four, else two, else one; three where there are three."""
+    columns = min(count, 4)
+    share = f"{100 / columns:.4f}%"
+    wide, narrow = columns * _LEAST_PX, 2 * _LEAST_PX
+    width = f"max(clamp({share},({wide}px - 100%)*999,50%),min(({narrow}px - 100%)*999,100%))"
+    return f"box-sizing:border-box;padding-right:12px;min-width:0;overflow-x:auto;flex:0 0 auto;width:{width}"
+
+
+def _content(data: dict[str, Any], metadata: dict[str, Any]) -> str:
+    if "text/html" in data:
+        return str(data["text/html"])
+    kind = next(kind for kind in _IMAGES if kind in data)
+    encoded = data[kind] if isinstance(data[kind], str) else json.dumps(data[kind])
+    if kind == "image/svg+xml":
+        encoded = base64.b64encode(encoded.encode()).decode()
+    else:
+        encoded = "".join(encoded.split())
+    width = (metadata.get(kind) or {}).get("width")
+    size = f' width="{int(width)}"' if isinstance(width, int | float) else ""
+    alt = html.escape(str(data.get("text/plain", "")), quote=True)
+    return f'<img alt="{alt}"{size} style="max-width:100%;height:auto" src="data:{kind};base64,{encoded}">'

@@ -1,0 +1,158 @@
+"""The pipes of a job that this notebook has started: those of each rank, and those of torchrun itself."""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import logging
+import os
+import queue
+import selectors
+import socket
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ddp_notebook.registry import doors
+
+TORCHRUN = -1  # in place of a rank: text of torchrun and its agents
+_READ_BYTES = 1 << 16
+_MOST_WAITING = 200  # pieces of output that were not shown; then the ranks wait in their `print`
+_GREETING_S = 2.0  # how long a rank may take to send its pipes
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A piece of output.
+
+    Args:
+        rank: that wrote it, or `TORCHRUN`.
+        stream: "stdout" or "stderr".
+        text: empty at the end of a pipe.
+    """
+
+    rank: int
+    stream: str
+    text: str
+
+
+@dataclass(slots=True)
+class _Pipe:
+    rank: int
+    stream: str
+    decoder: Any = field(default_factory=lambda: codecs.getincrementaldecoder("utf-8")("replace"))
+
+
+class Pipes:
+    """Reads pipes in a thread, until `close`.
+
+    Args:
+        listener: the socket to which ranks send their pipes; it is closed at the end.
+        own: the pipes of torchrun: file descriptors of stdout and stderr, which are closed at their ends.
+
+    Attributes:
+        output: what was read.
+        world_size: of the last rank that has sent its pipes; 0: none has.
+    """
+
+    def __init__(self, listener: socket.socket, own: Sequence[int]) -> None:
+        self.output: queue.Queue[Written] = queue.Queue(_MOST_WAITING)
+        self.world_size = 0
+        self._listener = listener
+        self._open: dict[int, int] = {}  # by rank: its pipes
+        self._lock = threading.Lock()
+        self._wakes, self._woken = socket.socketpair()
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(listener, selectors.EVENT_READ)
+        self._selector.register(self._woken, selectors.EVENT_READ)
+        for fd, stream in zip(own, ("stdout", "stderr"), strict=True):
+            self._add(fd, TORCHRUN, stream)
+        self._thread = threading.Thread(target=self._run, name="ddp-output", daemon=True)
+        self._thread.start()
+
+    @property
+    def talking(self) -> list[int]:
+        """The ranks whose pipes are open."""
+        with self._lock:
+            return sorted(rank for rank in self._open if rank != TORCHRUN)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether something may still be read."""
+        with self._lock:
+            return bool(self._open)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether torchrun has closed its pipes."""
+        with self._lock:
+            return TORCHRUN not in self._open
+
+    def close(self) -> None:
+        """Read no more."""
+        self._wakes.close()
+        while self._thread.is_alive():  # it may wait for room
+            with contextlib.suppress(queue.Empty):
+                self.output.get_nowait()
+            self._thread.join(0.01)
+
+    def _add(self, fd: int, rank: int, stream: str) -> None:
+        with self._lock:
+            self._open[rank] = self._open.get(rank, 0) + 1
+        self._selector.register(fd, selectors.EVENT_READ, _Pipe(rank, stream))
+
+    def _run(self) -> None:
+        try:
+            while True:
+                for key, _ in self._selector.select():
+                    if key.fileobj is self._woken:
+                        return
+                    if key.fileobj is self._listener:
+                        self._accept()
+                    else:
+                        self._read(key.fd, key.data)
+        finally:
+            for key in list(self._selector.get_map().values()):
+                if key.data is not None:
+                    os.close(key.fd)
+            self._selector.close()
+            self._listener.close()
+            self._woken.close()
+
+    def _accept(self) -> None:
+        fds: list[int] = []
+        try:
+            connection, _ = self._listener.accept()
+            with connection:
+                connection.settimeout(_GREETING_S)
+                doors.check_user(connection)
+                said, fds, _, _ = socket.recv_fds(connection, 100, 2)
+                rank, world_size = map(int, said.split())
+                if len(fds) != 2 or rank < 0:
+                    raise ValueError(f"{len(fds)} pipes of rank {rank}")
+                connection.send(b"+")
+        except (OSError, ValueError) as error:
+            _log.warning("a process has sent no pipes: %s", error)
+            for fd in fds:
+                os.close(fd)
+            return
+        self.world_size = world_size
+        for fd, stream in zip(fds, ("stdout", "stderr"), strict=True):
+            self._add(fd, rank, stream)
+
+    def _read(self, fd: int, pipe: _Pipe) -> None:
+        data = os.read(fd, _READ_BYTES)
+        text = pipe.decoder.decode(data, final=not data)  # a read may end within a character
+        if text:
+            self.output.put(Written(pipe.rank, pipe.stream, text))
+        if data:
+            return
+        self._selector.unregister(fd)
+        os.close(fd)
+        with self._lock:
+            self._open[pipe.rank] -= 1
+            if not self._open[pipe.rank]:
+                del self._open[pipe.rank]
+        self.output.put(Written(pipe.rank, pipe.stream, ""))

@@ -1,0 +1,74 @@
+"""Lines that differ only in numbers, as one."""
+
+from __future__ import annotations
+
+import pytest
+
+from ddp_notebook.run.output.numbers import form_of, merged
+
+
+def merge(*lines: str) -> str | None:
+    """The lines of ranks 0, 1, ... as one; None: they differ in more than numbers."""
+    forms = [form_of(line) for line in lines]
+    if any(form is None or forms[0] is None or form.shape != forms[0].shape for form in forms):
+        return None
+    return merged(range(len(lines)), [form for form in forms if form is not None])
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        (
+            ("epoch 0 step 4 loss 0.661", "epoch 0 step 4 loss 0.676", "epoch 0 step 4 loss 0.684"),
+            "epoch 0 step 4 loss 0.661 | 0.676 | 0.684",
+        ),
+        (("rank 0: 0.5", "rank 1: 0.5"), "rank 0 | 1: 0.5"),
+        (("[rank0] loss 1e-05", "[rank1] loss 2.5E-05"), "[rank0 | 1] loss 1e-05 | 2.5E-05"),
+        (("loss nan, -0.5", "loss inf, 0.5"), "loss nan | inf, -0.5 | 0.5"),
+        (("tensor([-0.5000])", "tensor([0.5000])"), "tensor([-0.5000 | 0.5000])"),
+        (("tensor([ 1., -2.])", "tensor([1., 2.])"), "tensor([ 1., -2. | 2.])"),
+        (("loss   9.5 |", "loss  10.5 |"), "loss   9.5 | 10.5 |"),
+        (("Wall time: 912 µs", "Wall time: 1.2 ms"), "Wall time: 912 µs | 1.2 ms"),
+        (("Wall time: 1.1 ms", "Wall time: 1.2 ms"), "Wall time: 1.1 | 1.2 ms"),
+        (("used 1,024 of 2,048 MiB", "used 512 of 2,048 MiB"), "used 1,024 | 512 of 2,048 MiB"),
+        (("<function f at 0x7f01aa>", "<function f at 0x7f02bb>"), "<function f at 0x…>"),
+        (("f at 0x7f01", "f at 0x7f01"), "f at 0x7f01"),
+        (("12:00:01,250 loss 1", "12:00:01,251 loss 2"), "12:00:01,250..12:00:01,251 loss 1 | 2"),
+        (("2026-11-28 09:00:01 x", "2026-11-28 09:00:02 x"), "2026-11-28 09:00:01..2026-11-28 09:00:02 x"),
+        (("at 12:00:01 x", "at 12:00:02 x"), "at 12:00:01..12:00:02 x"),
+        (("cuda:0 ready", "cuda:1 ready"), "cuda:0 | 1 ready"),
+        # what is no number, or differs in more
+        (("conv1 ready", "conv2 ready"), None),
+        (("0.5", "0.6"), None),
+        (("loss 1", "acc 1"), None),
+        (("a 1 2", "a 1"), None),
+        (("a 1\nb 2", "a 2\nb 2"), None),
+        (("x [1, 2, 3, 4, 5]", "x [6, 7, 8, 9, 0]"), None),
+        (("10.0.0.1 up", "10.0.0.2 up"), None),
+    ],
+)
+def test_lines_of_ranks_are_merged(lines, expected):
+    assert merge(*lines) == expected
+
+
+def test_of_more_than_eight_ranks_minimum_mean_and_maximum_are_shown():
+    eight = merge(*(f"rank {rank} loss 0.{rank}" for rank in range(8)))
+    assert eight is not None and eight.count("|") == 14
+    ten = [f"rank {rank} loss {rank / 10:.2f} in {rank + 1} ms" for rank in range(10)]
+    assert merge(*ten) == "rank 0-9 loss min 0.00 mean 0.45 max 0.90 in min 1 ms mean 5.5 ms max 10 ms"
+    ten[3] = "rank 3 loss nan in 4 ms"
+    assert "loss min 0.00 mean 0.47 max 0.90, nan on 1 rank in" in (merge(*ten) or "")
+    units = [f"wall {rank} µs" if rank < 5 else f"wall {rank} ms" for rank in range(1, 11)]
+    assert merge(*units) == "wall min 1 µs mean 4.501 ms max 10 ms"
+    assert merge(*["same 1"] * 10) == "same 1"
+
+
+def test_a_marker_is_equal_for_lines_of_one_step():
+    def marker(line: str) -> str:
+        form = form_of(line)
+        assert form is not None
+        return form.marker
+
+    assert marker("rank 0 step 4 loss 0.5") == marker("rank 1 step 4 loss 0.25")
+    assert marker("step 4 loss 0.5") != marker("step 5 loss 0.5")
+    assert marker("step 4 took 12 ms") == marker("step 4 took 1 s")
