@@ -19,6 +19,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from ddp_notebook.errors import (
+    CannotWriteError,
     CellFailedHereError,
     CellTimeoutError,
     ClientError,
@@ -64,6 +65,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Agreement",
+    "CannotWriteError",
     "CellFailedHereError",
     "CellResult",
     "CellTimeoutError",

@@ -92,6 +92,21 @@ class Engines:
             self._register(replace=has_been)
         return str(controller.connection_file(self._directory, "client")), pid
 
+    def check_registered(self) -> None:
+        """Raise if engines could not register. They are asked again by the next `client_file`.
+
+        Raises:
+            ClientError: says which and why.
+        """
+        with self._asking:
+            refused = [process for process in self._processes.living(RANK) if process.not_registered]
+            reasons = [process.not_registered for process in refused]
+            for process in refused:
+                process.not_registered = ""
+                self._registered.discard(process.name)
+        if reasons:
+            raise ClientError(f"session.client needs all ranks, and {'; '.join(reasons)}. Cells go on without it")
+
     def replace(self) -> bool:
         """Let new engines register in place of those that have died. Returns whether there is a controller for it."""
         with self._asking:

@@ -13,9 +13,11 @@ from ipykernel.iostream import OutStream
 from ipyparallel.engine.app import IPEngine
 from traitlets import default
 
+from ddp_notebook.rank import reserve, shortage
 from ddp_notebook.rank.cell import handlers, kernel_api
 from ddp_notebook.rank.cell.interpreter import say
-from ddp_notebook.stdlib import logging, os, signal
+from ddp_notebook.records import shortages
+from ddp_notebook.stdlib import logging, os, signal, time
 from ddp_notebook.wire.signals import END, INTERRUPT
 
 if TYPE_CHECKING:
@@ -23,6 +25,9 @@ if TYPE_CHECKING:
 
 _OF_REGISTRATION = ["self", "msg", "connect", "maybe_tunnel"]
 _UNREGISTER_MS = 5000  # what the controller gets to forget an engine
+_NEEDED_DESCRIPTORS = 40
+_SETTLED_S = 0.1  # without a further descriptor: the threads of the sockets have opened theirs
+_MOST_SETTLING_S = 1.0
 _LINGER_MS = 20_000  # what the controller gets to hear that an engine registers
 
 
@@ -143,7 +148,7 @@ class RankEngine(IPEngine):
         else:
             self._heart = heart
 
-    def enroll(self, engine_id: int, *, replaces: bool, reached_at: Mapping[str, str]) -> None:
+    def enroll(self, engine_id: int, *, replaces: bool, reached_at: Mapping[str, str]) -> str:
         """There is a controller: connect to it, and register. A socket is connected by the thread that uses it.
 
         Args:
@@ -151,9 +156,25 @@ class RankEngine(IPEngine):
             replaces: take the engine of a rank that has died from its list first, as its nanny process would do: the
                 controller would take minutes to miss it, and give us another id.
             reached_at: by addresses of the controller, where they are reached from here if not there.
+
+        Returns:
+            Why the engine cannot connect, in a sentence; "" if it can. Then the call can be repeated.
         """
         if self._connect is None:  # it has registered in ipyparallel's own way
-            return
+            return ""
+        what = "ipyparallel's engine"
+        needs_reserve = bool(shortage.of_descriptors(_NEEDED_DESCRIPTORS, what))
+        with reserve.lent():
+            # ZeroMQ would end this process if it found no descriptor for the sockets of the heartbeat.
+            if self._heart and (why := shortage.of_descriptors(_NEEDED_DESCRIPTORS, what)):
+                return why
+            self._enroll(engine_id, replaces=replaces, reached_at=reached_at)
+            if needs_reserve:
+                _wait_for_descriptors()
+        return ""
+
+    def _enroll(self, engine_id: int, *, replaces: bool, reached_at: Mapping[str, str]) -> None:
+        assert self._connect is not None
         if engine_id != self.id:
             self._unconnected += self._other_leaf(engine_id)
             self.set_trait("id", engine_id)
@@ -217,6 +238,16 @@ class RankEngine(IPEngine):
 def can_wait() -> bool:
     """Whether engines of this ipyparallel can be made before there is a controller."""
     return list(inspect.signature(IPEngine.complete_registration).parameters) == _OF_REGISTRATION
+
+
+def _wait_for_descriptors() -> None:
+    """Wait until the threads of new sockets have opened their descriptors, which they take from the reserve."""
+    until = time.monotonic() + _MOST_SETTLING_S
+    before, since = -1, time.monotonic()
+    while (now := time.monotonic()) < until and now - since < _SETTLED_S:
+        if (count := shortages.open_descriptors()) != before:
+            before, since = count, now
+        time.sleep(_SETTLED_S / 10)
 
 
 def _here(call: Callable[[], object]) -> None:

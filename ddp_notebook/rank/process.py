@@ -221,8 +221,9 @@ class Rank:
         elif isinstance(message, Resume) and self._survival is not None:
             self._survival.rejoin(message)
         elif isinstance(message, Register):
-            RankEngine.instance().enroll(message.engine_id, replaces=message.replaces, reached_at=message.reached_at)
-            self.agent.send(Registered())
+            engine = RankEngine.instance()
+            why = engine.enroll(message.engine_id, replaces=message.replaces, reached_at=message.reached_at)
+            self.agent.send(Registered(error=why))
 
     def _take(self, place: Form) -> None:
         """Take a place. The group forms in a thread of its own, since that is mostly waiting: the engine starts

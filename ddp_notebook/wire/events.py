@@ -286,7 +286,9 @@ class Ready(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Registered(Message):
-    """The controller was told of this engine, and has forgotten the one that it replaces."""
+    """The controller was told of this engine, and has forgotten the one that it replaces; or `error` says why not."""
+
+    error: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -357,7 +359,7 @@ class Vitals(Message):
     """Answer to `Probe`."""
 
     request: int
-    rss_bytes: int
+    rss_bytes: int | None  # resident memory; None: the rank cannot read it
     device_bytes: int  # allocated and cached by torch on the rank's GPU, 0 on the CPU
     running_cell: int  # 0: idle
     running_s: float
