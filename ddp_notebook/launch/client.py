@@ -211,6 +211,7 @@ class SharedClient:
         until = time.monotonic() + _CONNECT_S
         while True:
             file, pid = self._file()  # another one, where it has ended since the last attempt
+            self._check()
             if why := halted(pid) if self._watch is None else self._watch.halted():
                 raise ClientError(why)
             try:

@@ -15,8 +15,9 @@ from ddp_notebook.launch.host.host import Host
 from ddp_notebook.launch.process import CONTROLLER, RANK, Process, Processes
 from ddp_notebook.launch.ways.ports import Listening
 from ddp_notebook.registry import private
-from ddp_notebook.wire.events import Engine, Register
+from ddp_notebook.wire.events import Engine, Register, Registered
 
+_ANSWER_S = 0.3
 _AT_ONCE = 16  # hosts that are given a way to the controller
 
 
@@ -148,8 +149,12 @@ class Engines:
             ) from error
         for process in new:
             self._registered.add(process.name)
+            with self._processes.changed:
+                process.said.discard(Registered.__name__)
             at = reached_at[process.host]
             self._send(process.rank, Register(engine_id=process.rank, replaces=replace, reached_at=at))
+        with self._processes.changed:  # a rank that cannot register says so at once, if it is in no cell
+            self._processes.changed.wait_for(lambda: all(Registered.__name__ in one.said for one in new), _ANSWER_S)
 
 
 def _reach(addresses: list[str], host: Host) -> dict[str, str]:

@@ -13,11 +13,10 @@ from ipykernel.iostream import OutStream
 from ipyparallel.engine.app import IPEngine
 from traitlets import default
 
-from ddp_notebook.rank import reserve, shortage
+from ddp_notebook.rank import shortage
 from ddp_notebook.rank.cell import handlers, kernel_api
 from ddp_notebook.rank.cell.interpreter import say
-from ddp_notebook.records import shortages
-from ddp_notebook.stdlib import logging, os, signal, time
+from ddp_notebook.stdlib import logging, os, signal
 from ddp_notebook.wire.signals import END, INTERRUPT
 
 if TYPE_CHECKING:
@@ -25,9 +24,8 @@ if TYPE_CHECKING:
 
 _OF_REGISTRATION = ["self", "msg", "connect", "maybe_tunnel"]
 _UNREGISTER_MS = 5000  # what the controller gets to forget an engine
-_NEEDED_DESCRIPTORS = 40
-_SETTLED_S = 0.1  # without a further descriptor: the threads of the sockets have opened theirs
-_MOST_SETTLING_S = 1.0
+_NEEDED_DESCRIPTORS = 20  # measured: 14 stay open
+_LATER_DESCRIPTORS = 4  # to register again
 _LINGER_MS = 20_000  # what the controller gets to hear that an engine registers
 
 
@@ -162,15 +160,12 @@ class RankEngine(IPEngine):
         """
         if self._connect is None:  # it has registered in ipyparallel's own way
             return ""
-        what = "ipyparallel's engine"
-        needs_reserve = bool(shortage.of_descriptors(_NEEDED_DESCRIPTORS, what))
-        with reserve.lent():
-            # ZeroMQ would end this process if it found no descriptor for the sockets of the heartbeat.
-            if self._heart and (why := shortage.of_descriptors(_NEEDED_DESCRIPTORS, what)):
-                return why
-            self._enroll(engine_id, replaces=replaces, reached_at=reached_at)
-            if needs_reserve:
-                _wait_for_descriptors()
+        # ZeroMQ would end this process if it found no descriptor for the sockets of the heartbeat. The reserve is no
+        # help: the controller may just be starting, and sockets open their descriptors when it listens.
+        needed = _NEEDED_DESCRIPTORS if self._heart else _LATER_DESCRIPTORS
+        if why := shortage.of_descriptors(needed, "ipyparallel's engine"):
+            return why
+        self._enroll(engine_id, replaces=replaces, reached_at=reached_at)
         return ""
 
     def _enroll(self, engine_id: int, *, replaces: bool, reached_at: Mapping[str, str]) -> None:
@@ -238,16 +233,6 @@ class RankEngine(IPEngine):
 def can_wait() -> bool:
     """Whether engines of this ipyparallel can be made before there is a controller."""
     return list(inspect.signature(IPEngine.complete_registration).parameters) == _OF_REGISTRATION
-
-
-def _wait_for_descriptors() -> None:
-    """Wait until the threads of new sockets have opened their descriptors, which they take from the reserve."""
-    until = time.monotonic() + _MOST_SETTLING_S
-    before, since = -1, time.monotonic()
-    while (now := time.monotonic()) < until and now - since < _SETTLED_S:
-        if (count := shortages.open_descriptors()) != before:
-            before, since = count, now
-        time.sleep(_SETTLED_S / 10)
 
 
 def _here(call: Callable[[], object]) -> None:
