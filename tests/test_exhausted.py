@@ -128,7 +128,7 @@ def test_a_limit_of_descriptors_below_those_that_are_open(make_session, capfd):
     assert status.rows[1].shortages == ("rank 1 has no file descriptor left: 3 of 3",)
     with pytest.raises(RankError, match=r"Too many open files.*\(rank 1 has no file descriptor left: 3 of 3\)"):
         session.run("open('/etc/hostname').close()")
-    with pytest.raises(ClientError, match="needs all ranks, and rank 1 has no file descriptor left: 3 of 3. Cells go"):
+    with pytest.raises(ClientError, match=r"needs all ranks, and rank 1 has no file descriptor left: 3 of 3\. Cells go"):
         session.client  # noqa: B018
     assert "idle" in session.status().rows[1].state
     session.run("resource.setrlimit(resource.RLIMIT_NOFILE, before)")
@@ -146,7 +146,7 @@ def test_client_and_rpc_without_file_descriptors(make_session, capfd):
     init_rpc = "from torch.distributed import rpc; rpc.init_rpc(f'w{rank}', rank=rank, world_size=2)"
     with pytest.raises(RankError, match=r"too many open files.*\(rank 1 has no file descriptor left: 300 of 300\)"):
         session.run(init_rpc)
-    needs_all = "needs all ranks, and rank 1 has no file descriptor left: 300 of 300. Cells go on"
+    needs_all = r"needs all ranks, and rank 1 has no file descriptor left: 300 of 300\. Cells go on"
     for most_s in (2.5, 1.0):  # the first one starts the controller
         began = time.monotonic()
         with pytest.raises(ClientError, match=needs_all):

@@ -60,9 +60,7 @@ def connect(
         raise
 
 
-def _wait_for_engines(
-    client: ipyparallel.Client, ranks: Callable[[], set[Whose]], check: Callable[[], None]
-) -> None:
+def _wait_for_engines(client: ipyparallel.Client, ranks: Callable[[], set[Whose]], check: Callable[[], None]) -> None:
     """Wait until the client knows as many engines as there are ranks.
 
     Raises:

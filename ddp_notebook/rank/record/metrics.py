@@ -80,8 +80,8 @@ class Metrics:
         print(f"ddp_notebook: --watch {','.join(missing)} has shown nothing: {why}", file=sys.stderr)
 
     def log(self, *unnamed: Any, step: int | None = None, **values: Any) -> None:
-        """Log numbers of this rank, drawn and kept by the notebook. Never waits for a GPU. A loop that logs faster than the
-        notebook takes the numbers is held back.
+        """Log numbers of this rank, drawn and kept by the notebook. Never waits for a GPU. Waits if a loop logs faster
+        than the recorder sends.
 
         Args:
             step: the step that they belong to, a whole number; None: the optimizer steps of this cell so far, and
