@@ -166,7 +166,7 @@ def logging_loop(monkeypatch):
         rank, late = 0, None
 
         def batch(self, records: Any, dropped: int = 0, resources: Any = None) -> Batch:
-            time.sleep(0.005)
+            time.sleep(0.02)
             passed_on[0] += len(records)
             return Batch(rank=0, stream=1, dropped=dropped)
 
@@ -191,8 +191,8 @@ def logging_loop(monkeypatch):
 
 
 def test_a_loop_that_only_logs_waits_for_the_recorder(logging_loop):
-    passed_on, _ = logging_loop(120_000)
-    assert passed_on == 120_000
+    passed_on, _ = logging_loop(150_000)
+    assert passed_on == 150_000
 
 
 def test_a_loop_that_only_logs_goes_on_where_nobody_takes_its_numbers(logging_loop):
