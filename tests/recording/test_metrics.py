@@ -203,8 +203,8 @@ def test_a_loop_that_only_logs_goes_on_where_nobody_takes_its_numbers(logging_lo
 
 
 @pytest.mark.long
-def test_nothing_of_a_loop_that_only_logs_is_dropped(make_session):
-    session = make_session(2)
+def test_nothing_of_a_loop_that_only_logs_is_dropped(make_session_alone):
+    session = make_session_alone(2)
     session.run("for i in range(120_000): log(only=float(i))", quiet=True)
     assert not session.recording.dropped
     assert "dropped" not in repr(session.recording)
