@@ -69,7 +69,7 @@ def test_the_readme_has_every_option():
     [
         "--backend gloo --env A=1 B=2 --timeout 7.5",
         "--gpus 3,4 --share-gpus --grace off --hang-after off",
-        "--guard on --heal --live html --on-preempt save saved",
+        "--guard on --heal --live html --fold off --on-preempt save saved",
         "--guard off --gpus none --grace 0.5",
         "--hosts gpu1,gpu2:8 --python /usr/bin/python3 --sync . --sync-large --lease 60 --ports 40000-40100",
         "--slurm",

@@ -235,7 +235,7 @@ class StartOptions:
         if name == "world_size":
             return "N not given" if value is None else f"{value} rank{'s' * (value != 1)}"
         option = "--" + name.removesuffix("_s").removesuffix("_h").removesuffix("_mb").replace("_", "-")
-        if name == "guard" and value is not None:
+        if name in ("guard", "fold") and value is not None:
             return f"{option} {'on' if value else 'off'}"
         if value is None and name in ("grace_s", "hang_after_s"):
             return f"{option} off"

@@ -16,7 +16,7 @@ from ddp_notebook.errors import UsageError
 _Number = TypeVar("_Number", int, float)
 _MAY_BEGIN_WITH_A_MINUS = ("--ranks", "--slurm", "--mpi")  # their values
 _HELP = ("-h", "--help")
-_LONGEST_USAGE = 80  # characters; a longer list of options is left to the help
+_LONGEST_USAGE = 95  # characters; a longer list of options is left to the help
 _WIDEST_NAME = 21  # characters of the left column of a help text
 WIDTH = 78  # characters of a line of help: as many as JupyterLab shows in a page of 800 pixels
 
