@@ -7,6 +7,7 @@ import difflib
 import functools
 import inspect
 import shlex
+import textwrap
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, NoReturn, TypeVar
 
@@ -15,8 +16,9 @@ from ddp_notebook.errors import UsageError
 _Number = TypeVar("_Number", int, float)
 _MAY_BEGIN_WITH_A_MINUS = ("--ranks", "--slurm", "--mpi")  # their values
 _HELP = ("-h", "--help")
-_LONGEST_USAGE = 110  # characters; a longer list of options is left to the help
-_WIDEST_NAME = 30  # characters of the left column of a help text
+_LONGEST_USAGE = 95  # characters; a longer list of options is left to the help
+_WIDEST_NAME = 21  # characters of the left column of a help text
+WIDTH = 78  # characters of a line of help: as many as JupyterLab shows in a page of 800 pixels
 
 
 class HelpRequested(Exception):
@@ -63,7 +65,8 @@ class LineParser(argparse.ArgumentParser):
         """
         names = {action: _syntax(action, bare=True) for action in self._actions}
         width = min(_WIDEST_NAME, max(map(len, names.values())))
-        lines = [f"usage: {self.usage_line}", "", description]
+        paragraphs = [textwrap.fill(" ".join(one.split()), WIDTH) for one in description.split("\n\n")]
+        lines = [f"usage: {self.usage_line}", "", "\n\n".join(paragraphs)]
         for group in self._action_groups:
             if not group._group_actions:
                 continue

@@ -74,12 +74,10 @@ def _add_options(parser: LineParser) -> None:
         "--tensors",
         choices=("preview", "full"),
         metavar="preview|full",
-        help="full: keep the tensors of collectives whole, up to 1 MB each",
+        help="full: keep tensors of collectives, up to 1 MB each",
     )
     recorded.add_argument("--watch", metavar="NAME,...", help="record these variables after each optimizer step")
-    recorded.add_argument(
-        "--gradient", metavar="NAME", help="keep this parameter's gradient before and after averaging"
-    )
+    recorded.add_argument("--gradient", metavar="NAME", help="keep this parameter's gradient, local and averaged")
     recorded.add_argument(
         "--profile", action="store_true", help="run torch's profiler; %%ddp_trace includes its traces"
     )
