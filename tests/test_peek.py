@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import re
+import threading
 import time
 from collections.abc import Iterator
 
@@ -35,7 +36,8 @@ def prepared(session):
 @contextlib.contextmanager
 def job(session, code: str) -> Iterator[object]:
     """A cell in the background, which is cancelled at the end of the block."""
-    running = session.run(f"history.clear()\n{code}", wait=False, quiet=True)
+    session.run("history.clear()", quiet=True)
+    running = session.run(code, wait=False, quiet=True)
     try:
         while running.state == "waiting" or min(map(int, session.peek("len(history)").values())) < 3:
             assert not running.done(), running
@@ -65,11 +67,20 @@ def test_a_value_that_can_be_copied_is_pulled_and_another_one_waits(prepared, ca
         assert not running.done() and second[: len(first)] == first and len(second) > len(first) > 0
         assert prepared.pull("weights", ranks=0, safe=True)[0].shape == (1000,)
         assert capsys.readouterr().err == ""
-    with job(prepared, "train(30, 0.05)") as running:
+    with job(prepared, "train(10_000, 0.01)") as running, contextlib.redirect_stderr(io.StringIO()) as said:
+        told = f"'model' (Linear) is read when job {running.number} has ended: while it runs, only numbers"
+
+        def cancel() -> None:
+            until = time.monotonic() + 60
+            while told not in said.getvalue() and time.monotonic() < until:
+                time.sleep(0.01)
+            prepared.jobs.cancel()
+
+        cancelling = threading.Thread(target=cancel)
+        cancelling.start()
         assert prepared.pull("model", ranks=0)[0].weight.shape == (2, 2)
-        assert running.result(10).ok
-        said = capsys.readouterr().err
-        assert f"'model' (Linear) is read when job {running.number} has ended: while it runs, only numbers" in said
+        cancelling.join()
+        assert running.state == "cancelled" and told in said.getvalue()
 
 
 def test_a_job_without_steps_answers_at_its_end_and_a_line_says_what_is_waited_for(prepared, capsys):
