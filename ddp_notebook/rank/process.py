@@ -171,17 +171,18 @@ class Rank:
                 serving.stop(message.cell)
             if self.runner is not None:
                 self.runner.on_message(message)
-        elif self._is_for_between(message) and self._recording.training.between.put(partial(self._at_step, message)):
+        elif self.runner is not None and isinstance(message, Peek | Pull) and self._is_left_for_a_step(message):
             pass
         elif self._loop is None:
             self._to_do.put(message)
         else:
             self._loop.call_soon_threadsafe(self._handle, message)
 
-    def _is_for_between(self, message: Message) -> bool:
-        """Whether a question is to be answered between two steps, if a cell runs."""
-        is_one = isinstance(message, Peek) or (isinstance(message, Pull) and message.at_step)
-        return self.runner is not None and is_one
+    def _is_left_for_a_step(self, message: Peek | Pull) -> bool:
+        """Whether a question will be answered between two steps, since a cell runs."""
+        if isinstance(message, Pull) and not message.at_step:
+            return False
+        return self._recording.training.between.put(partial(self._at_step, message))
 
     def _on_asked(self, *, flush: bool) -> None:
         self._recording.drain.on_asked(flush=flush)
