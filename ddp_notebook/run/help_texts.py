@@ -15,7 +15,6 @@ _SECTIONS = {
     "ddp_record": "recording",
     "on_all_ranks": "cells",
     "ddp_pull": "variables",
-    "ddp_peek": "variables",
     "ddp_sync": "files",
     "ddp_help": "help",
 }
