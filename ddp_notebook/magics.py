@@ -16,7 +16,7 @@ from ddp_notebook.run.cells import options as cell_options
 from ddp_notebook.run.interrupted import OF_MAGICS, tells_interrupts
 from ddp_notebook.run.jobs.job import Job
 from ddp_notebook.run.kernel import cell_number, is_run_by_program
-from ddp_notebook.run.lines import LineParser, line_of
+from ddp_notebook.run.lines import LineParser, line_of, read_expression
 from ddp_notebook.run.values.exchange import check_name
 from ddp_notebook.torchrun import current as torchrun_jobs
 from ddp_notebook.torchrun import starting as torchrun
@@ -290,10 +290,18 @@ class DDPMagics(Magics):
             check_name(name)
         session = having.of_session()
         # All or none: a name that the ranks do not have changes no variable of the notebook.
-        pulled = {name: session.pull(name, given.ranks, given.force, given.safe) for name in given.names}
+        with progress.shown("pulling:") as report:
+            pulled = {name: session.pull(name, given.ranks, given.force, given.safe, report) for name in given.names}
         for name, values in pulled.items():
             self.shell.user_ns[given.new or name] = values
             print(f"{name}:\n{values}" if len(given.names) > 1 else values)
+
+    @line_magic
+    @line_of(magic_lines.peek)
+    def ddp_peek(self, line: str) -> None:
+        """Show the value of an expression on ranks, between two optimizer steps of a running job."""
+        ranks, expression = read_expression(magic_lines.peek(), line)
+        print(having.of_session().peek(expression, ranks))
 
     @line_magic
     @line_of(magic_lines.push)

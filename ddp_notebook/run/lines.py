@@ -6,6 +6,7 @@ import argparse
 import difflib
 import functools
 import inspect
+import re
 import shlex
 import textwrap
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -215,6 +216,28 @@ def _alternatives(action: argparse.Action) -> list[str]:
     """Return the fixed values that an argument may have: `auto`, `html` and `off` for "auto|html|off"."""
     names = action.metavar if isinstance(action.metavar, str) else ""
     return [value for value in names.split("|") if value.isalpha() and value.islower()] if "|" in names else []
+
+
+def read_expression(parser: LineParser, line: str) -> tuple[str | None, str]:
+    """Return the value of `--ranks`, None without it, and the expression that is the rest of the line, as it is.
+
+    Args:
+        parser: the declaration of the line, for errors.
+
+    Raises:
+        UsageError: there is no expression, or another option.
+
+    Example:
+        >>> parser = LineParser("%ddp_peek", "%ddp_peek x")
+        >>> read_expression(parser, "--ranks 0,2 x[-1] - 1"), read_expression(parser, "history[-5:]")
+        (('0,2', 'x[-1] - 1'), (None, 'history[-5:]'))
+    """
+    ranks, expression = None, line.strip()
+    if option := re.match(r"--ranks[ =](\S+)\s*", expression):
+        ranks, expression = option[1], expression[option.end() :]
+    if not expression or expression.startswith("--"):
+        parser.error("an expression is missing, such as history[-5:]")
+    return ranks, expression
 
 
 def _with_signed_values(words: list[str], own: Collection[str]) -> list[str]:

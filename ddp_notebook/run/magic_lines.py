@@ -170,6 +170,14 @@ def pull() -> LineParser:
 
 
 @functools.cache
+def peek() -> LineParser:
+    parser = LineParser("%ddp_peek", "%ddp_peek history[-5:]", "%ddp_peek --ranks 0 model.weight.norm()")
+    parser.add_argument("--ranks", metavar="0,2-3", help=_RANKS)
+    parser.add_argument("expression", metavar="EXPRESSION", nargs="+", help="Python; it must not call a collective")
+    return parser
+
+
+@functools.cache
 def push() -> LineParser:
     parser = LineParser("%ddp_push", "%ddp_push config", "%ddp_push images --ranks 0")
     parser.add_argument("names", metavar="NAME", nargs="+", help="variables of the notebook")
