@@ -95,11 +95,17 @@ def test_a_monitor_that_is_opened_after_the_cell_draws_its_run(tmp_path):
         a_picture_is_saved_and_shown(lab, path)
 
 
+def save(lab: JupyterLab) -> None:
+    """By the keyboard, which is the widget's own while the focus is in it."""
+    lab.page.locator(".jp-Notebook .jp-Cell").first.locator(".jp-InputPrompt").click()
+    lab.page.keyboard.press("Control+s")
+
+
 def a_picture_is_saved_and_shown(lab: JupyterLab, path: Any) -> None:
     """Before the session ends: the widget is nothing without its kernel."""
     until = time.monotonic() + 20
     while True:
-        lab.page.keyboard.press("Control+s")
+        save(lab)
         cell = nbformat.read(path, nbformat.NO_CONVERT).cells[AFTER]
         data = [one["data"] for one in cell.outputs if "image/png" in one.get("data", {})]
         if data:
@@ -108,6 +114,27 @@ def a_picture_is_saved_and_shown(lab: JupyterLab, path: Any) -> None:
         time.sleep(0.3)
     assert data[0]["text/plain"].startswith("In [3]: 2 ranks, loss ")
     assert lab.page.locator(".ddpm-still").is_hidden(), "a live monitor stands there"
+
+
+def without_its_kernel_the_picture_is_seen(lab: JupyterLab) -> None:
+    """The notebook is opened again when the kernel of its widgets is gone."""
+    save(lab)
+    expect(lab.page.locator(".jp-mod-dirty")).to_have_count(0)
+    kernels = lab.page.evaluate(
+        "async (token) => { const headers = { Authorization: `token ${token}` };"
+        " const all = await (await fetch('/api/sessions', { headers })).json();"
+        " for (const { id } of all) await fetch(`/api/sessions/${id}`, { method: 'DELETE', headers });"
+        " return all.length; }",
+        lab.server.token,
+    )
+    assert kernels == 1
+    lab.page.reload()
+    expect(lab.page.locator(".ddpm-still img").first).to_be_visible(timeout=60_000)
+    expect(lab.page.locator(".ddpm")).to_have_count(0)
+    gone = lab.page.get_by_text("model not found")
+    for place in range(gone.count()):
+        expect(gone.nth(place)).to_be_hidden()
+    lab.screenshot(SCREENSHOTS / "curves_saved.png")
 
 
 @pytest.mark.browser
@@ -140,7 +167,7 @@ def test_every_way_to_a_view_draws_the_recording(tmp_path):
         second = View(lab)
         second.root = lab.page.locator(".ddpm:not(.ddpm-compact)").last
         is_the_recording(curve(second), flood)
-        lab.page.keyboard.press("Control+s")
+        save(lab)
         expect(lab.page.locator(".jp-mod-dirty")).to_have_count(0)
         lab.page.reload()
         again = lab.page.locator(".ddpm:not(.ddpm-compact)").first
@@ -154,6 +181,7 @@ def test_every_way_to_a_view_draws_the_recording(tmp_path):
                 lab.page.set_viewport_size({"width": width, "height": 1000})
                 reloaded.wait_for(f"state.theme == '{theme}'")
                 lab.screenshot(SCREENSHOTS / f"curves_{theme}_{width}.png")
+        without_its_kernel_the_picture_is_seen(lab)
         lab.page.goto(f"file://{tmp_path / 'curves.html'}")
         saved = View(lab)
         saved.root = lab.page.locator(".ddpm").first

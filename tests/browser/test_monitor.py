@@ -18,7 +18,7 @@ from tests.browser.marimo_app import Marimo
 from tests.browser.test_jupyterlab import write_notebook
 
 START, MONITOR, SET_UP, TRAIN, COMPARE, HANG, STOP, AGAIN, UNDER, END = range(10)
-LOGGED = 60
+LOGGED = 80
 _IS_COMPLETE = (
     f"Object.values(state.panels.loss?.lines ?? {{}}).length == 4 && Object.values(state.panels.loss.lines)"
     f".every(({{ values }}) => values.filter(Number.isFinite).length == {LOGGED})"
@@ -55,7 +55,7 @@ CELLS = [
     "call = recording.collectives('all_reduce', rank=3)[-1]\n"
     "print(json.dumps({\n"
     "    'loss': {rank: loss.of_rank(rank)[1].tolist() for rank in range(4)},\n"
-    "    'step': last,\n"
+    "    'step': last, 'per_step': recording.runs()[-1].per_step,\n"
     "    'ms': sum(one.duration_ns for one in steps) / 4e6,\n"
     "    'waiting_ms': sum(one.waiting_ns for one in steps) / 4e6,\n"
     "    'buckets': [(one.nbytes, (one.end_ns - one.issue_ns) / 1e6) for one in steps[0].buckets],\n"
@@ -94,6 +94,7 @@ def test_the_monitor(tmp_path, app):
         lab.page.evaluate("() => document.querySelector('.ddpm:not(.ddpm-compact)').style.display = 'none'")
         expect(small.locator("canvas").first).to_be_visible()  # the large one cannot be seen
         lab.page.evaluate("() => document.querySelector('.ddpm:not(.ddpm-compact)').style.display = ''")
+        view.root.scroll_into_view_if_needed()
         expect(small.locator("canvas").first).to_be_hidden()
         begun = len(view.state()["panels"]["loss"]["x"])
         view.wait_for(f"state.panels.loss.x.length > {begun + 10}")
@@ -169,6 +170,7 @@ def it_is_what_was_recorded(view: View, recorded: dict[str, Any]) -> None:
 
     view.open("Gradient sync")
     sync = view.wait_for(f"state.panels.sync?.chosen?.step == {recorded['step']}")["panels"]["sync"]
+    view.wait_for(f"state.notes.includes('In [4]: {recorded['per_step']} (mean of steps')")  # once a second
     bar = sync["bars"][-1]
     assert near(bar["duration"], recorded["ms"])
     assert any(near(part, recorded["waiting_ms"]) for part in bar["parts"])
@@ -256,7 +258,7 @@ def the_picture_stays(lab: JupyterLab, path: Any) -> None:
         assert time.monotonic() < until, data
         time.sleep(0.1)
     trained = f"In [4]: 4 ranks, {LOGGED} steps, loss"
-    for one, text in zip(data, (trained, trained, "2 ranks, loss 1.00 -> 0.0167"), strict=True):
+    for one, text in zip(data, (trained, trained, "2 ranks, loss 1.00 -> 0.0125"), strict=True):
         assert "application/vnd.jupyter.widget-view+json" not in one
         assert one["text/plain"].startswith(text), one["text/plain"]
     lab.page.reload()

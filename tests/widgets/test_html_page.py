@@ -243,8 +243,8 @@ def test_a_course_is_the_lowest_and_highest_of_equal_stretches():
         assert shown == pytest.approx(values[at.astype(int)] + rank), "no value is made up"
         for slot in range(63):
             own = shown[at // 16 == slot]
-            part = values[16 * slot : 16 * slot + 16] + rank
-            assert own.min() == part.min() and own.max() == part.max()
+            stretch = values[16 * slot : 16 * slot + 16] + rank
+            assert own.min() == stretch.min() and own.max() == stretch.max()
         assert {0, 999} <= set(at.tolist())
     assert course.means[0, 0] == pytest.approx(values[:16].mean())
     assert (course.begin[0, 1], course.end[1]) == (values[0], values[-1] + 1)

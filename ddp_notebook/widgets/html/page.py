@@ -69,7 +69,7 @@ def _style() -> Markup:
 def _head(shown: Shown) -> Markup:
     word = _TELLS.get(shown.state, shown.state)
     cell = f" {shown.cell}" if shown.cell and shown.state != "stopped" else ""
-    what = {"running": "is running", "stuck": "does not go on", "idle": "was the last", "recorded": ""}.get(
+    what = {"running": "is running", "stuck": "does not go on", "idle": "was the last" if cell else ""}.get(
         shown.state, ""
     )
     chip = element("span", word, class_=f"chip {shown.state}")

@@ -25,6 +25,8 @@ export class Run {
     this.stepsAsked = false;
     this.state = "";
     this.title = "";
+    /** @type {{cell: number, label: string, per_step: string, definition: string}|null} */
+    this.training = null; // the numbers of the last training run, as the report has them
     this.alert = "";
     this.liveNow = 0;
     this.arrivedAt = 0; // performance.now() of the last message
@@ -132,6 +134,7 @@ export class Run {
     this.cell = message.cell ?? this.cell;
     for (const [cell, prompt] of message.prompts ?? []) this.prompts.set(cell, prompt);
     this.only = message.only ?? this.only;
+    if (message.training !== undefined) this.training = message.training;
     this.state = message.state ?? this.state;
     this.title = message.title ?? this.title;
     this.alert = message.why ?? "";

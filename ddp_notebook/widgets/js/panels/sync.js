@@ -164,7 +164,10 @@ export function syncPanel(el, store, env) {
       const { hidden, bars } = picture;
       const earlier = bars.length ? firstStep(store.steps(), bars[0].cell) : 0;
       if (compact) return bars.length ? [inShort(bars[bars.length - 1])] : [];
-      const notes = hidden > 0 && bars.length ? [`${plural(bars.length, "step")} of ${(hidden + bars.length).toLocaleString("en")} are in the picture; choose a step to see older ones`] : [];
+      const { training, only } = store;
+      const notes = [];
+      if (training && (only === null || only === training.cell)) notes.push(`${training.label}: ${training.per_step} (${training.definition})`);
+      if (hidden > 0 && bars.length) notes.push(`${plural(bars.length, "step")} of ${(hidden + bars.length).toLocaleString("en")} are in the picture; choose a step to see older ones`);
       if (store.stepsLeftOut) notes.push("earlier steps are asked for");
       else if (earlier > 0) notes.push(`${store.cellName(bars[0].cell)}: ${earlier === 1 ? "step 0 is" : `steps 0 to ${earlier - 1} are`} not here`);
       return notes;
