@@ -11,7 +11,7 @@ from ddp_notebook.auto import AutoSend
 from ddp_notebook.errors import CellFailedHereError, UsageError
 from ddp_notebook.launch import options as start_options
 from ddp_notebook.records.words import list_ranks
-from ddp_notebook.run import completing, forgotten, help_texts, magic_lines, progress
+from ddp_notebook.run import completing, debugging, forgotten, help_texts, magic_lines, progress
 from ddp_notebook.run.cells import options as cell_options
 from ddp_notebook.run.interrupted import OF_MAGICS, tells_interrupts
 from ddp_notebook.run.jobs.job import Job
@@ -211,7 +211,7 @@ class DDPMagics(Magics):
         if cell is not None:
             self._run(cell_options.parse(line), cell)
         elif line.strip():
-            self._run(cell_options.CellOptions(), line)
+            self._run(*cell_options.parse_line(line))
         else:
             raise UsageError(
                 "%on_all_ranks needs something to run: %on_all_ranks x.sum(), or %%on_all_ranks above a whole cell"
@@ -396,6 +396,7 @@ def load(shell: object) -> None:
     """Register the magics with an IPython shell, which says from now on where a cell was meant for the ranks."""
     shell.register_magics(DDPMagics)  # type: ignore[attr-defined]
     forgotten.watch(shell, having.has_session)
+    debugging.watch(shell)
     # The line of `%on_all_ranks` is code, which IPython completes.
     signs = {name: "%%" if name in DDPMagics.magics["cell"] else "%" for name in _MAGICS}
     completing.watch(shell, {f"{signs[name]}{name}": magic.parser for name, magic in _MAGICS.items()})

@@ -11,11 +11,11 @@ from typing import Any, Literal, get_args
 from ddp_notebook.errors import UsageError
 from ddp_notebook.launch.defaults import file, names
 from ddp_notebook.launch.defaults.file import Defaults
-from ddp_notebook.launch.environment import OF_EACH_RANK
 from ddp_notebook.launch.keep import limits
 from ddp_notebook.launch.keep.limits import Keep
 from ddp_notebook.launch.ways import host_list, ports
 from ddp_notebook.launch.ways.base import LEASE_S as LEASE_S
+from ddp_notebook.records.words import OF_EACH_RANK
 from ddp_notebook.run.lines import LineParser
 
 _SHORTEST_LEASE_S = 4.0  # a host that is not heard is told after 3
@@ -52,7 +52,8 @@ class StartOptions:
         mpi: what `mpirun` is to be told, as it is: "--hostfile hosts".
         profile: name of a profile of ipyparallel's, whose launcher starts the ranks' hosts.
         client: which running cluster of ipyparallel's is to have them: "profile=NAME" or "cluster_id=ID".
-        python: the interpreter there; None: python3 of a host that ssh reaches, else the notebook's.
+        python: the interpreter there; None: the notebook's. A host that ssh reaches takes python3 if it has no file at
+            that path, or if that one lacks torch or ddp_notebook.
         sync: a folder whose files are sent to hosts that do not share it, before ranks start in it; None: none.
         sync_large: it may have more than 1 GB or 20,000 files.
         lease_s: how long a host may be unreachable until it is lost, and ends what was started on it, in seconds.

@@ -14,7 +14,7 @@ from traitlets.config import Config
 
 from ddp_notebook.rank import exits, files, gpu, own_signals, pymp, reserve, shortage, threads
 from ddp_notebook.rank.agent import Agent
-from ddp_notebook.rank.cell import handlers, kernel_api, tutorials
+from ddp_notebook.rank.cell import commands, handlers, kernel_api, tutorials
 from ddp_notebook.rank.cell.inbox import Inbox
 from ddp_notebook.rank.cell.runner import Runner
 from ddp_notebook.rank.cell.streams import Streams
@@ -74,6 +74,7 @@ class Rank:
         self.place: Form | None = None
         self.runner: Runner | None = None
         self._directory = spec["directory"]
+        self._session = spec["mark_token"]
         self._streams = Streams(spec["mark_token"])
         self._inbox = Inbox(spec["inbox"], self._handle, self._on_lost_cell)
         self._calling = threading.Lock()
@@ -141,6 +142,15 @@ class Rank:
         runner.prepare = self._survival.prepare
         self._network.where.serving = tutorials.install(
             lambda: self.place, lambda: runner.running, self._recording.training, lambda: self._network.release.loss
+        )
+        commands.install(
+            app.kernel.shell,
+            self._network.children,
+            names=lambda: () if self.place is None else join.of_torchrun(self.place),
+            place=lambda: (0, 1) if self.place is None else (self.place.rank, self.place.local_world_size),
+            cell=lambda: (runner.running or (0, 0.0))[0],
+            folder=self._directory,
+            session=self._session,
         )
         self._loop = asyncio.get_running_loop()
         self._loop.set_exception_handler(_report)

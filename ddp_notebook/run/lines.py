@@ -103,6 +103,10 @@ class LineParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message}\nusage: {self.usage_line}\n%ddp_help {self.prog.lstrip('%')} explains each option")
 
+    def option(self, name: str) -> argparse.Action | None:
+        """Return the option with this name; None: the line may have none."""
+        return self._option_string_actions.get(name)
+
     def parse_line(self, line: str, defaults: Mapping[str, Any] | None = None) -> argparse.Namespace:
         """Parse a line.
 

@@ -382,6 +382,7 @@ class Vitals(Message):
     thread: str = ""  # where another thread waits in `operation` while the main one goes on
     group: dict[str, Any] = field(default_factory=dict)  # the state of its groups
     remote: dict[str, Any] = field(default_factory=dict)  # the remote calls that it waits for and serves
+    child: dict[str, Any] = field(default_factory=dict)  # the child process that the main thread waits for
     shortages: list[str] = field(default_factory=list)  # if asked for: a sentence for each resource that has run out
 
 
