@@ -299,7 +299,9 @@ class DDPMagics(Magics):
     @line_magic
     @line_of(magic_lines.peek)
     def ddp_peek(self, line: str) -> None:
-        """Show the value of an expression on ranks, between two optimizer steps of a running job."""
+        """Show an expression on ranks, also while a job runs.
+
+        A running job is read between two of its optimizer steps."""
         ranks, expression = read_expression(magic_lines.peek(), line)
         print(having.of_session().peek(expression, ranks))
 
