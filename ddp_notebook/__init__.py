@@ -19,6 +19,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from ddp_notebook.errors import (
+    CannotWriteError,
     CellFailedHereError,
     CellTimeoutError,
     ClientError,
@@ -64,6 +65,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Agreement",
+    "CannotWriteError",
     "CellFailedHereError",
     "CellResult",
     "CellTimeoutError",
@@ -167,9 +169,10 @@ def unload_ipython_extension(shell: InteractiveShell) -> None:
     """`%unload_ext ddp_notebook`: end the ranks and the host server."""
     from ddp_notebook import having
     from ddp_notebook.launch import warm
-    from ddp_notebook.run import forgotten
+    from ddp_notebook.run import debugging, forgotten
     from ddp_notebook.session import current
 
+    debugging.unwatch(shell)
     forgotten.unwatch(shell)
     session = current()
     if session is not None:

@@ -15,6 +15,7 @@
     ├── CellFailedHereError     a cell failed in the notebook itself
     ├── JobFailedError          a job of torchrun's that was started here has failed
     ├── RecordingError          a file holds no recording that can be read
+    ├── CannotWriteError        a file that the user named cannot be written: says why, such as a full disk
     ├── MissingPackageError     something optional was asked for whose package is not installed: says which
     ├── MissingBuildError       the monitor's JavaScript was not built: says how
     └── ClientError             ipyparallel's controller cannot be reached or started again
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from ddp_notebook.run.cells.result import CellResult
 
 __all__ = [
+    "CannotWriteError",
     "CellFailedHereError",
     "CellTimeoutError",
     "ClientError",
@@ -105,6 +107,10 @@ class SessionBrokenError(DDPNotebookError):
 
 class RecordingError(DDPNotebookError, ValueError):
     """A file holds no recording that can be read."""
+
+
+class CannotWriteError(DDPNotebookError, OSError):
+    """A file that the user named cannot be written."""
 
 
 class MissingPackageError(DDPNotebookError, ImportError):

@@ -11,12 +11,12 @@ from ddp_notebook.auto import AutoSend
 from ddp_notebook.errors import CellFailedHereError, UsageError
 from ddp_notebook.launch import options as start_options
 from ddp_notebook.records.words import list_ranks
-from ddp_notebook.run import completing, forgotten, help_texts, magic_lines, progress
+from ddp_notebook.run import completing, debugging, forgotten, help_texts, magic_lines, progress
 from ddp_notebook.run.cells import options as cell_options
 from ddp_notebook.run.interrupted import OF_MAGICS, tells_interrupts
 from ddp_notebook.run.jobs.job import Job
 from ddp_notebook.run.kernel import cell_number, is_run_by_program
-from ddp_notebook.run.lines import LineParser, line_of
+from ddp_notebook.run.lines import LineParser, line_of, read_expression
 from ddp_notebook.run.values.exchange import check_name
 from ddp_notebook.torchrun import current as torchrun_jobs
 from ddp_notebook.torchrun import starting as torchrun
@@ -33,7 +33,7 @@ class DDPMagics(Magics):
     @line_magic
     @line_of(start_options.start_line)
     def ddp_start(self, line: str) -> None:
-        """Start ranks: one process per GPU, or CPU ranks, in an initialized process group.
+        """Start ranks: processes in an initialized process group.
 
         While ranks run that were started with the same options, the line says so and does nothing else."""
         asked = start_options.read(line)
@@ -47,10 +47,10 @@ class DDPMagics(Magics):
     @line_magic
     @line_of(magic_lines.attach)
     def ddp_attach(self, line: str) -> None:
-        """Attach to ranks that were started with --keep, or look at a running torchrun job.
+        """Attach to kept ranks, or look at a running torchrun job.
 
-        Without NAME, the kept session of the notebook's folder comes before sessions and jobs of other folders. A
-        torchrun job has to run its script under `-m ddp_notebook.attach`."""
+        Kept ranks were started with --keep. Without NAME, those of the notebook's folder come before ranks and jobs of
+        other folders. A torchrun job has to run its script under `-m ddp_notebook.attach`."""
         parser = magic_lines.attach()
         given = parser.parse_line(line)
         having.attach(given.name, take_over=given.take_over, look=given.look, wait=given.wait)
@@ -58,9 +58,10 @@ class DDPMagics(Magics):
     @line_magic
     @line_of(torchrun.torchrun_line)
     def ddp_torchrun(self, line: str) -> None:
-        """Run a script with torchrun, and show its output, monitor and waiting ranks in the cell.
+        """Run a script with torchrun and show it in the cell.
 
-        The stop button ends the job."""
+        The cell has its output, a monitor, and a card when its ranks wait for each other. The stop button ends the
+        job."""
         print(torchrun.run(torchrun.read(line)).status())
 
     @line_magic
@@ -96,9 +97,10 @@ class DDPMagics(Magics):
     @line_magic
     @line_of(magic_lines.interrupt)
     def ddp_interrupt(self, line: str) -> None:
-        """End cells that have not ended on some ranks; the ranks keep their variables.
+        """End cells that have not ended on some ranks.
 
-        If the notebook looks at a torchrun job, the operations in which its ranks wait raise an error in the script."""
+        The ranks keep their variables. If the notebook looks at a torchrun job, the operations in which its ranks wait
+        raise an error in the script."""
         parser = magic_lines.interrupt()
         replace = parser.parse_line(line).replace
         if (job := torchrun_jobs.current()) is not None:
@@ -121,7 +123,7 @@ class DDPMagics(Magics):
     @line_magic
     @line_of(magic_lines.resize)
     def ddp_resize(self, line: str) -> None:
-        """Change the number of ranks; ranks that stay keep their variables."""
+        """Change the number of ranks; those that stay keep variables."""
         parser = magic_lines.resize()
         given = parser.parse_line(line)
         world_size = parser.number(int, "N", given.world_size, "number of ranks")
@@ -130,7 +132,7 @@ class DDPMagics(Magics):
     @line_magic
     @line_of(magic_lines.fault)
     def ddp_fault(self, line: str) -> None:
-        """Make ranks fail on purpose, to see how your code and the session react."""
+        """Make ranks fail on purpose, to see how the code reacts."""
         parser = magic_lines.fault()
         given = parser.parse_line(line)
         after_s = None if given.after is None else parser.number(float, "--after", given.after, "number of seconds")
@@ -140,14 +142,16 @@ class DDPMagics(Magics):
     @line_magic
     @line_of(magic_lines.check)
     def ddp_check(self, line: str) -> None:
-        """Compare parameters, optimizers, data and versions across ranks."""
+        """Compare models, optimizers, data and versions across ranks."""
         parser = magic_lines.check()
         print(having.of_session().check(*parser.parse_line(line).names))
 
     @line_magic
     @line_of(magic_lines.memory)
     def ddp_memory(self, line: str) -> None:
-        """Show the memory of parameters, gradients, optimizer state and activations on each rank."""
+        """Show what takes the memory of each rank.
+
+        These are parameters, gradients, optimizer state, activations and the rest."""
         print(having.of_session().memory(line.strip()))
 
     # ---- the recording
@@ -155,7 +159,7 @@ class DDPMagics(Magics):
     @line_magic
     @line_of(magic_lines.record)
     def ddp_record(self, line: str) -> None:
-        """Set how much the ranks record from now on, or show the current level."""
+        """Set or show how much the ranks record from now on."""
         level = line.strip() or having.of_session().recorded
         having.of_session().record(level)
         print(
@@ -171,7 +175,9 @@ class DDPMagics(Magics):
     @line_magic
     @line_of(magic_lines.report)
     def ddp_report(self, line: str) -> None:
-        """Show where the time of the last training run went, and what to try."""
+        """Show where the time of the last training run went.
+
+        The report also says what to try."""
         parser = magic_lines.report()
         if parser.parse_line(line).baseline:
             having.of_session().baseline()
@@ -201,11 +207,11 @@ class DDPMagics(Magics):
     @line_cell_magic
     @line_of(cell_options.on_all_ranks)
     def on_all_ranks(self, line: str, cell: str | None = None) -> None:
-        """Run the cell on every rank, or one line: %on_all_ranks x.sum()"""
+        """Run the cell on every rank; %on_all_ranks runs one line."""
         if cell is not None:
             self._run(cell_options.parse(line), cell)
         elif line.strip():
-            self._run(cell_options.CellOptions(), line)
+            self._run(*cell_options.parse_line(line))
         else:
             raise UsageError(
                 "%on_all_ranks needs something to run: %on_all_ranks x.sum(), or %%on_all_ranks above a whole cell"
@@ -220,14 +226,14 @@ class DDPMagics(Magics):
     @line_magic
     @line_of(magic_lines.jobs)
     def ddp_jobs(self, line: str) -> None:
-        """List the cells that run, wait or have ended in the background."""
+        """List the background cells that run, wait or have ended."""
         _refuse_arguments("%ddp_jobs", line)
         print(having.of_session().jobs)
 
     @line_magic
     @line_of(magic_lines.wait)
     def ddp_wait(self, line: str) -> None:
-        """Wait for cells in the background; a failed one raises its error here."""
+        """Wait for background cells; a failed one raises its error."""
         jobs = having.of_session().jobs
         if not jobs.wait(*_job_numbers(magic_lines.wait(), line), report=print):
             print("no job is left to wait for")
@@ -272,9 +278,9 @@ class DDPMagics(Magics):
     @line_magic
     @line_of(magic_lines.pull)
     def ddp_pull(self, line: str) -> None:
-        """Copy variables from the ranks to the notebook, as a mapping from rank to value.
+        """Copy variables from the ranks to the notebook.
 
-        The notebook unpickles what ranks send, except with --safe."""
+        Each becomes a mapping from rank to value. The notebook unpickles what ranks send, except with --safe."""
         parser = magic_lines.pull()
         given = parser.parse_line(line)
         if given.new is not None and len(given.names) > 1:
@@ -284,10 +290,20 @@ class DDPMagics(Magics):
             check_name(name)
         session = having.of_session()
         # All or none: a name that the ranks do not have changes no variable of the notebook.
-        pulled = {name: session.pull(name, given.ranks, given.force, given.safe) for name in given.names}
+        with progress.shown("pulling:") as report:
+            pulled = {name: session.pull(name, given.ranks, given.force, given.safe, report) for name in given.names}
         for name, values in pulled.items():
             self.shell.user_ns[given.new or name] = values
             print(f"{name}:\n{values}" if len(given.names) > 1 else values)
+
+    @line_magic
+    @line_of(magic_lines.peek)
+    def ddp_peek(self, line: str) -> None:
+        """Show an expression on ranks, also while a job runs.
+
+        A running job is read between two of its optimizer steps."""
+        ranks, expression = read_expression(magic_lines.peek(), line)
+        print(having.of_session().peek(expression, ranks))
 
     @line_magic
     @line_of(magic_lines.push)
@@ -306,7 +322,7 @@ class DDPMagics(Magics):
     @line_magic
     @line_of(magic_lines.sync)
     def ddp_sync(self, line: str) -> None:
-        """Send the changed files of a folder to hosts that do not share it."""
+        """Send changed files to hosts that do not share the folder."""
         parser = magic_lines.sync()
         given = parser.parse_line(line)
         session = having.of_session()
@@ -382,6 +398,7 @@ def load(shell: object) -> None:
     """Register the magics with an IPython shell, which says from now on where a cell was meant for the ranks."""
     shell.register_magics(DDPMagics)  # type: ignore[attr-defined]
     forgotten.watch(shell, having.has_session)
+    debugging.watch(shell)
     # The line of `%on_all_ranks` is code, which IPython completes.
     signs = {name: "%%" if name in DDPMagics.magics["cell"] else "%" for name in _MAGICS}
     completing.watch(shell, {f"{signs[name]}{name}": magic.parser for name, magic in _MAGICS.items()})

@@ -95,9 +95,13 @@ def test_without_variables_versions_and_settings_are_left():
 
 
 def test_elements_are_counted_in_millions():
-    net = nn.Linear(3000, 1000, device="meta")
-    facts = {entry: fact for entry, fact in fingerprints({"net": net}).items() if entry.startswith("net")}
-    expected = "2 ranks agree: 2 parameters (3.0 M elements); not compared: 2 meta (net.weight, net.bias)"
+    facts = fingerprints({"net": nn.Linear(3000, 1000)}, ["net"])
+    assert repr(compare({0: facts, 1: facts})) == "2 ranks agree: 2 parameters (3.0 M elements)"
+
+
+def test_what_was_not_compared_does_not_agree():
+    facts = fingerprints({"net": nn.Linear(30, 10, device="meta")}, ["net"])
+    expected = "2 ranks have nothing that can be compared; not compared: 2 meta (net.weight, net.bias)"
     assert repr(compare({0: facts, 1: facts})) == expected
 
 
@@ -438,7 +442,7 @@ def test_long_and_deep_containers():
     assert lines_of({"x": loop}, {"x": Plain(1)}, names=["x"]) == ["x.x: the Plain around it on rank 0, 1 on rank 1"]
     long = [[i] for i in range(1500)]
     assert repr(agreement_of({"x": long}, {"x": long}, names=["x"])) == (
-        "2 ranks agree: x (1002 entries); not compared: 1 after 1000 items (x[1000:])"
+        "2 ranks agree: x (1001 entries); not compared: 1 after 1000 items (x[1000:])"
     )
 
 
@@ -446,7 +450,7 @@ def test_very_many_entries(monkeypatch):
     monkeypatch.setattr(entries, "_MOST_ENTRIES", 10)
     x = [[[i], []] for i in range(5)]
     assert repr(agreement_of({"x": x}, {"x": x}, names=["x"])) == (
-        "2 ranks agree: x (11 entries); not compared: 1 after 10 entries (x[...])"
+        "2 ranks agree: x (10 entries); not compared: 1 after 10 entries (x[...])"
     )
 
 

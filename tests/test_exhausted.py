@@ -18,7 +18,16 @@ from pathlib import Path
 
 import pytest
 
-from ddp_notebook.errors import CellTimeoutError, DDPNotebookError, RankDiedError, RankError
+from ddp_notebook.errors import (
+    CannotWriteError,
+    CellTimeoutError,
+    ClientError,
+    DDPNotebookError,
+    RankDiedError,
+    RankError,
+)
+from ddp_notebook.run.files.landing import Landing
+from ddp_notebook.widgets.simulated.simulation import simulate
 from tests.conftest import wait_until
 
 _ROOT = Path(__file__).parents[1]
@@ -104,6 +113,59 @@ def test_file_descriptors_of_a_rank(make_session, capfd):
     )
     check_it_goes_on(session, r"\nrank 1 has no file descriptor left: 300 of 300(\n|$)", free)
     assert "psutil" not in capfd.readouterr().err
+
+
+def test_a_limit_of_descriptors_below_those_that_are_open(make_session, capfd):
+    """The reserve does not help: a descriptor has to be less than the limit."""
+    session = make_session(2)
+    session.run(
+        "import resource\nkept, before = 'kept', resource.getrlimit(resource.RLIMIT_NOFILE)\n"
+        "if rank == 1: resource.setrlimit(resource.RLIMIT_NOFILE, (3, before[1]))"
+    )
+    status = session.status()
+    assert [row.state for row in status.rows] == ["idle", "idle"]
+    assert status.rows[1].rss_bytes is None and " ? " in repr(status)
+    assert status.rows[1].shortages == ("rank 1 has no file descriptor left: 3 of 3",)
+    with pytest.raises(RankError, match=r"Too many open files.*\(rank 1 has no file descriptor left: 3 of 3\)"):
+        session.run("open('/etc/hostname').close()")
+    with pytest.raises(ClientError, match=r"needs all ranks, and rank 1 has no file descriptor left: 3 of 3\."):
+        session.client  # noqa: B018
+    assert "idle" in session.status().rows[1].state
+    session.run("resource.setrlimit(resource.RLIMIT_NOFILE, before)")
+    assert session.run("t = torch.ones(1); dist.all_reduce(t); print(kept, t.item())")[1].stdout == "kept 2.0\n"
+    assert session.client[:].apply_sync(os.getpid) == session.pids()
+    shown = capfd.readouterr()
+    assert "psutil" not in shown.err and "was lost" not in shown.out + shown.err
+
+
+@pytest.mark.long
+def test_client_and_rpc_without_file_descriptors(make_session, capfd):
+    """Both say what has run out, and work once there are descriptors again."""
+    session = make_session(2)
+    session.run(f"kept = 'kept'{USE_UP_DESCRIPTORS}")
+    init_rpc = "from torch.distributed import rpc; rpc.init_rpc(f'w{rank}', rank=rank, world_size=2)"
+    with pytest.raises(RankError, match=r"too many open files.*\(rank 1 has no file descriptor left: 300 of 300\)"):
+        session.run(init_rpc)
+    needs_all = r"needs all ranks, and rank 1 has no file descriptor left: 300 of 300\. Cells go on"
+    for most_s in (2.5, 1.0):  # the first one starts the controller
+        began = time.monotonic()
+        with pytest.raises(ClientError, match=needs_all):
+            session.client  # noqa: B018
+        assert time.monotonic() - began < most_s
+    assert session.status().rows[1].shortages == ("rank 1 has no file descriptor left: 300 of 300",)
+    session.run("if rank == 1: [os.close(file) for file in files[-10:]]; del files[-10:]")
+    with pytest.raises(ClientError, match=r"rank 1 has too few file descriptors left: 29\d of 300 are in use, and ipy"):
+        session.client  # noqa: B018
+    assert session.run("g = dist.new_group([0, 1]); t = torch.ones(1); dist.all_reduce(t); print(kept)").ok
+    session.run("if rank == 1: [os.close(file) for file in files]")
+    assert session.client.ids == [0, 1]
+    assert not session.status().rows[1].shortages
+    session.resize(3)
+    assert session.run("t = torch.ones(1); dist.all_reduce(t); t.item()")[2].result == "3.0"
+    answer = "rpc.rpc_sync(f'w{(rank + 1) % 3}', int, ('5',)) if rank < 3 else 0"
+    assert session.run(f"{init_rpc.replace('=2', '=3')}; x = {answer}; rpc.shutdown(); x")[1].result == "5"
+    shown = capfd.readouterr()
+    assert "psutil" not in shown.err and "was lost" not in shown.out + shown.err
 
 
 OUT_OF_MEMORY = r"rank 1 has no memory left: [\d,]+ of [\d,]+ MiB \((address space, RLIMIT_AS|data, RLIMIT_DATA)\)"
@@ -382,6 +444,26 @@ except ddp_notebook.StartError as error:
     assert lines[0] == "True"
     assert lines[-1].startswith(f"no space is left in {folder}"), lines
     assert "a part of this rank's text is not kept" in done.stderr
+
+
+@AS_ROOT
+@pytest.mark.parametrize("write", ["save", "save_html", "save_trace", "fetch"])
+def test_the_disk_that_a_user_writes_to(tmp_path, write):
+    """One sentence, and no part of the file stays."""
+    recording = simulate(world_size=2, steps=3)
+    with mounted(tmp_path / "small", "size=1m") as folder:
+        (folder / "full").write_bytes(bytes(1 << 20))
+        target = folder / "run.html"
+        with pytest.raises(CannotWriteError) as failed:
+            if write == "fetch":
+                with Landing(overwrite=True) as landing:
+                    landing.write(target, bytes(1 << 20))
+            else:
+                getattr(recording, write)(target)
+        assert os.listdir(folder) == ["full"]
+    full = re.escape(f"the notebook has no space left in {folder}: 1 of 1 MiB; name another folder")
+    assert re.match(f"{re.escape(str(target))} cannot be written here: {full}", str(failed.value))
+    assert failed.value._render_traceback_() == [f"CannotWriteError: {failed.value}"]
 
 
 def test_file_descriptors_of_the_notebook(make_session):

@@ -128,7 +128,8 @@ def test_nothing_else_knows_how_ranks_are_started():
 def test_only_who_takes_hosts_chooses_a_way():
     """Whatever else is in `launch` knows a host by what every way can do."""
     ways = {file.stem for file in (PACKAGE / "launch" / "ways").glob("*.py")}
-    ways -= {"__init__", "acknowledged", "base", "folders", "guardian", "host_list", "lasting", "ports", "ssh_config"}
+    ways -= {"__init__", "acknowledged", "base", "folders", "guardian", "host_list", "interpreter", "lasting", "ports"}
+    ways -= {"ssh_config"}
     assert ways == {"local", "ssh", "called", "outpost"}
     choose = {"warm.py": {"local"}, "hosts.py": {"ssh"}, "tasks.py": {"called", "outpost"}}
     for file, _ in files("launch"):

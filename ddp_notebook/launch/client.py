@@ -32,15 +32,19 @@ _WHY = "ipyparallel's controller is gone, and the reply to this call with it; se
 Whose = tuple[str, int]  # the name of a rank's host, and its process id there
 
 
-def connect(file: str, ranks: Callable[[], set[Whose]], until: float) -> tuple[ipyparallel.Client, set[Whose]]:
+def connect(
+    file: str, ranks: Callable[[], set[Whose]], until: float, check: Callable[[], None]
+) -> tuple[ipyparallel.Client, set[Whose]]:
     """A client that knows the engines of all ranks, each of which has answered, and the ranks' processes.
 
     Args:
         file: the controller's connection file.
         ranks: tells the processes of the ranks that live.
         until: what the engines get to answer, on the monotonic clock.
+        check: called while this waits; raises an error if the wait is in vain.
 
     Raises:
+        whatever `check` raises.
         TimeoutError: the controller or an engine does not answer. At the next attempt it may: an engine that registers
             while the client connects may be neither in the list that the client is given, nor in what it is told once
             it has subscribed, and it never hears of it then.
@@ -49,14 +53,31 @@ def connect(file: str, ranks: Callable[[], set[Whose]], until: float) -> tuple[i
 
     client = ipyparallel.Client(connection_info=file, timeout=_ATTEMPT_S)
     try:
-        client.wait_for_engines(len(ranks()), timeout=_ATTEMPT_S, interactive=False)
-        return client, _hear_all(client, ranks, until)
+        _wait_for_engines(client, ranks, check)
+        return client, _hear_all(client, ranks, until, check)
     except BaseException:
         client.close(linger=0)
         raise
 
 
-def _hear_all(client: ipyparallel.Client, ranks: Callable[[], set[Whose]], until: float) -> set[Whose]:
+def _wait_for_engines(client: ipyparallel.Client, ranks: Callable[[], set[Whose]], check: Callable[[], None]) -> None:
+    """Wait until the client knows as many engines as there are ranks.
+
+    Raises:
+        whatever `check` raises.
+        TimeoutError: it does not within the time of an attempt.
+    """
+    until = time.monotonic() + _ATTEMPT_S
+    while (known := len(client.ids)) < (count := len(ranks())):
+        check()
+        if time.monotonic() > until:
+            raise TimeoutError(f"{known} of {count} engines have registered with it")
+        time.sleep(_LOOK_S)
+
+
+def _hear_all(
+    client: ipyparallel.Client, ranks: Callable[[], set[Whose]], until: float, check: Callable[[], None]
+) -> set[Whose]:
     """Wait until the engine of every rank answers, and what it says besides is heard. Returns the ranks' processes.
 
     A controller that was started again knows engines from its file before their connections are back, and drops what is
@@ -74,6 +95,7 @@ def _hear_all(client: ipyparallel.Client, ranks: Callable[[], set[Whose]], until
         known = ranks()
         if known <= answers:
             return known
+        check()
         if time.monotonic() > until:
             raise TimeoutError("its engines do not answer")
         time.sleep(_LOOK_S)
@@ -165,11 +187,15 @@ class SharedClient:
     Args:
         ranks: tells the processes of the ranks that live.
         file: gives the controller's connection file and process id, and starts one where there is none.
+        check: raises ClientError if the engine of a rank cannot register.
     """
 
-    def __init__(self, ranks: Callable[[], set[Whose]], file: Callable[[], tuple[str, int]]) -> None:
+    def __init__(
+        self, ranks: Callable[[], set[Whose]], file: Callable[[], tuple[str, int]], check: Callable[[], None]
+    ) -> None:
         self._ranks = ranks
         self._file = file
+        self._check = check
         self._made: tuple[ipyparallel.Client, int] | None = None  # and the pid of its controller
         self._known: set[Whose] = set()  # ranks that it has heard
         self._watch: _Watch | None = None
@@ -183,18 +209,21 @@ class SharedClient:
         until = time.monotonic() + _CONNECT_S
         while True:
             file, pid = self._file()  # another one, where it has ended since the last attempt
+            self._check()
             if why := halted(pid) if self._watch is None else self._watch.halted():
                 raise ClientError(why)
             try:
                 if self._made is None or self._made[1] != pid:
                     self.close()
                     open_files.check_free(open_files.OF_CLIENT, "session.client")
-                    client, self._known = connect(file, self._ranks, until)
+                    client, self._known = connect(file, self._ranks, until, self._check)
                     self._made, self._watch = (client, pid), _Watch(client, pid)
                 else:
                     client = self._made[0]
                     self._hear_new(client, until)
                 return client
+            except ClientError:  # of `check`
+                raise
             except StartError as error:
                 raise ClientError(str(error)) from None
             except Exception as error:
@@ -214,7 +243,7 @@ class SharedClient:
 
     def _hear_new(self, client: ipyparallel.Client, until: float) -> None:
         if not self._known.issuperset(self._ranks()):
-            self._known = _hear_all(client, self._ranks, until)
+            self._known = _hear_all(client, self._ranks, until, self._check)
 
     def on_controller_ended(self) -> None:
         """Its controller has ended. In an I/O thread."""

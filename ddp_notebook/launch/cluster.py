@@ -358,6 +358,10 @@ class Cluster:
         """
         return self._engines.client_file()
 
+    def check_registered(self) -> None:
+        """See `Engines.check_registered`."""
+        self._engines.check_registered()
+
     def pids(self, kind: str) -> list[int]:
         """Ids of the living processes of a kind: "rank" (in their order), "store" or "controller"."""
         # without those that are just being started: a signal to "0" would reach the caller and all around it

@@ -15,8 +15,9 @@ from ddp_notebook.launch.host.host import Host
 from ddp_notebook.launch.process import CONTROLLER, RANK, Process, Processes
 from ddp_notebook.launch.ways.ports import Listening
 from ddp_notebook.registry import private
-from ddp_notebook.wire.events import Engine, Register
+from ddp_notebook.wire.events import Engine, Register, Registered
 
+_ANSWER_S = 0.3
 _AT_ONCE = 16  # hosts that are given a way to the controller
 
 
@@ -92,6 +93,21 @@ class Engines:
             self._register(replace=has_been)
         return str(controller.connection_file(self._directory, "client")), pid
 
+    def check_registered(self) -> None:
+        """Raise if engines could not register. They are asked again by the next `client_file`.
+
+        Raises:
+            ClientError: says which and why.
+        """
+        with self._asking:
+            refused = [process for process in self._processes.living(RANK) if process.not_registered]
+            reasons = [process.not_registered for process in refused]
+            for process in refused:
+                process.not_registered = ""
+                self._registered.discard(process.name)
+        if reasons:
+            raise ClientError(f"session.client needs all ranks, and {'; '.join(reasons)}. Cells go on without it")
+
     def replace(self) -> bool:
         """Let new engines register in place of those that have died. Returns whether there is a controller for it."""
         with self._asking:
@@ -133,8 +149,12 @@ class Engines:
             ) from error
         for process in new:
             self._registered.add(process.name)
+            with self._processes.changed:
+                process.said.discard(Registered.__name__)
             at = reached_at[process.host]
             self._send(process.rank, Register(engine_id=process.rank, replaces=replace, reached_at=at))
+        with self._processes.changed:  # a rank that cannot register says so at once, if it is in no cell
+            self._processes.changed.wait_for(lambda: all(Registered.__name__ in one.said for one in new), _ANSWER_S)
 
 
 def _reach(addresses: list[str], host: Host) -> dict[str, str]:

@@ -17,11 +17,6 @@ _READ_AT_IMPORT = (
 # The host server must import with one thread; each rank then raises its own count by call.
 THREAD_COUNTS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
-# What torchrun's conventions give each rank; a session sets them.
-OF_EACH_RANK = (
-    "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"
-)  # fmt: skip
-
 
 def working_directory() -> str:
     """The notebook's directory, or the home directory when that one was deleted."""

@@ -197,6 +197,8 @@ class Forming:
             return  # an answer to an earlier attempt
         with self._processes.changed:
             process.said.add(type(message).__name__)
+            if isinstance(message, Registered):
+                process.not_registered = message.error
             if isinstance(message, Formed):
                 process.error, process.notes = message.error, message.notes
             self._processes.changed.notify_all()

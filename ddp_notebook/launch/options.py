@@ -11,11 +11,11 @@ from typing import Any, Literal, get_args
 from ddp_notebook.errors import UsageError
 from ddp_notebook.launch.defaults import file, names
 from ddp_notebook.launch.defaults.file import Defaults
-from ddp_notebook.launch.environment import OF_EACH_RANK
 from ddp_notebook.launch.keep import limits
 from ddp_notebook.launch.keep.limits import Keep
 from ddp_notebook.launch.ways import host_list, ports
 from ddp_notebook.launch.ways.base import LEASE_S as LEASE_S
+from ddp_notebook.records.words import OF_EACH_RANK
 from ddp_notebook.run.lines import LineParser
 
 _SHORTEST_LEASE_S = 4.0  # a host that is not heard is told after 3
@@ -52,7 +52,8 @@ class StartOptions:
         mpi: what `mpirun` is to be told, as it is: "--hostfile hosts".
         profile: name of a profile of ipyparallel's, whose launcher starts the ranks' hosts.
         client: which running cluster of ipyparallel's is to have them: "profile=NAME" or "cluster_id=ID".
-        python: the interpreter there; None: python3 of a host that ssh reaches, else the notebook's.
+        python: the interpreter there; None: the notebook's. A host that ssh reaches takes python3 if it has no file at
+            that path, or if that one lacks torch or ddp_notebook.
         sync: a folder whose files are sent to hosts that do not share it, before ranks start in it; None: none.
         sync_large: it may have more than 1 GB or 20,000 files.
         lease_s: how long a host may be unreachable until it is lost, and ends what was started on it, in seconds.
@@ -235,7 +236,7 @@ class StartOptions:
         if name == "world_size":
             return "N not given" if value is None else f"{value} rank{'s' * (value != 1)}"
         option = "--" + name.removesuffix("_s").removesuffix("_h").removesuffix("_mb").replace("_", "-")
-        if name == "guard" and value is not None:
+        if name in ("guard", "fold") and value is not None:
             return f"{option} {'on' if value else 'off'}"
         if value is None and name in ("grace_s", "hang_after_s"):
             return f"{option} off"
@@ -295,31 +296,31 @@ def start_line() -> LineParser:
     """Return the declaration of the line of `%ddp_start`."""
     parser = LineParser("%ddp_start", "%ddp_start 4", "%ddp_start --hosts gpu1,gpu[3-5]:8 --sync .")
     add = parser.add_argument
-    add("world_size", metavar="N", nargs="?", help="number of ranks; default: one per GPU, without GPUs 2 to 4")
+    add("world_size", metavar="N", nargs="?", help="number of ranks; default: 1 per GPU, or 2-4 on CPUs")
     backends, live = "|".join(BACKENDS), "|".join(LIVE)
     add("--backend", metavar=backends, default="auto", help="auto (default): nccl with one GPU per rank, or gloo")
-    add("--gpus", metavar="3,4|each|none", help="these GPUs; each: only if there is one per rank; none: CPU ranks")
+    add("--gpus", metavar="3,4|each|none", help="these GPUs; each: if there are enough; none: CPUs")
     add("--share-gpus", action="store_true", help="allow more ranks than GPUs")
     add("--env", metavar="K=V", nargs="+", action="extend", default=[], help="environment variables of the ranks")
     add("--timeout", metavar="S", default="120", help="limit of the start in seconds (120)")
     add("--live", metavar=live, default="auto", help="small live view under cells: widget or HTML (auto)")
-    folded = "merge lines of ranks that are equal or differ only in numbers (on)"
+    folded = "show lines that differ only in numbers as one (on)"
     add("--fold", choices=("on", "off"), metavar="on|off", default="on", help=folded)
-    add("--check", action="store_true", help="start nothing: reach the hosts, and show what does not fit")
+    add("--check", action="store_true", help="start nothing; compare the hosts and show mismatches")
 
     add = parser.add_argument_group("failures").add_argument
-    add("--grace", metavar="S|off", default="3", help="other ranks go on for S seconds after one has failed (3)")
+    add("--grace", metavar="S|off", default="3", help="stop the other ranks S seconds after a failure (3)")
     add("--hang-after", metavar="S|off", default="10", help="show who waits for whom after S seconds (10)")
     add("--guard", choices=("on", "off"), metavar="on|off", help="compare calls before collectives; default: with gloo")
-    add("--heal", action="store_true", help="replace dead ranks before each cell, as %%ddp_heal does")
+    add("--heal", action="store_true", help="replace dead ranks before each cell, as %%ddp_heal")
     add("--on-preempt", nargs=2, metavar=("save", "DIR"), help="at SIGTERM or SIGUSR1, survive loops save and end")
 
     add = parser.add_argument_group("ranks on other machines").add_argument
     add("--hosts", metavar="NAME[:N],...", help="start ranks over ssh, N on each host")
     add("--slurm", metavar="ARGS", nargs="?", const="", help="start ranks with sbatch; no ARGS: in this allocation")
     add("--mpi", metavar="ARGS", help="start ranks with mpirun")
-    add("--profile", metavar="NAME", help="start ranks with the launcher of this ipyparallel profile")
-    add("--client", metavar="profile=NAME", help="start ranks in the engines of this ipyparallel cluster")
+    add("--profile", metavar="NAME", help="start ranks with an ipyparallel profile's launcher")
+    add("--client", metavar="profile=NAME", help="start ranks in the engines of an ipyparallel cluster")
     add("--python", metavar="PATH", help="Python interpreter on the hosts")
     add("--sync", metavar="DIR", help="first send this folder to hosts that do not share it")
     add("--sync-large", action="store_true", help="with --sync: also more than 1 GB or 20,000 files")
@@ -328,7 +329,9 @@ def start_line() -> LineParser:
 
     add = parser.add_argument_group("ranks that outlive the notebook").add_argument
     hours, output, recording = (f"{one:g}" for one in (limits.HOURS, limits.OUTPUT_MB, limits.RECORDING_MB))
-    add("--keep", metavar="HOURS", nargs="?", const=hours, help=f"the ranks live on without it, for HOURS ({hours})")
+    add(
+        "--keep", metavar="HOURS", nargs="?", const=hours, help=f"they live on without the notebook for HOURS ({hours})"
+    )
     add("--keep-output", metavar="MB", default=output, help=f"output kept of each rank meanwhile ({output})")
     add("--keep-recording", metavar="MB", default=recording, help=f"recording kept of all ranks ({recording})")
     return parser

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
-from ddp_notebook.errors import UsageError
+from ddp_notebook.errors import CannotWriteError, UsageError
+from ddp_notebook.records import shortages
 
 
 def in_a_folder(path: str | os.PathLike[str]) -> Path:
@@ -31,12 +32,32 @@ def write_whole(path: Path, write: Callable[[BinaryIO], object]) -> None:
         write: called once with the open file.
 
     Raises:
-        OSError: the file could not be written; so does whatever `write` raises. Nothing is left beside the path.
+        CannotWriteError: the file cannot be written. No part of it is left.
+        whatever else `write` raises.
     """
     part = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         with part.open("xb") as file:
             write(file)
         part.replace(path)
+    except OSError as error:
+        raise cannot_write(path, error) from error  # made before the part is removed, while the disk is still full
     finally:
         part.unlink(missing_ok=True)
+
+
+def cannot_write(path: Path, error: OSError, advice: str = "name another folder") -> CannotWriteError:
+    """Return the error for a file that cannot be written on the notebook's machine, in one sentence.
+
+    Args:
+        path: of the file.
+        error: raised by the system.
+        advice: what helps.
+
+    Example:
+        >>> str(cannot_write(Path("/mnt/run.json"), OSError(30, "Read-only file system")))
+        '/mnt/run.json cannot be written here: Read-only file system; name another folder'
+    """
+    found = shortages.sentences("the notebook", shortages.kinds(error), paths=[str(path.parent)])
+    why = "; ".join(found) or error.strerror or str(error)
+    return CannotWriteError(f"{path} cannot be written here: {why}; {advice}")

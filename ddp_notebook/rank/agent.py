@@ -71,7 +71,7 @@ class Agent:
     def _receive(self, _: str, epoch: int, message: Message) -> None:
         self.endpoint.epoch = epoch
         if isinstance(message, Probe):
-            self.send(reserve.use(lambda: self._vitals(message)))
+            self.send(self._vitals(message))
         elif isinstance(message, ClockProbe):
             self._tell_clock(message)
         else:
@@ -83,5 +83,13 @@ class Agent:
         self.send(ClockReply(request=probe.request, sent_ns=probe.sent_ns, rank_ns=rank_ns, boot=self._boot))
 
     def _vitals(self, probe: Probe) -> Vitals:
-        of_rank = self._of_rank(with_shortages=probe.with_shortages)
-        return Vitals(request=probe.request, rss_bytes=psutil.Process(os.getpid()).memory_info().rss, **of_rank)
+        of_rank = reserve.use(lambda: self._of_rank(with_shortages=probe.with_shortages))
+        return Vitals(request=probe.request, rss_bytes=_resident_bytes(), **of_rank)
+
+
+def _resident_bytes() -> int | None:
+    """Return the resident memory of this process; None if it cannot be read, as without a file descriptor."""
+    try:
+        return int(reserve.use(lambda: psutil.Process(os.getpid()).memory_info().rss))
+    except Exception:  # the errors of the system, and those of psutil
+        return None

@@ -13,6 +13,7 @@ from ipykernel.iostream import OutStream
 from ipyparallel.engine.app import IPEngine
 from traitlets import default
 
+from ddp_notebook.rank import shortage
 from ddp_notebook.rank.cell import handlers, kernel_api
 from ddp_notebook.rank.cell.interpreter import say
 from ddp_notebook.stdlib import logging, os, signal
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 _OF_REGISTRATION = ["self", "msg", "connect", "maybe_tunnel"]
 _UNREGISTER_MS = 5000  # what the controller gets to forget an engine
+_NEEDED_DESCRIPTORS = 20  # measured: 14 stay open
+_LATER_DESCRIPTORS = 4  # to register again
 _LINGER_MS = 20_000  # what the controller gets to hear that an engine registers
 
 
@@ -143,7 +146,7 @@ class RankEngine(IPEngine):
         else:
             self._heart = heart
 
-    def enroll(self, engine_id: int, *, replaces: bool, reached_at: Mapping[str, str]) -> None:
+    def enroll(self, engine_id: int, *, replaces: bool, reached_at: Mapping[str, str]) -> str:
         """There is a controller: connect to it, and register. A socket is connected by the thread that uses it.
 
         Args:
@@ -151,9 +154,22 @@ class RankEngine(IPEngine):
             replaces: take the engine of a rank that has died from its list first, as its nanny process would do: the
                 controller would take minutes to miss it, and give us another id.
             reached_at: by addresses of the controller, where they are reached from here if not there.
+
+        Returns:
+            Why the engine cannot connect, in a sentence; "" if it can. Then the call can be repeated.
         """
         if self._connect is None:  # it has registered in ipyparallel's own way
-            return
+            return ""
+        # ZeroMQ would end this process if it found no descriptor for the sockets of the heartbeat. The reserve is no
+        # help: the controller may just be starting, and sockets open their descriptors when it listens.
+        needed = _NEEDED_DESCRIPTORS if self._heart else _LATER_DESCRIPTORS
+        if why := shortage.of_descriptors(needed, "ipyparallel's engine"):
+            return why
+        self._enroll(engine_id, replaces=replaces, reached_at=reached_at)
+        return ""
+
+    def _enroll(self, engine_id: int, *, replaces: bool, reached_at: Mapping[str, str]) -> None:
+        assert self._connect is not None
         if engine_id != self.id:
             self._unconnected += self._other_leaf(engine_id)
             self.set_trait("id", engine_id)

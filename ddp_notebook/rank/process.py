@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from traitlets.config import Config
 
 from ddp_notebook.rank import exits, files, gpu, own_signals, pymp, reserve, shortage, threads
 from ddp_notebook.rank.agent import Agent
-from ddp_notebook.rank.cell import handlers, kernel_api, tutorials
+from ddp_notebook.rank.cell import commands, handlers, kernel_api, tutorials
 from ddp_notebook.rank.cell.inbox import Inbox
 from ddp_notebook.rank.cell.runner import Runner
 from ddp_notebook.rank.cell.streams import Streams
@@ -25,7 +26,7 @@ from ddp_notebook.rank.record.recording import RankRecording
 from ddp_notebook.rank.resize import resized, samplers
 from ddp_notebook.rank.survive.survival import Survival
 from ddp_notebook.rank.unseen import unseen
-from ddp_notebook.rank.variables import check, copying, entries, values
+from ddp_notebook.rank.variables import check, copying, entries, peeking, values
 from ddp_notebook.records import logs
 from ddp_notebook.registry import private
 from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
@@ -42,6 +43,7 @@ from ddp_notebook.wire.events import (
     Interrupt,
     Lost,
     Message,
+    Peek,
     Pull,
     Pulled,
     Push,
@@ -72,6 +74,7 @@ class Rank:
         self.place: Form | None = None
         self.runner: Runner | None = None
         self._directory = spec["directory"]
+        self._session = spec["mark_token"]
         self._streams = Streams(spec["mark_token"])
         self._inbox = Inbox(spec["inbox"], self._handle, self._on_lost_cell)
         self._calling = threading.Lock()
@@ -140,6 +143,15 @@ class Rank:
         self._network.where.serving = tutorials.install(
             lambda: self.place, lambda: runner.running, self._recording.training, lambda: self._network.release.loss
         )
+        commands.install(
+            app.kernel.shell,
+            self._network.children,
+            names=lambda: () if self.place is None else join.of_torchrun(self.place),
+            place=lambda: (0, 1) if self.place is None else (self.place.rank, self.place.local_world_size),
+            cell=lambda: (runner.running or (0, 0.0))[0],
+            folder=self._directory,
+            session=self._session,
+        )
         self._loop = asyncio.get_running_loop()
         self._loop.set_exception_handler(_report)
         self._loop.time = time.monotonic  # type: ignore[method-assign]  # a cell may replace the one in `time`
@@ -169,10 +181,18 @@ class Rank:
                 serving.stop(message.cell)
             if self.runner is not None:
                 self.runner.on_message(message)
+        elif self.runner is not None and isinstance(message, Peek | Pull) and self._is_left_for_a_step(message):
+            pass
         elif self._loop is None:
             self._to_do.put(message)
         else:
             self._loop.call_soon_threadsafe(self._handle, message)
+
+    def _is_left_for_a_step(self, message: Peek | Pull) -> bool:
+        """Whether a question will be answered between two steps, since a cell runs."""
+        if isinstance(message, Pull) and not message.at_step:
+            return False
+        return self._recording.training.between.put(partial(self._at_step, message))
 
     def _on_asked(self, *, flush: bool) -> None:
         self._recording.drain.on_asked(flush=flush)
@@ -208,6 +228,8 @@ class Rank:
             self._take(message)
         elif isinstance(message, Pull) and self.runner is not None:
             kernel_api.run_in_turn(RankEngine.instance().kernel, self._pull, message)
+        elif isinstance(message, Peek) and self.runner is not None:
+            kernel_api.run_in_turn(RankEngine.instance().kernel, self._peek, message)
         elif isinstance(message, Comm) and self.runner is not None:
             self.runner.deliver(message)
         elif isinstance(message, Push) and self.runner is not None:
@@ -221,8 +243,9 @@ class Rank:
         elif isinstance(message, Resume) and self._survival is not None:
             self._survival.rejoin(message)
         elif isinstance(message, Register):
-            RankEngine.instance().enroll(message.engine_id, replaces=message.replaces, reached_at=message.reached_at)
-            self.agent.send(Registered())
+            engine = RankEngine.instance()
+            why = engine.enroll(message.engine_id, replaces=message.replaces, reached_at=message.reached_at)
+            self.agent.send(Registered(error=why))
 
     def _take(self, place: Form) -> None:
         """Take a place. The group forms in a thread of its own, since that is mostly waiting: the engine starts
@@ -278,6 +301,36 @@ class Rank:
         if "log" not in names or is_log(names["log"]):  # else it is the user's, from math for example
             names["log"] = log
         self.runner.names["log"] = log
+
+    async def _peek(self, message: Peek) -> None:
+        self._at_step(message, {}, -1)
+
+    def _at_step(self, message: Peek | Pull, variables: Mapping[str, Any], steps: int) -> None:
+        """Answer between two steps of a cell.
+
+        Args:
+            variables: of the user's functions around the optimizer, which hide those of the cell.
+            steps: that the cell has taken; -1: no cell runs.
+        """
+        try:
+            namespace = {**RankEngine.instance().kernel.shell.user_ns, **variables}
+            if isinstance(message, Peek):
+                text = unseen(peeking.peek, message.expression, namespace)
+                self.agent.send(Pulled(request=message.request, about=text, steps=steps))
+                return
+            kind = peeking.unsafe(namespace.get(message.name)) if steps >= 0 else ""
+            if kind:
+                self.agent.send(Pulled(request=message.request, waits_for_cell=kind))
+                return
+            parts, about = unseen(values.read, namespace, message.name, force=message.force, is_safe=message.safe)
+        except values.CannotSendError as error:
+            self.agent.send(Pulled(request=message.request, error=str(error)))
+        except BaseException as error:  # of a user's object, or an interrupt; the notebook waits for an answer
+            self.agent.send(Pulled(request=message.request, error=f"{type(error).__name__}: {error}"))
+            if not isinstance(error, Exception):
+                raise
+        else:
+            self._answer(message, join_parts(parts), about)
 
     async def _pull(self, message: Pull) -> None:
         shell = RankEngine.instance().kernel.shell

@@ -200,8 +200,10 @@ def _note_and_give() -> None:
     _give()
     _used = 0
     if is_exhausted:
-        with contextlib.suppress(OSError):
+        try:
             _used = shortages.open_descriptors() + count
+        except OSError:  # the limit is lower than the numbers of all that are open, so the reserve does not help
+            _used = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 
 def _is_exhausted() -> bool:

@@ -3,6 +3,7 @@ form."""
 
 from __future__ import annotations
 
+import resource
 import tempfile
 from collections.abc import Collection
 
@@ -38,16 +39,42 @@ def of_error(error: BaseException) -> str:
 def now() -> list[str]:
     """Return a sentence for each resource that has run out now, in about 1 ms. Called in the agent's thread, which must
     never wait: a file system of a network is not looked at."""
-    paths = [tempfile.gettempdir(), SHM]
+    paths = [SHM]
+    with contextlib.suppress(OSError):
+        paths.insert(0, tempfile.gettempdir())  # it looks for a folder if nothing has called it before
     with contextlib.suppress(OSError):
         if _is_local(folder := os.getcwd()):
             paths.append(folder)
     return _look({DESCRIPTORS, MEMORY, PROCESSES, DISK}, paths)
 
 
+def of_descriptors(needed: int, what: str) -> str:
+    """Return the sentence that refuses something which needs more descriptors than are free; "" if there are enough.
+    The reserve counts as free if it is lent.
+
+    Args:
+        needed: how many it needs.
+        what: the thing, for the sentence.
+    """
+    try:
+        free = shortages.free_descriptors()
+    except OSError:  # none is free to count them with
+        free = 0
+    if free >= needed:
+        return ""
+    if found := _look({DESCRIPTORS}, []):
+        return found[0]
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    used = limit - free
+    return f"{_who()} has too few file descriptors left: {used} of {limit} are in use, and {what} needs {needed}"
+
+
+def _who() -> str:
+    return "this process" if _rank < 0 else f"rank {_rank}"
+
+
 def _look(wanted: Collection[str], paths: Collection[str], *, has_failed: bool = False) -> list[str]:
-    who = "this process" if _rank < 0 else f"rank {_rank}"
-    used = reserve.used_descriptors()
+    who, used = _who(), reserve.used_descriptors()
 
     def look() -> list[str]:
         lent = reserve.lent_bytes()

@@ -27,9 +27,10 @@ _MIB = 1 << 20
 _LITTLE_BYTES = 64 << 10  # a file system with less free space counts as full
 _LITTLE_MEMORY = 16 * _MIB  # less counts as none: a thread, or a malloc arena, takes as much ...
 _MUCH_MEMORY = 128 * _MIB  # ... and so does a twentieth of a limit, up to this
+_MANY_DESCRIPTORS = 1 << 20  # without a limit
 _NO_LIMIT_BYTES = 1 << 62  # cgroups of version 1 show a larger number if no limit is set
 _TEXTS = {
-    DESCRIPTORS: ("Too many open files",),
+    DESCRIPTORS: ("Too many open files", "too many open files"),  # the second by libuv, in TensorPipe
     MEMORY: ("can't allocate memory", "bad_alloc", "Cannot allocate memory", "not enough memory"),
     PROCESSES: ("can't start new thread", "Resource temporarily unavailable"),
     DISK: ("No space left on device", "Disk quota exceeded"),
@@ -120,6 +121,18 @@ def places(error: BaseException) -> list[str]:
 def open_descriptors() -> int:
     """Return how many file descriptors this process has open. It needs one for that."""
     return len(os.listdir("/proc/self/fd")) - 1
+
+
+def free_descriptors() -> int:
+    """Return how many file descriptors this process may still open. It needs one to find out.
+
+    Raises:
+        OSError: none is left.
+    """
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limit == resource.RLIM_INFINITY:
+        return _MANY_DESCRIPTORS
+    return limit - sum(int(number) < limit for number in os.listdir("/proc/self/fd")) + 1
 
 
 def _descriptors(who: str, used: int | None) -> Iterator[str]:

@@ -20,6 +20,7 @@ lines       the parser of a magic's line, which also gives its help and completi
 magic_lines  the declarations of most magics' lines
 help_texts  the texts of `%ddp_help`
 completing  options of magics complete with Tab
+debugging   what is said in place of a debugger after an error of this package
 forgotten   a line under the traceback of a cell that was meant for the ranks
 progress    a line that tells how far something is
 interrupted  what an interrupt of a command says

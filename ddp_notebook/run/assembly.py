@@ -101,7 +101,7 @@ class Parts:
         self._preemption: Preemption | None = None
         if (folder := options.on_preempt) is not None:
             self._preemption = Preemption(folder, cluster, lambda: cells.survival.is_in_loop)
-        self.client = SharedClient(lambda: _processes_of(cluster), cluster.client_file)
+        self.client = SharedClient(lambda: _processes_of(cluster), cluster.client_file, cluster.check_registered)
         cells.mend.on_healed = self.client.on_healed
         self.comms = Comms(self._tell_widget, receipts.took)
         self.pump = Pump({**self.arrivals.slow_handlers, Comm: self.comms.on_message})

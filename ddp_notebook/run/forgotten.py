@@ -1,7 +1,8 @@
 """A plain cell that has failed because it was meant for the ranks: a line under its traceback says so.
 
 The notebook has neither a rank's variables nor a process group, and torch's errors do not know of ranks; nor does
-IPython say which magic was meant by one that is not there.
+IPython say which magic was meant by one that is not there. A script that `%run` runs in the notebook fails in the same
+way, since it finds no RANK in the environment.
 """
 
 from __future__ import annotations
@@ -9,7 +10,9 @@ from __future__ import annotations
 import ast
 import contextlib
 import difflib
+import os
 import re
+import shlex
 import symtable
 import sys
 import traceback
@@ -19,14 +22,18 @@ from typing import Any
 from IPython.core.error import UsageError
 from IPython.core.inputtransformer2 import TransformerManager
 
-from ddp_notebook.records.words import IMPORTED_MODULES, LOG_FUNCTION, RANK_VARIABLES
+from ddp_notebook.errors import DDPNotebookError
+from ddp_notebook.records.words import IMPORTED_MODULES, LOG_FUNCTION, OF_EACH_RANK, RANK_VARIABLES
+from ddp_notebook.run.cells.options import parse_line
 
 _ATTRIBUTE = "_ddp_notebook_forgotten"
 _SEND = ("on_all_ranks", "on_ranks")
+_RUN_SCRIPT = re.compile(r"^\s*%run\s+(.+)$", re.MULTILINE)
 _RUN = ("time", "capture")  # magics that run their code where the cell runs
 _OURS = ("ddp_", "on_")
 _NO_MAGIC = re.compile(r"magic.* `(%%?)(\S+)` not found\.$")  # IPython's words
 _NO_GROUP = "Default process group has not been initialized"  # torch's words
+_NOT_SET = re.compile(rf"environment variable ({'|'.join(OF_EACH_RANK)}) expected, but not set")  # torch's words
 
 
 def watch(shell: Any, ranks_are_there: Callable[[], bool]) -> None:
@@ -37,26 +44,36 @@ def watch(shell: Any, ranks_are_there: Callable[[], bool]) -> None:
         ranks_are_there: whether there is a session.
     """
     unwatch(shell)
+    earlier: list[BaseException | None] = []  # the last error before each running cell; a cell may run another one
+
+    def begin(_: Any) -> None:
+        earlier.append(getattr(sys, "last_value", None))
 
     def look(result: Any) -> None:
+        before = earlier.pop() if earlier else None
         # What runs without history is no cell of the user's, or the inner one of %%local and --here.
-        error = result.error_in_exec if result is not None and result.info.store_history else None
-        if error is None:
+        if result is None or not result.info.store_history:
             return
-        hint = meant_by(error, shell.magics_manager.magics)
-        if not hint and ranks_are_there():
-            hint = hint_for(error, shell.history_manager.input_hist_parsed, shell.user_ns)
+        if (error := result.error_in_exec) is not None:
+            hint = meant_by(error, shell.magics_manager.magics)
+            if not hint and ranks_are_there():
+                hint = hint_for(error, shell.history_manager.input_hist_parsed, shell.user_ns)
+        else:  # %run shows the error of its script, and does not fail
+            error = getattr(sys, "last_value", None)
+            hint = "" if error is None or error is before else hint_for_script(error, result.info.raw_cell)
         if hint:
             print(hint, file=sys.stderr)
 
+    shell.events.register("pre_run_cell", begin)
     shell.events.register("post_run_cell", look)
-    setattr(shell, _ATTRIBUTE, look)
+    setattr(shell, _ATTRIBUTE, {"pre_run_cell": begin, "post_run_cell": look})
 
 
 def unwatch(shell: Any) -> None:
     """Look no more."""
-    if (look := getattr(shell, _ATTRIBUTE, None)) is not None:
-        shell.events.unregister("post_run_cell", look)
+    for event, callback in getattr(shell, _ATTRIBUTE, {}).items():
+        shell.events.unregister(event, callback)
+    if hasattr(shell, _ATTRIBUTE):
         delattr(shell, _ATTRIBUTE)
 
 
@@ -99,6 +116,8 @@ def hint_for(error: BaseException, cells: list[str], variables: dict[str, Any]) 
     """
     if type(error) in (ValueError, RuntimeError) and _NO_GROUP in str(error):
         return "the notebook is in no process group, and its ranks are: put %%on_all_ranks above the cell"
+    if name := _missing_variable(error):
+        return f"{name} is set on ranks only: put %%on_all_ranks above the cell"
     if type(error) is not NameError or not error.name or not _is_in(variables, error):
         return ""
     name, put = error.name, "put %%on_all_ranks above the cell"
@@ -110,6 +129,44 @@ def hint_for(error: BaseException, cells: list[str], variables: dict[str, Any]) 
     if is_import is not None:
         return f"`{name}` is set by a cell on the ranks: {put}, or bring its values here with %ddp_pull {name}"
     return ""
+
+
+def hint_for_script(error: BaseException, cell: str) -> str:
+    """What to do about a script that has failed in the notebook since it is a rank's.
+
+    Args:
+        error: that it has failed with.
+        cell: the text of the cell.
+
+    Example:
+        >>> hint_for_script(KeyError("RANK"), "%run train.py --epochs 2")[:76]
+        'RANK is set on ranks only, and %run has run train.py in the notebook: %on_al'
+    """
+    name = _missing_variable(error)
+    has_no_group = type(error) in (ValueError, RuntimeError) and _NO_GROUP in str(error)
+    command = _RUN_SCRIPT.search(cell)
+    if command is None or not (name or has_no_group):
+        return ""
+    lacks = f"{name} is set on ranks only" if name else "the notebook is in no process group"
+    line = command[1].strip()
+    try:
+        script = next((os.path.basename(word) for word in shlex.split(line) if word.endswith(".py")), "the script")
+    except ValueError:  # quotes that do not end
+        script = "the script"
+    return (
+        f"{lacks}, and %run has run {script} in the notebook: %on_all_ranks %run {line} runs it on "
+        f"the ranks, and %ddp_torchrun {line} by torchrun"
+    )
+
+
+def _missing_variable(error: BaseException) -> str:
+    """The variable of torchrun's that was not found in the environment; "": another error."""
+    if type(error) is KeyError and error.args and error.args[0] in OF_EACH_RANK:
+        frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+        is_in_environment = not frames or frames[-1].f_globals.get("__name__") == "os"
+        return str(error.args[0]) if is_in_environment else ""
+    found = _NOT_SET.search(str(error)) if isinstance(error, ValueError) else None
+    return "" if found is None else found[1]
 
 
 def _is_in(variables: dict[str, Any], error: BaseException) -> bool:
@@ -141,8 +198,12 @@ def _symbols(plain: str, is_sent: bool) -> Iterator[symtable.Symbol]:
         if not any(f"_magic({magic!r}" in plain for magic in (*_SEND, *_RUN)):
             return
         for node in ast.walk(ast.parse(plain)):
-            if isinstance(node, ast.Call) and getattr(node.func, "attr", "") in ("run_cell_magic", "run_line_magic"):
+            called = getattr(node.func, "attr", "") if isinstance(node, ast.Call) else ""
+            if isinstance(node, ast.Call) and called in ("run_cell_magic", "run_line_magic"):
                 words = [getattr(argument, "value", None) for argument in node.args]
                 if len(words) > 1 and words[0] in (*_SEND, *_RUN) and isinstance(code := words[-1], str):
+                    if called == "run_line_magic" and words[0] in _SEND:
+                        with contextlib.suppress(DDPNotebookError):  # a wrong option: then it has not run
+                            code = parse_line(code)[1]
                     inner = TransformerManager().transform_cell(code)
                     yield from _symbols(inner, is_sent or words[0] in _SEND)

@@ -6,7 +6,9 @@ import argparse
 import difflib
 import functools
 import inspect
+import re
 import shlex
+import textwrap
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, NoReturn, TypeVar
 
@@ -15,8 +17,9 @@ from ddp_notebook.errors import UsageError
 _Number = TypeVar("_Number", int, float)
 _MAY_BEGIN_WITH_A_MINUS = ("--ranks", "--slurm", "--mpi")  # their values
 _HELP = ("-h", "--help")
-_LONGEST_USAGE = 110  # characters; a longer list of options is left to the help
-_WIDEST_NAME = 30  # characters of the left column of a help text
+_LONGEST_USAGE = 95  # characters; a longer list of options is left to the help
+_WIDEST_NAME = 21  # characters of the left column of a help text
+WIDTH = 78  # characters of a line of help: as many as JupyterLab shows in a page of 800 pixels
 
 
 class HelpRequested(Exception):
@@ -63,7 +66,8 @@ class LineParser(argparse.ArgumentParser):
         """
         names = {action: _syntax(action, bare=True) for action in self._actions}
         width = min(_WIDEST_NAME, max(map(len, names.values())))
-        lines = [f"usage: {self.usage_line}", "", description]
+        paragraphs = [textwrap.fill(" ".join(one.split()), WIDTH) for one in description.split("\n\n")]
+        lines = [f"usage: {self.usage_line}", "", "\n\n".join(paragraphs)]
         for group in self._action_groups:
             if not group._group_actions:
                 continue
@@ -98,6 +102,10 @@ class LineParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message}\nusage: {self.usage_line}\n%ddp_help {self.prog.lstrip('%')} explains each option")
+
+    def option(self, name: str) -> argparse.Action | None:
+        """Return the option with this name; None: the line may have none."""
+        return self._option_string_actions.get(name)
 
     def parse_line(self, line: str, defaults: Mapping[str, Any] | None = None) -> argparse.Namespace:
         """Parse a line.
@@ -212,6 +220,28 @@ def _alternatives(action: argparse.Action) -> list[str]:
     """Return the fixed values that an argument may have: `auto`, `html` and `off` for "auto|html|off"."""
     names = action.metavar if isinstance(action.metavar, str) else ""
     return [value for value in names.split("|") if value.isalpha() and value.islower()] if "|" in names else []
+
+
+def read_expression(parser: LineParser, line: str) -> tuple[str | None, str]:
+    """Return the value of `--ranks`, None without it, and the expression that is the rest of the line, as it is.
+
+    Args:
+        parser: the declaration of the line, for errors.
+
+    Raises:
+        UsageError: there is no expression, or another option.
+
+    Example:
+        >>> parser = LineParser("%ddp_peek", "%ddp_peek x")
+        >>> read_expression(parser, "--ranks 0,2 x[-1] - 1"), read_expression(parser, "history[-5:]")
+        (('0,2', 'x[-1] - 1'), (None, 'history[-5:]'))
+    """
+    ranks, expression = None, line.strip()
+    if option := re.match(r"--ranks[ =](\S+)\s*", expression):
+        ranks, expression = option[1], expression[option.end() :]
+    if not expression or expression.startswith("--"):
+        parser.error("an expression is missing, such as history[-5:]")
+    return ranks, expression
 
 
 def _with_signed_values(words: list[str], own: Collection[str]) -> list[str]:

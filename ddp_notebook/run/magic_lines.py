@@ -44,7 +44,7 @@ def stop() -> LineParser:
 def interrupt() -> LineParser:
     parser = LineParser("%ddp_interrupt", "%ddp_interrupt --replace")
     parser.add_argument(
-        "--replace", action="store_true", help="give ranks that do not end the cell new processes, without variables"
+        "--replace", action="store_true", help="replace ranks that do not end the cell, without variables"
     )
     return parser
 
@@ -73,7 +73,7 @@ def fault() -> LineParser:
     parser = LineParser("%ddp_fault", "%ddp_fault kill --ranks 1 --after 2", "%ddp_fault slow --ranks 0 --by 0.05")
     parser.add_argument("kind", metavar="kill|hang|slow|raise|off", help="what happens to the ranks; off ends it")
     parser.add_argument("--ranks", metavar="0,2-3", help="the ranks that fail; all by default with off")
-    parser.add_argument("--after", metavar="S", help="seconds after the start of the running or the next cell")
+    parser.add_argument("--after", metavar="S", help="seconds after the start of the running or next cell")
     parser.add_argument("--by", metavar="S", default="0.1", help="with slow: seconds added to each step (0.1)")
     return parser
 
@@ -99,7 +99,7 @@ def record() -> LineParser:
         "level",
         metavar="off|meta|values|all",
         nargs="?",
-        help="nothing, calls and times, tensor values too (default), or the values of every step",
+        help="no record; calls and times; some values; all values",
     )
     return parser
 
@@ -164,8 +164,16 @@ def pull() -> LineParser:
     parser.add_argument("--as", dest="new", metavar="NEW", help="name of the variable in the notebook")
     parser.add_argument("--force", action="store_true", help="also more than 1 GB")
     parser.add_argument(
-        "--safe", action="store_true", help="without pickle: only numbers, text, tensors, arrays, containers"
+        "--safe", action="store_true", help="without pickle: numbers, text, tensors, arrays, containers"
     )
+    return parser
+
+
+@functools.cache
+def peek() -> LineParser:
+    parser = LineParser("%ddp_peek", "%ddp_peek history[-5:]", "%ddp_peek --ranks 0 model.weight.norm()")
+    parser.add_argument("--ranks", metavar="0,2-3", help=_RANKS)
+    parser.add_argument("expression", metavar="EXPRESSION", nargs="+", help="Python; it must not call a collective")
     return parser
 
 
@@ -193,7 +201,7 @@ def sync() -> LineParser:
 @functools.cache
 def fetch() -> LineParser:
     parser = LineParser("%ddp_fetch", "%ddp_fetch checkpoints --ranks 0", "%ddp_fetch runs/*.pt --to results")
-    parser.add_argument("path", metavar="PATH", help="a file, a folder or a pattern, from the rank's working directory")
+    parser.add_argument("path", metavar="PATH", help="a file, a folder or a pattern, in the rank's directory")
     parser.add_argument("--ranks", metavar="0,2-3", help=_RANKS)
     parser.add_argument("--to", metavar="DIR", default=".", help="folder of the notebook's host; by default this one")
     parser.add_argument("--overwrite", action="store_true", help="replace files that exist")

@@ -94,7 +94,7 @@ def torchrun_line() -> LineParser:
     )
     parser.add_argument("--agents", metavar="N", default="1", help="number of agents to start on this machine (1)")
     parser.add_argument("--name", metavar="NAME", default="", help="name of the job for %%ddp_attach")
-    folded = "merge lines of ranks that are equal or differ only in numbers (on)"
+    folded = "show lines that differ only in numbers as one (on)"
     parser.add_argument("--fold", metavar="on|off", default="on", help=folded)
     parser.add_argument("options", metavar="OPTION", nargs="*", help="options of torchrun, such as --nproc-per-node 4")
     parser.add_argument("script", metavar="SCRIPT", help="a Python file, or -m and a module")
@@ -258,7 +258,7 @@ def _follow(
         now_s = time.monotonic()
         if pipes.output.empty() or screen.is_due or now_s - refreshed_s > _REFRESH_S:
             is_idle = pipes.output.empty()
-            wait_s = screen.refresh(pipes.talking)
+            wait_s = screen.refresh(pipes.talking, is_idle=is_idle)
             pause_s = 0.0 if not is_idle else FLUSH_S if wait_s is None else min(FLUSH_S, wait_s)
             refreshed_s = now_s
         if interrupts.count > presses:

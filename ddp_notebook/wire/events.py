@@ -12,6 +12,7 @@ module; it imports neither.
     RunCell    run this code                       Ready        my shell can run a cell
     Interrupt  stop that cell                      Display      something that a cell displayed
     Pull       send this variable                  CellDone     the cell ended
+    Peek       evaluate this expression
     Push       set these variables                 Pulled       the value, or where to get it
     InputReply what was typed                      Pushed       they are set (or why not)
     Comm       a message to or from a widget       InputRequest input() waits for a line
@@ -38,7 +39,7 @@ from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-rede
 from ddp_notebook.stdlib import json
 from ddp_notebook.wire.record_options import RecordOptions
 
-VERSION = 3
+VERSION = 4
 TAKEN_EVERY = 4  # messages; a rank may always send so many ahead, see `Taken`
 
 
@@ -178,6 +179,16 @@ class Pull(Message):
     names: list[str] | None = None
     safe: bool = False  # in the format of `wire.safe`, not as a pickle
     memory: str = ""  # the name that shared memory gets which holds the value; "": use none
+    at_step: bool = False  # while a cell runs: after its next optimizer step, if the value can be copied there
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Peek(Message):
+    """Evaluate an expression after the next optimizer step of the cell that runs, or now if none does, and answer with
+    `Pulled`, whose `about` is the value as text. `steps` is how many steps the cell had taken then."""
+
+    request: int
+    expression: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -286,7 +297,9 @@ class Ready(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Registered(Message):
-    """The controller was told of this engine, and has forgotten the one that it replaces."""
+    """The controller was told of this engine, and has forgotten the one that it replaces; or `error` says why not."""
+
+    error: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -331,6 +344,8 @@ class Pulled(Message):
     nbytes: int = 0
     data: bytes = b""
     memory: list[Any] = field(default_factory=list)  # see `Memory.place`; empty: get it by the transfer
+    steps: int = -1  # that the cell that runs had taken; -1: no cell ran
+    waits_for_cell: str = ""  # the type because of which the value can be copied only when the cell has ended
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -357,7 +372,7 @@ class Vitals(Message):
     """Answer to `Probe`."""
 
     request: int
-    rss_bytes: int
+    rss_bytes: int | None  # resident memory; None: the rank cannot read it
     device_bytes: int  # allocated and cached by torch on the rank's GPU, 0 on the CPU
     running_cell: int  # 0: idle
     running_s: float
@@ -367,6 +382,7 @@ class Vitals(Message):
     thread: str = ""  # where another thread waits in `operation` while the main one goes on
     group: dict[str, Any] = field(default_factory=dict)  # the state of its groups
     remote: dict[str, Any] = field(default_factory=dict)  # the remote calls that it waits for and serves
+    child: dict[str, Any] = field(default_factory=dict)  # the child process that the main thread waits for
     shortages: list[str] = field(default_factory=list)  # if asked for: a sentence for each resource that has run out
 
 

@@ -212,7 +212,7 @@ FAULTS = [
     Fault(name="SIGSEGV", code="ctypes.string_at(0)", ename="RankDiedError", text="killed by SIGSEGV", is_death=True),
     Fault(name="SIGKILL", signal=signal.SIGKILL, ename="RankDiedError", text="killed by SIGKILL", is_death=True),
     # The first press ends the cell on the others, the second replaces the rank that does not answer.
-    Fault(name="SIGSTOP", signal=signal.SIGSTOP, presses=2, text="died: killed by SIGKILL", is_death=True),
+    Fault(name="SIGSTOP", signal=signal.SIGSTOP, presses=2, text="killed by the second press of stop", is_death=True),
     Fault(name="interrupt", presses=1),
     Fault(name="double interrupt", presses=2),  # 0.2 s apart: it counts as one
 ]

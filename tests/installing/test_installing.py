@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import subprocess
@@ -146,19 +147,32 @@ def test_the_readme_names_the_address_that_is_set():
 
 @pytest.mark.long
 @pytest.mark.timeout(1200)
-def test_the_readmes_command_installs_from_git_next_to_the_torch_that_is_there(tmp_path):
-    """From this checkout's last commit, in place of the address on GitHub."""
-    [command] = [one for one in commands_of_the_readme() if "git+https" in one]
-    words = shlex.split(re.sub(r"git\+https://[^@\"]*@[^\"]*", f"git+file://{ROOT}@HEAD", command))
+def test_the_readmes_commands_clone_it_and_install_it_next_to_the_torch_that_is_there(tmp_path):
+    """They name the address on GitHub, for which git takes this checkout's last commit here."""
+    origin = tmp_path / "origin.git"
+    subprocess.run(["git", "clone", "-q", "--bare", str(ROOT), str(origin)], check=True)
+    subprocess.run(["git", "-C", str(origin), "branch", "-f", "main", "HEAD"], check=True, capture_output=True)
+    [clone] = [one for one in commands_of_the_readme() if one.startswith("git clone ")]
+    [install] = [one for one in commands_of_the_readme() if "git+https" in one]
+    instead = {
+        "GIT_CONFIG_COUNT": "1",
+        "GIT_CONFIG_KEY_0": f"url.{origin.as_uri()}.insteadOf",
+        "GIT_CONFIG_VALUE_0": clone.split()[-1],
+    }
+    subprocess.run(clone.split(), cwd=tmp_path, env=os.environ | instead, check=True, capture_output=True)
+    assert (tmp_path / "ddp_notebook" / "Makefile").read_text() == subprocess.run(
+        ["git", "show", "HEAD:Makefile"], cwd=ROOT, check=True, capture_output=True, text=True
+    ).stdout
+
     environment = Environment(tmp_path / "env")
     environment.lend("torch")
     theirs = environment.versions()["torch"]
-    environment.pip(*words[1:], "-q")
-    assert environment.versions()["torch"] == theirs
+    environment.run("-m", *shlex.split(install), "-q", **instead)
+    versions = environment.versions()
+    assert versions["torch"] == theirs and {"jupyterlab", "ddp-notebook"} <= set(versions)
     code = "import ddp_notebook.widgets.bundles as bundles; print(bundles.__file__, len(bundles.monitor()))"
     file, size = environment.run("-c", code).split()
     assert Path(file).is_relative_to(environment.packages) and int(size) > 10_000
-    assert "jupyterlab" in environment.versions()
 
 
 # ---- where nothing else is

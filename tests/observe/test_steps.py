@@ -9,6 +9,7 @@ import pytest
 from ddp_notebook.observe.recording import Recording
 from ddp_notebook.observe.steps.steps import measure, steps
 from ddp_notebook.observe.views import Step
+from ddp_notebook.records.schema import RPC_SIDES
 from tests.observe.synthetic import BEGIN_NS, MODEL, MS, Synthetic, simulate
 
 
@@ -255,3 +256,40 @@ def test_the_real_recording_gives_the_same():
         recording.feed(batch)
 
     assert recording.steps() == steps(run)
+
+
+# ---- remote calls
+
+
+def test_waiting_for_answers_is_waiting_and_served_calls_are_compute():
+    """Two steps of 100 ms on rank 0: it waits 50 ms for futures, during 20 of which it executes calls of rank 1, and
+    20 ms in an `rpc_sync`."""
+    run = Synthetic(2)
+    for at in (0, 100):
+        spans_of(run, ("future", at, at + 50), ("backward", at + 70, at + 80), ("optimizer", at + 80, at + 100))
+        run.add(
+            "rpc",
+            **{"rank": 0, "side": RPC_SIDES.index("callee"), "number": 2 * at + 1, "kind": 0, "src": -1, "dst": 0},
+            **{
+                "function": "act",
+                "site": "",
+                "parent": 0,
+                "nbytes": -1,
+                "nbytes_back": -1,
+                "reference": 0,
+                "error": "",
+            },
+            **{"cell": 1, "start_ns": BEGIN_NS + (at + 10) * MS, "end_ns": BEGIN_NS + (at + 30) * MS, "done_ns": -1},
+            thread=3,
+        )
+        run.add(
+            "rpc",
+            **{"rank": 0, "side": RPC_SIDES.index("caller"), "number": 2 * at + 2, "kind": 0, "src": 0, "dst": 1},
+            **{"function": "ask", "site": "", "parent": 0, "nbytes": 8, "nbytes_back": 8, "reference": 0, "error": ""},
+            **{"cell": 1, "start_ns": BEGIN_NS + (at + 50) * MS, "end_ns": BEGIN_NS + (at + 70) * MS, "done_ns": -1},
+            thread=0,
+        )
+    for step in steps(run):
+        parts = (step.waiting_ns, step.answers_ns, step.compute_ns, step.optimizer_ns, step.rest_ns)
+        assert [ns // MS for ns in parts] == [50, 50, 30, 20, 0]
+        assert step.waiting_ns + step.compute_ns + step.optimizer_ns + step.rest_ns == step.duration_ns

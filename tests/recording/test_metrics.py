@@ -8,6 +8,7 @@ import threading
 import time
 from contextlib import closing
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -20,7 +21,9 @@ from ddp_notebook.errors import CellTimeoutError, RankError, UsageError
 from ddp_notebook.rank.group.calls import DONE
 from ddp_notebook.rank.group.recorder import Recorder
 from ddp_notebook.rank.record import drain as draining
+from ddp_notebook.rank.record import tape as taping
 from ddp_notebook.rank.record.drain import Drain
+from ddp_notebook.rank.record.metrics import Metrics
 from ddp_notebook.rank.record.resources import counts_faults
 from ddp_notebook.rank.record.tape import Tape
 from ddp_notebook.records.codec import Batch
@@ -152,6 +155,59 @@ for thread in threads: thread.join()
     found = metrics_of(ranks, code)
     for n in range(4):
         assert [values for _, values in found[f"thread{n}"]] == [[float(i) for i in range(200)]] * 2
+
+
+@pytest.fixture
+def logging_loop(monkeypatch):
+    """A loop of `log` without a rank: calls it so often. Returns how many were passed on and dropped, and seconds."""
+    passed_on = [0]
+
+    class Maker:
+        rank, late = 0, None
+
+        def batch(self, records: Any, dropped: int = 0, resources: Any = None) -> Batch:
+            time.sleep(0.02)
+            passed_on[0] += len(records)
+            return Batch(rank=0, stream=1, dropped=dropped)
+
+    monkeypatch.setattr(taping, "_PATIENCE_S", 0.2)
+    tape, is_busy = Tape({}), threading.Event()
+    drain = Drain(tape, Maker(), lambda data: None, is_busy.is_set)  # type: ignore[arg-type]
+    drain.start()
+    metrics = Metrics(tape, SimpleNamespace(on_step=[]), {})  # type: ignore[arg-type]
+
+    def run(count: int, *, nobody_takes: bool = False) -> tuple[int, float]:
+        is_busy.set() if nobody_takes else is_busy.clear()
+        began_s = time.monotonic()
+        for number in range(count):
+            metrics.log(only=float(number))
+        took_s = time.monotonic() - began_s
+        if not nobody_takes:
+            drain.flush(10.0)
+        return passed_on[0], took_s
+
+    yield run
+    drain.close()
+
+
+def test_a_loop_that_only_logs_waits_for_the_recorder(logging_loop):
+    passed_on, _ = logging_loop(150_000)
+    assert passed_on == 150_000
+
+
+def test_a_loop_that_only_logs_goes_on_where_nobody_takes_its_numbers(logging_loop):
+    _, took_s = logging_loop(120_000, nobody_takes=True)
+    assert took_s < 5.0
+    passed_on, _ = logging_loop(0)
+    assert passed_on == 100_000
+
+
+@pytest.mark.long
+def test_nothing_of_a_loop_that_only_logs_is_dropped(make_session_alone):
+    session = make_session_alone(2)
+    session.run("for i in range(120_000): log(only=float(i))", quiet=True)
+    assert not session.recording.dropped
+    assert "dropped" not in repr(session.recording)
 
 
 # ---- watch

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 
 import pytest
@@ -257,3 +258,25 @@ def test_both_sides_tell_of_ten_thousand_calls(session):
     assert len({call.id for call in calls}) == 10_000
     assert all(call.sent_ns < call.begun_ns <= call.ended_ns < call.returned_ns for call in matched)
     assert not any(session.recording.dropped.values())
+
+
+def test_a_report_says_that_an_agent_waits_for_its_observers(session):
+    session.run("def work(): time.sleep(0.03); return 1")
+    on_rank_0(
+        session,
+        "policy = torch.nn.Linear(4, 1)\n"
+        "optimizer = torch.optim.SGD(policy.parameters(), 0.1)\n"
+        "for episode in range(12):\n"
+        "    futures = [rpc.rpc_async('worker1', work) for _ in range(2)]\n"
+        "    for future in futures: future.wait()\n"
+        "    policy(torch.ones(2, 4)).mean().backward()\n"
+        "    optimizer.step()",
+    )
+    found = session.report()
+    assert found.overall is not None
+    assert found.overall.share(found.overall.answers_ns) > 0.5
+    assert re.fullmatch(r"\d\d % of the step waits for answers of remote calls", found.verdict)
+    assert found.straggler is None
+    assert re.search(
+        r"rank 1 served 24 calls \([\d.,]+ ms in their functions, \d+ % of the time of the steps\)", str(found)
+    )

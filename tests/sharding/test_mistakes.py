@@ -70,6 +70,34 @@ def test_an_optimizer_made_before_the_model_was_sharded(ranks, how):
     assert repr(ranks.check()).splitlines()[-1] == f"wrong on {found}"
 
 
+_PARALLEL = f"parallelize_module(model, init_device_mesh('cpu', (2,)), {_ROWS_AND_COLUMNS})"
+
+
+def test_a_check_of_a_tensor_parallel_model_counts_what_it_has_compared(ranks):
+    """Of its four parameters only the bias of the rowwise layer is the same on all ranks."""
+    ranks.run(f"forget()\nmodel = make(4, 8, 4); {_PARALLEL}", quiet=True)
+    assert repr(ranks.check("model")) == (
+        "2 ranks agree: 1 parameter (4 elements); not compared: 3 sharded (model.0.weight, model.0.bias, ...)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("how", "advice"),
+    [
+        (_PARALLEL, "The ranks hold parts of the parameters, and these parts are from different steps now"),
+        ("model = DDP(model)", "DDP(model.module) gives all ranks those of rank 0"),
+        ("", "Load the last checkpoint, or make the model and the optimizer again"),
+    ],
+)
+def test_advice_after_different_numbers_of_steps_fits_the_model(ranks, how, advice, capsys):
+    ranks.run(f"forget()\nmodel = make(4, 8, 4)\n{how}\n{_FIRST}", quiet=True)
+    with pytest.raises(RankError, match="in between"):
+        ranks.run("model(x).sum().backward()\nif rank == 1: raise ValueError('in between')\noptimizer.step()")
+    said = capsys.readouterr().err
+    assert "optimizer steps in this cell: 1 on rank 0, 0 on rank 1. " in said and advice in said
+    assert ("DDP(model.module)" in said) == ("DDP" in how)
+
+
 _RIGHT = {
     "made after": "model = make(4, 8, 4); fully_shard(model); " + _FIRST,
     "no shards": "model = make(4, 8, 4); " + _FIRST,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import resource
 import signal
 import socket
@@ -21,6 +22,7 @@ import ddp_notebook
 from ddp_notebook.errors import DDPNotebookError, HostError, StartError
 from ddp_notebook.launch import warm
 from ddp_notebook.launch.host.host import Host
+from ddp_notebook.launch.ways import interpreter
 from ddp_notebook.launch.ways import ssh as way
 from ddp_notebook.launch.ways.ssh import Ssh
 from tests.conftest import wait_until
@@ -200,7 +202,7 @@ def test_a_host_that_cannot_be_reached(ssh, host, words):
     ("first", "words"),
     [
         ("exec /no/such/python", "name the Python that has torch there with --python"),
-        ("unset PYTHONPATH; cd /; exec python3 -I -c 'import ddp_notebook.launch'", "name the Python that has it with"),
+        ("unset PYTHONPATH; cd /; exec python3 -I -c 'import ddp_notebook.launch'", "name another Python than"),
     ],
 )
 def test_a_python_that_will_not_do(ssh, first, words):
@@ -208,7 +210,36 @@ def test_a_python_that_will_not_do(ssh, first, words):
         ddp_notebook.start(hosts="one", python=sshd.python(ssh, first=first))
 
 
-def test_a_host_without_torch(ssh):
+def test_a_host_without_torch_is_reached(ssh):
+    """And a line says what its Python lacks, with the name that a user knows."""
+    bare = ssh / "bare"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", bare], check=True)
+    version = ".".join(map(str, sys.version_info[:3]))
+    lacks = rf"reached.*{bare}/bin/python \(Python {version}\) has no torch, and no .*, which ddp_notebook needs"
+    with pytest.raises(StartError, match=f"no host server on one: {lacks}; .*--python"):
+        ddp_notebook.start(hosts="one", python=f"{bare}/bin/python")
+    (row,) = repr(ddp_notebook.check(hosts="one", python=f"{bare}/bin/python")).splitlines()[1:]
+    assert re.match(rf"one +reached\*, but {bare}/bin/python .* has no torch", row) and "not reached" not in row
+
+
+def test_the_path_of_the_notebooks_interpreter_is_tried_first(ssh, tmp_path, monkeypatch):
+    """And python3 where what is there lacks something."""
+    assert ddp_notebook.check(hosts="one").fits
+    bare = tmp_path / "bare"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", bare], check=True)
+    good = tmp_path / "python3"
+    good.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    good.chmod(0o700)
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    for ours in (f"{bare}/bin/python", "/no/such/python"):
+        monkeypatch.setattr(sys, "executable", ours)
+        command = interpreter.command(None, "ddp_notebook.launch.ways.lasting")
+        done = subprocess.run(["sh", "-c", command], env={**os.environ, "PATH": path}, input=b"", capture_output=True)
+        assert done.returncode == 0, done.stderr
+        assert ("ddp_notebook lacks torch" in done.stderr.decode()) == (ours != "/no/such/python")
+
+
+def test_a_torch_that_cannot_be_imported(ssh):
     """It is missed when the host server has begun."""
     (ssh / "without").mkdir()
     (ssh / "without" / "torch.py").write_text("raise ModuleNotFoundError(\"No module named 'torch'\")")

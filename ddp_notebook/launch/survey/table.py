@@ -52,7 +52,7 @@ class HostTable:
         for answer in self.answers:
             if answer.trouble:
                 why = answer.trouble.removeprefix(f"no host server on {answer.host}: ").replace("\n", " ")
-                by_host[answer.host] = f"{answer.host.ljust(widths[0])}  not reached{_MARK}: {why}"
+                by_host[answer.host] = f"{answer.host.ljust(widths[0])}  {_state(why)}"
         return [lines[0].rstrip(), *(by_host[answer.host].rstrip() for answer in self.answers)]
 
     def __repr__(self) -> str:
@@ -60,6 +60,15 @@ class HostTable:
         found = sorted(self.findings, key=lambda finding: not finding.is_fatal)
         lines += [f"{_MARK} {finding.sentence}" for finding in found]
         return "\n".join([*lines, *filter(None, [self.plan, self.script])])
+
+
+def _state(why: str) -> str:
+    """A host without a host server, in words. One that was reached says so itself."""
+    if why.startswith("reached, "):
+        return f"reached{_MARK}, {why.removeprefix('reached, ')}"
+    if why.startswith("the host server on "):
+        return f"reached{_MARK}, but {why}"
+    return f"not reached{_MARK}: {why}"
 
 
 def _cells(answer: Answer, marks: set[tuple[str, str]]) -> tuple[str, ...]:

@@ -5,6 +5,7 @@
     ports      on which ports is listened for other machines
     ssh        another machine: what one ssh runs there, and its standard input and output
     ssh_config  what runs as ssh, and what it knows of a host
+    interpreter  which Python a host runs, and what it lacks
     acknowledged  whether the other end of an ssh lives, as far as TCP knows
     lasting    a stream that outlives the connections by which it goes, for the ssh of a kept session
     called     a machine whose host server something else has started, see `launch.starters`, and which calls in

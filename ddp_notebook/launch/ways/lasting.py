@@ -32,8 +32,9 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
+
+from ddp_notebook.launch.ways import interpreter
 
 DATA, GOT, END = 1, 2, 3
 _HEAD = struct.Struct("!BQ")
@@ -43,7 +44,6 @@ _BEAT_S = 1.0
 _QUIET_S = 10.0  # without a word, until another connection is tried
 _FIRST_S = 20.0  # what a connection gets to begin, and `hold` to be found
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 15.0  # between two tries
-_ROOT = str(Path(__file__).parents[3])
 _END_S = 10.0  # what the other side gets to hear of the end
 _HOLDS, _LOST = b"\nddp_notebook holds\n", b"\nddp_notebook lost\n"  # what a shell's start-up files print comes before
 
@@ -193,19 +193,20 @@ def _write(fd: int, data: bytes) -> None:
 # ---- from here
 
 
-def proxy_command(ssh: Sequence[str], python: str, token: str, lease_s: float) -> str:
+def proxy_command(ssh: Sequence[str], python: str | None, token: str, lease_s: float) -> str:
     """What ssh is given as its ProxyCommand.
 
     Args:
         ssh: the command with all options and the destination, as far as what is run there.
-        python: the interpreter there, as the shell there takes it.
+        python: the interpreter there; None: see `interpreter.command`.
         token: names the stream.
         lease_s: how long no connection may carry it.
     """
-    there = f"import sys; sys.path.append({_ROOT!r}); from ddp_notebook.launch.ways.lasting import main; main()"
-    here = f"import sys; sys.path.append({_ROOT!r}); from ddp_notebook.launch.ways.lasting import dial; dial()"
+    here = (
+        f"import sys; sys.path.append({interpreter.ROOT!r}); from ddp_notebook.launch.ways.lasting import dial; dial()"
+    )
     given = {
-        "command": [*ssh, f"exec {python} -P -c {shlex.quote(there)}"],
+        "command": [*ssh, interpreter.command(python, __name__)],
         "token": token,
         "lease_s": lease_s,
     }

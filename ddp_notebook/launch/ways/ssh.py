@@ -17,7 +17,6 @@ import json
 import os
 import secrets
 import select
-import shlex
 import signal
 import subprocess
 import sys
@@ -33,7 +32,7 @@ from ddp_notebook.errors import HostError
 from ddp_notebook.launch import processes
 from ddp_notebook.launch.host import far
 from ddp_notebook.launch.host.framing import ServerEnd
-from ddp_notebook.launch.ways import folders, lasting
+from ddp_notebook.launch.ways import folders, interpreter, lasting
 from ddp_notebook.launch.ways.acknowledged import unacknowledged_bytes
 from ddp_notebook.launch.ways.base import BEAT_S, LEASE_S, LOOPBACK, Way
 from ddp_notebook.launch.ways.ssh_config import ssh_command
@@ -47,7 +46,6 @@ _LOOK_S = 0.02
 _BLOCKED_S = 1.0  # what a link gets to take what is being sent, before it is cut
 _LAST_WORDS = 2000  # characters
 _MOST_LOG_BYTES = 64 << 20
-_ROOT = str(Path(__file__).parents[3])  # where the package is importable from, if the hosts share their folders
 _MARK = b"\nddp_notebook speaks\n"  # what a shell's start-up files print comes before it
 _BEAT = b"\0"  # in what comes as standard error: the host lives
 _GIVEN = "DDP_NOTEBOOK_GIVEN"
@@ -58,6 +56,10 @@ _OPTIONS = {
     "ControlPersist": "no",
     "RemoteCommand": "none",
 }
+_INSTALL = (
+    "make dist here makes a wheel, which pip installs there with all that it needs; or name a Python that has torch "
+    "and ddp_notebook with --python"
+)
 _FIXES = (
     ("Could not resolve hostname", "is it in ~/.ssh/config, or spelt otherwise?"),
     (
@@ -67,11 +69,6 @@ _FIXES = (
     ),
     ("Host key verification failed", "connect once by hand, which asks whether the key is right: ssh {name}"),
     ("Permission denied", "it asks for a password, which nobody is there to type; a key helps: ssh-copy-id {name}"),
-    (
-        "No module named 'ddp_notebook'",
-        "make dist here makes a wheel; copy it there, and: {python} -m pip install ddp_notebook-*.whl; "
-        "or name the Python that has it with --python",
-    ),
     ("No module named 'ddp_notebook.", "the package is older there; install the notebook's: {python} -m pip install"),
     (
         "No module named",
@@ -91,7 +88,7 @@ class Ssh(Way):
 
     Args:
         destination: as ssh takes it: a name of ~/.ssh/config, or user@host.
-        python: the interpreter there; None: python3.
+        python: the interpreter there; None: see `interpreter.command`.
         env: variables on top of those that the host has.
         lease_s: without a word from the other side, until either gives the other up.
         lasts: the connection is to outlive cuts of the link that an ssh does not, see `lasting`.
@@ -113,7 +110,6 @@ class Ssh(Way):
         self.beat_s = min(BEAT_S, lease_s / _BEATS)
         self._asked: dict[str, Any] = {"python": python, "env": env, "lease_s": lease_s, "lasts": lasts}
         self.directory = folders.make("ddp_notebook-")
-        self._python = python or "python3"
         self._log_file = Path(self.directory) / "host_server.log"
         self._socket = os.path.join(self.directory, "ssh")  # through which the connection takes further requests
         self._ports: dict[int, int] = {}  # of the host's loopback, by those of the notebook that they lead to
@@ -124,14 +120,11 @@ class Ssh(Way):
         self._before_mark: bytearray | None = bytearray()
         self._heard_s = float("inf")
         self._pid = 0
-        code = f"import sys; sys.path.append({_ROOT!r}); from ddp_notebook.launch.ways.ssh import main; main()"
-        command = f"exec {_quoted(self._python)} -P -c {shlex.quote(code)}"
+        command = interpreter.command(python, __name__)
         patience = {"ServerAliveInterval": f"{lease_s:.0f}", "ServerAliveCountMax": "3"}  # no less than ours
         if lasts:
             carrier = [*ssh_command(), "-T", "-S", "none", *_words(_OPTIONS), "--", destination]
-            patience["ProxyCommand"] = lasting.proxy_command(
-                carrier, _quoted(self._python), secrets.token_hex(16), lease_s
-            )
+            patience["ProxyCommand"] = lasting.proxy_command(carrier, python, secrets.token_hex(16), lease_s)
         options = _words(_OPTIONS | patience)
         try:
             with open(self._log_file, "wb") as log, signals.held_back():
@@ -290,8 +283,10 @@ class Ssh(Way):
             words = words.replace(_BEAT.decode(), "").strip()[-_LAST_WORDS:]
         except (OSError, ValueError):  # closed
             words = ""
+        if self._pid == 0 and (lacking := interpreter.lacking(words)):
+            return f"no host server on {self.name}: reached, but {lacking}; {_INSTALL}"
         text, fix = next(((text, fix) for text, fix in _FIXES if text in words), ("", ""))
-        fix = fix.format(name=self.name, python=self._python)
+        fix = fix.format(name=self.name, python=self._asked["python"] or "python3")
         if self._pid == 0 or fix:
             says = [line.strip() for line in words.splitlines() if text in line]
             last = says[-1] if says else f"ssh ended with status {self._ssh.poll()}"
@@ -323,11 +318,6 @@ class Ssh(Way):
 def _words(options: Mapping[str, str]) -> list[str]:
     """As arguments of ssh."""
     return [word for name, value in options.items() for word in ("-o", f"{name}={value}")]
-
-
-def _quoted(path: str) -> str:
-    """For the shell there, whose ~ stays."""
-    return f"~/{shlex.quote(path[2:])}" if path.startswith("~/") else shlex.quote(path)
 
 
 # ---- on the host

@@ -14,6 +14,8 @@ bounds      what is too long to be read is cut before it is sent
 asking      `input()` and `getpass()`, asked in the notebook
 comms       the rank's half of widgets
 outgoing    displays and widget messages, as many as the notebook takes
+commands    what a cell gives to the shell: without the rank's variables, and installations once per host
+children    the child process that the main thread waits for
 tutorials   scripts' own `init_process_group` and `spawn`
 kernel_api  every private interface of ipykernel and ipyparallel that a rank needs
 """

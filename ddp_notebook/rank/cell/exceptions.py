@@ -37,13 +37,16 @@ def told(error: BaseException) -> str:
         >>> error.add_note("in stage 1")
         >>> told(error)
         'no (in stage 1)'
+        >>> (error := MemoryError()).add_note("rank 0 has no memory left")
+        >>> told(error)
+        'rank 0 has no memory left'
     """
     message = words(error)
     notes = getattr(error, "__notes__", ())
     if type(notes) is not list or not notes or type(notes[0]) is not str:
         return message
     first, end, rest = message.lstrip().partition("\n")
-    return bounded(f"{first} ({notes[0]}){end}{rest}")
+    return bounded(f"{first} ({notes[0]}){end}{rest}" if first else notes[0])
 
 
 def known_words(error: BaseException | None) -> str:

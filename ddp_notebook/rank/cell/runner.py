@@ -407,7 +407,7 @@ class Runner:
         message = shown.words_of(failure)
         if isinstance(failure, MemoryError) and not getattr(failure, "__notes__", ()):  # the parser raised it
             why = shortage.of_error(failure)
-            message = f"{message} ({why})".lstrip() if why else message
+            message = f"{message} ({why})" if why and message else why or message
             shown.of_cell += filter(None, [why])
         if isinstance(failure, SystemExit):
             what = f"SystemExit: {message}" if failure.args else "SystemExit"

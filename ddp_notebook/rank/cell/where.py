@@ -21,6 +21,7 @@ from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-rede
 from ddp_notebook.stdlib import asyncio, os, threading
 
 if TYPE_CHECKING:
+    from ddp_notebook.rank.cell.children import Children
     from ddp_notebook.rank.rpc.serving import Serving
 
 # our functions in place of torch's, and what users call them
@@ -30,7 +31,10 @@ _STAND_INS = {
     "_on_interrupt": "",  # what the handler of an interrupt calls, the line has not called
 }
 _WALKS = 5
-_WRAPPERS = {"wrapper", "_wrapped_call_impl", "_call_impl", "__call__", "_fn", "inner", "decorate_context"}
+_WRAPPERS = {
+    *("wrapper", "_wrapped_call_impl", "_call_impl", "__call__", "_fn", "inner", "decorate_context"),
+    *("run_line_magic", "run_cell_magic", "system_piped"),  # of IPython
+}
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 OURS = str(Path(__file__).parents[1]) + os.sep  # everything that runs in a rank
 _OURS_OF_BOTH = tuple(str(Path(__file__).parents[2] / name) + os.sep for name in ("wire", "records"))  # sides
@@ -67,6 +71,7 @@ class Where:
         self._main = threading.main_thread().ident or 0
         self.task: asyncio.Task[Any] | None = None  # of a cell with a top-level `await`
         self.serving: Serving | None = None  # by RPC, and what it waits for
+        self.children: Children | None = None  # processes that the main thread waits for
         self.action: Callable[[int], str] | None = None  # of a pipeline: what a thread does
         self.failed = ""  # the error of a cell that has ended and whose traceback is being formatted
 
@@ -97,6 +102,7 @@ class Where:
         told = [
             "" if self.action is None else self.action(thread),
             "" if self.serving is None else self.serving.words(thread, is_main=thread == self._main),
+            "" if self.children is None or thread != self._main else self.children.words(),
         ]
         words = ", ".join(filter(None, told))
         return f"{place} ({words})" if place and words else place

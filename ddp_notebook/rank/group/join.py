@@ -143,8 +143,12 @@ def environment(place: Form) -> dict[str, str]:
         defaults["NCCL_HOSTID"] = uuid.uuid4().hex
     if place.device == "cpu":
         defaults["ACCELERATE_USE_CPU"] = "true"
+    return {**{name: value for name, value in defaults.items() if name not in os.environ}, **of_torchrun(place)}
+
+
+def of_torchrun(place: Form) -> dict[str, str]:
+    """Return the variables by which torchrun tells a process its rank."""
     return {
-        **{name: value for name, value in defaults.items() if name not in os.environ},
         "RANK": str(place.rank),
         "LOCAL_RANK": str(place.local_rank),
         "WORLD_SIZE": str(place.world_size),

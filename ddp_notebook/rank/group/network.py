@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.distributed import get_rank, is_initialized
 
+from ddp_notebook.rank.cell.children import Children
 from ddp_notebook.rank.cell.exceptions import chain, known_words
 from ddp_notebook.rank.cell.where import Where
 from ddp_notebook.rank.faults import Faults
@@ -53,6 +54,7 @@ class Network:
 
     def __init__(self) -> None:
         self.where = Where()
+        self.children = self.where.children = Children()
         self.recorder = Recorder()
         self.connections = Connections(self.recorder)
         self.connections.rests = True
@@ -150,6 +152,7 @@ class Network:
     def begin_cell(self, cell: int) -> None:
         """A cell begins."""
         self._cell = cell
+        self.children.begin_cell()
         self._progress.begin()
         self.release.begin()
         self.faults.begin()
@@ -202,6 +205,7 @@ class Network:
             "thread": doing.thread,
             "group": self.state(),
             "remote": {} if self.where.serving is None else self.where.serving.told(self._main, self.where.describe),
+            "child": {} if doing.operation is not None else self.children.told(),
         }
 
     def state(self) -> dict[str, Any]:
@@ -214,6 +218,7 @@ class Network:
             "has_models": self._models.exist,
             "has_communicated": self._progress.has_communicated,
             "steps": self._progress.steps,
+            "stepped": self._models.kind_of(self._progress.stepped),
         }
 
     def _failed_in(self, failure: BaseException | None, unwaited: Call | None) -> Doing:

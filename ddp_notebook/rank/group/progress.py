@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from torch.distributed import rpc
@@ -12,7 +13,7 @@ from torch.optim.optimizer import (
 )
 
 from ddp_notebook.rank.group.recorder import Recorder
-from ddp_notebook.stdlib import threading
+from ddp_notebook.stdlib import threading, weakref
 
 
 class Progress:
@@ -25,6 +26,7 @@ class Progress:
         self._begun = 0  # operations, before the cell
         self._since = 0  # likewise before its first step: a model in DDP may be made, or data read, in the same cell
         self._main = threading.get_ident()
+        self._optimizer: Callable[[], Optimizer | None] = lambda: None  # that has stepped first in the cell
         self._stepped: set[int] = set()  # ids of optimizers that have stepped since the last operation
         self._depth = 0  # of the main thread's steps: an optimizer may step inside another one's step, or its own
         self._steps_twice = False  # one of them has stepped again
@@ -38,7 +40,13 @@ class Progress:
         if begun != self._begun:
             self._stepped.clear()
         self.steps, self._begun, self._since, self._depth = 0, begun, begun, 0
+        self._optimizer = lambda: None
         self._steps_twice = self._is_decided = False
+
+    @property
+    def stepped(self) -> Optimizer | None:
+        """The optimizer that has stepped first in the cell; None: none has, or it is gone."""
+        return self._optimizer()
 
     @property
     def has_communicated(self) -> bool:
@@ -60,6 +68,8 @@ class Progress:
 
     def _after_step(self, optimizer: Optimizer, _: tuple[Any, ...], __: dict[str, Any]) -> None:
         self.steps += 1
+        if self.steps == 1:
+            self._optimizer = weakref.ref(optimizer)
         if threading.get_ident() != self._main:
             return
         self._depth -= 1

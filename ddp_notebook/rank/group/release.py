@@ -258,6 +258,8 @@ class Release:
             if not self._has_interrupted and self._resent < _MOST_RESENT and for_s > _PATIENCE_S * 2**self._resent:
                 self._resent += 1  # another thread took the signal and did not wake the main one
                 own_signals.send_to_main(AGAIN)
+                if self._where.children is not None:
+                    self._where.children.end(self._resent)
             self._cut_off(self._connections.cut_stores)
         if self._has_interrupted and self._is_held_again():
             own_signals.send_to_main(AGAIN)

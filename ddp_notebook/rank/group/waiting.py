@@ -129,7 +129,21 @@ def wait_in_time(future: torch._C.Future[Any], limit_s: float) -> bool:
     return bool(future.done())
 
 
+# Told when a wait for a future began that has ended, in its thread; None: nothing records such waits.
+record: Callable[[int], None] | None = None
+
+
 def wait_for_future(future: torch._C.Future[Any]) -> Any:
+    if record is None or future.done():
+        return _wait_for_value(future)
+    began_ns = time.monotonic_ns()
+    try:
+        return _wait_for_value(future)
+    finally:
+        record(began_ns)
+
+
+def _wait_for_value(future: torch._C.Future[Any]) -> Any:
     if can_end() and not future.done():
         if (came := came_of(future)) is not None:
             _wait_for(came)

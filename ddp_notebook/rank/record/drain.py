@@ -30,6 +30,7 @@ _RESOURCES_S = 1.0
 _ALONE_S = 15.0  # without a question of a notebook's, which compares clocks every 5 s: none is there
 _ALONE_LOOK_S = 10.0
 _MOST_RECORDS = 2000  # of a batch
+_MANY_RECORDS = 5 * _MOST_RECORDS  # so many that wait fill batches: nothing more is to be waited for
 _LOOK_S = 0.005
 _BROKEN_S = 0.2
 
@@ -117,7 +118,8 @@ class Drain:
                 self._tape.collect()
                 # An interrupt may keep a caller of `put` from setting the event.
                 if self._tape.filled.is_set() or len(self._tape):
-                    if self._tape.hurries.wait(self._pause_s()) and self._closed.wait(_SOON_S):
+                    is_early = self._tape.hurries.wait(self._pause_s()) and len(self._tape) < _MANY_RECORDS
+                    if is_early and self._closed.wait(_SOON_S):
                         return
                     self._tape.hurries.clear()
                     self._tape.filled.clear()

@@ -80,7 +80,8 @@ class Metrics:
         print(f"ddp_notebook: --watch {','.join(missing)} has shown nothing: {why}", file=sys.stderr)
 
     def log(self, *unnamed: Any, step: int | None = None, **values: Any) -> None:
-        """Log numbers of this rank, drawn and kept by the notebook. Never waits for a GPU.
+        """Log numbers of this rank, drawn and kept by the notebook. Never waits for a GPU. Waits if a loop logs faster
+        than the recorder sends.
 
         Args:
             step: the step that they belong to, a whole number; None: the optimizer steps of this cell so far, and
@@ -99,6 +100,7 @@ class Metrics:
         tape = self._tape
         if tape.level == OFF:
             return
+        tape.hold_back()
         moment, now_ns = tape.moment, time.monotonic_ns()
         at = moment.step if step is None else _whole_number(step)
         is_counted = step is None and not at

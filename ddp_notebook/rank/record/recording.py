@@ -84,6 +84,7 @@ class RankRecording:
         level = LEVELS.index(options.level) if options.level else VALUES
         self.tape.enter(cell, title, level, thins=not asks_for_values)
         self.training.begin_cell(options.gradient)
+        self.training.between.begin_cell()
         self.mistakes.begin_cell(cell)
         self.tape.full_bytes = options.full_bytes
         self.metrics.begin_cell(options.watch)
@@ -99,6 +100,7 @@ class RankRecording:
 
     def end_cell(self) -> None:
         """The cell has ended. One that has recorded nothing leaves nothing."""
+        self.training.between.end_cell()
         self.drain.is_in_cell = False
         self.tape.end_cell()
         if self.tape.puts != self._began_at:

@@ -48,6 +48,9 @@ OFF, META, VALUES, ALL = range(4)  # places in `wire.record_options.LEVELS`
 # place of a freed large tensor (10 MB each, measured while all_reduces of fresh 10 MB tensors were recorded).
 MOST = 2_000
 _MOST_LIGHT = 100_000  # most records without a copy from a large tensor
+_MOST_LOGGED = 20_000  # a loop that only logs waits while there are more
+_PATIENCE_S = 2.0  # if nobody takes a record for so long, such a loop goes on, and the oldest are dropped
+_LOOK_S = 0.002
 _MANY = 2000  # records that are passed on soon: a batch
 _MANY_LARGE = MOST // 2  # at a large one: what comes until then is not to reach `MOST`
 
@@ -84,7 +87,8 @@ class Tape:
         self.repeat: Callable[[Backward], None] = lambda _: None
         self.bucket: tuple[str, int] | None = None  # the one that a user's comm hook is being called for
         self.dropped = 0
-        self.puts = 0  # records so far
+        self.puts = self.taken = 0  # records so far
+        self._is_taken = True  # not: the last loop that waited for the recorder's thread did so in vain
         self.filled = threading.Event()  # wakes the recorder's thread
         self.hurries = threading.Event()  # what waits is to be passed on soon
         self.is_filled = False  # the same, reset by that thread: asking the event takes longer
@@ -123,6 +127,19 @@ class Tape:
         if (hurries or len(records) > (_MANY if most > MOST else _MANY_LARGE)) and not self.hurries.is_set():
             self.hurries.set()
 
+    def hold_back(self) -> None:
+        """Wait until the recorder's thread has taken records, if a loop logs faster than that thread works."""
+        if len(self._records) < _MOST_LOGGED or not self._is_taken:
+            return
+        until, before = time.monotonic() + _PATIENCE_S, self.taken
+        while len(self._records) >= _MOST_LOGGED and self.level != OFF:
+            if self.taken != before:
+                until, before = time.monotonic() + _PATIENCE_S, self.taken
+            elif time.monotonic() > until:
+                self._is_taken = False
+                return
+            time.sleep(_LOOK_S)
+
     def collect(self) -> None:
         """Have all that has ended left on the tape."""
         for collect in self.collectors:
@@ -136,6 +153,7 @@ class Tape:
                 taken.append(records.popleft())
         except IndexError:  # another thread was faster
             pass
+        self.taken += len(taken)
         return taken
 
     def __len__(self) -> int:
@@ -156,6 +174,7 @@ class Tape:
             thins: of a training loop that is fast the values of some steps are left out.
         """
         self.level, self.thins = level, thins and level == VALUES
+        self._is_taken = True
         self.thinning.begin_cell()
         self.repeating.backward = None
         self.modules.begin_cell()

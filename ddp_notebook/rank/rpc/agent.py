@@ -23,7 +23,13 @@ from typing import Any
 import torch
 import torch.distributed.autograd as dist_autograd
 from torch._C._distributed_c10d import HashStore
-from torch._C._distributed_rpc import TensorPipeAgent, WorkerInfo, _set_and_start_rpc_agent, _set_rpc_timeout
+from torch._C._distributed_rpc import (
+    TensorPipeAgent,
+    WorkerInfo,
+    _reset_current_rpc_agent,
+    _set_and_start_rpc_agent,
+    _set_rpc_timeout,
+)
 from torch.distributed.rpc import TensorPipeRpcBackendOptions, backend_registry
 
 from ddp_notebook.stdlib import functools
@@ -106,7 +112,11 @@ class Agent:
         self._ways = _asked_ways(options)
         dist_autograd._init(mine.number)  # type: ignore[attr-defined]
         self._agent = kind(self._known, mine.name, mine.number, None, _with_transports(options, mine), back, devices)
-        _set_and_start_rpc_agent(self._agent)
+        try:
+            _set_and_start_rpc_agent(self._agent)
+        except BaseException:
+            _reset_current_rpc_agent()  # else the process counts as one in which RPC runs
+            raise
         self.number = mine.number
         self.address = self._known.get(_ADDRESS + mine.name).decode()  # where it listens
         self._addresses = {mine.number: self.address}  # addresses of all agents, by number

@@ -10,6 +10,7 @@ from typing import Any
 
 from ddp_notebook.rank.group.modules import Modules
 from ddp_notebook.rank.group.recorder import Recorder
+from ddp_notebook.rank.sharding import doubled
 from ddp_notebook.rank.sharding.optimizers import of_optimizers
 from ddp_notebook.rank.sharding.replicas import Replicas
 from ddp_notebook.rank.sharding.saves import Saves
@@ -35,7 +36,7 @@ class Mistakes:
 
     def watch(self) -> None:
         """Begin to look. Of what this torch does not have nothing is said."""
-        for watch in (self._scaling.watch, self._replicas.watch, self._saves.watch):
+        for watch in (self._scaling.watch, self._replicas.watch, self._saves.watch, doubled.watch):
             with contextlib.suppress(ImportError, AttributeError):
                 watch()
 
@@ -57,7 +58,7 @@ class Mistakes:
             namespace: the variables.
         """
         facts = {
-            "told": [*of_optimizers(namespace), *self._scaling.told()],
+            "told": [*of_optimizers(namespace), *doubled.of_models(namespace), *self._scaling.told()],
             "replicas": self._replicas.told(),
             "saves": self._saves.told(),
         }

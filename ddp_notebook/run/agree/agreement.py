@@ -9,7 +9,7 @@ from typing import Any
 from ddp_notebook.records.words import list_ranks
 from ddp_notebook.run.agree.differences import Difference, absence_of, difference_of, measured
 from ddp_notebook.run.agree.mistakes import between, read_by_all, unread
-from ddp_notebook.run.agree.words import list_names, notes_on, summarize, variable_of
+from ddp_notebook.run.agree.words import is_compared, list_names, notes_on, summarize, variable_of
 
 _MOST_SHOWN = 12  # entries that differ
 MISTAKES = ""  # the entry that tells what is wrong with none of the ranks differing
@@ -76,7 +76,8 @@ class Agreement:
         if n < 2:
             return "1 rank: nothing to compare" if n else "no ranks: nothing to compare"
         if self.agrees:
-            return "; ".join([f"{n} ranks agree: {self.same}", *self.notes])
+            said = f"{n} ranks agree: {self.same}" if self.same else f"{n} ranks have nothing that can be compared"
+            return "; ".join([said, *self.notes])
         nowhere = [repr(one) for one in self.differences if one.is_nowhere]
         differing = len(self.differences) - len(nowhere)
         if not differing:
@@ -160,7 +161,7 @@ def compare(by_rank: Mapping[int, Mapping[str, Mapping[str, Any]]], *, is_whole:
     with_buffers = {variable_of(one.entry) for one in real if one.kind == "buffer"}
     words = {by_rank[rank].get(variable, {}).get("value", "") for variable in with_buffers for rank in ranks}
     hints = (_BUFFERS_HINT,) if any("DistributedDataParallel" in word for word in words) else ()
-    compared = len(real) + sum(fact["kind"] != "random" for fact in same.values())
+    compared = len(real) + sum(fact["kind"] != "random" and is_compared(fact) for fact in same.values())
     return Agreement(
         ranks=tuple(ranks),
         differences=real,

@@ -9,6 +9,7 @@ from typing import Any
 
 from ddp_notebook.records.words import name_ranks
 
+BEYOND_REPR = "beyond its repr"  # why the rest was not compared
 MOST_NAMES = 6  # values of one entry, or names in one line
 _UNITS = ((10**9, "G"), (10**6, "M"), (10**3, "k"))
 _WORDS = {
@@ -27,7 +28,12 @@ def variable_of(entry: str) -> str:
 
 
 def summarize(same: Mapping[str, Mapping[str, Any]]) -> str:
-    """What agrees: `"62 parameters, 4 buffers (11.2 M elements), data length, versions"`."""
+    """What agrees: `"62 parameters, 4 buffers (11.2 M elements), data length, versions"`; "" if nothing was compared.
+
+    An entry whose contents were not compared does not count: `notes_on` says so.
+    """
+    partly = {variable_of(entry) for entry, fact in same.items() if not is_compared(fact)}
+    same = {entry: fact for entry, fact in same.items() if is_compared(fact)}
     kinds = Counter(fact["kind"] for fact in same.values())
     texts = []
     if own := list(dict.fromkeys(variable_of(entry) for entry, fact in same.items() if fact["kind"] == "variable")):
@@ -39,7 +45,14 @@ def summarize(same: Mapping[str, Mapping[str, Any]]) -> str:
             elements = sum(f.get("elements", 0) for f in same.values() if f["kind"] in ("parameter", "buffer"))
             texts[-1] += f" ({format_count(elements)} elements)"
     texts += [topic for kind, topic in _TOPICS.items() if kinds[kind]]
-    return ", ".join(texts) or list_names(list(dict.fromkeys(map(variable_of, same))))
+    return ", ".join(texts) or list_names(
+        [name for name in dict.fromkeys(map(variable_of, same)) if name not in partly]
+    )
+
+
+def is_compared(fact: Mapping[str, Any]) -> bool:
+    """Whether the contents of an entry were compared, or at least its repr."""
+    return fact.get("skipped") in (None, BEYOND_REPR)
 
 
 def notes_on(same: Mapping[str, Mapping[str, Any]]) -> list[str]:

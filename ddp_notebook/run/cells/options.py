@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import functools
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import takewhile
@@ -11,6 +13,8 @@ from ddp_notebook.errors import UsageError
 from ddp_notebook.run.lines import LineParser
 from ddp_notebook.wire.record_options import RecordOptions
 
+_OPTION = re.compile(r"\s*(--[a-z][a-z-]*)(?:=(\S+))?(?=\s|$)")  # at the head of a line
+_VALUE = re.compile(r"""\s+("[^"]*"|'[^']*'|\S+)""")
 FULL_BYTES = 1 << 20  # of a tensor that `--tensors full` keeps whole
 
 
@@ -74,12 +78,10 @@ def _add_options(parser: LineParser) -> None:
         "--tensors",
         choices=("preview", "full"),
         metavar="preview|full",
-        help="full: keep the tensors of collectives whole, up to 1 MB each",
+        help="full: keep tensors of collectives, up to 1 MB each",
     )
     recorded.add_argument("--watch", metavar="NAME,...", help="record these variables after each optimizer step")
-    recorded.add_argument(
-        "--gradient", metavar="NAME", help="keep this parameter's gradient before and after averaging"
-    )
+    recorded.add_argument("--gradient", metavar="NAME", help="keep this parameter's gradient, local and averaged")
     recorded.add_argument(
         "--profile", action="store_true", help="run torch's profiler; %%ddp_trace includes its traces"
     )
@@ -120,6 +122,44 @@ def parse(line: str, declared: Callable[[], LineParser] = on_all_ranks) -> CellO
         background=given.background,
         record=what_to_record(given.tensors, given.watch, given.gradient, given.profile),
     )
+
+
+def parse_line(line: str) -> tuple[CellOptions, str]:
+    """Split the line of `%on_all_ranks` into its options, which come first, and the code.
+
+    Raises:
+        UsageError: says which option is wrong and how the line is to be written.
+
+    Example:
+        >>> options, code = parse_line("--ranks 1 --quiet x = 1")
+        >>> options.ranks, options.quiet, code
+        ('1', True, 'x = 1')
+        >>> parse_line("--x")[1]  # twice negated
+        '--x'
+    """
+    if not line.lstrip().startswith("--"):
+        return CellOptions(), line
+    parser = on_all_ranks()
+    end = 0
+    while (found := _OPTION.match(line, end)) and (option := parser.option(found[1])) is not None:
+        end = found.end()
+        if option.nargs is None and found[2] is None and (value := _VALUE.match(line, end)):
+            end = value.end()
+    options, code = line[:end], line[end:]
+    if found is not None and not _is_python(code):
+        parser.error(f"{found[1]} is not an option of %on_all_ranks")
+    if not code.strip():
+        parser.error("the options of %on_all_ranks are followed by code: %on_all_ranks --quiet x = 1")
+    return parse(options), code.lstrip()
+
+
+def _is_python(code: str) -> bool:
+    """Whether code that begins as an option is an expression, such as `--x`."""
+    try:
+        ast.parse(code.strip())
+    except SyntaxError:
+        return False
+    return True
 
 
 def what_to_record(

@@ -8,7 +8,7 @@ from ddp_notebook.errors import CellTimeoutError, RankDiedError, RankError
 from ddp_notebook.records.words import group_by_value, list_ranks, name_ranks
 from ddp_notebook.run.cells.advice import advice
 from ddp_notebook.run.cells.interrupt import keyboard_interrupt
-from ddp_notebook.run.cells.result import CellResult
+from ddp_notebook.run.cells.result import Act, CellResult
 from ddp_notebook.run.groups.diagnosis import Views, by_what_they_do
 from ddp_notebook.run.kernel import ipython
 
@@ -43,7 +43,8 @@ def raise_if_bad(
     culprits = {rank for rank in bad if by_rank[rank].failed_by_itself} - set(killed)
     stopped = f"was stopped: {why}" if why else "was stopped"
     if interrupted and not culprits:
-        raise keyboard_interrupt("\n  ".join([f"the cell {stopped}", *_acts(result, set(by_rank)), *going_on]))
+        acts = _acts(result, set(by_rank), killed)
+        raise keyboard_interrupt("\n  ".join([f"the cell {stopped}", *acts, *going_on]))
     if timeout_s is not None and (views or bad) and not culprits:
         lines = [f"  {list_ranks(ranks)}: {doing}" for ranks, doing in by_what_they_do(views, lambda view: view.doing)]
         left = f"\n{name_ranks(pending)} not stopped yet; {_NOT_YET}" if pending else ""
@@ -67,7 +68,10 @@ def raise_if_bad(
 _NOT_YET = "the cell goes on there until it ends by itself, or until %ddp_interrupt ends it"
 
 
-def _acts(result: CellResult, ranks: set[int]) -> list[str]:
+_KILLED = Act("killed by the second press of stop", "be")
+
+
+def _acts(result: CellResult, ranks: set[int], killed: Sequence[int] = ()) -> list[str]:
     """A line for each set of these ranks that did the same: `"ranks 0,1,3 waited in all_reduce #12 ..."`."""
-    acts = group_by_value({rank: result[rank].last_act for rank in sorted(ranks)})
+    acts = group_by_value({rank: _KILLED if rank in killed else result[rank].last_act for rank in sorted(ranks)})
     return [act.of(those) for act, those in acts.items()]

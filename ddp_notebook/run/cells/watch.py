@@ -178,7 +178,7 @@ class Watch:
             if screen is not None and (screen.is_full or run.shown.empty()):
                 pause, refreshed_s = screen.refresh(talking), now
             elif screen is not None and (screen.is_due or now - refreshed_s > _REFRESH_S):
-                pause, refreshed_s = screen.refresh(run.result.ranks), now
+                pause, refreshed_s = screen.refresh(run.result.ranks, is_idle=False), now
             if run.is_over and run.shown.empty():
                 break
             self._hear()
@@ -306,15 +306,16 @@ class Watch:
         if self._screen is None:
             return
         views = self._controls.look(self._run)
-        states = [
-            f"rank {rank}: {view.doing}"
-            for rank, view in views.items()
-            if view.state not in ("ended", "outside", "died")
-        ]
-        if not states:
+        left = {rank: view for rank, view in views.items() if view.state not in ("ended", "outside", "died")}
+        if not left:
             return
-        them = "it, whose variables are lost" if len(states) == 1 else "them, whose variables are lost"
-        self._screen.note(f"not ended yet: {'; '.join(states)}. Wait, or {self._waiter.replaces} {them}")
+        states = "; ".join(f"rank {rank}: {view.doing}" for rank, view in left.items())
+        them = "it, whose variables are lost" if len(left) == 1 else "them, whose variables are lost"
+        wait = "Wait"
+        if self._waiter is NOTEBOOK and all(view.state == "silent" for view in left.values()):
+            left_s = self._leave_at - time.monotonic()
+            wait = f"Wait {max(1.0, left_s):.0f} s for the prompt, while the cell goes on there"
+        self._screen.note(f"not ended yet: {states}. {wait}, or {self._waiter.replaces} {them}")
 
     def _on_no_progress(self) -> float:
         """Show who waits for whom, if somebody does for long enough. Returns the seconds until the next look."""
@@ -322,7 +323,7 @@ class Watch:
             return _CARD_S
         views = self._controls.look(self._run)
         hang_after_s = float("inf") if self._hang_after_s is None else self._hang_after_s
-        longest = max((view.since_s for view in views.values()), default=0.0)
+        longest = max((max(view.since_s, view.child_s) for view in views.values()), default=0.0)
         if longest >= hang_after_s or self._halted_s:
             longest = max(longest, self._halted_s)
             self.why = verdict(views)

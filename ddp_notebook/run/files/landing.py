@@ -9,9 +9,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO
 
-from ddp_notebook.errors import DDPNotebookError
+from ddp_notebook.observe.writing import cannot_write
 from ddp_notebook.records.marker import a_name
 
+_ADVICE = "name another folder with --to (to=)"
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)  # as exFAT, Google Drive and some of networks say
 
 
@@ -43,7 +44,7 @@ class Landing:
         """Add bytes to the file that is to be `target`. After them comes more of it, or `end`.
 
         Raises:
-            DDPNotebookError: it cannot be written here.
+            CannotWriteError: it cannot be written here.
         """
         try:
             if self._file is None:
@@ -55,7 +56,7 @@ class Landing:
             while data:
                 data = data[self._file.write(data) :]
         except OSError as error:
-            raise _cannot_write(target, error) from error
+            raise cannot_write(target, error, _ADVICE) from error
 
     def end(self, target: Path, mode: int, mtime_ns: int) -> None:
         """The file is whole.
@@ -66,7 +67,7 @@ class Landing:
             mtime_ns: its time.
 
         Raises:
-            DDPNotebookError: it cannot be written here, or somebody else has made it meanwhile.
+            CannotWriteError: it cannot be written here, or somebody else has made it meanwhile.
         """
         self.write(target, b"")
         assert self._file is not None and self._name is not None
@@ -80,7 +81,7 @@ class Landing:
             else:
                 _name_new(self._name, target)
         except OSError as error:
-            raise _cannot_write(target, error) from error
+            raise cannot_write(target, error, _ADVICE) from error
         self._name = None
         self.written.append(target)
 
@@ -101,8 +102,3 @@ def _name_new(path: Path, target: Path) -> None:
         os.rename(path, target)
     else:
         path.unlink()
-
-
-def _cannot_write(target: Path, error: OSError) -> DDPNotebookError:
-    why = error.strerror or str(error)
-    return DDPNotebookError(f"{target} cannot be written here: {why}; name another folder with --to (to=)")

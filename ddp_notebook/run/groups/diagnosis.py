@@ -27,6 +27,8 @@ class RankView:
     thread: str = ""  # where another of its threads is in `operation`; the state is the main thread's
     runs: Literal["cell", "script"] = "cell"
     remote: Remote = NOTHING_REMOTE  # what it waits for and serves by RPC
+    child: str = ""  # the command of the child process that the main thread waits for
+    child_s: float = 0.0  # for how long it has done so
 
     @property
     def since_s(self) -> float:
@@ -148,7 +150,7 @@ def verdict(views: Views) -> str:
     """
     waiting = {rank: view.operation for rank, view in views.items() if view.operation is not None}
     if not waiting:
-        return _in_calls(views) or _silent(views)
+        return _in_calls(views) or _silent(views) or _in_children(views)
     for find in (_gone, _mismatch, _different_tensors, _failed, _ended, _outside, _each_other, _not_arrived):
         if sentence := find(views, waiting):
             return sentence
@@ -282,6 +284,28 @@ def _silent(views: Views) -> str:
     silent = [rank for rank, view in views.items() if view.state == "silent"]
     acts = group_by_value({rank: views[rank].doing for rank in silent})
     return ", ".join(f"{list_with_host(views, ranks)}: {act}" for act, ranks in acts.items())
+
+
+def _in_children(views: Views) -> str:
+    """The ranks that wait for child processes, which may be at work."""
+    ranks = group_by_value({rank: view.child for rank, view in views.items() if view.child_s})
+    parts = [
+        f"{list_ranks(those)} {_wait(those)} for {'a child process' if len(those) == 1 else 'child processes'}"
+        + (f" ({command})" if command else "")
+        for command, those in ranks.items()
+    ]
+    return ", ".join(parts)
+
+
+def only_wait_for_children(views: Views) -> bool:
+    """Whether ranks wait for child processes, and none waits for another rank.
+
+    Example:
+        >>> only_wait_for_children({0: RankView(rank=0, state="running", child="sleep 60", child_s=12.0)})
+        True
+    """
+    is_any = any(view.child_s for view in views.values())
+    return is_any and not any(view.since_s or view.state == "silent" for view in views.values())
 
 
 def _not_arrived(views: Views, waiting: Waiting) -> str:

@@ -162,7 +162,10 @@ def of_vitals(rank: int, vitals: Vitals, runs: Literal["cell", "script"] = "cell
         return RankView(rank=rank, state="failed", place=vitals.failed, runs=runs)
     remote = Remote.of_vitals(vitals.remote)
     if vitals.operation is None:
-        return RankView(rank=rank, state="running", place=vitals.where, runs=runs, remote=remote)
+        child, child_s = vitals.child.get("command", ""), vitals.child.get("since_s", 0.0)
+        return RankView(
+            rank=rank, state="running", place=vitals.where, runs=runs, remote=remote, child=child, child_s=child_s
+        )
     state: State = "running" if vitals.thread else "waiting"
     operation = Operation.from_json(vitals.operation)
     return RankView(

@@ -223,7 +223,27 @@ def _divergence(states: Mapping[int, Mapping[str, Any]]) -> list[str]:
     if len(steps) < 2:
         return []
     parts = [f"{count} on {list_ranks(ranks)}" for count, ranks in steps.items()]
-    return [
-        f"optimizer steps in this cell: {', '.join(parts)}. Parameters may differ now: %ddp_check says where, and "
-        "DDP(model.module) gives all ranks those of rank 0; then make the optimizer anew, whose own state differs too"
-    ]
+    kinds = {state["stepped"] for state in states.values() if state["steps"]}
+    return [f"optimizer steps in this cell: {', '.join(parts)}. {_after_divergence(kinds)}"]
+
+
+def _after_divergence(kinds: Collection[str]) -> str:
+    """What to do where ranks have taken different numbers of optimizer steps.
+
+    Args:
+        kinds: how the ranks' parameters are spread, see `Models.kind_of`.
+    """
+    if "sharded" in kinds:
+        return (
+            "The ranks hold parts of the parameters, and these parts are from different steps now, which %ddp_check "
+            "does not see: load the last checkpoint, or make the model and the optimizer again"
+        )
+    if set(kinds) == {"ddp"}:
+        return (
+            "Parameters may differ now: %ddp_check says where, and DDP(model.module) gives all ranks those of rank 0. "
+            "Then make the optimizer again, whose own state differs too"
+        )
+    return (
+        "Parameters may differ now: %ddp_check says where. Load the last checkpoint, or make the model and the "
+        "optimizer again"
+    )

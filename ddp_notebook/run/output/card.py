@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 
 from ddp_notebook.records.words import format_ranks, list_ranks
-from ddp_notebook.run.groups.diagnosis import Views, by_what_they_do, list_with_host
+from ddp_notebook.run.groups.diagnosis import Views, by_what_they_do, list_with_host, only_wait_for_children
 from ddp_notebook.run.output.outlet import Outlet, new_id
 
 STOP = "The stop button ends the cell"
@@ -66,13 +66,15 @@ def _rows(views: Views) -> list[tuple[list[int], str, str]]:
     """Sets of ranks, what they do, and for how long."""
     rows = []
     for ranks, doing in by_what_they_do(views, lambda view: view.doing):
-        longest = max(views[rank].since_s for rank in ranks)
+        longest = max(max(views[rank].since_s, views[rank].child_s) for rank in ranks)
         rows.append((ranks, doing, f"{longest:.0f} s" if longest else ""))
     return rows[:_ROWS]
 
 
-def _title(seconds: float, why: str) -> str:
-    return f"no progress for {seconds:.0f} s" + (f": {why}" if why else "")
+def _title(views: Views, seconds: float, why: str) -> str:
+    # A child process may be at work, such as a download.
+    what = "waiting" if only_wait_for_children(views) else "no progress"
+    return f"{what} for {seconds:.0f} s" + (f": {why}" if why else "")
 
 
 def as_text(views: Views, seconds: float, why: str, ends: str = STOP) -> str:
@@ -87,7 +89,7 @@ def as_text(views: Views, seconds: float, why: str, ends: str = STOP) -> str:
         f"  {list_with_host(views, ranks)}: {doing}" + (f", for {since}" if since else "")
         for ranks, doing, since in _rows(views)
     ]
-    return "\n".join([_title(seconds, why), *rows, f"  {_what_to_do(views, ends)}"])
+    return "\n".join([_title(views, seconds, why), *rows, f"  {_what_to_do(views, ends)}"])
 
 
 def _what_to_do(views: Views, ends: str) -> str:
@@ -109,7 +111,7 @@ def as_html(views: Views, seconds: float, why: str, ends: str = STOP) -> str:
     )
     return (
         '<div role="status" style="border-left:3px solid #d9822b;padding:4px 10px;margin:4px 0">'
-        f"<div><b>{html.escape(_title(seconds, why))}</b></div>"
+        f"<div><b>{html.escape(_title(views, seconds, why))}</b></div>"
         f'<table style="border:none;margin:2px 0;font-size:inherit">{rows}</table>'
         f'<div style="opacity:.75">{_what_to_do(views, ends)}</div></div>'
     )

@@ -5,15 +5,26 @@ from __future__ import annotations
 import keyword
 import pickle
 import sys
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent import futures
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from ddp_notebook.errors import DDPNotebookError, UsageError
-from ddp_notebook.records.words import IMPORTED_MODULES, LOG_FUNCTION, RESERVED_NAMES, group_by_value, name_ranks
+from ddp_notebook.records.units import size
+from ddp_notebook.records.words import (
+    IMPORTED_MODULES,
+    LOG_FUNCTION,
+    RESERVED_NAMES,
+    group_by_value,
+    list_ranks,
+    name_ranks,
+)
+from ddp_notebook.run.cells.cell import CellRun
 from ddp_notebook.run.cells.cells import Cells
 from ddp_notebook.run.cells.interrupt import keyboard_interrupt, uninterrupted
 from ddp_notebook.run.groups.living import Living
@@ -22,11 +33,15 @@ from ddp_notebook.run.rank_sets import RankSet
 from ddp_notebook.run.values.transfers import Outgoing, Transfers
 from ddp_notebook.run.values.values import RankValues
 from ddp_notebook.wire import bulk, safe
-from ddp_notebook.wire.events import Pull, Pulled, Pushed
+from ddp_notebook.wire.events import Peek, Pull, Pulled, Pushed
 from ddp_notebook.wire.parts import join, split
 
 _MARGIN = 1.1  # a value on the wire may be so much larger than its rank has estimated
 _MOST_SHOWN = 1000  # characters of a rank's text in one line
+_SAY_S = 0.5  # a wait that is over sooner needs no word
+_TOLD_BYTES = 10_000_000  # of a value, from which its size is told
+_T = TypeVar("_T")
+Report = Callable[[str], None]  # told what is done, or behind a carriage return what is under way
 
 
 class Exchange:
@@ -47,29 +62,115 @@ class Exchange:
 
     # ---- from the ranks
 
-    def pull(self, name: str, ranks: RankSet, *, force: bool, safe: bool) -> RankValues:
+    def pull(
+        self, name: str, ranks: RankSet, *, force: bool, safe: bool, report: Report = lambda _: None
+    ) -> RankValues:
         """See `Session.pull`."""
         chosen = self._living.parse(ranks)
         check_name(name)
+        if (job := self._job_on(chosen)) is not None:
+            found = self._between_steps(job, chosen, lambda: self._pull(name, chosen, force, safe, report, job))
+            if found is not None:
+                return found
         with self.turn(chosen):
-            return self._pull(name, chosen, force, safe)
+            found = self._pull(name, chosen, force, safe, report)
+            assert found is not None
+            return found
 
-    def _pull(self, name: str, ranks: list[int], force: bool, is_safe: bool) -> RankValues:
-        pull = Pull(request=0, name=name, force=force, safe=is_safe, memory=self._transfers.memory_name)
+    def peek(self, expression: str, ranks: RankSet) -> RankValues:
+        """See `Session.peek`."""
+        chosen = self._living.parse(ranks)
+        if not expression.strip():
+            raise UsageError("peek needs an expression of Python, such as history[-5:]")
+        if (job := self._job_on(chosen)) is None:
+            with self.turn(chosen):
+                return self._peek(expression, chosen, None)
+        return self._between_steps(job, chosen, lambda: self._peek(expression, chosen, job))
+
+    def _peek(self, expression: str, ranks: list[int], job: CellRun | None) -> RankValues:
+        with uninterrupted():
+            asked = {
+                rank: self._questions.ask(rank, lambda n: Peek(request=n, expression=expression)) for rank in ranks
+            }
+        answers = self._answers(asked, job)
+        for rank, answer in answers.items():
+            _check_answer(rank, expression, answer, force=False)
+        _raise_errors(answers)
+        texts = {rank: printable(answer.about) for rank, answer in answers.items()}
+        steps = {rank: answer.steps for rank, answer in answers.items()}
+        about = {rank: f"after {n} step{'s' * (n != 1)}: {texts[rank]}" for rank, n in steps.items() if n >= 0}
+        return RankValues(texts, texts | about)
+
+    def _job_on(self, ranks: Sequence[int]) -> CellRun | None:
+        """The cell of a job that runs on some of these ranks; None if none does."""
+        watched = self._cells.watched
+        if watched is None or watched[1].takes_signals:  # the notebook waits for it, in another thread of the program
+            return None
+        run = watched[0]
+        return run if set(run.pending) & set(ranks) else None
+
+    def _between_steps(self, job: CellRun, ranks: list[int], read: Callable[[], _T]) -> _T:
+        """Read something while a job runs.
+
+        Raises:
+            KeyboardInterrupt: the wait was interrupted.
+        """
+        self._living.check(ranks)
+        try:
+            return read()
+        except KeyboardInterrupt as error:
+            error.__traceback__ = None  # IPython keeps the last error: not the frames, and the data in them
+            raise keyboard_interrupt(f"interrupted: nothing was read, and {job.name} goes on") from None
+
+    def _answers(self, asked: Mapping[int, Future[Pulled]], job: CellRun | None) -> dict[int, Pulled]:
+        """The answers of ranks. A line says what is waited for where a job takes no step for a while."""
+        if job is not None:
+            waiting = futures.wait(asked.values(), _SAY_S).not_done
+            if waiting:
+                late = [rank for rank, future in asked.items() if future in waiting]
+                print(
+                    f"waiting for the next optimizer step of {job.name} on {list_ranks(late)}, or for its end: stop "
+                    "ends the wait alone",
+                    file=sys.stderr,
+                )
+        return {rank: self._questions.wait_for(rank, future) for rank, future in asked.items()}
+
+    def _pull(
+        self, name: str, ranks: list[int], force: bool, is_safe: bool, report: Report, job: CellRun | None = None
+    ) -> RankValues | None:
+        """The values; None if they can be copied only when the job has ended, which a line says."""
+        memory = self._transfers.memory_name
+        pull = Pull(request=0, name=name, force=force, safe=is_safe, memory=memory, at_step=job is not None)
         asked: dict[int, Future[Pulled]] = {}  # what is still to be fetched, or to be dropped
         try:
             with uninterrupted():
                 for rank in ranks:
                     asked[rank] = self._questions.ask(rank, lambda n: replace(pull, request=n))
-            answers = {rank: self._questions.wait_for(rank, asked[rank]) for rank in ranks}
+            answers = self._answers(asked, job)
             for rank, answer in answers.items():
                 _check_answer(rank, name, answer, force)
+            if job is not None and (kinds := {one.waits_for_cell for one in answers.values() if one.waits_for_cell}):
+                what = f"{name!r} ({printable(', '.join(sorted(kinds)))})"
+                print(
+                    f"{what} is read when {job.name} has ended: while it runs, only numbers, text, tensors, arrays and "
+                    "containers of them are copied",
+                    file=sys.stderr,
+                )
+                return None
             _raise_errors(answers)
             values = {}
-            for rank, answer in answers.items():
+            whole, done = sum(answer.nbytes for answer in answers.values()), 0
+            began_s = time.monotonic()
+            for at, (rank, answer) in enumerate(answers.items()):
+                of_all = f"{size(done)} of {size(whole)}, rank {rank} ({at + 1} of {len(answers)})"
+                report(f"\r{name}: {of_all}")
                 data = self._transfers.fetch(rank, answer)
+                done += answer.nbytes
                 del asked[rank]
                 values[rank] = _read_safely(rank, name, data) if is_safe else _unpickle(rank, name, answer.about, data)
+            if whole >= _TOLD_BYTES:
+                each = f" from {len(answers)} ranks" if len(answers) > 1 else ""
+                report(f"{name}: {size(whole)}{each} in {time.monotonic() - began_s:.1f} s")
             return RankValues(values, {rank: printable(answer.about) for rank, answer in answers.items()})
         finally:
             for rank, future in asked.items():  # now, or when the answer comes
@@ -238,7 +339,8 @@ def _check_answer(rank: int, name: str, answer: Any, force: bool) -> None:
     """Raise unless an answer has the right types and a plausible size: it may come from a rank that was broken into."""
     is_right = (
         isinstance(answer, Pulled)
-        and all(isinstance(text, str) for text in (answer.error, answer.about))
+        and all(isinstance(text, str) for text in (answer.error, answer.about, answer.waits_for_cell))
+        and type(answer.steps) is int
         and all(type(number) is int and 0 <= number < 1 << 62 for number in (answer.transfer, answer.nbytes))
         and isinstance(answer.data, bytes)
         and isinstance(answer.memory, list)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ddp_notebook.errors import UsageError
@@ -14,12 +14,22 @@ from ddp_notebook.run.values.values import RankValues
 class ValueFace(Assembled):
     """The part of `Session` that moves values."""
 
-    def pull(self, name: str, ranks: RankSet = None, force: bool = False, safe: bool = False) -> RankValues:
+    def pull(
+        self,
+        name: str,
+        ranks: RankSet = None,
+        force: bool = False,
+        safe: bool = False,
+        report: Callable[[str], None] = lambda _: None,
+    ) -> RankValues:
         """Return the value of a variable on ranks, by rank. Tensors of a GPU arrive on the CPU. `session["x"]` is the
         same.
 
         The notebook unpickles the value. A pickle can run any program, so a rank on a host that was broken into can run
         one in the notebook. With `safe=True` nothing is unpickled.
+
+        While a job runs in the background, numbers, text, tensors, arrays and containers of them are copied between two
+        of its optimizer steps. Other values are read when the job has ended, and a line says so.
 
         Args:
             name: the variable.
@@ -27,6 +37,7 @@ class ValueFace(Assembled):
             force: pull it even if it has more than 1 GB on a rank.
             safe: receive only numbers, text, bytes, None, tensors, NumPy arrays of numbers, and lists, tuples, sets and
                 dicts of them. Everything else is refused.
+            report: told the size and the progress of large values, see `run.progress.ProgressLine`.
 
         Raises:
             UsageError: no such rank, or no name of a variable.
@@ -41,7 +52,27 @@ class ValueFace(Assembled):
             >>> session.pull("world_size", ranks=0, safe=True)
             [0] 2
         """
-        return self._parts.exchange.pull(name, ranks, force=force, safe=safe)
+        return self._parts.exchange.pull(name, ranks, force=force, safe=safe, report=report)
+
+    def peek(self, expression: str, ranks: RankSet = None) -> RankValues:
+        """Evaluate an expression on ranks, and return its value as text, by rank. While a job runs in the background,
+        that is done between two of its optimizer steps, where variables of the function that trains are found too.
+
+        Args:
+            expression: of Python. It must not call a collective: ranks are not at the same step.
+            ranks: which of them, as for `run`; None: all.
+
+        Raises:
+            UsageError: no such rank, or no expression.
+            DDPNotebookError: the expression raised something; names the rank and the error.
+            KeyboardInterrupt: the wait for a step was interrupted.
+
+        Example:
+            >>> session.peek("rank + 10")
+            [0] 10
+            [1] 11
+        """
+        return self._parts.exchange.peek(expression, ranks)
 
     def push(
         self,

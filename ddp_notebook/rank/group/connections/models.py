@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -33,6 +34,19 @@ class Models:
     def exist(self) -> bool:
         """Whether there are any: a forward or backward of one may have been left half done."""
         return bool(self._ddp or self._fsdp1 or FSDPModule.__subclasses__())
+
+    def kind_of(self, optimizer: torch.optim.Optimizer | None) -> str:
+        """Return how the parameters of an optimizer are spread over ranks: "ddp", "sharded" if a rank has parts of
+        them, or "" if neither is known."""
+        if optimizer is None:
+            return ""
+        with contextlib.suppress(RuntimeError):  # asked in another thread while a model is made
+            parameters = [one for group in optimizer.param_groups for one in group["params"]]
+            if any(map(_is_sharded, parameters)):
+                return "sharded"
+            in_ddp = {id(one) for model in list(self._ddp) for one in model.parameters()}
+            return "ddp" if any(id(one) in in_ddp for one in parameters) else ""
+        return ""
 
     def leave(self, default: ProcessGroup, *, is_of_session: bool) -> list[str]:
         """The default group ends, and another one will take its place: models in it go there at the next `reset`, if
@@ -120,6 +134,15 @@ def _reset(model: DistributedDataParallel, *, make_reducer: bool) -> None:
     elif model.process_group is dist.group.WORLD:
         # Not in a smaller group: with a new rank in it, the user has to make it again, and the model too.
         make_reducer_anew(model)
+
+
+def _is_sharded(parameter: torch.Tensor) -> bool:
+    if hasattr(parameter, "_is_flat_param"):  # of FSDP 1
+        return True
+    module = sys.modules.get("torch.distributed.tensor")  # a DTensor can exist only if it was imported
+    if module is None or not isinstance(parameter, module.DTensor):
+        return False
+    return not all(placement.is_replicate() for placement in parameter.placements)
 
 
 def _is_destroyed(group: ProcessGroup) -> bool:

@@ -31,6 +31,7 @@ from ddp_notebook.rank.record.training.optimizers import Optimizers
 from ddp_notebook.rank.record.training.pipelines import Pipelines
 from ddp_notebook.rank.record.training.wrapping import around, hide_from_compile, passed_over, uncompiled
 from ddp_notebook.rank.unseen import function_modes, operator_modes, unseen
+from ddp_notebook.rank.variables.between import BetweenSteps
 from ddp_notebook.records.schema import SPANS
 from ddp_notebook.stdlib import functools, logging, threading, time, weakref
 
@@ -70,6 +71,7 @@ class Training:
 
     def __init__(self, tape: Tape) -> None:
         self.on_step: list[Callable[[], None]] = []  # called after each optimizer step
+        self.between = BetweenSteps()
         self.tape = self._tape = tape
         self._models: weakref.WeakKeyDictionary[Any, Model] = weakref.WeakKeyDictionary()
         self._last: Model | None = None  # that was asked for: probably the next one again
@@ -321,6 +323,8 @@ class Training:
         self.put(OPTIMIZER, name, began_ns, moment=self._tape.count_step())
         for call in self.on_step:
             call()
+        if self.between:
+            self.between.stepped(self._tape.moment.step)
         return name
 
     def tell_again(self) -> None:

@@ -18,13 +18,14 @@ from torch._C import Future
 from torch._C._distributed_rpc import PyRRef
 from torch.distributed.rpc.internal import RemoteException
 
+from ddp_notebook.rank.group import waiting
 from ddp_notebook.rank.group.operators import nbytes_of
 from ddp_notebook.rank.record.remote import TORCH, Ran, Sent
 from ddp_notebook.rank.record.tape import OFF, Tape
 from ddp_notebook.rank.rpc.record.contexts import Contexts
 from ddp_notebook.rank.rpc.record.here import Here
 from ddp_notebook.rank.rpc.record.references import References
-from ddp_notebook.records.schema import RPC_KINDS
+from ddp_notebook.records.schema import RPC_KINDS, SPANS
 from ddp_notebook.stdlib import functools, time
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ _DEPTH = 4  # of lists whose tensors are counted
 _LONG_NS = 100_000_000  # a call that takes longer has a row while it does
 _KIND = {name: code for code, name in enumerate(RPC_KINDS)}
 _ASYNC, _TO_HERE, _REMOTE = (_KIND[kind] for kind in ("rpc_async", "to_here", "remote"))
+_FUTURE = SPANS.index("future")
 _now_ns = time.monotonic_ns
 _to_here = "to_here"
 
@@ -50,6 +52,7 @@ class Recorder:
 
     def __init__(self, face: Face, training: Training) -> None:
         self._face = face
+        self._training = training
         self.tape: Tape = training.tape
         self.here = Here(face.serving.running)
         self._references = References(self.tape, face, self.here)
@@ -63,6 +66,7 @@ class Recorder:
         self._references.install()
         self._contexts.install()
         self.tape.collectors.append(self._tell_those_under_way)
+        waiting.record = self._waited
         face.calls.on_answer = self._on_answer
         face.sending.recorder = face.serving.recorder = self
 
@@ -173,6 +177,12 @@ class Recorder:
             return value
 
         return to_here
+
+    def _waited(self, began_ns: int) -> None:
+        """A thread has waited for a future since then. Waits of `rpc_sync` last as long as calls that have rows."""
+        if self.tape.level == OFF or sys._getframe(2).f_code.co_name == "rpc_sync":
+            return
+        self._training.put(_FUTURE, "", began_ns)
 
     # ---- the callee
 

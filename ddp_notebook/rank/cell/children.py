@@ -1,0 +1,196 @@
+"""The child process that the main thread of a rank waits for.
+
+| wait | how it is seen |
+|---|---|
+| a command of the cell, such as `!ls` | `commands` says so |
+| `subprocess.run`, `Popen.wait`, `Popen.communicate` | frames of the main thread |
+| `os.system`, `os.waitpid`, `Process.join` | the system call of the main thread, in `/proc` |
+
+Where `/proc` does not show system calls, waits of the last row are not seen.
+"""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+import sys
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any, NamedTuple
+
+import psutil
+
+from ddp_notebook.registry.identities import state_and_start
+from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
+from ddp_notebook.stdlib import contextlib, os, signal, threading, time
+
+_SIGNALS = (signal.SIGINT, signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
+_TICK_S = 0.02  # by which ages are rounded
+_LONGEST = 100  # characters of a command that are shown
+_WAITS = {"wait", "_wait", "communicate", "_communicate"}  # methods of `subprocess.Popen`
+# Numbers of system calls, by machine. Source: the kernel's tables, https://syscalls.mebeim.net
+_WAIT4, _WAITID = {"x86_64": ("61", "247"), "aarch64": ("260", "95")}.get(platform.machine(), ("", ""))
+
+
+class Wait(NamedTuple):
+    """A wait of the main thread."""
+
+    command: str  # of the child process
+    since_s: float  # time.monotonic()
+    pid: int = 0  # 0: a process that was started after `since_s`
+    is_elsewhere: bool = False  # another rank runs the command
+
+    @property
+    def for_s(self) -> float:
+        return time.monotonic() - self.since_s
+
+
+class Children:
+    """Knows for which child process the main thread waits."""
+
+    def __init__(self) -> None:
+        self._wait: Wait | None = None  # of a command of the cell
+        self._seen: Wait | None = None  # of another wait, since it was first seen
+        self._main = threading.main_thread().ident or 0
+
+    def begin_cell(self) -> None:
+        """Forget waits of the cell before."""
+        self._seen = None
+
+    @contextlib.contextmanager
+    def waiting(self, command: str, *, is_elsewhere: bool = False) -> Iterator[None]:
+        """Say in the main thread that the block runs a command.
+
+        Args:
+            command: its text.
+            is_elsewhere: another rank runs it.
+        """
+        before, self._wait = self._wait, Wait(_in_a_line(command), time.monotonic(), is_elsewhere=is_elsewhere)
+        try:
+            yield
+        finally:
+            self._wait = before
+
+    def now(self) -> Wait | None:
+        """Return the wait of the main thread; None: it waits for no child process. From any thread."""
+        if (wait := self._wait) is not None:
+            return wait
+        pid, command = _in_subprocess(sys._current_frames().get(self._main)) or (_in_system_call(), "")
+        if pid <= 0:
+            self._seen = None
+        elif self._seen is None or self._seen.pid != pid:
+            self._seen = Wait(_in_a_line(command) or _command_of(pid), time.monotonic(), pid)
+        return self._seen
+
+    def end(self, attempt: int) -> None:
+        """End the child process that C code of the main thread waits for, as `os.system` does. Python does not run the
+        handler of a signal before that returns.
+
+        Args:
+            attempt: 1 or more; the later ones use SIGTERM, and then SIGKILL.
+        """
+        number = _SIGNALS[min(attempt, len(_SIGNALS)) - 1]
+        pid = _in_system_call()
+        if pid > 0:
+            with contextlib.suppress(psutil.Error):
+                child = psutil.Process(pid)
+                for process in [*child.children(recursive=True), child]:
+                    process.send_signal(number)
+
+    def words(self) -> str:
+        """Say for what the main thread waits, and how much CPU time that has used.
+
+        Example:
+            >>> with (children := Children()).waiting("pip install einops", is_elsewhere=True):
+            ...     children.words()
+            'waits for pip install einops, which another rank of this host runs'
+        """
+        wait = self.now()
+        if wait is None:
+            return ""
+        if wait.is_elsewhere:
+            return f"waits for {wait.command}, which another rank of this host runs"
+        command = f": {wait.command}" if wait.command else ""
+        processes = _processes_of(wait)
+        if not processes:
+            return f"waits for a child process{command}"
+        used_s = sum(map(_cpu_s, processes))
+        return f"waits for child process {processes[0].pid}{command}; {used_s:.1f} s of CPU time so far"
+
+    def told(self) -> dict[str, Any]:
+        """Return the field `child` of `Vitals`."""
+        wait = self.now()
+        return {} if wait is None else {"command": wait.command, "since_s": wait.for_s}
+
+
+def _in_subprocess(frame: FrameType | None) -> tuple[int, str] | None:
+    """Return the process that `subprocess` waits for in these frames, and its command; None if it waits for none."""
+    while frame is not None:
+        if frame.f_code.co_filename == subprocess.__file__ and frame.f_code.co_name in _WAITS:
+            process = frame.f_locals.get("self")
+            if isinstance(process, subprocess.Popen) and process.returncode is None:
+                return process.pid, _text_of(process.args)
+        frame = frame.f_back
+    return None
+
+
+def _text_of(arguments: Any) -> str:
+    if isinstance(arguments, str):
+        return arguments
+    return " ".join(map(str, arguments)) if isinstance(arguments, list | tuple) else ""
+
+
+def _in_system_call() -> int:
+    """Return the process that the main thread waits for in the kernel; 0: it is not in such a call, -1: any child."""
+    try:
+        with open("/proc/self/syscall") as file:  # of the main thread, whichever reads it
+            number, first, second, *_ = file.read().split()
+    except (OSError, ValueError):  # not shown; it runs
+        return 0
+    if number not in (_WAIT4, _WAITID):
+        return 0
+    pid = int(first if number == _WAIT4 else second, 16)
+    return pid if pid < 1 << 31 else -1
+
+
+def _command_of(pid: int) -> str:
+    try:
+        return _in_a_line(" ".join(psutil.Process(pid).cmdline()))
+    except psutil.Error:
+        return ""
+
+
+def _processes_of(wait: Wait) -> list[psutil.Process]:
+    """The processes that the main thread waits for, the one that it has started first."""
+    try:
+        if wait.pid:
+            first = psutil.Process(wait.pid)
+            return [first, *first.children(recursive=True)]
+        return [
+            one
+            for one in psutil.Process(os.getpid()).children(recursive=True)
+            if _age_s(one.pid) <= wait.for_s + _TICK_S
+        ]
+    except (psutil.Error, ProcessLookupError):  # it has just ended
+        return []
+
+
+def _age_s(pid: int) -> float:
+    """For how long a process has run. Not known elsewhere than on Linux: 0.0."""
+    if not hasattr(time, "CLOCK_BOOTTIME"):
+        return 0.0
+    started_s = state_and_start(pid)[1] / os.sysconf("SC_CLK_TCK")
+    return float(time.clock_gettime(time.CLOCK_BOOTTIME) - started_s)
+
+
+def _cpu_s(process: psutil.Process) -> float:
+    try:
+        times = process.cpu_times()
+    except psutil.Error:
+        return 0.0
+    return float(times.user + times.system)
+
+
+def _in_a_line(command: str) -> str:
+    text = " ".join(command.split())
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 4]} ..."

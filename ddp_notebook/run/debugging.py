@@ -1,0 +1,74 @@
+"""`%debug` and `%pdb on` in the notebook, after an error that this package has raised.
+
+The frames of such an error are those of this package, not of the user's code. A line says so, and no debugger opens.
+"""
+
+from __future__ import annotations
+
+import sys
+from types import TracebackType
+from typing import Any
+
+from ddp_notebook.errors import CellFailedHereError, CellTimeoutError, DDPNotebookError, RankError
+
+_ATTRIBUTE = "_ddp_notebook_debugger"
+_LIBRARIES = {"IPython", "ipykernel", "decorator", "contextlib"}  # between a cell and our code
+FROM_RANKS = (
+    "ddp_notebook: no debugger opens, since the cell failed on ranks, and a rank keeps no frames of a failed cell. "
+    "Print what you want to know before the line that fails, or look at variables with %on_all_ranks x. Code that "
+    "fails without other ranks too can be debugged in the notebook: run it with %%local"
+)
+FROM_HERE = (
+    "ddp_notebook: no debugger opens, since the error comes from ddp_notebook and not from your code: its message says "
+    "what to do"
+)
+
+
+def watch(shell: Any) -> None:
+    """Open no debugger in this package's own frames from now on.
+
+    Args:
+        shell: IPython's.
+    """
+    unwatch(shell)
+    original = shell.debugger
+
+    def debugger(force: bool = False) -> None:
+        if (sentence := instead()) and (force or shell.call_pdb):
+            print(sentence, file=sys.stderr)
+        else:
+            original(force=force)
+
+    shell.debugger = debugger
+    setattr(shell, _ATTRIBUTE, True)
+
+
+def unwatch(shell: Any) -> None:
+    """Let the shell's own debugger open again."""
+    if hasattr(shell, _ATTRIBUTE):
+        del shell.debugger  # the class has it
+        delattr(shell, _ATTRIBUTE)
+
+
+def instead() -> str:
+    """Return what to say in place of a debugger for the last error; "": the debugger is of use."""
+    error = getattr(sys, "last_value", None)
+    was_stopped = isinstance(error, KeyboardInterrupt) and hasattr(error, "_render_traceback_")
+    if not (was_stopped or isinstance(error, DDPNotebookError)) or isinstance(error, CellFailedHereError):
+        return ""
+    if _is_through_functions(getattr(sys, "last_traceback", None)):
+        return ""
+    return FROM_RANKS if was_stopped or isinstance(error, RankError | CellTimeoutError) else FROM_HERE
+
+
+def _is_through_functions(traceback: TracebackType | None) -> bool:
+    """Whether a function of the user has made the call that failed: its variables are in a frame of the notebook."""
+    users = 0
+    while traceback is not None:
+        frame = traceback.tb_frame
+        package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+        if package == "ddp_notebook":
+            break
+        users += package not in _LIBRARIES and not frame.f_code.co_filename.startswith("<decorator-gen-")
+        traceback = traceback.tb_next
+    return users > 1  # the first one is the cell

@@ -1,0 +1,115 @@
+"""What a report says of loaders, workers, evaluation, checkpoints and cores, of real training runs."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PREPARE = """
+import time
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.data import DataLoader, Dataset
+class Slow(Dataset):
+    def __init__(self, pause): self.pause = pause
+    def __len__(self): return 64
+    def __getitem__(self, at):
+        time.sleep(self.pause)
+        return torch.randn(8)
+def train(loader, epochs, evaluates=False, saves=""):
+    for epoch in range(epochs):
+        for x in loader:
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+        if evaluates:
+            model.eval()
+            with torch.no_grad():
+                for x in DataLoader(Slow(0.01), batch_size=16):
+                    model(x)
+            model.train()
+        if saves:
+            torch.save(model.state_dict(), saves)
+model = DDP(torch.nn.Linear(8, 8))
+optimizer = torch.optim.SGD(model.parameters(), 0.01)
+"""
+
+
+@pytest.fixture(scope="module")
+def prepared(session):
+    session.run(PREPARE, quiet=True)
+    return session
+
+
+def test_a_loader_without_workers_is_told_to_load_in_the_background(prepared):
+    prepared.run("train(DataLoader(Slow(0.003), batch_size=8), 3)", quiet=True)
+    found = prepared.report()
+    assert found.overall is not None and found.overall.workers_ns == 0
+    assert found.overall.share(found.overall.input_ns) > 0.2
+    [advice] = [text for text in found.suggestions if "num_workers" in text]
+    assert "DataLoader with num_workers" in advice and "DataLoader has num_workers=0 and takes" in advice
+
+
+def test_workers_that_start_in_each_epoch_are_named_and_no_more_workers_are_advised(prepared):
+    prepared.run("train(DataLoader(Slow(0), batch_size=16, num_workers=2), 6)", quiet=True)
+    found = prepared.report()
+    assert found.overall is not None and found.overall.workers_ns > 0.3 * found.overall.step_ns
+    assert found.overall.workers_ns <= found.overall.input_ns
+    text = str(found)
+    assert re.search(r"^  workers  ", text, re.MULTILINE)
+    advice = " ".join(found.suggestions)
+    assert (
+        "persistent_workers=True in DataLoader(num_workers=2): its workers start again and end, in each of " in advice
+    )
+    assert " epochs of 4 batches, which takes " in advice
+    assert "load in the background" not in advice
+    [settings] = {
+        (int(row["workers"]), bool(row["is_persistent"]), int(row["batches"]))
+        for row in prepared.recording.rows("loader")
+        if row["cell"] == found.cell
+    }
+    assert settings == (2, False, 4)
+
+
+def test_evaluation_and_checkpoints_have_rows_and_no_part_in_steps(prepared, tmp_path):
+    prepared.run(
+        f"train(DataLoader(Slow(0), batch_size=8), 3, evaluates=True, saves='{tmp_path}/' + str(rank))", quiet=True
+    )
+    found = prepared.report()
+    assert found.all_steps == 24 and found.outside is not None
+    rows = {name: (times, ns) for name, times, ns in found.outside.rows}
+    assert rows["evaluation"][0] == 3 and rows["evaluation"][1] > 3 * 0.64 * 1e9, "64 samples take 0.64 s"
+    assert rows["checkpoints"][0] == 3
+    steps = prepared.recording.steps(found.cell, 0)
+    assert max(step.duration_ns for step in steps) < 0.64e9, "no step has an evaluation in it"
+    whole = sum(step.duration_ns for step in steps) + sum(ns for _, ns in rows.values())
+    assert whole == pytest.approx(found.outside.cell_ns, rel=0.15)
+
+
+def test_time_without_a_core_is_counted(prepared):
+    if not Path("/proc/self/schedstat").exists():
+        pytest.skip("this system counts nothing")
+    burning = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(3)]
+    try:
+        prepared.run(
+            "big = DDP(torch.nn.Linear(600, 600))\n"
+            "steps = torch.optim.SGD(big.parameters(), 0.01)\n"
+            "for _ in range(100):\n"
+            "    big(torch.randn(2000, 600)).mean().backward(); steps.step()\n",
+            quiet=True,
+        )
+    finally:
+        for one in burning:
+            one.kill()
+            one.wait()
+    found = prepared.report()
+    assert found.taken is not None and found.taken.share > 0.15 and found.taken.by_others
+    assert re.fullmatch(
+        r"Of [\d.,]+ ms a rank was, on average, ready to run but had no core for [\d.,]+ ms: other processes used "
+        r"[\d.]+ of the \d+ cores",
+        found.verdict,
+    )
+    assert str(found).splitlines()[1] == f"{found.verdict}."

@@ -1,0 +1,128 @@
+"""Variables of a running job: read between two of its optimizer steps, or when it has ended."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+TRAINS = """
+import time
+def train(steps, pause):
+    inside = []
+    for step in range(steps):
+        model(torch.ones(4, 2)).sum().backward()
+        optimizer.step()
+        history.append(step)
+        inside.append(10 * step)
+        time.sleep(pause)
+model = torch.nn.Linear(2, 2)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+history, weights = [], torch.zeros(1000)
+"""
+
+
+@pytest.fixture(scope="module")
+def prepared(session):
+    session.run(TRAINS, quiet=True)
+    return session
+
+
+@contextlib.contextmanager
+def job(session, code: str) -> Iterator[object]:
+    """A cell in the background, which is cancelled at the end of the block."""
+    session.run("history.clear()", quiet=True)
+    running = session.run(code, wait=False, quiet=True)
+    try:
+        while running.state == "waiting" or min(map(int, session.peek("len(history)").values())) < 3:
+            assert not running.done(), running
+        yield running
+    finally:
+        session.jobs.cancel()
+
+
+def test_an_expression_is_read_between_two_steps_of_a_running_job(prepared):
+    with job(prepared, "train(10_000, 0.01)") as running:
+        began = time.monotonic()
+        seen = prepared.peek("history[-3:]")
+        took = time.monotonic() - began
+        assert not running.done() and took < 5, "the job would take 100 s"
+        for rank in (0, 1):
+            a, b, c = eval(seen[rank])
+            assert (b, c) == (a + 1, a + 2)
+        steps = re.findall(r"after (\d+) steps: \[", repr(seen))
+        assert steps and all(int(one) > 1 for one in steps)
+        inside = prepared.peek("inside[-1] - 10 * history[-1], len(inside) == len(history)", ranks=1)
+        assert dict(inside) == {1: "(0, True)"}, "variables of the function, where no list has grown alone"
+
+
+def test_a_value_that_can_be_copied_is_pulled_and_another_one_waits(prepared, capsys):
+    with job(prepared, "train(10_000, 0.01)") as running:
+        first, second = (prepared.pull("history")[0] for _ in range(2))
+        assert not running.done() and second[: len(first)] == first and len(second) > len(first) > 0
+        assert prepared.pull("weights", ranks=0, safe=True)[0].shape == (1000,)
+        assert capsys.readouterr().err == ""
+    with job(prepared, "train(10_000, 0.01)") as running, contextlib.redirect_stderr(io.StringIO()) as said:
+        told = f"'model' (Linear) is read when job {running.number} has ended: while it runs, only numbers"
+
+        def cancel() -> None:
+            until = time.monotonic() + 60
+            while told not in said.getvalue() and time.monotonic() < until:
+                time.sleep(0.01)
+            prepared.jobs.cancel()
+
+        cancelling = threading.Thread(target=cancel)
+        cancelling.start()
+        assert prepared.pull("model", ranks=0)[0].weight.shape == (2, 2)
+        cancelling.join()
+        assert running.state == "cancelled" and told in said.getvalue()
+
+
+def test_a_job_without_steps_answers_at_its_end_and_a_line_says_what_is_waited_for(prepared, capsys):
+    running = prepared.run("history[:] = [7]; time.sleep(1.5)", wait=False, quiet=True)
+    while running.state != "running":
+        time.sleep(0.01)
+    assert dict(prepared.peek("history")) == {0: "[7]", 1: "[7]"} and running.state in ("running", "done")
+    said = capsys.readouterr().err
+    assert f"waiting for the next optimizer step of job {running.number} on ranks 0,1, or for its end" in said
+    running.result(10)
+
+
+def test_an_expression_that_fails_fails_alone(prepared):
+    from ddp_notebook.errors import DDPNotebookError, UsageError
+
+    with job(prepared, "train(10_000, 0.01)") as running:
+        with pytest.raises(DDPNotebookError, match=r"^ranks 0-1: NameError: name 'nothing' is not defined$"):
+            prepared.peek("nothing + 1")
+        with pytest.raises(DDPNotebookError, match="SyntaxError"):
+            prepared.peek("history[")
+        with pytest.raises(DDPNotebookError, match="there is no variable 'nothing'"):
+            prepared.pull("nothing")
+        assert not running.done()
+    with pytest.raises(UsageError, match="needs an expression"):
+        prepared.peek(" ")
+
+
+def test_without_a_job_it_is_read_at_once(prepared):
+    assert repr(prepared.peek("rank + 10")) == "[0] 10\n[1] 11"
+    assert prepared.peek("torch.arange(1000.0)", ranks=0)[0] == (
+        "tensor float32 (1000,) on cpu: min 0 mean 499.5 max 999"
+    )
+    assert prepared.peek("'x' * 5000", ranks=0)[0].endswith("... (5,002 characters)")
+
+
+def test_the_size_of_a_large_value_is_told(prepared):
+    from ddp_notebook.run import progress
+
+    prepared.run("large = torch.ones(4_000_000)", quiet=True)
+    with contextlib.redirect_stdout(io.StringIO()) as out, progress.shown("pulling:") as report:
+        assert prepared.pull("large", report=report)[1].numel() == 4_000_000
+    assert re.search(r"pulling:  large: 32 MB from 2 ranks in \d\.\d s\n$", out.getvalue())
+    with contextlib.redirect_stdout(io.StringIO()) as out, progress.shown("pulling:") as report:
+        prepared.pull("history", report=report)
+    assert out.getvalue() == ""

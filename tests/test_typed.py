@@ -1,0 +1,240 @@
+"""What users of Jupyter and torch type without a thought: it works, or a sentence says what to do instead."""
+
+from __future__ import annotations
+
+import re
+import zipfile
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.conftest import wait_until
+
+_SCRIPT = "import os, sys\nprint('started', *sys.argv[1:])\nprint(int(os.environ['RANK']) + 1)\n"
+_IS_NO_RANK = "a process that a cell starts in the shell is not a rank: it does not inherit RANK, WORLD_SIZE and"
+
+
+@pytest.fixture(scope="module")
+def ranks(kernel):
+    assert kernel.run("%ddp_start 2 --hang-after 1").status == "ok"
+    yield kernel
+    kernel.run("%ddp_stop")
+
+
+@pytest.fixture
+def script(tmp_path) -> Path:
+    """A script that needs a rank, as torchrun gives it."""
+    path = tmp_path / "train.py"
+    path.write_text(_SCRIPT)
+    return path
+
+
+def test_debug_after_a_failed_cell(ranks):
+    assert ranks.run("%%on_all_ranks\ndef f(a):\n    b = a / 0\nf(rank + 1)").ename == "RankError"
+    reply = ranks.run("%debug", timeout_s=20)
+    assert reply.status == "ok" and reply.stdout == ""
+    assert reply.stderr.startswith("ddp_notebook: no debugger opens, since the cell failed on ranks, and a rank keeps")
+    assert "%%local" in reply.stderr
+
+
+def test_pdb_on_and_a_failed_cell(ranks):
+    ranks.run("%pdb on")
+    try:
+        reply = ranks.run("%%on_all_ranks\n1 / 0", timeout_s=20)
+        assert reply.ename == "RankError" and "ddp_notebook: no debugger opens" in reply.stderr
+        reply = ranks.run("%ddp_pull", timeout_s=20)
+        assert reply.ename == "UsageError" and "the error comes from ddp_notebook" in reply.stderr
+    finally:
+        ranks.run("%pdb off")
+
+
+@pytest.mark.long
+def test_debug_after_an_error_of_the_notebooks_own(ranks):
+    """And after one that a function of the user has called for: its variables are in the notebook."""
+    for code in ("def f(a): return a / 0\nf(1)", "def f(a): ddp_notebook.current().run('1 / 0')\nf(1)"):
+        assert ranks.run(f"import ddp_notebook\n{code}").status == "error"
+        ranks.client.allow_stdin = True
+        message = ranks.start("%debug")
+        asked = ranks.client.get_stdin_msg(timeout=20)
+        assert "ipdb" in asked["content"]["prompt"]
+        ranks.client.input("q")
+        assert ranks.finish(message).status == "ok"
+
+
+# ---- scripts in the shell
+
+
+def test_a_script_in_the_shell_is_no_rank(ranks, script):
+    reply = ranks.run(f"%%on_all_ranks\nimport sys\n!{{sys.executable}} {script} --epochs 2", timeout_s=30)
+    assert reply.status == "ok" and "KeyError" in reply.stdout and "started --epochs 2" in reply.stdout
+    assert _IS_NO_RANK in reply.stderr
+    assert (
+        f"%run {script} --epochs 2 runs the script on the ranks. %ddp_torchrun {script} --epochs 2, in a"
+        in reply.stderr
+    )
+    assert ranks.run(f"%on_all_ranks %run {script}").stdout == "[0-1] started\n[0] 1\n[1] 2\n"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "out = !{}\nprint(*out)",
+        "%sx {}",
+        pytest.param("%%bash\n{}", id="bash"),
+        pytest.param("%%script bash\n{}", id="script"),
+    ],
+)
+def test_other_commands_have_no_rank_either(ranks, command):
+    shows = "echo -n ${RANK-none} ${MASTER_PORT-none} ${TORCHELASTIC_RUN_ID-none} $OF_CELL"
+    assert ranks.run("%%on_all_ranks\nimport os\nos.environ['OF_CELL'] = 'kept'").status == "ok"
+    reply = ranks.run(f"%%on_all_ranks\n{command.format(shows)}")
+    assert reply.status == "ok" and "none none none kept" in reply.stdout, reply
+    assert ranks.run("%on_all_ranks os.environ['RANK']").stdout == "[0] '0'\n[1] '1'\n"
+
+
+@pytest.mark.long
+def test_a_training_script_in_the_shell_fails_at_once(ranks, tmp_path):
+    path = tmp_path / "train.py"
+    path.write_text("import torch.distributed as dist\ndist.init_process_group('gloo')\ndist.barrier()\n")
+    reply = ranks.run(f"%%on_all_ranks\nimport sys\n!{{sys.executable}} {path}")
+    assert reply.status == "ok" and "environment variable RANK expected, but not set" in reply.stdout
+    assert _IS_NO_RANK in reply.stderr
+
+
+# ---- waits for child processes
+
+
+def _wait_for_card(kernel, timeout_s: float = 20.0) -> str:
+    while True:
+        message = kernel.client.get_iopub_msg(timeout=timeout_s)
+        text = message["content"].get("data", {}).get("text/plain", "")
+        if message["msg_type"] == "display_data" and "The stop button" in text:
+            return text
+
+
+@pytest.mark.parametrize(
+    "wait",
+    [
+        "!sleep 600",
+        "import subprocess; subprocess.run(['sleep', '600'])",
+        pytest.param("import os; os.system('exec sleep 600')", marks=pytest.mark.long),
+        pytest.param(
+            "import subprocess; subprocess.run(['sleep', '600'], capture_output=True)", marks=pytest.mark.long
+        ),
+    ],
+)
+def test_a_rank_that_waits_for_a_child_has_a_card(ranks, wait):
+    message = ranks.start(f"%%on_all_ranks\nif rank == 1:\n    {wait}")
+    title, *rows = _wait_for_card(ranks).splitlines()
+    assert re.fullmatch(r"waiting for \d s: rank 1 waits for a child process \((exec )?sleep 600\)", title), title
+    row = (
+        r"  rank 1: at cell line 2.* \(waits for child process (\d+): (exec )?sleep 600; 0\.\d s of CPU time so far\).*"
+    )
+    found = next(filter(None, (re.fullmatch(row, one) for one in rows)), None)
+    assert found is not None, rows
+    child = psutil.Process(int(found[1]))
+    ranks.interrupt()
+    reply = ranks.finish(message)
+    assert reply.ename == "KeyboardInterrupt"
+    assert "\n  rank 1 was interrupted at cell line 2" in reply.evalue
+    wait_until(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)
+
+
+@pytest.mark.long
+def test_a_rank_that_others_wait_for_is_named_with_its_child(ranks):
+    message = ranks.start("%%on_all_ranks\nif rank == 0:\n    !sleep 3\ndist.barrier(); 'on'")
+    text = _wait_for_card(ranks)
+    assert re.match(
+        r"no progress for \d s: not arrived at barrier #\d+: rank 0 is at cell line 2.* \(waits for child process", text
+    ), text
+    assert ranks.finish(message).stdout == "[0-1] 'on'\n"
+
+
+# ---- packages
+
+
+@pytest.fixture
+def wheel(tmp_path) -> Path:
+    """A package that can be installed without a network."""
+    path = tmp_path / "tiny_of_test-1.0-py3-none-any.whl"
+    about = "tiny_of_test-1.0.dist-info"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("tiny_of_test.py", "value = 7\n")
+        archive.writestr(f"{about}/METADATA", "Metadata-Version: 2.1\nName: tiny-of-test\nVersion: 1.0\n")
+        archive.writestr(
+            f"{about}/WHEEL", "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        archive.writestr(f"{about}/RECORD", "")
+    return path
+
+
+def test_packages_are_installed_once_for_all_ranks_of_a_host(ranks, wheel, tmp_path):
+    into = tmp_path / "into"
+    install = (
+        f"install --no-index --no-deps --disable-pip-version-check --root-user-action ignore --target {into} {wheel}"
+    )
+    reply = ranks.run(
+        f"%%on_all_ranks\nimport sys; sys.path.append('{into}')\n%pip {install}\n"
+        "import tiny_of_test; tiny_of_test.value",
+        timeout_s=60,
+    )
+    assert reply.status == "ok" and reply.stdout.endswith("[0-1] 7\n"), reply  # the other rank has waited
+    assert reply.stdout.count("Successfully installed tiny-of-test-1.0") == 1
+    assert re.search(r"ddp_notebook: pip install ran on rank [01] only, for all ranks of its host", reply.stderr)
+    assert "restart the kernel" not in reply.stdout
+
+
+@pytest.mark.long
+def test_a_failed_installation_has_one_status(ranks, tmp_path):
+    for magic in ("!{sys.executable} -m pip install", "%pip install"):
+        reply = ranks.run(
+            f"%%on_all_ranks\nimport sys\n{magic} --no-index {tmp_path}/nothing.whl\n_exit_code", timeout_s=60
+        )
+        assert reply.stdout.endswith("[0-1] 1\n") and reply.stdout.count("ERROR") == 1, reply
+
+
+@pytest.mark.long
+def test_a_second_cell_installs_again(ranks, wheel, tmp_path):
+    for number in range(2):
+        line = f"%pip install --no-index --no-deps --target {tmp_path / 'into'} {wheel}"
+        reply = ranks.run(f"%on_all_ranks {line}", timeout_s=60)
+        assert reply.stdout.count("Processing ") == 1, (number, reply)
+
+
+# ---- what belongs to the ranks
+
+
+def test_a_script_of_ranks_that_runs_in_the_notebook(ranks, script):
+    reply = ranks.run(f"%run {script} --epochs 2")
+    assert "KeyError" in reply.traceback
+    assert reply.stderr == (
+        f"RANK is set on ranks only, and %run has run train.py in the notebook: %on_all_ranks %run {script} --epochs 2 "
+        f"runs it on the ranks, and %ddp_torchrun {script} --epochs 2 by torchrun\n"
+    )
+    assert ranks.run("print('fine')").stderr == ""
+    reply = ranks.run("import os\nos.environ['WORLD_SIZE']")
+    assert reply.stderr == "WORLD_SIZE is set on ranks only: put %%on_all_ranks above the cell\n"
+
+
+def test_options_of_a_line(ranks):
+    assert ranks.run("%on_all_ranks --quiet typed = rank; print(typed)").stdout == ""
+    assert ranks.run("%on_all_ranks --ranks 1 typed").stdout == "[1] 1\n"
+    assert ranks.run("%on_all_ranks --typed").stdout == "[0] 0\n[1] 1\n", "twice negated"
+    assert ranks.run("%on_all_ranks --quite typed").evalue.startswith(
+        "--quite is not an option of %on_all_ranks\nusage:"
+    )
+    assert ranks.run("%on_all_ranks --quiet").evalue.startswith("the options of %on_all_ranks are followed by code")
+    assert "put %%on_all_ranks above the cell" in ranks.run("typed").stderr
+
+
+def test_a_model_that_is_put_into_ddp_twice(ranks):
+    ranks.run(
+        "%%on_all_ranks\nfrom torch.nn.parallel import DistributedDataParallel as DDP\nnet = torch.nn.Linear(2, 1)"
+    )
+    assert ranks.run("%on_all_ranks net = DDP(net)").stderr == ""
+    again = ranks.run("%on_all_ranks net = DDP(net)")
+    assert again.stderr.startswith("[0-1] ddp_notebook: this model is in DDP twice: each step averages its gradients")
+    assert "wrong on ranks 0,1: net is in DDP twice" in ranks.run("%ddp_check net").stdout
+    assert ranks.run("%on_all_ranks net = net.module").status == "ok"
+    assert "twice" not in ranks.run("%ddp_check net").stdout
