@@ -187,6 +187,7 @@ def check(state: dict[str, Any], recording: Recording, cells: list[int], prefix:
     logged = sum(len(steps) for steps, _ in true.values())
     x = np.array(state["x"], float)
     ends = np.array(state["ends"], float)
+    begins = np.array([x[ends == end].min() for end in ends])  # a stretch has two places, with the same end
     for rank, (steps, values) in true.items():
         line = of_rank[rank]["values"]
         at = np.array([place for place, value in enumerate(line) if value != "none"], int)
@@ -197,7 +198,7 @@ def check(state: dict[str, Any], recording: Recording, cells: list[int], prefix:
             assert np.array_equal(np.isnan(shown), ~is_number)
             assert shown[is_number].tolist() == values[is_number].tolist(), f"rank {rank}: the values"
             continue
-        check_thinned(x[at], ends[at], shown, steps, values)
+        check_thinned(x[at], begins[at], ends[at], shown, steps, values)
     if not prefix:
         assert state["logged"] == logged
     if notes:
@@ -209,21 +210,19 @@ def check(state: dict[str, Any], recording: Recording, cells: list[int], prefix:
     return bool(notes)
 
 
-def check_thinned(x: Any, ends: Any, shown: Any, steps: Any, values: Any) -> None:
+def check_thinned(x: Any, begins: Any, ends: Any, shown: Any, steps: Any, values: Any) -> None:
     """Every value that is drawn was logged in its stretch, and no stretch hides one that lies further out."""
     finite = np.isfinite(values)
-    for begin, end, value in zip(x, ends, shown, strict=True):
+    for begin, end, value in zip(begins, ends, shown, strict=True):
         if np.isfinite(value):
             within = (steps >= begin) & (steps <= end)
-            # A stretch has two places; the second one stands in its middle.
-            near = (steps >= begin - (end - begin) - 1) & (steps <= end)
-            assert value in values[within | near], f"{value} at {begin} to {end} was not logged"
+            assert value in values[within], f"{value} at {begin} to {end} was not logged"
     steps, values = steps[finite], values[finite]
     shown_steps, shown = x[np.isfinite(shown)], shown[np.isfinite(shown)]
     assert (shown.min(), shown.max()) == (values.min(), values.max())
     span = max(steps[-1] - steps[0], 1)
     assert shown_steps[0] - steps[0] <= span / 20 and steps[-1] - shown_steps[-1] <= span / 20
-    width = 0.05 * span
+    width = max(0.05 * span, 2 * float((ends - begins).max()))
     for begin in np.linspace(steps[0], steps[-1], 12):
         own = values[(steps >= begin) & (steps <= begin + width)]
         around = shown[(shown_steps >= begin - width) & (shown_steps <= begin + 2 * width)]

@@ -94,7 +94,10 @@ export function lines(courses, most) {
     const end = union[Math.min((bin + 1) * each, union.length) - 1];
     ends.push(end, end);
   }
-  if (x[x.length - 1] === x[x.length - 2]) x.pop();
+  if (x[x.length - 1] === x[x.length - 2]) {
+    x.pop();
+    ends.pop();
+  }
   return { x, ends, each, lines: courses.map((course) => extremes(course, union, each, x.length)) };
 }
 
