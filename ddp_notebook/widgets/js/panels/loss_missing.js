@@ -53,7 +53,7 @@ export class MissingPoints {
     }
     clearTimeout(this.timer);
     if (soonest < Infinity) this.timer = setTimeout(() => this.env.redraw(), soonest + 10);
-    if (!isPending) return "";
+    if (!isPending && soonest === Infinity) return "";
     return this.store.answersWhen === LATE ? "the kernel sends the other points when the cell is over" : "the other points are asked for";
   }
 
