@@ -1,4 +1,4 @@
-"""What users of Jupyter and torch type without a thought: it works, or a sentence says what to do instead."""
+"""Inputs that users of Jupyter and torch type often: each works, or a sentence names the alternative."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from tests.conftest import wait_until
 
 _SCRIPT = "import os, sys\nprint('started', *sys.argv[1:])\nprint(int(os.environ['RANK']) + 1)\n"
-_IS_NO_RANK = "a process that a cell starts in the shell is not a rank: it does not inherit RANK, WORLD_SIZE and"
+_IS_NO_RANK = "a process that a cell starts in the shell is not a rank. It does not inherit RANK, WORLD_SIZE and"
 
 
 @pytest.fixture(scope="module")
