@@ -28,8 +28,7 @@ def variable_of(entry: str) -> str:
 
 
 def summarize(same: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return the words for equal entries, such as `"62 parameters, 4 buffers (11.2 M elements), versions"`; "" if nothing
-    was compared.
+    """Return the words for equal entries: `"62 parameters, 4 buffers (11.2 M elements), versions"`; "" if none.
 
     An entry whose contents were not compared does not count: `notes_on` says so.
     """
