@@ -44,6 +44,8 @@ class Parts:
     input_ns: float
     workers_ns: float  # of it, for the start and the end of a loader's workers
     compute_ns: float
+    forward_ns: float  # of it, as the next one
+    backward_ns: float
     exposed_ns: float
     waiting_ns: float
     answers_ns: float  # of it, for answers of remote calls
