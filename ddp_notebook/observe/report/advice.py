@@ -109,6 +109,8 @@ def verdict(
     ):
         if (share := parts.share(ns)) >= least:
             losses.append((share, f"{percent(share)} of the step {text}"))
+    if taken is not None and taken.is_large:
+        losses.append((taken.share, taken.words(parts.step_ns, len(ranks))))
     if max(losses)[0]:
         return max(losses)[1]
     computes = parts.share(parts.compute_ns)

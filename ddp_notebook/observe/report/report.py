@@ -121,7 +121,11 @@ class Report:
             return "\n".join([f"{self.verdict}.", *self._noted()])
         if self.times:
             return "\n".join([self._head(self.run, self.overall), *self.times])
-        is_first = self.taken is not None and self.verdict == self.taken.words(self.overall.step_ns, len(self.ranks))
+        is_first = (
+            self.taken is not None
+            and self.taken.by_others
+            and self.verdict == self.taken.words(self.overall.step_ns, len(self.ranks))
+        )
         lines = [
             self._head(self.run, self.overall),
             *([f"{self.verdict}."] if is_first else []),
@@ -211,7 +215,7 @@ def report(recording: Bounded, cell: int | None = None) -> Report:
             *(one.note for one in pipelines),
             *blocks_of(own, kept),
             *_compared(recording, cell, efficiency, len(ranks)),
-            *_cores(own, found.ranks, cores, overall.step_ns),
+            *shared(own, found.ranks),
             *served(own, cell, found),
             *_clocks(recording, ranks),
             *_what_was_lost(recording),
@@ -327,14 +331,6 @@ def _phases(steps: StepTable, ranks: Sequence[Parts]) -> tuple[Phase, ...]:
         mean_ns: float = getattr(means, f"{name.strip()}_ns")
         found.append(Phase(name=name, mean_ns=mean_ns, median_ns=middle, most_ns=most, max_ns=float(taken_ns.max())))
     return tuple(found)
-
-
-def _cores(recording: RowSource, ranks: Sequence[int], cores: Taken | None, step_ns: float) -> tuple[str, ...]:
-    """Notes: more ranks than cores, and how long ranks waited for a core where that is not the verdict."""
-    notes = shared(recording, ranks)
-    if cores is not None and cores.is_large and not cores.by_others:
-        notes = (*notes, cores.words(step_ns, len(ranks)))
-    return notes
 
 
 def _mean(ranks: Sequence[Parts]) -> Parts:
