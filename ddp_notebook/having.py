@@ -56,9 +56,16 @@ def _already(asked: StartOptions, running: sessions.Session) -> str:
             f"{ranks}, with other options: they have {have}, and this line asks for {want}. {resize}%ddp_stop ends them"
         )
     kept = f" (kept as {running.kept_as})" if running.is_kept else ""
-    dead = f"; {name_ranks(running._dead)} died, %ddp_heal replaces dead ranks" if running._dead else ""
     sync = "; %ddp_sync sends changed files" if asked.sync is not None else ""
-    return f"{ranks}{kept} and keep their variables{dead}{sync}; %ddp_restart starts new ranks"
+    if not (dead := running._dead):
+        return f"{ranks}{kept} and keep their variables{sync}; %ddp_restart starts new ranks"
+    if len(dead) == running.world_size:
+        return f"all {_ranks(running)} of this session{kept} have died: %ddp_restart starts new ones"
+    living = running.world_size - len(dead)
+    return (
+        f"{living} of {_ranks(running)}{kept} are already running and keep their variables; {name_ranks(dead)} died, "
+        f"and %ddp_heal replaces dead ranks{sync}; %ddp_restart starts new ranks"
+    )
 
 
 def check(asked: StartOptions) -> None:

@@ -208,11 +208,8 @@ class Session(KeptFace, GroupFace, ShardingFace, ValueFace, FileFace, RecordFace
             self._hosts.check_startable(self.world_size)
         except DDPNotebookError as error:
             living = len(self.pids())
-            left = f"{'all' if living == self.world_size else living} ranks still have their variables"
-            raise StartError(
-                f"{error}. New ranks could not be started now, so none was ended: "
-                f"{left if living else 'no rank is left'}"
-            ) from error
+            left = f"{living} of {self.world_size} ranks live, with their variables" if living else "no rank is left"
+            raise StartError(f"{error}. New ranks could not be started now, so none was ended: {left}") from error
 
     def stop(self) -> None:
         """End every process of the session and all below them. Doing it twice is no error."""

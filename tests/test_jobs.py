@@ -4,6 +4,7 @@ meanwhile, and how they end."""
 from __future__ import annotations
 
 import re
+import time
 
 import pytest
 
@@ -27,6 +28,7 @@ class Job:
         self.began = kernel.finish(self._message)
         assert self.began.status == "ok", self.began
         self.number = int(kernel.run("print([*session.jobs][-1].number)").stdout)
+        self.prompt = int(kernel.run("print([*session.jobs][-1].prompt)").stdout)
 
     def wait_for(self, text: str) -> Reply:
         """Until this stands under its cell. Returns all that stands there."""
@@ -40,6 +42,37 @@ class Job:
         """What it says of itself, now."""
         [said] = [line for line in self.began.stdout.splitlines() if line.startswith(f"job {self.number} ")]
         return said
+
+
+def test_a_running_training_job_has_the_same_numbers_and_label_everywhere(ranks):
+    job = Job(
+        ranks,
+        "import torch.nn as nn\nfrom torch.nn.parallel import DistributedDataParallel as DDP\n"
+        "model, history = DDP(nn.Linear(256, 256)), []\n"
+        "optimizer = torch.optim.SGD(model.parameters(), 0.1)\n"
+        "for step in range(400):\n"
+        "    loss = model(torch.ones(8, 256)).mean()\n"
+        "    loss.backward(); optimizer.step(); optimizer.zero_grad()\n"
+        "    history.append(step); log(loss=loss.item()); time.sleep(0.01)",
+    )
+    label = f"In [{job.prompt}]"
+
+    def status() -> str:
+        return ranks.run("%ddp_status").stdout
+
+    until = time.monotonic() + 30
+    while f"\ntraining in {label}: " not in status():
+        assert time.monotonic() < until, status()
+    peeked = ranks.run("%ddp_peek history[-2:]").stdout
+    assert re.search(r"^\[0(-1)?\] after \d+ steps: \[\d+, \d+\]$", peeked, re.MULTILINE), peeked
+    pulled = ranks.run("%ddp_pull history\nprint(len(history[0]) < 400)").stdout
+    assert pulled.endswith("True\n"), "it did not wait for the end of the job"
+    assert "is done" in job.wait_for("is done").stdout
+    number = ranks.run("run = session.recording.runs()[-1]\nprint(f'{run.per_step} ({run.definition})')").stdout.strip()
+    assert f"\ntraining in {label}: 400 steps on 2 ranks, {number}, 263 kB of gradients in a step\n" in status()
+    assert ranks.run("%ddp_report").stdout.startswith(f"{label}: 400 steps on 2 ranks, {number}, ")
+    memory = [line.split() for line in status().splitlines()[1:3]]
+    assert all(words[5] in ("MB", "GB") for words in memory), memory
 
 
 @pytest.mark.long

@@ -304,6 +304,7 @@ def test_a_rank_that_does_not_answer_the_interrupt_is_replaced_at_the_second(mak
         session.run("if rank == 0: sum(range(10**11))")  # in C, and with the interpreter's lock
     shown = capsys.readouterr().err
     assert "not ended yet: rank 0: no answer: cell line 1, in one long call that lets no other thread run" in shown
+    assert "s for the prompt, while the cell goes on there, or press stop again to replace it" in shown
     assert "rank 0 was replaced and begins without variables" in shown
     assert session.run("x = torch.ones(1); dist.all_reduce(x); int(x)")[0].result == "2"
     assert session.run("kept", ranks=1)[1].result == "1"

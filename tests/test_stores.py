@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
+import selectors
 import signal
 import socket
 import threading
@@ -15,6 +17,7 @@ import pytest
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, PrefixStore, ProcessGroupGloo, Store, TCPStore
 
+from ddp_notebook.launch import store
 from ddp_notebook.launch.store import Server
 from ddp_notebook.rank.group import stores
 from ddp_notebook.rank.group.stores import Connection, SessionStore
@@ -302,7 +305,7 @@ def test_the_tcpstore_of_programs_goes_on_after_a_stop_and_comes_back_after_its_
         "store = dist.TCPStore(os.environ['MASTER_ADDR'], int(os.environ['MASTER_PORT']), is_master=False)\n"
         "store.set(f'key {rank}', 'value'); print(store.get(f'key {rank}'))"
     )
-    [store] = session.pids("store")
+    [parent] = session.pids("store")
 
     def use_it(after: str) -> int:
         capsys.readouterr()
@@ -315,11 +318,49 @@ def test_the_tcpstore_of_programs_goes_on_after_a_stop_and_comes_back_after_its_
             said += "".join(capsys.readouterr())
             return after in said
 
-        wait_until(is_said, 3, what=f"{after!r} in {said!r}")
-        return next(child.pid for child in psutil.Process(store).children())
+        try:
+            wait_until(is_said, 3, what=after)
+        except AssertionError:
+            raise AssertionError(f"not {after!r} in {said!r}") from None
+        return next(child.pid for child in psutil.Process(parent).children())
 
     pid = use_it("")
+    until = time.monotonic() + 1.1
+    wait_until(lambda: time.monotonic() > until, what="it is older than a failed start")
     os.kill(pid, signal.SIGSTOP)
     assert use_it(f"(process {pid}) was stopped. It goes on; nothing is lost") == pid
     os.kill(pid, signal.SIGKILL)
     assert use_it(f"(process {pid}) has ended (killed by SIGKILL), and its keys are lost. ") != pid
+
+
+def test_a_tcpstore_that_cannot_start_closes_the_connection_and_is_reported_once(monkeypatch, capfd):
+    def fail(_):
+        if pid := os.fork():
+            return pid
+        os._exit(3)
+
+    monkeypatch.setattr(store, "_serve_users", fail)
+    selector = selectors.DefaultSelector()
+    listener = socket.create_server(("127.0.0.1", 0))
+    port = listener.getsockname()[1]
+    before = signal.getsignal(signal.SIGCHLD)
+    try:
+        served = store.ForUsers(selector, {"fd": listener.detach(), "port": port})
+        for _ in range(2):
+            with socket.create_connection(("127.0.0.1", port)) as client:
+                client.settimeout(0.01)
+                ended = False
+                until = time.monotonic() + 10
+                while not ended and time.monotonic() < until:
+                    for key, events in selector.select(0.01):
+                        key.data(events)
+                    with contextlib.suppress(TimeoutError):
+                        ended = client.recv(1) == b""
+                assert ended
+    finally:
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, before)
+        selector.close()
+        served._listener.close()
+        os.close(served._wake_r)
+    assert capfd.readouterr().err.count("ended at its start (exited with status 3)") == 1

@@ -1,4 +1,4 @@
-"""What users of Jupyter and torch type without a thought: it works, or a sentence says what to do instead."""
+"""Inputs that users of Jupyter and torch type often: each works, or a sentence names the alternative."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from tests.conftest import wait_until
 
 _SCRIPT = "import os, sys\nprint('started', *sys.argv[1:])\nprint(int(os.environ['RANK']) + 1)\n"
-_IS_NO_RANK = "a process that a cell starts in the shell is not a rank: it does not inherit RANK, WORLD_SIZE and"
+_IS_NO_RANK = "a process that a cell starts in the shell is not a rank. It does not inherit RANK, WORLD_SIZE and"
 
 
 @pytest.fixture(scope="module")
@@ -80,9 +80,9 @@ def test_a_script_in_the_shell_is_no_rank(ranks, script):
     "command",
     [
         "out = !{}\nprint(*out)",
-        "%sx {}",
+        pytest.param("%sx {}", marks=pytest.mark.long),
         pytest.param("%%bash\n{}", id="bash"),
-        pytest.param("%%script bash\n{}", id="script"),
+        pytest.param("%%script bash\n{}", id="script", marks=pytest.mark.long),
     ],
 )
 def test_other_commands_have_no_rank_either(ranks, command):
@@ -117,7 +117,7 @@ def _wait_for_card(kernel, timeout_s: float = 20.0) -> str:
     "wait",
     [
         "!sleep 600",
-        "import subprocess; subprocess.run(['sleep', '600'])",
+        pytest.param("import subprocess; subprocess.run(['sleep', '600'])", marks=pytest.mark.long),
         pytest.param("import os; os.system('exec sleep 600')", marks=pytest.mark.long),
         pytest.param(
             "import subprocess; subprocess.run(['sleep', '600'], capture_output=True)", marks=pytest.mark.long

@@ -62,10 +62,11 @@ def test_a_value_in_one_line(value, line):
 def test_the_line_of_a_long_value_is_short():
     assert len(describe(list(range(100_000)))) < 100
     assert len(describe("x" * 100_000)) < 100
+    assert "bytes object" in describe(type("bytes", (), {})())
     raw = bytes(200_000_000)
-    began_s = time.process_time()
+    began_s = time.thread_time()
     assert describe(raw) == describe(bytes(1000)) and len(describe([raw, {1: bytearray(100)}])) < 200
-    assert time.process_time() - began_s < 0.1, "four characters were made of each byte"
+    assert time.thread_time() - began_s < 0.1, "four characters were made of each byte"
 
 
 def test_equal_lines_are_folded():

@@ -43,6 +43,7 @@ class TerminalClient(NotebookClient):
         self._out = out
         self._shown: dict[str, str] = {}  # text on the screen of each display that may be updated
         self._at_line_start = True
+        self._unwritten = ""  # the beginning of a line, where the output is a file
         self._code_cells = [i for i, cell in enumerate(notebook.cells) if cell.cell_type == "code"]
         self._started_at = 0.0
         self.on_cell_execute = self._announce
@@ -74,7 +75,7 @@ class TerminalClient(NotebookClient):
         if cell_index not in self._code_cells:
             return
         seconds = time.monotonic() - self._started_at
-        self._end_line()
+        self.end_line()
         self._out.write(f"    ({seconds:.2f} s)\n\n")
         self._out.flush()
 
@@ -86,17 +87,25 @@ class TerminalClient(NotebookClient):
         if display_id:
             self._shown[display_id] = text
         if new:
-            self._end_line()
+            self.end_line()
             self._write(new)
-            self._end_line()
+            self.end_line()
 
     def _write(self, text: str) -> None:
-        for line in _without_colour_in_files(text, self._out).splitlines(keepends=True):
+        text = _without_colour_in_files(text, self._out)
+        if not self._out.isatty():  # a file keeps what a carriage return overwrites: write only its last state
+            *lines, self._unwritten = (self._unwritten + text).split("\n")
+            self._out.writelines("    " + line.rstrip("\r").rpartition("\r")[2] + "\n" for line in lines)
+            self._at_line_start = not self._unwritten
+            self._out.flush()
+            return
+        for line in text.splitlines(keepends=True):
             self._out.write("    " + line if self._at_line_start else line)
             self._at_line_start = line.endswith("\n")
         self._out.flush()
 
-    def _end_line(self) -> None:
+    def end_line(self) -> None:
+        """End a line that a cell has begun."""
         if not self._at_line_start:
             self._write("\n")
 
@@ -140,6 +149,7 @@ def run(notebook_path: Path, executed_path: Path, cell_timeout_s: float, out: Te
     except (CellExecutionError, CellTimeoutError, DeadKernelError) as error:
         failure = error
     finally:
+        client.end_line()
         notebook.cells.pop()
         nbformat.write(notebook, executed_path)
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import hmac
+import math
 import os
 import secrets
 import selectors
@@ -29,6 +30,8 @@ from ddp_notebook.wire import store as protocol
 from ddp_notebook.wire.store import Sealing, StoreRefusedError
 
 _PIECE_BYTES = 1 << 18
+_SHORT_S = 1.0  # a child that lives for less has failed at its start
+_PAUSE_S = 30.0  # between two notices about that
 _MOST_UNPROVED = 256  # connections; of more the oldest is closed
 
 
@@ -44,7 +47,8 @@ class ForUsers:
     """The TCPStore of the user's programs, in a child process, which runs from the first connection on.
 
     A child that was stopped goes on at once: a program that uses the store cannot be interrupted. After one that has
-    ended the next connection starts another.
+    ended the next connection starts another. If a child ends right after its start, for lack of memory or threads, the
+    waiting connections are closed: they would start one child after the other.
 
     Args:
         selector: of this process, whose main thread calls this.
@@ -56,6 +60,7 @@ class ForUsers:
         self._listener = socket.socket(fileno=spec["fd"])
         self._listener.setblocking(False)
         self._child = 0
+        self._started_s = self._failed_s = -math.inf  # on the monotonic clock: the child; the last notice of a failure
         self._wake_r, wake_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(wake_w, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)  # the default action does not write to the wakeup descriptor
@@ -66,14 +71,22 @@ class ForUsers:
         self._selector.register(self._listener, selectors.EVENT_READ, lambda _: self._start())
 
     def _start(self) -> None:
+        self._started_s = time.monotonic()
         try:
             self._child = _serve_users(self._spec)
         except OSError as error:  # no process is left
-            with contextlib.suppress(OSError):
-                self._listener.accept()[0].close()  # else the client waits for ever
-            self._say(f"could not be started: {error.strerror}")
+            self._fail(f"could not be started: {error.strerror}")
         else:
             self._selector.unregister(self._listener)
+
+    def _fail(self, why: str) -> None:
+        """Close the waiting connections, whose clients would wait for ever."""
+        with contextlib.suppress(OSError):
+            while True:
+                self._listener.accept()[0].close()
+        if time.monotonic() > self._failed_s + _PAUSE_S:
+            self._failed_s = time.monotonic()
+            self._say(why)
 
     def _reap(self) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -88,10 +101,14 @@ class ForUsers:
             self._say(f"(process {pid}) was stopped. It goes on; nothing is lost")
         else:
             self._child = 0
-            self._say(
-                f"(process {pid}) has ended ({describe_status(os.waitstatus_to_exitcode(status))}), and its keys are "
-                "lost. The next connection starts an empty one; groups of ranks do not use it"
-            )
+            how = describe_status(os.waitstatus_to_exitcode(status))
+            if time.monotonic() < self._started_s + _SHORT_S:
+                self._fail(f"ended at its start ({how}); the next connection tries it again")
+            else:
+                self._say(
+                    f"(process {pid}) has ended ({how}), and its keys are lost. The next connection starts an empty "
+                    "one; groups of ranks do not use it"
+                )
             self._listen()
 
     def _say(self, what: str) -> None:

@@ -19,8 +19,8 @@ FROM_RANKS = (
     "fails without other ranks too can be debugged in the notebook: run it with %%local"
 )
 FROM_HERE = (
-    "ddp_notebook: no debugger opens, since the error comes from ddp_notebook and not from your code: its message says "
-    "what to do"
+    "ddp_notebook: no debugger opens, since the error comes from ddp_notebook and not from your code. Its message "
+    "names the remedy"
 )
 
 
@@ -62,7 +62,7 @@ def instead() -> str:
 
 
 def _is_through_functions(traceback: TracebackType | None) -> bool:
-    """Whether a function of the user has made the call that failed: its variables are in a frame of the notebook."""
+    """Return whether a function of the user made the failed call, so that its frame is worth a debugger."""
     users = 0
     while traceback is not None:
         frame = traceback.tb_frame

@@ -132,7 +132,7 @@ def hint_for(error: BaseException, cells: list[str], variables: dict[str, Any]) 
 
 
 def hint_for_script(error: BaseException, cell: str) -> str:
-    """What to do about a script that has failed in the notebook since it is a rank's.
+    """Return a hint for a script that failed in the notebook because it needs a rank.
 
     Args:
         error: that it has failed with.
@@ -160,7 +160,7 @@ def hint_for_script(error: BaseException, cell: str) -> str:
 
 
 def _missing_variable(error: BaseException) -> str:
-    """The variable of torchrun's that was not found in the environment; "": another error."""
+    """Return the torchrun variable that is missing in the environment; "" for another error."""
     if type(error) is KeyError and error.args and error.args[0] in OF_EACH_RANK:
         frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
         is_in_environment = not frames or frames[-1].f_globals.get("__name__") == "os"

@@ -13,6 +13,7 @@ from ddp_notebook.launch.elastic import logs
 from ddp_notebook.observe.observer import Observer
 from ddp_notebook.observe.recording import Recording
 from ddp_notebook.observe.report.report import Report
+from ddp_notebook.observe.steps.run import run_of
 from ddp_notebook.registry import entries
 from ddp_notebook.registry.entries import Entry
 from ddp_notebook.registry.finding import TORCHRUN
@@ -129,7 +130,9 @@ class TorchrunJob(ViewFace):
 
         self._questions.ask_for(run.there, ask, _ANSWER_S)
         run.observer.flush()
-        return run.observer.recording
+        recording = run.observer.recording
+        recording.prompts[run.number] = f"attempt {run.number}"
+        return recording
 
     def report(self, cell: int | None = None) -> Report:
         """What the time of its steps went into, in words.
@@ -152,7 +155,7 @@ class TorchrunJob(ViewFace):
         """Its ranks, and what has happened."""
         self._close_stale()
         run = self._some_round()
-        return status_of(self.name, run, self._looks.look(run), self.events.last(5))
+        return status_of(self.name, run, self._looks.look(run), self.events.last(5), run_of(self.recording))
 
     def log(self, rank: int) -> str:
         """Return what a rank has written: its last 64 MB, in all attempts. It is kept until the job is closed.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ddp_notebook.observe.steps.run import TrainingRun
 from ddp_notebook.registry.torchrun import Place
 from ddp_notebook.run.groups.diagnosis import Views, verdict
 from ddp_notebook.status import as_table
@@ -46,13 +47,16 @@ class JobStatus:
         return "\n".join([head, *as_table([header, *rows]), *hang, *self.notes, *self.events])
 
 
-def status_of(name: str, run: Round, views: Views, events: Sequence[str]) -> JobStatus:
+def status_of(
+    name: str, run: Round, views: Views, events: Sequence[str], training: TrainingRun | None = None
+) -> JobStatus:
     """The status of an attempt.
 
     Args:
         name: of the job.
         views: what its ranks do.
         events: the last ones.
+        training: the last training run; None: no step was recorded.
     """
     rows = []
     for rank in range(run.world_size):
@@ -67,7 +71,7 @@ def status_of(name: str, run: Round, views: Views, events: Sequence[str]) -> Job
         rows=tuple(rows),
         waits_s=max((view.since_s for view in views.values()), default=0.0),
         why=verdict(views),
-        notes=tuple(filter(None, [missing(run), _about_store(place)])),
+        notes=tuple(filter(None, [f"training in {training}" if training else "", missing(run), _about_store(place)])),
         events=tuple(events),
     )
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import mmap
 import re
+import threading
+import time
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,7 @@ from ddp_notebook.observe.report import remote
 from ddp_notebook.observe.report.report import report
 from ddp_notebook.records.codec import Batch
 from ddp_notebook.records.units import ms, percent
+from ddp_notebook.widgets import simulate as simulated
 from ddp_notebook.widgets.still import summary
 from tests.observe.batches import Rank
 from tests.observe.synthetic import BEGIN_NS, MS, Synthetic, simulate
@@ -438,3 +441,61 @@ def test_a_full_recording_says_how_many_steps_are_left_of_how_many():
     assert f"the last {found.steps} of 60 steps" in repr(found)
     assert ", 60 steps, " in summary.text(full)
     assert str(report(whole)).startswith("cell 1: 60 steps on 2 ranks, ")
+
+
+@pytest.mark.parametrize(
+    ("ready", "own", "busy", "says"),
+    [
+        (0.7, 0.25, 1.95, "Of 34 ms a rank was, on average, ready to run but had no core for 24 ms: other processes "),
+        (
+            0.7,
+            0.95,
+            1.95,
+            "Of 34 ms a rank was, on average, ready to run but had no core for 24 ms: the ranks themselves ",
+        ),
+        (0.7, 0.2, 0.6, "Of 34 ms a rank was, on average, ready to run but had no core for 24 ms"),  # who, is not known
+        (0.1, 0.6, 1.9, "Nothing is wrong: 87 % of the step computes"),  # they hardly waited for a core
+    ],
+)
+def test_other_processes_that_take_the_cores_are_said_first(ready, own, busy, says):
+    run = simulate(world_size=2, steps=60)
+    for second in range(3):
+        for rank in (0, 1):
+            counted = {"ready_ns": ready, "ran_ns": own, "host_busy_ns": busy}
+            row = {name: int(1e9 + second * 1e9 * share) for name, share in counted.items()}
+            gpu = {"gpu_allocated_bytes": -1, "page_faults": 0}
+            run.add("resource", rank=rank, time_ns=BEGIN_NS + second * 10**9, cores=2, host_cores=2, **row, **gpu)
+    found = report(run)
+    assert found.verdict.startswith(says)
+    if "other processes" in says:
+        assert found.verdict.endswith("used 1.4 of the 2 cores")
+        assert str(found).splitlines()[1] == f"{found.verdict}." and found.suggestions[0].startswith("measure again")
+    else:
+        assert found.verdict.endswith("used 1.9 of the 2 cores") == ("themselves" in says)
+        assert not any("measure again" in text for text in found.suggestions)
+
+
+@pytest.mark.long
+def test_it_is_quick_and_never_keeps_other_threads_of_the_kernel_waiting():
+    recording = simulated(world_size=2, steps=16_000, values=False)
+    steps = len(recording.steps(cell=2))
+    assert steps == 16_000, "8,000 on each rank"
+    gaps, ends = [], threading.Event()
+
+    def tick() -> None:
+        last = time.monotonic()
+        while not ends.wait(0.005):
+            now = time.monotonic()
+            gaps.append(now - last)
+            last = now
+
+    report(recording, 2)  # imports
+    ticking = threading.Thread(target=tick)
+    ticking.start()
+    began = time.process_time()
+    report(recording, 2)
+    took = time.process_time() - began
+    ends.set()
+    ticking.join()
+    assert took < 0.5, f"{took:.2f} s"
+    assert max(gaps) < 0.3, f"{max(gaps):.2f} s"

@@ -716,7 +716,7 @@ def test_record_report_and_trace(notebook, tmp_path):
     assert notebook.run(_NOTEBOOK_CELL).status == "ok"
     number = int(notebook.run("print(len(In) - 2)").stdout)
     report = notebook.run("%ddp_report")
-    assert f", In [{number}]: " in report.stdout.splitlines()[0], "as its reader knows the cell"
+    assert report.stdout.startswith(f"In [{number}]: "), "as its reader knows the cell"
     assert "steps on 2 ranks" in report.stdout and "one rank alone" not in report.stdout, report
     compared = notebook.run("%ddp_report --baseline")
     assert "% of 2 times one rank alone" in compared.stdout, compared

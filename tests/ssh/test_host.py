@@ -222,6 +222,7 @@ def test_a_host_without_torch_is_reached(ssh):
     assert re.match(rf"one +reached\*, but {bare}/bin/python .* has no torch", row) and "not reached" not in row
 
 
+@pytest.mark.long
 def test_the_path_of_the_notebooks_interpreter_is_tried_first(ssh, tmp_path, monkeypatch):
     """And python3 where what is there lacks something."""
     assert ddp_notebook.check(hosts="one").fits

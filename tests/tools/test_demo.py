@@ -70,16 +70,18 @@ def test_the_third_notebook_learns_and_its_report_names_the_slow_rank(tmp_path):
 @pytest.mark.long
 def test_a_failing_cell_fails_the_demo_and_its_traceback_is_shown(tmp_path):
     notebook, executed = tmp_path / "failing.ipynb", tmp_path / "executed.ipynb"
-    cells = [new_code_cell("print('before')"), new_code_cell("1 / 0"), new_code_cell("print('after')")]
+    bar = "print('1 of 2', end='', flush=True); print('\\r2 of 2', end=''); 1 / 0"
+    cells = [new_code_cell("print('before')"), new_code_cell(bar), new_code_cell("print('after')")]
     nbformat.write(new_notebook(cells=cells), notebook)
 
     result = run_demo(notebook, executed)
 
     assert result.returncode == 1
     assert "[1/3] print('before')\n    before\n" in result.stdout
+    assert f"[2/3] {bar}\n    2 of 2\n" in result.stdout, "a file gets the last state of a line"
     assert "[3/3]" not in result.stdout and not executed.with_suffix(".html").exists()
     assert "ZeroDivisionError: division by zero" in result.stderr
-    assert nbformat.read(executed, as_version=4).cells[1].outputs[0].ename == "ZeroDivisionError"
+    assert nbformat.read(executed, as_version=4).cells[1].outputs[-1].ename == "ZeroDivisionError"
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

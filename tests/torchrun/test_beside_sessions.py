@@ -80,9 +80,9 @@ def test_what_a_job_has_recorded_is_shown_when_it_was_let_go(notebook, jobs, tmp
     assert ran.status == "ok", ran
     assert kernel.run("%ddp_stop").stdout == "let go of mine, which has ended\n"
     left = "this notebook has let go of mine; this is what they have recorded (mine, 2 ranks)\n"
-    assert kernel.run("%ddp_report").stdout.startswith(f"{left}cell 1: 4 steps on 2 ranks")  # without the first ones
+    assert kernel.run("%ddp_report").stdout.startswith(f"{left}attempt 1: 6 steps on 2 ranks, ")
     assert kernel.run(f"%ddp_trace {tmp_path}/trace.json").stdout.startswith(left)
-    assert "%ddp_report, %ddp_monitor and %ddp_trace show it" in kernel.run("%ddp_status").traceback
+    assert "%ddp_report, %ddp_monitor and %ddp_trace still show what" in kernel.run("%ddp_status").traceback
 
 
 def test_an_attempt_that_is_there_can_be_shown(jobs, monkeypatch):

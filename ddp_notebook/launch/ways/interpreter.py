@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-ROOT = str(Path(__file__).parents[3])  # where the package is importable from, if the hosts share their folders
+ROOT = str(Path(__file__).parents[3])  # the import path of the package, if the hosts share their folders
 # Modules that a host server and its ranks import, and the names of their distributions.
 _NEEDED = {
     "torch": "torch",
@@ -24,7 +24,7 @@ _NEEDED = {
 }
 _MARK = "ddp_notebook lacks"
 _LACKS = re.compile(rf"^{_MARK} (?P<modules>[\w,]+) in Python (?P<version>[\d.]+) (?P<python>.*)$", re.MULTILINE)
-# Python's own modules only, since nothing else may be there. The arguments are the interpreters that are left to try.
+# It uses the standard library only, since no package may be there. Its arguments are the interpreters to try next.
 # Without single quotes and backslashes, which shells treat differently.
 _CODE = """import sys
 sys.path.append({root})
@@ -63,7 +63,7 @@ def command(python: str | None, module: str) -> str:
 
 
 def lacking(words: str) -> str:
-    """Say what interpreters of a host lack; "" if none has said that it lacks something.
+    """Return a sentence about the packages that interpreters of a host lack; "" if none has reported any.
 
     Args:
         words: what they wrote to standard error.

@@ -44,6 +44,8 @@ class Parts:
     input_ns: float
     workers_ns: float  # of it, for the start and the end of a loader's workers
     compute_ns: float
+    forward_ns: float  # of it, as the next one
+    backward_ns: float
     exposed_ns: float
     waiting_ns: float
     answers_ns: float  # of it, for answers of remote calls
@@ -107,6 +109,8 @@ def verdict(
     ):
         if (share := parts.share(ns)) >= least:
             losses.append((share, f"{percent(share)} of the step {text}"))
+    if taken is not None and taken.is_large:
+        losses.append((taken.share, taken.words(parts.step_ns, len(ranks))))
     if max(losses)[0]:
         return max(losses)[1]
     computes = parts.share(parts.compute_ns)

@@ -14,6 +14,7 @@ from ddp_notebook.records.units import ms
 
 LARGE = 0.15  # of a step: worth the first sentence of a report
 _OTHERS_CORES = 0.25  # that other processes use at least, to be named
+_ALL = 0.8  # of the cores of a host, from which ranks count as using them all
 _OTHERS_SHARE = 0.15  # of the host's cores, the same
 _LEAST_NS = 200_000_000  # between two looks: processor time of a host is counted in ticks of 10 ms
 _AROUND_NS = 300_000_000  # looks come with batches: up to so long after a step
@@ -25,7 +26,8 @@ class Taken:
     """How long the main threads of ranks were ready to run and had no core, and what ran there."""
 
     share: float  # of the time, mean of the ranks
-    others: dict[str, tuple[float, int]]  # by host: cores that other processes used, mean, and how many it has
+    # By host: cores that other processes used, mean; those that the ranks used; how many it has.
+    used: dict[str, tuple[float, float, int]]
 
     @property
     def is_large(self) -> bool:
@@ -34,20 +36,26 @@ class Taken:
     @property
     def by_others(self) -> bool:
         """Whether other processes used cores of a host."""
-        return any(_counts(used, cores) for used, cores in self.others.values())
+        return any(_counts(others, cores) for others, _, cores in self.used.values())
 
     def words(self, step_ns: float, ranks: int) -> str:
         """A sentence about a step, without its full stop."""
         who = "the rank was" if ranks == 1 else "a rank was, on average,"
         text = f"Of {ms(step_ns)} {who} ready to run but had no core for {ms(self.share * step_ns)}"
-        taken = [
+        others = [
             f"{used:.1f} of {_whose(host)} {cores} cores"
-            for host, (used, cores) in sorted(self.others.items())
+            for host, (used, _, cores) in sorted(self.used.items())
             if _counts(used, cores)
         ]
-        if taken:
-            more = f" and {len(taken) - _MANY_HOSTS} more hosts" if len(taken) > _MANY_HOSTS else ""
-            text += f": other processes used {', '.join(taken[:_MANY_HOSTS])}{more}"
+        own = [
+            f"{used:.1f} of {_whose(host)} {cores} cores"
+            for host, (_, used, cores) in sorted(self.used.items())
+            if used >= _ALL * cores
+        ]
+        for who, told in (("other processes", others), ("the ranks themselves", own)):
+            if told:
+                more = f" and {len(told) - _MANY_HOSTS} more hosts" if len(told) > _MANY_HOSTS else ""
+                return f"{text}: {who} used {', '.join(told[:_MANY_HOSTS])}{more}"
         return text
 
 
@@ -81,7 +89,7 @@ def taken(recording: RowSource, steps: StepTable) -> Taken | None:
     if not looks:
         return None
     ready = [_rate(its, "ready_ns") for its in looks.values()]
-    others: dict[str, tuple[float, int]] = {}
+    used: dict[str, tuple[float, float, int]] = {}
     of_host: dict[str, list[int]] = {}
     for rank in looks:
         of_host.setdefault(recording.hosts[rank] if rank < len(recording.hosts) else "", []).append(rank)
@@ -90,8 +98,8 @@ def taken(recording: RowSource, steps: StepTable) -> Taken | None:
             continue  # of a rank that is not known its time would count as that of another process
         busy = float(np.mean([_rate(looks[rank], "host_busy_ns") for rank in ranks]))
         own = sum(_rate(looks[rank], "ran_ns") for rank in ranks)
-        others[host] = max(busy - own, 0.0), int(looks[ranks[0]]["host_cores"][-1])
-    return Taken(share=float(np.mean(ready)), others=others)
+        used[host] = max(busy - own, 0.0), own, int(looks[ranks[0]]["host_cores"][-1])
+    return Taken(share=float(np.mean(ready)), used=used)
 
 
 def _rate(looks: Rows, column: str) -> float:

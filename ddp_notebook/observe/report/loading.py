@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from ddp_notebook.observe.steps.steps import StepTable
 from ddp_notebook.observe.tables.matching import RowSource
-from ddp_notebook.records.schema import SPANS
+from ddp_notebook.records.schema import SPANS, Rows
 from ddp_notebook.records.units import ms, percent
 
 _NOTABLE = 0.1  # of a step: worth a word
@@ -36,12 +37,12 @@ def loader_of(recording: RowSource, steps: StepTable) -> Loader | None:
     """
     settings, spans = recording.rows("loader"), recording.rows("span")
     spans = spans[np.isin(spans["kind"], (_INPUT, _WORKERS)) & (spans["end_ns"] >= 0)]
-    spans = spans[(spans["start_ns"] >= steps.start_ns.min()) & (spans["start_ns"] < steps.end_ns.max())]
     spans = spans[np.isin(spans["name"], settings["name"])]
-    if not len(spans):
+    waited = spans[_is_in_a_step(spans, steps)]  # not that of an evaluation
+    if not len(waited):
         return None
-    names, of = np.unique(spans["name"], return_inverse=True)
-    name = names[np.bincount(of, spans["end_ns"] - spans["start_ns"]).argmax()]
+    names, of = np.unique(waited["name"], return_inverse=True)
+    name = names[np.bincount(of, waited["end_ns"] - waited["start_ns"]).argmax()]
     row = settings[settings["name"] == name][-1]
     starts = spans[(spans["name"] == name) & (spans["kind"] == _WORKERS) & (spans["samples"] >= 0)]
     return Loader(
@@ -51,6 +52,17 @@ def loader_of(recording: RowSource, steps: StepTable) -> Loader | None:
         batches=int(row["batches"]),
         epochs=int(np.unique(starts["rank"], return_counts=True)[1].max(initial=0)),
     )
+
+
+def _is_in_a_step(spans: Rows, steps: StepTable) -> npt.NDArray[np.bool_]:
+    """(n,) which of these spans begin in a step of their rank."""
+    inside = np.zeros(len(spans), bool)
+    for rank in steps.ranks:
+        own, mine = steps[steps.rank == rank], spans["rank"] == rank
+        order = np.argsort(own.start_ns, kind="stable")
+        at = np.searchsorted(own.start_ns[order], spans["start_ns"][mine], "right") - 1
+        inside[mine] = (at >= 0) & (spans["start_ns"][mine] < own.end_ns[order][np.maximum(at, 0)])
+    return inside
 
 
 def loading(

@@ -46,10 +46,14 @@ from ddp_notebook.records.units import ms, percent
 from ddp_notebook.records.words import train_apart
 
 FEWEST_STEPS = 3  # with fewer a report says what each took, and nothing more
+_TOLD_OUTSIDE = 0.005  # of a cell: time outside of steps that is worth a row
 _MOST_RANKS = 8  # whose times of such steps are told one by one
 _COLUMNS = ("input", "compute", "exposed", "waiting", "optimizer", "rest")
 _PASSES = ("forward", "backward", "input gradient", "weight gradient")
-_TIMES = tuple(f"{name}_ns" for name in (*_COLUMNS, "workers", "answers", "communication", "overlapped"))
+_TIMES = tuple(
+    f"{name}_ns" for name in (*_COLUMNS, "workers", "forward", "backward", "answers", "communication", "overlapped")
+)
+_OWN = {"forward_ns": "own_forward_ns", "backward_ns": "own_backward_ns"}  # without what is exposed or waited for
 _PHASES = {  # columns of a `StepTable` by what a report calls them; what is indented is a part of the one above it
     "input": "input",
     "  workers": "workers",
@@ -65,11 +69,11 @@ _PHASES = {  # columns of a `StepTable` by what a report calls them; what is ind
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Phase:
-    """How long one phase of a step took, over all steps but the first two of the cell, and over all ranks."""
+    """How long one phase of a step took, over all ranks."""
 
     name: str
-    mean_ns: float
-    median_ns: float
+    mean_ns: float  # of the steps that the mean of the run is taken of
+    median_ns: float  # this and the others: of all steps but the first two of the cell
     most_ns: float  # of nine of ten
     max_ns: float
 
@@ -117,7 +121,11 @@ class Report:
             return "\n".join([f"{self.verdict}.", *self._noted()])
         if self.times:
             return "\n".join([self._head(self.run, self.overall), *self.times])
-        is_first = self.taken is not None and self.verdict == self.taken.words(self.overall.step_ns, len(self.ranks))
+        is_first = (
+            self.taken is not None
+            and self.taken.by_others
+            and self.verdict == self.taken.words(self.overall.step_ns, len(self.ranks))
+        )
         lines = [
             self._head(self.run, self.overall),
             *([f"{self.verdict}."] if is_first else []),
@@ -130,8 +138,8 @@ class Report:
         if self.suggestions:
             lines += ["Try:", *(f"- {text}" for text in self.suggestions)]
         lines += ["", *_table_of_phases(self.phases)]
-        if self.outside is not None and self.outside.rows:
-            lines += ["", *_table_outside(self.outside)]
+        if self.outside is not None and len(table := _table_outside(self.outside)) > 1:
+            lines += ["", *table]
         return "\n".join(lines)
 
     def _head(self, run: TrainingRun, overall: Parts) -> str:
@@ -195,7 +203,7 @@ def report(recording: Bounded, cell: int | None = None) -> Report:
         skipped=WARM_UP if len(found) < len(every) else 0,
         overall=overall,
         ranks=ranks,
-        phases=_phases(found),
+        phases=_phases(found, ranks),
         outside=outside(own, every),
         taken=cores,
         times=(),
@@ -207,7 +215,7 @@ def report(recording: Bounded, cell: int | None = None) -> Report:
             *(one.note for one in pipelines),
             *blocks_of(own, kept),
             *_compared(recording, cell, efficiency, len(ranks)),
-            *_cores(own, found.ranks, cores, overall.step_ns),
+            *shared(own, found.ranks),
             *served(own, cell, found),
             *_clocks(recording, ranks),
             *_what_was_lost(recording),
@@ -301,30 +309,28 @@ def _parts(steps: StepTable, rank: int) -> Parts:
     return Parts(
         rank=rank,
         step_ns=duration / len(steps),
-        **{name: int(steps.parts[name.removesuffix("_ns")].sum()) / len(steps) for name in _TIMES},
+        **{name: int(steps.parts[_OWN.get(name, name).removesuffix("_ns")].sum()) / len(steps) for name in _TIMES},
         samples_per_s=float(known.mean()) * len(steps) / duration * 1e9 if len(known) and duration else None,
     )
 
 
-def _phases(steps: StepTable) -> tuple[Phase, ...]:
-    """How the phases scatter over steps and ranks; those that took any time."""
+def _phases(steps: StepTable, ranks: Sequence[Parts]) -> tuple[Phase, ...]:
+    """How the phases scatter over steps and ranks; those that took any time.
+
+    Args:
+        steps: all but the first two of the cell.
+        ranks: their means, of the steps that the mean of the run is taken of.
+    """
     columns = {"step": steps.duration_ns, **{name: steps.parts[part] for name, part in _PHASES.items()}}
+    means = _mean(ranks)
     found = []
     for name, taken_ns in columns.items():
         if not taken_ns.any():
             continue
         middle, most = np.percentile(taken_ns, (50, 90)).tolist()
-        mean, longest = float(taken_ns.mean()), float(taken_ns.max())
-        found.append(Phase(name=name, mean_ns=mean, median_ns=middle, most_ns=most, max_ns=longest))
+        mean_ns: float = getattr(means, f"{name.strip()}_ns")
+        found.append(Phase(name=name, mean_ns=mean_ns, median_ns=middle, most_ns=most, max_ns=float(taken_ns.max())))
     return tuple(found)
-
-
-def _cores(recording: RowSource, ranks: Sequence[int], cores: Taken | None, step_ns: float) -> tuple[str, ...]:
-    """Notes: more ranks than cores, and how long ranks waited for a core where that is not the verdict."""
-    notes = shared(recording, ranks)
-    if cores is not None and cores.is_large and not cores.by_others:
-        notes = (*notes, cores.words(step_ns, len(ranks)))
-    return notes
 
 
 def _mean(ranks: Sequence[Parts]) -> Parts:
@@ -416,7 +422,6 @@ def _table(rows: Sequence[Parts]) -> list[str]:
 
 
 def _table_of_phases(phases: Sequence[Phase]) -> list[str]:
-    """The percentiles are of all steps; means of the steps without the shortest and longest are above."""
     table = [["ms of a step", "mean", "median", "90 %", "max"]]
     for one in phases:
         times = (one.mean_ns, one.median_ns, one.most_ns, one.max_ns)
@@ -427,6 +432,8 @@ def _table_of_phases(phases: Sequence[Phase]) -> list[str]:
 def _table_outside(found: Outside) -> list[str]:
     table = [["outside of steps", "times", "s", "of the cell"]]
     for name, count, ns in found.rows:
+        if not count and ns < _TOLD_OUTSIDE * found.cell_ns:
+            continue
         share = percent(ns / found.cell_ns) if found.cell_ns else ""
         table.append([name, f"{count:,}" if count else "", f"{ns / 1e9:.2f}", share])
     return _in_columns(table)

@@ -25,7 +25,7 @@ from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-rede
 from ddp_notebook.stdlib import contextlib, os, signal, threading, time
 
 _SIGNALS = (signal.SIGINT, signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
-_TICK_S = 0.02  # by which ages are rounded
+_TICK_S = 0.02  # ages are rounded to a tick
 _LONGEST = 100  # characters of a command that are shown
 _WAITS = {"wait", "_wait", "communicate", "_communicate"}  # methods of `subprocess.Popen`
 # Numbers of system calls, by machine. Source: the kernel's tables, https://syscalls.mebeim.net
@@ -35,7 +35,7 @@ _WAIT4, _WAITID = {"x86_64": ("61", "247"), "aarch64": ("260", "95")}.get(platfo
 class Wait(NamedTuple):
     """A wait of the main thread."""
 
-    command: str  # of the child process
+    command: str  # the command line of the child process
     since_s: float  # time.monotonic()
     pid: int = 0  # 0: a process that was started after `since_s`
     is_elsewhere: bool = False  # another rank runs the command
@@ -49,8 +49,8 @@ class Children:
     """Knows for which child process the main thread waits."""
 
     def __init__(self) -> None:
-        self._wait: Wait | None = None  # of a command of the cell
-        self._seen: Wait | None = None  # of another wait, since it was first seen
+        self._wait: Wait | None = None  # a command of the cell
+        self._seen: Wait | None = None  # another wait, since it was first seen
         self._main = threading.main_thread().ident or 0
 
     def begin_cell(self) -> None:
@@ -98,7 +98,7 @@ class Children:
                     process.send_signal(number)
 
     def words(self) -> str:
-        """Say for what the main thread waits, and how much CPU time that has used.
+        """Describe the wait of the main thread, with the CPU time that the child process has used.
 
         Example:
             >>> with (children := Children()).waiting("pip install einops", is_elsewhere=True):
@@ -143,7 +143,7 @@ def _text_of(arguments: Any) -> str:
 def _in_system_call() -> int:
     """Return the process that the main thread waits for in the kernel; 0: it is not in such a call, -1: any child."""
     try:
-        with open("/proc/self/syscall") as file:  # of the main thread, whichever reads it
+        with open("/proc/self/syscall") as file:  # the main thread, whichever thread reads it
             number, first, second, *_ = file.read().split()
     except (OSError, ValueError):  # not shown; it runs
         return 0

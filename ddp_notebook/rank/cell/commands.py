@@ -23,7 +23,7 @@ from ddp_notebook.registry import private
 from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
 from ddp_notebook.stdlib import contextlib, fcntl, functools, os, re
 
-_process: Any = process  # which does not declare what it exports
+_process: Any = process  # the module does not declare its exports
 _system = _process.system
 _getoutput = _process.getoutput
 _get_output_error_code = _process.get_output_error_code
@@ -92,7 +92,7 @@ def install(
     replace(_system, system)
     replace(_getoutput, getoutput)
     replace(_get_output_error_code, get_output_error_code)
-    vars(packaging)["print"] = _say_nothing  # of %pip and the like: "you may need to restart the kernel"
+    vars(packaging)["print"] = _say_nothing  # drops the note of %pip: "you may need to restart the kernel"
     _of_scripts(shell, children, names)
 
 
@@ -128,7 +128,7 @@ def _tell_about_script(command: str) -> None:
     """Tell how a script runs on ranks, where a command that was to run one has failed."""
     if (its := script_of(command)) is not None:
         print(
-            "ddp_notebook: a process that a cell starts in the shell is not a rank: it does not inherit RANK, "
+            "ddp_notebook: a process that a cell starts in the shell is not a rank. It does not inherit RANK, "
             f"WORLD_SIZE and MASTER_ADDR. %run {its} runs the script on the ranks. %ddp_torchrun {its}, in a "
             "cell of the notebook, runs it by torchrun",
             file=sys.stderr,
@@ -177,7 +177,7 @@ class _Once:
         self._cell = cell
         self._folder = folder
         self._session = session
-        self._counts: Counter[str] = Counter()  # of equal commands in one cell
+        self._counts: Counter[str] = Counter()  # equal commands in one cell
 
     def run(self, command: str, run: Callable[[], Any]) -> Any:
         """Return the exit status of a command, which this or another rank has run."""
@@ -204,7 +204,7 @@ class _Once:
 
     @contextlib.contextmanager
     def alone(self, command: str) -> Iterator[None]:
-        """Let no other rank of this host change this environment meanwhile, if the command changes it."""
+        """Lock this Python environment during the block, if the command changes it."""
         if not _INSTALLS.search(command):
             yield
             return

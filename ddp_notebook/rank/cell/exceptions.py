@@ -12,6 +12,7 @@ from ddp_notebook.rank.cell.bounds import bounded
 _CAUSE: Any = BaseException.__cause__
 _CONTEXT: Any = BaseException.__context__
 _MEMBERS: Any = BaseExceptionGroup.exceptions
+_ARGS: Any = BaseException.args
 _PLAIN = (str, bytes, int, float, bool, type(None))
 
 
@@ -42,18 +43,27 @@ def told(error: BaseException) -> str:
         'rank 0 has no memory left'
     """
     message = words(error)
-    notes = getattr(error, "__notes__", ())
-    if type(notes) is not list or not notes or type(notes[0]) is not str:
+    notes = notes_of(error)
+    if not notes or type(notes[0]) is not str:
         return message
     first, end, rest = message.lstrip().partition("\n")
     return bounded(f"{first} ({notes[0]}){end}{rest}" if first else notes[0])
+
+
+def notes_of(error: BaseException) -> list[Any]:
+    """Return what `add_note` has added to an exception. Runs no code of the user's."""
+    try:
+        notes = object.__getattribute__(error, "__dict__").get("__notes__", [])
+    except Exception:  # a property of the user's has its name
+        return []
+    return notes if type(notes) is list else []
 
 
 def known_words(error: BaseException | None) -> str:
     """The message of an exception if that runs no code of the user's, else an empty one."""
     if error is None or not isinstance(type(error).__str__, WrapperDescriptorType):
         return ""
-    return words(error) if all(type(arg) in _PLAIN for arg in error.args) else ""
+    return words(error) if all(type(arg) in _PLAIN for arg in _ARGS.__get__(error)) else ""
 
 
 def first_line(error: BaseException) -> str:

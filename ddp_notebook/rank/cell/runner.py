@@ -15,12 +15,13 @@ from ddp_notebook.rank.cell import hygiene, kernel_api, transforms
 from ddp_notebook.rank.cell.asking import Asking
 from ddp_notebook.rank.cell.bounds import bounded_display
 from ddp_notebook.rank.cell.comms import COMM_TYPES, RankComms, ends_capture
-from ddp_notebook.rank.cell.exceptions import FormattingStopped
+from ddp_notebook.rank.cell.exceptions import FormattingStopped, notes_of
 from ddp_notebook.rank.cell.handlers import Handlers
 from ddp_notebook.rank.cell.interpreter import Interpreter, put_names_back, say
 from ddp_notebook.rank.cell.outgoing import Outgoing
 from ddp_notebook.rank.cell.streams import Streams
 from ddp_notebook.rank.cell.tracebacks import Tracebacks
+from ddp_notebook.rank.cell.where import OURS
 from ddp_notebook.rank.group.network import Network
 from ddp_notebook.rank.record.recording import RankRecording
 from ddp_notebook.rank.sharding import unsharded
@@ -271,7 +272,7 @@ class Runner:
             hygiene.put_names_back(shell.user_ns, self.names)
         except BaseException as problem:  # raised by a user's object; the cell must end all the same
             self._network.release.end()
-            lines = traceback.format_exc().splitlines()
+            lines = _lines_of(problem)
             name, why = type(problem).__name__, shortage.of_error(problem)
             done = CellDone(
                 cell=cell.cell,
@@ -405,7 +406,7 @@ class Runner:
             or (self._interrupted and isinstance(failure, asyncio.CancelledError))
         )
         message = shown.words_of(failure)
-        if isinstance(failure, MemoryError) and not getattr(failure, "__notes__", ()):  # the parser raised it
+        if isinstance(failure, MemoryError) and not notes_of(failure):  # the parser raised it
             why = shortage.of_error(failure)
             message = f"{message} ({why})" if why and message else why or message
             shown.of_cell += filter(None, [why])
@@ -471,6 +472,15 @@ class Runner:
             display = Display(cell=cell, msg_type=msg_type, content=content, place=0)
             self._outgoing.send(display, bundle_chars(content.get("data") or {}), key)
         return True
+
+
+def _lines_of(problem: BaseException) -> list[str]:
+    """Format an exception that user code has raised below ours, without our frames if there are others."""
+    shown = traceback.TracebackException.from_exception(problem)
+    theirs = [frame for frame in shown.stack if not frame.filename.startswith(OURS)]
+    if theirs:
+        shown.stack = traceback.StackSummary.from_list(theirs)
+    return "".join(shown.format()).splitlines()
 
 
 def _is_in_user_code(frame: FrameType | None) -> bool:

@@ -13,7 +13,7 @@ from IPython.core.events import EventManager
 from ddp_notebook.rank import reserve
 from ddp_notebook.rank.cell import hygiene
 from ddp_notebook.rank.cell.bounds import bounded
-from ddp_notebook.rank.cell.exceptions import FormattingStopped, chain, first_line, known_words, told
+from ddp_notebook.rank.cell.exceptions import FormattingStopped, chain, first_line, known_words, notes_of, told
 from ddp_notebook.rank.cell.where import Where
 from ddp_notebook.stdlib import asyncio, contextlib, threading
 
@@ -150,7 +150,7 @@ class Tracebacks:
 
     def _show_whole(self, error: BaseException, ends_cell: bool, *args: Any, **kwargs: Any) -> None:
         with contextlib.suppress(Exception):  # from an object that refuses to be looked at
-            if (note := self._explain(error)) and note not in getattr(error, "__notes__", ()):
+            if (note := self._explain(error)) and note not in notes_of(error):
                 error.add_note(note)
         try:
             self._format(*args, **kwargs)

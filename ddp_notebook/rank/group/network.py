@@ -178,7 +178,7 @@ class Network:
         if failure is not None or failed is not None:
             errors = [*chain(failure), *([] if failed is None else [failed.error])]
             self._is_broken |= any(
-                isinstance(one, RuntimeError) and _GROUP_IS_BROKEN.search(known_words(one)) for one in errors
+                issubclass(type(one), RuntimeError) and _GROUP_IS_BROKEN.search(known_words(one)) for one in errors
             )
         self._is_broken |= recorder.is_cut
         if failure is None and release.doing is None and not release.was_cut and not self._is_broken:
@@ -252,10 +252,10 @@ class Network:
 
 def _lacks_others(failure: BaseException) -> bool:
     """Whether a cell failed in an operation because other ranks did not take part."""
-    if isinstance(failure, CollectiveMismatchError) or _TIMED_OUT.search(known_words(failure)):
+    if issubclass(type(failure), CollectiveMismatchError) or _TIMED_OUT.search(known_words(failure)):
         return False
     return any(
-        isinstance(error, RankLostError)
-        or (isinstance(error, RuntimeError) and _PEER_IS_GONE.search(known_words(error)))
+        issubclass(type(error), RankLostError)
+        or (issubclass(type(error), RuntimeError) and _PEER_IS_GONE.search(known_words(error)))
         for error in chain(failure)
     )

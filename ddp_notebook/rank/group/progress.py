@@ -26,7 +26,7 @@ class Progress:
         self._begun = 0  # operations, before the cell
         self._since = 0  # likewise before its first step: a model in DDP may be made, or data read, in the same cell
         self._main = threading.get_ident()
-        self._optimizer: Callable[[], Optimizer | None] = lambda: None  # that has stepped first in the cell
+        self._optimizer: Callable[[], Optimizer | None] = lambda: None  # the first one to step in the cell
         self._stepped: set[int] = set()  # ids of optimizers that have stepped since the last operation
         self._depth = 0  # of the main thread's steps: an optimizer may step inside another one's step, or its own
         self._steps_twice = False  # one of them has stepped again

@@ -130,6 +130,8 @@ class _Short(reprlib.Repr):
 
     def repr_bytes(self, x: Any, _: int) -> str:
         """Only the first bytes: `reprlib` would make four characters of each byte, and then cut them."""
+        if not isinstance(x, bytes | bytearray):  # a type with this name
+            return self.repr_instance(x, 0)
         text = repr(x[: self.maxstring])
         return text if len(x) <= self.maxstring and len(text) <= self.maxstring else f"{text[: self.maxstring - 3]}..."
 

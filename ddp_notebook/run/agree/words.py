@@ -28,7 +28,7 @@ def variable_of(entry: str) -> str:
 
 
 def summarize(same: Mapping[str, Mapping[str, Any]]) -> str:
-    """What agrees: `"62 parameters, 4 buffers (11.2 M elements), data length, versions"`; "" if nothing was compared.
+    """Return the words for equal entries: `"62 parameters, 4 buffers (11.2 M elements), versions"`; "" if none.
 
     An entry whose contents were not compared does not count: `notes_on` says so.
     """
@@ -51,7 +51,7 @@ def summarize(same: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def is_compared(fact: Mapping[str, Any]) -> bool:
-    """Whether the contents of an entry were compared, or at least its repr."""
+    """Return whether the contents of an entry were compared, or at least its repr."""
     return fact.get("skipped") in (None, BEYOND_REPR)
 
 

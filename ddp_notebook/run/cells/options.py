@@ -154,7 +154,7 @@ def parse_line(line: str) -> tuple[CellOptions, str]:
 
 
 def _is_python(code: str) -> bool:
-    """Whether code that begins as an option is an expression, such as `--x`."""
+    """Return whether code that begins like an option is an expression, such as `--x`."""
     try:
         ast.parse(code.strip())
     except SyntaxError:

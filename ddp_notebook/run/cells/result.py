@@ -109,7 +109,7 @@ class RankResult:
     ename: str = ""  # "ValueError"
     traceback: list[str] = field(default_factory=list)
     has_group: bool = True  # False: the cell has destroyed the default group and formed no other
-    place: str = ""  # where it failed or was interrupted: "cell line 7, in all_reduce"
+    place: str = ""  # the place of the failure or interrupt: "cell line 7, in all_reduce"
     operation: Operation | None = None  # that it failed in, or was freed from
     was_freed: bool = False  # it did not fail by itself, but for want of others
     group: dict[str, Any] = field(default_factory=dict)  # the state of its groups after a cell that did not end well

@@ -298,7 +298,7 @@ def _in_children(views: Views) -> str:
 
 
 def only_wait_for_children(views: Views) -> bool:
-    """Whether ranks wait for child processes, and none waits for another rank.
+    """Return whether ranks wait for child processes, and none waits for another rank.
 
     Example:
         >>> only_wait_for_children({0: RankView(rank=0, state="running", child="sleep 60", child_s=12.0)})

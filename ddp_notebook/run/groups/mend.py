@@ -228,15 +228,15 @@ def _divergence(states: Mapping[int, Mapping[str, Any]]) -> list[str]:
 
 
 def _after_divergence(kinds: Collection[str]) -> str:
-    """What to do where ranks have taken different numbers of optimizer steps.
+    """Return advice after different numbers of optimizer steps on the ranks.
 
     Args:
         kinds: how the ranks' parameters are spread, see `Models.kind_of`.
     """
     if "sharded" in kinds:
         return (
-            "The ranks hold parts of the parameters, and these parts are from different steps now, which %ddp_check "
-            "does not see: load the last checkpoint, or make the model and the optimizer again"
+            "The ranks hold parts of the parameters, and these parts are from different steps now. %ddp_check does not "
+            "compare them: load the last checkpoint, or make the model and the optimizer again"
         )
     if set(kinds) == {"ddp"}:
         return (
