@@ -316,8 +316,9 @@ def test_bars_and_many_large_displays_are_cleared(ranks):
         "for i in range(30): clear_output(wait=i % 2 == 0); display(HTML(f'{i}' + ' ' * 200_000)); time.sleep(0.01)"
     )
     reply = ranks.run("%%on_all_ranks\n" + code)
-    assert [data["text/html"].strip() for data in reply.displays] == ["29"]
-    assert reply.stdout.split() in (["[0-2]"], ["[0]", "[1-2]"])
+    [data] = reply.displays
+    shown = re.sub("<[^>]*>", "", data["text/html"])  # ranks that were out of step have had slots
+    assert f"{reply.stdout}{shown}".split() in (["[0-2]", "29"], ["[0-2]29"]), reply.shown
 
 
 def test_an_output_widget_that_clears_itself_clears_no_more(ranks):
