@@ -135,7 +135,7 @@ def test_plain_ipython(monkeypatch):
         run("%ddp_start 2")
         terminal.expect("backend gloo")
         run("%on_all_ranks print('hello'); print('rank', rank)")
-        terminal.expect(r"\[0-1\] hello\r\n\[0\] rank 0\r\n\[1\] rank 1\r\n")
+        terminal.expect(r"\[0-1\] hello\r\n\[0-1\] rank 0 \| 1\r\n")
         run("%on_all_ranks input('Name: ') if rank == 1 else None")
         terminal.expect(r"\[1\] Name: ")
         terminal.sendline("Ann")

@@ -143,7 +143,8 @@ def test_nothing_outlives_a_killed_notebook(jobs, killed):
         below = psutil.Process(notebook.pid).children(recursive=True)
         assert len(below) >= 4, "a keeper, an agent, two ranks"
         if killed != "notebook":
-            [parent] = psutil.Process(notebook.pid).children()
+            children = psutil.Process(notebook.pid).children()
+            [parent] = [one for one in children if "ddp_notebook.launch.elastic.parent" in one.cmdline()]
             parent.kill()
             notebook.wait(20)
     finally:

@@ -394,7 +394,6 @@ class Screen:
 
     def _show_row(self, entries: list[Folded], now: float, talking: Collection[int]) -> None:
         """Show displays of several ranks, in the order of the ranks."""
-        self._open_row = None
         shown: list[Row] = []
         for entry in entries:
             assert entry.item.display is not None
@@ -415,6 +414,9 @@ class Screen:
                 row.show()
         for row in shown:
             row.show()
+        if not shown:  # they have replaced others, and a late rank still has its slot next to those
+            return
+        self._open_row = None
         others = set(talking).difference(*(entry.ranks for entry in entries))
         if len(shown) == 1 and others and self._outlet.can_update:
             self._open_row = OpenRow(shown[0], others, now + _OPEN_ROW_S, self._note_row, self._cleared)

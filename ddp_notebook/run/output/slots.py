@@ -75,16 +75,13 @@ class Row:
     def _slots(self) -> list[tuple[str, Bundle]]:
         """The outputs that the front end is to show, with their labels."""
         groups = self._groups()
-        is_grid = self._is_grid and len(groups) > 1 and all(_fits(data) for _, (data, _) in groups)
+        has_label = not self._outputs or self._outputs[0].has_label  # the first one; further ones always have
+        is_grid = self._is_grid and len(groups) > has_label and all(_fits(data) for _, (data, _) in groups)
         if not is_grid:
             return [(label(ranks).rstrip(), bundle) for ranks, bundle in groups]
         text = "\n".join(labelled(ranks, str(data.get("text/plain", ""))) for ranks, (data, _) in groups)
-        return [
-            (
-                label(self.ranks).rstrip() if self._outputs else "",
-                ({"text/html": _grid(groups), "text/plain": text}, {}),
-            )
-        ]
+        grid: Bundle = ({"text/html": _grid(groups), "text/plain": text}, {})
+        return [(label(self.ranks).rstrip() if self._outputs else "", grid)]
 
     def _groups(self) -> list[tuple[list[int], Bundle]]:
         """Equal displays, with their ranks."""
@@ -104,7 +101,8 @@ class _Output:
 
     def __init__(self, outlet: Outlet, handle: str, *, has_label: bool) -> None:
         self._outlet = outlet
-        self._label_id = new_id() if has_label else ""
+        self.has_label = has_label
+        self._label_id = new_id()
         self._display_id = handle or new_id()
         self._label = ""
         self._bundle: Bundle | None = None
@@ -112,7 +110,7 @@ class _Output:
     def show(self, text: str, bundle: Bundle) -> None:
         """Show this, or replace what is shown by it."""
         is_new = self._bundle is None
-        if self._label_id and text != self._label:
+        if self.has_label and text != self._label:
             self._send({"text/plain": text}, {}, self._label_id, is_new)
         if bundle != self._bundle:
             self._send(*bundle, self._display_id, is_new)
