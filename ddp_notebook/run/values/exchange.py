@@ -68,7 +68,8 @@ class Exchange:
         """See `Session.pull`."""
         chosen = self._living.parse(ranks)
         check_name(name)
-        if (job := self._job_on(chosen)) is not None:
+        # Behind jobs that wait it keeps its place in the queue: it is to see what they have done.
+        if (job := self._job_on(chosen)) is not None and not self._cells.turn.waiting_jobs:
             found = self._between_steps(job, chosen, lambda: self._pull(name, chosen, force, safe, report, job))
             if found is not None:
                 return found

@@ -29,7 +29,8 @@ class ValueFace(Assembled):
         one in the notebook. With `safe=True` nothing is unpickled.
 
         While a job runs in the background, numbers, text, tensors, arrays and containers of them are copied between two
-        of its optimizer steps. Other values are read when the job has ended, and a line says so.
+        of its optimizer steps. Other values are read when the job has ended, and a line says so. If further jobs wait,
+        values are read behind them.
 
         Args:
             name: the variable.
