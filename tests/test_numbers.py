@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+import timeit
+
 import pytest
 
 from ddp_notebook.run.output.numbers import form_of, merged
@@ -45,6 +48,14 @@ def merge(*lines: str) -> str | None:
         (("a 1\nb 2", "a 2\nb 2"), None),
         (("x [1, 2, 3, 4, 5]", "x [6, 7, 8, 9, 0]"), None),
         (("10.0.0.1 up", "10.0.0.2 up"), None),
+        (("10.1.0.1 up", "10.2.0.1 up"), None),
+        (("torch 2.1.0", "torch 2.2.0"), None),
+        (("part 1-3 done", "part 2-3 done"), None),
+        (("on 2024-01-15 ok", "on 2024-01-16 ok"), "on 2024-01-15..2024-01-16 ok"),
+        (("2024-01-15T10:00:01Z x", "2024-01-15T10:00:02Z x"), "2024-01-15T10:00:01Z..2024-01-15T10:00:02Z x"),
+        (("shape=1,200", "shape=1,201"), "shape=1,200 | 201"),
+        (("1,200 rows", "-1,201 rows"), "1,200 | -1,201 rows"),
+        (("loss 0.5.", "loss 0.6."), "loss 0.5 | 0.6."),
     ],
 )
 def test_lines_of_ranks_are_merged(lines, expected):
@@ -61,6 +72,7 @@ def test_of_more_than_eight_ranks_minimum_mean_and_maximum_are_shown():
     units = [f"wall {rank} µs" if rank < 5 else f"wall {rank} ms" for rank in range(1, 11)]
     assert merge(*units) == "wall min 1 µs mean 4.501 ms max 10 ms"
     assert merge(*["same 1"] * 10) == "same 1"
+    assert merge(*(f"shape=1,20{rank}" for rank in range(9))) == "shape=1,min 200 mean 204 max 208"
 
 
 def test_a_marker_is_equal_for_lines_of_one_step():
@@ -72,3 +84,17 @@ def test_a_marker_is_equal_for_lines_of_one_step():
     assert marker("rank 0 step 4 loss 0.5") == marker("rank 1 step 4 loss 0.25")
     assert marker("step 4 loss 0.5") != marker("step 5 loss 0.5")
     assert marker("step 4 took 12 ms") == marker("step 4 took 1 s")
+    assert marker("step 4 min 0.5") != marker("step 5 min 0.5")
+    assert marker("step 4 min: -0.5") != marker("step 5 min: -0.5")
+    assert marker("step 4 took 2 min 30 s") == marker("step 4 took 3 min 10 s")
+
+
+def test_a_line_of_spaces_takes_time_in_proportion_to_its_length():
+    """If it took time in proportion to the square, the ratio would be about 60."""
+
+    def least_s(count: int) -> float:
+        line = (" " * count + "a") * (900 // (count + 1))
+        return min(timeit.repeat(lambda: form_of(line), timer=time.process_time, number=5, repeat=5))
+
+    assert form_of(" " * 899 + "a") is None
+    assert least_s(899) < 8 * least_s(15)

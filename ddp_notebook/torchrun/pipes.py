@@ -90,13 +90,23 @@ class Pipes:
         with self._lock:
             return TORCHRUN not in self._open
 
-    def close(self) -> None:
-        """Read no more."""
+    @property
+    def most_waiting(self) -> int:
+        """Upper limit of the pieces that are written and not yet taken from `output`.
+
+        It counts a full queue, one piece that waits for room, and for each open pipe its content and its end.
+        """
+        with self._lock:
+            return _MOST_WAITING + 1 + 2 * sum(self._open.values())
+
+    def close(self) -> list[Written]:
+        """Stop reading. Returns the pieces that are left in the queue."""
         self._wakes.close()
-        while self._thread.is_alive():  # it may wait for room
+        left = []
+        while self._thread.is_alive() or not self.output.empty():  # the thread may wait for room
             with contextlib.suppress(queue.Empty):
-                self.output.get_nowait()
-            self._thread.join(0.01)
+                left.append(self.output.get(timeout=0.01))
+        return left
 
     def _add(self, fd: int, rank: int, stream: str) -> None:
         with self._lock:

@@ -29,7 +29,7 @@ from ddp_notebook.run.output.screen import Screen
 from ddp_notebook.run.output.sink import Here
 from ddp_notebook.torchrun import current
 from ddp_notebook.torchrun.job import TorchrunJob
-from ddp_notebook.torchrun.pipes import TORCHRUN, Pipes
+from ddp_notebook.torchrun.pipes import TORCHRUN, Pipes, Written
 from ddp_notebook.wire.store import listen_here
 
 _MOST_AGENTS = 256  # on this machine
@@ -45,7 +45,7 @@ _TIMES = "last_call_timeout=2,keep_alive_interval=1,keep_alive_max_attempt=3"
 _MOST_RANKS = 8  # whose text counts for the limit of what is shown
 _ALONE_S = 20.0  # after so long without a rank it is said what torchrun waits for
 _REFRESH_S = 0.1  # output that goes on without a pause is shown at least so often
-_END_S = 2.0  # how long the pipes of ranks may stay open when torchrun has ended
+_END_S = 2.0  # wait for more output of ranks when torchrun has ended and all that was read is shown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,8 +213,11 @@ def run(asked: Asked) -> TorchrunJob:
         try:
             _follow(asked, place.at, job, process, pipes, interrupts)
         finally:
-            pipes.close()
-            _end(process)
+            try:
+                for one in pipes.close():
+                    _log(job, one)
+            finally:
+                _end(process)
     return _ended(job, process.returncode, time.monotonic() - began_s, interrupts.count > 0)
 
 
@@ -245,16 +248,21 @@ def _follow(
         screen.write("stderr", f"one more agent joins from a shell with: {joins}\n")
     alone_s = time.monotonic() + _ALONE_S
     ends_s = float("inf")
+    pieces: int | None = None  # that the job may have written before torchrun ended; None while torchrun runs
     view = None
     refreshed_s, pause_s = time.monotonic(), FLUSH_S
-    while (pipes.is_open or not pipes.output.empty()) and time.monotonic() < ends_s:
+    while time.monotonic() < ends_s or (pieces and not pipes.output.empty()):
+        if not pipes.is_open and pipes.output.empty():
+            break
         with contextlib.suppress(queue.Empty):
             one = pipes.output.get(timeout=pause_s)
+            _log(job, one)
             if one.rank == TORCHRUN:
                 screen.write(one.stream, one.text)
             elif one.text:
-                job.log_of(one.rank).write(one.text)
                 screen.show(Shown(one.rank, one.text, one.stream))
+            if pieces:
+                pieces -= 1
         now_s = time.monotonic()
         if pipes.output.empty() or screen.is_due or now_s - refreshed_s > _REFRESH_S:
             is_idle = pipes.output.empty()
@@ -272,10 +280,19 @@ def _follow(
             said = f"no rank has started within {_ALONE_S:.0f} s: torchrun waits for more agents"
             screen.write("stderr", f"{said}; one more, in a shell: {joins}\n")
         if pipes.has_ended and ends_s == float("inf"):
-            ends_s = now_s + _END_S  # a process that has left the job may hold a pipe open
+            # A process that has left the job may hold a pipe open, and may go on writing.
+            pieces = pipes.most_waiting if pieces is None else pieces
+            if pipes.output.empty() or not pieces:
+                ends_s = now_s + _END_S
     screen.finish()
     if view is not None:
         view[1].end(view[0])
+
+
+def _log(job: TorchrunJob, one: Written) -> None:
+    """Write the text of a rank into its log."""
+    if one.rank != TORCHRUN and one.text:
+        job.log_of(one.rank).write(one.text)
 
 
 def _look(job: TorchrunJob, view: tuple[int, Any] | None) -> tuple[int, Any] | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
+import socket
 import subprocess
 import sys
 import threading
@@ -15,7 +16,11 @@ import pytest
 
 from ddp_notebook.errors import JobFailedError, UsageError
 from ddp_notebook.registry.torchrun import OUTPUT_VARIABLE, launcher
+from ddp_notebook.run.cells.cell import Shown
+from ddp_notebook.run.cells.interrupt import Interrupts
+from ddp_notebook.run.output.screen import Screen
 from ddp_notebook.torchrun import current, starting
+from ddp_notebook.torchrun.job import TorchrunJob
 from ddp_notebook.torchrun.pipes import Pipes
 from ddp_notebook.wire.store import listen_here
 from tests.conftest import wait_until
@@ -101,6 +106,61 @@ print('bad', file=sys.stderr)
     pipes.close()
     for n in range(2):
         assert said[n, "stdout"] == f"é{'x' * 50_000}{n}\n" * 20 and said[n, "stderr"] == "bad\n"
+
+
+def _write_on(fd: int) -> None:
+    with contextlib.suppress(BrokenPipeError):
+        while True:
+            os.write(fd, b"more\n")
+            time.sleep(0.001)
+
+
+@pytest.mark.parametrize("pipe", ["closed", "held open", pytest.param("written on", marks=pytest.mark.long)])
+def test_output_that_waits_when_torchrun_ends_is_shown_and_logged(jobs, capsys, monkeypatch, pipe):
+    """All of it, however long it takes to show. A process that keeps a pipe of the rank open does not hold the cell."""
+    monkeypatch.setattr(starting, "_END_S", 0.1)
+    write = Screen.show
+
+    def write_slowly(self: Screen, shown: Shown) -> None:
+        time.sleep(0.02)
+        write(self, shown)
+
+    monkeypatch.setattr(Screen, "show", write_slowly)
+    listener, place = listen_here("")
+    torchrun, rank = [os.pipe() for _ in range(2)], [os.pipe() for _ in range(2)]
+    pipes = Pipes(listener, [reads for reads, _ in torchrun])
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as line:
+        line.connect(place.address)
+        socket.send_fds(line, [b"0 1"], [reads for reads, _ in rank])
+        assert line.recv(1) == b"+"
+    for number in range(60):
+        os.write(rank[0][1], f"line {number}\n".encode())
+        wait_until(lambda: pipes.output.qsize() > number, 10)  # noqa: B023
+    os.write(rank[1][1], b"the error\n")
+    for fd in [far for _, far in torchrun] + [near for near, _ in rank]:
+        os.close(fd)
+    if pipe == "closed":
+        for _, far in rank:
+            os.close(far)
+    elif pipe == "written on":
+        threading.Thread(target=_write_on, args=[rank[0][1]]).start()
+    wait_until(lambda: pipes.has_ended, 10)
+    job = TorchrunJob("key", "mine")
+    job.keep_logs(str(jobs.folder))
+    try:
+        with subprocess.Popen(["true"]) as process, Interrupts(lambda: None) as interrupts:
+            starting._follow(starting.read("-m train"), "", job, process, pipes, interrupts)
+        left = pipes.close()
+        expected = "".join(f"line {number}\n" for number in range(60))
+        log = job.log(0)
+        assert log.startswith(expected) and "the error\n" in log
+        if pipe == "written on":
+            return
+        assert left == [] and log == f"{expected}the error\n"
+        shown = capsys.readouterr()
+        assert shown.out == "".join(f"[0] line {number}\n" for number in range(60)) and shown.err == "[0] the error\n"
+    finally:
+        job.close()
 
 
 def test_a_job_is_started_shown_and_looked_at(jobs, capsys):

@@ -2,7 +2,7 @@
 
     loss 0.661  and  loss 0.676   ->   loss 0.661 | 0.676
 
-The text around the numbers must be equal. Addresses, clock times and units of time or size belong to the numbers. A
+The text around the numbers must be equal. Addresses, dates, clock times and units belong to the numbers. A
 line without a letter is not merged: two bare numbers may mean different things.
 """
 
@@ -24,13 +24,18 @@ _TIMES = {"ns": 1e-9, "µs": 1e-6, "μs": 1e-6, "us": 1e-6, "ms": 1e-3, "s": 1.0
 _SIZES = {"B": 1.0, "kB": 1e3, "KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
 _SIZES |= {"KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30, "TiB": 2.0**40}
 _UNITS = _TIMES | _SIZES
+# A number is not part of a longer token, such as 10.0.0.1 or 3-5. `*+` and `(?>` keep it from being a shorter part.
 _NUMBER = re.compile(
-    r"""(?=[-+\ \d.niNI])(?P<space>\ *)(?:                # a quick check at each character
+    r"""(?=[-+\ \d.niNI])(?P<space>(?<!\ )\ *+)(?:        # a quick check; spaces are read once
     (?P<address>0x[0-9a-fA-F]+\b)
-    |(?P<clock>(?<![\w:])(?:\d{4}-\d\d-\d\d[\ T])?\d\d:\d\d:\d\d(?:[.,]\d+)?(?![\w:]))
-    |(?:(?<![\w.])|(?<=[Rr]ank)|(?<=RANK)|(?<=[Gg]pu)|(?<=GPU))
-     (?:(?P<number>[-+]?(?:\d+(?:,\d{3})*(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?)
-        (?P<unit>\ ?(?:ns|[µμu]s|ms|s|min|h|[kKMGT]i?B|B)\b)?
+    |(?P<clock>(?<![\w:])(?:\d{4}-\d\d-\d\d(?:[\ T]\d\d:\d\d:\d\d(?:[.,]\d+)?Z?)?
+        |\d\d:\d\d:\d\d(?:[.,]\d+)?)(?!-?\w|:))
+    |(?:(?<![\w.])(?<!\d-)|(?<=[Rr]ank)|(?<=RANK)|(?<=[Gg]pu)|(?<=GPU))
+     (?:(?P<number>(?>
+          (?:(?:^|(?<=\ ))[-+]?\d{1,3}(?:,\d{3})+(?!,?\d)(?:\.\d*)?   # elsewhere a comma separates two numbers
+            |[-+]?(?:\d+(?:\.\d*)?|\.\d+))
+          (?:[eE][-+]?\d+)?)(?![.-]\d))
+        (?P<unit>\ ?(?:ns|[µμu]s|ms|s|min(?![\ :=]+[-+\d.](?!\d*\ ?s\b))|h|[kKMGT]i?B|B)\b)?   # "min 0.5" is a minimum
        |(?P<special>[-+]?(?:nan|inf|NaN|Inf)\b))
     )""",
     re.VERBOSE,
