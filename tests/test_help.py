@@ -11,9 +11,9 @@ import pytest
 from ddp_notebook.errors import UsageError
 from ddp_notebook.launch.options import StartOptions, parse, start_line
 from ddp_notebook.magics import _MAGICS, DDPMagics
-from ddp_notebook.run import help_texts, progress
+from ddp_notebook.run import help_texts, magic_lines, progress
 from ddp_notebook.run.cells import options as cell_options
-from ddp_notebook.run.lines import WIDTH
+from ddp_notebook.run.lines import WIDTH, read_expression
 from ddp_notebook.torchrun.starting import torchrun_line
 from tests.conftest import wait_until
 
@@ -166,3 +166,22 @@ def test_a_quick_start_shows_no_time(capsys):
     with progress.shown("starting:", "importing torch") as report:
         report("host server 0.1 s")
     assert capsys.readouterr().out == "starting:  host server 0.1 s\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "ranks", "expression"),
+    [
+        ("x[-1] --ranks 0", "0", "x[-1]"),
+        ("x - 1 --ranks=-2:", "-2:", "x - 1"),
+        ("f('x --ranks 0')", None, "f('x --ranks 0')"),
+    ],
+)
+def test_ranks_may_follow_an_expression(line, ranks, expression):
+    assert read_expression(magic_lines.peek(), line) == (ranks, expression)
+
+
+@pytest.mark.parametrize("name", ["ddp_peek", "ddp_torchrun"])
+def test_a_short_option_shows_the_help_of_a_line_that_is_code(name, capsys):
+    magic = _MAGICS[name]
+    magic(None, " -h")
+    assert capsys.readouterr().out.strip() == magic.getdoc().strip()

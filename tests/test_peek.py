@@ -108,6 +108,55 @@ def test_an_expression_that_fails_fails_alone(prepared):
         prepared.peek(" ")
 
 
+_FAILS = """
+class Silent(Exception):
+    __str__ = lambda self: None
+def fail():
+    raise Silent
+class Unpicklable:
+    def __init__(self, error):
+        self.error = error
+    def __reduce__(self):
+        raise self.error
+silent, ending = Unpicklable(Silent()), Unpicklable(SystemExit(3))
+"""
+
+
+class _Ending:
+    """Raises an error where it is unpickled."""
+
+    def __reduce__(self):
+        return exec, ("class Silent(Exception):\n    __str__ = lambda self: None\nraise Silent",)
+
+
+class _Exiting:
+    def __reduce__(self):
+        return exec, ("raise SystemExit(3)",)
+
+
+def test_an_error_without_a_message_and_an_exit_end_neither_a_job_nor_a_rank(prepared):
+    from ddp_notebook.errors import DDPNotebookError
+
+    def check_peek() -> None:
+        with pytest.raises(DDPNotebookError, match=r"^ranks 0-1: Silent: <Silent.__str__ failed>$"):
+            prepared.peek("fail()")
+        with pytest.raises(DDPNotebookError, match="SystemExit: 3"):
+            prepared.peek("__import__('sys').exit(3)")
+
+    prepared.run(_FAILS, quiet=True)
+    with job(prepared, "train(10_000, 0.01)") as running:
+        check_peek()
+        assert not running.done()
+    check_peek()
+    for name in ("silent", "ending"):
+        with pytest.raises(DDPNotebookError, match=r"Silent.__str__ failed" if name == "silent" else "SystemExit: 3$"):
+            prepared.pull(name)
+    for value, error in ((_Ending(), r"Silent: <Silent.__str__ failed>"), (_Exiting(), "SystemExit: 3")):
+        with pytest.raises(DDPNotebookError, match=error):
+            prepared.push({"pushed": value})
+    assert dict(prepared.peek("rank")) == {0: "0", 1: "1"}
+
+
 def test_without_a_job_it_is_read_at_once(prepared):
     assert repr(prepared.peek("rank + 10")) == "[0] 10\n[1] 11"
     assert prepared.peek("torch.arange(1000.0)", ranks=0)[0] == (

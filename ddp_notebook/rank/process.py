@@ -15,6 +15,7 @@ from traitlets.config import Config
 from ddp_notebook.rank import exits, files, gpu, own_signals, pymp, reserve, shortage, threads
 from ddp_notebook.rank.agent import Agent
 from ddp_notebook.rank.cell import commands, handlers, kernel_api, tutorials
+from ddp_notebook.rank.cell.exceptions import FormattingStopped, with_type
 from ddp_notebook.rank.cell.inbox import Inbox
 from ddp_notebook.rank.cell.runner import Runner
 from ddp_notebook.rank.cell.streams import Streams
@@ -326,8 +327,8 @@ class Rank:
         except values.CannotSendError as error:
             self.agent.send(Pulled(request=message.request, error=str(error)))
         except BaseException as error:  # of a user's object, or an interrupt; the notebook waits for an answer
-            self.agent.send(Pulled(request=message.request, error=f"{type(error).__name__}: {error}"))
-            if not isinstance(error, Exception):
+            self.agent.send(Pulled(request=message.request, error=with_type(error)))
+            if isinstance(error, KeyboardInterrupt | FormattingStopped):  # a SystemExit must not end the job
                 raise
         else:
             self._answer(message, join_parts(parts), about)
@@ -347,8 +348,8 @@ class Rank:
         except values.CannotSendError as error:
             self.agent.send(Pulled(request=message.request, error=str(error)))
             return
-        except Exception as error:  # of a user's object; the notebook waits for an answer
-            self.agent.send(Pulled(request=message.request, error=f"{type(error).__name__}: {error}"))
+        except (Exception, SystemExit) as error:  # of a user's object; the notebook waits for an answer
+            self.agent.send(Pulled(request=message.request, error=with_type(error)))
             return
         self._answer(message, join_parts(parts), about)
 
@@ -361,7 +362,7 @@ class Rank:
         except files.CannotFetchError as error:
             self.agent.send(Pulled(request=message.request, error=str(error)))
         except Exception as error:  # such as a working directory that is gone; the notebook waits for an answer
-            self.agent.send(Pulled(request=message.request, error=f"{type(error).__name__}: {error}"))
+            self.agent.send(Pulled(request=message.request, error=with_type(error)))
         else:
             self._answer(message, [data])
 
@@ -397,8 +398,8 @@ class Rank:
                 before, now = ((rank, place.world_size) for rank in (message.of_rank, place.rank))
                 for note in unseen(samplers.resize, before, now, namespace, had):
                     print(f"ddp_notebook: {note}", file=sys.stderr)
-        except Exception as error:
-            self.agent.send(Pushed(request=message.request, error=f"{type(error).__name__}: {error}"))
+        except (Exception, SystemExit) as error:  # of a user's object
+            self.agent.send(Pushed(request=message.request, error=with_type(error)))
         else:
             self.agent.send(Pushed(request=message.request))
 
@@ -407,8 +408,11 @@ class Rank:
         shell = RankEngine.instance().kernel.shell
         try:
             done = unseen(resized.settle, message, self.place, shell.user_ns)
-        except Exception as error:  # of a user's object, or another rank is gone; the notebook waits for an answer
-            self.agent.send(Pulled(request=message.request, error=f"{type(error).__name__}: {error}"))
+        except (
+            Exception,
+            SystemExit,
+        ) as error:  # of a user's object, or another rank is gone; the notebook waits for an answer
+            self.agent.send(Pulled(request=message.request, error=with_type(error)))
         else:
             self.agent.send(Pulled(request=message.request, about=json.dumps(done)))
 
@@ -427,15 +431,15 @@ class Rank:
                 facts = unseen(check.fingerprints, namespace, message.names)
                 if mistakes := unseen(self._recording.mistakes.facts, namespace):
                     facts[""] = mistakes  # of no variable
-        except Exception as error:
-            self.agent.send(Checked(request=message.request, error=f"{type(error).__name__}: {error}"))
+        except (Exception, SystemExit) as error:  # of a user's object
+            self.agent.send(Checked(request=message.request, error=with_type(error)))
         else:
             self.agent.send(Checked(request=message.request, facts=facts))
 
 
 def _in_words(error: BaseException) -> str:
     """Return why the group did not form, first with the resource that has run out if one has."""
-    return "; ".join([*shortage.now(), f"{type(error).__name__}: {error}"])
+    return "; ".join([*shortage.now(), with_type(error)])
 
 
 def _report(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

@@ -180,7 +180,7 @@ def line_of(build: Callable[[], LineParser]) -> Callable[[Callable[..., None]], 
         @functools.wraps(magic)
         def with_help(self: Any, line: str, *cell: Any) -> None:
             try:
-                if line.strip() == "--help":  # also where the line is code
+                if line.strip() in _HELP:  # also where the line is code
                     raise HelpRequested
                 magic(self, line, *cell)
             except HelpRequested:
@@ -235,10 +235,14 @@ def read_expression(parser: LineParser, line: str) -> tuple[str | None, str]:
         >>> parser = LineParser("%ddp_peek", "%ddp_peek x")
         >>> read_expression(parser, "--ranks 0,2 x[-1] - 1"), read_expression(parser, "history[-5:]")
         (('0,2', 'x[-1] - 1'), (None, 'history[-5:]'))
+        >>> read_expression(parser, "x[-1] - 1 --ranks -1:")
+        ('-1:', 'x[-1] - 1')
     """
     ranks, expression = None, line.strip()
     if option := re.match(r"--ranks[ =](\S+)\s*", expression):
         ranks, expression = option[1], expression[option.end() :]
+    elif option := re.search(r"\s+--ranks[ =]([^\s'\")\]}]+)$", expression):
+        ranks, expression = option[1], expression[: option.start()]
     if not expression or expression.startswith("--"):
         parser.error("an expression is missing, such as history[-5:]")
     return ranks, expression

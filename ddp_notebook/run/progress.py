@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-_EVERY_S = 0.2  # how often what is under way is told anew
+_EVERY_S = 0.2  # interval of progress updates
 _SILENT_S = 2.0  # after so long without a word the line shows the time ...
 _TICK_S = 1.0  # ... and updates it so often
 

@@ -446,14 +446,14 @@ def test_a_full_recording_says_how_many_steps_are_left_of_how_many():
 @pytest.mark.parametrize(
     ("ready", "own", "busy", "says"),
     [
-        (0.7, 0.25, 1.95, "Of 34 ms a rank was, on average, ready to run but had no core for 24 ms: other processes "),
+        (0.7, 0.25, 1.95, "On average, a rank had no free core for 24 ms of 34 ms: other processes "),
         (
             0.7,
             0.95,
             1.95,
-            "Of 34 ms a rank was, on average, ready to run but had no core for 24 ms: the ranks themselves ",
+            "On average, a rank had no free core for 24 ms of 34 ms: the ranks themselves ",
         ),
-        (0.7, 0.2, 0.6, "Of 34 ms a rank was, on average, ready to run but had no core for 24 ms"),  # who, is not known
+        (0.7, 0.2, 0.6, "On average, a rank had no free core for 24 ms of 34 ms"),  # who, is not known
         (0.1, 0.6, 1.9, "Nothing is wrong: 87 % of the step computes"),  # they hardly waited for a core
     ],
 )

@@ -109,7 +109,7 @@ def test_time_without_a_core_is_counted(prepared):
     found = prepared.report()
     assert found.taken is not None and found.taken.share > 0.15 and found.taken.by_others
     assert re.fullmatch(
-        r"Of [\d.,]+ ms a rank was, on average, ready to run but had no core for [\d.,]+ ms: other processes used "
+        r"On average, a rank had no free core for [\d.,]+ ms of [\d.,]+ ms: other processes used "
         r"[\d.]+ of the \d+ cores",
         found.verdict,
     )

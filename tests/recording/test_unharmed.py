@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import time
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -360,3 +363,22 @@ def test_a_process_id_that_comes_again_is_another_process():
     first, second = (BatchMaker(lambda: 0, lambda calls, title: "").batch([]) for _ in range(2))
     assert first.stream != second.stream
     assert decode(encode(first)).stream == first.stream
+
+
+def test_functions_that_save_can_be_sent_to_another_process(ranks):
+    ranks.run(
+        "import pickle, torch.distributed.checkpoint as dcp\n"
+        "for function in (torch.save, torch.serialization.save, dcp.save, dcp.async_save):\n"
+        "    assert pickle.loads(pickle.dumps(function)) is function",
+        quiet=True,
+    )
+
+
+def test_the_processor_time_of_ended_child_processes_is_that_of_the_rank():
+    if not Path("/proc/self/schedstat").exists():
+        pytest.skip("this system counts nothing")
+    looks = Resources()
+    before_ns = looks.look(0)["ran_ns"] - time.process_time_ns()
+    subprocess.run([sys.executable, "-c", "import time\nwhile time.process_time() < 0.4: pass"], check=True)
+    of_children_ns = looks.look(0)["ran_ns"] - time.process_time_ns() - before_ns
+    assert 0.38e9 < of_children_ns < 0.8e9

@@ -40,8 +40,8 @@ class Taken:
 
     def words(self, step_ns: float, ranks: int) -> str:
         """A sentence about a step, without its full stop."""
-        who = "the rank was" if ranks == 1 else "a rank was, on average,"
-        text = f"Of {ms(step_ns)} {who} ready to run but had no core for {ms(self.share * step_ns)}"
+        who = "The rank had" if ranks == 1 else "On average, a rank had"
+        text = f"{who} no free core for {ms(self.share * step_ns)} of {ms(step_ns)}"
         others = [
             f"{used:.1f} of {_whose(host)} {cores} cores"
             for host, (used, _, cores) in sorted(self.used.items())

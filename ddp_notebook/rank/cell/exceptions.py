@@ -30,6 +30,17 @@ def words(error: BaseException) -> str:
         return f"<{type(error).__name__}.__str__ failed>"
 
 
+def with_type(error: BaseException) -> str:
+    """Return the type and the message of an exception. Runs its `__str__`.
+
+    Example:
+        >>> with_type(ValueError("no")), with_type(KeyError())
+        ('ValueError: no', 'KeyError')
+    """
+    message = words(error)
+    return f"{type(error).__name__}: {message}" if message else type(error).__name__
+
+
 def told(error: BaseException) -> str:
     """The message of an exception, with its first note behind the first line: there a pipeline says which stage it was.
 

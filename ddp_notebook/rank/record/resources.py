@@ -51,12 +51,14 @@ def _scheduled() -> dict[str, int]:
             ticks = [int(word) for word in file.readline().split()[1:9]]
         user, nice, system, _idle, _iowait, irq, softirq, _stolen = ticks
         found["host_busy_ns"] = (user + nice + system + irq + softirq) * _TICK_NS
-        ran_ns = time.process_time_ns()
+        ended = resource.getrusage(resource.RUSAGE_CHILDREN)  # such as the workers of an earlier epoch
+        ran_ns = time.process_time_ns() + int((ended.ru_utime + ended.ru_stime) * 1e9)
         with contextlib.suppress(OSError):  # a kernel without this file: children count as other processes
             for pid in _read(f"/proc/self/task/{os.getpid()}/children").split():
                 with contextlib.suppress(OSError, IndexError):  # it has just ended
-                    utime, stime = _read(f"/proc/{pid}/stat").rpartition(")")[2].split()[11:13]
-                    ran_ns += (int(utime) + int(stime)) * _TICK_NS
+                    # utime, stime, and those of its ended children: once it has ended itself, `getrusage` has all four
+                    times = _read(f"/proc/{pid}/stat").rpartition(")")[2].split()[11:15]
+                    ran_ns += sum(map(int, times)) * _TICK_NS
         found["ran_ns"] = ran_ns
     return found
 

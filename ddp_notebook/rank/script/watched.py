@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from ddp_notebook.rank.cell.exceptions import words
 from ddp_notebook.registry.torchrun import Place
 from ddp_notebook.stdlib import os, threading, time, traceback
 
@@ -230,6 +231,6 @@ def _how_it_ended(failure: BaseException | None) -> dict[str, Any]:
     return {
         "status": status,
         "ename": type(failure).__name__,
-        "evalue": str(failure),
+        "evalue": words(failure),
         "traceback": lines[-_MOST_LINES:],
     }

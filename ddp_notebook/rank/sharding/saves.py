@@ -53,6 +53,7 @@ class Saves:
             AttributeError: this torch has no such functions.
         """
         after(torch, "save", self._alone)
+        torch.serialization.save = torch.save  # pickle finds the function by this name
         after_import(_SAVER, self._watch_distributed)
 
     def _watch_distributed(self) -> None:

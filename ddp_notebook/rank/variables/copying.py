@@ -10,6 +10,7 @@ from typing import Any
 import IPython
 import torch
 
+from ddp_notebook.rank.cell.exceptions import words
 from ddp_notebook.rank.record.metrics import is_log
 from ddp_notebook.rank.variables.values import CannotSendError
 from ddp_notebook.stdlib import io, os
@@ -49,15 +50,17 @@ def read(
     dumps = dumps or _dumps
     try:
         return dumps(values), list(values), left
-    except Exception:  # find out which of them cannot be pickled
+    except (Exception, SystemExit):  # find out which of them cannot be pickled
         for name, value in list(values.items()):
             try:
                 _dumps(value)
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 if names:
-                    raise CannotSendError(f"{name!r} ({type(value).__name__}) cannot be pickled: {error}") from error
+                    raise CannotSendError(
+                        f"{name!r} ({type(value).__name__}) cannot be pickled: {words(error)}"
+                    ) from error
                 del values[name]
-                why = (str(error) or type(error).__name__).splitlines()[0]
+                why = (words(error) or type(error).__name__).splitlines()[0]
                 left[name] = f"a {type(value).__name__} cannot be pickled ({why})"
     return dumps(values), list(values), left
 

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, RandomSampler, Sampler, SequentialSampler
 
+from ddp_notebook.rank.cell.exceptions import with_type
 from ddp_notebook.rank.variables.values import describe
 from ddp_notebook.stdlib import contextlib, itertools, re
 
@@ -237,7 +238,7 @@ def _length(entry: str, data: Any, unit: str) -> Leaf:
 
 
 def unreadable(entry: str, kind: str, error: Exception) -> Leaf:
-    text = " ".join(f"unreadable: {type(error).__name__}: {error}".split())
+    text = " ".join(f"unreadable: {with_type(error)}".split())
     return Leaf(entry, kind, text=text[: 2 * _MOST_TEXT], skipped="unreadable")
 
 

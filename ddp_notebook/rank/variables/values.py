@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ddp_notebook.rank.cell.exceptions import words
 from ddp_notebook.stdlib import contextlib, math, re
 from ddp_notebook.wire import bulk, safe
 
@@ -53,7 +54,7 @@ def read(
     except safe.NotSafeError as error:
         raise CannotSendError(f"{name!r} ({kind}) cannot be sent safely: {error}") from None
     except Exception as error:
-        raise CannotSendError(f"{name!r} ({kind}) cannot be pickled: {error}") from error
+        raise CannotSendError(f"{name!r} ({kind}) cannot be pickled: {words(error)}") from error
 
 
 def describe(value: Any) -> str:

@@ -41,7 +41,7 @@ _MOST_SHOWN = 1000  # characters of a rank's text in one line
 _SAY_S = 0.5  # a wait that is over sooner needs no word
 _TOLD_BYTES = 10_000_000  # of a value, from which its size is told
 _T = TypeVar("_T")
-Report = Callable[[str], None]  # told what is done, or behind a carriage return what is under way
+Report = Callable[[str], None]  # receives progress texts; one that starts with \r replaces the last
 
 
 class Exchange:

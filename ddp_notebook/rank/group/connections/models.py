@@ -13,6 +13,7 @@ from torch.distributed import distributed_c10d
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
 
+from ddp_notebook.rank.cell.exceptions import with_type
 from ddp_notebook.stdlib import contextlib, functools, gc, weakref
 
 
@@ -81,7 +82,7 @@ class Models:
             try:
                 _reset(model, make_reducer=make_reducers)
             except Exception as error:  # of one model: the others and the group are not to suffer
-                notes.append(f"a model in DDP cannot go on, wrap it again: {type(error).__name__}: {error}")
+                notes.append(f"a model in DDP cannot go on, wrap it again: {with_type(error)}")
         sharded = _sharded_modules()
         if sharded and not hasattr(FSDPModule, "reset_iter_state"):
             notes.append(
