@@ -397,6 +397,18 @@ def test_an_error_names_the_worker_and_is_told_in_full_to_its_caller(session):
     assert said(session, caught) == ["caught"] * 2
 
 
+def test_an_error_that_cannot_be_shown_reaches_the_caller(session):
+    session.run(
+        INIT + "class Silent(RuntimeError):\n    __str__ = __repr__ = lambda self: None\n"
+        "def fail():\n    raise Silent\n"
+    )
+    with pytest.raises(RankError) as failed:
+        session.run("if rank == 0: rpc.rpc_sync(other, fail, timeout=20)")
+    result = failed.value.result
+    assert result is not None and "<Silent.__repr__ failed>" in result[1].stderr and result[1].status == "ok"
+    assert "Silent" in result[0].error
+
+
 def test_text_of_a_callee_belongs_to_the_cell_that_calls(session, capsys):
     session.run(INIT + "def talk(s):\n    time.sleep(s); print('of the callee')")
     capsys.readouterr()

@@ -30,6 +30,16 @@ def words(error: BaseException) -> str:
         return f"<{type(error).__name__}.__str__ failed>"
 
 
+def representation(error: BaseException) -> str:
+    """Return the `repr` of an exception. Runs its `__repr__`."""
+    try:
+        return bounded(repr(error))
+    except FormattingStopped:
+        raise
+    except BaseException:  # as in `words`
+        return f"<{type(error).__name__}.__repr__ failed>"
+
+
 def with_type(error: BaseException) -> str:
     """Return the type and the message of an exception. Runs its `__str__`.
 

@@ -15,7 +15,7 @@ from ddp_notebook.rank.cell import hygiene, kernel_api, transforms
 from ddp_notebook.rank.cell.asking import Asking
 from ddp_notebook.rank.cell.bounds import bounded_display
 from ddp_notebook.rank.cell.comms import COMM_TYPES, RankComms, ends_capture
-from ddp_notebook.rank.cell.exceptions import FormattingStopped, notes_of
+from ddp_notebook.rank.cell.exceptions import FormattingStopped, notes_of, words
 from ddp_notebook.rank.cell.handlers import Handlers
 from ddp_notebook.rank.cell.interpreter import Interpreter, put_names_back, say
 from ddp_notebook.rank.cell.outgoing import Outgoing
@@ -288,7 +288,7 @@ class Runner:
         try:
             self._recording.end_cell()
         except Exception as error:  # such as a full disk: the cell itself is fine
-            print(f"what was to be recorded of this cell beside could not be: {error}", file=sys.stderr)
+            print(f"what was to be recorded of this cell beside could not be: {words(error)}", file=sys.stderr)
 
     async def _execute(self, code: str) -> ExecutionResult:
         """Do what the shell's `run_cell` does, on the loop that runs already."""

@@ -9,6 +9,7 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
+from ddp_notebook.rank.cell.exceptions import words
 from ddp_notebook.rank.record.remote import NO_WORKER, Sent
 from ddp_notebook.stdlib import itertools, threading, time, weakref
 
@@ -144,7 +145,7 @@ class Calls:
         try:
             future.value()
         except Exception as error:
-            return call.worker == self.mine or not str(error).startswith(_TIMEOUTS)
+            return call.worker == self.mine or not words(error).startswith(_TIMEOUTS)
         return False
 
     def not_awaited(self, numbers: Container[int], stopped: Container[int]) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from ddp_notebook.rank.cell.exceptions import words
 from ddp_notebook.rank.record.remote import Sent
 from ddp_notebook.rank.rpc.agent import Worker
 from ddp_notebook.rank.rpc.naming import words_of
@@ -68,7 +69,7 @@ class Losses:
 
     def explain(self, future: Any, error: RuntimeError) -> RuntimeError | None:
         """What to raise in place of torch's error; None: that."""
-        text = str(error)
+        text = words(error)
         if (found := _UNKNOWN.search(text)) is not None:
             number = int(next(filter(None, found.groups())))
             return RuntimeError(self.of_reference(number)) if number in self._known else None
@@ -84,15 +85,15 @@ class Losses:
 
     def explain_call(self, call: Sent, error: BaseException) -> RuntimeError | None:
         """The same for a call that has failed as it was sent: torch raises what it knows of its callee by then."""
-        if not (isinstance(error, RuntimeError) and _CUT.match(str(error))):
+        if not (isinstance(error, RuntimeError) and _CUT.match(words(error))):
             return None
         self._cut.add(call.worker)
-        message = self.of_refused if _REFUSED in str(error) else self.of_call
+        message = self.of_refused if _REFUSED in words(error) else self.of_call
         return RuntimeError(message(call.function, call.worker))
 
     def is_cut(self, error: RuntimeError, number: int) -> bool:
         """Whether this error says that the process has ended."""
-        if _CUT.match(str(error)):
+        if _CUT.match(words(error)):
             self._cut.add(number)
         return number in self._cut
 

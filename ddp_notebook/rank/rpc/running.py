@@ -14,6 +14,7 @@ from typing import Any
 from torch._C import Future
 from torch.distributed.rpc.internal import RemoteException
 
+from ddp_notebook.rank.cell.exceptions import representation
 from ddp_notebook.rank.record.remote import Ran
 from ddp_notebook.rank.rpc.calls import name_of
 from ddp_notebook.rank.rpc.serving import Serving, Travelling
@@ -70,10 +71,10 @@ def runner(me: Callable[[], str], serving: Serving) -> Callable[[Any], Any]:
             theirs = error.__traceback__.tb_next if error.__traceback__ is not None else None
             lines = "".join(traceback.format_exception(type(error), error, theirs))
             if not _is_torchs(call):
-                print(f"{name} failed, and its caller is told: {_cut(repr(error))}", file=sys.stderr)
+                print(f"{name} failed, and its caller is told: {_cut(representation(error))}", file=sys.stderr)
             # In the caller `SystemExit` would end its cell without an error.
             kind = RuntimeError if isinstance(error, SystemExit) else type(error)
-            return RemoteException(f"On {me()}:\n{error!r}\n{lines}", kind)
+            return RemoteException(f"On {me()}:\n{representation(error)}\n{lines}", kind)
 
     return run_function
 
@@ -95,7 +96,7 @@ def reader(deserialize: Callable[..., Any], me: Callable[[], str]) -> Callable[.
             error = found if is_unknown else None
         except Exception as failed:
             found, error = None, failed
-        return found if error is None else RemoteException(f"On {me()}:\n{error!r}\n", type(error))
+        return found if error is None else RemoteException(f"On {me()}:\n{representation(error)}\n", type(error))
 
     return read
 

@@ -18,6 +18,7 @@ from torch._C import Future
 from torch._C._distributed_rpc import PyRRef
 from torch.distributed.rpc.internal import RemoteException
 
+from ddp_notebook.rank.cell.exceptions import words
 from ddp_notebook.rank.group import waiting
 from ddp_notebook.rank.group.operators import nbytes_of
 from ddp_notebook.rank.record.remote import TORCH, Ran, Sent
@@ -241,7 +242,7 @@ def _nbytes(values: Any, depth: int = _DEPTH) -> int:
 
 def _in_a_line(error: Any) -> str:
     """What has failed, as the callee has it, without its name and the traceback."""
-    text = str(error.msg if isinstance(error, RemoteException) else error).strip()
+    text = (error.msg if isinstance(error, RemoteException) else words(error)).strip()
     lines = text.removeprefix(f"{type(error).__name__}: ").splitlines() or [""]
     if len(lines) > 1 and lines[0].startswith("On "):
         return lines[1][:_MOST_ERROR]
