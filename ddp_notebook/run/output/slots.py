@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import html
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -25,6 +26,7 @@ _LABEL = "font-family:var(--jp-code-font-family,monospace);font-size:var(--jp-co
 _LEAST_PX = 250  # width of a slot, where there is room for several
 
 Bundle = tuple[dict[str, Any], dict[str, Any]]  # data and metadata
+_EMPTY: Bundle = ({"text/plain": ""}, {})
 
 
 class Row:
@@ -65,12 +67,14 @@ class Row:
     def show(self) -> None:
         """Bring it to the front end."""
         slots = self._slots()
+        if slots and slots[0][0] and self._outputs and not self._outputs[0].has_label:
+            self._outputs.pop(0).show("", _EMPTY)  # a grid, whose labels are in it: the outputs below have labels
         for number, (text, bundle) in enumerate(slots):
             if number == len(self._outputs):
                 self._outputs.append(_Output(self._outlet, self._handle, has_label=bool(text)))
             self._outputs[number].show(text, bundle)
         for output in self._outputs[len(slots) :]:
-            output.show("", ({"text/plain": ""}, {}))
+            output.show("", _EMPTY)
 
     def _slots(self) -> list[tuple[str, Bundle]]:
         """The outputs that the front end is to show, with their labels."""
@@ -81,7 +85,7 @@ class Row:
             return [(label(ranks).rstrip(), bundle) for ranks, bundle in groups]
         text = "\n".join(labelled(ranks, str(data.get("text/plain", ""))) for ranks, (data, _) in groups)
         grid: Bundle = ({"text/html": _grid(groups), "text/plain": text}, {})
-        return [(label(self.ranks).rstrip() if self._outputs else "", grid)]
+        return [(label(self.ranks).rstrip() if self._outputs and has_label else "", grid)]
 
     def _groups(self) -> list[tuple[list[int], Bundle]]:
         """Equal displays, with their ranks."""
@@ -177,7 +181,8 @@ def _fits(data: dict[str, Any]) -> bool:
     if any(kind in data for kind in _IMAGES):
         return True
     text = str(data.get("text/html", "")).lower()
-    return bool(text) and not any(tag in text for tag in _ACTIVE)
+    is_in_comment = text.rfind("<!--") > text.rfind("-->")  # what follows it would not be shown
+    return bool(text) and not is_in_comment and not any(tag in text for tag in _ACTIVE)
 
 
 def _chars(data: dict[str, Any]) -> int:
@@ -211,7 +216,17 @@ def _content(data: dict[str, Any], metadata: dict[str, Any]) -> str:
         encoded = base64.b64encode(encoded.encode()).decode()
     else:
         encoded = "".join(encoded.split())
-    width = (metadata.get(kind) or {}).get("width")
-    size = f' width="{int(width)}"' if isinstance(width, int | float) else ""
+    asked = metadata.get(kind)
+    sizes = {name: _size(asked.get(name)) for name in ("width", "height")} if isinstance(asked, dict) else {}
+    size = "".join(f' {name}="{value}"' for name, value in sizes.items() if value)
+    style = "max-width:100%" if sizes.get("height") else "max-width:100%;height:auto"
     alt = html.escape(str(data.get("text/plain", "")), quote=True)
-    return f'<img alt="{alt}"{size} style="max-width:100%;height:auto" src="data:{kind};base64,{encoded}">'
+    source = html.escape(encoded, quote=True)
+    return f'<img alt="{alt}"{size} style="{style}" src="data:{kind};base64,{source}">'
+
+
+def _size(value: object) -> str:
+    """The value of a width or height attribute, such as "40" or "50%". Returns "" if there is none."""
+    if isinstance(value, str) or (isinstance(value, int | float) and math.isfinite(value)):
+        return html.escape(str(value), quote=True)
+    return ""
