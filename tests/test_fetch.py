@@ -160,6 +160,7 @@ def test_no_rank_writes_beside_the_folder(name):
 
 def test_a_line_of_progress(capsys, monkeypatch):
     monkeypatch.setattr("ddp_notebook.run.progress._EVERY_S", -1.0)
+    monkeypatch.setattr("ddp_notebook.run.progress._FIRST_S", -1.0)
     with shown("starting:") as report:
         for text in ("hosts 1 s", "\r10 of 20 MB", "\r9 MB", "sync 2 s", "group 3 s"):
             report(text)

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from ddp_notebook.run.jobs.job import Job
+
 TRAINS = """
 import time
 def train(steps, pause):
@@ -34,7 +36,7 @@ def prepared(session):
 
 
 @contextlib.contextmanager
-def job(session, code: str) -> Iterator[object]:
+def job(session, code: str) -> Iterator[Job]:
     """A cell in the background, which is cancelled at the end of the block."""
     session.run("history.clear()", quiet=True)
     running = session.run(code, wait=False, quiet=True)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 _EVERY_S = 0.2  # interval of progress updates
+_FIRST_S = 1.0  # shorter work shows no progress
 _SILENT_S = 2.0  # after so long without a word the line shows the time ...
 _TICK_S = 1.0  # ... and updates it so often
 
@@ -38,8 +39,9 @@ class ProgressLine:
         """Tell what is done; or what is under way, which begins with a carriage return."""
         with self._lock:
             if text.startswith("\r"):
-                if time.monotonic() - self._told_s > _EVERY_S:
-                    self._told_s = time.monotonic()
+                now_s = time.monotonic()
+                if now_s - self._told_s > _EVERY_S and now_s - self._began_s > _FIRST_S:
+                    self._told_s = now_s
                     self._replace(f"{self._line}  {text[1:]}")
                 return
             self._told_s = time.monotonic()
