@@ -531,6 +531,7 @@ def ranks(kernel):
 @pytest.mark.long
 def test_pull_in_a_notebook(ranks):
     line = "tensor float32 (3,) on cpu: min {} mean {} max {}\n"
+    ranks.run("import torch")  # a pull that has to import it first takes seconds, and shows its progress
     reply = ranks.run("%ddp_pull x")
     assert reply.stdout == "[0] " + line.format(0, 1, 2) + "[1] " + line.format(1, 2, 3), reply
     assert reply.displays == []
