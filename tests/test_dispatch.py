@@ -51,6 +51,7 @@ def test_every_message_of_a_rank_has_a_handler(tmp_path):
         directory=str(tmp_path),
         send=lambda *_: None,
         client_file=lambda: ("", 0),
+        check_registered=lambda: None,
         alive=[],
         tell_what_is_slow=lambda _: None,
         placement=SimpleNamespace(names_of_machines=()),

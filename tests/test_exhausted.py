@@ -175,11 +175,11 @@ OUT_OF_MEMORY = r"rank 1 has no memory left: [\d,]+ of [\d,]+ MiB \((address spa
 def test_memory_of_a_rank(make_session, limit):
     session = make_session(2)
     session.run(f"kept = 'kept'{_USE_UP_MEMORY % limit}")
-    with pytest.raises(RankError, match=rf"MemoryError:\s+\({OUT_OF_MEMORY}\)"):
+    with pytest.raises(RankError, match=rf"MemoryError: {OUT_OF_MEMORY}"):
         session.run("bag = []\nif rank == 1:\n    use_up(bag, 32)\n    bag.append(bytearray(1 << 20))")
     with pytest.raises(RankError, match=rf"can't allocate memory.*{OUT_OF_MEMORY}"):
         session.run("if rank == 1: torch.ones(8 << 20)")
-    with pytest.raises(RankError, match=rf"MemoryError:\s+\({OUT_OF_MEMORY}\)"):
+    with pytest.raises(RankError, match=rf"MemoryError: {OUT_OF_MEMORY}"):
         session.run(f"'{'x' * 1_000_000}'")  # the parser of Python needs more memory for it
     assert session.pull("kept")[1] == "kept"
     check_it_goes_on(session, OUT_OF_MEMORY, "bag.clear()")

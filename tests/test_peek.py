@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from ddp_notebook.run.jobs.job import Job
+from tests.conftest import wait_until
 
 TRAINS = """
 import time
@@ -85,10 +86,10 @@ def test_a_value_that_can_be_copied_is_pulled_and_another_one_waits(prepared, ca
         assert running.state == "cancelled" and told in said.getvalue()
 
 
-def test_a_job_without_steps_answers_at_its_end_and_a_line_says_what_is_waited_for(prepared, capsys):
-    running = prepared.run("history[:] = [7]; time.sleep(1.5)", wait=False, quiet=True)
-    while running.state != "running":
-        time.sleep(0.01)
+def test_a_job_without_steps_answers_at_its_end_and_a_line_says_what_is_waited_for(prepared, capsys, tmp_path):
+    begun = f"open({str(tmp_path)!r} + f'/{{rank}}', 'w').close()"
+    running = prepared.run(f"{begun}; history[:] = [7]; time.sleep(1.5)", wait=False, quiet=True)
+    wait_until(lambda: len(list(tmp_path.iterdir())) == 2, 10, what="both ranks have begun")
     assert dict(prepared.peek("history")) == {0: "[7]", 1: "[7]"} and running.state in ("running", "done")
     said = capsys.readouterr().err
     assert f"waiting for the next optimizer step of job {running.number} on ranks 0,1, or for its end" in said

@@ -99,13 +99,16 @@ class Where:
             thread: which; 0: the main one.
         """
         thread = thread or self._main
-        told = [
-            "" if self.action is None else self.action(thread),
-            "" if self.serving is None else self.serving.words(thread, is_main=thread == self._main),
-            "" if self.children is None or thread != self._main else self.children.words(),
-        ]
-        words = ", ".join(filter(None, told))
-        return f"{place} ({words})" if place and words else place
+        try:
+            told = [
+                "" if self.action is None else self.action(thread),
+                "" if self.serving is None else self.serving.words(thread, is_main=thread == self._main),
+                "" if self.children is None or thread != self._main else self.children.words(),
+            ]
+            words = ", ".join(filter(None, told))
+            return f"{place} ({words})" if place and words else place
+        except Exception:  # no memory or descriptor is left; the handler of an interrupt calls this, and must go on
+            return place
 
     def of_thread(self, thread: int) -> str:
         """The same for another thread, with its name: `"thread 'Thread-5 (worker)' at cell line 3 in worker"`."""
