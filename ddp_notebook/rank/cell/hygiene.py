@@ -23,7 +23,7 @@ NOTEBOOK_MAGICS = {  # a test compares them with `magics.DDPMagics`, which ranks
         *("ddp_start", "ddp_status", "ddp_restart", "ddp_stop", "ddp_interrupt", "ddp_heal", "ddp_check", "ddp_auto"),
         *("ddp_pull", "ddp_push", "ddp_record", "ddp_report", "ddp_monitor", "ddp_trace", "on_all_ranks"),
         *("ddp_sync", "ddp_fetch", "ddp_attach", "ddp_jobs", "ddp_wait", "ddp_cancel", "ddp_resize", "ddp_fault"),
-        *("ddp_memory", "ddp_torchrun", "ddp_help"),
+        *("ddp_memory", "ddp_peek", "ddp_torchrun", "ddp_help"),
     ),
     "cell": ("on_all_ranks", "on_ranks", "local"),
 }
