@@ -190,7 +190,7 @@ class Rank:
             self._loop.call_soon_threadsafe(self._handle, message)
 
     def _is_left_for_a_step(self, message: Peek | Pull) -> bool:
-        """Whether a question will be answered between two steps, since a cell runs."""
+        """Queue a request for the time between two steps. Returns False if it must be answered at once."""
         if isinstance(message, Pull) and not message.at_step:
             return False
         return self._recording.training.between.put(partial(self._at_step, message))
@@ -326,7 +326,7 @@ class Rank:
             parts, about = unseen(values.read, namespace, message.name, force=message.force, is_safe=message.safe)
         except values.CannotSendError as error:
             self.agent.send(Pulled(request=message.request, error=str(error)))
-        except BaseException as error:  # of a user's object, or an interrupt; the notebook waits for an answer
+        except BaseException as error:  # from a user's object, or an interrupt; the notebook waits for an answer
             self.agent.send(Pulled(request=message.request, error=with_type(error)))
             if isinstance(error, KeyboardInterrupt | FormattingStopped):  # a SystemExit must not end the job
                 raise

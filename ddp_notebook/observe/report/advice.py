@@ -42,18 +42,18 @@ class Parts:
     rank: int | None
     step_ns: float
     input_ns: float
-    workers_ns: float  # of it, for the start and the end of a loader's workers
+    workers_ns: float  # part of input_ns: start and shutdown of a loader's workers
     compute_ns: float
-    forward_ns: float  # of it, as the next one
-    backward_ns: float
+    forward_ns: float  # part of compute_ns
+    backward_ns: float  # part of compute_ns
     exposed_ns: float
     waiting_ns: float
-    answers_ns: float  # of it, for answers of remote calls
+    answers_ns: float  # part of waiting_ns: waits for answers of remote calls
     optimizer_ns: float
     rest_ns: float
     communication_ns: float
     overlapped_ns: float
-    samples_per_s: float | None  # of all ranks together where `rank` is None
+    samples_per_s: float | None  # sum of all ranks if `rank` is None
 
     def share(self, ns: float) -> float:
         """A time as a share of the step, 0 to 1."""

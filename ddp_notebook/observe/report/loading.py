@@ -1,4 +1,4 @@
-"""What the loaders of a training run were set to, and what would make them faster."""
+"""Settings of the loaders of a training run, and suggestions for faster loading."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ddp_notebook.observe.tables.matching import RowSource
 from ddp_notebook.records.schema import SPANS, Rows
 from ddp_notebook.records.units import ms, percent
 
-_NOTABLE = 0.1  # of a step: worth a word
+_NOTABLE = 0.1  # share of a step from which the report mentions it
 _LEAST_NS = 1e6  # a batch of a worker takes about as long where cores are busy
 _INPUT, _WORKERS = map(SPANS.index, ("input", "workers"))
 
@@ -24,7 +24,7 @@ class Loader:
     name: str
     workers: int
     is_persistent: bool
-    batches: int  # of an epoch; -1: unknown
+    batches: int  # per epoch; -1: unknown
     epochs: int  # in the cell, of the rank that has the most
 
 

@@ -19,7 +19,8 @@ class Outside:
     """Time outside of steps: means of the ranks."""
 
     cell_ns: float  # from the begin of the cell to its end; of one that runs, to the end of the last step
-    rows: tuple[tuple[str, int, float], ...]  # what it was, how often on a rank (0: not counted), and how long in all
+    # For each activity: its name, its count on a rank (0: not counted), and its total time in ns.
+    rows: tuple[tuple[str, int, float], ...]
 
 
 def outside(recording: RowSource, found: StepTable) -> Outside | None:
@@ -49,7 +50,7 @@ def outside(recording: RowSource, found: StepTable) -> Outside | None:
 
 
 def _of_rank(spans: Rows, steps: StepTable) -> dict[str, tuple[int, float]]:
-    """By what it was: how often, and how long in all."""
+    """Return the count and the total time in ns of each activity."""
     cells = spans[spans["kind"] == _CELL]
     begin_ns = int(cells["start_ns"][0]) if len(cells) else int(steps.start_ns[0])
     end_ns = int(cells["end_ns"][0]) if len(cells) else int(steps.end_ns[-1])

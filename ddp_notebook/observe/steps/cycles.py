@@ -1,4 +1,4 @@
-"""Where the steps of a cell begin and end on one rank.
+"""Find the begin and end of the steps of a cell on one rank.
 
 optimizer|  evaluation   checkpoint   |input|forward|backward|optimizer|input|forward ...
          |  belongs to no step        |        step i                  |   step i + 1
@@ -75,10 +75,10 @@ class Pauses:
     def __init__(self) -> None:
         self._trained: set[int] = set()  # names of models
         self.is_open = False  # there was a pause since the last step
-        self._begins_ns = -1  # of the next step; -1: not known yet
-        self._loads: list[tuple[int, int]] = []  # names of loaders since the pause, and when they were asked
+        self._begins_ns = -1  # begin of the next step; -1: not known yet
+        self._loads: list[tuple[int, int]] = []  # loads since the pause: name of the loader, begin of the load
         self._ends_ns = -1
-        self._computes = False  # the step has
+        self._computes = False  # the current step has begun to compute
 
     def add(self, kind: int, name: int, start_ns: int, end_ns: int) -> None:
         """Take in a span."""

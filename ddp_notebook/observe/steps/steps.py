@@ -267,16 +267,16 @@ def parts(
     answers: Intervals = _NONE,
     served: Intervals = _NONE,
 ) -> dict[str, npt.NDArray[np.int64]]:
-    """What the time between each edge and the next went into, by the names in `PARTS`.
+    """Split the time between each edge and the next into the parts that `PARTS` names.
 
     Args:
         edges: (n + 1,) in order.
-        spans: that have ended, of the threads that step.
+        spans: finished spans of the threads that step.
         calls: (m,) in the order of their issue.
-        waited: (m,) for other ranks.
+        waited: (m,) time that each call waited for other ranks.
         is_own: (m,) whether a thread that steps has called it.
         answers: begins and ends of waits for answers of remote calls.
-        served: the same of the execution of calls of other ranks.
+        served: begins and ends of the execution of other ranks' calls.
 
     Ranks whose times do not overlap, as they were moved apart, can be measured together.
     """
@@ -391,7 +391,7 @@ def samples_of(spans: Rows, edges: Times) -> Numbers:
 
 
 def _buckets(calls: Rows, begins: Times, ends: Times, layouts: _Layouts) -> dict[tuple[int, int], list[Bucket]]:
-    """By rank and begin of the step, in the order of their issue."""
+    """Return the buckets by rank and begin of the step, in the order of their issue."""
     at: Numbers = np.searchsorted(begins, calls["issue_ns"], "right") - 1
     inside = (at >= 0) & (calls["issue_ns"] < ends[np.maximum(at, 0)])
     calls, at = calls[inside], at[inside]
