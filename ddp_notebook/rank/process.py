@@ -348,7 +348,7 @@ class Rank:
         except values.CannotSendError as error:
             self.agent.send(Pulled(request=message.request, error=str(error)))
             return
-        except (Exception, SystemExit) as error:  # of a user's object; the notebook waits for an answer
+        except (Exception, SystemExit) as error:  # from a user's object; the notebook waits for an answer
             self.agent.send(Pulled(request=message.request, error=with_type(error)))
             return
         self._answer(message, join_parts(parts), about)
@@ -398,7 +398,7 @@ class Rank:
                 before, now = ((rank, place.world_size) for rank in (message.of_rank, place.rank))
                 for note in unseen(samplers.resize, before, now, namespace, had):
                     print(f"ddp_notebook: {note}", file=sys.stderr)
-        except (Exception, SystemExit) as error:  # of a user's object
+        except (Exception, SystemExit) as error:  # from a user's object
             self.agent.send(Pushed(request=message.request, error=with_type(error)))
         else:
             self.agent.send(Pushed(request=message.request))
@@ -411,7 +411,7 @@ class Rank:
         except (
             Exception,
             SystemExit,
-        ) as error:  # of a user's object, or another rank is gone; the notebook waits for an answer
+        ) as error:  # from a user's object, or another rank is gone; the notebook waits for an answer
             self.agent.send(Pulled(request=message.request, error=with_type(error)))
         else:
             self.agent.send(Pulled(request=message.request, about=json.dumps(done)))
@@ -431,7 +431,7 @@ class Rank:
                 facts = unseen(check.fingerprints, namespace, message.names)
                 if mistakes := unseen(self._recording.mistakes.facts, namespace):
                     facts[""] = mistakes  # of no variable
-        except (Exception, SystemExit) as error:  # of a user's object
+        except (Exception, SystemExit) as error:  # from a user's object
             self.agent.send(Checked(request=message.request, error=with_type(error)))
         else:
             self.agent.send(Checked(request=message.request, facts=facts))
