@@ -181,7 +181,7 @@ def _fits(data: dict[str, Any]) -> bool:
     if any(kind in data for kind in _IMAGES):
         return True
     text = str(data.get("text/html", "")).lower()
-    is_in_comment = text.rfind("<!--") > text.rfind("-->")  # what follows it would not be shown
+    is_in_comment = text.rfind("<!--") > text.rfind("-->")  # text after an open comment would not be shown
     return bool(text) and not is_in_comment and not any(tag in text for tag in _ACTIVE)
 
 
