@@ -81,8 +81,8 @@ def verdict(
     page_faults: float = 0.0,
     taken: Taken | None = None,
 ) -> str:
-    """One sentence: where most of the time is lost. If other processes take the cores, it says that: no other figure
-    tells about the program then.
+    """Return a sentence about the largest loss of time. If other processes use the cores, the sentence is about them,
+    because no other number describes the program then.
 
     Args:
         parts: of all ranks.
@@ -158,8 +158,10 @@ def waited_for(ranks: Sequence[Parts]) -> list[Parts]:
 
 
 def _waits(parts: Parts) -> float:
-    """The share of the step for which a rank waits for others; not for answers of remote calls, which no rank is late
-    with."""
+    """Return the share of the step in which a rank waits for other ranks.
+
+    Waits for answers of remote calls do not count, because no rank is late with them.
+    """
     return parts.share(parts.waiting_ns - parts.answers_ns)
 
 
@@ -202,7 +204,7 @@ def suggestions(
         is_sharded: see the function of this name.
         bubble: of the pipeline that the ranks are stages of.
         page_faults: of a step, mean of the ranks.
-        loader: that the steps wait for; None: its settings are not known.
+        loader: the loader that the steps wait for; None: its settings are not known.
         taken: how long ranks waited for a core; None: not known.
     """
     # One rank's slow loader says nothing about the others'.

@@ -19,7 +19,7 @@ LARGE = 0.15  # share of a step from which it is the first sentence of a report
 _OTHERS_CORES = 0.25  # a report names other processes that use at least so many cores
 _ALL = 0.8  # share of a host's cores from which its ranks count as using all
 _OTHERS_SHARE = 0.15  # a report names other processes that use at least this share of a host's cores
-_LEAST_NS = 200_000_000  # between two looks: processor time of a host is counted in ticks of 10 ms
+_LEAST_NS = 200_000_000  # shortest time between two samples: processor time of a host is counted in ticks of 10 ms
 _AROUND_NS = 300_000_000  # samples come with batches, up to so long after a step
 _MANY_HOSTS = 3
 
@@ -42,7 +42,7 @@ class Taken:
         return any(_counts(others, cores) for others, _, cores in self.used.values())
 
     def words(self, step_ns: float, ranks: int) -> str:
-        """A sentence about a step, without its full stop."""
+        """Return a sentence about a step, without its full stop."""
         who = "The rank had" if ranks == 1 else "On average, a rank had"
         text = f"{who} no free core for {ms(self.share * step_ns)} of {ms(step_ns)}"
         others = [
@@ -106,12 +106,12 @@ def taken(recording: RowSource, steps: StepTable) -> Taken | None:
 
 
 def _rate(looks: Rows, column: str) -> float:
-    """Nanoseconds for each nanosecond between two looks."""
+    """Return the increase of a column between two samples, in nanoseconds per nanosecond."""
     return float(looks[column][1] - looks[column][0]) / float(looks["time_ns"][1] - looks["time_ns"][0])
 
 
 def shared(recording: RowSource, ranks: Sequence[int]) -> tuple[str, ...]:
-    """A note for each machine that has more of these ranks than cores, and no GPUs for them."""
+    """Return a note for each machine that has more of these ranks than cores, and no GPUs for them."""
     rows = recording.rows("resource")
     rows = rows[(rows["cores"] > 0) & (rows["gpu_allocated_bytes"] < 0)]
     known = {rank: int(rows["cores"][rows["rank"] == rank][-1]) for rank in ranks if (rows["rank"] == rank).any()}

@@ -53,7 +53,7 @@ _PASSES = ("forward", "backward", "input gradient", "weight gradient")
 _TIMES = tuple(
     f"{name}_ns" for name in (*_COLUMNS, "workers", "forward", "backward", "answers", "communication", "overlapped")
 )
-_OWN = {"forward_ns": "own_forward_ns", "backward_ns": "own_backward_ns"}  # without what is exposed or waited for
+_OWN = {"forward_ns": "own_forward_ns", "backward_ns": "own_backward_ns"}  # without exposed communication and waiting
 _PHASES = {  # columns of a `StepTable` by their names in a report; an indented phase is part of the one above
     "input": "input",
     "  workers": "workers",
@@ -99,7 +99,7 @@ class Report:
     outside: Outside | None  # time of the cell that belongs to no step; None: not known
     taken: Taken | None  # time in which ranks waited for a core; None: not counted
     times: tuple[str, ...]  # lines with the durations of the steps, if there are too few for phases
-    synchronises: bool  # gradients, in buckets of DDP
+    synchronises: bool  # the ranks synchronise gradients in buckets of DDP
     straggler: Straggler | None
     efficiency: float | None  # samples/s over those of as many single ranks; None: it was not measured for this cell
     notes: tuple[str, ...]  # sentences: how that compares with one rank alone, and what is missing
@@ -440,6 +440,6 @@ def _table_outside(found: Outside) -> list[str]:
 
 
 def _in_columns(table: Sequence[Sequence[str]]) -> list[str]:
-    """Lines of a table: the first column to the left, the others to the right."""
+    """Format the lines of a table: the first column is left-aligned, the others are right-aligned."""
     widths = [max(len(line[column]) for line in table) for column in range(len(table[0]))]
     return ["  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]).rstrip() for line in table]

@@ -58,7 +58,7 @@ class TrainingRun:
         return f"{self.steps:,} step{'s' * (self.steps != 1)}"
 
     def to_json(self) -> dict[str, Any]:
-        """The run for a view: its fields, and its numbers in words."""
+        """Return the fields of the run and its formatted numbers, for a view."""
         return {**asdict(self), "per_step": self.per_step, "definition": self.definition}
 
     def __str__(self) -> str:
@@ -68,7 +68,7 @@ class TrainingRun:
 
 
 def runs(recording: RowSource) -> list[TrainingRun]:
-    """All training runs of a recording, by cell.
+    """Return all training runs of a recording, by cell.
 
     Example:
         >>> from tests.observe.synthetic import simulate
@@ -85,7 +85,7 @@ ranks), 4.2 MB of gradients in a step
 
 
 def run_of(recording: RowSource, cell: int | None = None) -> TrainingRun | None:
-    """One training run; None if there is none.
+    """Return one training run; None if there is none.
 
     Args:
         recording: what the ranks have recorded.
@@ -159,7 +159,7 @@ def _run(recording: RowSource, cell: int, spans: Rows, buckets: Rows) -> Trainin
 
 
 def _gradient_nbytes(buckets: Rows) -> int:
-    """Median of the steps and ranks that have synchronised gradients; 0 if none has."""
+    """Return the median over the steps and ranks that have synchronised gradients; 0 if none has."""
     if not len(buckets):
         return 0
     keys = buckets["rank"].astype(np.int64) << 32 | buckets["step"]

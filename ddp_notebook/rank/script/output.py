@@ -44,7 +44,7 @@ def to_notebook() -> None:
         for fd, write in zip((1, 2), writes, strict=True):
             os.dup2(write, fd)
     except OSError as error:
-        print(f"ddp_notebook: there is no separate pipe for the output of this rank: {error}", file=sys.stderr)
+        print(f"ddp_notebook: cannot set up the output pipes of this rank: {error}", file=sys.stderr)
     finally:
         for fd in reads + writes:
             os.close(fd)

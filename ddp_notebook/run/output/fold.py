@@ -69,7 +69,7 @@ class Item:
         return cls(key, display=display, waits_s=OTHERS_S if is_new else TWINS_S)
 
     def look(self) -> None:
-        """Find family, marker and form."""
+        """Compute family, marker and form."""
         self.family = self.marker = self.key
         if self.display is None:
             self.form = form = form_of(self.text)
@@ -393,7 +393,7 @@ def _by_marker(ranks: Iterable[int], heads: dict[int, Item]) -> dict[str, list[i
 
 
 def _merged(ranks: list[int], items: dict[int, Item]) -> list[Folded]:
-    """Items of one shape as one, or each by itself."""
+    """Merge items of one shape, or return each by itself."""
     first = items[ranks[0]]
     forms = [form for rank in ranks if (form := items[rank].form) is not None]
     is_different = len(forms) == len(ranks) and any(items[rank].key != first.key for rank in ranks)

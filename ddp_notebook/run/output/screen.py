@@ -25,9 +25,9 @@ from ddp_notebook.run.output.slots import Bundle, OpenRow, Row
 from ddp_notebook.run.output.unfinished import MOST_CHARS_OF_RANK, UPDATE_S, Unfinished
 from ddp_notebook.wire.events import Display
 
-_LATE_S = 2.0  # lines of late ranks are put between those that were shown not longer ago
+_LATE_S = 2.0  # lines of late ranks are inserted between lines that were shown not longer ago
 _OPEN_ROW_S = 5.0  # displays of late ranks have their slots in a row that was shown not longer ago
-_UNREAD_S = 1.0  # lines wait so much longer while output has come that was not looked at
+_UNREAD_S = 1.0  # lines wait so much longer while received output is not processed yet
 _PARTIAL_LINE_S = 0.1  # a line without its end is shown after so long
 _TAIL_CHARS = BURST_CHARS  # most text of lines that may be shown again with another label
 _MOST_CHARS = 5_000_000  # of a cell's text that are shown, without labels; more is a flood

@@ -56,7 +56,7 @@ class Loaders:
         self._naming = threading.Lock()  # loaders may be new in several threads at once
         self._names: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
         self._epochs: weakref.WeakKeyDictionary[Any, _Epoch] = weakref.WeakKeyDictionary()
-        self._last: tuple[Callable[[], Any], _Epoch | None] = nothing, None  # probably asked for the next batch too
+        self._last: tuple[Callable[[], Any], _Epoch | None] = nothing, None  # the latest iterator, a good guess
         self._told: set[str] = set()  # loaders whose settings were left in this cell
 
     def look(self) -> None:
