@@ -40,7 +40,7 @@ def merge(*lines: str) -> str | None:
         (("2026-11-28 09:00:01 x", "2026-11-28 09:00:02 x"), "2026-11-28 09:00:01..2026-11-28 09:00:02 x"),
         (("at 12:00:01 x", "at 12:00:02 x"), "at 12:00:01..12:00:02 x"),
         (("cuda:0 ready", "cuda:1 ready"), "cuda:0 | 1 ready"),
-        # what is no number, or differs in more
+        # not merged: parts of words, different text, too many numbers
         (("conv1 ready", "conv2 ready"), None),
         (("0.5", "0.6"), None),
         (("loss 1", "acc 1"), None),

@@ -54,7 +54,7 @@ def test_lines_that_differ_only_in_numbers_are_one(ranks):
     )
     lines = ranks.run("%%on_all_ranks\n" + code).stdout.splitlines()
     joined = [f"[0-2] epoch 0 step {k} loss {k / 10:.1f} | {(k + 1) / 10:.1f} | {(k + 2) / 10:.1f}" for k in range(32)]
-    assert len(set(lines).intersection(joined)) > 16, lines  # a rank that lags has lines of its own
+    assert len(set(lines).intersection(joined)) > 16, lines  # lines of a late rank are shown by themselves
     shown = [
         found.groups() for line in lines if (found := re.fullmatch(r"\[(.*)\] epoch 0 step (\d+) loss (.*)", line))
     ]

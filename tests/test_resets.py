@@ -145,7 +145,7 @@ def test_the_rank_calls_nothing_that_a_cell_has_replaced_or_made(make_session_al
         "Endless([1])",
         "class Full(dict):\n    def __contains__(self, _): raise ValueError('no')\nOut = _oh = Full()",
         "import os; os.getpid = lambda: 0",
-        "import builtins; __builtins__ = vars(builtins)",  # as cloudpickle leaves it
+        "import builtins; __builtins__ = vars(builtins)",  # cloudpickle leaves it so
     ]
     for code in shown:
         session.run(code)

@@ -17,7 +17,7 @@ import ddp_notebook
 
 RANKS = 2
 WIDTH = 900  # CSS pixels
-COLOURS = 128  # of the picture: a third of the bytes
+COLOURS = 128  # colours in the picture: it then takes a third of the bytes
 # Rank 1 has half as much again to compute, so rank 0 waits; the small buckets show what is hidden behind the backward.
 TRAINS = """
 from torch.nn.parallel import DistributedDataParallel

@@ -153,7 +153,8 @@ class Engines:
                 process.said.discard(Registered.__name__)
             at = reached_at[process.host]
             self._send(process.rank, Register(engine_id=process.rank, replaces=replace, reached_at=at))
-        with self._processes.changed:  # a rank that cannot register says so at once, if it is in no cell
+        # A rank that runs no cell reports a failed registration at once.
+        with self._processes.changed:
             self._processes.changed.wait_for(lambda: all(Registered.__name__ in one.said for one in new), _ANSWER_S)
 
 

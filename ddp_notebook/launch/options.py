@@ -346,7 +346,7 @@ def _parse(line: str, defaults: Defaults) -> tuple[StartOptions, bool]:
             if getattr(given, name) == defaults.start.get(name):
                 setattr(given, name, None)  # the site's, for other machines
     if given.on_preempt is not None and given.on_preempt[0] != "save":
-        declared.error(f"--on-preempt {given.on_preempt[0]}: what can be done is save DIR")
+        declared.error(f"--on-preempt {given.on_preempt[0]}: the only action is save DIR")
     n = given.world_size
     options = StartOptions(
         world_size=None if n is None else declared.number(int, "N", n, "whole number of ranks"),

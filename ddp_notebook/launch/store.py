@@ -31,7 +31,7 @@ from ddp_notebook.wire.store import Sealing, StoreRefusedError
 
 _PIECE_BYTES = 1 << 18
 _SHORT_S = 1.0  # a child that lives for less has failed at its start
-_PAUSE_S = 30.0  # between two notices about that
+_PAUSE_S = 30.0  # shortest pause between two notices of a failed start
 _MOST_UNPROVED = 256  # connections; of more the oldest is closed
 
 
@@ -80,7 +80,7 @@ class ForUsers:
             self._selector.unregister(self._listener)
 
     def _fail(self, why: str) -> None:
-        """Close the waiting connections, whose clients would wait for ever."""
+        """Close the waiting connections, because their clients would wait forever."""
         with contextlib.suppress(OSError):
             while True:
                 self._listener.accept()[0].close()

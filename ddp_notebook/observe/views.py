@@ -211,16 +211,16 @@ class Step:
     end_ns: int
     samples: int | None
     input_ns: int
-    workers_ns: int  # of it, the start and the end of a loader's workers
+    workers_ns: int  # part of input_ns: start and shutdown of a loader's workers
     forward_ns: int  # as spans; contains what is exposed or waited for inside
     backward_ns: int
     optimizer_ns: int
     compute_ns: int
     communication_ns: int  # during which any collective was under way
-    overlapped_ns: int  # of these, hidden behind compute
+    overlapped_ns: int  # part of communication_ns that overlaps compute
     exposed_ns: int
     waiting_ns: int
-    answers_ns: int  # of it, for answers of remote calls
+    answers_ns: int  # part of waiting_ns: waits for answers of remote calls
     rest_ns: int
     buckets: tuple[Bucket, ...]
 

@@ -190,7 +190,7 @@ class Rank:
             self._loop.call_soon_threadsafe(self._handle, message)
 
     def _is_left_for_a_step(self, message: Peek | Pull) -> bool:
-        """Whether a question will be answered between two steps, since a cell runs."""
+        """Queue a request for the time between two steps. Returns False if it must be answered at once."""
         if isinstance(message, Pull) and not message.at_step:
             return False
         return self._recording.training.between.put(partial(self._at_step, message))
@@ -326,7 +326,7 @@ class Rank:
             parts, about = unseen(values.read, namespace, message.name, force=message.force, is_safe=message.safe)
         except values.CannotSendError as error:
             self.agent.send(Pulled(request=message.request, error=str(error)))
-        except BaseException as error:  # of a user's object, or an interrupt; the notebook waits for an answer
+        except BaseException as error:  # from a user's object, or an interrupt; the notebook waits for an answer
             self.agent.send(Pulled(request=message.request, error=with_type(error)))
             if isinstance(error, KeyboardInterrupt | FormattingStopped):  # a SystemExit must not end the job
                 raise
@@ -348,7 +348,7 @@ class Rank:
         except values.CannotSendError as error:
             self.agent.send(Pulled(request=message.request, error=str(error)))
             return
-        except (Exception, SystemExit) as error:  # of a user's object; the notebook waits for an answer
+        except (Exception, SystemExit) as error:  # from a user's object; the notebook waits for an answer
             self.agent.send(Pulled(request=message.request, error=with_type(error)))
             return
         self._answer(message, join_parts(parts), about)
@@ -398,7 +398,7 @@ class Rank:
                 before, now = ((rank, place.world_size) for rank in (message.of_rank, place.rank))
                 for note in unseen(samplers.resize, before, now, namespace, had):
                     print(f"ddp_notebook: {note}", file=sys.stderr)
-        except (Exception, SystemExit) as error:  # of a user's object
+        except (Exception, SystemExit) as error:  # from a user's object
             self.agent.send(Pushed(request=message.request, error=with_type(error)))
         else:
             self.agent.send(Pushed(request=message.request))
@@ -411,7 +411,7 @@ class Rank:
         except (
             Exception,
             SystemExit,
-        ) as error:  # of a user's object, or another rank is gone; the notebook waits for an answer
+        ) as error:  # from a user's object, or another rank is gone; the notebook waits for an answer
             self.agent.send(Pulled(request=message.request, error=with_type(error)))
         else:
             self.agent.send(Pulled(request=message.request, about=json.dumps(done)))
@@ -431,7 +431,7 @@ class Rank:
                 facts = unseen(check.fingerprints, namespace, message.names)
                 if mistakes := unseen(self._recording.mistakes.facts, namespace):
                     facts[""] = mistakes  # of no variable
-        except (Exception, SystemExit) as error:  # of a user's object
+        except (Exception, SystemExit) as error:  # from a user's object
             self.agent.send(Checked(request=message.request, error=with_type(error)))
         else:
             self.agent.send(Checked(request=message.request, facts=facts))

@@ -187,12 +187,12 @@ LAYOUT = np.dtype(
 LOADER = np.dtype(
     [
         ("rank", "<i4"),
-        ("time_ns", "<i8"),  # of the first epoch in a cell
-        ("name", TEXT),  # of the loader, which its spans have too
+        ("time_ns", "<i8"),  # begin of the first epoch in a cell
+        ("name", TEXT),  # name of the loader, as in its spans
         ("cell", "<u4"),
         ("workers", "<u4"),
         ("is_persistent", "?"),  # its workers live on between two epochs
-        ("batches", "<i8"),  # of an epoch; -1: unknown
+        ("batches", "<i8"),  # per epoch; -1: unknown
         ("prefetch", "<i4"),  # batches that each worker loads ahead; -1: none
     ]
 )

@@ -9,7 +9,7 @@ _T = TypeVar("_T", bound=Hashable)
 # What a cell on a rank finds in its namespace without having set it. `RESERVED_NAMES` cannot be pushed.
 RANK_VARIABLES = frozenset({"rank", "local_rank", "world_size", "device"})  # each rank has its own value
 IMPORTED_MODULES = frozenset({"torch", "dist"})
-OF_EACH_RANK = (  # what torchrun's conventions give each rank in its environment; a session sets them
+OF_EACH_RANK = (  # environment variables that torchrun sets for each rank; a session sets them too
     *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"),
 )
 RESERVED_NAMES = RANK_VARIABLES | IMPORTED_MODULES

@@ -36,7 +36,7 @@ class Found:
 
     @property
     def is_here(self) -> bool:
-        """Whether it was started in the current directory."""
+        """Return whether it was started in the current directory."""
         try:
             here = os.getcwd()
         except OSError:  # it was removed

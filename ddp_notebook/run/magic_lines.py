@@ -71,7 +71,7 @@ def resize() -> LineParser:
 @functools.cache
 def fault() -> LineParser:
     parser = LineParser("%ddp_fault", "%ddp_fault kill --ranks 1 --after 2", "%ddp_fault slow --ranks 0 --by 0.05")
-    parser.add_argument("kind", metavar="kill|hang|slow|raise|off", help="what happens to the ranks; off ends it")
+    parser.add_argument("kind", metavar="kill|hang|slow|raise|off", help="the fault to inject; off ends it")
     parser.add_argument("--ranks", metavar="0,2-3", help="the ranks that fail; all by default with off")
     parser.add_argument("--after", metavar="S", help="seconds after the start of the running or next cell")
     parser.add_argument("--by", metavar="S", default="0.1", help="with slow: seconds added to each step (0.1)")

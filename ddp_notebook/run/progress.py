@@ -32,11 +32,11 @@ class ProgressLine:
         self._waits = waits
         self._has_begun = False
         self._behind = 0  # characters of the line with what is under way; 0: that is not shown
-        self._began_s = self._told_s = time.monotonic()  # what is done at once needs no telling how far it is
+        self._began_s = self._told_s = time.monotonic()  # a fast action shows no progress
         self._lock = threading.Lock()
 
     def __call__(self, text: str) -> None:
-        """Tell what is done; or what is under way, which begins with a carriage return."""
+        """Add text about finished work. Text that starts with a carriage return is about work in progress."""
         with self._lock:
             if text.startswith("\r"):
                 now_s = time.monotonic()
@@ -54,7 +54,7 @@ class ProgressLine:
             self._has_begun = True
 
     def show_time(self) -> None:
-        """Show the time since the beginning if nothing was told for 2 s."""
+        """Show the elapsed time if no text came for 2 s."""
         with self._lock:
             now_s = time.monotonic()
             if now_s - self._told_s >= _SILENT_S:

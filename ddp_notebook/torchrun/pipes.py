@@ -19,7 +19,7 @@ from ddp_notebook.registry import doors
 TORCHRUN = -1  # in place of a rank: text of torchrun and its agents
 _READ_BYTES = 1 << 16
 _MOST_WAITING = 200  # pieces of output that were not shown; then the ranks wait in their `print`
-_GREETING_S = 2.0  # how long a rank may take to send its pipes
+_GREETING_S = 2.0  # timeout for a rank to send its pipes
 _log = logging.getLogger(__name__)
 
 
@@ -61,7 +61,7 @@ class Pipes:
         self.output: queue.Queue[Written] = queue.Queue(_MOST_WAITING)
         self.world_size = 0
         self._listener = listener
-        self._open: dict[int, int] = {}  # by rank: its pipes
+        self._open: dict[int, int] = {}  # number of open pipes of each rank
         self._lock = threading.Lock()
         self._wakes, self._woken = socket.socketpair()
         self._selector = selectors.DefaultSelector()
@@ -80,13 +80,13 @@ class Pipes:
 
     @property
     def is_open(self) -> bool:
-        """Whether something may still be read."""
+        """Return whether there may be more output to read."""
         with self._lock:
             return bool(self._open)
 
     @property
     def has_ended(self) -> bool:
-        """Whether torchrun has closed its pipes."""
+        """Return whether torchrun has closed its pipes."""
         with self._lock:
             return TORCHRUN not in self._open
 

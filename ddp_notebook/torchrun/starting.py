@@ -39,11 +39,11 @@ _OURS = {
 }
 _NPROC = ("auto", "cpu", "gpu", "xpu")  # beside numbers
 _NO_RANKS = {"--no-python", "--run-path"}
-_TO_FILES = {"-r", "--redirects", "-t", "--tee"}  # by which torchrun writes the output of ranks to files
+_TO_FILES = {"-r", "--redirects", "-t", "--tee"}  # options that make torchrun write the output of ranks to files
 # torch's own times are for clusters: 30 s for further agents, 15 s until one that is silent counts as gone.
 _TIMES = "last_call_timeout=2,keep_alive_interval=1,keep_alive_max_attempt=3"
-_MOST_RANKS = 8  # whose text counts for the limit of what is shown
-_ALONE_S = 20.0  # after so long without a rank it is said what torchrun waits for
+_MOST_RANKS = 8  # the limit of the shown text is that of so many ranks
+_ALONE_S = 20.0  # after so long without a rank, a line names what torchrun waits for
 _REFRESH_S = 0.1  # output that goes on without a pause is shown at least so often
 _END_S = 2.0  # wait for more output of ranks when torchrun has ended and all that was read is shown
 
@@ -72,12 +72,12 @@ class Asked:
 
     @property
     def has_files(self) -> bool:
-        """Whether torchrun is to write the output of ranks to files."""
+        """Return whether torchrun writes the output of ranks to files."""
         return any(word.partition("=")[0] in _TO_FILES or word[:2] in ("-r", "-t") for word in self.options)
 
     @property
     def most_agents(self) -> int:
-        """That torchrun takes: 3 with `--nnodes 1:3`."""
+        """Most agents that torchrun accepts: 3 with `--nnodes 1:3`."""
         for word, behind in zip(self.options, [*self.options[1:], ""], strict=False):
             name, is_joined, value = word.partition("=")
             most = (value if is_joined else behind).rpartition(":")[2]
@@ -248,7 +248,7 @@ def _follow(
         screen.write("stderr", f"one more agent joins from a shell with: {joins}\n")
     alone_s = time.monotonic() + _ALONE_S
     ends_s = float("inf")
-    pieces: int | None = None  # that the job may have written before torchrun ended; None while torchrun runs
+    pieces: int | None = None  # most pieces written before torchrun ended; None while torchrun runs
     view = None
     refreshed_s, pause_s = time.monotonic(), FLUSH_S
     while time.monotonic() < ends_s or (pieces and not pipes.output.empty()):

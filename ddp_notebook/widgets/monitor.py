@@ -69,9 +69,9 @@ class Monitor(anywidget.AnyWidget):
     """
 
     compact = traitlets.Bool(False).tag(sync=True)
-    key = traitlets.Unicode().tag(sync=True)  # by which all views of this widget find its store in the page
-    group = traitlets.Unicode().tag(sync=True)  # of its session: a compact view finds the full one on the page by it
-    place = traitlets.Unicode().tag(sync=True)  # of the full one: "In [2]"
+    key = traitlets.Unicode().tag(sync=True)  # all views of this widget find its store in the page by this key
+    group = traitlets.Unicode().tag(sync=True)  # id of its session: a compact view finds the full view by it
+    place = traitlets.Unicode().tag(sync=True)  # cell of the full view: "In [2]"
 
     def __init__(
         self,

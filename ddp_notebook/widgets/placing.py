@@ -65,7 +65,7 @@ class Placing:
         self._title = title
         self._mode = mode
         self._answering = Answering()
-        self._publishers: dict[int | None, Publisher] = {}  # of views here, by the one cell that they send; None: all
+        self._publishers: dict[int | None, Publisher] = {}  # for views here: publisher of one cell; None: of all cells
         self._group = secrets.token_hex(4)
         self._shown: View | None = None  # of %ddp_monitor
         self._under: View | None = None  # the cell that runs
@@ -321,7 +321,7 @@ class Placing:
     def _keep_picture(self, now_s: float) -> None:
         if self._picture_due_s is None or now_s < self._picture_due_s or not isinstance(self._shown, WidgetView):
             return
-        if not is_users_thread():  # of a job: matplotlib may be in use in the main thread, which looks later
+        if not is_users_thread():  # a job's thread: matplotlib may be in use in the main thread, which looks later
             return
         if self._importing is not None and self._importing.is_alive():
             self._look_later(_SETTLE_S)

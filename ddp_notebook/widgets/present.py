@@ -73,7 +73,7 @@ class Present:
         self._has_ended = self._session is not None
 
     def head(self) -> dict[str, Any]:
-        """What the header of a message says of the session.
+        """Return the part of a message header that describes the session.
 
         `label` is the cell's name for its reader, "In [6]". `training` has the numbers of the training run that is
         shown (`TrainingRun.to_json`), of which `per_step` and `definition` are shown as they are; None where there is
@@ -185,7 +185,7 @@ class _Numbers:
     def __init__(self, feed: Feed) -> None:
         self._feed = feed
         self._cell = -1
-        self._end = -1  # of the spans that were read
+        self._end = -1  # end of the spans that were read
         self._next_s = 0.0
         self._found: dict[str, Any] = {}
 

@@ -297,7 +297,7 @@ class Ready(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Registered(Message):
-    """The controller was told of this engine, and has forgotten the one that it replaces; or `error` says why not."""
+    """The controller has registered this engine and removed the replaced one, or `error` contains the reason."""
 
     error: str = ""
 
@@ -344,7 +344,7 @@ class Pulled(Message):
     nbytes: int = 0
     data: bytes = b""
     memory: list[Any] = field(default_factory=list)  # see `Memory.place`; empty: get it by the transfer
-    steps: int = -1  # that the cell that runs had taken; -1: no cell ran
+    steps: int = -1  # steps that the running cell had taken; -1: no cell ran
     waits_for_cell: str = ""  # the type because of which the value can be copied only when the cell has ended
 
 

@@ -40,14 +40,14 @@ CELLS = [
 
 
 def curve(view: View, timeout_s: float = 20.0) -> dict[str, Any]:
-    """What the chart has drawn, once nothing more is asked for."""
+    """Return the drawn points of the chart when no request for more is open."""
     view.open("Loss")
     found: dict[str, Any] = view.wait_for("state.panels.loss?.x.length > 1 && !state.panels.loss.asked", timeout_s)
     return found["panels"]["loss"]
 
 
 def is_the_recording(drawn: dict[str, Any], run: list[list[list[float]]]) -> None:
-    """All points of each rank are drawn, or the lowest and the highest of neighbours, which is said then."""
+    """Check that all points of each rank are drawn, or the lowest and highest of neighbours with a note."""
     notes = [note for note in drawn["notes"] if "drawn" in note]
     lines = {rank: line["values"] for line in drawn["lines"].values() for rank in line["ranks"]}
     assert len(lines) == 2
@@ -61,7 +61,7 @@ def is_the_recording(drawn: dict[str, Any], run: list[list[list[float]]]) -> Non
             assert min(y for _, y in shown) == pytest.approx(min(values), rel=1e-6)
             assert max(y for _, y in shown) == pytest.approx(max(values), rel=1e-6)
             assert len(shown) > 400 and notes[0].startswith("1 of ")
-            begins: dict[float, float] = {}  # of neighbours that go together, which have two places and one end
+            begins: dict[float, float] = {}  # begin of each group of neighbours, by its end
             for x, end, y in zip(drawn["x"], drawn["ends"], lines[rank], strict=True):
                 begin = begins.setdefault(end, x)
                 near = [value for step, value in points if begin <= step <= end]
@@ -99,7 +99,7 @@ def test_a_monitor_that_is_opened_after_the_cell_draws_its_run(tmp_path):
 
 
 def save(lab: JupyterLab) -> None:
-    """By the keyboard, which is the widget's own while the focus is in it."""
+    """Press Ctrl+S in the notebook. The widget handles the keyboard itself while it has the focus."""
     lab.page.locator(".jp-Notebook .jp-Cell").first.locator(".jp-InputPrompt").click()
     lab.page.keyboard.press("Control+s")
 

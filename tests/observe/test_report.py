@@ -453,7 +453,8 @@ def test_a_full_recording_says_how_many_steps_are_left_of_how_many():
             1.95,
             "On average, a rank had no free core for 24 ms of 34 ms: the ranks themselves ",
         ),
-        (0.7, 0.2, 0.6, "On average, a rank had no free core for 24 ms of 34 ms"),  # who, is not known
+        # The processes that used the cores are unknown.
+        (0.7, 0.2, 0.6, "On average, a rank had no free core for 24 ms of 34 ms"),
         (0.1, 0.6, 1.9, "Nothing is wrong: 87 % of the step computes"),  # they hardly waited for a core
     ],
 )

@@ -74,7 +74,7 @@ def test_without_steps_there_is_no_run():
 
 
 def paused() -> Synthetic:
-    """Two epochs of ten steps of 20 ms, each with an evaluation of 100 ms and a checkpoint of 50 ms behind it."""
+    """Two epochs of ten steps of 20 ms. An evaluation of 100 ms and a checkpoint of 50 ms follow each epoch."""
     run, now = Synthetic(1), 0.0
 
     def span(kind: str, name: str, lasts: float) -> None:

@@ -1,4 +1,4 @@
-"""What a report says of loaders, workers, evaluation, checkpoints and cores, of real training runs."""
+"""Reports on loaders, workers, evaluation, checkpoints and cores of real training runs."""
 
 from __future__ import annotations
 

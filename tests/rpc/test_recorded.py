@@ -275,7 +275,7 @@ def test_a_report_says_that_an_agent_waits_for_its_observers(session):
     found = session.report()
     assert found.overall is not None
     assert found.overall.share(found.overall.answers_ns) > 0.5
-    on_a_busy_machine = found.taken is not None and found.taken.is_large  # that is said first
+    on_a_busy_machine = found.taken is not None and found.taken.is_large  # the report names it first
     assert on_a_busy_machine or re.fullmatch(r"\d\d % of the step waits for answers of remote calls", found.verdict)
     assert found.straggler is None
     assert re.search(

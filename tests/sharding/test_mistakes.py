@@ -74,7 +74,7 @@ _PARALLEL = f"parallelize_module(model, init_device_mesh('cpu', (2,)), {_ROWS_AN
 
 
 def test_a_check_of_a_tensor_parallel_model_counts_what_it_has_compared(ranks):
-    """Of its four parameters only the bias of the rowwise layer is the same on all ranks."""
+    """Only one of the four parameters is the same on all ranks: the bias of the rowwise layer."""
     ranks.run(f"forget()\nmodel = make(4, 8, 4); {_PARALLEL}", quiet=True)
     assert repr(ranks.check("model")) == (
         "2 ranks agree: 1 parameter (4 elements); not compared: 3 sharded (model.0.weight, model.0.bias, ...)"

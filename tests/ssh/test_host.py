@@ -147,7 +147,7 @@ def test_a_server_that_is_stopped_is_heard(python):
             os.kill(server, signal.SIGCONT)
         wait_until(lambda: not host.trouble())
         until = time.monotonic() + way._END_S + 1.0
-        while time.monotonic() < until:  # the process next to the server was told of the stop, which is no end
+        while time.monotonic() < until:  # a stopped server must not count as ended
             assert host.request("facts")["pid"] == server
             time.sleep(0.1)
     finally:
@@ -211,7 +211,7 @@ def test_a_python_that_will_not_do(ssh, first, words):
 
 
 def test_a_host_without_torch_is_reached(ssh):
-    """And a line says what its Python lacks, with the name that a user knows."""
+    """The error names the packages that its Python lacks, by the names that a user knows."""
     bare = ssh / "bare"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", bare], check=True)
     version = ".".join(map(str, sys.version_info[:3]))

@@ -186,7 +186,7 @@ def test_clocks_are_compared_and_the_bound_is_shown(has_its_own_clock, kernel, t
     )
     # On a busy machine the report says first that ranks have no core.
     says = r"\n(\d+ % of the step waits for rank 1 on b, |On average, a rank had no free core )"
-    assert re.search(says, report), "and not for who has the later clock"
+    assert re.search(says, report), "the report names the host with the later clock"
 
     path = tmp_path / "trace.json"
     assert kernel.run(f"%ddp_trace {path}").status == "ok"

@@ -13,7 +13,7 @@ from tools import pip_install
 from tools.pip_install import Progress
 
 TOOL = Path(__file__).parents[2] / "tools" / "pip_install.py"
-# As pip 24.0 and 26.0 print them.
+# Lines in the format of pip 24.0 and 26.0.
 LINES = """\
 Collecting torch==2.13.0
   Downloading torch-2.13.0-cp311-cp311-manylinux_2_28_x86_64.whl.metadata (29 kB)

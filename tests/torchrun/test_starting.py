@@ -98,7 +98,7 @@ print('bad', file=sys.stderr)
     until = time.monotonic() + 60
     while (pipes.is_open or not pipes.output.empty()) and time.monotonic() < until:
         if ours and all(one.poll() is not None for one in ranks):
-            os.close(ours.pop()[1])  # as torchrun does at its end
+            os.close(ours.pop()[1])  # torchrun closes it when it ends
         with contextlib.suppress(queue.Empty):
             one = pipes.output.get(timeout=0.05)
             said[one.rank, one.stream] = said.get((one.rank, one.stream), "") + one.text

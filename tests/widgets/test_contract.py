@@ -156,7 +156,7 @@ def test_figures_have_the_monitors_colours():
     assert ranks is not None and words(ranks[1]) == tuple(line.lower() for line in LINES)
 
 
-# ---- colours are told apart by any eye
+# ---- colours differ for any colour vision
 
 # Machado, Oliveira and Fernandes 2009, severity 1.0, on linear RGB.
 _VISION = {
@@ -166,7 +166,7 @@ _VISION = {
     "no blue cones": [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.3039]],
 }
 _XYZ = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
-_LEAST_APART = 10.0  # of CIE Lab: 2.3 is just noticeable
+_LEAST_APART = 10.0  # distance in CIE Lab: 2.3 is just noticeable
 
 
 def seen(colour: str, vision: str) -> Any:

@@ -1,4 +1,4 @@
-"""What a browser has drawn of random histories, against the recording: for each way in which a view comes to its rows.
+"""Compare the charts of random histories in a browser with the recording, for each way in which a view gets rows.
 
 The feed is that of a session, and the page is the bundle in Chromium. What the chart was given is read from it, and in
 one test its pixels. tests/browser/test_curves.py does the same in JupyterLab with ranks.
@@ -79,14 +79,14 @@ class Kernel:
         self.recording.prompts[cell] = f"In [{cell + 2}]"
 
     def tick(self, seconds: float = 0.1, state: str = "running") -> None:
-        """What the publisher's thread does ten times a second."""
+        """Send one delta, as the publisher's thread does ten times a second."""
         self.now_ns += int(seconds * 1e9)
         if (message := self.feed.delta(self.now_ns, self.head(state))) is not None:
             for name in self.views:
                 self.send(name, message)
 
     def settle(self) -> None:
-        """The cell is over: what waits for room goes."""
+        """End the cell, and send the rows that wait for room."""
         self.tick(state="idle")
         while self.feed.has_news():
             self.tick(state="idle")
@@ -147,7 +147,7 @@ def make_kernel(browser_page):
 
 
 def drawn(shown: Page, name: str, timeout_s: float = 10.0) -> dict[str, Any]:
-    """What the view's chart of the metric has drawn, once nothing more is asked for."""
+    """Return the drawn points of the metric's chart when no request for more is open."""
     until = time.monotonic() + timeout_s
     while True:
         shown.evaluate("(name) => views[name].el.scrollIntoView()", name)
@@ -166,7 +166,7 @@ def drawn(shown: Page, name: str, timeout_s: float = 10.0) -> dict[str, Any]:
 
 
 def truth(recording: Recording, name: str, cells: list[int]) -> dict[int, tuple[Any, Any]]:
-    """By rank the steps and values of a run, by step and in the order in which they came; values as they travel."""
+    """Return the steps and values of a run by rank, in a stable order by step. Values are float32 as in messages."""
     rows = recording.rows("metric")
     rows = rows[np.isin(rows["cell"], cells) & (rows["name"] == NAMES.index(name) + 1)]
     found = {}

@@ -228,7 +228,7 @@ def test_a_snapshot_has_the_newest_cell_whole_and_of_earlier_ones_the_lowest_and
 
 
 def test_a_snapshot_and_an_answer_are_as_old_as_the_last_delta():
-    """A view puts them in the place of what it has, and what comes later behind them."""
+    """A view replaces its rows with these rows, and appends later rows."""
     rank, recording = Rank(0), Recording(1)
     feed = Feed(recording)
     recording.feed(logs(rank, 1, range(10)))

@@ -89,7 +89,7 @@ class Remote:
 
     @property
     def ended_elsewhere(self) -> bool:
-        """Whether the session has ended, and this notebook only looked on, had left it, or had lost it to another."""
+        """Return whether the session has ended after this notebook left it, lost it to another, or only watched it."""
         if self._is_elsewhere:
             return not processes.is_running(self._who)
         return bool(self.gone) and not self.welcome.drives

@@ -91,5 +91,5 @@ def _in_words(modules: Sequence[str]) -> str:
 
 
 def _quoted(path: str) -> str:
-    """For the shell there, whose ~ stays."""
+    """Quote a path for the remote shell, which still expands a leading ~."""
     return f"~/{shlex.quote(path[2:])}" if path.startswith("~/") else shlex.quote(path)

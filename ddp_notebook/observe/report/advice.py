@@ -42,18 +42,18 @@ class Parts:
     rank: int | None
     step_ns: float
     input_ns: float
-    workers_ns: float  # of it, for the start and the end of a loader's workers
+    workers_ns: float  # part of input_ns: start and shutdown of a loader's workers
     compute_ns: float
-    forward_ns: float  # of it, as the next one
-    backward_ns: float
+    forward_ns: float  # part of compute_ns
+    backward_ns: float  # part of compute_ns
     exposed_ns: float
     waiting_ns: float
-    answers_ns: float  # of it, for answers of remote calls
+    answers_ns: float  # part of waiting_ns: waits for answers of remote calls
     optimizer_ns: float
     rest_ns: float
     communication_ns: float
     overlapped_ns: float
-    samples_per_s: float | None  # of all ranks together where `rank` is None
+    samples_per_s: float | None  # sum of all ranks if `rank` is None
 
     def share(self, ns: float) -> float:
         """A time as a share of the step, 0 to 1."""
@@ -81,8 +81,8 @@ def verdict(
     page_faults: float = 0.0,
     taken: Taken | None = None,
 ) -> str:
-    """One sentence: where most of the time is lost. If other processes take the cores, it says that: no other figure
-    tells about the program then.
+    """Return a sentence about the largest loss of time. If other processes use the cores, the sentence is about them,
+    because no other number describes the program then.
 
     Args:
         parts: of all ranks.
@@ -158,8 +158,10 @@ def waited_for(ranks: Sequence[Parts]) -> list[Parts]:
 
 
 def _waits(parts: Parts) -> float:
-    """The share of the step for which a rank waits for others; not for answers of remote calls, which no rank is late
-    with."""
+    """Return the share of the step in which a rank waits for other ranks.
+
+    Waits for answers of remote calls do not count, because no rank is late with them.
+    """
     return parts.share(parts.waiting_ns - parts.answers_ns)
 
 
@@ -202,7 +204,7 @@ def suggestions(
         is_sharded: see the function of this name.
         bubble: of the pipeline that the ranks are stages of.
         page_faults: of a step, mean of the ranks.
-        loader: that the steps wait for; None: its settings are not known.
+        loader: the loader that the steps wait for; None: its settings are not known.
         taken: how long ranks waited for a core; None: not known.
     """
     # One rank's slow loader says nothing about the others'.

@@ -1,4 +1,7 @@
-"""Whether ranks were ready to run and had no core, and who had the cores, from the scheduler's statistics."""
+"""Find ranks that were ready to run and had no core, and the processes that used the cores.
+
+The numbers come from the scheduler's statistics.
+"""
 
 from __future__ import annotations
 
@@ -12,21 +15,21 @@ from ddp_notebook.observe.tables.matching import RowSource
 from ddp_notebook.records.schema import Rows
 from ddp_notebook.records.units import ms
 
-LARGE = 0.15  # of a step: worth the first sentence of a report
-_OTHERS_CORES = 0.25  # that other processes use at least, to be named
-_ALL = 0.8  # of the cores of a host, from which ranks count as using them all
-_OTHERS_SHARE = 0.15  # of the host's cores, the same
-_LEAST_NS = 200_000_000  # between two looks: processor time of a host is counted in ticks of 10 ms
-_AROUND_NS = 300_000_000  # looks come with batches: up to so long after a step
+LARGE = 0.15  # share of a step from which it is the first sentence of a report
+_OTHERS_CORES = 0.25  # a report names other processes that use at least so many cores
+_ALL = 0.8  # share of a host's cores from which its ranks count as using all
+_OTHERS_SHARE = 0.15  # a report names other processes that use at least this share of a host's cores
+_LEAST_NS = 200_000_000  # shortest time between two samples: processor time of a host is counted in ticks of 10 ms
+_AROUND_NS = 300_000_000  # samples come with batches, up to so long after a step
 _MANY_HOSTS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Taken:
-    """How long the main threads of ranks were ready to run and had no core, and what ran there."""
+    """Time in which main threads of ranks were ready to run and had no core, and the use of the cores."""
 
-    share: float  # of the time, mean of the ranks
-    # By host: cores that other processes used, mean; those that the ranks used; how many it has.
+    share: float  # share of the time, mean over the ranks
+    # For each host: mean number of cores that other processes used, that its ranks used, and that it has.
     used: dict[str, tuple[float, float, int]]
 
     @property
@@ -35,11 +38,11 @@ class Taken:
 
     @property
     def by_others(self) -> bool:
-        """Whether other processes used cores of a host."""
+        """Return whether other processes used cores of a host."""
         return any(_counts(others, cores) for others, _, cores in self.used.values())
 
     def words(self, step_ns: float, ranks: int) -> str:
-        """A sentence about a step, without its full stop."""
+        """Return a sentence about a step, without its full stop."""
         who = "The rank had" if ranks == 1 else "On average, a rank had"
         text = f"{who} no free core for {ms(self.share * step_ns)} of {ms(step_ns)}"
         others = [
@@ -76,7 +79,7 @@ def taken(recording: RowSource, steps: StepTable) -> Taken | None:
     """
     rows = recording.rows("resource")
     rows = rows[rows["ran_ns"] > 0]
-    looks: dict[int, Rows] = {}  # by rank: its first and last look
+    looks: dict[int, Rows] = {}  # for each rank: its first and last sample
     for rank in steps.ranks:
         own = steps.rank == rank
         begin_ns, end_ns = int(steps.start_ns[own].min()), int(steps.end_ns[own].max()) + _AROUND_NS
@@ -95,7 +98,7 @@ def taken(recording: RowSource, steps: StepTable) -> Taken | None:
         of_host.setdefault(recording.hosts[rank] if rank < len(recording.hosts) else "", []).append(rank)
     for host, ranks in of_host.items():
         if len(ranks) < (list(recording.hosts).count(host) if recording.hosts else recording.world_size):
-            continue  # of a rank that is not known its time would count as that of another process
+            continue  # the processor time of an unknown rank would count as that of another process
         busy = float(np.mean([_rate(looks[rank], "host_busy_ns") for rank in ranks]))
         own = sum(_rate(looks[rank], "ran_ns") for rank in ranks)
         used[host] = max(busy - own, 0.0), own, int(looks[ranks[0]]["host_cores"][-1])
@@ -103,12 +106,12 @@ def taken(recording: RowSource, steps: StepTable) -> Taken | None:
 
 
 def _rate(looks: Rows, column: str) -> float:
-    """Nanoseconds for each nanosecond between two looks."""
+    """Return the increase of a column between two samples, in nanoseconds per nanosecond."""
     return float(looks[column][1] - looks[column][0]) / float(looks["time_ns"][1] - looks["time_ns"][0])
 
 
 def shared(recording: RowSource, ranks: Sequence[int]) -> tuple[str, ...]:
-    """A note for each machine that has more of these ranks than cores, and no GPUs for them."""
+    """Return a note for each machine that has more of these ranks than cores, and no GPUs for them."""
     rows = recording.rows("resource")
     rows = rows[(rows["cores"] > 0) & (rows["gpu_allocated_bytes"] < 0)]
     known = {rank: int(rows["cores"][rows["rank"] == rank][-1]) for rank in ranks if (rows["rank"] == rank).any()}

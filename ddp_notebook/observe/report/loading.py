@@ -1,4 +1,4 @@
-"""What the loaders of a training run were set to, and what would make them faster."""
+"""Settings of the loaders of a training run, and suggestions for faster loading."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ddp_notebook.observe.tables.matching import RowSource
 from ddp_notebook.records.schema import SPANS, Rows
 from ddp_notebook.records.units import ms, percent
 
-_NOTABLE = 0.1  # of a step: worth a word
+_NOTABLE = 0.1  # share of a step from which the report mentions it
 _LEAST_NS = 1e6  # a batch of a worker takes about as long where cores are busy
 _INPUT, _WORKERS = map(SPANS.index, ("input", "workers"))
 
@@ -24,8 +24,8 @@ class Loader:
     name: str
     workers: int
     is_persistent: bool
-    batches: int  # of an epoch; -1: unknown
-    epochs: int  # in the cell, of the rank that has the most
+    batches: int  # per epoch; -1: unknown
+    epochs: int  # epochs in the cell, on the rank that has the most
 
 
 def loader_of(recording: RowSource, steps: StepTable) -> Loader | None:
@@ -38,7 +38,7 @@ def loader_of(recording: RowSource, steps: StepTable) -> Loader | None:
     settings, spans = recording.rows("loader"), recording.rows("span")
     spans = spans[np.isin(spans["kind"], (_INPUT, _WORKERS)) & (spans["end_ns"] >= 0)]
     spans = spans[np.isin(spans["name"], settings["name"])]
-    waited = spans[_is_in_a_step(spans, steps)]  # not that of an evaluation
+    waited = spans[_is_in_a_step(spans, steps)]  # without waits of an evaluation
     if not len(waited):
         return None
     names, of = np.unique(waited["name"], return_inverse=True)
@@ -55,7 +55,7 @@ def loader_of(recording: RowSource, steps: StepTable) -> Loader | None:
 
 
 def _is_in_a_step(spans: Rows, steps: StepTable) -> npt.NDArray[np.bool_]:
-    """(n,) which of these spans begin in a step of their rank."""
+    """Return a mask (n,) of the spans that begin in a step of their rank."""
     inside = np.zeros(len(spans), bool)
     for rank in steps.ranks:
         own, mine = steps[steps.rank == rank], spans["rank"] == rank
@@ -68,15 +68,15 @@ def _is_in_a_step(spans: Rows, steps: StepTable) -> npt.NDArray[np.bool_]:
 def loading(
     loader: Loader | None, step_ns: float, input_ns: float, workers_ns: float, *, has_gpu: bool, cores_are_taken: bool
 ) -> list[tuple[float, str]]:
-    """Things to try, with the time in a step in ns that each is about.
+    """Return things to try, each with the time per step in ns that it concerns.
 
     Args:
-        loader: that the steps wait for; None: its settings are not known.
+        loader: the loader that the steps wait for; None: its settings are not known.
         step_ns: how long a step takes.
-        input_ns: of it, for the loader.
-        workers_ns: of that, for the start and the end of workers.
+        input_ns: part of `step_ns`: wait for the loader.
+        workers_ns: part of `input_ns`: start and end of workers.
         has_gpu: the ranks use GPUs.
-        cores_are_taken: other processes take the cores: more workers would not run.
+        cores_are_taken: other processes use the cores, so more workers would not run.
     """
     found = []
     waits_ns = input_ns - workers_ns

@@ -18,12 +18,13 @@ _LOADS = [SPANS.index(kind) for kind in ("input", "workers")]
 class Outside:
     """Time outside of steps: means of the ranks."""
 
-    cell_ns: float  # from the begin of the cell to its end; of one that runs, to the end of the last step
-    rows: tuple[tuple[str, int, float], ...]  # what it was, how often on a rank (0: not counted), and how long in all
+    cell_ns: float  # from the begin of the cell to its end; while it runs, to the end of its last step
+    # For each activity: its name, its count on a rank (0: not counted), and its total time in ns.
+    rows: tuple[tuple[str, int, float], ...]
 
 
 def outside(recording: RowSource, found: StepTable) -> Outside | None:
-    """Return the time of a cell outside of its steps; None where that is not known.
+    """Return the time of a cell outside of its steps; None if it is not known.
 
     Args:
         recording: rows of the cell alone.
@@ -49,7 +50,7 @@ def outside(recording: RowSource, found: StepTable) -> Outside | None:
 
 
 def _of_rank(spans: Rows, steps: StepTable) -> dict[str, tuple[int, float]]:
-    """By what it was: how often, and how long in all."""
+    """Return the count and the total time in ns of each activity."""
     cells = spans[spans["kind"] == _CELL]
     begin_ns = int(cells["start_ns"][0]) if len(cells) else int(steps.start_ns[0])
     end_ns = int(cells["end_ns"][0]) if len(cells) else int(steps.end_ns[-1])
@@ -85,6 +86,6 @@ def _of_rank(spans: Rows, steps: StepTable) -> dict[str, tuple[int, float]]:
 
 
 def _gap(begins: Times, ends: Times, at_ns: Times) -> np.ndarray:
-    """(n,) which gap each of these times lies in; -1: none."""
+    """Return the index of the gap that contains each of these times (n,); -1: none."""
     gap = np.searchsorted(begins, at_ns, "right") - 1
     return np.where((gap >= 0) & (at_ns < ends[np.maximum(gap, 0)]), gap, -1)

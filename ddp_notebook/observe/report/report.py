@@ -45,16 +45,16 @@ from ddp_notebook.records.schema import SPANS
 from ddp_notebook.records.units import ms, percent
 from ddp_notebook.records.words import train_apart
 
-FEWEST_STEPS = 3  # with fewer a report says what each took, and nothing more
-_TOLD_OUTSIDE = 0.005  # of a cell: time outside of steps that is worth a row
-_MOST_RANKS = 8  # whose times of such steps are told one by one
+FEWEST_STEPS = 3  # a report on fewer steps lists only their durations
+_TOLD_OUTSIDE = 0.005  # share of a cell from which time outside of steps has a row
+_MOST_RANKS = 8  # a report on few steps lists each rank; with more ranks it shows the range
 _COLUMNS = ("input", "compute", "exposed", "waiting", "optimizer", "rest")
 _PASSES = ("forward", "backward", "input gradient", "weight gradient")
 _TIMES = tuple(
     f"{name}_ns" for name in (*_COLUMNS, "workers", "forward", "backward", "answers", "communication", "overlapped")
 )
-_OWN = {"forward_ns": "own_forward_ns", "backward_ns": "own_backward_ns"}  # without what is exposed or waited for
-_PHASES = {  # columns of a `StepTable` by what a report calls them; what is indented is a part of the one above it
+_OWN = {"forward_ns": "own_forward_ns", "backward_ns": "own_backward_ns"}  # without exposed communication and waiting
+_PHASES = {  # columns of a `StepTable` by their names in a report; an indented phase is part of the one above
     "input": "input",
     "  workers": "workers",
     "forward": "own_forward",
@@ -69,12 +69,12 @@ _PHASES = {  # columns of a `StepTable` by what a report calls them; what is ind
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Phase:
-    """How long one phase of a step took, over all ranks."""
+    """Duration of one phase of a step, over all ranks."""
 
     name: str
-    mean_ns: float  # of the steps that the mean of the run is taken of
-    median_ns: float  # this and the others: of all steps but the first two of the cell
-    most_ns: float  # of nine of ten
+    mean_ns: float  # over the steps that are in the mean of the run
+    median_ns: float  # this and the following: over all steps but the first two of the cell
+    most_ns: float  # 90th percentile
     max_ns: float
 
 
@@ -97,9 +97,9 @@ class Report:
     ranks: tuple[Parts, ...]
     phases: tuple[Phase, ...]
     outside: Outside | None  # time of the cell that belongs to no step; None: not known
-    taken: Taken | None  # how long ranks waited for a core; None: not counted
-    times: tuple[str, ...]  # of steps that are too few for more
-    synchronises: bool  # gradients, in buckets of DDP
+    taken: Taken | None  # time in which ranks waited for a core; None: not counted
+    times: tuple[str, ...]  # lines with the durations of the steps, if there are too few for phases
+    synchronises: bool  # the ranks synchronise gradients in buckets of DDP
     straggler: Straggler | None
     efficiency: float | None  # samples/s over those of as many single ranks; None: it was not measured for this cell
     notes: tuple[str, ...]  # sentences: how that compares with one rank alone, and what is missing
@@ -262,7 +262,7 @@ def _without_steps(recording: Bounded, cell: int | None) -> Report:
 def _of_few(
     recording: Bounded, run: TrainingRun, every: StepTable, overall: Parts, ranks: tuple[Parts, ...], all_steps: int
 ) -> Report:
-    """Of one or two steps, which are those of the warm-up: what each took, and nothing that they do not show."""
+    """Return the report on one or two steps. They are warm-up steps, so it lists only their durations."""
     times = []
     for number in np.unique(every.number).tolist():
         own = every[every.number == number]
@@ -315,11 +315,11 @@ def _parts(steps: StepTable, rank: int) -> Parts:
 
 
 def _phases(steps: StepTable, ranks: Sequence[Parts]) -> tuple[Phase, ...]:
-    """How the phases scatter over steps and ranks; those that took any time.
+    """Return the distribution of each phase over steps and ranks. Phases that took no time are left out.
 
     Args:
         steps: all but the first two of the cell.
-        ranks: their means, of the steps that the mean of the run is taken of.
+        ranks: the means of each rank, over the steps that are in the mean of the run.
     """
     columns = {"step": steps.duration_ns, **{name: steps.parts[part] for name, part in _PHASES.items()}}
     means = _mean(ranks)
@@ -440,6 +440,6 @@ def _table_outside(found: Outside) -> list[str]:
 
 
 def _in_columns(table: Sequence[Sequence[str]]) -> list[str]:
-    """Lines of a table: the first column to the left, the others to the right."""
+    """Format the lines of a table: the first column is left-aligned, the others are right-aligned."""
     widths = [max(len(line[column]) for line in table) for column in range(len(table[0]))]
     return ["  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]).rstrip() for line in table]

@@ -1,4 +1,4 @@
-"""What the time of a step is shared among besides its phases: the blocks that the user has named."""
+"""Time that the blocks named by the user take of a step, in addition to its phases."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the steps of a cell begin and end on one rank.
+"""Find the begin and end of the steps of a cell on one rank.
 
 optimizer|  evaluation   checkpoint   |input|forward|backward|optimizer|input|forward ...
          |  belongs to no step        |        step i                  |   step i + 1
@@ -63,7 +63,7 @@ def cycles(spans: Rows) -> Cycles | None:
 
 
 class Pauses:
-    """Finds where the next step begins behind evaluation and checkpoints, which belong to no step.
+    """Finds where the next step begins after evaluation and checkpoints, which belong to no step.
 
     An evaluation is a forward without gradients of a model in eval mode that also trains in the cell. The next step
     begins with the first batch of the loader that its first forward or backward has its data from. Once a step has
@@ -73,15 +73,15 @@ class Pauses:
     """
 
     def __init__(self) -> None:
-        self._trained: set[int] = set()  # names of models
+        self._trained: set[int] = set()  # models that have trained in the cell
         self.is_open = False  # there was a pause since the last step
-        self._begins_ns = -1  # of the next step; -1: not known yet
-        self._loads: list[tuple[int, int]] = []  # names of loaders since the pause, and when they were asked
+        self._begins_ns = -1  # begin of the next step; -1: not known yet
+        self._loads: list[tuple[int, int]] = []  # loads since the pause: name of the loader, begin of the load
         self._ends_ns = -1
-        self._computes = False  # the step has
+        self._computes = False  # the current step has begun to compute
 
     def add(self, kind: int, name: int, start_ns: int, end_ns: int) -> None:
-        """Take in a span."""
+        """Add a span."""
         is_pause = kind == _CHECKPOINT or (kind == _EVALUATION and name in self._trained)
         if kind == _FORWARD:
             self._trained.add(name)
@@ -98,7 +98,7 @@ class Pauses:
                 self._begins_ns = max(self._ends_ns, min([start_ns, *own]))
 
     def end_step(self, begin_ns: int) -> int:
-        """A step has ended. Returns when it began.
+        """End a step, and return its begin.
 
         Args:
             begin_ns: the end of the step before it.
@@ -112,7 +112,7 @@ class Pauses:
 
 
 def _begins(spans: Rows, ends: Times, threads: Numbers) -> Times:
-    """(n,) when the steps begin that end then; of the first one at least -1."""
+    """Return the begins (n,) of the steps with these ends. The first begin is at least -1."""
     begins = np.concatenate(([-1], ends[:-1]))
     if not np.isin(spans["kind"], PAUSING).any():
         return begins

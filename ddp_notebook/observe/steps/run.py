@@ -29,13 +29,13 @@ class TrainingRun:
     """The optimizer steps of one cell in numbers."""
 
     cell: int  # number in the recording
-    label: str  # as its reader knows it: "In [6]"; "cell 3" where the cell has no prompt
-    ranks: int  # that have taken steps
-    steps: int  # of the rank that has taken the most
+    label: str  # displayed name of the cell: "In [6]"; "cell 3" if the cell has no prompt
+    ranks: int  # number of ranks that have taken steps
+    steps: int  # number of steps of the rank that has taken the most
     first: int  # number of the first step that is in the mean
-    trimmed: int  # how many of the shortest and how many of the longest steps are not in the mean
+    trimmed: int  # the mean leaves out so many of the shortest steps, and so many of the longest
     step_ns: float  # mean duration of a step, see `definition`
-    gradient_nbytes: int  # that a rank synchronises in a step, in buckets of DDP; 0 where it has none
+    gradient_nbytes: int  # bytes that a rank synchronises per step in buckets of DDP; 0 without DDP
 
     @property
     def per_step(self) -> str:
@@ -44,7 +44,7 @@ class TrainingRun:
 
     @property
     def definition(self) -> str:
-        """What `per_step` is the mean of, for the place next to the number."""
+        """The steps and ranks that `per_step` averages, as text to show next to the number."""
         last = self.steps - 1
         which = f"steps {self.first} to {last}" if self.first < last else f"step {last}"
         without = f" without the {self.trimmed} shortest and {self.trimmed} longest" if self.trimmed else ""
@@ -58,7 +58,7 @@ class TrainingRun:
         return f"{self.steps:,} step{'s' * (self.steps != 1)}"
 
     def to_json(self) -> dict[str, Any]:
-        """The run for a view: its fields, and its numbers in words."""
+        """Return the fields of the run and its formatted numbers, for a view."""
         return {**asdict(self), "per_step": self.per_step, "definition": self.definition}
 
     def __str__(self) -> str:
@@ -68,7 +68,7 @@ class TrainingRun:
 
 
 def runs(recording: RowSource) -> list[TrainingRun]:
-    """All training runs of a recording, by cell.
+    """Return all training runs of a recording, by cell.
 
     Example:
         >>> from tests.observe.synthetic import simulate
@@ -85,7 +85,7 @@ ranks), 4.2 MB of gradients in a step
 
 
 def run_of(recording: RowSource, cell: int | None = None) -> TrainingRun | None:
-    """One training run; None if there is none.
+    """Return one training run; None if there is none.
 
     Args:
         recording: what the ranks have recorded.
@@ -159,7 +159,7 @@ def _run(recording: RowSource, cell: int, spans: Rows, buckets: Rows) -> Trainin
 
 
 def _gradient_nbytes(buckets: Rows) -> int:
-    """Median of the steps and ranks that have synchronised gradients; 0 if none has."""
+    """Return the median over the steps and ranks that have synchronised gradients; 0 if none has."""
     if not len(buckets):
         return 0
     keys = buckets["rank"].astype(np.int64) << 32 | buckets["step"]

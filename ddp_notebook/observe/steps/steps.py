@@ -52,7 +52,7 @@ _PARTS = {  # kinds of spans, by the part of a step that they are
     "optimizer": ("optimizer",),
 }
 _CALLER, _CALLEE = map(RPC_SIDES.index, ("caller", "callee"))
-_ANSWERED = [RPC_KINDS.index(kind) for kind in ("rpc_sync", "to_here")]  # whose caller waits
+_ANSWERED = [RPC_KINDS.index(kind) for kind in ("rpc_sync", "to_here")]  # calls whose caller waits
 _FUTURE = SPANS.index("future")
 # The parts of a step as `parts` names them; those of `Step` and the two parts of its compute.
 PARTS = (
@@ -89,7 +89,7 @@ class StepTable:
         return [int(rank) for rank in np.unique(self.rank)]
 
     def __getitem__(self, chosen: npt.NDArray[np.bool_]) -> StepTable:
-        """Some of the steps, by a mask."""
+        """Return the steps that a mask selects."""
         return StepTable(
             rank=self.rank[chosen],
             cell=self.cell[chosen],
@@ -117,7 +117,7 @@ class StepTable:
         return self[np.isin(self.number, counted(self.number, self.duration_ns)[0])]
 
     def steps(self) -> list[Step]:
-        """The same as objects."""
+        """Return the steps as objects."""
         buckets: dict[tuple[int, int], list[Bucket]] = {}
         for calls, begins, ends, layouts in self.buckets:
             buckets |= _buckets(calls, begins, ends, layouts)
@@ -168,7 +168,7 @@ def steps(recording: RowSource, cell: int | None = None, rank: int | None = None
 
 
 def measure(recording: RowSource, cell: int | None = None, rank: int | None = None) -> StepTable:
-    """The same as a table."""
+    """Return the steps as a table."""
     spans, calls = recording.rows("span"), calls_of(recording, cell)
     if cell is not None:
         spans = spans[spans["cell"] == cell]
@@ -239,7 +239,7 @@ def _steps_of(bounds: Cycles, spans: Rows, calls: Rows, waited: Times, remote: R
 
 
 def _answers(remote: Rows, spans: Rows, threads: Numbers) -> Intervals:
-    """When threads that step waited for the answers of remote calls."""
+    """Return the intervals in which stepping threads waited for answers of remote calls."""
     own = remote[(remote["side"] == _CALLER) & np.isin(remote["kind"], _ANSWERED) & np.isin(remote["thread"], threads)]
     own = own[own["end_ns"] >= 0]
     waits = spans[spans["kind"] == _FUTURE]
@@ -250,7 +250,7 @@ def _answers(remote: Rows, spans: Rows, threads: Numbers) -> Intervals:
 
 
 def _served(remote: Rows) -> Intervals:
-    """When the rank executed calls of others."""
+    """Return the intervals in which the rank executed calls of other ranks."""
     own = remote[(remote["side"] == _CALLEE) & (remote["end_ns"] >= 0)]
     return own["start_ns"], own["end_ns"]
 
@@ -267,16 +267,16 @@ def parts(
     answers: Intervals = _NONE,
     served: Intervals = _NONE,
 ) -> dict[str, npt.NDArray[np.int64]]:
-    """What the time between each edge and the next went into, by the names in `PARTS`.
+    """Split the time between each edge and the next into the parts that `PARTS` names.
 
     Args:
         edges: (n + 1,) in order.
-        spans: that have ended, of the threads that step.
+        spans: finished spans of the threads that step.
         calls: (m,) in the order of their issue.
-        waited: (m,) for other ranks.
+        waited: (m,) time that each call waited for other ranks.
         is_own: (m,) whether a thread that steps has called it.
         answers: begins and ends of waits for answers of remote calls.
-        served: the same of the execution of calls of other ranks.
+        served: begins and ends of the execution of other ranks' calls.
 
     Ranks whose times do not overlap, as they were moved apart, can be measured together.
     """
@@ -391,7 +391,7 @@ def samples_of(spans: Rows, edges: Times) -> Numbers:
 
 
 def _buckets(calls: Rows, begins: Times, ends: Times, layouts: _Layouts) -> dict[tuple[int, int], list[Bucket]]:
-    """By rank and begin of the step, in the order of their issue."""
+    """Return the buckets by rank and begin of the step, in the order of their issue."""
     at: Numbers = np.searchsorted(begins, calls["issue_ns"], "right") - 1
     inside = (at >= 0) & (calls["issue_ns"] < ends[np.maximum(at, 0)])
     calls, at = calls[inside], at[inside]

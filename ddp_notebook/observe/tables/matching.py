@@ -37,7 +37,7 @@ class RowSource(Protocol):
 
     @property
     def prompts(self) -> Mapping[int, str]:
-        """By cell, the prompts that are known without the row of the cell, which comes at its end."""
+        """Prompts by cell, known before the row of the cell comes. The row comes at the end of the cell."""
 
     def rows(self, table: str) -> Rows: ...
 

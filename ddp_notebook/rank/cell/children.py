@@ -46,7 +46,7 @@ class Wait(NamedTuple):
 
 
 class Children:
-    """Knows for which child process the main thread waits."""
+    """Tracks the child process that the main thread waits for."""
 
     def __init__(self) -> None:
         self._wait: Wait | None = None  # a command of the cell
@@ -54,12 +54,12 @@ class Children:
         self._main = threading.main_thread().ident or 0
 
     def begin_cell(self) -> None:
-        """Forget waits of the cell before."""
+        """Forget the waits of the previous cell."""
         self._seen = None
 
     @contextlib.contextmanager
     def waiting(self, command: str, *, is_elsewhere: bool = False) -> Iterator[None]:
-        """Say in the main thread that the block runs a command.
+        """Mark in the main thread that the block runs a command.
 
         Args:
             command: its text.
@@ -176,7 +176,7 @@ def _processes_of(wait: Wait) -> list[psutil.Process]:
 
 
 def _age_s(pid: int) -> float:
-    """For how long a process has run. Not known elsewhere than on Linux: 0.0."""
+    """Return how long a process has run; 0.0 if this is not known, as on systems other than Linux."""
     if not hasattr(time, "CLOCK_BOOTTIME"):
         return 0.0
     started_s = state_and_start(pid)[1] / os.sysconf("SC_CLK_TCK")

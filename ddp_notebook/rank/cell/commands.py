@@ -35,7 +35,7 @@ _RUNS_SCRIPTS = re.compile(r"(?:python[\d.]*|torchrun|accelerate)$")
 
 
 def prepare() -> None:
-    """Do before a fork what takes time."""
+    """Run the slow part of the setup before a fork."""
     look_for([_system, _getoutput, _get_output_error_code])
 
 
@@ -121,7 +121,7 @@ def _unset(names: Collection[str]) -> str:
 
 
 def _say_nothing(*_: Any, **__: Any) -> None:
-    """Take the place of `print`."""
+    """Print nothing. Replaces `print`."""
 
 
 def _tell_about_script(command: str) -> None:

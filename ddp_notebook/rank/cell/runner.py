@@ -288,7 +288,7 @@ class Runner:
         try:
             self._recording.end_cell()
         except Exception as error:  # such as a full disk: the cell itself is fine
-            print(f"what was to be recorded of this cell beside could not be: {words(error)}", file=sys.stderr)
+            print(f"the recording of this cell could not be completed: {words(error)}", file=sys.stderr)
 
     async def _execute(self, code: str) -> ExecutionResult:
         """Do what the shell's `run_cell` does, on the loop that runs already."""

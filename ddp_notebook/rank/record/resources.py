@@ -46,7 +46,7 @@ def _scheduled() -> dict[str, int]:
     """
     found = {"ready_ns": 0, "ran_ns": 0, "host_busy_ns": 0, "host_cores": os.cpu_count() or 0}
     with contextlib.suppress(OSError, ValueError, IndexError):
-        found["ready_ns"] = int(_read("/proc/self/schedstat").split()[1])  # of the main thread
+        found["ready_ns"] = int(_read("/proc/self/schedstat").split()[1])  # time of the main thread
         with open("/proc/stat", encoding="ascii") as file:
             ticks = [int(word) for word in file.readline().split()[1:9]]
         user, nice, system, _idle, _iowait, irq, softirq, _stolen = ticks

@@ -48,8 +48,8 @@ OFF, META, VALUES, ALL = range(4)  # places in `wire.record_options.LEVELS`
 # place of a freed large tensor (10 MB each, measured while all_reduces of fresh 10 MB tensors were recorded).
 MOST = 2_000
 _MOST_LIGHT = 100_000  # most records without a copy from a large tensor
-_MOST_LOGGED = 20_000  # a loop that only logs waits while there are more
-_PATIENCE_S = 2.0  # if nobody takes a record for so long, such a loop goes on, and the oldest are dropped
+_MOST_LOGGED = 20_000  # a loop that only logs waits while more records are queued
+_PATIENCE_S = 2.0  # if no record is taken for so long, the loop continues and the oldest records are dropped
 _LOOK_S = 0.002
 _MANY = 2000  # records that are passed on soon: a batch
 _MANY_LARGE = MOST // 2  # at a large one: what comes until then is not to reach `MOST`

@@ -1,4 +1,4 @@
-"""Pipes of its own for the output of a torchrun rank that a notebook has started: the notebook reads their other ends.
+"""Separate output pipes for each torchrun rank of a notebook's job. The notebook reads their other ends.
 
 torchrun gives all ranks one pipe, in which their lines are mixed and cut.
 """
@@ -12,7 +12,7 @@ from ddp_notebook.registry.torchrun import OUTPUT_VARIABLE
 from ddp_notebook.stdlib import os, socket
 from ddp_notebook.wire.store import Place
 
-_ANSWER_S = 5.0  # how long the notebook may take to accept the pipes
+_ANSWER_S = 5.0  # timeout for the notebook to accept the pipes
 
 
 def to_notebook() -> None:
@@ -44,7 +44,7 @@ def to_notebook() -> None:
         for fd, write in zip((1, 2), writes, strict=True):
             os.dup2(write, fd)
     except OSError as error:
-        print(f"ddp_notebook: the output of this rank has no pipe of its own: {error}", file=sys.stderr)
+        print(f"ddp_notebook: cannot set up the output pipes of this rank: {error}", file=sys.stderr)
     finally:
         for fd in reads + writes:
             os.close(fd)

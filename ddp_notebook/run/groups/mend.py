@@ -240,10 +240,10 @@ def _after_divergence(kinds: Collection[str]) -> str:
         )
     if set(kinds) == {"ddp"}:
         return (
-            "Parameters may differ now: %ddp_check says where, and DDP(model.module) gives all ranks those of rank 0. "
-            "Then make the optimizer again, whose own state differs too"
+            "Parameters may differ now: %ddp_check lists them, and DDP(model.module) gives all ranks those of rank 0. "
+            "Then make the optimizer again, because its own state differs too"
         )
     return (
-        "Parameters may differ now: %ddp_check says where. Load the last checkpoint, or make the model and the "
+        "Parameters may differ now: %ddp_check lists them. Load the last checkpoint, or make the model and the "
         "optimizer again"
     )

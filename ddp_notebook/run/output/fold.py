@@ -21,12 +21,12 @@ from dataclasses import dataclass, field
 from ddp_notebook.run.output.numbers import Form, form_of, merged
 from ddp_notebook.wire.events import Display
 
-TWINS_S = 0.05  # how long a line without numbers waits for equal lines of other ranks
-OTHERS_S = 0.5  # how long a line with numbers, a display or a value waits for those of the other ranks
-LATE_S = 2.0  # how long lines are remembered that were shown without all ranks
-_TOGETHER_S = 0.02  # so much less if others are shown anyway: the next ones would have to wait for the outlet
+TWINS_S = 0.05  # a line without numbers waits so long for equal lines of other ranks
+OTHERS_S = 0.5  # a line with numbers, a display or a value waits so long for those of the other ranks
+LATE_S = 2.0  # lines that were shown without all ranks are remembered for so long
+_TOGETHER_S = 0.02  # lines that are due so soon are shown together with lines that are due now
 _LOOK_S = 0.01
-BURST_CHARS = 4000  # a rank with more of it waiting has written a lot: what others wrote may wait in their pipes
+BURST_CHARS = 4000  # if a rank has more text waiting, equal text of other ranks may still be in their pipes
 _MOST_ALONE = 1000  # kinds of lines known to come from some ranks only
 _DISPLAYS, _VALUES = "displays", "values"
 
@@ -69,7 +69,7 @@ class Item:
         return cls(key, display=display, waits_s=OTHERS_S if is_new else TWINS_S)
 
     def look(self) -> None:
-        """Find family, marker and form."""
+        """Compute family, marker and form."""
         self.family = self.marker = self.key
         if self.display is None:
             self.form = form = form_of(self.text)
@@ -80,7 +80,7 @@ class Item:
 
     @property
     def is_display(self) -> bool:
-        """Whether it is a new display, not an update or a clear."""
+        """Return whether it is a new display, not an update or a clear."""
         return self.display is not None and self.display.msg_type in ("display_data", "execute_result")
 
 
@@ -149,7 +149,7 @@ class _Queue:
 
     @property
     def is_burst(self) -> bool:
-        """Whether so much waits that a tail could not hold it: it is not shown again when another rank joins."""
+        """Return whether more text waits than a tail can hold. It is not shown again when another rank joins."""
         return self._chars > BURST_CHARS
 
     def add(self, came_s: float, item: Item) -> None:
@@ -201,8 +201,8 @@ class Fold:
     def __init__(self, folds: bool = True) -> None:
         self._folds = folds
         self._queues: dict[int, _Queue] = {}
-        self._alone: dict[str, set[int]] = {}  # by name of a family: the only ranks that have shown such items
-        self._passed: dict[str, tuple[float, dict[int, int]]] = {}  # by marker: when, and how often each rank showed it
+        self._alone: dict[str, set[int]] = {}  # for each family: the only ranks that have shown such items
+        self._passed: dict[str, tuple[float, dict[int, int]]] = {}  # for each marker: last time, count by rank
 
     def __bool__(self) -> bool:
         return any(self._queues.values())
@@ -230,7 +230,7 @@ class Fold:
                 until something new is to be shown.
         """
         taken: list[Folded] = []
-        if not self._queues:  # nobody has said anything yet
+        if not self._queues:  # no rank has written anything yet
             return taken
         due_s = now  # what is due then is due
         if any(queue and now >= self._due_s(queue) for queue in self._queues.values()):
@@ -393,7 +393,7 @@ def _by_marker(ranks: Iterable[int], heads: dict[int, Item]) -> dict[str, list[i
 
 
 def _merged(ranks: list[int], items: dict[int, Item]) -> list[Folded]:
-    """Items of one shape as one, or each by itself."""
+    """Merge items of one shape, or return each by itself."""
     first = items[ranks[0]]
     forms = [form for rank in ranks if (form := items[rank].form) is not None]
     is_different = len(forms) == len(ranks) and any(items[rank].key != first.key for rank in ranks)

@@ -18,8 +18,8 @@ from ddp_notebook.records.words import format_ranks
 
 MOST_LISTED = 8  # ranks whose values are listed; of more ranks the minimum, mean and maximum are shown
 _MOST_DIFFERENT = 4  # numbers of a line that differ; a line with more is easier to read when it is not merged
-_LONGEST_CHARS = 1000  # of a line that is merged
-_MOST_NUMBERS = 40  # of a line that is merged
+_LONGEST_CHARS = 1000  # longer lines are not merged
+_MOST_NUMBERS = 40  # lines with more numbers are not merged
 _TIMES = {"ns": 1e-9, "µs": 1e-6, "μs": 1e-6, "us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
 _SIZES = {"B": 1.0, "kB": 1e3, "KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
 _SIZES |= {"KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30, "TiB": 2.0**40}

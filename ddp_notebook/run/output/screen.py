@@ -25,11 +25,11 @@ from ddp_notebook.run.output.slots import Bundle, OpenRow, Row
 from ddp_notebook.run.output.unfinished import MOST_CHARS_OF_RANK, UPDATE_S, Unfinished
 from ddp_notebook.wire.events import Display
 
-_LATE_S = 2.0  # lines of late ranks are put between those that were shown not longer ago
+_LATE_S = 2.0  # lines of late ranks are inserted between lines that were shown not longer ago
 _OPEN_ROW_S = 5.0  # displays of late ranks have their slots in a row that was shown not longer ago
-_UNREAD_S = 1.0  # lines wait so much longer while output has come that was not looked at
+_UNREAD_S = 1.0  # lines wait so much longer while received output is not processed yet
 _PARTIAL_LINE_S = 0.1  # a line without its end is shown after so long
-_TAIL_CHARS = BURST_CHARS  # of lines that may be shown again with another label
+_TAIL_CHARS = BURST_CHARS  # most text of lines that may be shown again with another label
 _MOST_CHARS = 5_000_000  # of a cell's text that are shown, without labels; more is a flood
 _MOST_SENT_BYTES = 10_000_000  # of text, with its labels
 _MOST_DISPLAY_CHARS = 5_000_000  # of displays that do not replace another one
@@ -82,8 +82,8 @@ class Screen:
         self._tail_late_s = 0.0  # when the last line was added to it
         self._no_tail_until_s = 0.0
         self._no_tail_for_s = 1.0  # doubled each time that no rank has joined a tail: displays are expensive
-        self._rows: dict[int, list[Row]] = {}  # by rank: where its displays are
-        self._cleared: dict[int, list[Row]] = {}  # by rank: those that it has cleared, and not replaced yet
+        self._rows: dict[int, list[Row]] = {}  # for each rank: the rows with its displays
+        self._cleared: dict[int, list[Row]] = {}  # for each rank: rows that it has cleared and not replaced yet
         self._replaces: set[int] = set()  # ranks that have displayed something since they cleared their output
         self._open_row: OpenRow | None = None
         self._has_notes = False  # which ranks may not clear away
@@ -206,7 +206,7 @@ class Screen:
         return entries
 
     def _join(self, rank: int, item: Item) -> bool:
-        """Put an item of a late rank to what was shown last. Returns whether it has its place there."""
+        """Add an item of a late rank to the lines or displays shown last. Returns whether it was added."""
         if self._tail is not None and self._tail.join(rank, item):
             if self._open_row is not None:
                 self._open_row.ranks.discard(rank)  # it has a line below the row now

@@ -10,19 +10,19 @@ from ddp_notebook.run.kernel import has_front_end, ipython, is_marimo, kernel
 
 
 class Sink(Protocol):
-    """Takes text and displays to somebody who reads."""
+    """Destination of text and displays."""
 
     can_update: bool  # a display that is shown can be changed
 
     @property
     def is_live(self) -> bool:
-        """Whether somebody sees it now, not a program that runs the notebook."""
+        """Return whether a person can see it now. False if a program runs the notebook."""
 
     def write(self, stream: str, text: str) -> None:
         """Show text of "stdout" or "stderr"."""
 
     def flush(self, stream: str) -> None:
-        """Let go what was written."""
+        """Flush the written text."""
 
     def publish(self, data: dict[str, Any], metadata: dict[str, Any], display_id: str | None, update: bool) -> None:
         """Show a MIME bundle, or change the one with this id."""

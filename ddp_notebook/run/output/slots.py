@@ -21,7 +21,7 @@ from ddp_notebook.run.output.outlet import Outlet, new_id
 _IMAGES = ("image/png", "image/jpeg", "image/gif", "image/webp", "image/svg+xml")
 _ACTIVE = ("<script", "<iframe", "<object", "<embed", "<link")  # HTML that would run or load again at each update
 _OTHER_VIEWS = ("application/", "text/latex", "text/markdown")  # types that only the front end can draw
-_MOST_CHARS = 4_000_000  # of a row: an update may send all of it
+_MOST_CHARS = 4_000_000  # most characters of a row: an update may send the whole row
 _LABEL = "font-family:var(--jp-code-font-family,monospace);font-size:var(--jp-code-font-size,13px);text-align:left"
 _LEAST_PX = 250  # width of a slot, where there is room for several
 
@@ -43,7 +43,7 @@ class Row:
         self._is_grid = is_grid
         self._handle = handle
         self._bundles: dict[int, Bundle] = {}
-        self._outputs: list[_Output] = []  # of the front end, from top to bottom
+        self._outputs: list[_Output] = []  # outputs in the front end, from top to bottom
 
     @property
     def ranks(self) -> list[int]:
@@ -175,13 +175,13 @@ class OpenRow:
 
 
 def _fits(data: dict[str, Any]) -> bool:
-    """Whether it can be one of several in a display: an image, or HTML that does nothing by itself."""
+    """Return whether it can share a display with others: an image, or HTML without active elements."""
     if any(kind.startswith(_OTHER_VIEWS) for kind in data):
         return False
     if any(kind in data for kind in _IMAGES):
         return True
     text = str(data.get("text/html", "")).lower()
-    is_in_comment = text.rfind("<!--") > text.rfind("-->")  # what follows it would not be shown
+    is_in_comment = text.rfind("<!--") > text.rfind("-->")  # text after an open comment would not be shown
     return bool(text) and not is_in_comment and not any(tag in text for tag in _ACTIVE)
 
 

@@ -38,8 +38,8 @@ from ddp_notebook.wire.parts import join, split
 
 _MARGIN = 1.1  # a value on the wire may be so much larger than its rank has estimated
 _MOST_SHOWN = 1000  # characters of a rank's text in one line
-_SAY_S = 0.5  # a wait that is over sooner needs no word
-_TOLD_BYTES = 10_000_000  # of a value, from which its size is told
+_SAY_S = 0.5  # shorter waits are not reported
+_TOLD_BYTES = 10_000_000  # the size of a value is reported from so many bytes on
 _T = TypeVar("_T")
 Report = Callable[[str], None]  # receives progress texts; one that starts with \r replaces the last
 

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from ddp_notebook.records.schema import METRIC, Rows
 from ddp_notebook.widgets.feed.tables import empty
 
-ROW_BYTES = 13.0  # of a row of `metric` in a message, measured by tests/benchmarks/monitor.py
+ROW_BYTES = 13.0  # bytes per row of `metric` in a message, measured by tests/benchmarks/monitor.py
 _LEAST = 4  # rows of one rank from which its course can be drawn: the first, the lowest, the highest, the last
 _MOST_COURSES = 256  # whose sizes a message has
 
@@ -47,7 +47,7 @@ def thinned(rows: Rows, most: int) -> Rows:
     number = np.append(0, np.cumsum(bins))[of] + place * bins[of] // counts[of]
     values = rows["value"][order]
     is_finite = np.isfinite(values)
-    by_value = np.lexsort((np.where(is_finite, values, 0.0), is_finite, number))  # of each bin what is not finite first
+    by_value = np.lexsort((np.where(is_finite, values, 0.0), is_finite, number))  # non-finite values first in each bin
     begins = np.flatnonzero(np.diff(number[by_value], prepend=-1))
     ends = np.append(begins[1:], len(rows)) - 1
     lowest = np.minimum(begins + np.add.reduceat(~is_finite[by_value], begins), ends)
@@ -157,7 +157,7 @@ class Flow:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether rows wait until there is room for them."""
+        """Return whether rows wait until there is room for them."""
         return len(self._waiting) > 0
 
     def add(self, rows: Rows) -> None:

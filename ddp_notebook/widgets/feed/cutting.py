@@ -36,10 +36,8 @@ class Cutter:
         self.world_size = world_size = recording.world_size  # as it is now
         self._cell = cell
         self.skips_first = False  # rows of the first step were left out
-        self._edges: list[list[int]] = [[] for _ in range(world_size)]  # where steps end; first where the first begins
-        self._begins: list[list[int]] = [
-            [] for _ in range(world_size)
-        ]  # where the step that ends at the next edge begins
+        self._edges: list[list[int]] = [[] for _ in range(world_size)]  # begin of the first step, then each end
+        self._begins: list[list[int]] = [[] for _ in range(world_size)]  # begin of the step that ends at the next edge
         self._pauses = [Pauses() for _ in range(world_size)]
         self._first = [0] * world_size  # the number of the step that begins at the first of them
         self._begin_ns = np.full(world_size, _NEVER)  # of the first thing that the rank has done

@@ -32,8 +32,8 @@ _SNAPSHOT_VALUES = 1200  # first values of tensors in a snapshot
 _VALUES = ("cell", "kind", "group", "number")
 _COUNTS = {"step": ("cell", "step"), "bucket": ("cell", "step"), "value": _VALUES}  # of whole ones
 _EDGE = 1 << 12  # rows at the beginning and the end of a table, which tell when it begins and ends
-_MOST_WAITING_S = 4.0  # that a row may wait
-_MOST_PROMPTS = 256  # that a snapshot has
+_MOST_WAITING_S = 4.0  # longest wait of a row
+_MOST_PROMPTS = 256  # most prompts in a snapshot
 _CELLS = 4  # cells whose rows may still come
 
 
@@ -66,7 +66,7 @@ class Feed:
         self._timelines: dict[int, Timeline] = {}
         self._remote = RemoteCalls(recording, self.texts, only)
         self._metrics = courses.Flow(METRIC_BYTES_PER_S if is_live else np.inf)
-        self._metrics_end = self._ends["metric"]  # of the rows that views have, or that were thinned for them
+        self._metrics_end = self._ends["metric"]  # end of the rows that the views have, whole or thinned
         self._waiting = {name: empty(name) for name in _TIMELINE_BYTES}  # rows of the timeline that may not go yet
         self._allowance = _BURST_BYTES
         self._looked_s: float | None = None
@@ -76,7 +76,7 @@ class Feed:
         self._ranks: Rows = empty("rank")
         self._layouts: list[dict[str, Any]] = []
         self._said: dict[str, Any] = {}
-        self._prompts: dict[int, str] = {}  # of cells that are over: "In [8]"
+        self._prompts: dict[int, str] = {}  # for each finished cell: "In [8]"
         self._read_history()
 
     @property
@@ -121,7 +121,7 @@ class Feed:
         return self._message("delta", now_ns, new, tables, self.texts.untold(tables, new.get("layouts", ())))
 
     def snapshot(self, now_ns: int, head: Mapping[str, Any]) -> FeedMessage:
-        """What a view begins with: the latest of everything, and the metrics of the newest cells, thinned."""
+        """Return the first message of a view: the latest rows, and the thinned metrics of the newest cells."""
         tables = {name: self._latest(name) for name in _KEPT}
         values = tables["value"]  # with many ranks not all first values have room; `count` says how many are there
         values["count"] = np.minimum(values["count"], min(FIRST, 1 + _SNAPSHOT_VALUES // max(1, len(values))))

@@ -33,8 +33,10 @@ def metrics(rows: Rows, start_ns: int) -> Rows:
 
 
 def spans(rows: Rows, start_ns: int) -> Rows:
-    """Rows of `records.SPAN`; not the steps of pipelines, which are as long as their actions, nor waits for answers of
-    remote calls, which have bars of their own."""
+    """Rows of `records.SPAN`, without steps of pipelines and waits for answers of remote calls.
+
+    A step of a pipeline is as long as its actions. Waits for answers have separate bars.
+    """
     rows = rows[(rows["kind"] != _PIPELINE) & (rows["kind"] != _FUTURE)]
     found = empty("span", len(rows))
     for name in ("rank", "name", "cell", "step", "thread"):

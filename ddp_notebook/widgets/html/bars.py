@@ -18,7 +18,7 @@ MOST_BARS = 48
 _MOST_LABELS = 8  # below them
 _FAINT = "0.15"
 _TOLD = 0.005  # share of a step from which a part is named
-_HEADROOM = 1.13  # of the axis to its cut bars
+_HEADROOM = 1.13  # height of the axis relative to its cut-off bars
 _OVER = 1.5  # a bar that is so many times as high as nine of ten others is cut off
 
 Numbers = npt.NDArray[np.float64]

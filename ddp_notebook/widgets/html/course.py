@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from ddp_notebook.records.schema import Rows
 
-SLOTS = 64  # of a line, each with two points
+SLOTS = 64  # slots of a line, each with two points
 
 Values = npt.NDArray[np.float64]
 
@@ -59,7 +59,7 @@ class Course:
         values: Values,
         cell: int,
     ) -> None:
-        """Take in what was logged in one cell. Rows of a cell of an earlier run are left out.
+        """Add the values that were logged in one cell. Rows of a cell of an earlier run are left out.
 
         Args:
             ranks, steps, values: (n,) in the order in which they came.
@@ -87,7 +87,7 @@ class Course:
         slots = (points[:, 0].astype(np.int64) - self._origin) // self.width
         np.add.at(self._sums, (ranks, slots), points[:, 1])
         np.add.at(self._counts, (ranks, slots), 1)
-        # Of the rows of a slot the lowest comes first and the highest last.
+        # Sort the rows of each slot by value: the lowest comes first, the highest last.
         order = np.lexsort((points[:, 1], slots, ranks))
         places = np.stack((ranks, slots), axis=-1)[order]
         begins = np.flatnonzero(np.any(np.diff(places, axis=0, prepend=-1), axis=1)) if len(order) else order
@@ -135,7 +135,7 @@ class Course:
 
     @property
     def drawn(self) -> int:
-        """How many points are drawn, of all ranks together."""
+        """Number of drawn points of all ranks together."""
         return sum(len(self.points(rank)[0]) for rank in range(self.world_size)) + len(self.first_wrong)
 
     @property

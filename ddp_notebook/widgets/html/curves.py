@@ -95,7 +95,7 @@ def _mean(values: Values) -> float:
 
 
 def _missing(course: Course, is_band: bool) -> str:
-    """How many of the points are drawn, where not all are; of a band how many steps go together.
+    """Return a note with the number of drawn points if some are missing, or for a band the steps per point.
 
     Example:
         >>> course = Course(world_size=1)

@@ -56,11 +56,11 @@ class HtmlView:
 
     @property
     def publisher(self) -> Publisher | None:
-        """Tells it that there is news."""
+        """The publisher that notifies this view of new data."""
         return self._publisher
 
     def look(self, now_s: float) -> None:
-        """Draw it anew if there is news, and the last time was long enough ago."""
+        """Draw the view again if there is new data and the last drawing was long enough ago."""
         if self._publisher is None or not self._has_news or now_s < self._drawn_s + PERIOD_S:
             return
         self._has_news = False  # before the look: what comes during it is drawn the next time

@@ -68,7 +68,7 @@ class _Facts:
     world_size: int
     hosts: tuple[str, ...]
     cell: int | None
-    label: str  # of the cell; "": of all cells, or there is no other
+    label: str  # label of the chosen cell, or of the newest run; "" if all cells are shown
     run: TrainingRun | None
     metric: Metric | None
     measured: StepTable  # the last steps

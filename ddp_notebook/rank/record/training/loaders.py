@@ -56,7 +56,7 @@ class Loaders:
         self._naming = threading.Lock()  # loaders may be new in several threads at once
         self._names: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
         self._epochs: weakref.WeakKeyDictionary[Any, _Epoch] = weakref.WeakKeyDictionary()
-        self._last: tuple[Callable[[], Any], _Epoch | None] = nothing, None  # probably asked for the next batch too
+        self._last: tuple[Callable[[], Any], _Epoch | None] = nothing, None  # the latest iterator, a good guess
         self._told: set[str] = set()  # loaders whose settings were left in this cell
 
     def look(self) -> None:
@@ -122,7 +122,7 @@ class Loaders:
             try:
                 data = original(iterator)
             except StopIteration:
-                if epoch is not None and epoch.has_workers:  # which it has ended, unless they are persistent
+                if epoch is not None and epoch.has_workers:  # the workers end too, unless they are persistent
                     self._put(_WORKERS, epoch.name, began_ns, -1)
                 raise
             kind = _INPUT
@@ -136,10 +136,10 @@ class Loaders:
 
 
 def _batches(loader: Any) -> int:
-    """How many batches an epoch has; -1 where that is not known without side effects."""
+    """Return the number of batches per epoch; -1 if it cannot be read without side effects."""
     if isinstance(loader.dataset, IterableDataset):  # torch compares its length with the batches that come
         return -1
-    with contextlib.suppress(Exception):  # of a sampler of the user's
+    with contextlib.suppress(Exception):  # raised by a user's sampler
         return len(loader.sampler if loader.batch_sampler is None else loader.batch_sampler)
     return -1
 
