@@ -73,6 +73,7 @@ def is_the_recording(drawn: dict[str, Any], run: list[list[list[float]]]) -> Non
 
 @pytest.mark.browser
 @pytest.mark.timeout(600)
+@pytest.mark.long
 def test_a_monitor_that_is_opened_after_the_cell_draws_its_run(tmp_path):
     """The first journey of a newcomer: an earlier cell has logged, and half of the points were drawn."""
     path = tmp_path / "curves.ipynb"
