@@ -16,7 +16,7 @@ CELLS = [
     "%load_ext ddp_notebook",
     "%ddp_start 2 --backend gloo",
     "%%on_all_ranks\nx = torch.full((2,), float(rank + 1))\ndist.all_reduce(x)\nx",
-    '%%on_all_ranks\nimport time\nprint(f"rank {rank} is asleep")\ntime.sleep(60)',
+    '%%on_all_ranks\nimport time\nprint("the", ["first", "second"][rank], "sleeps")\ntime.sleep(60)',
     "%%on_all_ranks\nx += rank\nx",
     "%ddp_stop",
 ]
@@ -33,8 +33,8 @@ def test_cells_run_on_all_ranks_and_the_stop_button_ends_them(tmp_path, app):
     with open_notebook(path, app=app) as lab:
         lab.run_all()
         lab.wait_for_text(ALL_REDUCE, "tensor([3., 3.])")
-        for rank in range(2):
-            lab.wait_for_text(SLEEP, f"rank {rank} is asleep")
+        for name in ("first", "second"):
+            lab.wait_for_text(SLEEP, f"the {name} sleeps")
 
         lab.press_stop()
         lab.wait_for_text(SLEEP, "KeyboardInterrupt", timeout_s=5)

@@ -15,7 +15,7 @@ from tests.kernels import NotebookKernel
 pytestmark = pytest.mark.long
 ROUNDS = 50
 STEPS = 60
-CELL = f"""%%on_all_ranks
+CELL = f"""%%on_all_ranks --fold off
 for step in range({STEPS}):
     optimizer.zero_grad()
     model(torch.ones(4, 8)).sum().backward()
