@@ -30,21 +30,21 @@ _MODEL = """%%on_all_ranks --quiet
 model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 8))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 """
-_CHECK = """%%on_all_ranks
+_CHECK = """%%on_all_ranks --fold off
 x = torch.full((256,), rank + 1.0); dist.all_reduce(x); print('sum', x.unique().tolist(), kept)
 """
 _LOOP = """%%on_all_ranks{options}
-print('cell {number} on', rank, 'begins')
+print('cell {number} on', chr(97 + rank), 'begins')
 for _ in range({steps}):
     dist.all_reduce(torch.ones(64))
     time.sleep(0.005)
-print('cell {number} on', rank, 'ends')
+print('cell {number} on', chr(97 + rank), 'ends')  # lines that differ in numbers only are folded
 """
 _SURVIVING = """%%on_all_ranks
 done = []
 for step in ddp_notebook.survive(model, optimizer, done, steps={steps}):
     with step:
-        if not done: print('cell {number} on', rank, 'begins')
+        if not done: print('cell {number} on', chr(97 + rank), 'begins')
         optimizer.zero_grad(); model(torch.ones(4, 8)).sum().backward(); optimizer.step()
         time.sleep(0.005)
         done.append(int(step))
@@ -212,7 +212,7 @@ class Soak:
         reply = self._run(f"%ddp_heal --from {source}")
         assert f"variables of rank {source} copied to rank {victim}" in reply.stdout, reply
         self._replaced(victim)
-        shown = by_rank(self._run("%%on_all_ranks\nprint(kept)").stdout)
+        shown = by_rank(self._run("%%on_all_ranks --fold off\nprint(kept)").stdout)
         assert shown[victim] == [f"[{source}]"], shown
         self._set_up([victim])
 
@@ -425,7 +425,7 @@ class Soak:
         attaches = self.kernel.start("%ddp_attach")
         assert self.kernel.finish(attaches, _CELL_S).status == "ok"
         self._run("%ddp_attach --wait")  # what it prints meanwhile comes under the first of the two
-        ends = {rank: [f"cell {self._number} on {rank} ends"] for rank in range(self._world_size)}
+        ends = {rank: [f"cell {self._number} on {chr(97 + rank)} ends"] for rank in range(self._world_size)}
         shown = self.kernel.wait_under(attaches, lambda reply: _ends(reply).keys() == ends.keys(), _CELL_S)
         assert _ends(shown) == ends, shown
         return struck_at
