@@ -167,7 +167,7 @@ def test_the_readmes_commands_clone_it_and_install_it_next_to_the_torch_that_is_
     environment = Environment(tmp_path / "env")
     environment.lend("torch")
     theirs = environment.versions()["torch"]
-    environment.run("-m", *shlex.split(install), "-q", **instead)
+    environment.run("-m", *shlex.split(install), "-q", before=(), **instead)
     versions = environment.versions()
     assert versions["torch"] == theirs and {"jupyterlab", "ddp-notebook"} <= set(versions)
     code = "import ddp_notebook.widgets.bundles as bundles; print(bundles.__file__, len(bundles.monitor()))"

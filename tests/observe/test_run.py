@@ -35,7 +35,8 @@ def test_every_display_shows_the_numbers_of_the_run(seed):
     assert (run.label, run.steps, run.ranks, run.gradient_nbytes) == ("In [6]", 25, 2, 4 << 20)
     number, words = f"{ms(run.step_ns)}/step", f"{ms(run.step_ns)}/step ({run.definition})"
     assert str(recording.report()).startswith(f"In [6]: 25 steps on 2 ranks, {words}, ")
-    assert recording.report().overall.step_ns == pytest.approx(run.step_ns, rel=1e-12)
+    overall = recording.report().overall
+    assert overall is not None and overall.step_ns == pytest.approx(run.step_ns, rel=1e-12)
     assert summary.text(recording).startswith("In [6]: 2 ranks, 25 steps, ") and f", {number}, " in summary.text(
         recording
     )
@@ -106,7 +107,8 @@ def test_evaluation_and_checkpoints_belong_to_no_step():
 
     assert {step.duration_ns // MS for step in found} == {20, 25}, "the first step of an epoch starts the workers"
     assert found[10].workers_ns == 5 * MS and found[10].input_ns == 6 * MS
-    assert run_of(run).step_ns == 20 * MS
+    typical = run_of(run)
+    assert typical is not None and typical.step_ns == 20 * MS
     outside = report(run).outside
     assert outside is not None and outside.cell_ns == sum(step.duration_ns for step in found) + 2 * 157 * MS
     assert {name: (times, round(ns / MS)) for name, times, ns in outside.rows} == {
