@@ -266,7 +266,7 @@ def _follow(
         now_s = time.monotonic()
         if pipes.output.empty() or screen.is_due or now_s - refreshed_s > _REFRESH_S:
             is_idle = pipes.output.empty()
-            wait_s = screen.refresh(pipes.talking, is_idle=is_idle)
+            wait_s = screen.refresh(pipes.talking)
             pause_s = 0.0 if not is_idle else FLUSH_S if wait_s is None else min(FLUSH_S, wait_s)
             refreshed_s = now_s
         if interrupts.count > presses:

@@ -178,7 +178,7 @@ class Watch:
             if screen is not None and (screen.is_full or run.shown.empty()):
                 pause, refreshed_s = screen.refresh(talking), now
             elif screen is not None and (screen.is_due or now - refreshed_s > _REFRESH_S):
-                pause, refreshed_s = screen.refresh(run.result.ranks, is_idle=False), now
+                pause, refreshed_s = screen.refresh(run.result.ranks), now
             if run.is_over and run.shown.empty():
                 break
             self._hear()

@@ -321,9 +321,8 @@ class Fold:
             item.look()
         if item.waits_s == OTHERS_S and item.display is None:  # a value: mostly the last word of its rank
             return came_s + OTHERS_S
-        may_have_others = item.waits_s == OTHERS_S or item.form is not None
-        waits_long = queue.is_burst or (may_have_others and item.family not in self._alone)
-        return came_s + (OTHERS_S if waits_long else TWINS_S)
+        may_wait = item.waits_s == OTHERS_S or item.form is not None or queue.is_burst
+        return came_s + (OTHERS_S if may_wait and item.family not in self._alone else TWINS_S)
 
     def _is_complete(self, ranks: list[int], heads: dict[int, Item], talking: Collection[int]) -> bool:
         """Return whether no other rank can have such items next: each has something else, which these ranks have too,

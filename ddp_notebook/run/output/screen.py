@@ -27,7 +27,6 @@ from ddp_notebook.wire.events import Display
 
 _LATE_S = 2.0  # lines of late ranks are inserted between lines that were shown not longer ago
 _OPEN_ROW_S = 5.0  # displays of late ranks have their slots in a row that was shown not longer ago
-_UNREAD_S = 1.0  # lines wait so much longer while received output is not processed yet
 _PARTIAL_LINE_S = 0.1  # a line without its end is shown after so long
 _TAIL_CHARS = BURST_CHARS  # most text of lines that may be shown again with another label
 _MOST_CHARS = 5_000_000  # of a cell's text that are shown, without labels; more is a flood
@@ -129,17 +128,15 @@ class Screen:
                 self._fold.add(rank, Item.line(stream, f"(between cells) {visible(line)}"), 0.0)
         self._emit(self._fold.take_all())
 
-    def refresh(self, talking: Collection[int], *, is_idle: bool = True) -> float | None:
+    def refresh(self, talking: Collection[int]) -> float | None:
         """Bring to the front end what may be shown now. Returns seconds until the next call; None: no further call.
 
         Args:
             talking: ranks from which more can come.
-            is_idle: all that has come was given to `show`. Otherwise lines wait longer for those of other ranks, which
-                may have come.
         """
         now = time.monotonic()
         self._new_lines = 0
-        self._emit(self._take(now if is_idle else now - _UNREAD_S, talking), now, talking)
+        self._emit(self._take(now, talking), now, talking)
         waits = [self._fold.wait_s(now), self._update_tail(now), self._update_unfinished(now), self._outlet.flush(now)]
         return min((wait_s for wait_s in waits if wait_s is not None), default=None)
 
