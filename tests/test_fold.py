@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from ddp_notebook.run.output.fold import BURST_CHARS, OTHERS_S, TWINS_S, Fold, Folded, Item, Tail
+from ddp_notebook.run.output.fold import OTHERS_S, TWINS_S, Fold, Folded, Item, Tail
 from ddp_notebook.wire.events import Display
 
 
@@ -237,14 +237,6 @@ def test_nothing_is_folded_where_that_is_off():
         for text in ("same", "loss 1"):
             fold.add(rank, line(text), 0.0)
     assert shown(fold, 0.0, {0, 1}) == [("0", "same"), ("1", "same"), ("0", "loss 1"), ("1", "loss 1")]
-
-
-def test_a_burst_waits_for_ranks_whose_text_waits_in_their_pipes():
-    fold = Fold()
-    fold.add(0, line("x" * (BURST_CHARS + 1)), 0.0)
-    assert shown(fold, OTHERS_S - 0.1, {0, 1}) == []
-    fold.add(1, line("x" * (BURST_CHARS + 1)), OTHERS_S - 0.1)
-    assert [ranks for ranks, _ in shown(fold, OTHERS_S - 0.1, {0, 1})] == ["01"]
 
 
 def test_displays_of_all_ranks_are_shown_in_the_order_of_ranks():

@@ -147,11 +147,6 @@ class _Queue:
     def __bool__(self) -> bool:
         return bool(self._counted or self._fresh)
 
-    @property
-    def is_burst(self) -> bool:
-        """Return whether more text waits than a tail can hold. It is not shown again when another rank joins."""
-        return self._chars > BURST_CHARS
-
     def add(self, came_s: float, item: Item) -> None:
         self._fresh.append((came_s, item))
         self._chars += len(item.text)
@@ -321,7 +316,7 @@ class Fold:
             item.look()
         if item.waits_s == OTHERS_S and item.display is None:  # a value: mostly the last word of its rank
             return came_s + OTHERS_S
-        may_wait = item.waits_s == OTHERS_S or item.form is not None or queue.is_burst
+        may_wait = item.waits_s == OTHERS_S or item.form is not None
         return came_s + (OTHERS_S if may_wait and item.family not in self._alone else TWINS_S)
 
     def _is_complete(self, ranks: list[int], heads: dict[int, Item], talking: Collection[int]) -> bool:
