@@ -26,7 +26,6 @@ OTHERS_S = 0.5  # a line with numbers, a display or a value waits so long for th
 LATE_S = 2.0  # lines that were shown without all ranks are remembered for so long
 _TOGETHER_S = 0.02  # lines that are due so soon are shown together with lines that are due now
 _LOOK_S = 0.01
-BURST_CHARS = 4000  # if a rank has more text waiting, equal text of other ranks may still be in their pipes
 _MOST_ALONE = 1000  # kinds of lines known to come from some ranks only
 _DISPLAYS, _VALUES = "displays", "values"
 
@@ -142,14 +141,12 @@ class _Queue:
         self._counted: deque[tuple[float, Item]] = deque()
         self._fresh: deque[tuple[float, Item]] = deque()
         self._counts: dict[str, int] = {}
-        self._chars = 0
 
     def __bool__(self) -> bool:
         return bool(self._counted or self._fresh)
 
     def add(self, came_s: float, item: Item) -> None:
         self._fresh.append((came_s, item))
-        self._chars += len(item.text)
 
     @property
     def head(self) -> tuple[float, Item]:
@@ -175,7 +172,6 @@ class _Queue:
                 del self._counts[item.marker]
             else:
                 self._counts[item.marker] -= 1
-        self._chars -= len(item.text)
         return item
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from ddp_notebook.run.cells.cell import Shown
 from ddp_notebook.run.output.card import STOP, Card
-from ddp_notebook.run.output.fold import BURST_CHARS, OTHERS_S, TWINS_S, Fold, Folded, Item, Tail
+from ddp_notebook.run.output.fold import OTHERS_S, TWINS_S, Fold, Folded, Item, Tail
 from ddp_notebook.run.output.labels import LONGEST_LABEL, labelled
 from ddp_notebook.run.output.lines import pieces, redrawn, visible
 from ddp_notebook.run.output.outlet import Outlet, new_id
@@ -28,7 +28,7 @@ from ddp_notebook.wire.events import Display
 _LATE_S = 2.0  # lines of late ranks are inserted between lines that were shown not longer ago
 _OPEN_ROW_S = 5.0  # displays of late ranks have their slots in a row that was shown not longer ago
 _PARTIAL_LINE_S = 0.1  # a line without its end is shown after so long
-_TAIL_CHARS = BURST_CHARS  # most text of lines that may be shown again with another label
+_TAIL_CHARS = 4000  # most text of lines that may be shown again with another label
 _MOST_CHARS = 5_000_000  # of a cell's text that are shown, without labels; more is a flood
 _MOST_SENT_BYTES = 10_000_000  # of text, with its labels
 _MOST_DISPLAY_CHARS = 5_000_000  # of displays that do not replace another one
