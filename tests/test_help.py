@@ -136,7 +136,7 @@ def test_overview_and_help_by_name():
     for name in ("ddp_start", "%ddp_start", "start"):
         assert help_texts.about(name, _MAGICS) == _MAGICS["ddp_start"].getdoc()
     assert help_texts.about("%%on_all_ranks", _MAGICS).startswith("usage: %%on_all_ranks [option ...]")
-    with pytest.raises(UsageError, match=r"there is no magic 'ddp_strt'; did you mean %ddp_help ddp_start\?"):
+    with pytest.raises(UsageError, match=r"unknown magic 'ddp_strt'; did you mean %ddp_help ddp_start\?"):
         help_texts.about("ddp_strt", _MAGICS)
 
 

@@ -296,7 +296,7 @@ class Recording(RecordedTables):
         if table == "step":
             return frames.of_steps(self)
         if table not in TABLES:
-            raise UsageError(f"there is no table {table!r}; the tables are run, step, {', '.join(TABLES)}")
+            raise UsageError(f"unknown table {table!r}; the tables are run, step, {', '.join(TABLES)}")
         return frames.to_pandas(self, table, self.rows(table))
 
     # ---- figures and files

@@ -54,4 +54,4 @@ def about(name: str, magics: Mapping[str, Any]) -> str:
             return text
     close = difflib.get_close_matches(bare, magics, n=1, cutoff=0.5)
     meant = f"did you mean %ddp_help {close[0]}? " if close else ""
-    raise UsageError(f"there is no magic {name!r}; {meant}%ddp_help lists all magics")
+    raise UsageError(f"unknown magic {name!r}; {meant}%ddp_help lists all magics")

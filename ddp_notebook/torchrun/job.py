@@ -165,8 +165,8 @@ class TorchrunJob(ViewFace):
         """
         if rank not in self._logs:
             raise UsageError(
-                f"there is no log of rank {rank}: the notebook keeps logs only of a job that it started with "
-                "%ddp_torchrun, until it attaches to another job or %ddp_stop"
+                f"rank {rank} has no log. The notebook keeps logs only of a job that it started with %ddp_torchrun, "
+                "until it attaches to another job or %ddp_stop"
             )
         return self._logs[rank].read()
 

@@ -86,7 +86,7 @@ def test_a_rank_an_operation_or_a_table_that_is_not_there_is_told():
         two_ranks().collectives("allreduce")
     with pytest.raises(UsageError, match="there is no operation 'x'; there is send, recv, all_reduce, "):
         two_ranks().collectives("x")
-    with pytest.raises(UsageError, match=r"^there is no table 'calls'; the tables are call, value, span, "):
+    with pytest.raises(UsageError, match=r"^unknown table 'calls'; the tables are call, value, span, "):
         two_ranks().rows("calls")
 
 

@@ -41,7 +41,7 @@ def test_a_stopped_ssh_is_named_by_its_host(notebook):
         message = notebook.kernel.start(SLEEP)
         remedy = rf"its ssh \(process {pid}\) is stopped, and kill -CONT {pid} lets it go on"
         notebook.expect(
-            rf"two has not been heard for \d s: {remedy}; if it comes back within \d+ s nothing is lost", 5.0
+            rf"two has sent nothing for \d s: {remedy}. Nothing is lost if it sends again within \d+ s", 5.0
         )
     notebook.kernel.interrupt()
     notebook.end(message)

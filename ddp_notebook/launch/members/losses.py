@@ -69,7 +69,7 @@ class Losses:
         if len(hosts) == sum(host.is_alive for host in self._hosts.values()):
             return  # nothing would be left, and they may come back
         for host in hosts:
-            host.give_up(f"it had not been heard for {host.silent_s:.0f} s when {why}")
+            host.give_up(f"it had sent nothing for {host.silent_s:.0f} s when {why}")
         with self._processes.changed:
             self._processes.changed.wait_for(lambda: not any(self._living(host) for host in hosts), _GIVE_UP_S)
 

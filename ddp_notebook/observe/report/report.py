@@ -39,7 +39,7 @@ from ddp_notebook.observe.steps.run import TrainingRun, run_of
 from ddp_notebook.observe.steps.steps import StepTable, measure
 from ddp_notebook.observe.steps.waits import straggler_of
 from ddp_notebook.observe.tables.matching import RowSource, calls_of, label_of
-from ddp_notebook.observe.tables.of_cell import Bounded, OfCell
+from ddp_notebook.observe.tables.parts import Bounded, OfCell
 from ddp_notebook.observe.views import WARM_UP, Straggler
 from ddp_notebook.records.schema import SPANS
 from ddp_notebook.records.units import ms, percent

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ddp_notebook.observe.tables.of_cell import Bounded
+from ddp_notebook.observe.tables.parts import Bounded
 from ddp_notebook.records.schema import SPANS, Rows
 
 _OPTIMIZER = SPANS.index("optimizer")

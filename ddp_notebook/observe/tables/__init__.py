@@ -8,7 +8,7 @@ texts       texts by number
 collectives calls as a sequence
 remote      calls to other ranks, remote references, distributed autograd
 matching    the same collective on all its ranks, and the two ends of a message
-of_cell     the rows of one cell, each table read once
+parts       the rows of one cell, and other parts of a recording
 frames      tables for pandas
 saved       the tables as one file
 """

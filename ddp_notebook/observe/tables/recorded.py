@@ -128,7 +128,7 @@ class RecordedTables:
             UsageError: there is no such table.
         """
         if table not in TABLES:
-            raise UsageError(f"there is no table {table!r}; the tables are {', '.join(TABLES)}")
+            raise UsageError(f"unknown table {table!r}; the tables are {', '.join(TABLES)}")
         rows, end, lost = self.store.rings[table].since(index, most)
         if TIMES[table]:
             first = end - len(rows)

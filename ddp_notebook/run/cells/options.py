@@ -82,9 +82,7 @@ def _add_options(parser: LineParser) -> None:
     )
     recorded.add_argument("--watch", metavar="NAME,...", help="record these variables after each optimizer step")
     recorded.add_argument("--gradient", metavar="NAME", help="keep this parameter's gradient, local and averaged")
-    recorded.add_argument(
-        "--profile", action="store_true", help="run torch's profiler; %%ddp_trace includes its traces"
-    )
+    recorded.add_argument("--profile", action="store_true", help="run torch.profiler; %%ddp_trace includes its traces")
 
 
 def parse(line: str, declared: Callable[[], LineParser] = on_all_ranks) -> CellOptions:

@@ -236,7 +236,7 @@ def _after_divergence(kinds: Collection[str]) -> str:
     if "sharded" in kinds:
         return (
             "The ranks hold parts of the parameters, and these parts are from different steps now. %ddp_check does not "
-            "compare them: load the last checkpoint, or make the model and the optimizer again"
+            "compare them. Load the last checkpoint, or make the model and the optimizer again"
         )
     if set(kinds) == {"ddp"}:
         return (

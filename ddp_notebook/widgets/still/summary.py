@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from ddp_notebook.observe.steps.run import TrainingRun, run_of
 from ddp_notebook.observe.steps.steps import StepTable, measure
 from ddp_notebook.observe.steps.waits import straggler_of
 from ddp_notebook.observe.tables.matching import RowSource, label_of
+from ddp_notebook.observe.tables.parts import Part
 from ddp_notebook.observe.tables.recorded import RecordedTables
 from ddp_notebook.observe.tables.remote import latest
 from ddp_notebook.observe.views import Metric, Straggler, main_metric
@@ -135,30 +136,17 @@ class _Facts:
         return whose + ", ".join(parts)
 
 
-class _Since:
+class _Since(Part):
     """The end of a recording, from a time on."""
 
     def __init__(self, recording: RowSource, begin_ns: int) -> None:
-        self._recording = recording
+        super().__init__(recording)
         self._begin_ns = begin_ns
-        self.world_size = recording.world_size
-        self.hosts = recording.hosts
-        self.baseline = recording.baseline
-        self.prompts = recording.prompts
 
     def rows(self, table: str) -> Rows:
-        rows = self._recording.rows(table)
+        rows = super().rows(table)
         column = {"span": "start_ns", "call": "issue_ns"}.get(table)
         return rows if column is None else rows[rows[column] >= self._begin_ns]
-
-    def text(self, number: int) -> str:
-        return self._recording.text(number)
-
-    def group_of(self, number: int) -> Mapping[str, Any]:
-        return self._recording.group_of(number)
-
-    def clock_error_ns(self, rank: int) -> int:
-        return self._recording.clock_error_ns(rank)
 
 
 # ---- the metric

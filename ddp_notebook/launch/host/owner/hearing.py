@@ -51,12 +51,12 @@ class Hearing:
 
     @property
     def words(self) -> str:
-        """For how long it has not been heard, in a sentence."""
+        """A sentence with the seconds since the last message, and the seconds that are left."""
         left_s = max(0.0, self._way.lease_s - self.silent_s)
         because = f": {why}" if (why := self._way.why_silent) else ""
         return (
-            f"{self._way.name} has not been heard for {self.silent_s:.0f} s{because}; if it comes back within "
-            f"{left_s:.0f} s nothing is lost"
+            f"{self._way.name} has sent nothing for {self.silent_s:.0f} s{because}. Nothing is lost if it sends again "
+            f"within {left_s:.0f} s"
         )
 
     def _beat(self) -> None:

@@ -1,0 +1,71 @@
+"""Parts of a recording: the rows of one cell, or others that a subclass selects."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from ddp_notebook.observe.tables.matching import RowSource
+from ddp_notebook.records.schema import TABLES, Rows
+
+
+class Bounded(RowSource, Protocol):
+    """A recording that may have lost rows."""
+
+    @property
+    def dropped(self) -> Mapping[int, int]:
+        """Rows that were lost on their way here, by rank."""
+
+
+class Part:
+    """A recording with fewer rows: a subclass overrides `rows`.
+
+    Args:
+        recording: the whole of it.
+    """
+
+    def __init__(self, recording: RowSource) -> None:
+        self._recording = recording
+        self.world_size = recording.world_size
+        self.hosts: Sequence[str] = recording.hosts
+        self.baseline: Mapping[str, Any] | None = recording.baseline
+        self.prompts: Mapping[int, str] = recording.prompts
+
+    def rows(self, table: str) -> Rows:
+        return self._recording.rows(table)
+
+    def text(self, number: int) -> str:
+        return self._recording.text(number)
+
+    def group_of(self, number: int) -> Mapping[str, Any]:
+        return self._recording.group_of(number)
+
+    def clock_error_ns(self, rank: int) -> int:
+        return self._recording.clock_error_ns(rank)
+
+
+class OfCell(Part):
+    """One cell of a recording, as it is now. Tables without cells are whole.
+
+    Each table is read once, because each read copies its rows.
+
+    Args:
+        recording: the whole of it.
+        cell: the number of the cell.
+    """
+
+    def __init__(self, recording: Bounded, cell: int) -> None:
+        super().__init__(recording)
+        self._cell = cell
+        self._tables: dict[str, Rows] = {}
+        self.dropped: Mapping[int, int] = recording.dropped
+
+    def rows(self, table: str) -> Rows:
+        found = self._tables.get(table)
+        if found is None:
+            found = super().rows(table)
+            if "cell" in (TABLES[table].names or ()) and table != "rpc":  # its other side may be of another cell
+                own = found["cell"] == self._cell
+                found = found if own.all() else found[own]
+            self._tables[table] = found
+        return found
