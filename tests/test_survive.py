@@ -275,6 +275,46 @@ def test_training_goes_on_with_fewer_ranks(make_session_alone, capsys, tmp_path,
     assert sorted(sample for batch in first[7][2:] + second[7][2:] for sample in batch) == list(range(12, 24))
 
 
+HALF_SENT = """
+import ddp_notebook, os, pathlib, psutil, signal, threading, time
+from ddp_notebook.rank.group.connections import untold
+values, errors, stopped = [], [], pathlib.Path({folder!r}, "pid")
+model = torch.nn.Linear(1, 1)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+message = torch.ones(2**26)  # 256 MB: far more than a connection holds
+def wait_until(condition):
+    until = time.monotonic() + 30
+    while not condition() and time.monotonic() < until: time.sleep(0.01)
+def kill_receiver():
+    wait_until(lambda: list(untold._waits(untold._gloo()[0])))
+    os.kill(int(stopped.read_text()), signal.SIGKILL)
+for step in ddp_notebook.survive(model, optimizer, values, steps=3):
+    with step:
+        if int(step) == 1 and not errors and rank == 0:
+            wait_until(lambda: stopped.exists() and psutil.Process(int(stopped.read_text())).status() == "stopped")
+            threading.Thread(target=kill_receiver).start()
+            try:
+                dist.send(message, 1)
+            except RuntimeError as error:
+                errors.append(str(error))
+                raise
+        if int(step) == 1 and rank == 1 and not stopped.exists():
+            work = dist.irecv(message, 0)
+            stopped.with_suffix(".new").write_text(str(os.getpid()))
+            os.rename(stopped.with_suffix(".new"), stopped)
+            os.kill(os.getpid(), signal.SIGSTOP)
+        values.append(int(step))
+values, errors
+"""
+
+
+def test_a_rank_dies_that_has_half_of_a_message(make_session_alone, tmp_path):
+    """gloo does not end that send, so we do, with words of our own, which are known as those of a loss."""
+    session = make_session_alone(2)
+    result = session.run(HALF_SENT.format(folder=str(tmp_path)), timeout=60, quiet=True)
+    assert ast.literal_eval(result[0].result) == ([0, 1, 2], ["the connection of this operation was cut"])
+
+
 def test_one_rank_is_left_of_three(make_session_alone, capsys, tmp_path):
     session = make_session_alone(3)
     code = SHRINK.format(source="sampler", victims=[0, 2], folder=str(tmp_path))

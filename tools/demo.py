@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import re
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any, TextIO
@@ -20,6 +21,7 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell
+from traitlets.config import Config
 
 DEFAULT_NOTEBOOK = Path(__file__).parent.parent / "notebooks" / "01_first_process_group.ipynb"
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
@@ -128,10 +130,18 @@ def _new_text(old: str, new: str) -> str:
 
 def run(notebook_path: Path, executed_path: Path, cell_timeout_s: float, out: TextIO) -> int:
     """Execute the notebook and write the executed one; returns the exit code of the command."""
+    with tempfile.TemporaryDirectory() as sockets:
+        # A kernel binds TCP ports a while after they were chosen: on a busy machine another process may have them then.
+        config = Config(KernelManager={"transport": "ipc", "ip": f"{sockets}/kernel"})
+        return _run(notebook_path, executed_path, cell_timeout_s, out, config)
+
+
+def _run(notebook_path: Path, executed_path: Path, cell_timeout_s: float, out: TextIO, config: Config) -> int:
     notebook = nbformat.read(notebook_path, as_version=4)
     client = TerminalClient(
         notebook,
         out,
+        config=config,
         timeout=cell_timeout_s,
         kernel_name="python3",
         resources={"metadata": {"path": str(notebook_path.parent)}},

@@ -18,6 +18,7 @@ from ddp_notebook.rank.group.connections.cutting import Connections
 from ddp_notebook.rank.group.connections.models import Models
 from ddp_notebook.rank.group.connections.naming import Names
 from ddp_notebook.rank.group.connections.renewal import Renewal
+from ddp_notebook.rank.group.connections.untold import WORDS
 from ddp_notebook.rank.group.cpp_log import quiet
 from ddp_notebook.rank.group.guard.guard import CollectiveMismatchError, Guard
 from ddp_notebook.rank.group.progress import Progress
@@ -28,15 +29,15 @@ from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-rede
 from ddp_notebook.stdlib import os, re, threading, time
 from ddp_notebook.wire.events import Form, Lost
 
-# Errors of operations whose peer is gone: the words of gloo, of NCCL and of a store.
+# Errors of operations whose peer is gone: the words of gloo, of NCCL and of a store, and ours.
 _PEER_IS_GONE = re.compile(
     r"gloo/transport|Connection (closed|reset) by peer|Broken pipe|Failed to recv, got 0 bytes|"
-    r"ncclRemoteError|NCCL.*abort"
+    rf"ncclRemoteError|NCCL.*abort|{WORDS}"
 )
 # A limit has run out, which somebody else's end does not make: gloo also says so of one that it cannot connect to.
 _TIMED_OUT = re.compile(r"imed out(?! connecting)")
 # After any of these gloo refuses all further operations of the group: it is formed anew even if somebody caught them.
-_GROUP_IS_BROKEN = re.compile(r"gloo/|pair closure|Connection (closed|reset) by peer|ncclRemoteError|NCCL")
+_GROUP_IS_BROKEN = re.compile(rf"gloo/|pair closure|Connection (closed|reset) by peer|ncclRemoteError|NCCL|{WORDS}")
 _LOOK_S = 0.02
 _GLOO_S = 0.0005
 

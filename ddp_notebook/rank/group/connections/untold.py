@@ -24,7 +24,7 @@ _WORD = struct.calcsize("P")
 _LARGEST_BYTES = 512  # of a buffer: it has 250
 _BUFFER = "N4gloo9transport3tcp13UnboundBuffer"
 _TELL = f"_Z{_BUFFER}15signalExceptionENSt15__exception_ptr13exception_ptrE"
-_TEXT = b"the connection of this operation was cut"
+WORDS = "the connection of this operation was cut"  # what such an operation raises
 
 
 class Untold:
@@ -106,7 +106,7 @@ def _gloo() -> tuple[int, Callable[[int], None]] | None:
     def tell(buffer: int) -> None:
         error = ctypes.c_void_p(allocate(ctypes.c_size_t(2 * _WORD)))
         initialize(error, ctypes.c_void_p(type_info), destroy)
-        construct(error, ctypes.c_char_p(_TEXT))
+        construct(error, ctypes.c_char_p(WORDS.encode()))
         pointer = ctypes.c_void_p()
         point_to(ctypes.byref(pointer), error)
         signal_exception(ctypes.c_void_p(buffer), ctypes.byref(pointer))  # which takes the pointer's content
