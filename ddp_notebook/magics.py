@@ -20,6 +20,7 @@ from ddp_notebook.run.lines import LineParser, line_of, read_expression
 from ddp_notebook.run.values.exchange import check_name
 from ddp_notebook.torchrun import current as torchrun_jobs
 from ddp_notebook.torchrun import starting as torchrun
+from ddp_notebook.widgets.placing import find_cell
 
 
 @tells_interrupts(OF_MAGICS)
@@ -189,7 +190,12 @@ class DDPMagics(Magics):
         """Show a live view of the ranks, or of one cell."""
         parser = magic_lines.monitor()
         cell = parser.parse_line(line).cell
-        having.recorded().monitor(None if cell is None else parser.number(int, "CELL", cell, "number of a cell"))
+        recorded = having.recorded()
+        if cell is None:
+            recorded.monitor()
+        else:
+            number = parser.number(int, "CELL", cell, "number of a cell")
+            recorded.monitor(find_cell(recorded.recording, number))
 
     @line_magic
     @line_of(magic_lines.trace)

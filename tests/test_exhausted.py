@@ -188,6 +188,19 @@ def test_memory_of_a_rank(make_session, limit):
     assert session.run("x = torch.ones(8 << 20); dist.all_reduce(x); print(x[0].item())")[1].stdout == "2.0\n"
 
 
+def test_the_compiler_fails_without_a_word(make_session):
+    """Where its parser gets no memory, Python 3.11 at times raises nothing. What IPython makes of it is raised here."""
+    session = make_session(2)
+    raises = "SystemError('<built-in function compile> returned NULL without setting an exception')"
+    code = f"{_USE_UP_MEMORY % 'DATA'}\nbag = []\nif rank == 1: use_up(bag, 4096)"
+    session.run(f"{code}\ndef fail(*_, **__): raise {raises}\nget_ipython().compile.ast_parse = fail")
+    with pytest.raises(RankError) as raised:
+        session.run("1")
+    said = str(raised.value)
+    assert re.search(rf"MemoryError: {OUT_OF_MEMORY} \(rank 1\)", said), said
+    assert "SystemError: <built-in function compile> returned NULL" in said  # of rank 0, which has memory
+
+
 def test_a_stop_without_memory(make_session):
     session = make_session(2)
     session.run(f"kept = 'kept'{_USE_UP_MEMORY % 'AS'}")

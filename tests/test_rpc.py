@@ -453,7 +453,7 @@ def test_a_stop_ends_a_backward_of_distributed_autograd(session):
         "        dist_autograd.backward(context, [rpc.rpc_sync(other, twice, args=(x,)).sum()])"
     )
     with pytest.raises(CellTimeoutError, match=r"waits for backward|in backward"):
-        session.run(code, timeout=0.6)
+        session.run(code, timeout=1.5)  # a busy machine may take a second to get there
     assert said(session, CALL) == ["1", "2"]
     session.run("def twice(x): return 2 * x")
     assert said(session, code + "\n        print(dist_autograd.get_gradients(context)[x])")[0] == "tensor([2.])"

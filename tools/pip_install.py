@@ -46,19 +46,22 @@ class Progress:
                 if float(size) * _MB[unit] >= LARGE_MB:
                     self._print(f"{verb.lower()} {file.rpartition('/')[2]} ({size} {unit})")
             elif found := _INSTALLING.match(line):
-                self._installing = f"installing {len(found[1].split(', '))} packages"
+                self._installing = f"installing {_count(len(found[1].split(', ')))}"
                 self._print(self._installing)
 
     def show_time(self) -> None:
         """Print the time if nothing was printed for a while."""
         with self._lock:
             if time.monotonic() - self._printed_s >= _EVERY_S:
-                downloaded = f"{self._packages} package{'s' * (self._packages != 1)} downloaded so far"
-                self._print(self._installing or downloaded)
+                self._print(self._installing or f"{_count(self._packages)} downloaded so far")
 
     def _print(self, text: str) -> None:
         self._printed_s = time.monotonic()
         print(f"  {self._printed_s - self._began_s:4.0f} s  {text}", file=self._out, flush=True)
+
+
+def _count(packages: int) -> str:
+    return "1 package" if packages == 1 else f"{packages} packages"
 
 
 def install(arguments: list[str], out: TextIO = sys.stdout) -> int:

@@ -48,6 +48,11 @@ def now() -> list[str]:
     return _look({DESCRIPTORS, MEMORY, PROCESSES, DISK}, paths)
 
 
+def lacks_memory() -> bool:
+    """Return whether hardly any memory is left below the tightest limit."""
+    return bool(_look({MEMORY}, []))
+
+
 def of_descriptors(needed: int, what: str) -> str:
     """Return the sentence that refuses something which needs more descriptors than are free; "" if there are enough.
     The reserve counts as free if it is lent.

@@ -114,7 +114,7 @@ def report() -> LineParser:
 @functools.cache
 def monitor() -> LineParser:
     parser = LineParser("%ddp_monitor", "%ddp_monitor", "%ddp_monitor 6")
-    parser.add_argument("cell", metavar="CELL", nargs="?", help="number of one cell to show")
+    parser.add_argument("cell", metavar="CELL", nargs="?", help="show only this cell: 6 is In [6]")
     return parser
 
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ddp_notebook.errors import UsageError
-from ddp_notebook.observe.tables.matching import prompt_of
+from ddp_notebook.observe.tables.matching import label_of, prompt_of
 from ddp_notebook.observe.tables.recorded import RecordedTables
 from ddp_notebook.run.kernel import before_next_cell, cell_number, has_front_end, is_users_thread
 from ddp_notebook.run.output.outlet import new_id
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from ddp_notebook.widgets.present import Shown
     from ddp_notebook.widgets.publisher import Publisher
 
+_MOST_NAMED = 8  # cells, in a message
 _SETTLE_S = 0.6  # after a cell: what ranks have recorded has come, and steps that waited for it are known
 _log = logging.getLogger(__name__)
 
@@ -343,16 +344,36 @@ def check_cell(recording: RecordedTables, cell: int | None) -> None:
     Raises:
         UsageError: nothing is; says of which cells there is something.
     """
-    if cell is None:
+    known = _cells(recording)
+    if cell is None or cell in known:
         return
-    found = [np.unique(recording.rows(table)["cell"]) for table in ("call", "span", "metric")]
-    known = [one for one in np.unique(np.concatenate(found)).tolist() if one]
-    if cell in known:
-        return
-    prompts = [(one, prompt_of(recording, one)) for one in known[-8:]]
+    prompts = [(one, prompt_of(recording, one)) for one in known[-_MOST_NAMED:]]
     names = [f"{one} ({prompt})" if prompt else str(one) for one, prompt in prompts]
-    there = f"there is something of {', '.join(names)}" if names else "nothing at all was"
-    raise UsageError(f"nothing is recorded of a cell {cell}; {there}")
+    raise UsageError(f"nothing is recorded of a cell {cell}; {_there(names)}")
+
+
+def find_cell(recording: RecordedTables, number: int) -> int:
+    """The last recorded cell with this number in its prompt, `In [6]`; where none has, the cell that has no prompt and
+    this number in the recording.
+
+    Raises:
+        UsageError: nothing is recorded of such a cell; says of which cells there is something.
+    """
+    labels = {cell: label_of(recording, cell) for cell in _cells(recording)}
+    for words in (f"In [{number}]", f"cell {number}"):
+        if cells := [cell for cell, label in labels.items() if label == words]:
+            return cells[-1]
+    raise UsageError(f"nothing is recorded of In [{number}]; {_there(list(labels.values())[-_MOST_NAMED:])}")
+
+
+def _cells(recording: RecordedTables) -> list[int]:
+    """The cells of which something is recorded, in their order."""
+    found = [np.unique(recording.rows(table)["cell"]) for table in ("call", "span", "metric")]
+    return [cell for cell in np.unique(np.concatenate(found)).tolist() if cell]
+
+
+def _there(names: list[str]) -> str:
+    return f"there is something of {', '.join(names)}" if names else "nothing at all was"
 
 
 def _import() -> None:

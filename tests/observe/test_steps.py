@@ -261,7 +261,7 @@ def test_the_real_recording_gives_the_same():
 # ---- remote calls
 
 
-def test_waiting_for_answers_is_waiting_and_served_calls_are_compute():
+def with_remote_calls() -> Synthetic:
     """Two steps of 100 ms on rank 0: it waits 50 ms for futures, during 20 of which it executes calls of rank 1, and
     20 ms in an `rpc_sync`."""
     run = Synthetic(2)
@@ -289,7 +289,13 @@ def test_waiting_for_answers_is_waiting_and_served_calls_are_compute():
             **{"cell": 1, "start_ns": BEGIN_NS + (at + 50) * MS, "end_ns": BEGIN_NS + (at + 70) * MS, "done_ns": -1},
             thread=0,
         )
-    for step in steps(run):
+    return run
+
+
+def test_waiting_for_answers_is_waiting_and_served_calls_are_compute():
+    found = steps(with_remote_calls())
+    assert len(found) == 2
+    for step in found:
         parts = (step.waiting_ns, step.answers_ns, step.compute_ns, step.optimizer_ns, step.rest_ns)
         assert [ns // MS for ns in parts] == [50, 50, 30, 20, 0]
         assert step.waiting_ns + step.compute_ns + step.optimizer_ns + step.rest_ns == step.duration_ns

@@ -19,6 +19,7 @@ from ddp_notebook.widgets.feed.tables import KINDS
 from ddp_notebook.widgets.present import Present
 from tests.observe.batches import Rank
 from tests.observe.synthetic import BEGIN_NS, simulate
+from tests.observe.test_steps import with_remote_calls
 from tests.widgets.unpacking import unpack
 
 PARTS = ("input", "forward", "backward", "optimizer", "compute", "overlapped", "exposed", "waiting", "rest", "duration")
@@ -33,10 +34,17 @@ def recorded(run):
 
 def play(run, feed, recording, tick_ms=100):
     """Feed what the ranks did as it happened, and read it as views are told it. Yields messages."""
-    time_of = {"call": "end_ns", "span": "end_ns", "layout": "time_ns", "value": None, "metric": "time_ns"}
+    time_of = {
+        "call": "end_ns",
+        "span": "end_ns",
+        "rpc": "end_ns",
+        "layout": "time_ns",
+        "value": None,
+        "metric": "time_ns",
+    }
     batches = run.batches()
     now_ns = BEGIN_NS
-    last_ns = max(int(run.rows("span")["end_ns"].max()), int(run.rows("call")["end_ns"].max()))
+    last_ns = max(int(run.rows("span")["end_ns"].max()), int(run.rows("call")["end_ns"].max(initial=0)))
     while now_ns < last_ns + 600_000_000:
         for batch in batches:
             tables = {}
@@ -99,6 +107,17 @@ def test_steps_and_buckets_of_a_recording_that_is_over_are_the_recordings(scene)
                 assert row["start"] == pytest.approx((bucket.issue_ns - origin) / 1e6, abs=1e-4)
                 assert row["end"] == pytest.approx((bucket.end_ns - origin) / 1e6, abs=1e-4)
                 assert row["nbytes"] == bucket.nbytes
+
+
+def test_answers_of_other_ranks_are_waited_for_and_their_calls_are_served():
+    over, run = recorded(with_remote_calls()), with_remote_calls()
+    recording = Recording(2)
+    feed = Feed(recording)
+    feed.start_ns = BEGIN_NS
+    shown = [gathered([Feed(over, is_live=False).snapshot(0, {})]), gathered(play(run, feed, recording))]
+    for tables in shown:
+        assert len(check_steps(tables["step"], over)) == len(tables["step"]) == 2
+        assert [round(row["waiting"]) for row in tables["step"]] == [50, 50]
 
 
 @pytest.mark.long

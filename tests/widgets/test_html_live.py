@@ -27,6 +27,7 @@ for step in range({steps}):
     log(loss=loss, **{{"<b>&": step}})
     time.sleep(0.05)
 """
+MONITOR_2 = "import ddp_notebook\nddp_notebook.current().monitor(2)"
 
 # Stop the session of an earlier test if one is running.
 STOP = "from ddp_notebook import session\nif (running := session.current()) is not None: running.stop()"
@@ -134,7 +135,7 @@ def test_monitor_is_redrawn_under_the_cells_and_settles_after_them(page):
         assert time.monotonic() < until, "it is redrawn although nothing has changed"
 
     page.messages.clear()
-    page.run("%ddp_monitor 2")
+    page.run(MONITOR_2)
     (_, old), (_, new) = drawn(page)
     assert "recorded" in old and "100 steps" not in old, "the one before is frozen"
     assert " In [" in new and "recorded" in new
@@ -203,6 +204,6 @@ def test_a_cell_that_is_quiet_has_no_view_and_where_nobody_looks_a_picture_stays
 
     reply = finish(page, page.kernel.client.execute(TRAINS.format(steps=40), allow_stdin=False))
     assert reply.displays == []
-    reply = finish(page, page.kernel.client.execute("%ddp_monitor 2", allow_stdin=False))
+    reply = finish(page, page.kernel.client.execute(MONITOR_2, allow_stdin=False))
     assert [set(shown) for shown in reply.displays] == [{"image/png", "text/plain"}]
     page.run("%ddp_stop")

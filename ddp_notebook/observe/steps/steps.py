@@ -221,7 +221,8 @@ def _steps_of(bounds: Cycles, spans: Rows, calls: Rows, waited: Times, remote: R
         at = np.minimum(np.searchsorted(edges, begins), len(edges) - 2)
         calls, waited = in_order(calls, waited)
         is_own = np.isin(calls["thread"], bounds.threads)
-        answers, served = _answers(remote, spans, bounds.threads), _served(remote)
+        answers = answers_of(remote[np.isin(remote["thread"], bounds.threads)], spans)
+        served = served_of(remote)
         between = parts(edges, spans, calls, waited, is_own, answers, served)
         taken = {name: np.where(lasts, between[name][at], 0) for name in PARTS}
         samples = samples if is_pipelined else np.where(lasts, samples_of(spans, edges)[at], -1)
@@ -238,10 +239,9 @@ def _steps_of(bounds: Cycles, spans: Rows, calls: Rows, waited: Times, remote: R
     )
 
 
-def _answers(remote: Rows, spans: Rows, threads: Numbers) -> Intervals:
-    """Return the intervals in which stepping threads waited for answers of remote calls."""
-    own = remote[(remote["side"] == _CALLER) & np.isin(remote["kind"], _ANSWERED) & np.isin(remote["thread"], threads)]
-    own = own[own["end_ns"] >= 0]
+def answers_of(remote: Rows, spans: Rows) -> Intervals:
+    """Return the intervals in which the threads of these calls and spans waited for answers."""
+    own = remote[(remote["side"] == _CALLER) & np.isin(remote["kind"], _ANSWERED) & (remote["end_ns"] >= 0)]
     waits = spans[spans["kind"] == _FUTURE]
     return (
         np.concatenate((own["start_ns"], waits["start_ns"])),
@@ -249,8 +249,8 @@ def _answers(remote: Rows, spans: Rows, threads: Numbers) -> Intervals:
     )
 
 
-def _served(remote: Rows) -> Intervals:
-    """Return the intervals in which the rank executed calls of other ranks."""
+def served_of(remote: Rows) -> Intervals:
+    """Return the intervals in which ranks executed calls of others."""
     own = remote[(remote["side"] == _CALLEE) & (remote["end_ns"] >= 0)]
     return own["start_ns"], own["end_ns"]
 

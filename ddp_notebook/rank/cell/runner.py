@@ -15,7 +15,7 @@ from ddp_notebook.rank.cell import hygiene, kernel_api, transforms
 from ddp_notebook.rank.cell.asking import Asking
 from ddp_notebook.rank.cell.bounds import bounded_display
 from ddp_notebook.rank.cell.comms import COMM_TYPES, RankComms, ends_capture
-from ddp_notebook.rank.cell.exceptions import FormattingStopped, notes_of, words
+from ddp_notebook.rank.cell.exceptions import FormattingStopped, known_words, notes_of, words
 from ddp_notebook.rank.cell.handlers import Handlers
 from ddp_notebook.rank.cell.interpreter import Interpreter, put_names_back, say
 from ddp_notebook.rank.cell.outgoing import Outgoing
@@ -246,8 +246,9 @@ class Runner:
             result = await self._execute(self.prepare(cell.code))
         except BaseException as error:  # IPython has not caught it; the notebook must hear of it all the same
             self._may_raise = False  # from here on an exception would end the rank's loop
-            failure = error
-            self._tracebacks.show_escaped()
+            failure = _of_compiler(error)
+            if failure is error:
+                self._tracebacks.show_escaped()
         finally:
             self._may_raise = False
             self._task = None
@@ -481,6 +482,12 @@ def _lines_of(problem: BaseException) -> list[str]:
     if theirs:
         shown.stack = traceback.StackSummary.from_list(theirs)
     return "".join(shown.format()).splitlines()
+
+
+def _of_compiler(error: BaseException) -> BaseException:
+    """What an error of a cell means: without memory Python's compiler may fail and say nothing (seen with 3.11)."""
+    says_nothing = isinstance(error, SystemError) and "compile> returned NULL without setting" in known_words(error)
+    return MemoryError() if says_nothing and shortage.lacks_memory() else error
 
 
 def _is_in_user_code(frame: FrameType | None) -> bool:

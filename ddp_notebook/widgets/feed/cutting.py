@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ddp_notebook.observe.steps.cycles import Pauses, outermost
-from ddp_notebook.observe.steps.steps import in_order, parts, samples_of
+from ddp_notebook.observe.steps.steps import answers_of, in_order, parts, samples_of, served_of
 from ddp_notebook.observe.tables.matching import RowSource
 from ddp_notebook.records.schema import SPANS, Rows
 from ddp_notebook.widgets.feed.outgoing import ms
@@ -126,7 +126,9 @@ class Cutter:
             until = furthest
         return range(max(self._next, int(self.skips_first)), until)
 
-    def measure(self, numbers: Numbers, spans: Rows, calls: Rows, waited: Numbers, start_ns: int) -> tuple[Rows, Rows]:
+    def measure(
+        self, numbers: Numbers, spans: Rows, calls: Rows, waited: Numbers, remote: Rows, start_ns: int
+    ) -> tuple[Rows, Rows]:
         """Rows of `step` and of `bucket` for these steps on all ranks that have them.
 
         They are in the order of the steps, each on all its ranks, so that the last rows are the last steps.
@@ -134,6 +136,7 @@ class Cutter:
         Args:
             spans, calls: of these steps; further ones do no harm.
             waited: (n,) nanoseconds for which each call waited for other ranks.
+            remote: remote calls of all cells; of each side of a call one row.
             start_ns: of the recording.
         """
         found = [
@@ -153,8 +156,11 @@ class Cutter:
         until_ns = np.maximum(calls["end_ns"], calls["issue_ns"] + calls["blocked_ns"])
         overlaps = (until_ns >= low[calls["rank"]]) & (calls["issue_ns"] <= high[calls["rank"]])
         calls, waited = calls[overlaps], waited[overlaps]
+        remote = remote[(remote["end_ns"] >= 0) & (remote["rank"] < len(self._edges))]
+        remote = remote[(remote["end_ns"] >= low[remote["rank"]]) & (remote["start_ns"] <= high[remote["rank"]])]
 
         times = [begin_ns, end_ns, spans["start_ns"], spans["end_ns"], calls["issue_ns"], calls["end_ns"]]
+        times += [remote["start_ns"], remote["end_ns"]]
         origin = min(int(one[one >= 0].min(initial=_NEVER)) for one in times)
         apart = max(int(one.max(initial=0)) for one in times) - origin + 1 + int(calls["blocked_ns"].max(initial=0))
 
@@ -164,13 +170,15 @@ class Cutter:
 
         for column in ("start_ns", "end_ns"):
             spans[column] = moved(spans["rank"], spans[column])
+            remote[column] = moved(remote["rank"], remote[column])
         for column in ("issue_ns", "start_ns", "end_ns"):
             calls[column] = moved(calls["rank"], calls[column])
         calls, waited = in_order(calls, waited)
         begins, ends = moved(rank, begin_ns), moved(rank, end_ns)
         edges = np.unique(np.concatenate((begins, ends)))
         at = np.searchsorted(edges, begins)
-        taken = parts(edges, spans, calls, waited, self._is_stepping(calls))
+        answers = answers_of(remote[self._is_stepping(remote)], spans)
+        taken = parts(edges, spans, calls, waited, self._is_stepping(calls), answers, served_of(remote))
         samples = samples_of(spans, edges)
 
         steps = empty("step", len(at))

@@ -8,6 +8,7 @@ import numpy.typing as npt
 from ddp_notebook.observe.steps.steps import waited_for
 from ddp_notebook.observe.tables.matching import match_collectives, match_messages
 from ddp_notebook.observe.tables.recorded import RecordedTables
+from ddp_notebook.observe.tables.remote import latest
 from ddp_notebook.records.schema import CALL, SPAN, SPANS, Rows
 from ddp_notebook.widgets.feed import outgoing
 from ddp_notebook.widgets.feed.budget import Thinning
@@ -86,7 +87,7 @@ class Timeline:
             chosen = numbers[self._thin.keep(numbers)]
             if len(chosen):
                 tables["step"], tables["bucket"] = self._cutter.measure(
-                    chosen, self._spans, self._calls, np.maximum(self._waited, 0), self._start_ns
+                    chosen, self._spans, self._calls, np.maximum(self._waited, 0), self._remote(), self._start_ns
                 )
             self._forget(self._cutter.done(ready.stop))
         elif len(self._spans) + len(self._calls) > _MOST_KEPT and not self._cutter.has_steps:
@@ -99,7 +100,7 @@ class Timeline:
         cutter = self._cutter
         cutter.add(spans)
         waited = waited_for(self._recording, calls)
-        steps, buckets = cutter.measure(np.array([step]), spans, calls, waited, self._start_ns)
+        steps, buckets = cutter.measure(np.array([step]), spans, calls, waited, self._remote(), self._start_ns)
         spans = spans[cutter.numbers(spans["rank"], spans["start_ns"]) == step]
         self._calls = calls[cutter.numbers(calls["rank"], calls["issue_ns"]) == step]
         self._call_sent, self._came_s = np.zeros(len(self._calls), bool), np.zeros(len(self._calls))
@@ -108,6 +109,9 @@ class Timeline:
         if len(self._calls):
             found = np.concatenate((found, self._matched(2 * _LATE_IN_LOOP_S)[1]))
         return {"step": steps, "bucket": buckets, "span": found}
+
+    def _remote(self) -> Rows:
+        return latest(self._recording.rows("rpc"))
 
     def _thinned(self, spans: Rows, calls: Rows, now_s: float) -> tuple[Rows, Rows]:
         """Without the steps that are left out."""
