@@ -192,8 +192,8 @@ def test_the_compiler_fails_without_a_word(make_session):
     """Where its parser gets no memory, Python 3.11 at times raises nothing. What IPython makes of it is raised here."""
     session = make_session(2)
     raises = "SystemError('<built-in function compile> returned NULL without setting an exception')"
-    code = f"{_USE_UP_MEMORY % 'DATA'}\nbag = []\nif rank == 1: use_up(bag, 4096)"
-    session.run(f"{code}\ndef fail(*_, **__): raise {raises}\nget_ipython().compile.ast_parse = fail")
+    fails = f"def fail(*_, **__): raise {raises}\nget_ipython().compile.ast_parse = fail"
+    session.run(f"{_USE_UP_MEMORY % 'DATA'}\nbag = []\n{fails}\nif rank == 1: use_up(bag, 32)")
     with pytest.raises(RankError) as raised:
         session.run("1")
     said = str(raised.value)
