@@ -84,7 +84,8 @@ SIGNALS = {
     "ignored children": "import signal; signal.signal(signal.SIGCHLD, signal.SIG_IGN)",
     "an end at SIGPIPE": "import signal; signal.signal(signal.SIGPIPE, signal.SIG_DFL)",
     "stacks at SIGUSR1": "import faulthandler, os, signal; faulthandler.register(signal.SIGUSR1, open(os.devnull, 'w'), chain=True)",
-    "stacks again and again": "import faulthandler, os; faulthandler.dump_traceback_later(0.05, repeat=True, file=open(os.devnull, 'w'))",
+    # Seldom: CPython reads the frames of running threads without a lock, and may crash at each dump.
+    "stacks again and again": "import faulthandler, os; faulthandler.dump_traceback_later(0.3, repeat=True, file=open(os.devnull, 'w'))",
     # last: in a session that programs share, SIGALRM comes from here on
     "an alarm": (
         "import signal\nsignal.signal(signal.SIGALRM, lambda *_: None); signal.setitimer(signal.ITIMER_REAL, 0.01, 0.01)"
