@@ -90,6 +90,18 @@ def test_displays_of_late_ranks_have_slots_in_the_order_of_ranks(ranks):
     assert reply.stdout.splitlines() == ["[0-2]", "[0-2] after"], "the label of the first one, and a late twin"
 
 
+def test_the_displays_of_a_late_rank_have_slots_in_the_rows_of_their_turn(ranks):
+    code = (
+        "import time\nfrom IPython.display import HTML\ntime.sleep(0.8 * (2 - rank))\n"
+        "for word in ('first', 'second', 'third'): display(HTML(f'<b>{word} {rank}</b>'))"
+    )
+    reply = ranks.run("%%on_all_ranks\n" + code)
+    rows = [_SLOT.findall(data["text/html"].partition(">")[2]) for data in reply.displays]
+    assert rows == [
+        [(f"[{rank}]", f"<b>{word} {rank}</b>") for rank in range(3)] for word in ("first", "second", "third")
+    ]
+
+
 def test_lines_of_late_ranks_stand_in_the_order_of_ranks(ranks):
     code = "import time\ntime.sleep(0.4 * (2 - rank))\nprint('abc'[rank]); print('end of', 'xyz'[rank])"
     lines = ranks.run("%%on_all_ranks\n" + code).stdout.splitlines()

@@ -13,6 +13,7 @@ import anywidget
 import traitlets
 
 from ddp_notebook.errors import UsageError
+from ddp_notebook.observe.tables.matching import label_of
 from ddp_notebook.observe.tables.recorded import RecordedTables
 from ddp_notebook.widgets import bundles
 from ddp_notebook.widgets.answering import Answering
@@ -105,8 +106,9 @@ class Monitor(anywidget.AnyWidget):
         publisher.add(self._tell, may_miss=True)
 
     def __repr__(self) -> str:
-        cell = "" if self._cell is None else f", cell {self._cell}"
-        return f"<Monitor of {_title(self._publisher.feed.recording)}{cell}>"
+        recording = self._publisher.feed.recording
+        cell = "" if self._cell is None else f", {label_of(recording, self._cell)}"
+        return f"<Monitor of {_title(recording)}{cell}>"
 
     def leave(self) -> None:
         """Tell it nothing more; what it says is still heard. Doing it twice is no error."""

@@ -161,6 +161,11 @@ test("the words below a tensor stay in its tile", () => {
   assert.deepEqual(lines, ["[25688] f32 n=25,688", "x∈[-6.22e-4, 8.562e-4] μ=1.0e-5", "(of a sample of 256) first 32", "shown"]);
 });
 
+test("no line of the words below a tensor is wider than a tile of a narrow page", () => {
+  const lines = inLines("[9930] f32 n=9,930 x∈[-0.4272, 0.5576] μ=0.0034 NaN! 3 (of a sample of 256) first 32 shown", 21, (line) => line.length);
+  assert.deepEqual(lines, ["[9930] f32 n=9,930", "x∈[-0.4272, 0.5576]", "μ=0.0034 NaN! 3", "(of a sample of 256)", "first 32 shown"]);
+});
+
 // ---- whole tensors
 
 test("whole tensors are cut from an answer, several of one rank joined", () => {

@@ -295,7 +295,7 @@ def test_what_was_dropped_is_counted():
     recording.feed(Rank(1).batch(dropped=4))
 
     assert recording.dropped == {1: 7}
-    assert repr(recording) == "<Recording of 2 ranks: 6 calls, 0 spans, 0 values of metrics, 7 rows dropped>"
+    assert repr(recording) == "<Recording of 2 ranks: 6 calls, 0 spans, 0 values of metrics, 7 rows lost>"
     assert repr(Recording(1)) == "<Recording of 1 rank: 0 calls, 0 spans, 0 values of metrics>"
 
 

@@ -195,6 +195,24 @@ def test_a_loop_that_only_logs_waits_for_the_recorder(logging_loop):
     assert passed_on == 150_000
 
 
+def test_large_records_displace_no_numbers_that_were_logged_before():
+    """A loop has logged much, and the training loop of the next cell begins before all of it is taken."""
+    tape = Tape({})
+    metrics = Metrics(tape, SimpleNamespace(on_step=[]), {})  # type: ignore[arg-type]
+    for number in range(5_000):
+        metrics.log(loss=float(number))
+    for _ in range(taping.MOST):
+        tape.put("large", is_large=True)
+    assert tape.dropped == 0 and len(tape) == 5_000 + taping.MOST
+    tape.take(5_000)
+    for _ in range(10):
+        tape.put("large", is_large=True)
+    assert len(tape) == taping.MOST, "the oldest large ones are dropped"
+    tape.take(taping.MOST)
+    tape.put("large", is_large=True)
+    assert len(tape) == 1
+
+
 def test_a_loop_that_only_logs_goes_on_where_nobody_takes_its_numbers(logging_loop):
     _, took_s = logging_loop(120_000, nobody_takes=True)
     assert took_s < 5.0

@@ -244,5 +244,5 @@ def test_in_a_fast_loop_a_large_record_is_passed_on_before_one_would_have_to_be_
     for _ in range(MOST - 1):
         tape.put("a small one")
     assert not tape.hurries.is_set()
-    tape.put("a large one", MOST)
+    tape.put("a large one", is_large=True)
     assert tape.hurries.is_set() and len(tape) == MOST and not tape.dropped

@@ -171,6 +171,7 @@ def test_a_run_of_before_is_brought_back(browser):
     reply = browser.run(f"%ddp_monitor {number}")
     comm_id = browser.monitors()[-1]
     assert VIEW in reply.displays[0]
+    assert reply.displays[0]["text/plain"].endswith(f", In [{number}]>"), "where widgets are not shown"
 
     header, data = browser.told(comm_id)[0]
     assert (header["kind"], header["only"], header["state"]) == ("snapshot", 1, "recorded")

@@ -82,7 +82,7 @@ def test_a_cell_that_recorded_nothing_and_rows_that_were_dropped_are_told():
     recording = logged({0: [1.0]})
     recording.feed(Rank(0).batch(dropped=1234))
 
-    assert summary.text(recording, 7) == "1 rank, nothing recorded in cell 7, 1,234 rows dropped"
+    assert summary.text(recording, 7) == "1 rank, nothing recorded in cell 7, 1,234 rows lost"
 
 
 def test_cells_that_do_not_follow_each_other_are_not_one_course():

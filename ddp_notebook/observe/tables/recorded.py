@@ -58,7 +58,7 @@ class RecordedTables:
         words = {"call": "calls", "span": "spans", "metric": "values of metrics"}
         parts = [f"{counts[name]} {word}" for name, word in words.items()]
         if dropped := sum(self.store.dropped.values()):
-            parts.append(f"{dropped} rows dropped")
+            parts.append(f"{dropped} rows lost")
         return f"<Recording of {self.world_size} rank{'s' * (self.world_size != 1)}: {', '.join(parts)}>"
 
     # ---- what comes in

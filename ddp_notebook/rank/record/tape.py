@@ -44,10 +44,10 @@ if TYPE_CHECKING:
     from ddp_notebook.rank.record.training.buckets import Backward
 
 OFF, META, VALUES, ALL = range(4)  # places in `wire.record_options.LEVELS`
-# Most records that wait for the recorder's thread. A small copy that stays may keep the C library from reusing the
-# place of a freed large tensor (10 MB each, measured while all_reduces of fresh 10 MB tensors were recorded).
+# Most large records that wait for the recorder's thread. A small copy that stays may keep the C library from reusing
+# the place of a freed large tensor (10 MB each, measured while all_reduces of fresh 10 MB tensors were recorded).
 MOST = 2_000
-_MOST_LIGHT = 100_000  # most records without a copy from a large tensor
+_MOST_LIGHT = 100_000  # most records that wait
 _MOST_LOGGED = 20_000  # a loop that only logs waits while more records are queued
 _PATIENCE_S = 2.0  # if no record is taken for so long, the loop continues and the oldest records are dropped
 _LOOK_S = 0.002
@@ -99,6 +99,7 @@ class Tape:
         self._moving = threading.Lock()  # for changes of the moment: steps may run in several threads
         self.collectors: list[Callable[[], None]] = []  # leave what has ended and that nobody has left yet
         self._records: deque[Any] = deque()
+        self._large: deque[int] = deque()  # of the large records that may wait: `puts` with them
         self._calls = itertools.count(1)
         self.spans = itertools.count(1)  # the numbers of those that begin
 
@@ -109,22 +110,31 @@ class Tape:
 
     # ---- records
 
-    def put(self, record: Any, most: int = _MOST_LIGHT, *, hurries: bool = False) -> None:
-        """Leave a record. If `most` of them wait already, the oldest is dropped.
+    def put(self, record: Any, *, is_large: bool = False, hurries: bool = False) -> None:
+        """Leave a record. If too many wait already, the oldest are dropped.
 
         Args:
+            is_large: it has a copy from a large tensor.
             hurries: somebody looks at it as it comes.
         """
         records = self._records
-        if len(records) >= most:
-            gone = rows_of(self.take(1))  # alone: meanwhile the recorder's thread may reset `dropped`
+        too_many = 1 if len(records) >= _MOST_LIGHT else 0
+        if is_large:
+            large = self._large
+            while large and large[0] <= self.taken:
+                large.popleft()
+            if len(large) >= MOST:
+                too_many = large.popleft() - self.taken  # up to the oldest large one
+            large.append(self.puts + 1)
+        if too_many:
+            gone = rows_of(self.take(too_many))  # alone: meanwhile the recorder's thread may reset `dropped`
             self.dropped += gone
         records.append(record)
         self.puts += 1
         if not self.is_filled:
             self.is_filled = True
             self.filled.set()
-        if (hurries or len(records) > (_MANY if most > MOST else _MANY_LARGE)) and not self.hurries.is_set():
+        if (hurries or len(records) > (_MANY_LARGE if is_large else _MANY)) and not self.hurries.is_set():
             self.hurries.set()
 
     def hold_back(self) -> None:
@@ -393,7 +403,7 @@ class Tape:
         if not call.is_left:
             call.is_left = True
             is_large = call.whole or any(copy is not None and copy.numel > SAMPLE for copy in (call.input, call.output))
-            self.put(call, MOST if is_large else _MOST_LIGHT)
+            self.put(call, is_large=bool(is_large))
 
     def _end(self, call: Call, failed: bool, end_ns: int) -> None:
         """Keep a copy of the output, and drop the tensors."""

@@ -21,7 +21,7 @@ from ddp_notebook.run.output.labels import LONGEST_LABEL, labelled
 from ddp_notebook.run.output.lines import pieces, redrawn, visible
 from ddp_notebook.run.output.outlet import Outlet, new_id
 from ddp_notebook.run.output.sink import Sink
-from ddp_notebook.run.output.slots import Bundle, OpenRow, Row
+from ddp_notebook.run.output.slots import Bundle, OpenRow, OpenRows, Row
 from ddp_notebook.run.output.unfinished import MOST_CHARS_OF_RANK, UPDATE_S, Unfinished
 from ddp_notebook.wire.events import Display
 
@@ -84,7 +84,7 @@ class Screen:
         self._rows: dict[int, list[Row]] = {}  # for each rank: the rows with its displays
         self._cleared: dict[int, list[Row]] = {}  # for each rank: rows that it has cleared and not replaced yet
         self._replaces: set[int] = set()  # ranks that have displayed something since they cleared their output
-        self._open_row: OpenRow | None = None
+        self._open_rows = OpenRows()
         self._has_notes = False  # which ranks may not clear away
         self._chars = self._display_chars = 0  # shown
         self._sent_bytes = 0  # of text, estimated
@@ -185,7 +185,8 @@ class Screen:
         self._update_tail(float("inf"))
         self._unfinished.refresh(float("inf"))
         self._unfinished.close()
-        self._tail = self._open_row = None
+        self._tail = None
+        self._open_rows.close()
         for rank in self._replaces:
             self._drop_cleared(rank)
         if self._hidden or self._hidden_displays:
@@ -195,20 +196,17 @@ class Screen:
     # ---- lines
 
     def _take(self, now: float, talking: Collection[int]) -> list[Folded]:
-        if self._open_row is not None and now > self._open_row.until_s:
-            self._open_row = None
+        self._open_rows.close_until(now)
         entries = self._fold.take(now, talking, self._join)
-        if self._open_row is not None:
-            self._open_row.show()
+        self._open_rows.show()
         return entries
 
     def _join(self, rank: int, item: Item) -> bool:
         """Add an item of a late rank to the lines or displays shown last. Returns whether it was added."""
         if self._tail is not None and self._tail.join(rank, item):
-            if self._open_row is not None:
-                self._open_row.ranks.discard(rank)  # it has a line below the row now
+            self._open_rows.pass_by([rank])  # it has a line below the rows now
             return True
-        return self._open_row is not None and self._open_row.join(rank, item)
+        return self._open_rows.join(rank, item)
 
     def _count(self, chars: int) -> None:
         self._received_chars += chars
@@ -246,8 +244,7 @@ class Screen:
                 self._show_row(row, now, talking)
             else:
                 self._show_display(entry.ranks[0], entry.item.display)
-                if self._open_row is not None:
-                    self._open_row.ranks.discard(entry.ranks[0])
+                self._open_rows.pass_by(entry.ranks)
             self._note_shown(entries[at : at + count])
             at += count
         if tail:
@@ -262,8 +259,8 @@ class Screen:
         for entry in entries:
             self._chars += len(entry.item.text) + 1
             self._sent_bytes += len(entry.item.text) + _LABEL_BYTES
-            if self._open_row is not None and not entry.item.is_display:
-                self._open_row.ranks.difference_update(entry.ranks)
+            if not entry.item.is_display:
+                self._open_rows.pass_by(entry.ranks)
             self._unfinished.pass_by(entry.ranks)
 
     def _put_between(self, entries: list[Folded], now: float) -> list[Folded]:
@@ -373,7 +370,7 @@ class Screen:
             self._rows.clear()
             self._cleared.clear()
             self._replaces.clear()
-            self._open_row = None
+            self._open_rows.close()
             self._chars = self._display_chars = self._sent_bytes = 0
             return
         for rank in ranks:
@@ -381,8 +378,7 @@ class Screen:
                 self._drop_cleared(rank)
                 self._replaces.discard(rank)
             self._cleared.setdefault(rank, []).extend(self._rows.pop(rank, []))
-        if self._open_row is not None:
-            self._open_row.ranks.difference_update(ranks)
+        self._open_rows.pass_by(ranks)
 
     def _drop_cleared(self, rank: int) -> None:
         """Remove what a rank has cleared and not replaced."""
@@ -413,10 +409,13 @@ class Screen:
             row.show()
         if not shown:  # they have replaced others, and a late rank still has its slot next to those
             return
-        self._open_row = None
+        if len(shown) > 1 or not self._outlet.can_update:
+            self._open_rows.close()
+            return
+        for entry in entries:
+            self._open_rows.pass_by(entry.ranks)
         others = set(talking).difference(*(entry.ranks for entry in entries))
-        if len(shown) == 1 and others and self._outlet.can_update:
-            self._open_row = OpenRow(shown[0], others, now + _OPEN_ROW_S, self._note_row, self._cleared)
+        self._open_rows.add(OpenRow(shown[0], others, now + _OPEN_ROW_S, self._note_row, self._cleared))
 
     def _replaced(self, ranks: list[int], data: dict[str, Any]) -> Row | None:
         """Return the row that takes this display in place of one that these ranks have cleared."""

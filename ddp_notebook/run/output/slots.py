@@ -11,7 +11,7 @@ import base64
 import html
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from ddp_notebook.run.output.fold import Item
@@ -23,6 +23,7 @@ _ACTIVE = ("<script", "<iframe", "<object", "<embed", "<link")  # HTML that woul
 _OTHER_VIEWS = ("application/", "text/latex", "text/markdown")  # types that only the front end can draw
 _MOST_CHARS = 4_000_000  # most characters of a row: an update may send the whole row
 _LABEL = "font-family:var(--jp-code-font-family,monospace);font-size:var(--jp-code-font-size,13px);text-align:left"
+_MOST_OPEN = 50  # rows with slots for late ranks
 _LEAST_PX = 250  # width of a slot, where there is room for several
 
 Bundle = tuple[dict[str, Any], dict[str, Any]]  # data and metadata
@@ -128,11 +129,11 @@ class _Output:
 
 
 class OpenRow:
-    """The row that was shown last, as long as other ranks may have their slots in it.
+    """A row in which ranks that come later may have their slots.
 
     Args:
         row: the row.
-        ranks: those that have shown nothing since.
+        ranks: those that have shown nothing in it or below it.
         until_s: when it is too late, in seconds.
         took: called with the ranks that were given a slot, and the row.
         cleared: what ranks have cleared, by rank, and will replace.
@@ -151,7 +152,7 @@ class OpenRow:
         self._row = row
         self._took = took
         self._cleared = cleared
-        self._has_changed = False
+        self.has_changed = False  # since it was shown
 
     def join(self, rank: int, item: Item) -> bool:
         """Give a display its slot. Returns False if it has none here."""
@@ -164,14 +165,58 @@ class OpenRow:
         self._row.put([rank], data, display.content.get("metadata") or {})
         self._took([rank], self._row)
         self.ranks.discard(rank)
-        self._has_changed = True
+        self.has_changed = True
         return True
 
     def show(self) -> None:
         """Bring what has changed to the front end."""
-        if self._has_changed:
-            self._has_changed = False
+        if self.has_changed:
+            self.has_changed = False
             self._row.show()
+
+
+class OpenRows:
+    """The rows that were shown last. The first display of a late rank has its slot in the first of them, its second
+    display in the second, and so on."""
+
+    def __init__(self) -> None:
+        self._rows: list[OpenRow] = []
+
+    def add(self, row: OpenRow) -> None:
+        """Add the row that was shown last."""
+        if row.ranks and len(self._rows) < _MOST_OPEN:
+            self._rows.append(row)
+
+    def close(self) -> None:
+        """Close all rows."""
+        self._rows.clear()
+
+    def close_until(self, now_s: float) -> None:
+        """Close the rows for which it is too late now. A rank without a slot in one of them has none in later rows."""
+        while self._rows and now_s > self._rows[0].until_s:
+            self.pass_by(self._rows.pop(0).ranks)
+
+    def pass_by(self, ranks: Collection[int]) -> None:
+        """These ranks have shown something below all rows."""
+        if not self._rows:
+            return
+        for row in self._rows:
+            row.ranks.difference_update(ranks)
+        self._rows = [row for row in self._rows if row.ranks or row.has_changed]
+
+    def join(self, rank: int, item: Item) -> bool:
+        """Give a display its slot in the first row that takes it. Returns False if it has none."""
+        for number, row in enumerate(self._rows):
+            if row.join(rank, item):
+                for earlier in self._rows[:number]:
+                    earlier.ranks.discard(rank)
+                return True
+        return False
+
+    def show(self) -> None:
+        """Bring what has changed to the front end."""
+        for row in self._rows:
+            row.show()
 
 
 def _fits(data: dict[str, Any]) -> bool:

@@ -130,7 +130,7 @@ class _Facts:
         if len(parts) == 1:
             parts.append("nothing recorded" if self.cell is None else f"nothing recorded in {self.label}")
         if self.dropped:
-            parts.append(f"{self.dropped:,} rows dropped")
+            parts.append(f"{self.dropped:,} rows lost")
         is_one_of_several = self.cell is None and self.label != ""
         whose = f"{self.label}: " if self.run is not None or is_one_of_several else ""
         return whose + ", ".join(parts)

@@ -10,7 +10,7 @@ import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from ddp_notebook.rank.record import previews
-from ddp_notebook.rank.record.tape import MOST, OFF, Tape
+from ddp_notebook.rank.record.tape import OFF, Tape
 from ddp_notebook.rank.unseen import unseen
 from ddp_notebook.stdlib import functools
 
@@ -79,7 +79,7 @@ class Gradients:
         copy = unseen(previews.copy, [gradient])
         if copy is not None:
             self._has_shown = True
-            self._tape.put(Gradient(span, name, side, copy), MOST)
+            self._tape.put(Gradient(span, name, side, copy), is_large=True)
 
     def end_cell(self, modules: Iterable[torch.nn.Module]) -> None:
         """Say so if the chosen parameter was not seen.

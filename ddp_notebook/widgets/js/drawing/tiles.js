@@ -15,7 +15,6 @@ export const NARROW = 150; // a tile that has its tensors side by side, without 
 export const MARGIN = 26; // for "in" and "out"
 const GAP = 12; // between tiles
 const LETTER = 5.7; // width of a letter in the words below a tensor
-const MOST_LINES = 4; // of them
 
 const DIGITS = 32; // elements up to which they are written as numbers
 const LEAST_DIGITS_PX = 30, DIGITS_HEIGHT = 20;
@@ -141,7 +140,7 @@ export function inLines(words, width, measure) {
   for (const word of words.split(/ (?![^[(]*[\])])/)) {
     const line = lines[lines.length - 1];
     const longer = line ? `${line} ${word}` : word;
-    if (line && measure(longer) > width && lines.length < MOST_LINES) lines.push(word);
+    if (line && measure(longer) > width) lines.push(word);
     else lines[lines.length - 1] = longer;
   }
   return lines;
