@@ -3,10 +3,11 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
+import { shortened } from "../../ddp_notebook/widgets/js/drawing/canvas.js";
 import { palette } from "../../ddp_notebook/widgets/js/drawing/colours.js";
 import { colourMap, gridOf, heatMap, markOf, placeOf, scaleOf } from "../../ddp_notebook/widgets/js/drawing/heat.js";
 import { TensorSource, wholeTensors } from "../../ddp_notebook/widgets/js/data/tensor_source.js";
-import { block, elementAt, indexOf, inLines, tilesAcross } from "../../ddp_notebook/widgets/js/drawing/tiles.js";
+import { block, elementAt, indexOf, inLines, placeLegend, tilesAcross } from "../../ddp_notebook/widgets/js/drawing/tiles.js";
 import { acrossRanks, differences, element, exactly, range, shapeOf, statistics } from "../../ddp_notebook/widgets/js/data/values.js";
 
 const tensor = (rank, data, more = {}) => {
@@ -164,6 +165,23 @@ test("the words below a tensor stay in its tile", () => {
 test("no line of the words below a tensor is wider than a tile of a narrow page", () => {
   const lines = inLines("[9930] f32 n=9,930 x∈[-0.4272, 0.5576] μ=0.0034 NaN! 3 (of a sample of 256) first 32 shown", 21, (line) => line.length);
   assert.deepEqual(lines, ["[9930] f32 n=9,930", "x∈[-0.4272, 0.5576]", "μ=0.0034 NaN! 3", "(of a sample of 256)", "first 32 shown"]);
+});
+
+test("a heading that is too long is cut at its end, a name at its front", () => {
+  const measure = (words) => words.length;
+  assert.equal(shortened("Step 63, In [4], rank 0: 2 buckets", 20, measure, false), "Step 63, In [4], ra…");
+  assert.equal(shortened("blocks.3.attention.weight", 17, measure, true), "…attention.weight");
+  assert.equal(shortened("short", 5, measure, false), "short");
+  assert.equal(shortened("short", 1, measure, true), "");
+});
+
+test("the words next to the scale go below it where the page is narrow", () => {
+  const parts = ["left: input, right: output", "X NaN", "I Inf", "□ changed by it", "◥ not the same on all ranks"];
+  assert.equal(placeLegend(parts, 800).isBelow, false);
+  const { isBelow, lines, height } = placeLegend(parts, 338);
+  assert.ok(isBelow && height > placeLegend(parts, 800).height);
+  assert.equal(lines.join(" ").replace(/\s+/g, " "), parts.join(" "));
+  for (const line of lines) assert.ok(line.length * 5.7 <= 338 - 26, line);
 });
 
 // ---- whole tensors

@@ -63,21 +63,8 @@ export class Surface {
     pen.fillStyle = colour;
     pen.textAlign = align;
     pen.textBaseline = base;
-    pen.fillText(width === undefined ? words : this.shorten(words, width), x, y);
-  }
-
-  /** Words that fit, cut at the front: the end of a parameter's name tells more. @param {string} words @param {number} width */
-  shorten(words, width) {
-    const { pen } = this;
-    if (pen.measureText(words).width <= width) return words;
-    let low = 0;
-    let high = words.length;
-    while (low < high) {
-      const middle = (low + high + 1) >> 1;
-      if (pen.measureText(`…${words.slice(words.length - middle)}`).width <= width) low = middle;
-      else high = middle - 1;
-    }
-    return low ? `…${words.slice(words.length - low)}` : "";
+    const measure = /** @param {string} text */ (text) => pen.measureText(text).width;
+    pen.fillText(width === undefined ? words : shortened(words, width, measure, align === "right"), x, y);
   }
 
   /** A line on whole device pixels. @param {number} x0 @param {number} y0 @param {number} x1 @param {number} y1 @param {string} colour */
@@ -96,4 +83,25 @@ export class Surface {
   destroy() {
     this.canvas.remove();
   }
+}
+
+/**
+ * Words that fit. A parameter's name is cut at the front, since its end tells more; a sentence at its end.
+ *
+ * @param {string} words
+ * @param {number} width
+ * @param {(words: string) => number} measure
+ * @param {boolean} isName
+ */
+export function shortened(words, width, measure, isName) {
+  if (measure(words) <= width) return words;
+  const cut = /** @param {number} count */ (count) => (isName ? `…${words.slice(words.length - count)}` : `${words.slice(0, count).trimEnd()}…`);
+  let low = 0;
+  let high = words.length;
+  while (low < high) {
+    const middle = (low + high + 1) >> 1;
+    if (measure(cut(middle)) <= width) low = middle;
+    else high = middle - 1;
+  }
+  return low ? cut(low) : "";
 }

@@ -205,7 +205,7 @@ export function drawRanks(brush, byRank, where, left, top) {
   const { surface } = brush;
   const { colours } = brush.env;
   const longest = Math.max(...byRank.map((bar) => bar.duration));
-  brush.title(`${where}: what each rank's time went into`, top);
+  brush.title(`${where}: what each rank's time went into`, top, surface.width);
   const first = top + 18;
   const width = surface.width - 78 - left;
   const row = Math.min(ROW, Math.max(3, (surface.height - first - 26) / byRank.length));

@@ -10,7 +10,7 @@
 
 import { font } from "./canvas.js";
 import { heatMap, markOf, placeOf } from "./heat.js";
-import { inLines, LINE, MARGIN, NARROW } from "./tiles.js";
+import { BESIDE_SCALE, inLines, LINE, MARGIN, NARROW, SCALE_WIDTH } from "./tiles.js";
 import { element, range } from "../data/values.js";
 
 const SIDES = ["in", "out"];
@@ -156,10 +156,10 @@ function bitmapOf(tensor, limit, map, width, height) {
 
 /**
  * The scale of the colours.
- * @param {CanvasRenderingContext2D} pen @param {number} x @param {number} y @param {How & {isClipped: boolean, isSideBySide: boolean}} how
+ * @param {CanvasRenderingContext2D} pen @param {number} x @param {number} y @param {How & {legend: ReturnType<typeof import("./tiles.js").placeLegend>}} how
  */
-export function drawScale(pen, x, y, { map, limit, isClipped, colours, isSideBySide }) {
-  const width = 128;
+export function drawScale(pen, x, y, { map, limit, colours, legend }) {
+  const width = SCALE_WIDTH;
   for (let i = 0; i < width; i++) {
     pen.fillStyle = map.css[Math.round((i / (width - 1)) * 256)];
     pen.fillRect(x + i, y, 1.5, 8);
@@ -175,6 +175,10 @@ export function drawScale(pen, x, y, { map, limit, isClipped, colours, isSideByS
     pen.fillText(String(text), x + Number(part) * width, y + 16);
   });
   pen.textAlign = "left";
-  const more = [isSideBySide ? "left: input, right: output" : "", "X NaN", "I Inf", isClipped ? "+ - beyond 3σ" : "", "□ changed by it", "◥ not the same on all ranks"].filter(Boolean).join("   ");
-  pen.fillText(more, x + width + 28, y + 4);
+  if (legend.isBelow) legend.lines.forEach((line, at) => pen.fillText(line, x, y + 32 + at * LINE));
+  else pen.fillText(legend.lines[0], x + width + BESIDE_SCALE, y + 4);
 }
+
+/** What the marks mean. @param {boolean} isSideBySide @param {boolean} isClipped */
+export const meanings = (isSideBySide, isClipped) =>
+  [isSideBySide ? "left: input, right: output" : "", "X NaN", "I Inf", isClipped ? "+ - beyond 3σ" : "", "□ changed by it", "◥ not the same on all ranks"].filter(Boolean);

@@ -13,6 +13,8 @@ const LABEL = 17; // height of a tile's name
 export const LINE = 13; // of a line of words
 export const NARROW = 150; // a tile that has its tensors side by side, without words
 export const MARGIN = 26; // for "in" and "out"
+export const SCALE = 26; // height of the scale
+export const SCALE_WIDTH = 128, BESIDE_SCALE = 28; // to the words next to it
 const GAP = 12; // between tiles
 const LETTER = 5.7; // width of a letter in the words below a tensor
 
@@ -144,6 +146,22 @@ export function inLines(words, width, measure) {
     else lines[lines.length - 1] = longer;
   }
   return lines;
+}
+
+/**
+ * The words that explain the marks: in one line to the right of the scale where they fit, else in lines below it.
+ *
+ * @param {string[]} parts
+ * @param {number} width
+ * @returns {{isBelow: boolean, lines: string[], height: number}} `height`: of the scale and the words
+ */
+export function placeLegend(parts, width) {
+  const words = parts.map((part) => part.replaceAll(" ", "\u00a0"));
+  const line = words.join("\u00a0\u00a0 ");
+  const measure = /** @param {string} text */ (text) => text.trimEnd().length * LETTER;
+  if (MARGIN + SCALE_WIDTH + BESIDE_SCALE + measure(line) <= width) return { isBelow: false, lines: [line], height: SCALE };
+  const lines = inLines(line, width - MARGIN, measure).map((text) => text.trimEnd());
+  return { isBelow: true, lines, height: SCALE + LINE * lines.length + 4 };
 }
 
 /** The share of elements that are marked. @param {Uint8Array} marks */

@@ -17,14 +17,13 @@ import { TensorSource } from "../data/tensor_source.js";
 import { acrossRanks, element, range } from "../data/values.js";
 import { Surface } from "../drawing/canvas.js";
 import { colourMap, scaleOf } from "../drawing/heat.js";
-import { drawScale, drawTiles } from "../drawing/tensors_draw.js";
-import { MARGIN, NARROW, elementAt, hideCrowdedMarks, placeTiles } from "../drawing/tiles.js";
+import { drawScale, drawTiles, meanings } from "../drawing/tensors_draw.js";
+import { MARGIN, NARROW, elementAt, hideCrowdedMarks, placeLegend, placeTiles } from "../drawing/tiles.js";
 import { collectiveControl } from "../parts/controls.js";
 import { make, show } from "../parts/dom.js";
 import { tooltip } from "../parts/tooltip.js";
 import { aboutElement, acrossInWords, changedInWords, groupName, isPartial, shapesInWords, tensorTable, tensorsOf } from "./tensors_words.js";
 
-const SCALE = 26; // px for the scale
 /** @type {Record<string, [number, number]>} to the right and down */
 const ARROWS = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
 
@@ -58,6 +57,7 @@ export function tensorsPanel(el, store, env) {
   let current = null; // the collective that is shown
   let layoutName = "", contentHeight = 260, isByKey = false;
   let scale = { limit: 1, isClipped: false };
+  let legend = placeLegend([], 0);
   let map = { of: env.colours, colours: colourMap(env.colours) };
   let changed = ""; // in words
   /** @type {(import("../data/values.js").Across|null)[]} */
@@ -89,7 +89,8 @@ export function tensorsPanel(el, store, env) {
     across = [0, 1].map((side) => acrossRanks(all.filter((tensor) => tensor.side === side)));
     const placed = placeTiles(found, across, width);
     tiles = placed.tiles;
-    contentHeight = placed.height + (tiles.length ? SCALE : 0);
+    legend = placeLegend(meanings(tiles.length > 0 && tiles[0].width < NARROW, scale.isClipped), width);
+    contentHeight = placed.height + (tiles.length ? legend.height : 0);
     changed = changedInWords(tiles);
     hideCrowdedMarks(tiles);
     if (pointed && !tensorAt(pointed)) pointed = null;
@@ -107,7 +108,7 @@ export function tensorsPanel(el, store, env) {
     surface.clear();
     const how = { colours: env.colours, dpr: env.dpr, map: map.colours, ...scale, pointed };
     const counts = drawTiles(pen, tiles, how);
-    if (tiles.length) drawScale(pen, MARGIN, contentHeight - SCALE + 6, { ...how, isSideBySide: tiles[0].width < NARROW });
+    if (tiles.length) drawScale(pen, MARGIN, contentHeight - legend.height + 6, { ...how, legend });
     else surface.write(nothing(), 0, 20, { colour: env.colours.soft });
     say();
     showTip();
