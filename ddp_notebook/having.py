@@ -107,8 +107,8 @@ def attach(name: str, *, take_over: bool, look: bool, wait: bool) -> None:
 def stop() -> None:
     """End the ranks, or look at a job no more."""
     if _let_go_of_job():
-        if sessions.current() is not None:
-            print("the session is still there: %ddp_stop once more is about its ranks")
+        if (left := sessions.current()) is not None:
+            print(f"{_ranks(left)} of the notebook's session remain: %ddp_stop {_stop_verb(left)} them")
         return
     session = of_session()
     print(end(session))
@@ -157,7 +157,8 @@ def _ranks(session: sessions.Session) -> str:
 
 
 def shown() -> sessions.Session | TorchrunJob:
-    """What is looked at: a job of torchrun's until it is let go, or else the session.
+    """What is looked at: a job of torchrun's until it is let go, or has ended and a command for ranks has come since;
+    or else the session.
 
     Raises:
         NoSessionError: there is neither.
@@ -187,6 +188,7 @@ def of_session() -> sessions.Session:
     """
     session = sessions.current()
     if session is not None:
+        _forget_ended_job()
         return session
     if (job := jobs.current()) is not None:
         raise NoSessionError(
@@ -202,6 +204,17 @@ def of_session() -> sessions.Session:
     if ended.last() is not None:
         message += ". %ddp_report, %ddp_monitor and %ddp_trace still show what the last ranks have recorded"
     raise NoSessionError(message)
+
+
+def _stop_verb(session: sessions.Session) -> str:
+    return "detaches from" if session.outlives_stop or session._ended_elsewhere else "ends"
+
+
+def _forget_ended_job() -> None:
+    """Detach from an ended job: a command for the session's ranks has come since, so reports are about these again."""
+    if (job := jobs.current()) is not None and not job.is_running:
+        jobs.let_go()
+        ended.keep(None)
 
 
 def _let_go_of_job() -> bool:

@@ -82,7 +82,7 @@ class DDPMagics(Magics):
             name = session.kept_as
             raise UsageError(
                 f"{name} goes on elsewhere, and what this notebook restarts are its own ranks: %ddp_attach {name} "
-                "--take-over takes it over, %ddp_stop lets go of it"
+                "--take-over takes it over, %ddp_stop detaches from it"
             )
         having.restart(session)
 

@@ -96,6 +96,21 @@ def test_a_job_without_steps_answers_at_its_end_and_a_line_says_what_is_waited_f
     running.result(10)
 
 
+def test_a_rank_that_waits_for_its_next_step_is_not_reported_as_blocked(prepared, capsys, monkeypatch, tmp_path):
+    """Its answer is not due yet."""
+    from ddp_notebook.run import assembly, questions
+
+    monkeypatch.setattr(questions, "_SLOW_S", (0.1, 0.3))
+    monkeypatch.setattr(assembly, "_LONG_S", 0.2)
+    begun = f"open({str(tmp_path)!r} + f'/{{rank}}', 'w').close()"
+    running = prepared.run(f"{begun}; history[:] = [8]; time.sleep(2)", wait=False, quiet=True)
+    wait_until(lambda: len(list(tmp_path.iterdir())) == 2, 10, what="both ranks have begun")
+    assert dict(prepared.peek("history", ranks=0)) == {0: "[8]"}
+    said = capsys.readouterr().err
+    assert "waiting for the next optimizer step" in said and "has not answered" not in said
+    running.result(10)
+
+
 def test_an_expression_that_fails_fails_alone(prepared):
     from ddp_notebook.errors import DDPNotebookError, UsageError
 
@@ -178,3 +193,32 @@ def test_the_size_of_a_large_value_is_told(prepared):
     with contextlib.redirect_stdout(io.StringIO()) as out, progress.shown("pulling:") as report:
         prepared.pull("history", report=report)
     assert out.getvalue() == ""
+
+
+def test_the_time_of_a_pull_is_that_which_a_user_waits(prepared):
+    """Most of it passes on the rank, which pickles and copies the value before it answers."""
+    prepared.run(
+        """
+class Slow:
+    def __reduce__(self):
+        time.sleep(1)
+        return bytes, (b"x" * 12_000_000,)
+slow = Slow()
+""",
+        quiet=True,
+    )
+    told: list[str] = []
+    prepared.pull("slow", ranks=0, report=told.append)
+    found = re.fullmatch(r"slow: 12 MB in (\d+\.\d) s", told[-1])
+    assert found and float(found[1]) >= 1.0, told
+
+
+def test_a_model_in_ddp_cannot_be_pulled_and_the_error_names_the_inner_one(prepared):
+    from ddp_notebook.errors import DDPNotebookError
+
+    prepared.run("wrapped = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))", quiet=True)
+    words = r"make sure to call init_process_group\. It needs the process group of the ranks.* %ddp_pull inner$"
+    with pytest.raises(DDPNotebookError, match=words):
+        prepared.pull("wrapped", ranks=0)
+    prepared.run("inner = wrapped.module", quiet=True)
+    assert prepared.pull("inner", ranks=0)[0].weight.shape == (2, 2)

@@ -145,9 +145,10 @@ class Parts:
         """The profiles that cells have left; none once the session was stopped."""
         return iter(()) if self.living.has_ended else iter(self.cluster.files(PROFILES))
 
-    def _tell_who_is_slow(self, rank: int, seconds: float) -> None:
-        """Report a rank that is silent at once, and one that may compute its answer later."""
-        if rank in self.cluster.ranks and (self.cluster.silent_s(rank) > _SILENT_S or seconds > _LONG_S):
+    def _tell_who_is_slow(self, rank: int, seconds: float, is_due: bool) -> None:
+        """Report a rank that is silent at once, and one that may compute its answer later if the answer is due."""
+        is_long = is_due and seconds > _LONG_S
+        if rank in self.cluster.ranks and (self.cluster.silent_s(rank) > _SILENT_S or is_long):
             why = why_silent(self.cluster, [rank])[rank]
             _say(f"rank {rank} has not answered for {seconds:g} s" + (f": {why}" if why else ""))
 

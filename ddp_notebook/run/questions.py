@@ -28,14 +28,15 @@ class Questions:
     Args:
         send: sends a message to a rank.
         check: raises when a rank can no longer answer.
-        on_slow: told of a rank that has not answered, and for how many seconds: at most twice for each answer.
+        on_slow: told of a rank that has not answered, for how many seconds, and whether its answer is due, see
+            `wait_for`: at most twice for each answer.
     """
 
     def __init__(
         self,
         send: Callable[[int, Message], None],
         check: Callable[[int], None],
-        on_slow: Callable[[int, float], object] = lambda *_: None,
+        on_slow: Callable[[int, float, bool], object] = lambda *_: None,
     ) -> None:
         self._send = send
         self._check = check
@@ -89,11 +90,15 @@ class Questions:
                 continue
         return answers
 
-    def wait_for(self, rank: int, future: Future[Any], check: Callable[[], None] = lambda: None) -> Any:
+    def wait_for(
+        self, rank: int, future: Future[Any], check: Callable[[], None] = lambda: None, *, is_due: bool = True
+    ) -> Any:
         """Wait for the answer of a rank as long as the rank lives.
 
         Args:
             check: called often; an exception from it ends the wait.
+            is_due: the rank computes the answer at once. If not, as for a question that it answers after its next
+                optimizer step, a late answer is no sign of trouble.
         """
         began_s, slow_s = time.monotonic(), [*_SLOW_S]
         while True:
@@ -103,7 +108,7 @@ class Questions:
                 self._check(rank)
                 check()
             if slow_s and time.monotonic() - began_s > slow_s[0]:
-                self._on_slow(rank, slow_s.pop(0))
+                self._on_slow(rank, slow_s.pop(0), is_due)
 
     @property
     def handlers(self) -> Handlers:

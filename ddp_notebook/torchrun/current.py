@@ -21,7 +21,8 @@ def attach_job(name: str = "", *, take_over: bool = False) -> TorchrunJob:
     """Look at a job of torchrun's whose script runs under `-m ddp_notebook.attach`. The job goes on as if nobody did.
 
     Args:
-        name: of the job, or its stem; "": the only one that is there.
+        name: of the job, or its stem; "": the only one that is there. If no job runs, the one that this notebook has
+            shown last is returned, for its logs and its recordings.
         take_over: have another notebook leave that looks at it.
 
     Raises:
@@ -30,9 +31,13 @@ def attach_job(name: str = "", *, take_over: bool = False) -> TorchrunJob:
     Example:
         >>> attach_job("no such job")
         Traceback (most recent call last):
-        ddp_notebook.errors.UsageError: there is no 'no such job' to attach to, ...
+        ddp_notebook.errors.UsageError: there is no 'no such job' to attach to: ...
     """
     refuse_on_rank("ranks attach to no job: call attach_job")
+    if _current is not None and not _current.is_running and name in ("", _current.name):
+        others = {one.name for one in finding.everything() if one.kind == finding.TORCHRUN}
+        if not others or (name and name not in others):
+            return _current
     found = finding.find(name, finding.TORCHRUN)
     if _current is not None and _current.key == found.key and _current.is_running:
         return _current

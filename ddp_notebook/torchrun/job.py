@@ -200,14 +200,14 @@ class TorchrunJob(ViewFace):
         """What magics show once it is let go; None: no rank has come."""
         if self.round is None:
             return None
-        whose, title = f"this notebook has let go of {self.name}", _title(self.name, self.world_size)
+        whose, title = f"this notebook is detached from {self.name}", _title(self.name, self.world_size)
         return Ended(self.recording, whose, title, [], draws_html=self.views.draws_html)
 
     def stop(self) -> str:
         """Look at it no more; it goes on. Returns what was done, in words."""
         went_on = self.is_running
         self.close()
-        return f"let go of {self.name}" + (", which goes on" if went_on else ", which has ended")
+        return f"detached from {self.name}" + (", which goes on" if went_on else ", which has ended")
 
     def close(self) -> None:
         """Look at it no more. Its recordings stay. Doing it twice is no error."""
@@ -244,6 +244,8 @@ class TorchrunJob(ViewFace):
 
     def _some_round(self) -> Round:
         if self.round is None:
+            if not self.is_running:
+                raise UsageError(f"job {self.name!r} has ended, and none of its ranks was seen here")
             raise UsageError(
                 f"no rank of job {self.name!r} has come so far: its script runs under -m ddp_notebook.attach only "
                 "where torchrun was told so, and a rank is seen on this machine alone"

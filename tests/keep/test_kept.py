@@ -83,6 +83,8 @@ def test_a_running_cell_is_shown_once_and_waited_for(notebook, attach, tmp_path)
     begun = second.run(line)
     if then:
         assert "cell [3] of the earlier notebook goes on as job 1" in begun.stdout
+        prompts = second.run("import ddp_notebook\nlist(ddp_notebook.current().recording.prompts.values())")
+        assert prompts.displays[0]["text/plain"] == "['In [3]']", "what the status and the monitor name it by"
         go.touch()
         assert second.run(then).status == "ok"
         assert second.run("%on_all_ranks total").stdout == "[0-1] 40\n", "it has waited its turn"
@@ -269,8 +271,8 @@ def test_it_ends_after_idle_hours_of_which_a_cell_that_runs_is_none(notebook, mo
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("%ddp_attach", "nothing is to be attached to; %ddp_start 4 --keep starts ranks"),
-        ("%ddp_attach kept-9", "there is no 'kept-9' to attach to, which has ended or never was"),
+        ("%ddp_attach", "nothing to attach to; %ddp_start 4 --keep starts ranks"),
+        ("%ddp_attach kept-9", "there is no 'kept-9' to attach to: it has ended, or the name is wrong"),
         ("%ddp_attach ../x", "there is no '../x' to attach to"),
         ("%ddp_start 2 --keep 0", "--keep 0.0 is no time to keep ranks without a notebook"),
         ("%ddp_start 2 --keep soon", "--keep is 'soon', which is no number of hours"),

@@ -74,8 +74,12 @@ def test_without_steps_there_is_no_run():
     assert run_of(simulate(cell=3), cell=2) is None
 
 
-def paused() -> Synthetic:
-    """Two epochs of ten steps of 20 ms. An evaluation of 100 ms and a checkpoint of 50 ms follow each epoch."""
+def paused(cell: str = "In [6]") -> Synthetic:
+    """Two epochs of ten steps of 20 ms. An evaluation of 100 ms and a checkpoint of 50 ms follow each epoch.
+
+    Args:
+        cell: its prompt; "": a script, which has no cell.
+    """
     run, now = Synthetic(1), 0.0
 
     def span(kind: str, name: str, lasts: float) -> None:
@@ -97,7 +101,8 @@ def paused() -> Synthetic:
         span("workers", "Test", 1)
         span("checkpoint", "torch.save", 50)
         now += 4
-    run.span(0, "cell", "In [6]", BEGIN_NS, int(BEGIN_NS + now * MS))
+    if cell:
+        run.span(0, "cell", cell, BEGIN_NS, int(BEGIN_NS + now * MS))
     return run
 
 
@@ -117,6 +122,14 @@ def test_evaluation_and_checkpoints_belong_to_no_step():
         "other time between steps": (0, 7),
         "after the last step": (0, 7),
     }
+
+
+def test_a_script_has_its_last_evaluation_and_checkpoint_too():
+    outside = report(paused(cell="")).outside
+    assert outside is not None
+    rows = {name: (times, round(ns / MS)) for name, times, ns in outside.rows}
+    assert rows["evaluation"] == (2, 200) and rows["checkpoints"] == (2, 100)
+    assert rows["after the last step"] == (0, 3), "up to the end of the checkpoint"
 
 
 def test_evaluation_of_a_model_that_does_not_train_is_a_part_of_the_step():

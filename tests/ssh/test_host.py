@@ -222,6 +222,20 @@ def test_a_host_without_torch_is_reached(ssh):
     assert re.match(rf"one +reached\*, but {bare}/bin/python .* has no torch", row) and "not reached" not in row
 
 
+@pytest.mark.parametrize(
+    ("python", "words"),
+    [
+        ("/no/such/python", "/no/such/python: .*; name the Python that has torch there with --python /path/to/python"),
+        ("/bin/false", "ssh ended with status 1"),
+    ],
+)
+def test_a_host_without_that_python_is_reached(ssh, python, words):
+    with pytest.raises(StartError, match=f"no host server on one: reached, but .*{words}"):
+        ddp_notebook.start(hosts="one", python=python)
+    (row,) = repr(ddp_notebook.check(hosts="one", python=python)).splitlines()[1:]
+    assert re.match(rf"one +reached\*, but .*{words}$", row)
+
+
 @pytest.mark.long
 def test_the_path_of_the_notebooks_interpreter_is_tried_first(ssh, tmp_path, monkeypatch):
     """And python3 where what is there lacks something."""

@@ -59,12 +59,15 @@ def test_one_attach_for_both(notebook, runtime, tmp_path):  # noqa: F811
             assert refused.ename == "NoSessionError" and "plain is a job of torchrun's" in refused.traceback
             assert "leave out --look" in kernel.run("%ddp_attach plain --look").traceback
             both = kernel.run("%ddp_attach kept-1").stdout
-            assert both.startswith("let go of plain, which goes on\n") and "looks on" in both
+            assert both.startswith("detached from plain, which goes on\n") and "looks on" in both
             kept = kernel.run("from ddp_notebook.widgets import ended; ended.last()")
             assert kept.status == "ok" and kept.displays == [], "nothing is kept where there are ranks"
             assert kernel.run("%ddp_attach plain").status == "ok"
             stopped = kernel.run("%ddp_stop").stdout
-            assert stopped.startswith("let go of plain, which goes on\nthe session is still there: ")
+            assert stopped == (
+                "detached from plain, which goes on\n2 ranks of the notebook's session remain: %ddp_stop detaches from "
+                "them\n"
+            )
             assert "looks on" in kernel.run("%ddp_status").stdout
             assert process.poll() is None
         finally:
@@ -78,11 +81,33 @@ def test_what_a_job_has_recorded_is_shown_when_it_was_let_go(notebook, jobs, tmp
     kernel = notebook()
     ran = kernel.run(f"%ddp_torchrun --name mine --nproc-per-node 2 {script}")
     assert ran.status == "ok", ran
-    assert kernel.run("%ddp_stop").stdout == "let go of mine, which has ended\n"
-    left = "this notebook has let go of mine; this is what they have recorded (mine, 2 ranks)\n"
+    assert kernel.run("%ddp_stop").stdout == "detached from mine, which has ended\n"
+    left = "this notebook is detached from mine; this is what they have recorded (mine, 2 ranks)\n"
     assert kernel.run("%ddp_report").stdout.startswith(f"{left}attempt 1: 6 steps on 2 ranks, ")
     assert kernel.run(f"%ddp_trace {tmp_path}/trace.json").stdout.startswith(left)
     assert "%ddp_report, %ddp_monitor and %ddp_trace still show what" in kernel.run("%ddp_status").traceback
+
+
+@pytest.mark.long
+def test_reports_are_about_the_ranks_again_when_a_job_has_ended(notebook, jobs):  # noqa: F811
+    """And until then its log can be read, which nothing can while its cell runs."""
+    script = jobs.script("train(6)\nprint('done')")
+    kernel = notebook("%ddp_start 2")
+    assert kernel.run(f"%ddp_torchrun --name mine --nproc-per-node 2 {script}").status == "ok"
+    assert kernel.run("%ddp_status").stdout.startswith("job mine, ")
+    logs = kernel.run("import ddp_notebook\nddp_notebook.attach_job().name, ddp_notebook.attach_job('mine').log(1)")
+    assert logs.status == "ok" and logs.displays[0]["text/plain"] == r"('mine', 'done\n')", logs
+    train = "model = torch.nn.Linear(2, 1); opt = torch.optim.SGD(model.parameters(), 0.1)\nfor _ in range(4):\n"
+    kernel.run(f"%%on_all_ranks\n{train}    model(torch.ones(2)).sum().backward(); opt.step(); dist.barrier()")
+    assert kernel.run("%ddp_report").stdout.startswith("In [6]: 4 steps on 2 ranks")
+    assert kernel.run("%ddp_status").stdout.startswith("rank  host ")
+    failed = kernel.run(f"%ddp_torchrun --name failed --max-restarts many {script}")
+    assert failed.ename == "JobFailedError"
+    assert kernel.run("%ddp_status").evalue == "job 'failed' has ended, and none of its ranks was seen here"
+    stopped = kernel.run("%ddp_stop").stdout
+    remain = "2 ranks of the notebook's session remain: %ddp_stop ends them"
+    assert stopped == f"detached from failed, which has ended\n{remain}\n"
+    assert kernel.run("%ddp_stop").stdout == "stopped 2 ranks\n"
 
 
 def test_an_attempt_that_is_there_can_be_shown(jobs, monkeypatch):

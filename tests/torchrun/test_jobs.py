@@ -134,12 +134,12 @@ def test_which_job(jobs):
         True,
     )
     assert finding.find("two").name.startswith("two-")
-    with pytest.raises(UsageError, match=r"there is no 'three' to attach to, .*; there is (one|two)-"):
+    with pytest.raises(UsageError, match=r"there is no 'three' to attach to: .*; running are (one|two)-"):
         finding.find("three")
 
 
 def test_none_is_there(jobs):
-    with pytest.raises(UsageError, match=r"nothing is to be attached to; %ddp_start 4 --keep .*, torchrun .* a job"):
+    with pytest.raises(UsageError, match=r"nothing to attach to; %ddp_start 4 --keep .*, torchrun .* a job"):
         finding.find()
 
 

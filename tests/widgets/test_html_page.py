@@ -330,7 +330,7 @@ def test_only_the_last_steps_are_drawn_and_waiting_has_an_outline():
     rows = steps([10.0] * 200)
     rows["compute"], rows["waiting"] = 6.0, 4.0
     drawn = Page(bars.chart(rows, "k"))
-    assert "the last 48 steps" in drawn.of("title")[0]
+    assert "the last 48 steps" in drawn.of("title")[0] and "the last 48 steps:" in drawn.of("li")
     [waiting] = [one for one in drawn.named("path") if one.get("stroke") == FILLS["waiting"].edge and "fill" in one]
     assert len(re.findall("M", waiting["d"] or "")) == bars.MOST_BARS
     assert drawn.of("b")[-2:] == ["60 %", "40 %"]

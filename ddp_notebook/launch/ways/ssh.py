@@ -60,6 +60,7 @@ _INSTALL = (
     "make dist here makes a wheel, which pip installs there with all that it needs; or name a Python that has torch "
     "and ddp_notebook with --python"
 )
+_SSH_FAILED = 255  # exit status of ssh where ssh itself has failed
 _FIXES = (
     ("Could not resolve hostname", "is it in ~/.ssh/config, or spelt otherwise?"),
     (
@@ -68,7 +69,7 @@ _FIXES = (
         "ssh {name} says by hand, and connect once more",
     ),
     ("Host key verification failed", "connect once by hand, which asks whether the key is right: ssh {name}"),
-    ("Permission denied", "it asks for a password, which nobody is there to type; a key helps: ssh-copy-id {name}"),
+    ("Permission denied", "it asks for a password, and a notebook types none; a key helps: ssh-copy-id {name}"),
     ("No module named 'ddp_notebook.", "the package is older there; install the notebook's: {python} -m pip install"),
     (
         "No module named",
@@ -289,8 +290,11 @@ class Ssh(Way):
         fix = fix.format(name=self.name, python=self._asked["python"] or "python3")
         if self._pid == 0 or fix:
             says = [line.strip() for line in words.splitlines() if text in line]
-            last = says[-1] if says else f"ssh ended with status {self._ssh.poll()}"
-            return f"no host server on {self.name}: {last}" + (f"; {fix}" if fix else "")
+            status = self._ssh.poll()
+            last = says[-1].rstrip(".") if says else f"ssh ended with status {status}"
+            # ssh passes on the status of the command that it has run; its own is 255.
+            reached = "reached, but " if self._pid == 0 and status is not None and 0 <= status < _SSH_FAILED else ""
+            return f"no host server on {self.name}: {reached}{last}" + (f"; {fix}" if fix else "")
         last_words = f"; its last words:\n{words}" if words else ""
         return f"the host server on {self.name} ended, or the connection to it{last_words}"
 

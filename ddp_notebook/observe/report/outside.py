@@ -18,7 +18,9 @@ _LOADS = [SPANS.index(kind) for kind in ("input", "workers")]
 class Outside:
     """Time outside of steps: means of the ranks."""
 
-    cell_ns: float  # from the begin of the cell to its end; while it runs, to the end of its last step
+    # From the begin of the cell to its end. While it runs, and for a script, which has no cell: to the end of its last
+    # step, evaluation or checkpoint.
+    cell_ns: float
     # For each activity: its name, its count on a rank (0: not counted), and its total time in ns.
     rows: tuple[tuple[str, int, float], ...]
 
@@ -52,8 +54,12 @@ def outside(recording: RowSource, found: StepTable) -> Outside | None:
 def _of_rank(spans: Rows, steps: StepTable) -> dict[str, tuple[int, float]]:
     """Return the count and the total time in ns of each activity."""
     cells = spans[spans["kind"] == _CELL]
-    begin_ns = int(cells["start_ns"][0]) if len(cells) else int(steps.start_ns[0])
-    end_ns = int(cells["end_ns"][0]) if len(cells) else int(steps.end_ns[-1])
+    if len(cells):
+        begin_ns, end_ns = int(cells["start_ns"][0]), int(cells["end_ns"][0])
+    else:
+        named = spans[np.isin(spans["kind"], [_EVALUATION, _CHECKPOINT])]
+        begin_ns = int(named["start_ns"].min(initial=steps.start_ns[0]))
+        end_ns = int(named["end_ns"].max(initial=steps.end_ns[-1]))
     begins = np.concatenate(([begin_ns], steps.end_ns))
     ends = np.maximum(np.concatenate((steps.start_ns, [end_ns])), begins)
     checkpoints = spans[spans["kind"] == _CHECKPOINT]

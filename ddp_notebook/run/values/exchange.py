@@ -134,7 +134,8 @@ class Exchange:
                     "ends the wait alone",
                     file=sys.stderr,
                 )
-        return {rank: self._questions.wait_for(rank, future) for rank, future in asked.items()}
+        is_due = job is None
+        return {rank: self._questions.wait_for(rank, future, is_due=is_due) for rank, future in asked.items()}
 
     def _pull(
         self, name: str, ranks: list[int], force: bool, is_safe: bool, report: Report, job: CellRun | None = None
@@ -143,6 +144,7 @@ class Exchange:
         memory = self._transfers.memory_name
         pull = Pull(request=0, name=name, force=force, safe=is_safe, memory=memory, at_step=job is not None)
         asked: dict[int, Future[Pulled]] = {}  # what is still to be fetched, or to be dropped
+        began_s = time.monotonic()  # ranks copy large values before they answer
         try:
             with uninterrupted():
                 for rank in ranks:
@@ -161,7 +163,6 @@ class Exchange:
             _raise_errors(answers)
             values = {}
             whole, done = sum(answer.nbytes for answer in answers.values()), 0
-            began_s = time.monotonic()
             for at, (rank, answer) in enumerate(answers.items()):
                 of_all = f"{size(done)} of {size(whole)}, rank {rank} ({at + 1} of {len(answers)})"
                 report(f"\r{name}: {of_all}")
@@ -314,9 +315,9 @@ def _unpickle(rank: int, name: str, about: str, data: bytearray | memoryview) ->
     except Exception as error:
         what = f"{name!r}, {about}, cannot be unpickled here: {type(error).__name__}: {error}"
         if "process group" in str(error):
-            what += (
-                f"; it is bound to the ranks' group, and what is in it is not: %on_all_ranks inner = "
-                f"{name}.module, and %ddp_pull inner"
+            what = (
+                f"{what.rstrip('.')}. It needs the process group of the ranks, which a model in DDP does. Its inner "
+                f"model does not: %on_all_ranks inner = {name}.module, then %ddp_pull inner"
             )
         raise DDPNotebookError(f"rank {rank}: {what}") from error
 

@@ -49,9 +49,12 @@ def chart(rows: Rows, pattern: str, most: int = MOST_BARS, run: Mapping[str, Any
         role="img",
     )
     key = [
-        element("li", _swatch(part), FILLS[part].words, " ", element("b", percent(shares[at])))
-        for at, part in enumerate(STEP_PARTS)
-        if at in told
+        element("li", f"{steps}:"),  # the caption is about the whole run
+        *(
+            element("li", _swatch(part), FILLS[part].words, " ", element("b", percent(shares[at])))
+            for at, part in enumerate(STEP_PARTS)
+            if at in told
+        ),
     ]
     caption = element("figcaption", *([] if run is None else [element("b", run["per_step"]), f" {run['definition']}"]))
     return element("figure", caption, drawn, element("ul", *key))
