@@ -86,6 +86,8 @@ def test_options_are_written_as_they_are_read(line):
 def test_differing_options():
     assert StartOptions(world_size=2).differing(StartOptions(world_size=2, timeout_s=7)) == []
     assert StartOptions().differing(StartOptions(world_size=2)) == [], "any number of ranks fits"
+    assert parse("--hosts a:1,b:1").differing(parse("--hosts a:1,b:1")) == []
+    assert parse("--hosts b:1,a:1").differing(parse("--hosts a:1,b:1")) == ["hosts"], "rank 0 is on another host"
     assert parse("3 --grace off").differing(StartOptions(world_size=2)) == ["world_size", "grace_s"]
     assert [StartOptions(world_size=1).written(name) for name in ("world_size", "heal", "hosts", "env", "guard")] == [
         "1 rank",

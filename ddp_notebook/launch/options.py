@@ -220,7 +220,10 @@ class StartOptions:
             ['world_size']
         """
         asked = replace(self, timeout_s=running.timeout_s, world_size=self.world_size or running.world_size)
-        return [one.name for one in fields(self) if getattr(running, one.name) != getattr(asked, one.name)]
+        names = [one.name for one in fields(self) if getattr(running, one.name) != getattr(asked, one.name)]
+        # Ranks are numbered in the order of their hosts, which the comparison of two mappings ignores.
+        is_other_order = list(running.ranks_of_hosts) != list(asked.ranks_of_hosts)
+        return ["hosts", *names] if is_other_order and "hosts" not in names else names
 
     def written(self, name: str) -> str:
         """Return an option as on the line of `%ddp_start`.
