@@ -325,6 +325,17 @@ def test_many_variables_are_cut_too():
     assert lines[11:] == ["x11: 0 on rank 0, 1 on rank 1", "... and of x12, x13, x14, x15, x16, x17, ..."]
 
 
+def test_of_a_model_whose_parameters_differ_only_type_and_mode_agree():
+    def space(rank: int) -> dict[str, Any]:
+        net = nn.Linear(1, 1)
+        for parameter in net.parameters():
+            nn.init.constant_(parameter, rank)
+        return {"net": net}
+
+    last = repr(agreement_of(*map(space, (0, 1)), names=["net"])).split("\n")[-1]
+    assert last == "the rest agrees: type and mode of net"
+
+
 # ---- what is not everywhere
 
 
@@ -424,7 +435,7 @@ def test_what_is_named_and_agrees():
     spaces = [{"config": {"lr": 0.1, "sizes": [1, 2]}, "n": 3, "net": nn.ReLU()} for _ in range(2)]
     assert repr(agreement_of(*spaces, names=["n"])) == "2 ranks agree: n"
     assert repr(agreement_of(*spaces, names=["n", "config"])) == "2 ranks agree: n, config (4 entries)"
-    assert repr(agreement_of(*spaces, names=["net"])) == "2 ranks agree: net"
+    assert repr(agreement_of(*spaces, names=["net"])) == "2 ranks agree: type and mode of net"
 
 
 def test_an_array_that_is_read_only():

@@ -45,9 +45,10 @@ def summarize(same: Mapping[str, Mapping[str, Any]]) -> str:
             elements = sum(f.get("elements", 0) for f in same.values() if f["kind"] in ("parameter", "buffer"))
             texts[-1] += f" ({format_count(elements)} elements)"
     texts += [topic for kind, topic in _TOPICS.items() if kinds[kind]]
-    return ", ".join(texts) or list_names(
-        [name for name in dict.fromkeys(map(variable_of, same)) if name not in partly]
-    )
+    rest = list_names([name for name in dict.fromkeys(map(variable_of, same)) if name not in partly])
+    # Of a module alone only this is compared: its parameters are entries of their own.
+    about = "type and mode of " if rest and set(kinds) == {"module"} else ""
+    return ", ".join(texts) or about + rest
 
 
 def is_compared(fact: Mapping[str, Any]) -> bool:
