@@ -201,6 +201,9 @@ class KeptCluster(Cluster):
         path, pid = self._remote.ask("client_file")
         return path, pid
 
+    def check_registered(self) -> None:
+        self._remote.ask("check_registered")
+
     # ---- ending
 
     def stop(self, grace_s: float = 1.0) -> bool:

@@ -196,6 +196,9 @@ class Asked:
         finally:
             self._changed()
 
+    def _do_check_registered(self, _: Callable[[], None]) -> None:
+        self._cluster.check_registered()
+
     def _do_give_up(self, _: Callable[[], None], why: str, ranks: list[int] | None) -> None:
         self._cluster.give_up(why, ranks)
         self._changed()
