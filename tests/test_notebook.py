@@ -96,7 +96,7 @@ def test_a_magic_that_is_not_there_is_told_by_the_one_that_was_meant(ranks, cell
 def test_a_model_in_ddp_is_pulled_without_its_group(ranks):
     ranks.run("%%on_all_ranks\nmodel = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1))")
     advice = ranks.run("%ddp_pull model").evalue
-    assert advice.endswith("%on_all_ranks inner = model.module, and %ddp_pull inner")
+    assert advice.endswith("%on_all_ranks inner = model.module, then %ddp_pull inner")
     assert ranks.run("%on_all_ranks inner = model.module").status == "ok"
     assert ranks.run("%ddp_pull inner").status == "ok"
     assert ranks.run("print(inner[1].weight.shape)").stdout == "torch.Size([1, 2])\n"

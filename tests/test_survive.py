@@ -281,7 +281,7 @@ from ddp_notebook.rank.group.connections import untold
 values, errors, stopped = [], [], pathlib.Path({folder!r}, "pid")
 model = torch.nn.Linear(1, 1)
 optimizer = torch.optim.SGD(model.parameters(), 0.1)
-message = torch.ones(2**26)  # 256 MB: far more than a connection holds
+message = torch.ones(2**23)  # 32 MB: more than a connection holds
 def wait_until(condition):
     until = time.monotonic() + 30
     while not condition() and time.monotonic() < until: time.sleep(0.01)

@@ -145,7 +145,7 @@ def test_the_repr_is_one_line():
         ({"between_ms": 40}, "54 % of the step is neither of these: Python code between the phases", []),
         (
             {"noise_ms": 8},
-            "26 % of the step the ranks wait for each other, by turns",
+            "26 % of the step the ranks wait for each other: no single rank is late",
             ["give all ranks batches of equal work, and each a core of its own: they wait 20 ms of each step"],
         ),
         (
@@ -225,9 +225,9 @@ def test_the_parts_add_up_and_all_is_the_mean_of_the_ranks(trainings):
         ),
         (
             [{"slow": 0, "extra_ms": 400}, {"slow": 1, "extra_ms": 400, "between_ms": 20}],  # more rest than waiting
-            "45 % of the step the ranks wait for each other, by turns",
+            "45 % of the step the ranks wait for each other: no single rank is late",
         ),
-        ([{"slow": 0}, {"slow": 1}], "27 % of the step the ranks wait for each other, by turns"),
+        ([{"slow": 0}, {"slow": 1}], "27 % of the step the ranks wait for each other: no single rank is late"),
     ],
     ids=str,
 )

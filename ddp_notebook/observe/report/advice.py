@@ -143,7 +143,7 @@ def _waiting(
     if not late:
         waiting = _waits(parts)
         lost = waiting * len(ranks) / (len(ranks) - 1)  # the last one in a step does not wait
-        return lost, f"{percent(waiting)} of the step the ranks wait for each other, by turns"
+        return lost, f"{percent(waiting)} of the step the ranks wait for each other: no single rank is late"
     lost = _mean_waiting([one for one in ranks if one not in late])
     return lost, (
         f"{percent(lost)} of the step waits for {_named(late, hosts)}, but not in every step, or too little in all to "

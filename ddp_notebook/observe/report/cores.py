@@ -124,7 +124,7 @@ def shared(recording: RowSource, ranks: Sequence[int]) -> tuple[str, ...]:
         if len(own) > count:
             where = f" of {host}" if host else ""
             notes.append(
-                f"{len(own)} ranks on {count} core{'s' * (count != 1)}{where}: they compute by turns, so times say as "
-                "much about that as about the program"
+                f"{len(own)} ranks on {count} core{'s' * (count != 1)}{where}: they share the cores, so each phase may "
+                "take longer than with a core for each rank"
             )
     return tuple(notes)
