@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from ddp_notebook.errors import CellTimeoutError, RankError
@@ -191,6 +193,39 @@ def test_a_stop_ends_a_finalizer_that_does_not_end(session):
     with pytest.raises(CellTimeoutError):
         session.run(_CLOSES + "Closes(60)\nwhile True: pass", timeout=0.3)
     assert session.run("print(Closes.closed)")[0].stdout == "False\n"
+
+
+_IN_CALLBACK = """
+import time, weakref
+class Key: pass
+def spin(for_s):
+    until = time.monotonic() + for_s
+    while time.monotonic() < until: pass
+"""
+
+
+def test_a_stop_in_a_callback_of_a_weak_reference_is_raised_after_it(session):
+    """Python prints what is raised there, and goes on. matplotlib has many."""
+    code = _IN_CALLBACK + "key = Key(); reference = weakref.ref(key, lambda _: spin(2)); del key\nwhile True: pass"
+    began_s = time.monotonic()
+    with pytest.raises(CellTimeoutError) as stopped:
+        session.run(code, timeout=0.5)
+    assert time.monotonic() - began_s < 2
+    result = stopped.value.result
+    assert result is not None and result[0].stderr == result[1].stderr == ""
+
+
+def test_a_stop_leaves_no_dead_key_in_a_weak_dictionary(session):
+    code = _IN_CALLBACK + (
+        "import os\nfrom ddp_notebook.wire.signals import INTERRUPT\n"
+        "class Slow(dict):\n"
+        "    def __delitem__(self, key): os.kill(os.getpid(), INTERRUPT); spin(0.05); super().__delitem__(key)\n"
+        "weak = weakref.WeakKeyDictionary(); weak.data = Slow(); key = Key(); weak[key] = 1\n"
+        "del key\nos.kill(os.getpid(), INTERRUPT)\nwhile True: pass"
+    )
+    with pytest.raises(RankError, match="KeyboardInterrupt"):
+        session.run(code)
+    assert session.run("print(weak.data)")[0].stdout == "{}\n"
 
 
 def test_a_stop_ends_the_wait_for_a_lock(session):

@@ -113,6 +113,8 @@ class Runner:
             "evalue": "",
             "traceback": [],
         }
+        self._show_unraisable = sys.unraisablehook
+        sys.unraisablehook = self._on_unraisable
         self._interpreter = Interpreter()
         needs = ("_oh", "_dh", "get_ipython", "__builtins__")
         names = self._shell.user_ns
@@ -382,6 +384,15 @@ class Runner:
         if asyncio.current_task() is self._task and _is_in_user_code(frame):
             raise KeyboardInterrupt  # between two awaits; IPython's run_code catches it
         self._task.get_loop().call_soon_threadsafe(self._task.cancel)
+
+    def _on_unraisable(self, unraisable: sys.UnraisableHookArgs) -> None:
+        """Python drops what is raised in some callbacks, such as those of weak references. An interrupt of ours is sent
+        again."""
+        is_main = threading.get_ident() == threading.main_thread().ident
+        if is_main and self._interrupted and isinstance(unraisable.exc_value, KeyboardInterrupt):
+            self._network.release.note_lost()
+        else:
+            self._show_unraisable(unraisable)
 
     def _interrupt_again(self) -> None:
         """Interrupt the cell once more, after an Output widget around its code has hidden the first interrupt. The

@@ -149,6 +149,10 @@ class Release:
         was_noticed, self._has_interrupted = self._has_interrupted, True
         return not was_noticed or self._taken_s - before_s > _JUST_NOW_S
 
+    def note_lost(self) -> None:
+        """An interrupt was raised in the main thread where Python drops exceptions: `go` sends it again."""
+        self._has_interrupted = False
+
     @property
     def was_noticed(self) -> bool:
         """Whether the main thread, or a handler of the user's, has got an interrupt of this cell."""
@@ -315,11 +319,17 @@ def may_hold_a_lock(frame: FrameType | None) -> bool:
 
 
 def is_in_finalizer(frame: FrameType | None) -> bool:
-    """Whether this is in a `__del__`, such as that of a DataLoader, which joins its workers, or in our callback of a
-    GPU's future. What is raised there is printed by Python, or kept by torch, and goes no further."""
-    while frame is not None and frame.f_code.co_name not in ("__del__", "_note_end"):
+    """Whether this is in a `__del__`, such as that of a DataLoader, which joins its workers, in our callback of a GPU's
+    future, or where a weak dictionary or set removes a dead entry. What is raised there is printed by Python, or kept
+    by torch, and goes no further."""
+    while frame is not None and frame.f_code.co_name not in ("__del__", "_note_end") and not _removes_dead(frame):
         frame = frame.f_back
     return frame is not None
+
+
+def _removes_dead(frame: FrameType) -> bool:
+    code = frame.f_code
+    return code.co_name in ("remove", "_remove") and code.co_filename.endswith(("weakref.py", "_weakrefset.py"))
 
 
 def _stop(_: Group | None) -> BaseException:
