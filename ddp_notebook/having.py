@@ -157,8 +157,8 @@ def _ranks(session: sessions.Session) -> str:
 
 
 def shown() -> sessions.Session | TorchrunJob:
-    """What is looked at: a job of torchrun's until it is let go, or has ended and a command for ranks has come since;
-    or else the session.
+    """Return the torchrun job to which the notebook is attached, or else the session. The notebook detaches from an
+    ended job at the next command for the session's ranks.
 
     Raises:
         NoSessionError: there is neither.

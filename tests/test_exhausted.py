@@ -189,7 +189,7 @@ def test_memory_of_a_rank(make_session, limit):
 
 
 def test_the_compiler_fails_without_a_word(make_session):
-    """Where its parser gets no memory, Python 3.11 at times raises nothing. What IPython makes of it is raised here."""
+    """Without memory, the parser of Python 3.11 at times sets no exception. The test raises the SystemError of that case."""
     session = make_session(2)
     raises = "SystemError('<built-in function compile> returned NULL without setting an exception')"
     fails = f"def fail(*_, **__): raise {raises}\nget_ipython().compile.ast_parse = fail"
@@ -198,7 +198,7 @@ def test_the_compiler_fails_without_a_word(make_session):
         session.run("1")
     said = str(raised.value)
     assert re.search(rf"MemoryError: {OUT_OF_MEMORY} \(rank 1\)", said), said
-    assert "SystemError: <built-in function compile> returned NULL" in said  # of rank 0, which has memory
+    assert "SystemError: <built-in function compile> returned NULL" in said  # rank 0 has memory
 
 
 def test_a_stop_without_memory(make_session):

@@ -496,7 +496,8 @@ def _lines_of(problem: BaseException) -> list[str]:
 
 
 def _of_compiler(error: BaseException) -> BaseException:
-    """What an error of a cell means: without memory Python's compiler may fail and say nothing (seen with 3.11)."""
+    """Return a MemoryError for an error of Python's compiler that hides one, and any other error itself. Without memory,
+    the compiler of Python 3.11 at times fails without an exception."""
     says_nothing = isinstance(error, SystemError) and "compile> returned NULL without setting" in known_words(error)
     return MemoryError() if says_nothing and shortage.lacks_memory() else error
 

@@ -319,9 +319,11 @@ def may_hold_a_lock(frame: FrameType | None) -> bool:
 
 
 def is_in_finalizer(frame: FrameType | None) -> bool:
-    """Whether this is in a `__del__`, such as that of a DataLoader, which joins its workers, in our callback of a GPU's
-    future, or where a weak dictionary or set removes a dead entry. What is raised there is printed by Python, or kept
-    by torch, and goes no further."""
+    """Return whether this is code whose exceptions go no further, since Python prints them or torch keeps them.
+
+    Such code is a `__del__`, as that of a DataLoader, which joins its workers, our callback of a GPU's future, and the
+    code by which a weak dictionary or set removes a dead entry.
+    """
     while frame is not None and frame.f_code.co_name not in ("__del__", "_note_end") and not _removes_dead(frame):
         frame = frame.f_back
     return frame is not None

@@ -99,7 +99,7 @@ class Tape:
         self._moving = threading.Lock()  # for changes of the moment: steps may run in several threads
         self.collectors: list[Callable[[], None]] = []  # leave what has ended and that nobody has left yet
         self._records: deque[Any] = deque()
-        self._large: deque[int] = deque()  # of the large records that may wait: `puts` with them
+        self._large: deque[int] = deque()  # for each large record that may wait: the value of `puts` after it
         self._calls = itertools.count(1)
         self.spans = itertools.count(1)  # the numbers of those that begin
 
@@ -127,7 +127,7 @@ class Tape:
                 too_many = large.popleft() - self.taken  # up to the oldest large one
             large.append(self.puts + 1)
         if too_many:
-            gone = rows_of(self.take(too_many))  # alone: meanwhile the recorder's thread may reset `dropped`
+            gone = rows_of(self.take(too_many))  # before the next line, since the recorder's thread may reset `dropped`
             self.dropped += gone
         records.append(record)
         self.puts += 1

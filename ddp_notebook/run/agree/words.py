@@ -46,7 +46,7 @@ def summarize(same: Mapping[str, Mapping[str, Any]]) -> str:
             texts[-1] += f" ({format_count(elements)} elements)"
     texts += [topic for kind, topic in _TOPICS.items() if kinds[kind]]
     rest = list_names([name for name in dict.fromkeys(map(variable_of, same)) if name not in partly])
-    # Of a module alone only this is compared: its parameters are entries of their own.
+    # The entry of a module compares only these two. Its parameters have entries too.
     about = "type and mode of " if rest and set(kinds) == {"module"} else ""
     return ", ".join(texts) or about + rest
 
