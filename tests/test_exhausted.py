@@ -189,7 +189,7 @@ def test_memory_of_a_rank(make_session, limit):
 
 
 def test_the_compiler_fails_without_a_word(make_session):
-    """Without memory, the parser of Python 3.11 at times sets no exception. The test raises the SystemError of that case."""
+    """Without memory, the parser of Python 3.11 at times sets no exception. The test raises the error of that case."""
     session = make_session(2)
     raises = "SystemError('<built-in function compile> returned NULL without setting an exception')"
     fails = f"def fail(*_, **__): raise {raises}\nget_ipython().compile.ast_parse = fail"
