@@ -60,6 +60,7 @@ class Kernel:
         self.feed = Feed(self.recording)
         self.now_ns = self.feed.start_ns
         self.views: list[str] = []
+        self.unsent: dict[str, FeedMessage] = {}  # by view: the delta that the others already have
         self.cell = 0
         self.texts = {at + 1: name for at, name in enumerate(NAMES)}
 
@@ -82,8 +83,10 @@ class Kernel:
         """Send one delta, as the publisher's thread does ten times a second."""
         self.now_ns += int(seconds * 1e9)
         if (message := self.feed.delta(self.now_ns, self.head(state))) is not None:
+            self.unsent = dict.fromkeys(self.views, message)
             for name in self.views:
-                self.send(name, message)
+                if (unsent := self.unsent.pop(name, None)) is not None:
+                    self.send(name, unsent)
 
     def settle(self) -> None:
         """End the cell, and send the rows that wait for room."""
@@ -100,12 +103,14 @@ class Kernel:
         self.page.evaluate("([name, messages]) => views[name].take(messages)", [name, packed(messages)])
 
     def answer(self, name: str, message: str) -> list[Any]:
+        """Answer a view. The page may ask while a delta is on its way to another view: messages keep their order."""
         content = json.loads(message)
+        before = [self.unsent.pop(name)] if name in self.unsent else []
         if content["kind"] == "hello":
-            return packed([self.feed.snapshot(self.now_ns, self.head())])
+            return packed([*before, self.feed.snapshot(self.now_ns, self.head())])
         if content["kind"] == "ask":
-            return packed([answers.answer(content, self.feed, self.now_ns)])
-        return []
+            return packed([*before, answers.answer(content, self.feed, self.now_ns)])
+        return packed(before)
 
 
 def packed(messages: Any) -> list[Any]:
