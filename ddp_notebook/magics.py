@@ -36,7 +36,7 @@ class DDPMagics(Magics):
     def ddp_start(self, line: str) -> None:
         """Start ranks: processes in an initialized process group.
 
-        While ranks run that were started with the same options, the line says so and does nothing else."""
+        If ranks with the same options are already running, they stay, and a message says so."""
         asked = start_options.read(line)
         if asked.note:
             print(asked.note)

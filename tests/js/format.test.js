@@ -31,6 +31,13 @@ test("ticks are at nice distances and none is lost to rounding", () => {
   assert.deepEqual(labels(plainTicks(1e6, 1.2e6, 2)), ["1.0e6", "1.1e6", "1.2e6"]);
 });
 
+test("a plain axis has at least two labels, so that its scale can be read", () => {
+  assert.deepEqual(labels(plainTicks(0.036, 0.094, 2)), ["0.04", "0.06", "0.08"]);
+  assert.deepEqual(labels(plainTicks(1, 87, 2)), ["20", "40", "60", "80"]);
+  assert.deepEqual(labels(plainTicks(0.05, 0.86, 2)), ["0.2", "0.4", "0.6", "0.8"]);
+  assert.deepEqual(labels(plainTicks(3, 3, 2)), ["3"]);
+});
+
 test("a time axis has one unit, from seconds to nanoseconds", () => {
   assert.deepEqual(timeTicks(0, 50, 5), { unit: "ms", ticks: [0, 10, 20, 30, 40, 50].map((value) => ({ value, label: String(value) })) });
   const units = [60000, 30, 0.03, 0.00003].map((span) => timeTicks(1000, 1000 + span, 5).unit);

@@ -52,16 +52,17 @@ export function timeTicks(low, high, count = 6) {
 }
 
 /**
- * A plain axis, with as many decimals as its ticks need.
+ * A plain axis, with at least two ticks, and as many decimals as its ticks need.
  * @param {number} low
  * @param {number} high
- * @param {number} count
+ * @param {number} count about how many; more if there were fewer than two
  * @returns {Tick[]}
  */
 export function plainTicks(low, high, count = 5) {
   const step = niceStep(high - low, count);
   const large = Math.max(Math.abs(low), Math.abs(high));
   const found = ticks(low, high, count);
+  if (found.length < 2 && high > low && count < 16) return plainTicks(low, high, 2 * count);
   if (large >= 1e6 || (large > 0 && large < 1e-3)) {
     const digits = Math.min(6, Math.max(0, Math.floor(Math.log10(large)) - Math.floor(Math.log10(step) + 1e-9)));
     return found.map((value) => ({ value, label: value === 0 ? "0" : exponential(value, digits) }));
