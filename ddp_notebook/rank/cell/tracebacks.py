@@ -81,7 +81,11 @@ class Tracebacks:
     def what_ended(self, failure: BaseException | None) -> BaseException | None:
         """What has ended the cell: the error by which it has failed, also where a stop came upon IPython while it dealt
         with that."""
-        if self.failure is None or not isinstance(failure, KeyboardInterrupt | FormattingStopped):
+        is_stop = isinstance(failure, KeyboardInterrupt | FormattingStopped) or (
+            # Python 3.11 at times raises this instead if a signal's handler raises while C code formats a traceback.
+            isinstance(failure, SystemError) and "error return without exception set" in known_words(failure)
+        )
+        if self.failure is None or failure is None or not is_stop:
             return failure
         failure.__traceback__ = None  # its frames hold variables
         return self.failure
