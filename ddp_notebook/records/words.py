@@ -93,3 +93,15 @@ def train_apart(ranks: Sequence[int]) -> str:
         f"{name_ranks(ranks)} train apart: no gradient was averaged by a collective, send or receive; if they are to "
         "train together, wrap the model in DistributedDataParallel, and call that one"
     )
+
+
+def is_whole_stack(stack: str) -> bool:
+    """Return whether the output of `faulthandler` has come to its end: the outermost frame of the main thread.
+
+    On a busy machine a process may stand still while it writes.
+
+    Example:
+        >>> is_whole_stack('Thread 0x1:\\n  File "a.py", line 9 in <module>\\n'), is_whole_stack("Thread 0x1:")
+        (True, False)
+    """
+    return stack.rstrip().endswith(("in <module>", "in _run_module_as_main", "..."))  # the last: more than 100 frames

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ddp_notebook.launch import processes
+from ddp_notebook.records.words import is_whole_stack
 from ddp_notebook.wire import signals
 
 POLL_S = 0.01
@@ -61,7 +62,7 @@ class Look:
             with contextlib.suppress(OSError):
                 stack = file.read_bytes()[size:].decode(errors="replace")
                 self.seen[process] = Seen(False, self._held[process] + stack)
-        are_whole = self.seen == before and all(self.seen[process].stack for process in self._files)
+        are_whole = self.seen == before and all(is_whole_stack(self.seen[process].stack) for process in self._files)
         return are_whole or time.monotonic() > self._until
 
     def advance(self) -> dict[str, Any] | None:

@@ -13,7 +13,7 @@ from typing import Literal
 from ddp_notebook.errors import HostError
 from ddp_notebook.launch.cluster import Cluster
 from ddp_notebook.records.operation import Operation
-from ddp_notebook.records.words import in_function
+from ddp_notebook.records.words import in_function, is_whole_stack
 from ddp_notebook.run.cells.cell import CellRun
 from ddp_notebook.run.groups.diagnosis import RankView, State, Views
 from ddp_notebook.run.groups.remote import Remote
@@ -121,7 +121,11 @@ def _stopped(pid: int) -> str:
 def describe_silence(stack: str) -> str:
     """Explain from the output of `faulthandler` why a rank whose process runs does not answer; "" if unknown.
 
+    A stack that has not come to its end yet may lack the agent.
+
     Example:
+        >>> describe_silence('Thread 0x1:\\n  File "/usr/lib/python3.11/threading.py", line 3 in wait')
+        ''
         >>> describe_silence('Thread 0x1:\\n  File "/tmp/ipykernel_7/1.py", line 3 in <module>')
         'cell line 3, in one long call that lets no other thread run'
     """
@@ -129,6 +133,8 @@ def describe_silence(stack: str) -> str:
     if place := describe_stack(main):
         return f"{place}, in one long call that lets no other thread run"
     agents = [thread for thread in others if _AGENT.search(thread)]
+    if not agents and not is_whole_stack(stack):
+        return ""
     if not agents:
         return "its thread ddp-agent, which answers, has ended; kill the process, and %ddp_heal replaces it"
     innermost = _FRAME.search(agents[0])
