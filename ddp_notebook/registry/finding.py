@@ -85,6 +85,6 @@ def find(name: str = "", kind: str = "") -> Found:
     if named:
         lines = "\n".join(f"  %ddp_attach {one}" for one in named)
         raise UsageError(f"there are several{f' that {name!r} may mean' if name else ''}; say which:\n{lines}")
-    what = f"there is no {name!r} to attach to: it has ended, or the name is wrong" if name else "nothing to attach to"
+    what = f"cannot attach to {name!r}: it has ended, or the name is wrong" if name else "nothing to attach to"
     others = f"running are {', '.join(one.name for one in there)}" if there else _HOW
     raise UsageError("\n".join([f"{what}; {others}", *entries.strangers()]))

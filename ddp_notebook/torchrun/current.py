@@ -31,7 +31,7 @@ def attach_job(name: str = "", *, take_over: bool = False) -> TorchrunJob:
     Example:
         >>> attach_job("no such job")
         Traceback (most recent call last):
-        ddp_notebook.errors.UsageError: there is no 'no such job' to attach to: ...
+        ddp_notebook.errors.UsageError: cannot attach to 'no such job': ...
     """
     refuse_on_rank("ranks attach to no job: call attach_job")
     if _current is not None and not _current.is_running and name in ("", _current.name):

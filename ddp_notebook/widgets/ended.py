@@ -42,7 +42,7 @@ class Ended:
 
     def __init__(self, recording: Recording, whose: str, title: str, profiled: list[int], *, draws_html: bool) -> None:
         self.recording = recording
-        self.words = f"{whose}; this is what they have recorded ({title})"
+        self.words = f"{whose}; the recording remains ({title})"
         self._title = title
         self._profiled = profiled
         self._draws_html = draws_html

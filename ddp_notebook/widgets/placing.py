@@ -344,8 +344,7 @@ def check_cell(recording: RecordedTables, cell: int | None) -> None:
     Raises:
         UsageError: nothing is; says of which cells there is something.
     """
-    known = _cells(recording)
-    if cell is None or cell in known:
+    if cell is None or cell in (known := _cells(recording)):
         return
     prompts = [(one, prompt_of(recording, one)) for one in known[-_MOST_NAMED:]]
     names = [f"{one} ({prompt})" if prompt else str(one) for one, prompt in prompts]

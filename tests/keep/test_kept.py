@@ -84,7 +84,7 @@ def test_a_running_cell_is_shown_once_and_waited_for(notebook, attach, tmp_path)
     if then:
         assert "cell [3] of the earlier notebook goes on as job 1" in begun.stdout
         prompts = second.run("import ddp_notebook\nlist(ddp_notebook.current().recording.prompts.values())")
-        assert prompts.displays[0]["text/plain"] == "['In [3]']", "what the status and the monitor name it by"
+        assert prompts.displays[0]["text/plain"] == "['In [3]']", "the name of the cell in the status and the monitor"
         go.touch()
         assert second.run(then).status == "ok"
         assert second.run("%on_all_ranks total").stdout == "[0-1] 40\n", "it has waited its turn"
@@ -246,7 +246,7 @@ def test_from_a_shell(notebook):
         assert subprocess.run([*shell, "stop", name], capture_output=True, text=True).stdout == f"stopped {name}\n"
     assert "has ended: python -m ddp_notebook stop" in second.run("%on_all_ranks 1").traceback
     gone = subprocess.run([*shell, "stop", "kept-1"], capture_output=True, text=True)
-    assert gone.returncode == 1 and "there is no 'kept-1' to attach to" in gone.stderr
+    assert gone.returncode == 1 and "cannot attach to 'kept-1'" in gone.stderr
 
 
 @pytest.mark.long
@@ -272,8 +272,8 @@ def test_it_ends_after_idle_hours_of_which_a_cell_that_runs_is_none(notebook, mo
     ("line", "words"),
     [
         ("%ddp_attach", "nothing to attach to; %ddp_start 4 --keep starts ranks"),
-        ("%ddp_attach kept-9", "there is no 'kept-9' to attach to: it has ended, or the name is wrong"),
-        ("%ddp_attach ../x", "there is no '../x' to attach to"),
+        ("%ddp_attach kept-9", "cannot attach to 'kept-9': it has ended, or the name is wrong"),
+        ("%ddp_attach ../x", "cannot attach to '../x'"),
         ("%ddp_start 2 --keep 0", "--keep 0.0 is no time to keep ranks without a notebook"),
         ("%ddp_start 2 --keep soon", "--keep is 'soon', which is no number of hours"),
         ("%ddp_start 2 --keep-output 5", "--keep-output goes with --keep"),

@@ -144,9 +144,7 @@ def test_which_one_a_name_means(runtime):
     assert said.startswith("there are several; say which:\n  %ddp_attach ")
     assert "%ddp_attach kept-1: kept ranks for 0 s, /home/me" in said
     assert "%ddp_attach train-3f2a: train.py --lr 1, 3 ranks, here ranks 0,2 for 0 s" in said
-    with pytest.raises(
-        UsageError, match=r"there is no 'tra' to attach to.*running are (kept-1, train-3f2a|train-3f2a, ke)"
-    ):
+    with pytest.raises(UsageError, match=r"cannot attach to 'tra'.*running are (kept-1, train-3f2a|train-3f2a, ke)"):
         finding.find("tra")
 
 

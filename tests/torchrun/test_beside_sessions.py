@@ -82,7 +82,7 @@ def test_what_a_job_has_recorded_is_shown_when_it_was_let_go(notebook, jobs, tmp
     ran = kernel.run(f"%ddp_torchrun --name mine --nproc-per-node 2 {script}")
     assert ran.status == "ok", ran
     assert kernel.run("%ddp_stop").stdout == "detached from mine, which has ended\n"
-    left = "this notebook is detached from mine; this is what they have recorded (mine, 2 ranks)\n"
+    left = "this notebook is detached from mine; the recording remains (mine, 2 ranks)\n"
     assert kernel.run("%ddp_report").stdout.startswith(f"{left}attempt 1: 6 steps on 2 ranks, ")
     assert kernel.run(f"%ddp_trace {tmp_path}/trace.json").stdout.startswith(left)
     assert "%ddp_report, %ddp_monitor and %ddp_trace still show what" in kernel.run("%ddp_status").traceback

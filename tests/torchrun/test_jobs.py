@@ -134,7 +134,7 @@ def test_which_job(jobs):
         True,
     )
     assert finding.find("two").name.startswith("two-")
-    with pytest.raises(UsageError, match=r"there is no 'three' to attach to: .*; running are (one|two)-"):
+    with pytest.raises(UsageError, match=r"cannot attach to 'three': .*; running are (one|two)-"):
         finding.find("three")
 
 

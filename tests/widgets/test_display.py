@@ -305,7 +305,7 @@ def test_what_was_recorded_is_there_behind_the_end_until_ranks_are_there_again(b
     def failed(code: str) -> str:
         return finish(browser, browser.kernel.client.execute(code)).evalue
 
-    line = "the ranks are gone; this is what they have recorded (2 ranks, gloo)"
+    line = "the ranks are gone; the recording remains (2 ranks, gloo)"
     said = browser.run("%ddp_report").stdout.splitlines()
     assert said[0] == line and "60 communication calls" in said[1], said
     assert re.fullmatch(

@@ -60,7 +60,7 @@ class Kernel:
         self.feed = Feed(self.recording)
         self.now_ns = self.feed.start_ns
         self.views: list[str] = []
-        self.unsent: dict[str, FeedMessage] = {}  # by view: the delta that the others already have
+        self.unsent: dict[str, FeedMessage] = {}  # a delta for each view that has not received it yet
         self.cell = 0
         self.texts = {at + 1: name for at, name in enumerate(NAMES)}
 

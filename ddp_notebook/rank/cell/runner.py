@@ -496,9 +496,9 @@ def _lines_of(problem: BaseException) -> list[str]:
 
 
 def _of_compiler(error: BaseException) -> BaseException:
-    """Return a MemoryError for an error of Python's compiler that hides one, and any other error itself.
+    """Return a MemoryError for a SystemError of `compile` that hides one, and any other error itself.
 
-    Without memory, the compiler of Python 3.11 at times fails without an exception.
+    Without memory, `compile` of Python 3.11 at times fails without an exception.
     """
     says_nothing = isinstance(error, SystemError) and "compile> returned NULL without setting" in known_words(error)
     return MemoryError() if says_nothing and shortage.lacks_memory() else error
