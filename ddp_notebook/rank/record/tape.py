@@ -47,7 +47,7 @@ OFF, META, VALUES, ALL = range(4)  # places in `wire.record_options.LEVELS`
 # Most large records that wait for the recorder's thread. A small copy that stays may keep the C library from reusing
 # the place of a freed large tensor (10 MB each, measured while all_reduces of fresh 10 MB tensors were recorded).
 MOST = 2_000
-_MOST_LIGHT = 100_000  # most records that wait
+_MOST_WAITING = 100_000  # most records that wait
 _MOST_LOGGED = 20_000  # a loop that only logs waits while more records are queued
 _PATIENCE_S = 2.0  # if no record is taken for so long, the loop continues and the oldest records are dropped
 _LOOK_S = 0.002
@@ -118,14 +118,10 @@ class Tape:
             hurries: somebody looks at it as it comes.
         """
         records = self._records
-        too_many = 1 if len(records) >= _MOST_LIGHT else 0
+        too_many = 1 if len(records) >= _MOST_WAITING else 0
         if is_large:
-            large = self._large
-            while large and large[0] <= self.taken:
-                large.popleft()
-            if len(large) >= MOST:
-                too_many = large.popleft() - self.taken  # up to the oldest large one
-            large.append(self.puts + 1)
+            too_many = max(too_many, self._make_room())
+            self._large.append(self.puts + 1)
         if too_many:
             gone = rows_of(self.take(too_many))  # before the next line, since the recorder's thread may reset `dropped`
             self.dropped += gone
@@ -136,6 +132,16 @@ class Tape:
             self.filled.set()
         if (hurries or len(records) > (_MANY_LARGE if is_large else _MANY)) and not self.hurries.is_set():
             self.hurries.set()
+
+    def _make_room(self) -> int:
+        """Return how many of the oldest records are to go before one more large record may wait."""
+        large = self._large
+        try:
+            while large[0] <= self.taken:
+                large.popleft()
+            return large.popleft() - self.taken if len(large) >= MOST else 0
+        except IndexError:  # none waits, or another thread was faster
+            return 0
 
     def hold_back(self) -> None:
         """Wait until the recorder's thread has taken records, if a loop logs faster than that thread works."""
