@@ -86,6 +86,31 @@ def test_a_value_that_can_be_copied_is_pulled_and_another_one_waits(prepared, ca
         assert running.state == "cancelled" and told in said.getvalue()
 
 
+LATE = """
+from ddp_notebook.rank.engine import RankEngine
+recording = RankEngine.instance()._rank.runner._recording
+begin = recording.begin_cell
+def begin_late(*args, **named):
+    recording.begin_cell = begin
+    time.sleep(1)
+    begin(*args, **named)
+recording.begin_cell = begin_late
+"""
+
+
+def test_a_question_that_comes_just_before_the_job_begins_is_answered_at_its_first_step(prepared):
+    """Not behind the job, which the rank has read already: one run of all tests waited for that."""
+    prepared.run(f"history.clear()\n{LATE}", quiet=True)
+    running = prepared.run("train(10_000, 0.01)", wait=False, quiet=True)
+    try:
+        wait_until(lambda: running.state == "running", 5, what="the job was sent")
+        seen = prepared.peek("len(history)")
+        assert not running.done() and set(seen) == {0, 1}, "the job would take 100 s"
+        assert prepared.pull("history")[0]
+    finally:
+        prepared.jobs.cancel()
+
+
 def test_a_job_without_steps_answers_at_its_end_and_a_line_says_what_is_waited_for(prepared, capsys, tmp_path):
     begun = f"open({str(tmp_path)!r} + f'/{{rank}}', 'w').close()"
     running = prepared.run(f"{begun}; history[:] = [7]; time.sleep(1.5)", wait=False, quiet=True)

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 import torch.distributed as dist
@@ -182,7 +182,7 @@ class Rank:
                 serving.stop(message.cell)
             if self.runner is not None:
                 self.runner.on_message(message)
-        elif self.runner is not None and isinstance(message, Peek | Pull) and self._is_left_for_a_step(message):
+        elif self.runner is not None and _is_for_a_step(message) and self._is_left_for_a_step(message):
             pass
         elif self._loop is None:
             self._to_do.put(message)
@@ -190,9 +190,7 @@ class Rank:
             self._loop.call_soon_threadsafe(self._handle, message)
 
     def _is_left_for_a_step(self, message: Peek | Pull) -> bool:
-        """Queue a request for the time between two steps. Returns False if it must be answered at once."""
-        if isinstance(message, Pull) and not message.at_step:
-            return False
+        """Queue a question for the time between two steps. Returns False if no cell runs."""
         return self._recording.training.between.put(partial(self._at_step, message))
 
     def _on_asked(self, *, flush: bool) -> None:
@@ -227,10 +225,10 @@ class Rank:
             self.runner.submit(message)
         elif isinstance(message, Form):
             self._take(message)
+        elif self.runner is not None and _is_for_a_step(message):  # queued already
+            kernel_api.run_in_turn(RankEngine.instance().kernel, self._answer_between_cells)
         elif isinstance(message, Pull) and self.runner is not None:
             kernel_api.run_in_turn(RankEngine.instance().kernel, self._pull, message)
-        elif isinstance(message, Peek) and self.runner is not None:
-            kernel_api.run_in_turn(RankEngine.instance().kernel, self._peek, message)
         elif isinstance(message, Comm) and self.runner is not None:
             self.runner.deliver(message)
         elif isinstance(message, Push) and self.runner is not None:
@@ -303,8 +301,8 @@ class Rank:
             names["log"] = log
         self.runner.names["log"] = log
 
-    async def _peek(self, message: Peek) -> None:
-        self._at_step(message, {}, -1)
+    async def _answer_between_cells(self) -> None:
+        self._recording.training.between.run_outside()
 
     def _at_step(self, message: Peek | Pull, variables: Mapping[str, Any], steps: int) -> None:
         """Answer between two steps of a cell.
@@ -435,6 +433,11 @@ class Rank:
             self.agent.send(Checked(request=message.request, error=with_type(error)))
         else:
             self.agent.send(Checked(request=message.request, facts=facts))
+
+
+def _is_for_a_step(message: Message) -> TypeGuard[Peek | Pull]:
+    """Whether a message asks for a variable between two steps of the cell that runs."""
+    return isinstance(message, Peek) or (isinstance(message, Pull) and message.at_step)
 
 
 def _in_words(error: BaseException) -> str:

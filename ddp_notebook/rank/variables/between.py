@@ -43,11 +43,11 @@ class BetweenSteps:
                 hide others, and how many steps the cell has taken; -1: the cell has ended.
 
         Returns:
-            Whether it will be done; if not, no cell runs.
+            Whether a cell runs. If not, call `run_outside` in the main thread. A cell that begins before that does the
+            task: it may have come already, and would hold it up to its end.
         """
         with self._lock:
-            if self._is_in_cell:
-                self._tasks.append(task)
+            self._tasks.append(task)
             return self._is_in_cell
 
     def begin_cell(self) -> None:
@@ -59,6 +59,10 @@ class BetweenSteps:
         """The cell has ended: do what is left."""
         with self._lock:
             self._is_in_cell = False
+        self.run_outside()
+
+    def run_outside(self) -> None:
+        """Do what is left, while no cell runs."""
         self._run({}, -1)
 
     def stepped(self, steps: int) -> None:
