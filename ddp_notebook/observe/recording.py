@@ -277,7 +277,7 @@ class Recording(RecordedTables):
             for row in self.rows("layout")
         ]
 
-    def to_pandas(self, table: str) -> Any:
+    def to_pandas(self, table: str = "step") -> Any:
         """A table as a DataFrame, texts and codes in words.
 
         Args:

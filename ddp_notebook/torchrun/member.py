@@ -47,6 +47,16 @@ class Member:
     def is_there(self) -> bool:
         return not self.how_it_went
 
+    @property
+    def cause_order(self) -> int:
+        """How likely its end is the cause of those of others, the likeliest first."""
+        done = self.done
+        if done is None:
+            return 1  # a signal may have ended it, which torchrun also sends after another rank has failed
+        if done.status != "error":
+            return 3
+        return 0 if done.operation is None else 2
+
     def go(self, why: str = "") -> None:
         """It has gone, or does not let this notebook look any more.
 

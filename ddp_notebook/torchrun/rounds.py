@@ -43,11 +43,13 @@ class Round:
 
     @property
     def how_it_ended(self) -> str:
-        """In words; "": it has not."""
+        """In words; "": it has not. First the ranks that failed in their own code: what the others say of operations
+        follows from that."""
         if self.is_under_way or not self.members:
             return ""
-        words = group_by_value({rank: one.how_it_went for rank, one in sorted(self.members.items())})
-        return "; ".join(f"{list_ranks(ranks)}: {how}" for how, ranks in words.items())
+        words = group_by_value({rank: one.how_it_went for rank, one in self.members.items()})
+        ordered = sorted(words.items(), key=lambda item: min(self.members[rank].cause_order for rank in item[1]))
+        return "; ".join(f"{list_ranks(ranks)}: {how}" for how, ranks in ordered)
 
 
 class Events:

@@ -27,6 +27,7 @@ test("a kernel that hears it beside the cell is asked once", (context) => {
   pass(5000);
   assert.equal(said().length, 1);
   assert.equal(answersInWords(hub.store), "buttons here work while a cell runs");
+  for (const state of ["recorded", "stopped", "gone"]) assert.equal(answersInWords(Object.assign(hub.store, { state })), "", "no cell can run");
 });
 
 test("what goes to the main thread at first is said again", (context) => {

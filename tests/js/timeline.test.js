@@ -12,6 +12,7 @@ import { Store } from "../../ddp_notebook/widgets/js/data/store.js";
 import { EXECUTION, KINDS, REMOTE_CALL, makeTables } from "../../ddp_notebook/widgets/js/data/tables.js";
 import { nameOf } from "../../ddp_notebook/widgets/js/data/names.js";
 import { Chosen } from "../../ddp_notebook/widgets/js/panels/timeline_choice.js";
+import { Asking } from "../../ddp_notebook/widgets/js/panels/timeline_controls.js";
 import { timelineWords } from "../../ddp_notebook/widgets/js/panels/timeline_words.js";
 import { LEAST_MS, axis, follow, pan, seconds, zoom } from "../../ddp_notebook/widgets/js/drawing/timewindow.js";
 import { TEXTS, deliver, span } from "./messages.js";
@@ -431,4 +432,76 @@ test("an execution and a call of one number stay two, and a snapshot brings neit
   deliver(store, { seq: 1 }, { span: rows.map((one) => ({ ...one, site: 0 })) });
   deliver(store, { seq: 3, kind: "snapshot" }, { span: rows.map((one) => ({ ...one, site: 0 })) });
   assert.equal([...store.spansIn(0, 100, 0)].length, 2);
+});
+
+// ---- asking for what was left out
+
+/** A page whose kernel answers what it is asked: the steps that an answer has room for, and whether it left rows out. */
+function asks(context, { state, window = null, room = Infinity, steps = 345 }) {
+  context.mock.timers.enable({ apis: ["setTimeout"] });
+  const sent = new Map();
+  const marks = Array.from({ length: steps }, (_, step) => ({ cell: 1, step, start: step * 10, end: step * 10 + 9 }));
+  const here = new Set();
+  const store = { state, choice: { window }, answers: new Map(), isAnswered: (number) => store.answers.has(number), subscribe: () => () => {} };
+  const env = {
+    canSend: true,
+    redraw: () => {},
+    ask: ({ t0, t1 }) => {
+      const its = marks.filter((one) => one.start >= t0 && one.end <= t1);
+      sent.set(sent.size + 1, its);
+      return sent.size;
+    },
+  };
+  const asking = new Asking(store, env);
+  const missing = () => marks.filter((one) => !here.has(one.step));
+  const draw = () => asking.about(missing(), { t0: 0, t1: 10 * steps }, [0, 1], () => {});
+  return {
+    asking, sent, missing, draw, pass: () => context.mock.timers.tick(200),
+    answer() {
+      for (const [number, its] of sent) {
+        if (store.answers.has(number)) continue;
+        for (const one of its.slice(0, room)) here.add(one.step);
+        store.answers.set(number, { message: { notes: { rows_left_out: Math.max(0, its.length - room) } } });
+      }
+    },
+  };
+}
+
+test("while no cell runs, the steps in sight that were left out are asked for until all are there", (context) => {
+  for (const room of [Infinity, 20]) {
+    const page = asks(context, { state: "idle", room });
+    for (let round = 0; round < 200 && page.missing().length; round++) {
+      page.draw();
+      page.pass();
+      page.answer();
+    }
+    assert.equal(page.missing().length, 0);
+    assert.equal(page.draw(), "");
+    assert.ok(page.sent.size <= 345 / Math.min(room / 2, 150) + 8, `${page.sent.size} requests`);
+    context.mock.timers.reset();
+  }
+});
+
+test("while a cell runs and the window follows it, nothing is asked for", (context) => {
+  const page = asks(context, { state: "running" });
+  assert.equal(page.draw(), "not sent");
+  page.pass();
+  assert.equal(page.sent.size, 0);
+  assert.match(page.asking.words, /stop here and zoom in/);
+});
+
+test("one request is under way at a time, and what the recording has lost is asked for once", (context) => {
+  const page = asks(context, { state: "idle", room: 0, steps: 1 });
+  for (let round = 0; round < 5; round++) {
+    page.draw();
+    page.pass();
+  }
+  assert.equal(page.sent.size, 1);
+  assert.match(page.asking.words, /asking the kernel/);
+  page.answer();
+  for (let round = 0; round < 5; round++) {
+    assert.equal(page.draw(), "not in the recording any more|not kept");
+    page.pass();
+  }
+  assert.equal(page.sent.size, 1);
 });

@@ -44,7 +44,7 @@ def test_every_display_shows_the_numbers_of_the_run(seed):
     assert (head["label"], head["training"]["per_step"], head["training"]["steps"]) == ("In [6]", number, 25)
     drawn = page.of_recording(recording, None, "2 ranks", "k")
     assert f"<b>{number}</b>" in drawn and run.definition in drawn and "In [6]" in drawn
-    frame, own = recording.to_pandas("run"), recording.to_pandas("step")
+    frame, own = recording.to_pandas("run"), recording.to_pandas()
     assert frame.loc[0, ["label", "steps", "definition"]].tolist() == ["In [6]", 25, run.definition]
     assert frame.loc[0, "ms_per_step"] == run.step_ns / 1e6
     assert own[own.is_in_mean].duration_ns.mean() == pytest.approx(run.step_ns) and set(own.label) == {"In [6]"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import socket
 import subprocess
 import sys
 from typing import Any, cast
@@ -19,7 +20,7 @@ from ddp_notebook.torchrun.rounds import Round
 from ddp_notebook.torchrun.shown import JobLooks
 from ddp_notebook.torchrun.status import status_of
 from ddp_notebook.widgets import Monitor
-from ddp_notebook.wire.events import VERSION
+from ddp_notebook.wire.events import VERSION, CellDone
 from tests.conftest import wait_until
 from tests.torchrun.conftest import WAITS
 
@@ -183,6 +184,32 @@ def test_with_a_shared_store_the_fault_is_explained(monkeypatch):
     assert "set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 where torchrun is started" in said()
     monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
     assert "TORCH_DISABLE" not in said() and "its start, without torch so far" in said()
+
+
+def test_of_the_ranks_of_a_job_that_failed_those_come_first_whose_own_code_did(monkeypatch):
+    """Then those that a signal may have ended, which torchrun sends to all others, and those that waited for them."""
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "7")
+    in_all_reduce = {"op": "all_reduce"}
+    ends = [
+        CellDone(cell=1, status="ok", duration_s=1.0),
+        CellDone(
+            cell=1, status="error", duration_s=1.0, ename="RuntimeError", evalue="closed", operation=in_all_reduce
+        ),
+        None,
+        CellDone(cell=1, status="error", duration_s=1.0, ename="ValueError", evalue="bad", place="train.py:3"),
+    ]
+    entry = entries.enter(finding.TORCHRUN, "train-1", place("train.py", [], "train-1", VERSION).to_json())
+    entry.remove()
+    run = Round(number=1, world_size=4, observer=cast(Any, None))
+    for rank, end in enumerate(ends):
+        run.members[rank] = member = Member(entry=entry, place=place_of(entry), done=end)
+        member.line, other = socket.socketpair()
+        other.close()
+        member.go()
+    assert run.how_it_ended == (
+        "rank 3: ValueError: bad, at train.py:3; rank 2: its process ended without a word, as by a signal; "
+        "rank 1: RuntimeError: closed; rank 0: ended the script"
+    )
 
 
 def test_a_script_that_imports_no_torch(jobs):

@@ -19,6 +19,8 @@ const LENGTHS = [
 /** States of a run in which more is to come. */
 export const GOING_ON = new Set(["running", "stuck", "hang"]);
 const MOST_ASKED_MS = 20000; // a longer window is too much to ask for
+const ROWS_ASKED = 3000; // of the 4000 that an answer holds
+const ROWS_OF_STEP = 10; // of a rank, if its model is small
 const PATIENCE_MS = 1200;
 
 /** The newest stretch of time, of a fixed length or of the last steps. */
@@ -117,16 +119,22 @@ export function legend(el) {
   };
 }
 
-/** Asks the kernel for the steps in sight that were left out, once each, when the window has come to rest. */
+/**
+ * Asks the kernel for the steps in sight that were left out, when the window has come to rest, or no cell runs. One
+ * request at a time, and each for as many steps as are likely to have room in an answer: of more rows it holds only the
+ * longest.
+ */
 export class Asking {
   /** @param {Store} store @param {import("./index.js").Env} env */
   constructor(store, env) {
     this.store = store;
     this.env = env;
-    /** @type {Map<string, number>} request by step */
-    this.requests = new Map();
-    /** @type {Map<number, number>} time by request */
-    this.sentAt = new Map();
+    /** @type {Set<string>} steps that were asked for */
+    this.asked = new Set();
+    /** @type {{number: number, steps: string[], sentAt: number}|null} the request that is under way */
+    this.request = null;
+    this.mostSteps = Infinity; // of a request
+    this.error = ""; // what the last answer says
     this.words = "";
     this.isWaiting = false;
     /** @type {ReturnType<typeof setTimeout>|undefined} */
@@ -139,8 +147,10 @@ export class Asking {
 
   clear() {
     clearTimeout(this._timer);
-    this.requests.clear();
-    this.sentAt.clear();
+    this.asked.clear();
+    this.request = null;
+    this.mostSteps = Infinity;
+    this.error = "";
     this.words = "";
     this.isWaiting = false;
   }
@@ -156,34 +166,50 @@ export class Asking {
     clearTimeout(this._timer);
     this.words = "";
     this.isWaiting = false;
+    this._takeAnswer();
     if (!missing.length) return "";
-    const name = /** @param {StepMark} one */ ({ cell, step }) => `${cell}.${step}`;
-    const isChosen = this.store.choice.window !== null; // while following the next picture is another one
+    const isGoingOn = GOING_ON.has(this.store.state);
+    const isAtRest = this.store.choice.window !== null || !isGoingOn; // while following the next picture is another one
     if (!this.env.canSend) return "not on this page";
-    if (!isChosen || view.t1 - view.t0 > MOST_ASKED_MS) {
-      this.words = isChosen ? ": zoom in to ask for them" : ": stop here and zoom in to ask for them";
+    if (!isAtRest || view.t1 - view.t0 > MOST_ASKED_MS) {
+      this.words = isAtRest ? ": zoom in to ask for them" : ": stop here and zoom in to ask for them";
       return "not sent";
     }
-    const fresh = missing.filter((one) => !this.requests.has(name(one)));
-    if (fresh.length) {
-      this._timer = setTimeout(() => {
-        const request = this.env.ask({ kind: "ask", what: "spans", t0: fresh[0].start, t1: Math.max(...fresh.map((one) => one.end)), ranks });
-        for (const one of fresh) this.requests.set(name(one), request);
-        this.sentAt.set(request, performance.now());
-        setTimeout(redraw, PATIENCE_MS + 50);
-        redraw();
-      }, 150);
-    }
-    const waiting = missing.filter((one) => !this.store.answers.has(this.requests.get(name(one)) ?? -1));
-    this.isWaiting = waiting.length > 0;
+    const fresh = missing.filter((one) => !this.asked.has(nameOf(one)));
+    if (fresh.length && !this.request) this._timer = setTimeout(() => this._ask(fresh.slice(0, Math.min(this.mostSteps, Math.ceil(ROWS_ASKED / (ROWS_OF_STEP * ranks.length)))), ranks, redraw), 150);
+    this.isWaiting = fresh.length > 0 || this.request !== null;
     if (!this.isWaiting) {
-      const answer = this.store.answers.get(this.requests.get(name(missing[0])) ?? -1);
-      this.words = `: ${answer?.message.error ?? "the recording has no more of them"}`;
+      this.words = `: ${this.error || "the recording has no more of them"}`;
       return "not in the recording any more|not kept";
     }
-    const since = Math.min(...waiting.map((one) => this.sentAt.get(this.requests.get(name(one)) ?? -1) ?? Infinity));
-    const isLate = performance.now() - since > PATIENCE_MS && GOING_ON.has(this.store.state);
+    const isLate = this.request !== null && performance.now() - this.request.sentAt > PATIENCE_MS && isGoingOn;
     this.words = isLate ? ": asked the kernel, which answers when the cell is over" : ": asking the kernel";
     return isLate ? "asked; the kernel answers after the cell|asked" : "asking the kernel …|asking";
   }
+
+  /** @param {StepMark[]} steps @param {number[]} ranks @param {() => void} redraw */
+  _ask(steps, ranks, redraw) {
+    const number = this.env.ask({ kind: "ask", what: "spans", t0: steps[0].start, t1: Math.max(...steps.map((one) => one.end)), ranks });
+    this.request = { number, steps: steps.map(nameOf), sentAt: performance.now() };
+    for (const one of this.request.steps) this.asked.add(one);
+    setTimeout(redraw, PATIENCE_MS + 50);
+    redraw();
+  }
+
+  _takeAnswer() {
+    const { request } = this;
+    if (!request || !this.store.isAnswered(request.number)) return;
+    const message = this.store.answers.get(request.number)?.message; // the store keeps the last ones
+    this.request = null;
+    this.error = message?.error ?? "";
+    if (message?.notes?.rows_left_out && request.steps.length > 1) {
+      this.mostSteps = Math.ceil(request.steps.length / 2);
+      for (const one of request.steps) this.asked.delete(one); // those that it still lacks are asked for again
+    }
+  }
+}
+
+/** @param {StepMark} step */
+function nameOf({ cell, step }) {
+  return `${cell}.${step}`;
 }
