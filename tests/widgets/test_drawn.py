@@ -152,19 +152,19 @@ def make_kernel(browser_page):
 
 
 def drawn(shown: Page, name: str, timeout_s: float = 10.0) -> dict[str, Any]:
-    """Return the drawn points of the metric's chart when no request for more is open."""
+    """Return the drawn points of the metric's chart when no request for more is open, and what has come is drawn: the
+    browser tells a view only after a while that it can be seen."""
     until = time.monotonic() + timeout_s
     while True:
         shown.evaluate("(name) => views[name].el.scrollIntoView()", name)
-        # Two frames, so that what has come is drawn.
         shown.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
         state: dict[str, Any] = shown.evaluate(
-            "(name) => { const { loss } = monitor(name).state().panels;"
-            " return { ...loss, lines: Object.entries(loss.lines).map(([key, one]) => [key, { ...one, values:"
+            "(name) => { const { panels: { loss }, due } = monitor(name).state();"
+            " return { ...loss, due, lines: Object.entries(loss.lines).map(([key, one]) => [key, { ...one, values:"
             " one.values.map((value) => value === undefined ? 'none' : value === null ? 'no number' : value) }]) }; }",
             name,
         )
-        if not state["asked"]:
+        if not state["asked"] and not state["due"]:
             return state
         assert time.monotonic() < until, state["notes"]
         time.sleep(0.05)

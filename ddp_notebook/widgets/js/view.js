@@ -298,7 +298,7 @@ class View {
     if (this.notes.textContent !== notes) this.notes.textContent = notes;
   }
 
-  /** What is drawn now. */
+  /** What is drawn now; `due`: something else is to be drawn in the next frame in which the view can be seen. */
   state() {
     const { store } = this;
     const panels = Object.fromEntries(this.current.map((one) => [one.name, one.panel.state()]));
@@ -306,6 +306,7 @@ class View {
     return {
       panel: this.compact ? "compact" : this.panelName,
       panels,
+      due: this.isDirty,
       seq,
       run,
       worldSize,
