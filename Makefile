@@ -35,14 +35,16 @@ NODE_PACKAGE := $(shell (command -v node && command -v npm) >/dev/null 2>&1 || e
 PYTEST := env -u PYTHONUNBUFFERED -u PYTHONDONTWRITEBYTECODE DDP_NOTEBOOK_TEST_IPYKERNEL6="$(CURDIR)/$(IPYKERNEL6)" \
     DDP_NOTEBOOK_TEST_MARIMO="$(CURDIR)/$(MARIMO)" $(BIN)/python -m pytest
 
-# Tests run in as many workers; those that must be alone run behind them, one by one.
+# Tests run in as many workers. Behind them come those with the mark `alone`, one by one: those of hosts, which change the
+# machine's links and addresses, and beside them those that measure times. Both mostly wait.
 WORKERS ?= 4
 ALONE = $(shell grep -rl 'pytest.mark.alone' --include='test_*.py' tests)
+OF_HOSTS = $(filter tests/ssh/% tests/slurm/% tests/starters/%,$(ALONE))
 # Tests that start ranks by the fixtures of tests/conftest.py have the mark `ranks`; these start processes by themselves.
 NOT_FAST := tests/browser tests/faults tests/gpu tests/installing tests/libraries tests/long tests/tools \
     tests/recording/test_scripts.py tests/test_cell_table.py tests/test_frontends.py tests/test_start.py tests/widgets/test_build.py tests/widgets/test_page.py
 
-.PHONY: help demo lab test test-fast tests-in-workers tests-alone types-beside lint lint-js types test-js test-long test-matrix \
+.PHONY: help demo lab test test-fast tests-in-workers tests-of-hosts tests-of-times types-beside lint lint-js types test-js test-long test-matrix \
     tests-without-ranks tests-of-ranks tests-of-recording tests-of-private-interfaces cluster-tools bench dist docs wheelhouse clean
 
 help:
@@ -68,15 +70,18 @@ lab: $(INSTALLED) $(MONITOR)
 
 test: lint lint-js test-js $(IPYKERNEL6_INSTALLED)
 	@$(MAKE) --no-print-directory tests-in-workers
-	@$(MAKE) --no-print-directory --jobs 2 types-beside tests-alone
+	@$(MAKE) --no-print-directory --jobs 3 --output-sync=target types-beside tests-of-hosts tests-of-times
 
 tests-in-workers:
 	$(PYTEST) -n $(WORKERS) --no-loadscope-reorder -m "not long and not alone"
 
-tests-alone:
-	$(PYTEST) -m "alone and not long" $(ALONE)
+tests-of-hosts:
+	nice $(PYTEST) -m "alone and not long" $(OF_HOSTS)
 
-# mypy needs a core for a minute. The tests that run alone mostly wait, and leave it one.
+tests-of-times:
+	$(PYTEST) -m "alone and not long" $(filter-out $(OF_HOSTS),$(ALONE))
+
+# mypy needs a core for a minute.
 types-beside: $(INSTALLED)
 	nice -n 19 $(BIN)/mypy
 
