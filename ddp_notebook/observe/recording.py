@@ -341,7 +341,7 @@ class Recording(RecordedTables):
         """
         from ddp_notebook.observe.figures import figures
 
-        return figures.pipeline(self.pipeline(cell, step, rank))
+        return figures.pipeline(self, self.pipeline(cell, step, rank))
 
     def plot_bandwidth(self, cell: int | None = None) -> Figure:
         """Bus bandwidth of each operation by message size.

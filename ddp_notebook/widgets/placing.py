@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ddp_notebook.errors import UsageError
-from ddp_notebook.observe.tables.matching import label_of, prompt_of
+from ddp_notebook.observe.tables.matching import label_of, numbers_of
 from ddp_notebook.observe.tables.recorded import RecordedTables
 from ddp_notebook.run.kernel import before_next_cell, cell_number, has_front_end, is_users_thread
 from ddp_notebook.run.output.outlet import new_id
@@ -346,9 +346,7 @@ def check_cell(recording: RecordedTables, cell: int | None) -> None:
     """
     if cell is None or cell in (known := _cells(recording)):
         return
-    prompts = [(one, prompt_of(recording, one)) for one in known[-_MOST_NAMED:]]
-    names = [f"{one} ({prompt})" if prompt else str(one) for one, prompt in prompts]
-    raise UsageError(f"nothing is recorded of a cell {cell}; {_there(names)}")
+    raise UsageError(f"nothing is recorded of a cell {cell}; {_there(numbers_of(recording, known[-_MOST_NAMED:]))}")
 
 
 def find_cell(recording: RecordedTables, number: int) -> int:

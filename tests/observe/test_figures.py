@@ -126,6 +126,14 @@ def test_cells_that_go_on_are_one_line_and_others_only_the_last():
     assert title(figures.loss(anew)) == "loss falls from 9 to 8 in 2 steps (cell 2)"
     assert title(figures.loss(anew, cell=1)) == "loss falls from 3 to 1.5 in 3 steps (cell 1)"
 
+    anew.prompts.update({1: "In [6]", 2: "In [9]"})
+    assert title(figures.loss(anew)) == "loss falls from 9 to 8 in 2 steps (In [9])"
+    assert title(figures.loss(anew, cell=1)) == "loss falls from 3 to 1.5 in 3 steps (In [6])"
+    with pytest.raises(
+        UsageError, match=r"^loss was not recorded in cell 4, but in cell 1 \(In \[6\]\), 2 \(In \[9\]\)$"
+    ):
+        figures.loss(anew, cell=4)
+
 
 def test_the_metric_that_is_drawn_can_be_chosen():
     recording = logged({0: [1, 2]}, name="train_loss", into=logged({0: [5, 5]}, name="accuracy $"))
@@ -278,7 +286,7 @@ def test_bandwidth_is_a_line_for_each_operation_over_message_size():
         for op, factor in (("all_gather", 0.75), ("all_reduce", 1.5))
         for nbytes in (1000, 100_000, 1_000_000)
     ]
-    figure = curves.bandwidth(found, None)
+    figure = curves.bandwidth(Recording(4), found, None)
     (axes,) = figure.axes
 
     assert title(figure) == "all_reduce reaches 1.5 GB/s of bus bandwidth at 1.0 MB"

@@ -15,7 +15,7 @@ from ddp_notebook.observe.figures.palette import INK, STEP_PARTS
 from ddp_notebook.observe.steps.steps import measure
 from ddp_notebook.observe.steps.steps import steps as steps_of
 from ddp_notebook.observe.steps.waits import straggler_of
-from ddp_notebook.observe.tables.matching import RowSource, calls_of, label_of, match_collectives
+from ddp_notebook.observe.tables.matching import RowSource, calls_of, in_cell, label_of, match_collectives
 from ddp_notebook.observe.views import Bucket, Step, Straggler
 from ddp_notebook.records.schema import SPANS
 from ddp_notebook.records.units import ms, percent, size
@@ -45,10 +45,9 @@ def steps(recording: RowSource, cell: int | None) -> Picture:
     measured = measured.of_cell(int(measured.cell.max(initial=0)))
     found = measured.steps()
     if not found:
-        where = "" if cell is None else f" in {label_of(recording, cell)}"
         raise UsageError(
-            f"there is nothing to draw: no step was recorded{where}; run a cell that calls optimizer.step(), with "
-            "%ddp_record meta or values"
+            f"there is nothing to draw: no step was recorded{in_cell(recording, cell)}; run a cell that calls "
+            "optimizer.step(), with %ddp_record meta or values"
         )
     ranks = sorted({step.rank for step in found})
     kept = measured.typical.steps()
@@ -284,11 +283,10 @@ def _choose_step(recording: RowSource, rank: int, step: int | None, cell: int | 
         raise UsageError(f"there is no rank {rank}; the ranks are 0 to {recording.world_size - 1}")
     found = steps_of(recording, cell, rank)
     having = [one for one in found if one.buckets]
-    where = "" if cell is None else f" in {label_of(recording, cell)}"
     if not having:
         raise UsageError(
-            f"there is nothing to draw: rank {rank} has synchronised no bucket{where}; wrap the model in "
-            "DistributedDataParallel and run a cell that trains it, with %ddp_record meta or values"
+            f"there is nothing to draw: rank {rank} has synchronised no bucket{in_cell(recording, cell)}; wrap the "
+            "model in DistributedDataParallel and run a cell that trains it, with %ddp_record meta or values"
         )
     if step is None:
         return having[-1]

@@ -12,6 +12,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormat
 from ddp_notebook.errors import UsageError
 from ddp_notebook.observe.figures.drawing import FAINT, Picture, label_ends, line_style, picture
 from ddp_notebook.observe.figures.palette import INK
+from ddp_notebook.observe.tables.matching import RowSource, in_cell, label_of, numbers_of
 from ddp_notebook.observe.views import Bandwidth, Metric, main_metric
 from ddp_notebook.records.units import at_most_three_figures, size
 from ddp_notebook.records.words import list_ranks
@@ -43,11 +44,15 @@ class Line(NamedTuple):
 # ---- a metric
 
 
-def loss(metrics: Mapping[str, Metric], name: str | None, cell: int | None) -> Picture:
+def loss(recording: RowSource, metrics: Mapping[str, Metric], name: str | None, cell: int | None) -> Picture:
     """See `figures.loss`."""
     metric = _choose(metrics, name)
+    if cell is not None and cell not in metric.cells:
+        known = ", ".join(numbers_of(recording, np.unique(metric.cells).tolist()))
+        raise UsageError(f"{metric.name} was not recorded in cell {cell}, but in cell {known}")
     lines, shown_cell = lines_of(metric, cell)
-    figure, (axes,) = picture(_title(metric.name, lines, shown_cell), 4.2)
+    where = "" if shown_cell is None else f" ({label_of(recording, shown_cell)})"
+    figure, (axes,) = picture(_title(metric.name, lines, where), 4.2)
     ends = draw_metric(axes, metric.name, lines)
     figure.draw_without_rendering()  # labels are placed by where the axes have come to lie
     label_ends(axes, ends)
@@ -82,12 +87,8 @@ def _choose(metrics: Mapping[str, Metric], name: str | None) -> Metric:
 
 def lines_of(metric: Metric, cell: int | None) -> tuple[list[Line], int | None]:
     """The lines of a metric, and the cell that they are restricted to."""
-    cells = sorted({int(one) for one in metric.cells})
-    if cell is not None and cell not in cells:
-        where = f"cell{'s' * (len(cells) != 1)} {', '.join(map(str, cells))}"
-        raise UsageError(f"{metric.name} was not recorded in cell {cell}, but in {where}")
     if cell is None and not metric.is_continued:
-        cell = cells[-1]
+        cell = int(metric.cells.max())
     chosen = np.ones(len(metric.values), bool) if cell is None else metric.cells == cell
     by_values: dict[tuple[bytes, bytes], list[int]] = {}  # all ranks of a metric that was averaged look the same
     for rank in np.unique(metric.ranks[chosen]).tolist():
@@ -168,8 +169,7 @@ def _first_wrong(line: Line) -> int:
     return int(line.steps[np.flatnonzero(~np.isfinite(line.values))[0]])
 
 
-def _title(name: str, lines: Sequence[Line], cell: int | None) -> str:
-    where = "" if cell is None else f" (cell {cell})"
+def _title(name: str, lines: Sequence[Line], where: str) -> str:
     wrong = [line for line in lines if not np.isfinite(line.values).all()]
     if wrong:
         first = min(wrong, key=_first_wrong)
@@ -195,17 +195,16 @@ def _title(name: str, lines: Sequence[Line], cell: int | None) -> str:
 # ---- bandwidth
 
 
-def bandwidth(found: Sequence[Bandwidth], cell: int | None) -> Picture:
+def bandwidth(recording: RowSource, found: Sequence[Bandwidth], cell: int | None) -> Picture:
     """See `figures.bandwidth`."""
     found = [one for one in found if one.bus_gb_s > 0]
     if not found:
-        where = "" if cell is None else f" in cell {cell}"
         raise UsageError(
-            f"there is nothing to draw: no transfer between ranks was recorded{where}; run a cell that communicates, "
-            "with %ddp_record meta or values"
+            f"there is nothing to draw: no transfer between ranks was recorded{in_cell(recording, cell)}; run a cell "
+            "that communicates, with %ddp_record meta or values"
         )
     best = max(found, key=lambda one: one.bus_gb_s)
-    where = "" if cell is None else f" (cell {cell})"
+    where = "" if cell is None else f" ({label_of(recording, cell)})"
     title = f"{best.op} reaches {best.bus_gb_s:.2g} GB/s of bus bandwidth at {size(best.nbytes)}{where}"
     figure, (axes,) = picture(title, 4.2)
     axes.set_xscale("log")

@@ -20,21 +20,21 @@ from typing import TYPE_CHECKING, Protocol
 
 from ddp_notebook.errors import UsageError
 from ddp_notebook.observe.remote import AutogradContext, Reference, RemoteCall
-from ddp_notebook.observe.tables.matching import RowSource
+from ddp_notebook.observe.tables.matching import RowSource, in_cell, label_of
 from ddp_notebook.observe.views import Metric, Pipeline
 
 if TYPE_CHECKING:
     from ddp_notebook.observe.figures.drawing import Picture
 
 
-class Logged(Protocol):
+class Logged(RowSource, Protocol):
     """What is asked of a recording for the picture of a metric."""
 
     @property
     def metrics(self) -> Mapping[str, Metric]: ...
 
 
-class Called(Protocol):
+class Called(RowSource, Protocol):
     """What is asked of a recording for the picture of its calls."""
 
     def calls(self, cell: int | None = None) -> Sequence[RemoteCall]: ...
@@ -62,7 +62,7 @@ def loss(recording: Logged, name: str | None = None, cell: int | None = None) ->
     """
     from ddp_notebook.observe.figures import curves
 
-    return curves.loss(recording.metrics, name, cell)
+    return curves.loss(recording, recording.metrics, name, cell)
 
 
 def steps(recording: RowSource, cell: int | None = None) -> Picture:
@@ -107,25 +107,27 @@ def buckets(recording: RowSource, rank: int = 0, step: int | None = None, cell: 
     return bars.buckets(recording, rank, step, cell)
 
 
-def pipeline(shown: Pipeline) -> Picture:
+def pipeline(recording: RowSource, shown: Pipeline) -> Picture:
     """What each stage of a pipeline did with each microbatch, above the same without the time of messages.
 
     Numbers are those of microbatches. Of a rank that has several stages the later ones are paler.
 
     Args:
-        shown: one step of a schedule.
+        recording: what the ranks have recorded.
+        shown: one step of a schedule in it.
 
     Example:
+        >>> from ddp_notebook.observe.recording import Recording
         >>> from ddp_notebook.observe.views import Action
         >>> one = Action(rank=0, stage=0, microbatch=0, kind="forward", start_ns=0, end_ns=10**6)
         >>> size = {"ranks": (0,), "stages": 1, "microbatches": 1, "even_bubble": 0.0}
         >>> shown = Pipeline(schedule="ScheduleGPipe", cell=1, step=0, actions=(one,), ideal=(one,), **size)
-        >>> pipeline(shown).get_suptitle()
+        >>> pipeline(Recording(1), shown).get_suptitle()
         'ScheduleGPipe with 1 stage and 1 microbatch: 0 % of 1 ms is bubble, 0 % if messages took no time (cell 1)'
     """
     from ddp_notebook.observe.figures import pipelines
 
-    return pipelines.pipeline(shown)
+    return pipelines.pipeline(shown, label_of(recording, shown.cell))
 
 
 def bandwidth(recording: RowSource, cell: int | None = None) -> Picture:
@@ -146,7 +148,7 @@ def bandwidth(recording: RowSource, cell: int | None = None) -> Picture:
     from ddp_notebook.observe.figures import curves
     from ddp_notebook.observe.report.bandwidth import bandwidth as measure
 
-    return curves.bandwidth(measure(recording, cell), cell)
+    return curves.bandwidth(recording, measure(recording, cell), cell)
 
 
 def calls(recording: Called, cell: int | None = None, most: int = 12) -> Picture:
@@ -164,7 +166,7 @@ def calls(recording: Called, cell: int | None = None, most: int = 12) -> Picture
 
     found = [call for call in recording.calls(cell) if call.dst >= 0]  # else the callee is not known
     if not found:
-        raise UsageError("no call to another rank was recorded" + (f" in cell {cell}" if cell is not None else ""))
+        raise UsageError(f"no call to another rank was recorded{in_cell(recording, cell)}")
     last = max(call.cell for call in found)
     return sequence.draw(
         [call for call in found if call.cell == last], recording.references(last), recording.contexts(last), most

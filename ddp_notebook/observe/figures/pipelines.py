@@ -20,13 +20,13 @@ _LEAST_NAMED = 0.012  # of the width: an action that has room for its number
 _ORDER = ("forward", "backward", "input gradient", "weight gradient", "bubble")
 
 
-def pipeline(shown: Pipeline) -> Picture:
+def pipeline(shown: Pipeline, cell: str) -> Picture:
     """See `figures.pipeline`."""
     rows = len(shown.ranks)
     sizes = _count(shown.stages, "stage", "s"), _count(shown.microbatches, "microbatch", "es")
     title = f"{shown.schedule} with {sizes[0]} and {sizes[1]}: "
     title += f"{percent(shown.bubble)} of {ms(shown.span_ns)} is bubble, "
-    title += f"{percent(shown.ideal_bubble)} if messages took no time (cell {shown.cell})"
+    title += f"{percent(shown.ideal_bubble)} if messages took no time ({cell})"
     figure, (above, below) = picture(title, 2 * _ROW * max(rows, 2) + 1.9, (1.0, 1.0))
     longest = max(shown.span_ns, shown.ideal_span_ns)
     _draw(above, shown, shown.actions, "measured", longest)

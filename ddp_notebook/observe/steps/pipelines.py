@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ddp_notebook.errors import UsageError
-from ddp_notebook.observe.tables.matching import RowSource
+from ddp_notebook.observe.tables.matching import RowSource, in_cell
 from ddp_notebook.observe.views import Action, Pipeline, bubble_of
 from ddp_notebook.records.schema import SPANS, Rows
 
@@ -73,7 +73,7 @@ def pipeline(
         UsageError: no such step was recorded.
     """
     found = [one for one in pipelines(recording, cell) if rank is None or rank in one.ranks]
-    where = ("" if cell is None else f" in cell {cell}") + ("" if rank is None else f" with a stage on rank {rank}")
+    where = in_cell(recording, cell) + ("" if rank is None else f" with a stage on rank {rank}")
     if not found:
         raise UsageError(
             f"there is no pipeline{where}: no schedule of torch.distributed.pipelining has gone through a whole step; "

@@ -7,7 +7,7 @@ the last one has arrived, but not longer than its own call lasts.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -94,6 +94,17 @@ def label_of(recording: RowSource, cell: int) -> str:
         'cell 1'
     """
     return prompt_of(recording, cell) or f"cell {cell}"
+
+
+def numbers_of(recording: RowSource, cells: Iterable[int]) -> list[str]:
+    """Return ["3 (In [6])", "4 (In [8])"], the numbers that `cell=` takes."""
+    prompts = [(cell, prompt_of(recording, cell)) for cell in cells]
+    return [f"{cell} ({prompt})" if prompt else str(cell) for cell, prompt in prompts]
+
+
+def in_cell(recording: RowSource, cell: int | None) -> str:
+    """Return " in In [8]", for the end of a sentence; empty for all cells."""
+    return "" if cell is None else f" in {label_of(recording, cell)}"
 
 
 def is_message(recording: RowSource, calls: Rows) -> npt.NDArray[np.bool_]:

@@ -34,7 +34,7 @@ import numpy as np
 from ddp_notebook.errors import UsageError
 from ddp_notebook.observe.remote import RemoteCall
 from ddp_notebook.observe.steps.steps import steps
-from ddp_notebook.observe.tables.matching import RowSource
+from ddp_notebook.observe.tables.matching import RowSource, in_cell
 from ddp_notebook.observe.tables.remote import calls as remote_calls
 from ddp_notebook.observe.trace import profiles as torch_profiles
 from ddp_notebook.observe.trace.communication import add_calls
@@ -97,9 +97,8 @@ def chrome_trace(
     metrics = _of_cell(recording.rows("metric"), cell)
     remotes = remote_calls(recording, cell)
     if not (len(spans) or len(calls) or len(metrics) or remotes or profiles):
-        where = "" if cell is None else f" in cell {cell}"
         raise UsageError(
-            f"there is nothing to write: nothing was recorded{where}; run a cell on the ranks, with "
+            f"there is nothing to write: nothing was recorded{in_cell(recording, cell)}; run a cell on the ranks, with "
             "%ddp_record meta or values"
         )
     begin_ns, end_ns = _window(spans, calls, metrics, remotes)
