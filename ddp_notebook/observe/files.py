@@ -85,4 +85,5 @@ def _of_ranks(files: list[Path]) -> Recording:
     for row in itertools.zip_longest(*batches):  # side by side, as they would have come over the wire
         for batch in filter(None, row):
             recording.feed(batch)
+    recording.prompts[0] = "script"  # outside of cells is all that it did
     return recording

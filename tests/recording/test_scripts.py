@@ -51,6 +51,8 @@ def _check(records: Path) -> None:
         assert [one.origin for one in recording.collectives(op="all_reduce", rank=rank)].count("ddp") == 3
     assert [step.samples for step in recording.steps(rank=1)] == [4, 4, 4]
     assert len(recording.resources) >= 2
+    assert repr(recording.report()).startswith("Report(script, 3 steps"), "it has no cells"
+    assert [run.label for run in recording.runs()] == ["script"]
 
 
 @pytest.mark.long
