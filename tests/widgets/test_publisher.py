@@ -74,6 +74,7 @@ def test_it_tells_of_a_hang_who_waits_for_whom(watched):
     assert view.head["why"] == ""
 
 
+@pytest.mark.alone
 def test_what_a_rank_logs_is_told_soon_and_not_in_too_many_messages(watched):
     session, view = watched
     code = "import time\nfor step in range(100):\n    log(sent=time.monotonic(), step=step)\n    time.sleep(0.02)"
