@@ -44,8 +44,8 @@ OF_HOSTS = $(filter tests/ssh/% tests/slurm/% tests/starters/%,$(ALONE))
 NOT_FAST := tests/browser tests/faults tests/gpu tests/installing tests/libraries tests/long tests/tools \
     tests/recording/test_scripts.py tests/test_cell_table.py tests/test_frontends.py tests/test_start.py tests/widgets/test_build.py tests/widgets/test_page.py
 
-.PHONY: help demo lab test test-fast tests-in-workers tests-of-hosts tests-of-times types-beside lint lint-js types test-js test-long test-matrix \
-    tests-without-ranks tests-of-ranks tests-of-recording tests-of-private-interfaces cluster-tools bench dist docs wheelhouse clean
+.PHONY: help demo lab test test-fast tests-compiled tests-in-workers tests-of-hosts tests-of-times types-beside lint lint-js types \
+    test-js test-long test-matrix tests-without-ranks tests-of-ranks tests-of-recording tests-of-private-interfaces cluster-tools bench dist docs wheelhouse clean
 
 help:
 	@echo "make demo       run notebooks/01_first_process_group.ipynb in the terminal, and write a page with its monitor"
@@ -68,9 +68,14 @@ demo: $(INSTALLED) $(MONITOR)
 lab: $(INSTALLED) $(MONITOR)
 	$(BIN)/jupyter lab --notebook-dir=notebooks $(LAB_OPTIONS)
 
-test: lint lint-js test-js $(IPYKERNEL6_INSTALLED)
+test: $(MONITOR) $(IPYKERNEL6_INSTALLED)
+	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target lint lint-js test-js tests-compiled
 	@$(MAKE) --no-print-directory tests-in-workers
 	@$(MAKE) --no-print-directory --jobs 3 --output-sync=target types-beside tests-of-hosts tests-of-times
+
+# Once, and not in each worker at the same time.
+tests-compiled: $(INSTALLED)
+	@$(PYTEST) --collect-only -qq >$(VENV)/.collected || { cat $(VENV)/.collected; exit 1; }
 
 tests-in-workers:
 	$(PYTEST) -n $(WORKERS) --no-loadscope-reorder -m "not long and not alone"
