@@ -98,15 +98,15 @@ recording.begin_cell = begin_late
 """
 
 
-def test_a_question_that_comes_just_before_the_job_begins_is_answered_at_its_first_step(prepared):
-    """Not behind the job, which the rank has read already: one run of all tests waited for that."""
+def test_a_question_that_comes_just_before_the_job_begins_is_not_answered_behind_it(prepared):
+    """The rank has read the job already: one run of all tests waited for its end."""
     prepared.run(f"history.clear()\n{LATE}", quiet=True)
     running = prepared.run("train(10_000, 0.01)", wait=False, quiet=True)
     try:
         wait_until(lambda: running.state == "running", 5, what="the job was sent")
         seen = prepared.peek("len(history)")
         assert not running.done() and set(seen) == {0, 1}, "the job would take 100 s"
-        assert prepared.pull("history")[0]
+        assert set(prepared.pull("history")) == {0, 1}
     finally:
         prepared.jobs.cancel()
 
