@@ -50,6 +50,7 @@ def test_one_press_ends_a_flood(ranks, begun, name):
     assert after.status == "ok" and after.stdout.endswith("[0] 0\n[1] 1\n")
 
 
+@pytest.mark.long
 def test_the_last_value_and_the_last_update_are_always_shown(ranks):
     front_end = FrontEnd(ranks)
     began = time.monotonic()

@@ -270,6 +270,7 @@ def test_a_new_group_on_a_new_store(make_session, monkeypatch):
     assert result[1].result == "tensor([0., 2., 4.])"
 
 
+@pytest.mark.long
 def test_the_host_server_dies_while_the_ranks_start(make_session):
     def kill_it(stage: str) -> None:
         if stage.startswith("processes"):

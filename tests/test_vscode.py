@@ -152,6 +152,7 @@ def test_a_cell_that_nobody_waits_for_goes_on_when_a_local_one_is_stopped(kernel
         assert "whole" in kernel.run("print(result[0].stdout)").stdout
 
 
+@pytest.mark.long
 def test_a_cell_in_the_background_goes_on_when_a_local_one_is_stopped(kernel, in_order):
     job = kernel.start("%%on_all_ranks --background\nfor batch in range(40): time.sleep(0.05); dist.barrier()\n'whole'")
     assert "job " in kernel.finish(job).stdout

@@ -109,6 +109,7 @@ def test_a_training_survives_the_death_of_a_rank(notebook):
     assert reply.stdout == "[0-1] True\n" and "rank 1 died (killed by SIGKILL) and was replaced" in reply.stderr, reply
 
 
+@pytest.mark.long
 def test_how_a_cell_ended_unattended_is_told(notebook):
     first = notebook("%ddp_start 2 --keep 1")
     first.start("%%on_all_ranks\nimport time\nprint('begun')\ntime.sleep(1)\nprint('late')\n1 / (1 - rank)")

@@ -83,7 +83,10 @@ def level(request, session) -> Iterator[str]:
         session.record("meta")
 
 
-@pytest.mark.parametrize("case", CASES)
+_LONG = ("many buckets, no_sync", "a parameter that is used twice, no_sync")
+
+
+@pytest.mark.parametrize("case", [pytest.param(one, marks=[pytest.mark.long] if one in _LONG else []) for one in CASES])
 def test_ddp_is_recorded_as_torch_sees_it(session, level, case):
     set_up, how, buckets = CASES[case]
 

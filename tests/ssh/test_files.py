@@ -76,6 +76,7 @@ def said(session, expression):
     return [result[rank].stdout.rstrip("\n") for rank in result.ranks]
 
 
+@pytest.mark.long
 def test_ranks_begin_in_the_folder_with_its_files(session, project):
     assert session.synced.folders == {"one": str(project), "two": str(project)}
     for line, host in zip(session.synced.lines[:2], ("one", "two"), strict=True):

@@ -79,6 +79,7 @@ def test_a_python_that_will_not_do(engines):
         ddp_notebook.start(client="profile=running", python="/no/such")
 
 
+@pytest.mark.long
 def test_engines_that_are_busy(engines, monkeypatch, tmp_path):
     engines[:].apply_sync(os.getpid)  # the first request to an engine takes longer
     monkeypatch.setattr(starter, "_ANSWER_S", 1.5)

@@ -99,6 +99,7 @@ def test_the_next_cell_has_html_from_the_beginning(page):
     assert len(set(redraws)) == len(redraws), "none that changes nothing"
 
 
+@pytest.mark.long
 def test_a_hang_is_told(page):
     failed = page.kernel.start(
         "%%on_all_ranks --timeout 6\nlog(loss=1.0)\nif rank == 0: dist.barrier()\nelse: time.sleep(60)"
@@ -194,6 +195,7 @@ def test_off_shows_nothing_and_html_no_widget(page):
     assert "stopped" not in drawn(page)[-1][1] and "recorded" in drawn(page)[-1][1]
 
 
+@pytest.mark.long
 def test_a_cell_that_is_quiet_has_no_view_and_where_nobody_looks_a_picture_stays(page):
     page.run(STOP)
     page.run("%ddp_start 2 --live html")
