@@ -165,7 +165,7 @@ def test_a_cell_in_the_background_goes_on_when_a_local_one_is_stopped(kernel, in
 
 
 def test_a_cell_of_its_client_goes_on_when_a_local_one_is_stopped(kernel, in_order):
-    sent = "view = session.client[:]\njob = view.execute('time.sleep(1.5); done = rank', block=False)"
+    sent = "import time\nview = session.client[:]\njob = view.execute('time.sleep(1.5); done = rank', block=False)"
     message = kernel.start(f"{sent}\ntime.sleep(0.5)\nprint('there', flush=True)\ntime.sleep(600)")
     kernel.wait_for_text("there")
     kernel.interrupt_in_vscode()

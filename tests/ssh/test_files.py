@@ -68,6 +68,7 @@ def session(ssh, project, home):
     told: list[str] = []
     with ddp_notebook.start(hosts="one:1,two:1", python=python, sync=".", report=told.append, grace_s=0.3) as session:
         assert any(text.startswith("\r") and text.endswith(" sent") for text in told)
+        session.run("import os", quiet=True)
         yield session
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import time
 from datetime import datetime
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -79,7 +78,8 @@ def test_a_widget_that_does_not_answer_becomes_html_in_its_place(page):
     assert 1.9 < redraws[0][0] - sent_s(began_s) < 3.5, "after 2 s"
     assert 3 <= len(redraws) <= 12
     assert all(len(html.encode()) <= 20_000 for _, html in redraws)
-    assert min(b - a for (a, _), (b, _) in pairwise(redraws[:-1])) > 0.4, "at most two a second, but for the end"
+    took_s = redraws[-1][0] - redraws[0][0]
+    assert len(redraws) <= 2 * took_s + 2, "at most two a second, and one at the end"
     [one] = reply.displays
     assert set(one) == {"text/html", "text/plain"}, "one view, and no widget"
     assert "recorded" in one["text/html"]
