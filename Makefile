@@ -35,16 +35,16 @@ NODE_PACKAGE := $(shell (command -v node && command -v npm) >/dev/null 2>&1 || e
 PYTEST := env -u PYTHONUNBUFFERED -u PYTHONDONTWRITEBYTECODE DDP_NOTEBOOK_TEST_IPYKERNEL6="$(CURDIR)/$(IPYKERNEL6)" \
     DDP_NOTEBOOK_TEST_MARIMO="$(CURDIR)/$(MARIMO)" $(BIN)/python -m pytest
 
-# Tests run in as many workers. Behind them come those with the mark `alone`, one by one: those of hosts, which change the
-# machine's links and addresses, and beside them those that measure times. Both mostly wait.
+# Most tests run in so many workers. Tests with the mark `alone` run last, in two processes: those of hosts change the machine's
+# links and addresses, and the others measure times. Both mostly wait.
 WORKERS ?= 4
 ALONE = $(shell grep -rl 'pytest.mark.alone' --include='test_*.py' tests)
-OF_HOSTS = $(filter tests/ssh/% tests/slurm/% tests/starters/%,$(ALONE))
+OF_HOSTS = $(filter-out tests/ssh/test_host.py,$(filter tests/ssh/% tests/slurm/% tests/starters/%,$(ALONE)))
 # Tests that start ranks by the fixtures of tests/conftest.py have the mark `ranks`; these start processes by themselves.
 NOT_FAST := tests/browser tests/faults tests/gpu tests/installing tests/libraries tests/long tests/tools \
     tests/recording/test_scripts.py tests/test_cell_table.py tests/test_frontends.py tests/test_start.py tests/widgets/test_build.py tests/widgets/test_page.py
 
-.PHONY: help demo lab test test-fast tests-compiled tests-in-workers tests-of-hosts tests-of-times types-beside lint lint-js types \
+.PHONY: help demo lab test test-fast checks tests-compiled tests-in-workers tests-of-hosts tests-of-times types-beside lint lint-js types \
     test-js test-long test-matrix tests-without-ranks tests-of-ranks tests-of-recording tests-of-private-interfaces cluster-tools bench dist docs wheelhouse clean
 
 help:
@@ -69,11 +69,15 @@ lab: $(INSTALLED) $(MONITOR)
 	$(BIN)/jupyter lab --notebook-dir=notebooks $(LAB_OPTIONS)
 
 test: $(MONITOR) $(IPYKERNEL6_INSTALLED)
-	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target lint lint-js test-js tests-compiled
+	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target checks tests-compiled
 	@$(MAKE) --no-print-directory tests-in-workers
 	@$(MAKE) --no-print-directory --jobs 3 --output-sync=target types-beside tests-of-hosts tests-of-times
 
-# Once, and not in each worker at the same time.
+# One after the other: each may fetch packages of npm.
+checks:
+	@$(MAKE) --no-print-directory --jobs 1 lint lint-js test-js
+
+# All workers read the same files, which are compiled once.
 tests-compiled: $(INSTALLED)
 	@$(PYTEST) --collect-only -qq >$(VENV)/.collected || { cat $(VENV)/.collected; exit 1; }
 

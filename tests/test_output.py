@@ -447,7 +447,7 @@ def test_one_press_ends_a_long_output_whose_cell_is_over(ranks):
 
 
 def test_a_very_long_line_is_cut_at_the_same_places_on_every_rank(ranks):
-    """However it comes through the pipes: then its pieces are folded, those that come within 50 ms of each other."""
+    """However it comes through the pipes."""
     lengths: dict[int, list[int]] = {0: [], 1: [], 2: []}
     for line in ranks.run("%%on_all_ranks\nprint('x' * 1_050_000)").stdout.splitlines():
         label, _, text = line.partition(" ")

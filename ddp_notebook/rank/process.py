@@ -182,16 +182,20 @@ class Rank:
                 serving.stop(message.cell)
             if self.runner is not None:
                 self.runner.on_message(message)
-        elif self.runner is not None and _is_for_a_step(message) and self._is_left_for_a_step(message):
-            pass
+        elif self.runner is not None and _is_for_a_step(message):
+            self._answer_at_next_step(message)
         elif self._loop is None:
             self._to_do.put(message)
         else:
             self._loop.call_soon_threadsafe(self._handle, message)
 
-    def _is_left_for_a_step(self, message: Peek | Pull) -> bool:
-        """Queue a question for the time between two steps. Returns False if no cell runs."""
-        return self._recording.training.between.put(partial(self._at_step, message))
+    def _answer_at_next_step(self, message: Peek | Pull) -> None:
+        """Answer between two steps of the cell that runs. If none does, answer in the kernel's turn, or at a step of a
+        cell that begins before that."""
+        is_in_cell = self._recording.training.between.put(partial(self._at_step, message))
+        if not is_in_cell and self._loop is not None:
+            kernel = RankEngine.instance().kernel
+            self._loop.call_soon_threadsafe(kernel_api.run_in_turn, kernel, self._answer_between_cells)
 
     def _on_asked(self, *, flush: bool) -> None:
         self._recording.drain.on_asked(flush=flush)
@@ -225,8 +229,6 @@ class Rank:
             self.runner.submit(message)
         elif isinstance(message, Form):
             self._take(message)
-        elif self.runner is not None and _is_for_a_step(message):  # queued already
-            kernel_api.run_in_turn(RankEngine.instance().kernel, self._answer_between_cells)
         elif isinstance(message, Pull) and self.runner is not None:
             kernel_api.run_in_turn(RankEngine.instance().kernel, self._pull, message)
         elif isinstance(message, Comm) and self.runner is not None:
@@ -436,7 +438,7 @@ class Rank:
 
 
 def _is_for_a_step(message: Message) -> TypeGuard[Peek | Pull]:
-    """Whether a message asks for a variable between two steps of the cell that runs."""
+    """Return whether a message asks for a variable between two steps of the cell that runs."""
     return isinstance(message, Peek) or (isinstance(message, Pull) and message.at_step)
 
 

@@ -34,6 +34,7 @@ class Member:
     has_joined: bool = False  # its agent speaks: torch is imported there
     done: CellDone | None = None  # how its script has ended
     how_it_went: str = field(default="", init=False)  # "": it is there
+    cause_order: int = field(default=3, init=False)  # of ranks that ended, those with the lowest number are the cause
 
     @property
     def rank(self) -> int:
@@ -47,16 +48,6 @@ class Member:
     def is_there(self) -> bool:
         return not self.how_it_went
 
-    @property
-    def cause_order(self) -> int:
-        """How likely its end is the cause of those of others, the likeliest first."""
-        done = self.done
-        if done is None:
-            return 1  # a signal may have ended it, which torchrun also sends after another rank has failed
-        if done.status != "error":
-            return 3
-        return 0 if done.operation is None else 2
-
     def go(self, why: str = "") -> None:
         """It has gone, or does not let this notebook look any more.
 
@@ -68,10 +59,12 @@ class Member:
             self.how_it_went = why
         elif done is None:
             self.how_it_went = "its process ended without a word, as by a signal"
+            self.cause_order = 1  # torchrun also sends a signal to the others after a rank has failed
         elif done.status == "ok":
             self.how_it_went = "ended the script"
         else:
             self.how_it_went = f"{done.ename}: {_brief(done.evalue)}" + (f", at {done.place}" if done.place else "")
+            self.cause_order = 0 if done.operation is None else 2
         self.line.close()
 
 

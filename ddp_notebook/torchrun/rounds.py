@@ -43,8 +43,8 @@ class Round:
 
     @property
     def how_it_ended(self) -> str:
-        """In words; "": it has not. First the ranks that failed in their own code: what the others say of operations
-        follows from that."""
+        """In words; "": it has not. Ranks whose own code failed come first, since operations of the others fail for
+        that."""
         if self.is_under_way or not self.members:
             return ""
         words = group_by_value({rank: one.how_it_went for rank, one in self.members.items()})

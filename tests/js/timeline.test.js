@@ -437,7 +437,7 @@ test("an execution and a call of one number stay two, and a snapshot brings neit
 // ---- asking for what was left out
 
 /** A page whose kernel answers what it is asked: the steps that an answer has room for, and whether it left rows out. */
-function asks(context, { state, window = null, room = Infinity, steps = 345 }) {
+function asks(context, { state, window = null, room = Infinity, steps = 345, ranks = [0, 1] }) {
   context.mock.timers.enable({ apis: ["setTimeout"] });
   const sent = new Map();
   const marks = Array.from({ length: steps }, (_, step) => ({ cell: 1, step, start: step * 10, end: step * 10 + 9 }));
@@ -454,9 +454,9 @@ function asks(context, { state, window = null, room = Infinity, steps = 345 }) {
   };
   const asking = new Asking(store, env);
   const missing = () => marks.filter((one) => !here.has(one.step));
-  const draw = () => asking.about(missing(), { t0: 0, t1: 10 * steps }, [0, 1], () => {});
+  const draw = (of = ranks) => asking.about(missing(), { t0: 0, t1: 10 * steps }, of, () => {});
   return {
-    asking, sent, missing, draw, pass: () => context.mock.timers.tick(200),
+    asking, sent, store, missing, draw, pass: () => context.mock.timers.tick(200),
     answer() {
       for (const [number, its] of sent) {
         if (store.answers.has(number)) continue;
@@ -504,4 +504,37 @@ test("one request is under way at a time, and what the recording has lost is ask
     page.pass();
   }
   assert.equal(page.sent.size, 1);
+});
+
+test("in a window that was chosen they are asked for while the cell runs, and of each choice of ranks anew", (context) => {
+  const page = asks(context, { state: "running", window: { t0: 0, t1: 100 }, room: 0, steps: 1 });
+  for (const ranks of [[0, 1], [0], [0], [1]]) {
+    page.draw(ranks);
+    page.pass();
+    page.answer();
+    page.draw(ranks);
+  }
+  assert.equal(page.sent.size, 3);
+});
+
+test("more steps than the page has room for are not asked for", (context) => {
+  const page = asks(context, { state: "idle", ranks: Array.from({ length: 64 }, (_, rank) => rank) });
+  assert.equal(page.draw(), "not sent");
+  page.pass();
+  assert.equal(page.sent.size, 0);
+  assert.equal(page.asking.words, ": zoom in to ask for them");
+});
+
+test("a kernel that has gone is not asked, and one that comes back is asked anew", (context) => {
+  const page = asks(context, { state: "idle", steps: 3 });
+  page.draw();
+  page.pass();
+  page.store.state = "gone";
+  assert.equal(page.draw(), "not on this page");
+  page.pass();
+  assert.equal(page.sent.size, 1);
+  page.store.state = "idle";
+  page.draw();
+  page.pass();
+  assert.equal(page.sent.size, 2);
 });

@@ -130,7 +130,7 @@ def test_cells_that_go_on_are_one_line_and_others_only_the_last():
     assert title(figures.loss(anew)) == "loss falls from 9 to 8 in 2 steps (In [9])"
     assert title(figures.loss(anew, cell=1)) == "loss falls from 3 to 1.5 in 3 steps (In [6])"
     with pytest.raises(
-        UsageError, match=r"^loss was not recorded in cell 4, but in cell 1 \(In \[6\]\), 2 \(In \[9\]\)$"
+        UsageError, match=r"^loss was not recorded in cell 4, but in cells 1 \(In \[6\]\), 2 \(In \[9\]\)$"
     ):
         figures.loss(anew, cell=4)
 

@@ -13,6 +13,7 @@ from ddp_notebook.errors import RecordingError, UsageError
 from ddp_notebook.observe.files import load
 from ddp_notebook.observe.recording import Recording
 from ddp_notebook.observe.tables import store
+from ddp_notebook.observe.tables.matching import label_of
 from ddp_notebook.records.codec import Tensor, encode
 from ddp_notebook.records.schema import TABLES
 from tests.observe.batches import Rank, some_batch, there
@@ -109,6 +110,23 @@ def test_files_of_ranks_without_a_notebook(tmp_path):
     assert len(recording.collectives(op="barrier")) == 1
     assert len(recording.collectives(op="all_reduce")) == len(run.rows("call"))
     assert len(load(tmp_path / "rank1.ddp").collectives(rank=1)) == len(run.rows("call")) / 3
+
+
+def test_cells_keep_their_names(tmp_path):
+    run = simulate(world_size=1, steps=3)
+    for batch in run.batches():
+        (tmp_path / "rank0.ddp").write_bytes(encode(batch))
+    of_script = load(tmp_path)
+    of_script.prompts.update({1: "In [6]", 2: "In [8]", 3: "In [6]"})
+    again = load(of_script.save(tmp_path / "run.npz"))
+
+    assert [label_of(again, cell) for cell in range(5)] == [
+        "script",
+        "In [6] (cell 1)",  # the notebook's kernel was restarted before the other one
+        "In [8]",
+        "In [6] (cell 3)",
+        "cell 4",
+    ]
 
 
 def test_two_files_of_a_rank_are_one_run_and_that_is_said(tmp_path):
@@ -213,6 +231,16 @@ def test_a_damaged_file_is_an_error_or_the_same_recording(tmp_path):
         else:
             assert_same(again, recording)
     assert refused > 150
+
+
+def test_a_table_whose_name_is_damaged_is_not_left_out(tmp_path):
+    path = tmp_path / "run.npz"
+    full().save(path)
+    data = path.read_bytes()
+    for name in TABLES:
+        path.write_bytes(data.replace(f"{name}.npy".encode(), f"{name[:-1]}_.npy".encode()))
+        with pytest.raises(RecordingError, match="damaged recording"):
+            load(path)
 
 
 def test_it_is_a_zip_of_plain_arrays(tmp_path):

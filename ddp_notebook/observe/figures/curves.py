@@ -48,8 +48,9 @@ def loss(recording: RowSource, metrics: Mapping[str, Metric], name: str | None, 
     """See `figures.loss`."""
     metric = _choose(metrics, name)
     if cell is not None and cell not in metric.cells:
-        known = ", ".join(numbers_of(recording, np.unique(metric.cells).tolist()))
-        raise UsageError(f"{metric.name} was not recorded in cell {cell}, but in cell {known}")
+        known = numbers_of(recording, np.unique(metric.cells).tolist())
+        where = f"cell{'s' * (len(known) > 1)} {', '.join(known)}"
+        raise UsageError(f"{metric.name} was not recorded in cell {cell}, but in {where}")
     lines, shown_cell = lines_of(metric, cell)
     where = "" if shown_cell is None else f" ({label_of(recording, shown_cell)})"
     figure, (axes,) = picture(_title(metric.name, lines, where), 4.2)

@@ -86,14 +86,19 @@ def prompt_of(recording: RowSource, cell: int) -> str:
 
 
 def label_of(recording: RowSource, cell: int) -> str:
-    """Return the name of a cell for its reader: its prompt, "In [8]", or "cell 3" where it has none.
+    """Return the name of a cell for its reader: its prompt, "In [8]", or "cell 3" where it has none. Two cells have the
+    same prompt where the notebook's kernel was restarted between them: "In [8] (cell 3)".
 
     Example:
         >>> from ddp_notebook.widgets import simulate
         >>> label_of(simulate(world_size=2), 1)
         'cell 1'
     """
-    return prompt_of(recording, cell) or f"cell {cell}"
+    prompt = prompt_of(recording, cell)
+    if not prompt:
+        return f"cell {cell}"
+    is_one = all(words != prompt for other, words in recording.prompts.items() if other != cell)
+    return prompt if is_one else f"{prompt} (cell {cell})"
 
 
 def numbers_of(recording: RowSource, cells: Iterable[int]) -> list[str]:

@@ -47,8 +47,10 @@ def save(recorded: RecordedTables, path: str | os.PathLike[str]) -> Path:
     head = {
         "format": FORMAT,
         "version": VERSION,
+        "tables": list(TABLES),
         "world_size": recorded.world_size,
         "hosts": recorded.hosts,
+        "prompts": sorted(recorded.prompts.items()),
         "baseline": None if recorded.baseline is None else dict(recorded.baseline),
         "aside": sorted(recorded.aside),
         "dropped": sorted(recorded.store.dropped.items()),
@@ -83,9 +85,10 @@ def restore(arrays: Any, make: Callable[..., _T]) -> _T:
         raise WrongFileError(f"is no recording but {head['format']!r}")
     if head["version"] != VERSION:
         raise WrongFileError(f"is a recording of version {head['version']}; this is version {VERSION}")
-    # Files of before these tables were there have none.
+    # Files of before these tables were there have none. One that should have a table is damaged.
+    own = set(head.get("tables", arrays))
     tables = {
-        name: upgraded(name, np.zeros(0, dtype) if name in LATER and name not in arrays else arrays[name])
+        name: upgraded(name, np.zeros(0, dtype) if name in LATER and name not in own else arrays[name])
         for name, dtype in TABLES.items()
     }
     for name, rows in tables.items():
@@ -100,6 +103,7 @@ def restore(arrays: Any, make: Callable[..., _T]) -> _T:
         FormerClock(rank=rank, clock=Clock.from_json(clock), ends=ends) for rank, clock, ends in head.get("former", ())
     ]
     recorded.hosts = tuple(head.get("hosts", ()))
+    recorded.prompts.update((int(cell), str(prompt)) for cell, prompt in head.get("prompts", ()))
     recorded.baseline = head["baseline"]
     recorded.aside.update(head.get("aside", ()))
     data, at = arrays["tensors"].tobytes(), 0

@@ -34,7 +34,7 @@ import numpy as np
 from ddp_notebook.errors import UsageError
 from ddp_notebook.observe.remote import RemoteCall
 from ddp_notebook.observe.steps.steps import steps
-from ddp_notebook.observe.tables.matching import RowSource, in_cell
+from ddp_notebook.observe.tables.matching import RowSource, in_cell, label_of
 from ddp_notebook.observe.tables.remote import calls as remote_calls
 from ddp_notebook.observe.trace import profiles as torch_profiles
 from ddp_notebook.observe.trace.communication import add_calls
@@ -177,14 +177,13 @@ def _slices(recording: RowSource, spans: Rows, end_ns: int) -> Iterator[Slice]:
     ):
         what = SPANS[kind] if kind < len(SPANS) else str(kind)
         text = recording.text(name)
-        cell_title = f"cell {cell}, {text}" if text else f"cell {cell}"
         args = {"name": text, "samples": samples if samples >= 0 else None, "thread": thread or None}
         args |= {"cell": cell} if kind == _CELL else {"cell": cell, "step": step}
         args |= {"state": "not ended yet"} if end < 0 else {}
         if kind in (_BLOCK, _PIPELINE):
             title = text
         else:
-            title = cell_title if kind == _CELL else f"{what} of {text}" if pipeline else what
+            title = label_of(recording, cell) if kind == _CELL else f"{what} of {text}" if pipeline else what
         yield Slice(
             name=title,
             category=what,

@@ -43,8 +43,8 @@ class BetweenSteps:
                 hide others, and how many steps the cell has taken; -1: the cell has ended.
 
         Returns:
-            Whether a cell runs. If not, call `run_outside` in the main thread. A cell that begins before that does the
-            task: it may have come already, and would hold it up to its end.
+            True while a cell runs. If False, the caller has the main thread call `run_outside`. A cell that begins
+            before that runs the task.
         """
         with self._lock:
             self._tasks.append(task)
@@ -56,13 +56,13 @@ class BetweenSteps:
             self._is_in_cell = True
 
     def end_cell(self) -> None:
-        """The cell has ended: do what is left."""
+        """The cell has ended: run the remaining tasks."""
         with self._lock:
             self._is_in_cell = False
         self.run_outside()
 
     def run_outside(self) -> None:
-        """Do what is left, while no cell runs."""
+        """Run the remaining tasks, while no cell runs."""
         self._run({}, -1)
 
     def stepped(self, steps: int) -> None:
@@ -71,8 +71,14 @@ class BetweenSteps:
             self._run(_variables(sys._getframe(1)), steps)
 
     def _run(self, variables: Mapping[str, Any], steps: int) -> None:
+        failure: BaseException | None = None
         while self._tasks:
-            self._tasks.popleft()(variables, steps)
+            try:
+                self._tasks.popleft()(variables, steps)
+            except BaseException as error:  # an interrupt: the other questions need their answers too
+                failure = failure or error
+        if failure is not None:
+            raise failure
 
 
 def _variables(frame: FrameType | None) -> dict[str, Any]:

@@ -21,6 +21,7 @@ export const GOING_ON = new Set(["running", "stuck", "hang"]);
 const MOST_ASKED_MS = 20000; // a longer window is too much to ask for
 const ROWS_ASKED = 3000; // of the 4000 that an answer holds
 const ROWS_OF_STEP = 10; // of a rank, if its model is small
+const MOST_ROWS = 65536; // half of what the table of spans holds: more would push out what was asked for before
 const PATIENCE_MS = 1200;
 
 /** The newest stretch of time, of a fixed length or of the last steps. */
@@ -129,8 +130,9 @@ export class Asking {
   constructor(store, env) {
     this.store = store;
     this.env = env;
-    /** @type {Set<string>} steps that were asked for */
+    /** @type {Set<string>} steps that were asked for, of these ranks */
     this.asked = new Set();
+    this.ofRanks = "";
     /** @type {{number: number, steps: string[], sentAt: number}|null} the request that is under way */
     this.request = null;
     this.mostSteps = Infinity; // of a request
@@ -168,15 +170,21 @@ export class Asking {
     this.isWaiting = false;
     this._takeAnswer();
     if (!missing.length) return "";
+    if (!this.env.canSend || this.store.state === "gone") return "not on this page";
+    if (this.ofRanks !== ranks.join()) this.asked.clear();
+    this.ofRanks = ranks.join();
+    const rows = ROWS_OF_STEP * ranks.length; // of a step
     const isGoingOn = GOING_ON.has(this.store.state);
     const isAtRest = this.store.choice.window !== null || !isGoingOn; // while following the next picture is another one
-    if (!this.env.canSend) return "not on this page";
-    if (!isAtRest || view.t1 - view.t0 > MOST_ASKED_MS) {
+    if (!isAtRest || view.t1 - view.t0 > MOST_ASKED_MS || missing.length * rows > MOST_ROWS) {
       this.words = isAtRest ? ": zoom in to ask for them" : ": stop here and zoom in to ask for them";
       return "not sent";
     }
-    const fresh = missing.filter((one) => !this.asked.has(nameOf(one)));
-    if (fresh.length && !this.request) this._timer = setTimeout(() => this._ask(fresh.slice(0, Math.min(this.mostSteps, Math.ceil(ROWS_ASKED / (ROWS_OF_STEP * ranks.length)))), ranks, redraw), 150);
+    const fresh = missing.filter((one) => !this.asked.has(keyOf(one)));
+    if (fresh.length && !this.request) {
+      const steps = fresh.slice(0, Math.min(this.mostSteps, Math.ceil(ROWS_ASKED / rows)));
+      this._timer = setTimeout(() => this._ask(steps, ranks, redraw), 150);
+    }
     this.isWaiting = fresh.length > 0 || this.request !== null;
     if (!this.isWaiting) {
       this.words = `: ${this.error || "the recording has no more of them"}`;
@@ -190,7 +198,7 @@ export class Asking {
   /** @param {StepMark[]} steps @param {number[]} ranks @param {() => void} redraw */
   _ask(steps, ranks, redraw) {
     const number = this.env.ask({ kind: "ask", what: "spans", t0: steps[0].start, t1: Math.max(...steps.map((one) => one.end)), ranks });
-    this.request = { number, steps: steps.map(nameOf), sentAt: performance.now() };
+    this.request = { number, steps: steps.map(keyOf), sentAt: performance.now() };
     for (const one of this.request.steps) this.asked.add(one);
     setTimeout(redraw, PATIENCE_MS + 50);
     redraw();
@@ -198,11 +206,13 @@ export class Asking {
 
   _takeAnswer() {
     const { request } = this;
+    if (request && this.store.state === "gone") this.clear(); // nobody answers; a kernel that comes back is asked anew
     if (!request || !this.store.isAnswered(request.number)) return;
     const message = this.store.answers.get(request.number)?.message; // the store keeps the last ones
     this.request = null;
     this.error = message?.error ?? "";
-    if (message?.notes?.rows_left_out && request.steps.length > 1) {
+    if (!message?.notes?.rows_left_out) this.mostSteps *= 2;
+    else if (request.steps.length > 1) {
       this.mostSteps = Math.ceil(request.steps.length / 2);
       for (const one of request.steps) this.asked.delete(one); // those that it still lacks are asked for again
     }
@@ -210,6 +220,6 @@ export class Asking {
 }
 
 /** @param {StepMark} step */
-function nameOf({ cell, step }) {
+function keyOf({ cell, step }) {
   return `${cell}.${step}`;
 }
