@@ -1,4 +1,4 @@
-"""Answers to a view's requests: a window of the timeline, a step, the values of a collective."""
+"""Answers to a view's requests: a window of the timeline, steps, metrics, the values of a collective."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from ddp_notebook.widgets.feed import remote as remote_calls
 from ddp_notebook.widgets.feed.feed import Feed
 from ddp_notebook.widgets.feed.messages import FeedMessage
 from ddp_notebook.widgets.feed.tables import empty
-from ddp_notebook.widgets.feed.timeline import Timeline
 
 _SPANS = 4000  # of an answer
 _METRICS = 20_000  # rows of an answer at most
@@ -34,8 +33,6 @@ def answer(asked: dict[str, Any], feed: Feed, now_ns: int) -> FeedMessage:
         case "spans":
             spans, left_out = _spans(feed, float(asked["t0"]), float(asked["t1"]), asked.get("ranks"))
             return feed.answer(request, now_ns, {"span": spans}, notes={"rows_left_out": left_out})
-        case "step":
-            return feed.answer(request, now_ns, _step(feed, int(asked["cell"]), int(asked["step"])))
         case "steps":
             return feed.answer(
                 request, now_ns, {name: feed.kept(name) for name in ("step", "bucket")}, steps_left_out=0
@@ -86,16 +83,6 @@ def _calls(recording: RecordedTables) -> dict[str, Any]:
     contexts = remote.contexts(recording, cell) if len(found) <= MOST_CALLS else []
     drawn = calls_drawn(found[:MOST_CALLS], remote.references(recording, cell) if found else [], contexts)
     return {"of_cell": cell, "in_all": len(found), "drawn": {**drawn, "world_size": recording.world_size}}
-
-
-def _step(feed: Feed, cell: int, step: int) -> dict[str, Rows]:
-    """A step of a cell on all ranks, with its buckets and what its timeline holds."""
-    spans, calls = _rows(feed, "span"), _rows(feed, "call")
-    timeline = Timeline(feed.recording, cell, feed.start_ns, None)
-    tables = timeline.all_of(step, spans[spans["cell"] == cell], calls[calls["cell"] == cell])
-    if not len(tables["step"]):
-        raise ValueError(f"step {step} of cell {cell} is not kept any more, or not over yet")
-    return tables
 
 
 def _values(feed: Feed, cell: int, group: int, number: int, op: int) -> tuple[dict[str, Rows], bytes]:

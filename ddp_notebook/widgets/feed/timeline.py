@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from ddp_notebook.observe.steps.steps import waited_for
 from ddp_notebook.observe.tables.matching import match_collectives, match_messages
 from ddp_notebook.observe.tables.recorded import RecordedTables
 from ddp_notebook.observe.tables.remote import latest
@@ -94,21 +93,6 @@ class Timeline:
             self._cutter.skips_first = True
             self._forget(np.full(self._cutter.world_size, np.iinfo(np.int64).max))
         return tables, whole
-
-    def all_of(self, step: int, spans: Rows, calls: Rows) -> dict[str, Rows]:
-        """One step on all ranks, of a cell whose rows are all here."""
-        cutter = self._cutter
-        cutter.add(spans)
-        waited = waited_for(self._recording, calls)
-        steps, buckets = cutter.measure(np.array([step]), spans, calls, waited, self._remote(), self._start_ns)
-        spans = spans[cutter.numbers(spans["rank"], spans["start_ns"]) == step]
-        self._calls = calls[cutter.numbers(calls["rank"], calls["issue_ns"]) == step]
-        self._call_sent, self._came_s = np.zeros(len(self._calls), bool), np.zeros(len(self._calls))
-        self._waited = np.zeros(len(self._calls), np.int64)
-        found = outgoing.spans(spans[spans["kind"] != _CELL], self._start_ns)
-        if len(self._calls):
-            found = np.concatenate((found, self._matched(2 * _LATE_IN_LOOP_S)[1]))
-        return {"step": steps, "bucket": buckets, "span": found}
 
     def _remote(self) -> Rows:
         return latest(self._recording.rows("rpc"))
