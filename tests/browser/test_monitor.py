@@ -191,6 +191,7 @@ def it_is_what_was_recorded(view: View, recorded: dict[str, Any]) -> None:
     view.open("Timeline")
     timeline = view.wait_for("state.panels.timeline?.rectangles > 0")["panels"]["timeline"]
     assert timeline["rows"] == 4
+    view.wait_for(f"state.panels.timeline.steps === {LOGGED} && state.panels.timeline.missing.length === 0")
     view.open("Ranks")
     ranks = view.wait_for("state.panels.ranks?.rows.length == 4")["panels"]["ranks"]["rows"]
     assert [row["last"].partition(" #")[0] for row in ranks] == ["all_reduce"] * 4

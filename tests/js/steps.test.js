@@ -1,9 +1,10 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { barOf, bucketsOf } from "../../ddp_notebook/widgets/js/data/steps.js";
+import { askForSteps, barOf, bucketsOf } from "../../ddp_notebook/widgets/js/data/steps.js";
 import { Store } from "../../ddp_notebook/widgets/js/data/store.js";
 import { COLLECTIVE, PARTS } from "../../ddp_notebook/widgets/js/data/tables.js";
 import { cutLabels, highest, stack, stepLabels } from "../../ddp_notebook/widgets/js/drawing/stepbars.js";
+import { inWords } from "../../ddp_notebook/widgets/js/parts/notices.js";
 import { TEXTS, deliver, span, step } from "./messages.js";
 
 const FRAME = { left: 50, top: 10, width: 100, height: 200, high: 100, pitch: 20, gap: 2 };
@@ -91,4 +92,29 @@ test("labels below the bars never touch: a cell's name is worth more than a numb
       if (at) assert.ok(x - width / 2 >= labels[at - 1].x + labels[at - 1].width / 2 + 6, `${labels[at - 1].words} and ${words}`);
     });
   }
+});
+
+test("when no cell runs any more, the steps that were left out are asked for once", () => {
+  const store = new Store();
+  const sent = [];
+  const env = { canSend: true, ask: (message) => sent.push(message) };
+  const look = (head) => {
+    deliver(store, { seq: (store.seq ?? 0) + 1, ...head });
+    askForSteps(store, env);
+    return sent.length;
+  };
+  const left = "timeline and buckets: one of 8 steps is shown · 40 rows of the timeline left out";
+  assert.equal(look({ state: "running", notes: { units_shown_of: 8, rows_left_out: 40 } }), 0, "while it runs they would be too many");
+  assert.equal(inWords(store).join(" · "), left);
+  assert.equal(look({ state: "idle" }), 1);
+  assert.equal(look({ state: "idle" }), 1);
+  store.feed({ kind: "answer", request: 1, steps_left_out: 0, steps_shown_of: 1, tables: {} });
+  assert.deepEqual(inWords(store), []);
+  assert.equal(look({ state: "idle", notes: { units_shown_of: 8, rows_left_out: 41 } }), 1, "the kernel still counts what it did not send");
+  assert.deepEqual(inWords(store), []);
+  assert.equal(look({ state: "running", cell: 2 }), 1);
+  assert.equal(inWords(store).length, 2, "of the next cell steps are left out again");
+  assert.equal(look({ state: "idle" }), 2);
+  store.feed({ kind: "answer", request: 2, steps_left_out: 0, steps_shown_of: 8, tables: {} });
+  assert.equal(inWords(store)[0], "timeline and buckets: one of 8 steps is shown", "the recording has only the last ones");
 });

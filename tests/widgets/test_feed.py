@@ -14,6 +14,7 @@ from ddp_notebook.observe.recording import Recording
 from ddp_notebook.records.codec import Batch
 from ddp_notebook.records.schema import CALL, RESOURCE
 from ddp_notebook.widgets.feed import answers
+from ddp_notebook.widgets.feed import feed as feed_module
 from ddp_notebook.widgets.feed.feed import Feed
 from ddp_notebook.widgets.feed.tables import KINDS
 from ddp_notebook.widgets.present import Present
@@ -180,7 +181,7 @@ def test_sequence_numbers_grow_by_one_and_a_late_view_goes_on_where_its_snapshot
     assert seen == list(range(1, len(seen) + 1))
 
 
-def test_too_much_is_left_out_by_whole_steps_and_said():
+def test_too_much_is_left_out_by_whole_steps_and_said_and_comes_when_it_is_asked_for(monkeypatch):
     run = simulate(
         world_size=8, steps=100, input_ms=0.5, forward_ms=1, backward_ms=2, optimizer_ms=0.5, transfer_ms=0.1
     )
@@ -198,6 +199,19 @@ def test_too_much_is_left_out_by_whole_steps_and_said():
         ranks_of[int(row["step"])].add(int(row["rank"]))
     assert 0 < len(ranks_of) < 100
     assert all(ranks == set(range(8)) for ranks in ranks_of.values()), "a step is shown on all ranks or on none"
+
+    asked = answers.answer({"what": "steps"}, feed, 0)
+    assert asked.header["steps_shown_of"] == 1
+    whole = gathered([asked])
+    check_steps(whole["step"], recording)
+    starts = {(int(row["rank"]), int(row["step"])): float(row["start"]) for row in whole["step"]}
+    assert starts.keys() == {(rank, step) for rank in range(8) for step in range(100)}
+    for row in tables["step"]:
+        assert starts[int(row["rank"]), int(row["step"])] == pytest.approx(float(row["start"]), abs=1e-3)
+    monkeypatch.setattr(feed_module, "_HISTORY", 1000)  # rows, so that the first steps are not measured again
+    asked = answers.answer({"what": "steps"}, feed, 0)
+    assert asked.header["steps_shown_of"] == notes["units_shown_of"]
+    assert 0 < len(gathered([asked])["step"]) < 800
     check_steps(tables["step"], recording)
     seconds = (BEGIN_NS + messages[-1].header["now_ms"] * 1e6 - BEGIN_NS) / 1e9
     assert sum(message.nbytes for message in messages) / max(seconds, 1) < 60_000

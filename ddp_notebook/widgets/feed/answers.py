@@ -34,9 +34,8 @@ def answer(asked: dict[str, Any], feed: Feed, now_ns: int) -> FeedMessage:
             spans, left_out = _spans(feed, float(asked["t0"]), float(asked["t1"]), asked.get("ranks"))
             return feed.answer(request, now_ns, {"span": spans}, notes={"rows_left_out": left_out})
         case "steps":
-            return feed.answer(
-                request, now_ns, {name: feed.kept(name) for name in ("step", "bucket")}, steps_left_out=0
-            )
+            tables, every = feed.steps()
+            return feed.answer(request, now_ns, tables, steps_left_out=0, steps_shown_of=every)
         case "values":
             values, data = _values(feed, *(int(asked[name]) for name in ("cell", "group", "number", "op")))
             return feed.answer(request, now_ns, values, data=data)

@@ -44,6 +44,7 @@ class Feed:
         recording: may grow.
         only: this cell only; None: all.
         is_live: rows will come; if not, only what a snapshot has no room for is left out.
+        start_ns: the time from which its messages count; None: of the first row.
 
     Example:
         >>> feed = Feed(RecordedTables(world_size=2), is_live=False)
@@ -51,13 +52,17 @@ class Feed:
         2
     """
 
-    def __init__(self, recording: RecordedTables, only: int | None = None, *, is_live: bool = True) -> None:
+    def __init__(
+        self, recording: RecordedTables, only: int | None = None, *, is_live: bool = True, start_ns: int | None = None
+    ) -> None:
         self.recording = recording
         self.only = only
         self.is_live = is_live
         self.run = secrets.token_hex(4)
         self.seq = 0
         self.start_ns, self.end_ns = bounds_ns(recording)
+        if start_ns is not None:
+            self.start_ns = start_ns
         self.last = np.zeros(recording.world_size, CALL)  # the last collective of each rank
         self.resources = np.zeros(recording.world_size, RESOURCE)  # the last memory and load of each rank
         self._ends = {name: ring.end for name, ring in recording.store.rings.items()}
@@ -72,6 +77,7 @@ class Feed:
         self._looked_s: float | None = None
         self._timeline_s = 0.0
         self._rows_left_out = 0
+        self._is_history_whole = True  # all rows of before were read
         self._kept = {name: Ring(FEED_TABLES[name], count) for name, count in _KEPT.items()}
         self._ranks: Rows = empty("rank")
         self._layouts: list[dict[str, Any]] = []
@@ -145,6 +151,13 @@ class Feed:
         """The latest rows of the timeline's tables, of `only` where that is set, as many as are kept."""
         rows = self._kept[table].all()
         return rows if self.only is None else rows[rows["cell"] == self.only]
+
+    def steps(self) -> tuple[dict[str, Rows], int]:
+        """Rows of steps and buckets, and of how many steps one is among them. A live feed thins them; the recording may
+        still hold all: then they are measured again."""
+        every = self.notes()["units_shown_of"]
+        source = self if every == 1 else Feed(self.recording, self.only, start_ns=self.start_ns)
+        return {name: source.kept(name) for name in ("step", "bucket")}, 1 if source._is_history_whole else every
 
     @property
     def world_size(self) -> int:
@@ -274,6 +287,7 @@ class Feed:
             since = max(0, self._ends[table] - _HISTORY) if self.is_live else 0
             self._ends[table] = since
             rows = self._follow(table)
+            self._is_history_whole &= not since and len(rows) <= _HISTORY
             if len(rows) > _HISTORY:
                 rows = rows[rows[begun] >= np.partition(rows[begun], -_HISTORY)[-_HISTORY]]
             found[table] = rows

@@ -141,7 +141,11 @@ export class Intake extends Run {
     if (message.layouts) this.#takeLayouts(message.layouts);
     if (message.kind !== "answer") this.takeHeader(message);
     if (message.steps_left_out !== undefined) this.stepsLeftOut = message.steps_left_out;
-    if (message.kind === "snapshot") this.stepsAsked = false;
+    if (message.steps_shown_of) this.answeredShownOf = message.steps_shown_of;
+    if (message.kind === "snapshot") {
+      this.stepsAsked = false;
+      this.answeredShownOf = 0;
+    }
     if (tables.metric || tables.course) this.#takeMetrics(tables, message.kind !== "delta");
     if (tables.step) this.#takeKeyed(tables.step, this.tables.step, this.stepIndex, ({ rank }, index) => rank[index]);
     if (tables.bucket) {

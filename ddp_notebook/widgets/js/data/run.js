@@ -12,6 +12,9 @@ const HELLO_AGAIN_MS = 2000; // at first; a kernel that is busy answers when its
 
 export const LATE = "after the cell"; // when the kernel answers a view that it cannot hear while a cell runs
 
+/** States of a run in which more is to come. */
+export const GOING_ON = new Set(["running", "stuck", "hang"]);
+
 export class Run {
   /** @param {string|null} [run] its name */
   constructor(run = null) {
@@ -23,6 +26,7 @@ export class Run {
     this.cell = 0;
     this.stepsLeftOut = 0; // rows that the snapshot had no room for
     this.stepsAsked = false;
+    this.answeredShownOf = 0; // of how many steps one is here, from the answer to that; 0: no answer holds any more
     this.state = "";
     this.title = "";
     /** @type {{cell: number, label: string, per_step: string, definition: string}|null} */
@@ -73,6 +77,11 @@ export class Run {
   /** @param {number} number @returns {string} */
   text(number) {
     return this.texts.get(number) ?? "";
+  }
+
+  /** Of how many steps one is here. */
+  get stepsShownOf() {
+    return this.answeredShownOf || this.notes.units_shown_of || 1;
   }
 
   /**
@@ -135,6 +144,10 @@ export class Run {
     for (const [cell, prompt] of message.prompts ?? []) this.prompts.set(cell, prompt);
     this.only = message.only ?? this.only;
     if (message.training !== undefined) this.training = message.training;
+    if (message.state && GOING_ON.has(message.state) && !GOING_ON.has(this.state)) {
+      this.stepsAsked = false;
+      this.answeredShownOf = 0;
+    }
     this.state = message.state ?? this.state;
     this.title = message.title ?? this.title;
     this.alert = message.why ?? "";

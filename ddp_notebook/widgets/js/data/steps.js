@@ -2,6 +2,7 @@
  * What each step's time went into, and when its buckets were under way. Pure.
  */
 
+import { GOING_ON } from "./run.js";
 import { COLLECTIVE, KINDS, PARTS } from "./tables.js";
 
 /** @typedef {{cell: number, step: number, parts: number[], duration: number, ranks: number[]}} Bar parts: ms, in the order of PARTS */
@@ -24,12 +25,14 @@ function partsOf(columns, index) {
 }
 
 /**
- * Ask for the steps that a snapshot had no room for, once.
+ * Ask once for the steps that a snapshot had no room for, and, when no cell runs any more, for those that were left out
+ * while it ran.
  * @param {import("./store.js").Store} store
  * @param {{canSend: boolean, ask: (message: Record<string, any>) => number}} env
  */
 export function askForSteps(store, env) {
-  if (!env.canSend || !store.stepsLeftOut || store.stepsAsked) return;
+  const isThinned = store.stepsShownOf > 1 && !GOING_ON.has(store.state);
+  if (!env.canSend || store.state === "gone" || store.stepsAsked || !(store.stepsLeftOut || isThinned)) return;
   store.stepsAsked = true;
   env.ask({ kind: "ask", what: "steps" });
 }

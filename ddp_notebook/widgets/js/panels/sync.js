@@ -94,7 +94,7 @@ export function syncPanel(el, store, env) {
   }
 
   function noBuckets() {
-    const every = store.notes.units_shown_of;
+    const every = store.stepsShownOf;
     if (every > 1) return `One of ${every} steps is sent with its buckets; choose a neighbouring step.`;
     return "It synchronises none, or it has gone from memory. A model in DistributedDataParallel has buckets.";
   }

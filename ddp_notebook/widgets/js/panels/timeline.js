@@ -18,6 +18,7 @@
 import { plural } from "../data/format.js";
 import { COMMUNICATION, COMPUTE, Lanes } from "../data/lanes.js";
 import { isSameName, nameOf } from "../data/names.js";
+import { GOING_ON } from "../data/run.js";
 import { StepMarks, leftOut } from "../data/stepmarks.js";
 import { askForSteps } from "../data/steps.js";
 import { HEADING, MERGE_PX, Rectangles, TRANSFER, collect, hit, layoutRows, leastWidth } from "../drawing/bars.js";
@@ -27,7 +28,7 @@ import { pan, zoom } from "../drawing/timewindow.js";
 import { collectiveControl, stepControl } from "../parts/controls.js";
 import { tooltip } from "../parts/tooltip.js";
 import { Chosen } from "./timeline_choice.js";
-import { Asking, Follow, GOING_ON, controls, legend } from "./timeline_controls.js";
+import { Asking, Follow, controls, legend } from "./timeline_controls.js";
 import { pointer as listen } from "./timeline_pointer.js";
 import { timelineWords } from "./timeline_words.js";
 
@@ -195,7 +196,7 @@ export function timelinePanel(el, store, env) {
     const { missing } = scene;
     if (missing.length) parts.push(`${plural(missing.length, "step")} of ${scene.steps.length} in sight not sent to this page (hatched)${asking.words}`);
     if (store.notes.remote_shown_of > 1) parts.push(`of the remote calls 1 in ${store.notes.remote_shown_of} is sent while they run`);
-    if (!missing.length && store.notes.units_shown_of > 1) parts.push(`of the steps 1 in ${store.notes.units_shown_of} is sent while they run`);
+    if (!missing.length && store.stepsShownOf > 1) parts.push(`of the steps 1 in ${store.stepsShownOf} is sent while they run`);
     return parts.join("; ");
   }
 
@@ -370,7 +371,7 @@ export function timelinePanel(el, store, env) {
       const all = rectangles;
       return {
         window: scene && [scene.view.t0, scene.view.t1], isFollowing: !store.choice.window, rectangles: all.total, single: all.single, merged: all.merged, columns: all.columns,
-        links: joined.length, linked: joined.map((one) => one.bars.length), missing: missing.map((one) => one.step), asking: asking.isWaiting, rows: ranks.length,
+        links: joined.length, linked: joined.map((one) => one.bars.length), steps: steps.marks.length, missing: missing.map((one) => one.step), asking: asking.isWaiting, rows: ranks.length,
         rowHeight: scene?.layout.row, rowTops: scene?.layout.tops, headings: scene?.layout.headings, scroll, spans: lanes.count, arrows: scene?.arrows ?? [], underPointer: found ? about(found, remoteUnder(found)) : null, chosen: store.choice.collective, chosenCall: aboutChosen(), note: note(), left, top: TOP, ...drawn,
       };
     },

@@ -4,6 +4,7 @@
 
 import { colourOf } from "../drawing/timeline_draw.js";
 import { MEANINGS } from "../drawing/bars.js";
+import { GOING_ON } from "../data/run.js";
 import { make } from "../parts/dom.js";
 import { follow } from "../drawing/timewindow.js";
 
@@ -16,8 +17,6 @@ const LENGTHS = [
 /** @typedef {import("../data/stepmarks.js").StepMark} StepMark */
 /** @typedef {import("../drawing/timewindow.js").TimeWindow} TimeWindow */
 
-/** States of a run in which more is to come. */
-export const GOING_ON = new Set(["running", "stuck", "hang"]);
 const MOST_ASKED_MS = 20000; // a longer window is too much to ask for
 const ROWS_ASKED = 3000; // of the 4000 that an answer holds
 const ROWS_OF_STEP = 10; // of a rank, if its model is small

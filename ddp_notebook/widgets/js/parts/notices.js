@@ -75,9 +75,9 @@ export function answersInWords({ answersWhen, state }) {
 
 /** What the kernel says, in words; nothing where nothing is missing. @type {Record<string, (value: any) => string[]>} */
 const NOTES = {
-  units_shown_of: (every) => (every > 1 ? [`timeline and buckets: one of ${every} steps is shown`] : []),
+  units_shown_of: () => [], // said below, as it is since the steps that were left out have come
   remote_shown_of: (every) => (every > 1 ? [`timeline: one of ${every} remote calls is shown`] : []),
-  rows_left_out: (count) => (count ? [`${plural(count, "row")} of the timeline left out`] : []),
+  rows_left_out: () => [], // likewise
   dropped_rows: (count) => (count ? [`${plural(count, "row")} lost on the ranks`] : []),
   values_left_out: () => [], // where tensors are shown
   answers: () => [],
@@ -89,7 +89,8 @@ const NOTES = {
  * @returns {string[]}
  */
 export function inWords(store) {
-  const found = [];
+  const found = store.stepsShownOf > 1 ? [`timeline and buckets: one of ${store.stepsShownOf} steps is shown`] : [];
+  if (store.notes.rows_left_out && store.answeredShownOf !== 1) found.push(`${plural(store.notes.rows_left_out, "row")} of the timeline left out`);
   for (const [name, value] of Object.entries(store.notes)) {
     const known = NOTES[name];
     if (known) found.push(...known(value));
