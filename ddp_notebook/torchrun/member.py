@@ -34,7 +34,7 @@ class Member:
     has_joined: bool = False  # its agent speaks: torch is imported there
     done: CellDone | None = None  # how its script has ended
     how_it_went: str = field(default="", init=False)  # "": it is there
-    cause_order: int = field(default=3, init=False)  # of ranks that ended, those with the lowest number are the cause
+    cause_order: int = field(default=3, init=False)  # the lowest number of all ranks marks the cause
 
     @property
     def rank(self) -> int:
