@@ -152,8 +152,8 @@ def make_kernel(browser_page):
 
 
 def drawn(shown: Page, name: str, timeout_s: float = 10.0) -> dict[str, Any]:
-    """Return the points of the metric's chart when no request for more is open and all rows are drawn. The browser tells
-    a view only after a while that it can be seen."""
+    """Return the points of the metric's chart when no request for more is open and all rows are drawn. The browser
+    tells a view only after a while that it can be seen."""
     until = time.monotonic() + timeout_s
     while True:
         shown.evaluate("(name) => views[name].el.scrollIntoView()", name)
