@@ -26,6 +26,7 @@ _DOCS = fresh.ROOT / "docs"
 _PAGES = (".py", ".md", ".css", ".js", ".svg")
 # Sphinx gives each heading its name as an id, and wants no level left out.
 _BADGE = re.compile(r"\[!\[([^\]]*)\]\(https?://[^)]*\)\](\([^)]*\))")  # a picture that lies elsewhere
+_PAGE_LINK = re.compile(r"\]\(docs/(?=[\w-]+\.md)")
 _GLOSSARY_HEADING = re.compile(r'^<a id="[^"]+"></a>\n\n### ', re.MULTILINE)
 
 
@@ -37,12 +38,12 @@ def lay_out(made: Path, folder: Path) -> None:
         folder: for Sphinx.
     """
     wanted: dict[Path, str | Path] = {Path(name): fresh.ROOT / name for name in TEXTS}
+    wanted |= {Path(name): placed(name) for name in TEXTS if "/" not in name}
     for path in sorted(_DOCS.rglob("*")):
         if path.suffix in _PAGES and path.name not in replays.SCRIPTS:
             wanted[path.relative_to(_DOCS)] = path
     for path in NOTEBOOKS:
         wanted[Path("notebooks", path.name)] = _BADGE.sub(r"[\1]\2", (made / path.name).read_text())
-    wanted[Path("README.md")] = _for_all_pages((fresh.ROOT / "README.md").read_text())
     glossary, contents = Path("notebooks/glossary.md"), Path("notebooks/README.md")
     wanted[glossary] = _GLOSSARY_HEADING.sub("## ", (fresh.ROOT / glossary).read_text())
     wanted[contents] = (fresh.ROOT / contents).read_text() + _toctree()
@@ -58,14 +59,16 @@ def lay_out(made: Path, folder: Path) -> None:
             path.unlink()
 
 
-def _for_all_pages(readme: str) -> str:
-    """README.md with links that lead where they did, from whatever page includes a part of it.
+def placed(name: str) -> str:
+    """Return a text of the repository's root with links to where the pages of docs lie for Sphinx. Those of README.md
+    also lead there from a page that includes a part of it.
 
     Example:
-        >>> _for_all_pages("[here](#slurm), [there](docs/clusters.md#slurm)")
-        '[here](/index.md#slurm), [there](/clusters.md#slurm)'
+        >>> "](/security.md)" in placed("ARCHITECTURE.md")
+        True
     """
-    return readme.replace("](#", "](/index.md#").replace("](docs/clusters.md", "](/clusters.md")
+    text = _PAGE_LINK.sub("](/", (fresh.ROOT / name).read_text())
+    return text.replace("](#", "](/index.md#") if name == "README.md" else text
 
 
 def _toctree() -> str:
