@@ -106,12 +106,14 @@ def start(
 
 
 def running() -> Session | None:
-    """Return the session that runs, or None. A session whose hosts are gone is ended."""
+    """Return the session that runs, or None. A session whose hosts are gone is ended, unless it goes on in another
+    notebook, which took it over: then this one stays attached until %ddp_stop."""
     session = current()
     if session is None or not session._ready:  # a second start next to a starting session is an error of `Session`
         return None
     if not session.is_running:
-        session.stop()
+        if not session.outlives_stop:
+            session.stop()
         return None
     return session
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import IPython
 import pytest
 
 from tests.conftest import wait_until
@@ -208,7 +209,10 @@ def test_the_inspector_shows_the_help(ranks):
 )
 def test_options_complete_with_tab(ranks, cell, completed):
     reply = ranks.client.complete(cell, reply=True, timeout=20)["content"]
-    assert reply["matches"] == completed
+    if IPython.version_info >= (8, 6):
+        assert reply["matches"] == completed
+    else:  # whose completers cannot leave the others out
+        assert set(completed) <= set(reply["matches"])
     assert cell[reply["cursor_start"] : reply["cursor_end"]] == cell.split()[-1]
 
 
