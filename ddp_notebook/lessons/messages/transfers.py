@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ddp_notebook.errors import UsageError
-from ddp_notebook.observe.tables.matching import in_cell
 
 if TYPE_CHECKING:
     from ddp_notebook import Recording
@@ -93,7 +92,7 @@ def _calls(recording: Recording, cell: int | None) -> list[Collective]:
     found = [call for call in recording.collectives(cell=cell) if call.is_point_to_point]
     last = max((call.cell for call in found), default=None)
     if last is None:
-        raise UsageError(f"nothing was sent from one rank to another{in_cell(recording, cell)}")
+        raise UsageError("nothing was sent from one rank to another" + (f" in cell {cell}" if cell is not None else ""))
     return [call for call in found if call.cell == last]
 
 
