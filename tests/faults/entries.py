@@ -43,8 +43,8 @@ _NOTE = re.compile(
     r"|rank \d+ was replaced and begins without variables: .*"
     r"|not ended yet: .*press stop again to replace (it|them), whose variables are lost"
     r"|ranks? [\d,-]+: no default process group after this cell; .*"
-    r"|\[\d+\] \[rank\d+\]:\[E.* monitoredBarrier.*"  # torch's own, of a rank that died
-    r"|\[\d+\] \[rank\d+\]:\[W.* The hostname of the client socket cannot be retrieved.*"  # ::1 has no name
+    r"|\[[\d,-]+\] \[rank\d+(?: \| \d+)*\]:\[E.* monitoredBarrier.*"  # torch's own, of a rank that died
+    r"|\[[\d,-]+\] \[rank\d+(?: \| \d+)*\]:\[W.* The hostname of the client socket cannot be retrieved.*"  # ::1 has no name
     r"|group \[\d,\d\] of ranks \d,\d is not known on rank \d and cannot be used any more; make it again .*"
 )
 _ACT = re.compile(r"^ *ranks? (?P<ranks>[\d,-]+) (was |were |has |have )?(?P<act>.*)$", re.MULTILINE)
