@@ -44,7 +44,7 @@ _NOTE = re.compile(
     r"|not ended yet: .*press stop again to replace (it|them), whose variables are lost"
     r"|ranks? [\d,-]+: no default process group after this cell; .*"
     r"|\[[\d,-]+\] \[rank\d+(?: \| \d+)*\]:\[E.* monitoredBarrier.*"  # torch's own, of a rank that died
-    r"|\[[\d,-]+\] \[rank\d+(?: \| \d+)*\]:\[W.* The hostname of the client socket cannot be retrieved.*"  # ::1 has no name
+    r"|\[[\d,-]+\] \[rank\d+(?: \| \d+)*\]:\[W.* The hostname of the client socket cannot be retrieved.*"  # of ::1
     r"|group \[\d,\d\] of ranks \d,\d is not known on rank \d and cannot be used any more; make it again .*"
 )
 _ACT = re.compile(r"^ *ranks? (?P<ranks>[\d,-]+) (was |were |has |have )?(?P<act>.*)$", re.MULTILINE)
