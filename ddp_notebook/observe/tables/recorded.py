@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,6 +51,7 @@ class RecordedTables:
         self.aside: set[int] = set()  # cells whose rows are not shown any more
         self.listeners: list[Callable[[Batch], None]] = []  # called with each batch that came in, in the feeding thread
         self.catch_up: Callable[[], None] | None = None  # brings in what ranks have recorded and not sent yet
+        self._asks_nobody = 0  # blocks of `as_it_is` that run
         self.store = Store(capacity)
         self._groups: dict[int, dict[str, Any]] = {}
 
@@ -84,6 +86,15 @@ class RecordedTables:
 
     # ---- rows
 
+    @contextmanager
+    def as_it_is(self) -> Iterator[None]:
+        """Ask no rank for rows in the block: those that have come are all."""
+        self._asks_nobody += 1
+        try:
+            yield
+        finally:
+            self._asks_nobody -= 1
+
     def rows(self, table: str, since: int = 0) -> Rows:
         """A copy of a table's rows, times on the notebook's clock. Ranks come as their batches came. Of metrics that
         are more than the table holds the earlier ones are thinned.
@@ -95,7 +106,8 @@ class RecordedTables:
         Raises:
             UsageError: there is no such table.
         """
-        if (catch_up := self.catch_up) is not None:  # once: the end of a session takes it away
+        catch_up = self.catch_up  # read once: the end of a session takes it away
+        if catch_up is not None and not self._asks_nobody:
             catch_up()
         return self.metrics_until() if table == "metric" and not since else self.follow(table, since)[0]
 

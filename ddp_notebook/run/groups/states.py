@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 from ddp_notebook.launch.cluster import Cluster
 from ddp_notebook.launch.placement import Placement
 from ddp_notebook.observe.steps.run import run_of
@@ -62,13 +64,15 @@ def status(
     known: dict[str, int] = {}
     for row in rows:
         known[row.host] = max(known.get(row.host, 0), recording.clock.error_ns(row.rank) or 0)
+    with recording.as_it_is() if silent else nullcontext():  # else it would wait for ranks that do not answer
+        run = run_of(recording)
     return Status(
         backend=placement.backend,
         epoch=cluster.epoch,
         rows=tuple(rows),
         trouble=trouble,
         clock_errors_ns=known,
-        run=run_of(recording),
+        run=run,
         tasks=tasks,
     )
 
