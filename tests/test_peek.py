@@ -92,7 +92,7 @@ recording = RankEngine.instance()._rank.runner._recording
 begin = recording.begin_cell
 def begin_behind_the_question(*args, **named):
     recording.begin_cell = begin
-    until = time.monotonic() + 20
+    until = time.monotonic() + 2  # a question that came before the job is answered already
     while not recording.training.between and time.monotonic() < until:
         time.sleep(0.01)
     begin(*args, **named)
