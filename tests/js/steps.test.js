@@ -117,4 +117,10 @@ test("when no cell runs any more, the steps that were left out are asked for onc
   assert.equal(look({ state: "idle" }), 2);
   store.feed({ kind: "answer", request: 2, steps_left_out: 0, steps_shown_of: 8, tables: {} });
   assert.equal(inWords(store)[0], "timeline and buckets: one of 8 steps is shown", "the recording has only the last ones");
+
+  assert.equal(look({ state: "running", cell: 3, notes: { units_shown_of: 1, rows_left_out: 41 } }), 2);
+  assert.equal(look({ state: "idle" }), 2, "of this cell nothing was left out");
+  assert.deepEqual(inWords(store), ["1 row of the timeline left out"], "of the cell before, whose steps have not all come");
+  assert.equal(look({ state: "running", cell: 4, notes: { units_shown_of: 8, rows_left_out: 60 } }), 2);
+  assert.equal(look({ state: "idle", notes: { units_shown_of: 1, rows_left_out: 60 } }), 3, "it was fast only when it began");
 });

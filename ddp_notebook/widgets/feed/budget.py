@@ -30,6 +30,7 @@ class Thinning:
         self.bytes_per_s = bytes_per_s
         self._from = [np.iinfo(np.int64).min]  # from this step on ...
         self._every = [every]  # ... one of so many
+        self.coarsest = every  # that has applied so far
         self._rate: float | None = None  # bytes a second if all were shown
 
     @property
@@ -74,4 +75,5 @@ class Thinning:
             self._every.pop()
         self._from.append(number)
         self._every.append(every)
+        self.coarsest = max(self.coarsest, every)
         del self._from[1:-16], self._every[1:-16]

@@ -76,7 +76,7 @@ class Feed:
         self._allowance = _BURST_BYTES
         self._looked_s: float | None = None
         self._timeline_s = 0.0
-        self._rows_left_out = 0
+        self._rows_left_out, self._coarsest = 0, 1  # of cells whose rows come no more
         self._is_history_whole = True  # all rows of before were read
         self._kept = {name: Ring(FEED_TABLES[name], count) for name, count in _KEPT.items()}
         self._ranks: Rows = empty("rank")
@@ -155,8 +155,9 @@ class Feed:
     def steps(self) -> tuple[dict[str, Rows], int]:
         """Rows of steps and buckets, and of how many steps one is among them. A live feed thins them; the recording may
         still hold all: then they are measured again."""
-        every = self.notes()["units_shown_of"]
-        source = self if every == 1 else Feed(self.recording, self.only, start_ns=self.start_ns)
+        is_thinned = self.notes()["rows_left_out"] > 0
+        source = Feed(self.recording, self.only, start_ns=self.start_ns) if is_thinned else self
+        every = max([self._coarsest, *(one.coarsest for one in self._timelines.values())])
         return {name: source.kept(name) for name in ("step", "bucket")}, 1 if source._is_history_whole else every
 
     @property
@@ -244,7 +245,9 @@ class Feed:
         for cell in sorted(cells - set(self._timelines)):
             self._timelines[cell] = self._timeline(cell, TIMELINE_BYTES_PER_S if self.is_live else None)
         while len(self._timelines) > _CELLS:
-            self._rows_left_out += self._timelines.pop(next(iter(self._timelines))).left_out
+            old = self._timelines.pop(next(iter(self._timelines)))
+            self._rows_left_out += old.left_out
+            self._coarsest = max(self._coarsest, old.coarsest)
         found, whole = [], [np.zeros(0, CALL)]
         for cell, timeline in self._timelines.items():
             if cell in cells or timeline.is_waiting:

@@ -53,6 +53,11 @@ class Timeline:
         return (self._thin if self._cutter.has_steps else self._thin_loose).every
 
     @property
+    def coarsest(self) -> int:
+        """Of how many steps one was shown where most were left out."""
+        return max(self._thin.coarsest, self._thin_loose.coarsest)
+
+    @property
     def is_waiting(self) -> bool:
         """Whether calls wait for those of other ranks."""
         return not self._call_sent.all()

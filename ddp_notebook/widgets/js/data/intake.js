@@ -142,9 +142,10 @@ export class Intake extends Run {
     if (message.kind !== "answer") this.takeHeader(message);
     if (message.steps_left_out !== undefined) this.stepsLeftOut = message.steps_left_out;
     if (message.steps_shown_of) this.answeredShownOf = message.steps_shown_of;
+    if (message.steps_shown_of === 1) this.rowsLeftOutCame = this.rowsLeftOutAsked;
     if (message.kind === "snapshot") {
       this.stepsAsked = false;
-      this.answeredShownOf = 0;
+      this.rowsLeftOutAsked = this.rowsLeftOutCame = this.answeredShownOf = 0;
     }
     if (tables.metric || tables.course) this.#takeMetrics(tables, message.kind !== "delta");
     if (tables.step) this.#takeKeyed(tables.step, this.tables.step, this.stepIndex, ({ rank }, index) => rank[index]);

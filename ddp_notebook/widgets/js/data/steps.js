@@ -31,9 +31,11 @@ function partsOf(columns, index) {
  * @param {{canSend: boolean, ask: (message: Record<string, any>) => number}} env
  */
 export function askForSteps(store, env) {
-  const isThinned = store.stepsShownOf > 1 && !GOING_ON.has(store.state);
+  const leftOut = store.notes.rows_left_out ?? 0;
+  const isThinned = leftOut > store.rowsLeftOutAsked && !GOING_ON.has(store.state);
   if (!env.canSend || store.state === "gone" || store.stepsAsked || !(store.stepsLeftOut || isThinned)) return;
   store.stepsAsked = true;
+  store.rowsLeftOutAsked = leftOut;
   env.ask({ kind: "ask", what: "steps" });
 }
 

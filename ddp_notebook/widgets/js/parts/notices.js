@@ -90,7 +90,8 @@ const NOTES = {
  */
 export function inWords(store) {
   const found = store.stepsShownOf > 1 ? [`timeline and buckets: one of ${store.stepsShownOf} steps is shown`] : [];
-  if (store.notes.rows_left_out && store.answeredShownOf !== 1) found.push(`${plural(store.notes.rows_left_out, "row")} of the timeline left out`);
+  const leftOut = store.answeredShownOf === 1 ? 0 : (store.notes.rows_left_out ?? 0) - store.rowsLeftOutCame;
+  if (leftOut > 0) found.push(`${plural(leftOut, "row")} of the timeline left out`);
   for (const [name, value] of Object.entries(store.notes)) {
     const known = NOTES[name];
     if (known) found.push(...known(value));
