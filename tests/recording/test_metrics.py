@@ -133,9 +133,56 @@ for n in range(3):
 """
     found = metrics_of(ranks, code)
     assert found["before"] == [([0], [1.0])] * 2
-    assert found["by_itself"] == [([1, 2, 3], [rank + 0.0, rank + 1.0, rank + 2.0]) for rank in (0, 1)]
+    assert found["by_itself"] == [([0, 1, 2], [rank + 0.0, rank + 1.0, rank + 2.0]) for rank in (0, 1)]
     assert found["told"] == [([0, 10, 20], [0.0, 1.0, 2.0])] * 2
     assert found["tensor"] == [([0, 1, 2], [0.0, 1.0, 2.0])] * 2
+
+
+_PLACES = {
+    "after the forward": "{log}\nloss.backward()\noptimizer.step()",
+    "after the backward": "loss.backward()\n{log}\noptimizer.step()",
+    "after the optimizer's step": "loss.backward()\noptimizer.step()\n{log}",
+}
+
+
+@pytest.mark.parametrize("wrapper", ["DistributedDataParallel", "(lambda model: model)"])
+@pytest.mark.parametrize("place", _PLACES)
+def test_a_value_belongs_to_the_step_that_it_was_logged_in(ranks, place, wrapper):
+    """Wherever in its loop a program logs, the number is that of the step's bar in the monitor, and of its loop."""
+    lines = _PLACES[place].format(log="log(loss=float(n))").splitlines()
+    code = f"""
+from torch.nn.parallel import DistributedDataParallel
+model = {wrapper}(torch.nn.Linear(4, 1))
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for n in range(4):
+    optimizer.zero_grad()
+    loss = model(torch.ones(2, 4)).sum()
+""" + "".join(f"    {line}\n" for line in lines)
+    assert metrics_of(ranks, code)["loss"] == [([0, 1, 2, 3], [0.0, 1.0, 2.0, 3.0])] * 2
+    last = ranks.recording.rows("span")["cell"].max()
+    assert sorted({step.step for step in ranks.recording.steps(last)}) == [0, 1, 2, 3]
+
+
+def test_what_is_logged_every_second_step_and_in_an_evaluation(ranks):
+    code = """
+model = DistributedDataParallel(torch.nn.Linear(4, 1))
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for n in range(6):
+    loss = model(torch.ones(2, 4)).sum()
+    if n % 2:
+        log(before=float(n))
+    loss.backward()
+    optimizer.step()
+    if n % 2:
+        log(after=float(n))
+model.eval()
+with torch.no_grad():
+    model(torch.ones(2, 4))
+log(accuracy=0.5)
+"""
+    found = metrics_of(ranks, code)
+    assert found["before"] == found["after"] == [([1, 3, 5], [1.0, 3.0, 5.0])] * 2
+    assert found["accuracy"] == [([5], [0.5])] * 2, "of the last step"
 
 
 def test_log_keeps_the_value_of_that_moment(ranks):
@@ -253,13 +300,13 @@ train(3)
 def test_watch_reads_the_cells_variables_after_each_step(ranks):
     found = metrics_of(ranks, _GLOBALS, watch="acc,loss,word,several,unknown")
     # `loss` is assigned behind the step that has made it: what is read is the one before.
-    assert found["acc"] == [([1, 2, 3], [0.0, 1.0, 2.0])] * 2
+    assert found["acc"] == [([0, 1, 2], [0.0, 1.0, 2.0])] * 2
     assert set(found) == {"acc", "loss"}, "what is no number is left out"
     assert "acc" not in metrics_of(ranks, _GLOBALS), "in that cell only"
 
 
 def test_watch_reads_the_variables_of_the_cells_functions_first(ranks):
-    assert metrics_of(ranks, _LOCALS, watch="loss") == {"loss": [([1, 2, 3], [0.0, 1.0, 2.0])] * 2}
+    assert metrics_of(ranks, _LOCALS, watch="loss") == {"loss": [([0, 1, 2], [0.0, 1.0, 2.0])] * 2}
 
 
 def test_watch_in_a_thread_of_the_cell(ranks):
@@ -269,7 +316,7 @@ acc, thread = 7, threading.Thread(target=lambda: optimizer.step())
 thread.start()
 thread.join()
 """
-    assert metrics_of(ranks, code, watch="acc") == {"acc": [([1], [7.0])] * 2}
+    assert metrics_of(ranks, code, watch="acc") == {"acc": [([0], [7.0])] * 2}
 
 
 def test_the_packages_log_logs_in_a_cell_too(ranks):
@@ -783,4 +830,4 @@ recording = ddp_notebook.current().recording
 call = recording.collectives(op="all_reduce", rank=0)[0]
 print(recording.metrics["loss"].of_rank(1)[0].tolist(), recording.tensor(0, call.call, 1)[0].shape == call.shapes[0])
 """
-    assert notebook.run(code).stdout == "[1, 2, 3, 4, 5, 6, 7, 8] True\n"
+    assert notebook.run(code).stdout == "[0, 1, 2, 3, 4, 5, 6, 7] True\n"

@@ -84,8 +84,8 @@ class Metrics:
         than the recorder sends.
 
         Args:
-            step: the step that they belong to, a whole number; None: the optimizer steps of this cell so far, and
-                before the first one the values of that name so far, as in an evaluation.
+            step: the step that they belong to, a whole number. None: the optimizer step of this cell that goes on, or
+                the last one, counted from 0; before the first one the values of that name so far, as in an evaluation.
             values: numbers, or tensors of one element, by name.
 
         Raises:
@@ -102,16 +102,22 @@ class Metrics:
             return
         tape.hold_back()
         moment, now_ns = tape.moment, time.monotonic_ns()
-        at = moment.step if step is None else _whole_number(step)
-        is_counted = step is None and not at
+        given = None if step is None else _whole_number(step)
         for name, value in values.items():
-            if is_counted:
-                at = self._counts.get(name, 0)
-                self._counts[name] = at + 1
+            at = self._step_of(name, moment.step) if given is None else given
             if type(value) is float:
                 tape.put(Logged(name, value, None, at, now_ns, moment), hurries=True)
             else:
                 tape.put(unseen(_logged, name, value, at, now_ns, moment), hurries=True)
+
+    def _step_of(self, name: str, steps: int) -> int:
+        """The number of the step that a value belongs to, after so many optimizer steps of the cell."""
+        if not steps:
+            at = self._counts.get(name, 0)
+            self._counts[name] = at + 1
+            return at
+        # Only forwards of DDP and FSDP are seen. A loop that has logged before its first step does so before each.
+        return steps if self._tape.has_begun or name in self._counts else steps - 1
 
     def _read_watched(self) -> None:
         """After an optimizer step: read the watched variables in the cell's functions, or else in the cell."""

@@ -81,6 +81,7 @@ class Tape:
         self.thinning = Thinning()
         self.thins = True  # values, where the level is `VALUES`
         self.moment = Moment(0, 0, 0, KEPT)
+        self.has_begun = False  # the step: a forward or a backward has been seen since the last optimizer step
         self.backward: Backward | None = None  # the one under way, of several the last that has begun
         self.repeating = Repeating()
         # Lets the buckets of a backward take the short way, see `repeats`.
@@ -197,6 +198,7 @@ class Tape:
         self._sequences = Known()
         values = KEPT if level >= VALUES else NOT_ASKED_FOR
         self.backward = None
+        self.has_begun = False
         self.moment = Moment(cell, title, 0, values, self._begin_sequence(values))
 
     def end_cell(self) -> None:
@@ -231,6 +233,7 @@ class Tape:
                 self._end_sequence(now)
                 sequence = self._begin_sequence(values)  # else it goes on, as empty as it is
             self.moment = new(Moment, (now.cell, now.title, step, values, sequence))
+            self.has_begun = False
         if self.backward is not None:  # inside it
             self.repeating.backward = None
         return now
@@ -242,6 +245,7 @@ class Tape:
             depth: of the frame that has called torch's backward.
         """
         backward.moment = now = self.moment
+        self.has_begun = True
         backward.outer, self.backward = self.backward, backward
         self.repeating.backward = None
         is_usual = now.values == LEFT_OUT and not (backward.is_distributed or operator_modes() or function_modes())

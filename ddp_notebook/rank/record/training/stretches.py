@@ -151,6 +151,11 @@ class Training:
 
     # ---- forward
 
+    def _put_forward(self, model: torch.nn.Module, name: str, began_ns: int, samples: int) -> None:
+        kind = FORWARD if model.training or torch.is_grad_enabled() else EVALUATION
+        self.put(kind, name, began_ns, samples)
+        self._tape.has_begun |= kind == FORWARD
+
     def _around_init(self, original: Callable[..., None]) -> Callable[..., None]:
         def __init__(model: DistributedDataParallel, *args: Any, **named: Any) -> None:
             original(model, *args, **named)
@@ -191,7 +196,7 @@ class Training:
         known = self._last
         if known is None or known.reference() is not model:
             known = self._model(model)
-        self.put(_kind_of(model), known.name, began_ns, samples_of(inputs))
+        self._put_forward(model, known.name, began_ns, samples_of(inputs))
         if has_failed or not (model.require_backward_grad_sync and torch.is_grad_enabled()):
             return
         if (layout := known.prepare(model)) is not None:
@@ -241,7 +246,7 @@ class Training:
             root = self._roots.pop(id(state), None)
             out = original(state, module, *rest)
             if root is not None:
-                self.put(_kind_of(module), type(module).__name__.removeprefix("FSDP"), *root)
+                self._put_forward(module, type(module).__name__.removeprefix("FSDP"), *root)
             return out
 
         return passed_over(_post_forward)
@@ -309,6 +314,7 @@ class Training:
 
     def _time_backward(self, original: Callable[..., Any], *args: Any, **named: Any) -> Any:
         began_ns, moment = time.monotonic_ns(), self._tape.moment
+        self._tape.has_begun = True
         try:
             return original(*args, **named)
         finally:
@@ -358,11 +364,6 @@ class Training:
 def _say_unseen(what: list[str]) -> None:
     if what:
         print(f"ddp_notebook: torch {torch.__version__} does not let {', '.join(what)} be seen", file=sys.stderr)
-
-
-def _kind_of(model: torch.nn.Module) -> int:
-    """The kind of span that a forward of a model is."""
-    return FORWARD if model.training or torch.is_grad_enabled() else EVALUATION
 
 
 def is_in_backward() -> bool:

@@ -140,13 +140,7 @@ export class Intake extends Run {
     for (const [number, text] of message.texts ?? []) this.texts.set(number, text);
     if (message.layouts) this.#takeLayouts(message.layouts);
     if (message.kind !== "answer") this.takeHeader(message);
-    if (message.steps_left_out !== undefined) this.stepsLeftOut = message.steps_left_out;
-    if (message.steps_shown_of) this.answeredShownOf = message.steps_shown_of;
-    if (message.steps_shown_of === 1) this.rowsLeftOutCame = this.rowsLeftOutAsked;
-    if (message.kind === "snapshot") {
-      this.stepsAsked = false;
-      this.rowsLeftOutAsked = this.rowsLeftOutCame = this.answeredShownOf = 0;
-    }
+    this.noteSteps(message);
     if (tables.metric || tables.course) this.#takeMetrics(tables, message.kind !== "delta");
     if (tables.step) this.#takeKeyed(tables.step, this.tables.step, this.stepIndex, ({ rank }, index) => rank[index]);
     if (tables.bucket) {

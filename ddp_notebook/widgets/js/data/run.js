@@ -156,6 +156,17 @@ export class Run {
     this.notes = message.notes ?? this.notes;
   }
 
+  /** Note which steps are here. @param {Record<string, any>} message */
+  noteSteps(message) {
+    if (message.kind === "snapshot") {
+      this.stepsAsked = false;
+      this.rowsLeftOutAsked = this.rowsLeftOutCame = this.answeredShownOf = 0;
+    }
+    if (message.steps_left_out !== undefined) this.stepsLeftOut = message.steps_left_out;
+    if (message.steps_shown_of) this.answeredShownOf = message.steps_shown_of;
+    if (message.steps_shown_of === 1) this.rowsLeftOutCame = this.rowsLeftOutAsked;
+  }
+
   /** Let go what points at rows that are gone. */
   forget() {
     const { span, value } = this.tables;
