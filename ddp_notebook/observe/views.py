@@ -128,6 +128,7 @@ class Metric:
     values: npt.NDArray[np.float64]  # (n,)
     times_ns: npt.NDArray[np.int64]  # (n,)
     cells: npt.NDArray[np.uint32]  # (n,)
+    is_given: npt.NDArray[np.bool_]  # (n,) whether the program gave the step, as in log(loss=..., step=...)
 
     def of_rank(self, rank: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
         """The steps and values of one rank."""
@@ -136,22 +137,23 @@ class Metric:
 
     @property
     def is_continued(self) -> bool:
-        """Whether each cell goes on from the step at which the one before it ended."""
+        """Whether all cells are one run."""
         return len(self.runs) <= 1
 
     @property
     def runs(self) -> list[list[int]]:
-        """The cells of each run, the oldest first. A run is one cell, or several of which each goes on from the step
-        at which the one before it ended."""
+        """The cells of each run, the oldest first. A run is one cell, or several whose program gave steps that go on
+        from one cell to the next. Steps that were counted begin at 0 in each cell."""
         found: list[list[int]] = []
-        end = 0
+        before: int | None = None  # the last step of the cell before; None: it was not given
         for cell in np.unique(self.cells).tolist():
-            steps = self.steps[self.cells == cell]
-            if found and steps.min() > end:
+            mine = self.cells == cell
+            is_given = bool(self.is_given[mine].all())
+            if is_given and before is not None and self.steps[mine].min() > before:
                 found[-1].append(cell)
             else:
                 found.append([cell])
-            end = int(steps.max())
+            before = int(self.steps[mine].max()) if is_given else None
         return found
 
 

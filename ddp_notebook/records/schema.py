@@ -149,6 +149,7 @@ METRIC = np.dtype(
         ("step", "<i8"),
         ("value", "<f8"),
         ("time_ns", "<i8"),
+        ("is_given", "?"),  # the step, by the program; False: counted from 0 in each cell
     ]
 )
 
@@ -268,6 +269,7 @@ LATER = ("loader", "rpc", "reference", "context")  # tables that files of before
 EARLIER = {  # of files from before the last columns
     "call": (np.dtype(CALL.descr[:-1]),),
     "span": (np.dtype(SPAN.descr[:-3]),),
+    "metric": (np.dtype(METRIC.descr[:-1]),),
     "resource": tuple(np.dtype(RESOURCE.descr[:-left_out]) for left_out in (4, 5, 6)),
 }
 TEXTS = {  # the columns of each table that hold numbers of texts

@@ -10,15 +10,15 @@ import { lossPicture } from "../../ddp_notebook/widgets/js/panels/loss_picture.j
 import { TEXTS, deliver, metric } from "./messages.js";
 
 const draw = (/** @type {any} */ store) => lossPicture(store, { colours: palette("light"), everyRank: false });
-const course = (/** @type {number} */ points, /** @type {Record<string, any>} */ more = {}) => ({ cell: 1, name: 1, points, begin: 0, end: points - 1, ...more });
+const course = (/** @type {number} */ points, /** @type {Record<string, any>} */ more = {}) => ({ cell: 1, name: 1, points, begin: 0, end: points - 1, is_given: 0, ...more });
 /** Some rows of a cell. @param {number} cell @param {number[]} values @param {number} [first] */
 const rows = (cell, values, first = 0) => values.map((value, at) => metric(0, first + at, value, { cell }));
 
 test("each run is kept, the newest is drawn, and others can be chosen and laid over each other", () => {
   const store = new Store();
-  deliver(store, { seq: 1, texts: TEXTS, prompts: [[1, "In [3]"]] }, { metric: rows(1, [5, 4, 3]) });
-  deliver(store, { seq: 2, prompts: [[2, "In [4]"]], cell: 2 }, { metric: rows(2, [2, 1], 3) });
-  deliver(store, { seq: 3, cell: 4 }, { metric: rows(4, [9, 8]) });
+  deliver(store, { seq: 1, texts: TEXTS, prompts: [[1, "In [3]"]] }, { metric: rows(1, [5, 4, 3]), course: [course(3, { is_given: 1 })] });
+  deliver(store, { seq: 2, prompts: [[2, "In [4]"]], cell: 2 }, { metric: rows(2, [2, 1], 3), course: [course(2, { cell: 2, begin: 3, end: 4, is_given: 1 })] });
+  deliver(store, { seq: 3, cell: 4 }, { metric: rows(4, [9, 8]), course: [course(2, { cell: 4, is_given: 1 })] });
   assert.deepEqual(store.runs("loss").map((run) => store.runName(run)), ["In [3] to In [4]", "cell 4"]);
   assert.deepEqual(draw(store).lines.map(({ values }) => values), [[9, 8]]);
   store.choose({ runs: new Set([1]) });
@@ -28,6 +28,15 @@ test("each run is kept, the newest is drawn, and others can be chosen and laid o
   assert.deepEqual(x, [0, 1, 2, 3, 4]);
   assert.deepEqual(lines.map(({ label, values }) => [label, values]), [["In [3] to In [4]", [5, 4, 3, 2, 1]], ["cell 4", [9, 8, undefined, undefined, undefined]]]);
   assert.notEqual(lines[0].colour, lines[1].colour);
+});
+
+test("cells are one run only where the program gave their steps", () => {
+  for (const [first, second, runs] of [[1, 1, [[1, 2]]], [1, 0, [[1], [2]]], [0, 1, [[1], [2]]], [0, 0, [[1], [2]]]]) {
+    const store = new Store();
+    deliver(store, { seq: 1, texts: TEXTS }, { metric: rows(1, [5, 4, 3]), course: [course(3, { is_given: first })] });
+    deliver(store, { seq: 2, cell: 2 }, { metric: rows(2, [2, 1], 9), course: [course(2, { cell: 2, begin: 9, end: 10, is_given: second })] });
+    assert.deepEqual(store.runs("loss").map(({ cells }) => cells), runs);
+  }
 });
 
 test("two runs of many ranks are drawn as their medians and ranges", () => {

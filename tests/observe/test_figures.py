@@ -29,13 +29,13 @@ from ddp_notebook.widgets.html.page import of_recording
 from tests.observe.synthetic import MS, Synthetic, simulate
 
 
-def logged(values, name="loss", cell=1, first=0, into=None):
-    """A recording of a metric: by rank what it logged, a value for each step."""
+def logged(values, name="loss", cell=1, first=0, into=None, is_given=True):
+    """A recording of a metric: by rank what it logged, a value for each step, which the program gave or not."""
     recording = into or Recording(max(values) + 1)
     for rank, own in values.items():
         rows = np.zeros(len(own), METRIC)
         rows["rank"], rows["name"], rows["cell"] = rank, 1, cell
-        rows["step"], rows["value"] = first + np.arange(len(own)), own
+        rows["step"], rows["value"], rows["is_given"] = first + np.arange(len(own)), own, is_given
         stream = hash((rank, name, cell)) % 2**31
         recording.feed(Batch(rank=rank, stream=stream, texts={1: name}, tables={"metric": rows}))
     return recording
@@ -121,9 +121,11 @@ def test_many_ranks_without_a_number_are_drawn_too():
 def test_cells_that_go_on_are_one_line_and_others_only_the_last():
     went_on = logged({0: [1, 0.5]}, cell=2, first=3, into=logged({0: [3, 2, 1.5]}))
     anew = logged({0: [9, 8]}, cell=2, into=logged({0: [3, 2, 1.5]}))
+    counted = logged({0: [9, 8]}, cell=2, first=10, into=logged({0: [3, 2, 1.5]}), is_given=False)
 
     assert np.asarray(figures.loss(went_on).axes[0].lines[0].get_xdata()).tolist() == [0, 1, 2, 3, 4]
     assert title(figures.loss(anew)) == "loss falls from 9 to 8 in 2 steps (cell 2)"
+    assert title(figures.loss(counted)) == "loss falls from 9 to 8 in 2 steps (cell 2)", "another training"
     assert title(figures.loss(anew, cell=1)) == "loss falls from 3 to 1.5 in 3 steps (cell 1)"
 
     anew.prompts.update({1: "In [6]", 2: "In [9]"})

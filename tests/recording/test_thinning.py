@@ -215,13 +215,13 @@ def test_a_loop_that_goes_on_is_told_of_at_full_seconds_and_what_is_logged_at_on
         tape.count_step()
     wait_until(lambda: time.time() % 1 < 0.1)
     put_s = time.time()
-    tape.put(Logged("loss", 0.5, None, 0, 1, tape.moment))
+    tape.put(Logged("loss", 0.5, None, 0, False, 1, tape.moment))
     with closing(drain):
         drain.start()
         wait_until(lambda: told_s)
         assert int(told_s[0] + 0.01) > int(put_s), "all ranks at the same moment"
         monkeypatch.setattr("ddp_notebook.rank.record.drain._STEADY_S", _NEVER_S)
-        tape.put(Logged("loss", 0.5, None, 0, 1, tape.moment), hurries=True)
+        tape.put(Logged("loss", 0.5, None, 0, False, 1, tape.moment), hurries=True)
         wait_until(lambda: len(tape) == 0)
 
 

@@ -70,13 +70,13 @@ class Kernel:
     def log(self, rank: int, name: str, steps: Any, values: Any) -> None:
         rows = np.zeros(len(steps), METRIC)
         rows["rank"], rows["name"], rows["cell"] = rank, NAMES.index(name) + 1, self.cell
-        rows["step"], rows["value"] = steps, values
+        rows["step"], rows["value"], rows["is_given"] = steps, values, self.is_given
         rows["time_ns"] = self.now_ns + np.arange(len(rows))
         self.recording.feed(Batch(rank=rank, stream=rank + 1, texts=self.texts, tables={"metric": rows}))
 
-    def begin(self, cell: int) -> None:
-        """A cell of the notebook is sent to the ranks."""
-        self.cell = cell
+    def begin(self, cell: int, is_given: bool = False) -> None:
+        """A cell of the notebook is sent to the ranks, which gives the steps that it logs or not."""
+        self.cell, self.is_given = cell, is_given
         self.recording.prompts[cell] = f"In [{cell + 2}]"
 
     def tick(self, seconds: float = 0.1, state: str = "running") -> None:
@@ -241,7 +241,7 @@ def history(kernel: Kernel, random: np.random.Generator, *, floods: bool) -> Ite
     step = 0
     for _ in range(int(random.integers(1, 5))):
         goes_on = step > 0 and random.random() < 0.3
-        kernel.begin(kernel.cell + int(random.integers(1, 3)))
+        kernel.begin(kernel.cell + int(random.integers(1, 3)), is_given=bool(random.random() < 0.7))
         first = step if goes_on else 0
         count = int(random.choice([1, 2, 7, 64, 65, 400] + ([3000, 9000] if floods else [])))
         every = int(random.choice([1, 1, 3]))
@@ -267,17 +267,17 @@ def runs_of(recording: Recording, name: str) -> list[list[int]]:
     """Cells of each run, told from the rows, not by the product."""
     rows = recording.rows("metric")
     rows = rows[rows["name"] == NAMES.index(name) + 1]
-    reach = defaultdict(list)
-    for cell, step in rows[["cell", "step"]].tolist():
+    reach, given = defaultdict(list), set()
+    for cell, step, is_given in rows[["cell", "step", "is_given"]].tolist():
         reach[cell].append(step)
+        if is_given:
+            given.add(cell)
     found: list[list[int]] = []
-    end = -1
     for cell in sorted(reach):
-        if found and min(reach[cell]) > end:
+        if found and {cell, found[-1][-1]} <= given and min(reach[cell]) > max(reach[found[-1][-1]]):
             found[-1].append(cell)
         else:
             found.append([cell])
-        end = max(reach[cell])
     return found
 
 

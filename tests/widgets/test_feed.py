@@ -160,9 +160,8 @@ def test_what_is_told_piece_by_piece_is_the_same(scene):
 
 
 def test_steps_that_were_fast_only_at_first_come_when_they_are_asked_for():
-    slow = {"input_ms": 20, "forward_ms": 150, "backward_ms": 150}
     fast = simulate(world_size=8, steps=60, input_ms=0.5, forward_ms=1, backward_ms=2, optimizer_ms=0.5)
-    run = simulate(world_size=8, steps=30, into=fast, **slow)
+    run = simulate(world_size=8, steps=30, into=fast, input_ms=20, forward_ms=150, backward_ms=150)
     recording = Recording(8)
     feed = Feed(recording)
     feed.start_ns = BEGIN_NS

@@ -276,20 +276,28 @@ def test_a_course_begins_where_its_steps_do_and_takes_earlier_ones():
 def test_a_cell_that_goes_on_continues_the_course_and_one_that_counts_anew_begins_one():
     course = Course(world_size=1)
     zero = np.zeros(3, int)
-    course.add(zero, np.arange(3), np.full(3, 9.0), cell=1)
-    course.add(zero, np.arange(3, 6), np.full(3, 8.0), cell=2)
+    course.add(zero, np.arange(3), np.full(3, 9.0), cell=1, is_given=True)
+    course.add(zero, np.arange(3, 6), np.full(3, 8.0), cell=2, is_given=True)
     assert course.points(0)[1].tolist() == [9.0] * 3 + [8.0] * 3
-    course.add(zero, np.arange(3), np.full(3, 1.0), cell=3)
+    course.add(zero, np.arange(3), np.full(3, 1.0), cell=3, is_given=True)
     assert course.points(0)[1].tolist() == [1.0] * 3
-    course.add(zero, np.arange(3), np.full(3, 7.0), cell=2)
+    course.add(zero, np.arange(3), np.full(3, 7.0), cell=2, is_given=True)
     assert course.points(0)[1].tolist() == [1.0] * 3, "a late row of an earlier run"
+
+
+@pytest.mark.parametrize(("first", "second"), [(True, False), (False, True), (False, False)])
+def test_a_cell_whose_steps_were_counted_continues_no_other(first, second):
+    course = Course(world_size=1)
+    course.add(np.zeros(3, int), np.arange(3), np.full(3, 9.0), cell=1, is_given=first)
+    course.add(np.zeros(3, int), np.arange(9, 12), np.full(3, 8.0), cell=2, is_given=second)
+    assert course.points(0)[1].tolist() == [8.0] * 3
 
 
 def test_a_late_row_of_an_earlier_cell_of_the_same_run_is_drawn():
     course = Course(world_size=2)
-    course.add(np.zeros(3, int), np.arange(3), np.full(3, 9.0), cell=1)
-    course.add(np.zeros(3, int), np.arange(3, 6), np.full(3, 8.0), cell=2)
-    course.add(np.ones(3, int), np.arange(3), np.full(3, 7.0), cell=1)
+    course.add(np.zeros(3, int), np.arange(3), np.full(3, 9.0), cell=1, is_given=True)
+    course.add(np.zeros(3, int), np.arange(3, 6), np.full(3, 8.0), cell=2, is_given=True)
+    course.add(np.ones(3, int), np.arange(3), np.full(3, 7.0), cell=1, is_given=True)
     assert course.points(1)[1].tolist() == [7.0] * 3
 
 

@@ -184,6 +184,7 @@ class RecordedTables:
                 values=mine["value"],
                 times_ns=mine["time_ns"],
                 cells=mine["cell"],
+                is_given=mine["is_given"],
             )
         return found
 

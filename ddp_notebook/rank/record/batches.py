@@ -350,7 +350,7 @@ class BatchMaker:
 
     def _metric(self, rank: int, one: Logged) -> bytes:
         name = self._texts.number(one.name)
-        return _PACK["metric"](rank, name, one.moment.cell, one.step, float(one.value), one.time_ns)
+        return _PACK["metric"](rank, name, one.moment.cell, one.step, float(one.value), one.time_ns, one.is_given)
 
     def _layout(self, rank: int, one: Layout) -> bytes:
         return _packed(

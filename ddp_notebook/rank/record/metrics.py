@@ -31,6 +31,7 @@ class Logged(NamedTuple):
     value: float | torch.Tensor
     event: Any  # of the GPU: the tensor has arrived; None: it is there
     step: int
+    is_given: bool  # by the program
     time_ns: int
     moment: Moment
 
@@ -47,7 +48,7 @@ class Metrics:
     def __init__(self, tape: Tape, training: Training, cells: dict[str, int]) -> None:
         self.watched: tuple[str, ...] = ()
         self._found: set[str] = set()  # those that were seen
-        self._counts: dict[str, int] = {}  # by name: values so far, until the first optimizer step of the cell
+        self._counts: dict[str, int] = {}  # by name: values that are counted by themselves
         self._tape = tape
         self._cells = cells
         self._on_step = training.on_step
@@ -85,7 +86,8 @@ class Metrics:
 
         Args:
             step: the step that they belong to, a whole number. None: the optimizer step of this cell that goes on, or
-                the last one, counted from 0; before the first one the values of that name so far, as in an evaluation.
+                the last one, counted from 0. A name that is logged several times before the first one, as in an
+                evaluation or with accumulated gradients, is counted by its values.
             values: numbers, or tensors of one element, by name.
 
         Raises:
@@ -106,13 +108,13 @@ class Metrics:
         for name, value in values.items():
             at = self._step_of(name, moment.step) if given is None else given
             if type(value) is float:
-                tape.put(Logged(name, value, None, at, now_ns, moment), hurries=True)
+                tape.put(Logged(name, value, None, at, step is not None, now_ns, moment), hurries=True)
             else:
-                tape.put(unseen(_logged, name, value, at, now_ns, moment), hurries=True)
+                tape.put(unseen(_logged, name, value, at, step is not None, now_ns, moment), hurries=True)
 
     def _step_of(self, name: str, steps: int) -> int:
         """The number of the step that a value belongs to, after so many optimizer steps of the cell."""
-        if not steps:
+        if not steps or self._counts.get(name, 0) > 1:
             at = self._counts.get(name, 0)
             self._counts[name] = at + 1
             return at
@@ -168,7 +170,7 @@ def _whole_number(step: Any) -> int:
     return number
 
 
-def _logged(name: str, value: Any, step: int, now_ns: int, moment: Moment) -> Logged:
+def _logged(name: str, value: Any, step: int, is_given: bool, now_ns: int, moment: Moment) -> Logged:
     if isinstance(value, torch.Tensor):
         if value.numel() != 1:
             raise TypeError(
@@ -179,10 +181,10 @@ def _logged(name: str, value: Any, step: int, now_ns: int, moment: Moment) -> Lo
             raise TypeError(f"log({name}=...) takes a real number, and this tensor is complex: log its .abs()")
         if value.is_cuda:
             pinned, event = on_its_way(value.detach().reshape(()))
-            return Logged(name, pinned, event, step, now_ns, moment)
-        return Logged(name, float(value.detach()), None, step, now_ns, moment)
+            return Logged(name, pinned, event, step, is_given, now_ns, moment)
+        return Logged(name, float(value.detach()), None, step, is_given, now_ns, moment)
     try:
-        return Logged(name, float(value), None, step, now_ns, moment)
+        return Logged(name, float(value), None, step, is_given, now_ns, moment)
     except (TypeError, ValueError, OverflowError):
         raise TypeError(
             f"log({name}=...) takes a number, or a tensor of one element, not {type(value).__name__}"

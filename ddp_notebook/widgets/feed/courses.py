@@ -105,7 +105,8 @@ def _shared(parts: list[Rows], room: int) -> Rows:
 
 
 def courses(rows: Rows) -> Rows:
-    """Return rows of the table `course`: how many points each course has, and its first and its last step.
+    """Return rows of the table `course`: how many points each course has, its first and its last step, and whether the
+    program gave all steps.
 
     Args:
         rows: (n,) of `records.METRIC`, before they are thinned.
@@ -114,7 +115,8 @@ def courses(rows: Rows) -> Rows:
     found = empty("course", len(parts))
     for place, at in enumerate(parts):
         steps = rows["step"][at]
-        found[place] = (rows["cell"][at[0]], rows["name"][at[0]], len(at), steps.min(), steps.max())
+        is_given = rows["is_given"][at].all()
+        found[place] = (rows["cell"][at[0]], rows["name"][at[0]], len(at), steps.min(), steps.max(), is_given)
     return found
 
 

@@ -39,7 +39,9 @@ FEED_TABLES: dict[str, np.dtype[np.void]] = {
     "metric": np.dtype(
         [("rank", "<u2"), ("name", TEXT), ("cell", "<u4"), ("step", "<f8"), ("value", "<f4"), ("time", "<f8")]
     ),
-    "course": np.dtype([("cell", "<u4"), ("name", TEXT), ("points", "<f8"), ("begin", "<f8"), ("end", "<f8")]),
+    "course": np.dtype(
+        [("cell", "<u4"), ("name", TEXT), ("points", "<f8"), ("begin", "<f8"), ("end", "<f8"), ("is_given", "u1")]
+    ),
     "step": np.dtype(
         [
             ("rank", "<u2"),

@@ -15,8 +15,8 @@ Values = npt.NDArray[np.float64]
 class Course:
     """The lowest and the highest value that each rank has logged in every `width` steps, in the newest run.
 
-    When the slots are full, `width` doubles. A run is one cell, or several whose steps go on where those of the cell
-    before have ended.
+    When the slots are full, `width` doubles. A run is one cell, or several whose program gave steps that go on from one
+    cell to the next.
 
     Args:
         world_size: how many ranks there are.
@@ -34,6 +34,7 @@ class Course:
 
     def _clear(self) -> None:
         self.cells: set[int] = set()  # of the run
+        self._is_given = True  # all steps of the run, by the program
         self.width = 2  # steps of a slot, which holds both values as long as each step has one
         self.logged = np.zeros(self.world_size, np.int64)  # (R,) values
         self.first_wrong: dict[int, tuple[int, float]] = {}  # by rank: the first value that is not finite, and its step
@@ -58,19 +59,22 @@ class Course:
         steps: npt.NDArray[np.integer],
         values: Values,
         cell: int,
+        is_given: bool = False,
     ) -> None:
         """Add the values that were logged in one cell. Rows of a cell of an earlier run are left out.
 
         Args:
             ranks, steps, values: (n,) in the order in which they came.
             cell: its number.
+            is_given: the program gave all steps.
         """
         if not len(steps) or (cell not in self.cells and cell < max(self.cells, default=0)):
             return
         low, high = int(steps.min()), int(steps.max())
-        if cell not in self.cells and low <= self.last_step:
+        if cell not in self.cells and not (is_given and self._is_given and low > self.last_step):
             self._clear()
         self.cells.add(cell)
+        self._is_given &= is_given
         if self.last_step < self.first_step:
             self.first_step = self._origin = low
         self._make_room(low, high)
@@ -185,4 +189,4 @@ def add_rows(courses: dict[int, Course], rows: Rows, world_size: int, most: int)
                 continue
             courses[name] = Course(world_size)
         mine = rows[of == at]
-        courses[name].add(mine["rank"], mine["step"], mine["value"], cell)
+        courses[name].add(mine["rank"], mine["step"], mine["value"], cell, is_given=bool(mine["is_given"].all()))

@@ -143,6 +143,7 @@ class SimulatedRanks:
         rows = self._make.rows("metric", 2 * count, cell=self._cell).reshape(world, count, 2)
         rows["name"] = [self._make.text("loss"), self._make.text("accuracy")]
         rows["step"], rows["time_ns"] = times.numbers[:, None], times.end.T[..., None]
+        rows["is_given"] = True  # they go on in the second cell
         rows["value"] = np.stack([loss, accuracy], axis=2)
         return rows.reshape(world, -1)
 

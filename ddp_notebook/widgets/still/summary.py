@@ -166,8 +166,8 @@ def _of_cells(metric: Metric, cells: Sequence[int]) -> Metric | None:
     mine = np.isin(metric.cells, cells)
     if not mine.any():
         return None
-    columns = {name: getattr(metric, name)[mine] for name in ("ranks", "steps", "values", "times_ns", "cells")}
-    return Metric(name=metric.name, **columns)
+    columns = ("ranks", "steps", "values", "times_ns", "cells", "is_given")
+    return Metric(name=metric.name, **{name: getattr(metric, name)[mine] for name in columns})
 
 
 def _course(metric: Metric | None) -> list[str]:

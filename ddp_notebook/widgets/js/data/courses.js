@@ -21,6 +21,7 @@ export class Course {
     this.received = 0; // since the rows were last replaced
     this.first = Infinity; // step
     this.last = -Infinity;
+    this.isGiven = true; // all steps, by the program
     /** @type {Map<number, Series>} */
     this.series = new Map(); // by rank
   }
@@ -64,7 +65,7 @@ export class Course {
   }
 }
 
-/** One or several cells whose steps go on where those of the cell before have ended. */
+/** One cell, or several whose program gave steps that go on from one cell to the next. */
 export class RunOfCells {
   /** @param {Course[]} courses in the order of their cells */
   constructor(courses) {
@@ -147,7 +148,7 @@ export class Courses {
   }
 
   /**
-   * The runs of a metric, oldest first. A cell that counts its steps anew begins a run.
+   * The runs of a metric, oldest first.
    * @param {string} words
    * @param {number|null} only this cell alone; null: all
    * @returns {RunOfCells[]}
@@ -158,7 +159,8 @@ export class Courses {
     const known = [...(this.byName.get(words)?.values() ?? [])].filter(({ cell, logged }) => logged > 0 && (only === null || cell === only));
     for (const course of known.sort((a, b) => a.cell - b.cell)) {
       const before = found[found.length - 1];
-      if (before && course.first > before.last) before.courses.push(course);
+      const goesOn = before && course.isGiven && before.courses.every(({ isGiven }) => isGiven) && course.first > before.last;
+      if (goesOn) before.courses.push(course);
       else found.push(new RunOfCells([course]));
     }
     return found;

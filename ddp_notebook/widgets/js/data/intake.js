@@ -172,11 +172,12 @@ export class Intake extends Run {
     const known = new Set(); // those of which at least as much is here
     const replaced = new Set();
     const sent = rowsOfEach(metric);
-    const { name: names, cell: cells, points, begin, end } = course.columns;
+    const { name: names, cell: cells, points, begin, end, is_given: given } = course.columns;
     for (let at = 0; at < course.rows; at++) {
       const one = metrics.of(this.text(names[at]), cells[at], names[at], worldSize);
       if (!one) continue;
       one.reach(begin[at], end[at]);
+      one.isGiven &&= Boolean(given[at]);
       if (!isWhole) one.counted = one.logged + points[at];
       else if (one.logged === points[at] && one.held >= (sent.get(`${cells[at]} ${names[at]}`) ?? 0)) known.add(one);
       else {
