@@ -103,6 +103,24 @@ def test_a_cell_that_ignores_interrupts_is_stopped_after_a_while(make_session_al
     assert session.run("signal.getsignal(signal.SIGINT) is not signal.SIG_IGN")[0].result == "True"
 
 
+_NO_WAITING_SIGNALS = """
+import resource
+before = resource.getrlimit(resource.RLIMIT_SIGPENDING)
+if rank == 0: resource.setrlimit(resource.RLIMIT_SIGPENDING, (0, before[1]))
+kept = 7
+"""
+
+
+def test_a_rank_that_may_have_no_signals_waiting_is_stopped_as_the_others(session, tmp_path):
+    for name, goes_on in (("loop", "while True: pass"), ("wait", "dist.barrier() if rank == 0 else time.sleep(60)")):
+        folder = tmp_path / name
+        folder.mkdir()
+        begun = f"open({str(folder)!r} + f'/begun-{{rank}}', 'w').close()"
+        with pytest.raises(KeyboardInterrupt):
+            run_until_stopped(session, f"{_NO_WAITING_SIGNALS}import time\n{begun}\n{goes_on}", folder)
+    assert session.run("resource.setrlimit(resource.RLIMIT_SIGPENDING, before); kept")[0].result == "7"
+
+
 _LOADER = """
 import signal, sys, atexit, asyncio, torch.utils.data
 class Numbers(torch.utils.data.Dataset):

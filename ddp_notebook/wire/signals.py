@@ -11,6 +11,7 @@ later what `RELEASE` does.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from errno import EAGAIN
 
 from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
 from ddp_notebook.stdlib import contextlib, ctypes, os, re, signal
@@ -60,7 +61,8 @@ _SIGNAL_BYTES = 128  # of a `siginfo_t`, and of a `sigset_t`
 
 
 def send(pid: int, number: int, value: int) -> None:
-    """Send a signal; `RELEASE` takes a number with it.
+    """Send a signal; `RELEASE` takes a number with it, where the process may have one more that waits. What else is
+    sent on the wire does the same a little later.
 
     One of ours is not sent to a process that has no handler for it: its default action would end the process, with all
     variables. A rank hears of a stop on the wire too, and puts its handlers back then.
@@ -76,7 +78,8 @@ def send(pid: int, number: int, value: int) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.sigqueue(ctypes.c_int(pid), ctypes.c_int(number), ctypes.c_void_p(value)) != 0:
         error = ctypes.get_errno()
-        raise OSError(error, os.strerror(error))
+        if error != EAGAIN:  # else the process may have no more signals waiting (RLIMIT_SIGPENDING)
+            raise OSError(error, os.strerror(error))
 
 
 def _is_handled(pid: int, number: int) -> bool:

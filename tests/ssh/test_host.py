@@ -182,6 +182,17 @@ def test_a_port_of_the_host_leads_to_the_notebooks_where_most_are_taken(python):
         host.close()
 
 
+def test_what_a_shell_complains_of_is_not_why_a_server_that_has_run_has_ended(ssh):
+    noisy = sshd.python(ssh, first="echo \"rm: cannot remove 'x': No such file or directory\" >&2")
+    with ddp_notebook.start(hosts="one:1", python=noisy) as session:
+        assert session._hosts is not None
+        (host,) = (one for one in session._hosts.all if isinstance(one.way, Ssh))
+        os.kill(host.way.pid, signal.SIGKILL)
+        with pytest.raises(DDPNotebookError, match="the host server on one ended, or the connection to it") as raised:
+            session.run("import time; time.sleep(30)")
+        assert "--python" not in str(raised.value)
+
+
 @pytest.mark.parametrize(
     ("host", "words"),
     [

@@ -154,7 +154,7 @@ class Local(Way):
         """The server knows its children better: none of them can have ended and given its id to somebody else."""
         for target in targets:
             if processes.is_running(target):
-                with contextlib.suppress(ProcessLookupError):
+                with contextlib.suppress(OSError):  # as the server does
                     for number in numbers:
                         signals.send(target[0], number, value)
 

@@ -284,19 +284,19 @@ class Ssh(Way):
             words = words.replace(_BEAT.decode(), "").strip()[-_LAST_WORDS:]
         except (OSError, ValueError):  # closed
             words = ""
-        if self._pid == 0 and (lacking := interpreter.lacking(words)):
+        if self._pid:  # it has run, so that nothing was missing there
+            last_words = f"; its last words:\n{words}" if words else ""
+            return f"the host server on {self.name} ended, or the connection to it{last_words}"
+        if lacking := interpreter.lacking(words):
             return f"no host server on {self.name}: reached, but {lacking}; {_INSTALL}"
         text, fix = next(((text, fix) for text, fix in _FIXES if text in words), ("", ""))
         fix = fix.format(name=self.name, python=self._asked["python"] or "python3")
-        if self._pid == 0 or fix:
-            says = [line.strip() for line in words.splitlines() if text in line]
-            status = self._ssh.poll()
-            last = says[-1].rstrip(".") if says else f"ssh ended with status {status}"
-            # ssh passes on the status of the command that it has run; its own is 255.
-            reached = "reached, but " if self._pid == 0 and status is not None and 0 <= status < _SSH_FAILED else ""
-            return f"no host server on {self.name}: {reached}{last}" + (f"; {fix}" if fix else "")
-        last_words = f"; its last words:\n{words}" if words else ""
-        return f"the host server on {self.name} ended, or the connection to it{last_words}"
+        says = [line.strip() for line in words.splitlines() if text in line]
+        status = self._ssh.poll()
+        last = says[-1].rstrip(".") if says else f"ssh ended with status {status}"
+        # ssh passes on the status of the command that it has run; its own is 255.
+        reached = "reached, but " if status is not None and 0 <= status < _SSH_FAILED else ""
+        return f"no host server on {self.name}: {reached}{last}" + (f"; {fix}" if fix else "")
 
     def end(self, *, at_once: bool = False) -> None:
         if at_once:
