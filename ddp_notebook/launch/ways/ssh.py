@@ -76,11 +76,13 @@ _FIXES = (
         "ranks need torch and ddp_notebook, with what that needs: install it there too, or name another Python than "
         "{python} with --python",
     ),
+    ("Connection refused", "no ssh server answers there"),
+    ("timed out", "it does not answer; is it on, and is there a way to it from here?"),
+)
+_FIXES_OF_A_START = (  # once Python runs there, such words have another cause
     ("nknown option", "the Python there is older than 3.11; name another one with --python"),
     ("not found", "name the Python that has torch there with --python /path/to/python"),
     ("No such file", "name the Python that has torch there with --python /path/to/python"),
-    ("Connection refused", "no ssh server answers there"),
-    ("timed out", "it does not answer; is it on, and is there a way to it from here?"),
 )
 
 
@@ -284,19 +286,20 @@ class Ssh(Way):
             words = words.replace(_BEAT.decode(), "").strip()[-_LAST_WORDS:]
         except (OSError, ValueError):  # closed
             words = ""
-        if self._pid:  # it has run, so that nothing was missing there
-            last_words = f"; its last words:\n{words}" if words else ""
-            return f"the host server on {self.name} ended, or the connection to it{last_words}"
-        if lacking := interpreter.lacking(words):
+        if self._pid == 0 and (lacking := interpreter.lacking(words)):
             return f"no host server on {self.name}: reached, but {lacking}; {_INSTALL}"
-        text, fix = next(((text, fix) for text, fix in _FIXES if text in words), ("", ""))
+        fixes = _FIXES if self._pid else (*_FIXES, *_FIXES_OF_A_START)
+        text, fix = next(((text, fix) for text, fix in fixes if text in words), ("", ""))
         fix = fix.format(name=self.name, python=self._asked["python"] or "python3")
-        says = [line.strip() for line in words.splitlines() if text in line]
-        status = self._ssh.poll()
-        last = says[-1].rstrip(".") if says else f"ssh ended with status {status}"
-        # ssh passes on the status of the command that it has run; its own is 255.
-        reached = "reached, but " if status is not None and 0 <= status < _SSH_FAILED else ""
-        return f"no host server on {self.name}: {reached}{last}" + (f"; {fix}" if fix else "")
+        if self._pid == 0 or fix:
+            says = [line.strip() for line in words.splitlines() if text in line]
+            status = self._ssh.poll()
+            last = says[-1].rstrip(".") if says else f"ssh ended with status {status}"
+            # ssh passes on the status of the command that it has run; its own is 255.
+            reached = "reached, but " if self._pid == 0 and status is not None and 0 <= status < _SSH_FAILED else ""
+            return f"no host server on {self.name}: {reached}{last}" + (f"; {fix}" if fix else "")
+        last_words = f"; its last words:\n{words}" if words else ""
+        return f"the host server on {self.name} ended, or the connection to it{last_words}"
 
     def end(self, *, at_once: bool = False) -> None:
         if at_once:
