@@ -108,6 +108,25 @@ test("a run of which no rows came is there, and is asked for when it is chosen",
   missing.destroy();
 });
 
+test("what a delta leaves out right after an answer is asked for again", () => {
+  const store = new Store();
+  /** @type {any[]} */
+  const asked = [];
+  const env = /** @type {any} */ ({ canSend: true, ask: (/** @type {any} */ message) => asked.push(message), redraw() {} });
+  const missing = new MissingPoints(store, env);
+  deliver(store, { seq: 1, texts: TEXTS, state: "idle" }, { metric: rows(1, [3, 2]), course: [course(1000)] });
+  const look = () => missing.look(store.shownRuns("loss"), 500);
+  assert.equal(look(), "the other points are asked for");
+  deliver(store, { kind: "answer", request: 1 }, { metric: rows(1, Array.from({ length: 500 }, (_, at) => at)), course: [course(1000)] });
+  deliver(store, { seq: 2 }, { metric: rows(1, [1, 0], 1000), course: [course(9000, { begin: 1000, end: 9999 })] });
+  assert.equal(look(), "the other points are asked for", "no look came between the two");
+  const all = Array.from({ length: 500 }, (_, at) => metric(0, 20 * at, at));
+  deliver(store, { kind: "answer", request: 2 }, { metric: all, course: [course(10000)] });
+  const { lines } = draw(store);
+  assert.deepEqual(lines[0].values, all.map(({ value }) => value), "502 points were here, of which 500 were the first");
+  missing.destroy();
+});
+
 test("several values at one step are all drawn", () => {
   const store = new Store();
   deliver(store, { seq: 1, texts: TEXTS }, { metric: [metric(0, 0, 1), metric(0, 0, 7), metric(0, 1, 2), metric(1, 0, 3), metric(1, 1, 4)] });

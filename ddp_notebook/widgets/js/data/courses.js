@@ -19,6 +19,7 @@ export class Course {
     this.limit = limit;
     this.counted = 0; // points on all ranks, as the kernel counts them
     this.received = 0; // since the rows were last replaced
+    this.leftOut = 0; // points that the last answer did not have
     this.first = Infinity; // step
     this.last = -Infinity;
     this.isGiven = true; // all steps, by the program

@@ -141,7 +141,7 @@ export class Intake extends Run {
     if (message.layouts) this.#takeLayouts(message.layouts);
     if (message.kind !== "answer") this.takeHeader(message);
     this.noteSteps(message);
-    if (tables.metric || tables.course) this.#takeMetrics(tables, message.kind !== "delta");
+    if (tables.metric || tables.course) this.#takeMetrics(tables, message.kind);
     if (tables.step) this.#takeKeyed(tables.step, this.tables.step, this.stepIndex, ({ rank }, index) => rank[index]);
     if (tables.bucket) {
       this.#takeKeyed(tables.bucket, this.tables.bucket, this.bucketIndex, ({ rank, bucket }, index) => rank[index] * 65536 + bucket[index]);
@@ -164,13 +164,16 @@ export class Intake extends Run {
   /**
    * Rows of metrics, and how many there are of each course.
    * @param {Record<string, import("./unpack.js").Rows>} tables
-   * @param {boolean} isWhole they take the place of all that is here of these courses
+   * @param {string} kind of the message; rows of all but a delta take the place of all that is here of these courses
    */
-  #takeMetrics({ metric = NO_ROWS, course = NO_ROWS }, isWhole) {
+  #takeMetrics({ metric = NO_ROWS, course = NO_ROWS }, kind) {
     const { metrics, worldSize } = this;
+    const isWhole = kind !== "delta";
     /** @type {Set<import("./courses.js").Course>} */
     const known = new Set(); // those of which at least as much is here
     const replaced = new Set();
+    /** @type {Set<import("./courses.js").Course>} */
+    const answered = new Set();
     const sent = rowsOfEach(metric);
     const { name: names, cell: cells, points, begin, end, is_given: given } = course.columns;
     for (let at = 0; at < course.rows; at++) {
@@ -178,8 +181,10 @@ export class Intake extends Run {
       if (!one) continue;
       one.reach(begin[at], end[at]);
       one.isGiven &&= Boolean(given[at]);
+      if (kind === "answer") answered.add(one);
       if (!isWhole) one.counted = one.logged + points[at];
-      else if (one.logged === points[at] && one.held >= (sent.get(`${cells[at]} ${names[at]}`) ?? 0)) known.add(one);
+      // The rows of an answer are equally dense, and those that are here are not: after the last answer few have come.
+      else if (one.logged === points[at] && (kind === "answer" ? !one.missing : one.held >= (sent.get(`${cells[at]} ${names[at]}`) ?? 0))) known.add(one);
       else {
         one.drop();
         one.counted = points[at];
@@ -200,6 +205,7 @@ export class Intake extends Run {
       this.fresh.push({ rank: rank[at], name: words, step: step[at], value: value[at], time: time[at] });
       this.freshTotal++;
     }
+    for (const one of answered) one.leftOut = one.missing; // before the next delta, which may leave out more
     if (metric.rows) metrics.bound((one) => one.cell === this.cell || Boolean(this.choice.runs?.has(one.cell)));
     if (this.fresh.length > 2 * MOST_FRESH) this.fresh.splice(0, this.fresh.length - MOST_FRESH);
   }

@@ -39,7 +39,7 @@ export class MissingPoints {
     let soonest = Infinity;
     for (const course of missing) {
       const before = this.asked.get(course);
-      if (before && before.missing === null && this.store.isAnswered(before.request)) before.missing = course.missing;
+      if (before && before.missing === null && this.store.isAnswered(before.request)) before.missing = course.leftOut;
       if (before?.missing === null) isPending = true;
       else if (!before) wanted.push(course);
       else if (course.missing > before.missing || most > before.most) {
