@@ -226,8 +226,9 @@ def check_thinned(x: Any, begins: Any, ends: Any, shown: Any, steps: Any, values
     shown_steps, shown = x[np.isfinite(shown)], shown[np.isfinite(shown)]
     assert (shown.min(), shown.max()) == (values.min(), values.max())
     span = max(steps[-1] - steps[0], 1)
-    assert shown_steps[0] - steps[0] <= span / 20 and steps[-1] - shown_steps[-1] <= span / 20
-    width = max(0.05 * span, 2 * float((ends - begins).max()))
+    stretch = float((ends - begins).max())  # longer than a short run that lies over a long one
+    assert max(shown_steps[0] - steps[0], steps[-1] - shown_steps[-1]) <= max(span / 20, stretch)
+    width = max(0.05 * span, 2 * stretch)
     for begin in np.linspace(steps[0], steps[-1], 12):
         own = values[(steps >= begin) & (steps <= begin + width)]
         around = shown[(shown_steps >= begin - width) & (shown_steps <= begin + 2 * width)]
