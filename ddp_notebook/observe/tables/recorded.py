@@ -47,12 +47,12 @@ class RecordedTables:
         self.clock = clock or Clock()
         self.former: list[FormerClock] = []  # of ranks that went to other hosts, in the order in which they did
         self.baseline: Mapping[str, Any] | None = None  # what one rank alone reached, once that was measured
-        self.prompts: dict[int, str] = {}  # for each cell that this notebook has sent: "In [6]"
         self.aside: set[int] = set()  # cells whose rows are not shown any more
         self.listeners: list[Callable[[Batch], None]] = []  # called with each batch that came in, in the feeding thread
         self.catch_up: Callable[[], None] | None = None  # brings in what ranks have recorded and not sent yet
         self._asks_nobody = 0  # blocks of `as_it_is` that run
         self.store = Store(capacity)
+        self.prompts = self.store.prompts
         self._groups: dict[int, dict[str, Any]] = {}
 
     def __repr__(self) -> str:

@@ -14,7 +14,7 @@ from ddp_notebook.observe.tables.ring import Ring, as_whole
 from ddp_notebook.observe.tables.texts import Texts, Translation
 from ddp_notebook.observe.tables.thinning import Earlier
 from ddp_notebook.records.codec import Batch, Tensor
-from ddp_notebook.records.schema import TABLES, TEXTS, Rows, as_array
+from ddp_notebook.records.schema import SPANS, TABLES, TEXTS, Rows, as_array
 
 CAPACITY = {  # rows, of all ranks together: 230 MB once all are full
     "call": 1 << 19,
@@ -30,6 +30,7 @@ CAPACITY = {  # rows, of all ranks together: 230 MB once all are full
 }
 TENSOR_BYTES = 64 << 20  # of whole tensors
 _PER_PROCESS = 1_000_000  # a rank's next process counts its calls on from the next multiple
+_CELL = SPANS.index("cell")
 _COUNTED = {"call": ("call", "backward"), "value": ("call",), "span": ("span", "pipeline")}
 Key = tuple[int, int, int]  # rank, call, side
 
@@ -43,6 +44,7 @@ class Store:
 
     def __init__(self, capacity: Mapping[str, int] | None = None) -> None:
         self.texts = Texts()
+        self.prompts: dict[int, str] = {}  # for each cell that is known by one: "In [6]"
         self.dropped: Counter[int] = Counter()  # by rank: rows that were dropped on their way here
         self.left_out = 0  # calls whose values were not recorded, since their steps were many
         self.rings = {name: Ring(dtype, (CAPACITY | dict(capacity or {}))[name]) for name, dtype in TABLES.items()}
@@ -62,6 +64,8 @@ class Store:
             for column in TEXTS[name]:
                 ours[column] = process.translate(rows[column])
             process.count_on(name, ours)
+            if name == "span":
+                self._learn_prompts(ours)
             if name == "call":
                 self.left_out += int(np.count_nonzero(ours["left_out"]))
             if name == "value":
@@ -73,6 +77,12 @@ class Store:
                 self.rings[name].append(ours)
         for tensor in batch.tensors:
             self._keep(batch.rank, process.base + tensor.call, tensor)
+
+    def _learn_prompts(self, spans: Rows) -> None:
+        """Note by which prompt a reader knows each cell, also those of a kernel before this one."""
+        cells = spans[(spans["kind"] == _CELL) & (spans["name"] > 0)]
+        for cell, name in cells[["cell", "name"]].tolist():
+            self.prompts.setdefault(cell, self.texts[name])
 
     def _append_metrics(self, rows: Rows) -> None:
         """Add rows of metrics. A curve that is longer than the table keeps its beginning, with fewer values."""

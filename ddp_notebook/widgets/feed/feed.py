@@ -16,7 +16,7 @@ from ddp_notebook.records.schema import CALL, RESOURCE, RPC, SPAN, TIMES, Rows
 from ddp_notebook.widgets.feed import courses, outgoing
 from ddp_notebook.widgets.feed.messages import FeedMessage, FeedTexts
 from ddp_notebook.widgets.feed.remote import RemoteCalls
-from ddp_notebook.widgets.feed.tables import FEED_TABLES, FIRST, KINDS, empty, pack
+from ddp_notebook.widgets.feed.tables import FEED_TABLES, FIRST, empty, pack
 from ddp_notebook.widgets.feed.timeline import Timeline
 from ddp_notebook.widgets.feed.values import ValueFeed
 
@@ -82,7 +82,6 @@ class Feed:
         self._ranks: Rows = empty("rank")
         self._layouts: list[dict[str, Any]] = []
         self._said: dict[str, Any] = {}
-        self._prompts: dict[int, str] = {}  # for each finished cell: "In [8]"
         self._read_history()
 
     @property
@@ -134,7 +133,7 @@ class Feed:
         tables |= self.metrics(_SNAPSHOT["metric"])
         tables["rank"] = self._ranks
         said = {**head, "hosts": list(self.recording.hosts), "notes": self.notes(), "layouts": self._layouts}
-        said["prompts"] = list((self._prompts | self.recording.prompts).items())[-_MOST_PROMPTS:]
+        said["prompts"] = list(self.recording.prompts.items())[-_MOST_PROMPTS:]
         said["steps_left_out"] = len(self.kept("step")) - len(tables["step"])
         self.texts.forget_told()
         return self._message("snapshot", now_ns, said, tables, self.texts.of(tables, self._layouts))
@@ -215,7 +214,6 @@ class Feed:
         else:
             self._timeline_s = now_s
             spans = self._follow("span")  # before the calls: they have come before the spans that they lie in
-            self._learn_prompts(spans)
             calls = self._follow("call")
             if self.recording.store.rings["layout"].end > self._ends["layout"]:
                 self._read_layouts()
@@ -294,7 +292,6 @@ class Feed:
             if len(rows) > _HISTORY:
                 rows = rows[rows[begun] >= np.partition(rows[begun], -_HISTORY)[-_HISTORY]]
             found[table] = rows
-        self._learn_prompts(self.recording.follow("span", 0)[0])
         self._read_layouts()
         self._ends["resource"] = 0
         self._read_resources()
@@ -339,13 +336,6 @@ class Feed:
         rows = rows[rows["rank"] < self.world_size]
         if len(rows):
             self.resources[rows["rank"]] = rows
-
-    def _learn_prompts(self, spans: Rows) -> None:
-        """Keep by which prompt the reader knows each cell."""
-        cells = spans[(spans["kind"] == KINDS.index("cell")) & (spans["name"] > 0)]
-        for cell, name in cells[["cell", "name"]].tolist():
-            if cell not in self._prompts:
-                self._prompts[cell] = self.recording.text(name)
 
     def _read_layouts(self) -> None:
         rows = self.recording.rows("layout")
