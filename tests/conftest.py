@@ -129,6 +129,13 @@ def _processes() -> set[psutil.Process]:
     return found
 
 
+def _is_of_browser(process: psutil.Process, before: set[psutil.Process]) -> bool:
+    """Whether a browser that was there before has started it."""
+    with contextlib.suppress(psutil.Error):
+        return process.name().startswith("chrom") and process.parent() in before
+    return False
+
+
 def _directories() -> set[Path]:
     host = waiting_host()
     of_host = {Path(host.directory), Path(host.way.large_directory)} if host else set()
@@ -189,7 +196,7 @@ def nothing_is_left() -> Iterator[None]:
     """After every test: no process, socket or directory that was not there before (module fixtures were).
 
     The session of a module may have ranks that were replaced, as long as it has no more than before, and a controller,
-    which the first test that asks for it starts.
+    which the first test that asks for it starts. The browser of a module starts processes of its own when it likes.
     """
     before, directories, sockets = _processes(), _directories(), _sockets()
     had_session = _current() is not None
@@ -198,11 +205,12 @@ def nothing_is_left() -> Iterator[None]:
 
     def left() -> set[psutil.Process]:
         session = _current() if had_session else None
+        new = {process for process in _processes() - before if not _is_of_browser(process, before)}
         if session is None:
-            return _processes() - before
+            return new
         controllers = [p.pid for pid in session.pids("controller") for p in descendants(pid)]
         known = {*session.pids(), *controllers}
-        return {process for process in _processes() - before if process.pid not in known}
+        return {process for process in new if process.pid not in known}
 
     wait_until(lambda: not left(), _LEFTOVER_DEADLINE_S, f"processes are left: {left()}")
     wait_until(lambda: not (_directories() - directories), what="directories are left")
