@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,18 +17,6 @@ def two_figures(value: float) -> str:
     return f"{value:,.0f}" if value >= 9.95 or value == 0 else f"{value:.2g}"
 
 
-def number(value: float) -> str:
-    """A value of a metric: two places, whole from 1000 on, or three figures if it is very large or small.
-
-    Example:
-        >>> number(2.3), number(0.1134), number(0.0000123), number(51440.0), number(1234567.0)
-        ('2.30', '0.11', '1.23e-05', '51,440', '1.23e+06')
-    """
-    if 999.5 <= abs(value) < 1e6:
-        return f"{value:,.0f}"
-    return f"{value:.2f}" if 0.095 <= abs(value) < 1000 or value == 0 else f"{value:.3g}"
-
-
 def at_most_three_figures(value: float) -> str:
     """A value at the end of its line; whole from 1000 on.
 
@@ -39,13 +28,18 @@ def at_most_three_figures(value: float) -> str:
 
 
 def three_figures(value: float) -> str:
-    """A value of a metric beside others that are nearly the same.
+    """A value of a metric, as the monitor in the browser writes it (data/format.js); whole from 1000 on.
 
     Example:
-        >>> three_figures(0.1), three_figures(2.3456), three_figures(7616.0), three_figures(1e-5)
-        ('0.100', '2.35', '7,616', '1.00e-05')
+        >>> three_figures(0.1), three_figures(2.3456), three_figures(7616.0), three_figures(1e-5), three_figures(2e6)
+        ('0.100', '2.35', '7,616', '1.00e-5', '2.00e6')
     """
-    return f"{value:,.0f}" if 999.5 <= abs(value) < 1e6 else f"{value:#.3g}".rstrip(".")
+    if value == 0 or not math.isfinite(value):
+        return f"{value:g}"
+    if not 1e-3 <= abs(value) < 1e6:
+        mantissa, exponent = f"{value:.2e}".split("e")
+        return f"{mantissa}e{int(exponent)}"
+    return f"{value:,.0f}" if abs(value) >= 999.5 else f"{value:#.3g}".rstrip(".")
 
 
 def duration(seconds: float) -> str:

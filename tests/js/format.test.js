@@ -10,7 +10,7 @@ test("times, sizes, shares and values in words", () => {
   assert.deepEqual([51.234, 0.34, 2050, 4.5e-5, 0, 125000, NaN, 999.7].map(duration), ["51.2 ms", "340 µs", "2.05 s", "45.0 ns", "0 ms", "2 min 5 s", "–", "1.00 s"]);
   assert.deepEqual([512, 4096, 26214400, NaN].map(bytes), ["512 B", "4.1 kB", "26 MB", "–"]);
   assert.deepEqual([0.724, 0.004, 0, 1].map(percent), ["72 %", "0.4 %", "0 %", "100 %"]);
-  assert.deepEqual([0.3114, 12.34, 4321.2, 1e-5, 3e8, NaN, -Infinity, 0].map(number), ["0.311", "12.3", "4321", "1.00e-5", "3.00e8", "NaN", "-Inf", "0"]);
+  assert.deepEqual([0.3114, 12.34, 4321.2, 1e-5, 3e8, NaN, -Infinity, 0].map(number), ["0.311", "12.3", "4,321", "1.00e-5", "3.00e8", "NaN", "-Inf", "0"]);
 });
 
 test("sets of ranks, there and back", () => {
@@ -71,4 +71,9 @@ test("all that is drawn can be seen on its page", () => {
   }
   const styles = Array.from({ length: 32 }, (_, rank) => JSON.stringify(rankStyle(palette("light"), rank)));
   assert.equal(new Set(styles).size, 32);
+});
+
+test("a value of a metric is written as in the notebook's texts (records/units.py)", () => {
+  const values = [0, 0.1, 2.3456, 999.7, 7616, 123456, 1e-5, 2e6, -0.25];
+  assert.deepEqual(values.map(number), ["0", "0.100", "2.35", "1,000", "7,616", "123,456", "1.00e-5", "2.00e6", "-0.250"]);
 });

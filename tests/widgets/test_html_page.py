@@ -106,7 +106,19 @@ def test_it_says_what_the_recording_holds(recorded):
     assert [one["role"] for one in found.named("svg")] == ["img", "img"]
     assert [one.get("scope") for one in found.named("th")].count("row") == 4
     head = [text for tag, text in found.texts if tag == "th"]
-    assert head == ["Rank", "loss", "Step", "Step time", "Waiting", "Memory", "GPU memory", "0", "1", "2", "3"]
+    assert head == [
+        "Rank",
+        "loss",
+        "Last step",
+        "Step time, last 48",
+        "Waiting",
+        "Memory",
+        "GPU memory",
+        "0",
+        "1",
+        "2",
+        "3",
+    ]
     assert found.of("caption") == ["The ranks"]
     waiting = [float(text.split()[0]) for text in found.of("td") if text.endswith(" %")]
     assert waiting.index(min(waiting)) == 2, "the slow rank waits for nobody"

@@ -56,7 +56,8 @@ def chart(rows: Rows, pattern: str, most: int = MOST_BARS, run: Mapping[str, Any
             if at in told
         ),
     ]
-    caption = element("figcaption", *([] if run is None else [element("b", run["per_step"]), f" {run['definition']}"]))
+    words = [] if run is None else [f"{run['label']}: ", element("b", run["per_step"]), f" {run['definition']}"]
+    caption = element("figcaption", *words)
     return element("figure", caption, drawn, element("ul", *key))
 
 

@@ -120,6 +120,8 @@ def _of_steps(steps: Rows, world_size: int) -> dict[int, dict[str, Any]]:
     found: dict[int, dict[str, Any]] = {}
     for rank in np.unique(last["rank"]).tolist():
         mine = last[last["rank"] == rank]
+        if len(mine) > 1:  # the first step of a cell is not like the others
+            mine = mine[mine["step"] > 0]
         duration = float(mine["duration"].mean())
         found[rank] = {"step": int(mine["step"].max()), "step_ms": duration}
         if world_size > 1:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from ddp_notebook.records.units import ms, percent, size, three_figures
 from ddp_notebook.records.words import format_ranks
+from ddp_notebook.widgets.html.bars import MOST_BARS
 from ddp_notebook.widgets.html.markup import Markup, element, shorten
 
 _MISSING = "\N{EN DASH}"
@@ -128,8 +129,8 @@ def _columns(metric: str) -> list[_Column]:
         _Column("State", lambda row: row.state),
         _Column("Line", lambda row: shorten(row.line, _LINE)),
         _numbers(shorten(metric, _METRIC), lambda row: row.metric, three_figures),
-        _numbers("Step", lambda row: row.step, lambda value: f"{value:.0f}"),
-        _numbers("Step time", lambda row: row.step_ms, lambda value: ms(value * 1e6)),
+        _numbers("Last step", lambda row: row.step, lambda value: f"{value:.0f}"),
+        _numbers(f"Step time, last {MOST_BARS}", lambda row: row.step_ms, lambda value: ms(value * 1e6)),
         _numbers("Waiting", lambda row: row.waiting, percent),
         _numbers("CPU", lambda row: row.cpu, percent),
         _numbers("Memory", lambda row: row.rss, size),

@@ -18,7 +18,7 @@ from ddp_notebook.observe.tables.recorded import RecordedTables
 from ddp_notebook.observe.tables.remote import latest
 from ddp_notebook.observe.views import Metric, Straggler, main_metric
 from ddp_notebook.records.schema import RPC_KINDS, RPC_SIDES, SPANS, Rows
-from ddp_notebook.records.units import number, two_figures
+from ddp_notebook.records.units import three_figures, two_figures
 from ddp_notebook.records.words import rank_on
 
 if TYPE_CHECKING:
@@ -183,7 +183,11 @@ def _course(metric: Metric | None) -> list[str]:
         float(np.mean([metric.values[metric.ranks == rank][at] for rank in np.unique(metric.ranks)])) for at in (0, -1)
     )
     single = len(metric.values) == len(np.unique(metric.ranks))
-    return [f"{metric.name} {number(end)}" if single else f"{metric.name} {number(begin)} -> {number(end)}"]
+    return [
+        f"{metric.name} {three_figures(end)}"
+        if single
+        else f"{metric.name} {three_figures(begin)} -> {three_figures(end)}"
+    ]
 
 
 # ---- the picture

@@ -56,7 +56,7 @@ export function number(value) {
   if (!Number.isFinite(value)) return value > 0 ? "Inf" : "-Inf";
   const size = Math.abs(value);
   if (size !== 0 && (size < 1e-3 || size >= 1e6)) return value.toExponential(2).replace("e+", "e");
-  return size >= 1000 ? value.toFixed(0) : significant(value);
+  return size >= 999.5 ? Math.round(value).toLocaleString("en-US") : significant(value);
 }
 
 /** Three significant digits without an exponent; trailing zeros tell how precise it is. @param {number} value */
