@@ -118,7 +118,7 @@ class DDPMagics(Magics):
         parser = magic_lines.heal()
         given = parser.parse_line(line)
         source = given.from_rank
-        from_rank = None if source is None else parser.number(int, "--from", source, "number of a rank")
+        from_rank = None if source is None else parser.number(int, "--from", source, "rank number")
         print("\n".join(having.of_session().heal(from_rank, given.names)))
 
     @line_magic
@@ -194,7 +194,7 @@ class DDPMagics(Magics):
         if cell is None:
             recorded.monitor()
         else:
-            number = parser.number(int, "CELL", cell, "number of a cell")
+            number = parser.number(int, "CELL", cell, "cell number")
             recorded.monitor(find_cell(recorded.recording, number))
 
     @line_magic
@@ -391,7 +391,7 @@ _MAGICS = {name: magic for name, magic in vars(DDPMagics).items() if hasattr(mag
 
 
 def _job_numbers(parser: LineParser, line: str) -> list[int]:
-    return [parser.number(int, "N", text, "number of a job") for text in parser.parse_line(line).numbers]
+    return [parser.number(int, "N", text, "job number") for text in parser.parse_line(line).numbers]
 
 
 def _refuse_arguments(magic: str, line: str) -> None:

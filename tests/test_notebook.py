@@ -309,7 +309,7 @@ def test_restart_and_stop(make_kernel):
         assert reply.ename == "NoSessionError" and "%ddp_start 4" in reply.evalue
     for line, words in [  # what needs no host server to be seen; `test_start` has the rest
         ("0", "0 ranks cannot be started"),
-        ("many", "N is 'many', which is no whole number of ranks"),
+        ("many", "N must be a whole number of ranks, got 'many'"),
         ("2 --fast", "unrecognized arguments: --fast"),
         ("2 --backend smoke", "unknown backend 'smoke'"),
         ("2 --env A", "--env takes NAME=VALUE"),
