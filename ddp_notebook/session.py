@@ -71,7 +71,7 @@ class Session(KeptFace, GroupFace, ShardingFace, ValueFace, FileFace, RecordFace
                 other = _current._ready and options.world_size not in (None, _current.world_size)
                 resize = f", have {options.world_size} ranks with %ddp_resize {options.world_size}" if other else ""
                 raise SessionExistsError(
-                    f"{_current!r} is already running; use it{resize}, start afresh with %ddp_restart, or end it with "
+                    f"{_current!r} is already running; use it{resize}, restart it with %ddp_restart, or end it with "
                     "%ddp_stop"
                 )
             _current = self

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 import ddp_notebook
-from ddp_notebook.errors import UsageError
+from ddp_notebook import having
+from ddp_notebook.errors import SessionExistsError, UsageError
 from ddp_notebook.launch.options import StartOptions, parse, start_line
 
 USAGE = f"{start_line().usage_line}\n%ddp_help ddp_start explains each option"
@@ -140,3 +143,22 @@ def test_a_script_gives_a_whole_number_of_ranks():
     for wrong in ("2", 2.0, True):
         with pytest.raises(UsageError, match=r"^world_size must be a positive integer, e\.g\. start"):
             StartOptions(world_size=wrong)  # type: ignore[arg-type]
+
+
+def test_a_start_of_running_ranks_counts_them_correctly():
+    def said(asked: StartOptions, world_size: int, dead: list[int]) -> str:
+        running: Any = SimpleNamespace(
+            options=StartOptions(), world_size=world_size, is_kept=False, kept_as="", _dead=dead
+        )
+        return having._already(asked, running)
+
+    ends = "; %ddp_restart starts new ranks"
+    assert said(StartOptions(), 1, []) == f"1 rank is already running and keeps its variables{ends}"
+    assert said(StartOptions(), 2, []) == f"2 ranks are already running and keep their variables{ends}"
+    one_left = "1 of 2 ranks is already running and keeps its variables; rank 1 died, and %ddp_heal replaces dead ranks"
+    assert said(StartOptions(), 2, [1]) == f"{one_left}{ends}"
+    assert said(StartOptions(), 1, [0]) == f"the only rank of this session has died{ends}"
+    assert said(StartOptions(), 3, [0, 1, 2]) == f"all 3 ranks of this session have died{ends}"
+    differ = r"^1 rank is already running, with other options: it has 1 rank, and .* 2 ranks\. .*%ddp_stop ends it$"
+    with pytest.raises(SessionExistsError, match=differ):
+        said(StartOptions(world_size=2), 1, [])

@@ -323,7 +323,7 @@ def test_shards_are_gathered_and_built_anew(make_session):
     with pytest.raises(RankError) as failed:
         session.resize(3, build="wrong")
     assert "there are 3 ranks now, and rank 0 has what was gathered: correct wrong() and repeat" in str(failed.value)
-    assert session.resize(3, build="make") == ["make() has built what is in shards anew, with the state of before"]
+    assert session.resize(3, build="make") == ["make() has rebuilt the sharded objects, with the state that they had"]
     found += losses(session, 2)
     assert session.resize(1, build="make")[0] == "1 rank now: ranks 1,2 have left"
     found += losses(session, 2)

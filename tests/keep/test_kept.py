@@ -265,7 +265,7 @@ def test_it_ends_after_idle_hours_of_which_a_cell_that_runs_is_none(notebook, mo
     first.wait_for_text("begun")
     began = time.monotonic()
     kill(first)
-    wait_until(lambda: not entries.entries(), 20, "nobody was there, and nothing has run")
+    wait_until(lambda: not entries.entries(), 20, "no notebook was attached, and nothing has run")
     assert time.monotonic() - began > 5.0, "the cell had not ended"
 
 
