@@ -141,7 +141,7 @@ def test_what_cannot_be_changes_nothing(make_session):
     assert session.resize(2) == ["there are 2 ranks already"]
     future = session.run("time.sleep(1)", wait=False)
     wait_until(lambda: "in a cell" in repr(session.status()))
-    with pytest.raises(SessionBrokenError, match="a cell is under way"):
+    with pytest.raises(SessionBrokenError, match="a cell is running"):
         session.resize(3)
     future.result()
     session.run(

@@ -142,7 +142,7 @@ def test_the_repr_is_one_line():
                 "a larger batch: forward and backward are 0.8 ms of a step of 5 ms",
             ],
         ),
-        ({"between_ms": 40}, "54 % of the step is neither of these: Python code between the phases", []),
+        ({"between_ms": 40}, "54 % of the step belongs to no phase: Python code between the phases", []),
         (
             {"noise_ms": 8},
             "26 % of the step the ranks wait for each other: no single rank is late",
@@ -158,7 +158,7 @@ def test_the_repr_is_one_line():
             "59 % of the step waits for rank 1, which takes 50 ms between its phases, the others 0.5 ms",
             ["give rank 1 less work, or look for what slows what it does between forward, backward and optimizer"],
         ),
-        ({"world_size": 1, "transfer_ms": 20}, "66 % of the step is communication that no compute hides", []),
+        ({"world_size": 1, "transfer_ms": 20}, "66 % of the step is communication of rank 0 with itself", []),
     ],
     ids=str,
 )
@@ -325,11 +325,13 @@ def test_memory_that_each_step_takes_anew_is_noticed(what, faults_of_seconds, mo
             run.add("resource", rank=rank, time_ns=BEGIN_NS + int((second + 1.1) * 1e9), **row)
 
     found = report(run)
-    assert (found.verdict == "18 % of the step goes into memory that is taken from the system anew") == is_told
+    assert (
+        found.verdict == "18 % of the step is page faults: the ranks get memory from the system again in each step"
+    ) == is_told
     assert [text for text in found.suggestions if "page faults" in text] == is_told * [
         "ranks that keep the memory of tensors below 32 MB when it is freed: start them with --env "
-        "MALLOC_TRIM_THRESHOLD_=268435456 --env MALLOC_MMAP_THRESHOLD_=33554432. Each step takes memory from the "
-        "system anew, 4,140 page faults or about 6.2 ms"
+        "MALLOC_TRIM_THRESHOLD_=268435456 --env MALLOC_MMAP_THRESHOLD_=33554432. Each step gets memory from the "
+        "system again: 4,140 page faults or about 6.2 ms"
     ]
 
 
@@ -378,17 +380,29 @@ def test_the_last_cell_that_holds_steps_is_reported():
 
 def test_without_steps_it_says_what_is_missing_and_how_to_get_it():
     ask = (
-        "steps are seen of optimizers that are torch.optim's or derived from torch.optim.Optimizer, in cells on the "
-        "ranks, and of DistributedOptimizer on the rank that calls its step"
+        "The ranks record the steps of torch.optim optimizers and their subclasses, and those of DistributedOptimizer "
+        "on the rank that calls them"
     )
-    off = "if you turned recording off, %ddp_record values turns it on."
+    off = "If recording is off, %ddp_record values turns it on."
 
-    assert str(report(Synthetic(4))) == f"Nothing was recorded: {ask}; {off}"
-    assert str(report(Synthetic(4), cell=9)) == f"Nothing was recorded in cell 9: {ask}; {off}"
+    assert str(report(Synthetic(4))) == f"No optimizer step was recorded. {ask}. {off}"
+    assert str(report(Synthetic(4), cell=9)) == f"No optimizer step was recorded in cell 9. {ask}. {off}"
     assert str(report(simulate(is_ddp=False, has_optimizer=False))) == (
-        f"No optimizer step was recorded, only 80 communication calls: {ask}."
+        f"No optimizer step was recorded, only 80 communication calls. {ask}."
     )
-    assert str(report(simulate(), cell=7)) == "Nothing was recorded in cell 7: the last one that trained is cell 1."
+    assert str(report(simulate(), cell=7)) == (
+        "Nothing was recorded in cell 7. The last cell with optimizer steps is cell 1."
+    )
+
+
+def test_one_rank_has_one_row_and_communicates_with_itself():
+    found = report(simulate(world_size=1, transfer_ms=20))
+
+    assert found.verdict == "66 % of the step is communication of rank 0 with itself"
+    lines = str(found).splitlines()
+    assert "Rank 0 is the only rank: exposed is the time of its communication with itself." in lines
+    first = next(at for at, line in enumerate(lines) if line.startswith("rank  step ms"))
+    assert lines[first + 1].startswith("0 ") and lines[first + 2] == "", "no row for all ranks"
 
 
 def test_calls_that_have_not_returned_are_not_counted_as_served():
