@@ -105,9 +105,7 @@ def test_taking_over_relieves_a_busy_notebook_which_can_end_nothing(notebook, tm
     assert "goes on as job 1" in taken.stdout
     lost = first.finish(busy, 20)
     assert lost.ename == "SessionBrokenError" and "has taken the session over" in lost.traceback
-    assert (
-        "another notebook's, and is only looked at here; %ddp_stop detaches from it" in first.run("%ddp_start 2").evalue
-    )
+    assert "is driven by another notebook; %ddp_stop detaches this notebook from it" in first.run("%ddp_start 2").evalue
     assert "kept-1 goes on elsewhere" in first.run("%ddp_restart").evalue
     shown = first.run("%ddp_status").stdout
     assert shown.count("goes on elsewhere") == 2 and "died" not in shown and "has taken the session over" in shown

@@ -55,7 +55,7 @@ def test_the_text_says_what_the_steps_took_and_why():
 def test_the_bound_on_the_clocks_of_other_hosts_is_said():
     run = simulate(noise_ms=0.3)
     run.clock_errors_ns = [0, 200_000, 0, 300_000]
-    assert report(run).notes == ("Clocks of the hosts are compared within 0.5 ms: no wait that is shorter is told",)
+    assert report(run).notes == ("The clocks of the hosts agree to within 0.5 ms: shorter waits are not reported",)
 
 
 HOSTS = ("gpu1", "gpu1", "gpu2", "gpu2")
@@ -359,7 +359,9 @@ def test_one_rank_alone_is_compared_with_the_cell_that_it_has_run():
 
     assert report(run, 1).efficiency is not None
     assert report(run, 2).efficiency is None
-    assert "One rank alone was measured in cell 1, which this is not compared with." in str(report(run, 2))
+    assert "The baseline of one rank was measured in cell 1, so this cell is not compared with it." in str(
+        report(run, 2)
+    )
 
 
 def test_rows_that_were_lost_are_told():

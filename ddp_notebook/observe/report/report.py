@@ -378,7 +378,7 @@ def _compared(recording: RowSource, cell: int, efficiency: float | None, world_s
         return ()
     if not _is_of(alone, cell):
         where = label_of(recording, alone["cell"])
-        return (f"One rank alone was measured in {where}, which this is not compared with",)
+        return (f"The baseline of one rank was measured in {where}, so this cell is not compared with it",)
     if efficiency is None:
         return ()
     took = f"{ms(alone['step_ns'])} a step" if alone.get("step_ns") else ""
@@ -404,7 +404,7 @@ def _clocks(recording: RowSource, ranks: Sequence[Parts]) -> tuple[str, ...]:
     errors = sorted(recording.clock_error_ns(parts.rank) for parts in ranks if parts.rank is not None)
     if not any(errors):
         return ()
-    return (f"Clocks of the hosts are compared within {ms(sum(errors[-2:]))}: no wait that is shorter is told",)
+    return (f"The clocks of the hosts agree to within {ms(sum(errors[-2:]))}: shorter waits are not reported",)
 
 
 def _what_was_lost(recording: Bounded) -> tuple[str, ...]:
