@@ -70,7 +70,7 @@ def test_one_step_is_its_own_mean():
 
 
 def test_a_mean_over_one_step_names_it():
-    """Of the last three of five steps, the shortest and the longest are left out."""
+    """The mean of steps 2 to 4 leaves out the shortest and the longest."""
     run = simulate(world_size=2, steps=5, noise_ms=5)
     found = run_of(run)
     durations = {

@@ -37,7 +37,7 @@ ARGUMENTS = (
     "list to parse_args()"
 )
 HYDRA = (
-    "hydra ends the process when its program fails, and logs the reason above; config_path is relative to the file "
+    "hydra ends the process when its program fails, and logs the reason above. config_path is relative to the file "
     "of the program, and a cell has none: give an absolute path"
 )
 _INSTEAD = (
