@@ -66,7 +66,7 @@ def _open(name: str, arguments: list[str]):  # type: ignore[no-untyped-def]  # w
         door = Door(entries.door(TORCHRUN), VERSION, watched.begin, watched.leave)
         door.keep(entries.enter(TORCHRUN, here.name, here.to_json()))
     except (OSError, UsageError) as error:
-        print(f"ddp_notebook: no notebook can look at rank {here.rank}: {error}", file=sys.stderr)
+        print(f"ddp_notebook: no notebook can attach to rank {here.rank}: {error}", file=sys.stderr)
         return None
     pid = os.getpid()
     atexit.register(lambda: door.entry.remove() if door.entry is not None and os.getpid() == pid else None)

@@ -1,4 +1,4 @@
-"""The ranks that a notebook has: started, attached to, looked at and let go, with what is said of that in the cell."""
+"""Implements %ddp_start, %ddp_attach and %ddp_stop, and prints their messages."""
 
 from __future__ import annotations
 
@@ -16,9 +16,11 @@ from ddp_notebook.torchrun.job import TorchrunJob
 from ddp_notebook.widgets import ended
 from ddp_notebook.widgets.ended import Ended
 
+_RESTART = "%ddp_restart starts new ranks"
+
 
 def start(asked: StartOptions) -> None:
-    """Start ranks, or say that these ranks run already.
+    """Start ranks, or print that ranks with these options are already running.
 
     Raises:
         SessionExistsError: ranks with other options run; names the options.
@@ -48,24 +50,33 @@ def _already(asked: StartOptions, running: sessions.Session) -> str:
         SessionExistsError: they were started with other options.
     """
     its = starting.options_of(running)
-    ranks = f"{_ranks(running)} {'is' if running.world_size == 1 else 'are'} already running"
+    count = running.world_size
     if differing := asked.differing(its):
         have, want = (", ".join(one.written(name) for name in differing) for one in (its, asked))
         resize = f"%ddp_resize {asked.world_size} changes the number of ranks, " * (differing == ["world_size"])
+        they, them = ("it has", "it") if count == 1 else ("they have", "them")
         raise SessionExistsError(
-            f"{ranks}, with other options: they have {have}, and this line asks for {want}. {resize}%ddp_stop ends them"
+            f"{_ranks(running)} {_is(count)} already running, with other options: {they} {have}, and this line asks "
+            f"for {want}. {resize}%ddp_stop ends {them}"
         )
     kept = f" (kept as {running.kept_as})" if running.is_kept else ""
     sync = "; %ddp_sync sends changed files" if asked.sync is not None else ""
-    if not (dead := running._dead):
-        return f"{ranks}{kept} and keep their variables{sync}; %ddp_restart starts new ranks"
-    if len(dead) == running.world_size:
-        return f"all {_ranks(running)} of this session{kept} have died: %ddp_restart starts new ones"
-    living = running.world_size - len(dead)
+    dead = running._dead
+    if len(dead) == count:
+        which = "the only rank of this session" if count == 1 else f"all {count} ranks of this session"
+        return f"{which}{kept} {'has' if count == 1 else 'have'} died; {_RESTART}"
+    living = count - len(dead)
+    keep = "keeps its variables" if living == 1 else "keep their variables"
+    if not dead:
+        return f"{_ranks(running)} {_is(living)} already running{kept} and {keep}{sync}; {_RESTART}"
     return (
-        f"{living} of {_ranks(running)}{kept} are already running and keep their variables; {name_ranks(dead)} died, "
-        f"and %ddp_heal replaces dead ranks{sync}; %ddp_restart starts new ranks"
+        f"{living} of {_ranks(running)}{kept} {_is(living)} already running and {keep}; {name_ranks(dead)} died, and "
+        f"%ddp_heal replaces dead ranks{sync}; {_RESTART}"
     )
+
+
+def _is(count: int) -> str:
+    return "is" if count == 1 else "are"
 
 
 def check(asked: StartOptions) -> None:
@@ -76,7 +87,7 @@ def check(asked: StartOptions) -> None:
 
 
 def attach(name: str, *, take_over: bool, look: bool, wait: bool) -> None:
-    """Attach to a kept session, or look at a job of torchrun's.
+    """Attach to a kept session or to a torchrun job.
 
     Args:
         name: of it, or its stem; "": the only one.
@@ -97,7 +108,7 @@ def attach(name: str, *, take_over: bool, look: bool, wait: bool) -> None:
             print("\n".join(runs))
     elif look or wait:
         raise UsageError(
-            f"{found.name} is a job of torchrun's, which is only looked at and has no cells: leave out "
+            f"{found.name} is a torchrun job, which runs no cells for the notebook: leave out "
             f"{'--look' if look else '--wait'}"
         )
     else:
@@ -105,7 +116,7 @@ def attach(name: str, *, take_over: bool, look: bool, wait: bool) -> None:
 
 
 def stop() -> None:
-    """End the ranks, or look at a job no more."""
+    """End the ranks, or detach from a torchrun job."""
     if _let_go_of_job():
         if (left := sessions.current()) is not None:
             print(f"{_ranks(left)} of the notebook's session remain: %ddp_stop {_stop_verb(left)} them")
@@ -115,19 +126,19 @@ def stop() -> None:
 
 
 def end(session: sessions.Session) -> str:
-    """End a session, and say what of it did not answer or run. One that is another notebook's is only left.
+    """End a session, and print which parts did not answer or run. Only detach from a session of another notebook.
 
     Returns:
         What was done.
     """
     if session.outlives_stop or session._ended_elsewhere:
-        whether = "it has ended" if session._ended_elsewhere else f"its {_ranks(session)} go on"
+        whether = "it has ended" if session._ended_elsewhere else f"its {_ranks(session)} keep running"
         session.stop()
-        return f"{session.kept_as} is not looked at any more; {whether}"
+        return f"detached from {session.kept_as}; {whether}"
     if session.is_running and (trouble := session.trouble):
         pids = ", ".join(map(str, session.pids("host server")))
         which = trouble if session.is_kept else f"the host server (pid {pids}) does not answer"
-        print(f"{which}; its processes are ended all the same")
+        print(f"{which}; its processes are ended anyway")
     left = session.jobs.unended
     session.stop()
     for job in left:
@@ -167,8 +178,8 @@ def shown() -> sessions.Session | TorchrunJob:
 
 
 def recorded() -> sessions.Session | TorchrunJob | Ended:
-    """What has a recording: what is looked at, or else what is left of the session or job that was let go last, of
-    which a line says so.
+    """Return the session or job that has a recording. If there is none, return the recording of the last one, and
+    print that.
 
     Raises:
         NoSessionError: there was none.
@@ -192,8 +203,7 @@ def of_session() -> sessions.Session:
         return session
     if (job := jobs.current()) is not None:
         raise NoSessionError(
-            f"{job.name} is a job of torchrun's, whose ranks run their script and no cells; %ddp_start 4 starts ranks "
-            "of the notebook's own"
+            f"{job.name} is a torchrun job, whose ranks run a script and no cells; %ddp_start 4 starts ranks for cells"
         )
     kept = [f"%ddp_attach {name}" for name in attaching.kept_sessions()]
     if kept:
@@ -222,5 +232,5 @@ def _let_go_of_job() -> bool:
     if done := jobs.let_go():
         print(done)
     if sessions.current() is not None:
-        ended.keep(None)  # there are ranks: nobody is shown the job's recording
+        ended.keep(None)  # reports are about the session's ranks
     return bool(done)

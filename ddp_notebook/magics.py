@@ -48,7 +48,7 @@ class DDPMagics(Magics):
     @line_magic
     @line_of(magic_lines.attach)
     def ddp_attach(self, line: str) -> None:
-        """Attach to kept ranks, or look at a running torchrun job.
+        """Attach to kept ranks, or to a running torchrun job.
 
         Kept ranks were started with --keep. Without NAME, those of the notebook's folder come before ranks and jobs of
         other folders. A torchrun job has to run its script under `-m ddp_notebook.attach`."""
@@ -91,7 +91,7 @@ class DDPMagics(Magics):
     def ddp_stop(self, line: str) -> None:
         """End the ranks and every process that they have started.
 
-        If the notebook looks at a torchrun job, it only detaches from it."""
+        If the notebook is attached to a torchrun job, it only detaches from it."""
         _refuse_arguments("%ddp_stop", line)
         having.stop()
 
@@ -100,8 +100,8 @@ class DDPMagics(Magics):
     def ddp_interrupt(self, line: str) -> None:
         """End cells that have not ended on some ranks.
 
-        The ranks keep their variables. If the notebook looks at a torchrun job, the operations in which its ranks wait
-        raise an error in the script."""
+        The ranks keep their variables. If the notebook is attached to a torchrun job, the operations in which its ranks
+        wait raise an error in the script."""
         parser = magic_lines.interrupt()
         replace = parser.parse_line(line).replace
         if (job := torchrun_jobs.current()) is not None:
@@ -118,7 +118,7 @@ class DDPMagics(Magics):
         parser = magic_lines.heal()
         given = parser.parse_line(line)
         source = given.from_rank
-        from_rank = None if source is None else parser.number(int, "--from", source, "number of a rank")
+        from_rank = None if source is None else parser.number(int, "--from", source, "rank number")
         print("\n".join(having.of_session().heal(from_rank, given.names)))
 
     @line_magic
@@ -165,11 +165,10 @@ class DDPMagics(Magics):
         having.of_session().record(level)
         print(
             {
-                "off": "ranks record nothing; what waits where is known all the same",
-                "meta": "ranks record what they call and when, but no values of tensors",
-                "values": "ranks record what they call, when, and what is in the tensors; of a fast training in "
-                "some steps",
-                "all": "ranks record what they call, when, and what is in all tensors",
+                "off": "ranks record nothing; %ddp_status still shows which rank waits where",
+                "meta": "ranks record calls and their times, but no tensor values",
+                "values": "ranks record calls, their times and tensor values; if steps are fast, of some steps only",
+                "all": "ranks record calls, their times and all tensor values",
             }[level]
         )
 
@@ -194,7 +193,7 @@ class DDPMagics(Magics):
         if cell is None:
             recorded.monitor()
         else:
-            number = parser.number(int, "CELL", cell, "number of a cell")
+            number = parser.number(int, "CELL", cell, "cell number")
             recorded.monitor(find_cell(recorded.recording, number))
 
     @line_magic
@@ -391,7 +390,7 @@ _MAGICS = {name: magic for name, magic in vars(DDPMagics).items() if hasattr(mag
 
 
 def _job_numbers(parser: LineParser, line: str) -> list[int]:
-    return [parser.number(int, "N", text, "number of a job") for text in parser.parse_line(line).numbers]
+    return [parser.number(int, "N", text, "job number") for text in parser.parse_line(line).numbers]
 
 
 def _refuse_arguments(magic: str, line: str) -> None:

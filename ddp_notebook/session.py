@@ -66,12 +66,12 @@ class Session(KeptFace, GroupFace, ShardingFace, ValueFace, FileFace, RecordFace
             if _current is not None:
                 if _current.outlives_stop:
                     raise SessionExistsError(
-                        f"{_current!r} is another notebook's, and is only looked at here; %ddp_stop detaches from it"
+                        f"{_current!r} is driven by another notebook; %ddp_stop detaches this notebook from it"
                     )
                 other = _current._ready and options.world_size not in (None, _current.world_size)
                 resize = f", have {options.world_size} ranks with %ddp_resize {options.world_size}" if other else ""
                 raise SessionExistsError(
-                    f"{_current!r} is already running; use it{resize}, start afresh with %ddp_restart, or end it with "
+                    f"{_current!r} is already running; use it{resize}, restart it with %ddp_restart, or end it with "
                     "%ddp_stop"
                 )
             _current = self

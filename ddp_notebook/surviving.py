@@ -59,7 +59,7 @@ def survive(*members: Any, steps: int, on_loss: str = "replace", resume: str = "
     from ddp_notebook.rank.survive.members import Members
 
     if not isinstance(steps, int) or steps < 0:
-        raise UsageError(f"steps is {steps!r}, which is no number of steps; {_EXAMPLE}")
+        raise UsageError(f"steps must be an integer from 0 up, got {steps!r}; {_EXAMPLE}")
     if on_loss not in ("replace", "shrink"):
         raise UsageError(f'on_loss is {on_loss!r}: "replace" a rank that dies, or "shrink" and go on without it')
     optimizers = [one for one in members if isinstance(one, torch.optim.Optimizer)]

@@ -170,7 +170,7 @@ def test_leaving_python_ends_no_rank(session, code):
 
 
 def test_input_without_anyone_to_type_says_so(session):
-    with pytest.raises(RankError, match="nobody can type here"):
+    with pytest.raises(RankError, match=r"input\(\) cannot be answered here"):
         session.run("input('name? ')")
     with pytest.raises(RankError, match="can be answered only while the notebook waits for its cell"):
         session.run("input('name? ')", wait=False).result(30)

@@ -125,7 +125,11 @@ def test_arguments_of_slurm_come_before_those_of_the_line(write):
         ("[start]\n\nbackends = 'gloo'\n", 3, "[start] has no 'backends'; it may have backend, env, timeout_s"),
         ("[start]\nbackend = 'ucc'\n", 2, "unknown backend 'ucc'; choose one of auto, nccl, gloo, mpi"),
         ("[start]\nlive = 'auto'\ntimeout_s = '5'\n", 3, "timeout_s is '5'; write it as timeout_s = 300"),
-        ("[start]\ntimeout_s = 0\n", 2, "--timeout 0 is no time to wait"),
+        (
+            "[start]\ntimeout_s = 0\n",
+            2,
+            "--timeout must be a positive number of seconds, at most a week, e.g. --timeout 60, got 0",
+        ),
         ("[start]\ngrace_s = 'on'\n", 2, "grace_s is 'on'; write it as grace_s = 3, or \"off\""),
         ("[start]\nguard = 'on'\n", 2, "guard is 'on'; write it as guard = true"),
         ("[start]\nheal = 1\n", 2, "heal is 1; write it as heal = true"),

@@ -1073,8 +1073,8 @@ def test_it_imports_no_torch():
 def test_where_a_rank_has_died_it_is_to_be_healed():
     code = "dist.all_reduce(x)\ng = dist.new_group([0, 2])\ndist.barrier(group=g)"
     assert foresee(code, [0, 2], 3, gone=[1]) == [
-        "line 1: dist.all_reduce needs all 3 ranks, and rank 1 died. %ddp_heal replaces what has died",
-        "line 2: dist.new_group must be called by all 3 ranks, and rank 1 died. %ddp_heal replaces what has died",
+        "line 1: dist.all_reduce needs all 3 ranks, and rank 1 died. %ddp_heal replaces dead ranks",
+        "line 2: dist.new_group must be called by all 3 ranks, and rank 1 died. %ddp_heal replaces dead ranks",
     ]
     [other] = foresee("dist.barrier()", [0], 3, gone=[])
     assert other.endswith("Use a group of these ranks (group=...), or run it on all")

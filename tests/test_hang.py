@@ -132,8 +132,11 @@ def test_grace_off_lets_the_others_end_by_themselves(make_kernel):
     reply = kernel.run("%%on_all_ranks\nimport time\nif rank == 1: raise ValueError('no')\ntime.sleep(4); 'whole'")
     assert reply.stdout == "[0] 'whole'\n"
     for line, words in (
-        ("--grace soon", "--grace is 'soon', which is no number of seconds, and not off"),
-        ("--hang-after -1", "--hang-after -1 is no time to wait"),
+        ("--grace soon", "--grace must be a number of seconds or off, got 'soon'"),
+        (
+            "--hang-after -1",
+            "--hang-after must be a positive number of seconds, at most a week, e.g. --hang-after 5, or off, got -1",
+        ),
         ("--guard maybe", "invalid choice: 'maybe'"),
     ):
         assert words in kernel.run(f"%ddp_start 2 {line}").evalue

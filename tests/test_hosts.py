@@ -125,7 +125,7 @@ def test_a_group_on_two_hosts(cluster, hosts, heard):
     os.kill(hosts[0].pid, signal.SIGKILL)
     wait_until(lambda: heard.gone == 1)
     assert not cluster.is_running
-    assert cluster.trouble() == "the host server ended, and all ranks with it; start afresh with %ddp_restart"
+    assert cluster.trouble() == "the host server ended, and all ranks with it; %ddp_restart starts new ranks"
     with pytest.raises(StartError, match="the host server ended while waiting for"):
         cluster.form(time.monotonic() + 5)
 

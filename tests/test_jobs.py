@@ -211,7 +211,7 @@ def test_what_cannot_be_is_said(ranks):
         ("%%on_all_ranks --background --here\n1", "--background does not wait for them"),
         ("%%on_ranks 5 --background\n1", "5"),
         ("%ddp_wait 700", "there is no job 700: there are jobs"),
-        ("%ddp_wait one", "N is 'one', which is no number of a job"),
+        ("%ddp_wait one", "N must be a job number, got 'one'"),
         ("%ddp_cancel", "cancel which job? %ddp_jobs lists them"),
         ("%ddp_jobs 1", "%ddp_jobs takes no '1'"),
     ]:

@@ -46,7 +46,7 @@ async def _of(job):
 def test_mistakes_are_told_at_once_and_not_by_the_job(session):
     with pytest.raises(UsageError, match="7"):
         session.run("1", ranks=7, wait=False)
-    with pytest.raises(UsageError, match="no time to wait"):
+    with pytest.raises(UsageError, match="timeout must be a positive number of seconds"):
         session.run("1", timeout=0, wait=False)
     with pytest.raises(UsageError, match=r"there is no job 99999: there (are|is) "):
         session.jobs[99999]

@@ -150,7 +150,7 @@ def test_a_host_server_that_is_killed_and_one_that_is_stopped(make_kernel):
     for line in ("%%on_all_ranks\n1", "%ddp_heal", "%ddp_interrupt"):
         reply = kernel.run(line)
         assert reply.ename == "SessionBrokenError", line
-        assert reply.evalue == "the host server ended, and all ranks with it; start afresh with %ddp_restart"
+        assert reply.evalue == "the host server ended, and all ranks with it; %ddp_restart starts new ranks"
     status = kernel.run("%ddp_status").stdout
     assert status.count("died") == 2 and "the host server ended, and all ranks with it" in status
     assert kernel.run("%ddp_restart").status == "ok"

@@ -165,7 +165,7 @@ def test_a_start_with_other_options_names_them(ranks):
         assert reply.ename == "SessionExistsError"
         assert reply.evalue.startswith(f"2 ranks are already running, with other options: {differs}"), reply.evalue
     assert ranks.run("ddp_notebook = __import__('ddp_notebook'); ddp_notebook.start(2)").evalue.endswith(
-        "gloo> is already running; use it, start afresh with %ddp_restart, or end it with %ddp_stop"
+        "gloo> is already running; use it, restart it with %ddp_restart, or end it with %ddp_stop"
     )
 
 
@@ -308,8 +308,8 @@ def test_restart_and_stop(make_kernel):
         reply = kernel.run(code)
         assert reply.ename == "NoSessionError" and "%ddp_start 4" in reply.evalue
     for line, words in [  # what needs no host server to be seen; `test_start` has the rest
-        ("0", "0 ranks cannot be started"),
-        ("many", "N is 'many', which is no whole number of ranks"),
+        ("0", "N must be at least 1"),
+        ("many", "N must be a whole number of ranks, got 'many'"),
         ("2 --fast", "unrecognized arguments: --fast"),
         ("2 --backend smoke", "unknown backend 'smoke'"),
         ("2 --env A", "--env takes NAME=VALUE"),

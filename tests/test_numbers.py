@@ -75,6 +75,16 @@ def test_of_more_than_eight_ranks_minimum_mean_and_maximum_are_shown():
     assert merge(*(f"shape=1,20{rank}" for rank in range(9))) == "shape=1,min 200 mean 204 max 208"
 
 
+def test_the_mean_of_integers_has_all_digits():
+    counts = [1_234_567 + 1000 * rank for rank in range(9)]
+    assert merge(*(f"samples {n}" for n in counts)) == "samples min 1234567 mean 1238567 max 1242567"
+    assert merge(*(f"{n:,} samples" for n in counts)) == "min 1,234,567 mean 1,238,567 max 1,242,567 samples"
+    counts[0] += 3
+    assert merge(*(f"samples {n}" for n in counts)) == "samples min 1234570 mean 1238567.3 max 1242567"
+    assert merge(*(f"in {1024 + rank} MB" for rank in range(9))) == "in min 1024 MB mean 1028 MB max 1032 MB"
+    assert merge(*(f"x {rank}e3" for rank in range(9))) == "x min 0e3 mean 4000 max 8e3"
+
+
 def test_a_marker_is_equal_for_lines_of_one_step():
     def marker(line: str) -> str:
         form = form_of(line)

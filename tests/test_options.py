@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 import ddp_notebook
-from ddp_notebook.errors import UsageError
+from ddp_notebook import having
+from ddp_notebook.errors import SessionExistsError, UsageError
 from ddp_notebook.launch.options import StartOptions, parse, start_line
 
 USAGE = f"{start_line().usage_line}\n%ddp_help ddp_start explains each option"
@@ -57,20 +60,23 @@ def test_all_options_go_together():
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("0", "0 ranks cannot be started; give a number from 1 up: %ddp_start 2"),
-        ("-3", "-3 ranks cannot be started; give a number from 1 up: %ddp_start 2"),
+        ("0", "N must be at least 1, as in %ddp_start 2, got 0"),
+        ("-3", "N must be at least 1, as in %ddp_start 2, got -3"),
         ("3000000", "a session has at most 4,096 ranks, got N = 3000000"),
-        ("four", f"N is 'four', which is no whole number of ranks\nusage: {USAGE}"),
-        ("2.5", f"N is '2.5', which is no whole number of ranks\nusage: {USAGE}"),
+        ("four", f"N must be a whole number of ranks, got 'four'\nusage: {USAGE}"),
+        ("2.5", f"N must be a whole number of ranks, got '2.5'\nusage: {USAGE}"),
         ("--backend ucc", "unknown backend 'ucc'; choose one of auto, nccl, gloo, mpi"),
-        ("--timeout 0", "--timeout 0 is no time to wait; give seconds, e.g. --timeout 60"),
-        ("--timeout -5", "--timeout -5 is no time to wait; give seconds, e.g. --timeout 60"),
+        ("--timeout 0", "--timeout must be a positive number of seconds, at most a week, e.g. --timeout 60, got 0"),
+        ("--timeout -5", "--timeout must be a positive number of seconds, at most a week, e.g. --timeout 60, got -5"),
         (
             "--lease 3",
-            "--lease 3 is no time for a host to come back; give seconds from 4 up, e.g. --lease 60",
+            "--lease must be a number of seconds from 4 up, at most a week, e.g. --lease 60, got 3",
         ),
-        ("--hang-after 0", "--hang-after 0 is no time to wait; give seconds, e.g. --hang-after 5, or off"),
-        ("--timeout soon", f"--timeout is 'soon', which is no number of seconds\nusage: {USAGE}"),
+        (
+            "--hang-after 0",
+            "--hang-after must be a positive number of seconds, at most a week, e.g. --hang-after 5, or off, got 0",
+        ),
+        ("--timeout soon", f"--timeout must be a number of seconds, got 'soon'\nusage: {USAGE}"),
         ("--gpus ''", "--gpus names no GPU; give numbers within CUDA_VISIBLE_DEVICES, e.g. --gpus 0,1"),
         ("--gpus ,", "--gpus names no GPU; give numbers within CUDA_VISIBLE_DEVICES, e.g. --gpus 0,1"),
         ("--env A", f"--env takes NAME=VALUE, not 'A' (the number of ranks comes first)\nusage: {USAGE}"),
@@ -96,7 +102,7 @@ def test_a_mistake_says_what_to_write(line, message):
 
 
 def test_options_made_in_a_script_check_themselves():
-    with pytest.raises(UsageError, match=r"^0 ranks cannot be started; give a number from 1 up"):
+    with pytest.raises(UsageError, match=r"^N must be at least 1, as in %ddp_start 2, got 0"):
         StartOptions(world_size=0)
     with pytest.raises(ValueError, match=r"^unknown backend 'NCCL'; choose one of auto, nccl, gloo, mpi$"):
         StartOptions(backend="NCCL")
@@ -106,8 +112,14 @@ def test_options_made_in_a_script_check_themselves():
     ("options", "words"),
     [
         ({"env": ["A=1"]}, r"^env is \['A=1'\]; give names and values, e\.g\. env="),
-        ({"timeout_s": "5"}, r"^--timeout '5' is no time to wait; give seconds"),
-        ({"grace_s": "off"}, r"^--grace 'off' is no time to wait; give seconds"),
+        (
+            {"timeout_s": "5"},
+            r"^--timeout must be a positive number of seconds, at most a week, e.g. --timeout 60, got '5'",
+        ),
+        (
+            {"grace_s": "off"},
+            r"^--grace must be a number of seconds from 0 up, at most a week, e.g. --grace 5, or off, got 'off'",
+        ),
     ],
 )
 def test_a_script_is_told_of_a_value_of_another_type(options, words):
@@ -117,7 +129,7 @@ def test_a_script_is_told_of_a_value_of_another_type(options, words):
 
 @pytest.mark.parametrize("seconds", ["nan", "inf", "1e300"])
 def test_a_time_that_no_clock_can_wait_for_is_a_mistake(seconds):
-    with pytest.raises(UsageError, match=r"^--timeout (nan|inf|1e\+300) "):
+    with pytest.raises(UsageError, match=r"^--timeout must be .* at most a week, .* got (nan|inf|1e\+300)$"):
         parse(f"--timeout {seconds}")
 
 
@@ -129,5 +141,24 @@ def test_a_script_may_give_numbers_and_one_string():
 
 def test_a_script_gives_a_whole_number_of_ranks():
     for wrong in ("2", 2.0, True):
-        with pytest.raises(UsageError, match="is no number of ranks; give a whole number"):
+        with pytest.raises(UsageError, match=r"^world_size must be a positive integer, e\.g\. start"):
             StartOptions(world_size=wrong)  # type: ignore[arg-type]
+
+
+def test_a_start_of_running_ranks_counts_them_correctly():
+    def said(asked: StartOptions, world_size: int, dead: list[int]) -> str:
+        running: Any = SimpleNamespace(
+            options=StartOptions(), world_size=world_size, is_kept=False, kept_as="", _dead=dead
+        )
+        return having._already(asked, running)
+
+    ends = "; %ddp_restart starts new ranks"
+    assert said(StartOptions(), 1, []) == f"1 rank is already running and keeps its variables{ends}"
+    assert said(StartOptions(), 2, []) == f"2 ranks are already running and keep their variables{ends}"
+    one_left = "1 of 2 ranks is already running and keeps its variables; rank 1 died, and %ddp_heal replaces dead ranks"
+    assert said(StartOptions(), 2, [1]) == f"{one_left}{ends}"
+    assert said(StartOptions(), 1, [0]) == f"the only rank of this session has died{ends}"
+    assert said(StartOptions(), 3, [0, 1, 2]) == f"all 3 ranks of this session have died{ends}"
+    differ = r"^1 rank is already running, with other options: it has 1 rank, and .* 2 ranks\. .*%ddp_stop ends it$"
+    with pytest.raises(SessionExistsError, match=differ):
+        said(StartOptions(world_size=2), 1, [])

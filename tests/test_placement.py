@@ -251,8 +251,8 @@ def test_a_backend_that_torch_was_built_without_is_refused():
 
 def test_mpi_is_refused_also_where_torch_has_it():
     assert refusal(host(backends=("gloo", "nccl", "mpi")), backend="mpi") == (
-        "mpi needs ranks that mpirun has started, and these are forked on their host; use --backend gloo, beside which "
-        "mpi4py works where each rank has a task of its own: %ddp_start --mpi '-np 4'"
+        "mpi needs ranks that mpirun has started, and these are forked on their host; use --backend gloo. mpi4py "
+        "works with it if mpirun starts each rank: %ddp_start --mpi '-np 4'"
     )
 
 

@@ -638,7 +638,7 @@ def test_a_script_goes_on_under_a_torch_that_lets_nothing_be_seen(monkeypatch, c
     one = watched.Watched(place("train.py", [], "", 1))
     one.install()
     assert capsys.readouterr().err == (
-        "ddp_notebook: this torch does not let a script be looked at (torch has no such thing)\n"
+        "ddp_notebook: a notebook cannot attach to scripts with this version of torch (torch has no such thing)\n"
     )
     one.begin({"who": "a notebook"})
     one.end(None)

@@ -133,7 +133,7 @@ def test_what_shows_the_ranks_is_told_once_before_they_end(make_session, caplog)
 def test_a_bad_option_starts_nothing(waiting_host_server):
     waiting_host_server()
     cases: list[tuple[dict[str, Any], str]] = [
-        ({"world_size": 0}, "0 ranks cannot be started"),
+        ({"world_size": 0}, "N must be at least 1"),
         ({"world_size": 2, "backend": "smoke"}, "unknown backend 'smoke'"),
         ({"world_size": 2, "backend": "mpi"}, "built without mpi"),
         ({"world_size": 2, "backend": "nccl"}, "nccl"),

@@ -186,7 +186,7 @@ def test_the_stop_button(session):
     [
         ("model, steps=3", "survive() got no optimizer"),
         ("optimizer, steps=3", "survive() got no model with the parameters that Adam changes"),
-        ("model, optimizer, steps=-1", "steps is -1, which is no number of steps"),
+        ("model, optimizer, steps=-1", "steps must be an integer from 0 up, got -1"),
         ("model, optimizer, loader, sampler, steps=3", "takes one loader or sampler, whose batches steps get, not 2"),
         ("model, optimizer, object(), steps=3", "survive() cannot put back a object"),
         ("model, optimizer, steps=3, on_loss='wait'", "on_loss is 'wait': \"replace\" a rank that dies, or"),

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+import sys
 import zipfile
 from pathlib import Path
 
 import psutil
 import pytest
 
+from ddp_notebook.rank.cell.commands import program_of
 from tests.conftest import wait_until
 
 _SCRIPT = "import os, sys\nprint('started', *sys.argv[1:])\nprint(int(os.environ['RANK']) + 1)\n"
@@ -69,10 +71,7 @@ def test_a_script_in_the_shell_is_no_rank(ranks, script):
     reply = ranks.run(f"%%on_all_ranks\nimport sys\n!{{sys.executable}} {script} --epochs 2", timeout_s=30)
     assert reply.status == "ok" and "KeyError" in reply.stdout and "started --epochs 2" in reply.stdout
     assert _IS_NO_RANK in reply.stderr
-    assert (
-        f"%run {script} --epochs 2 runs the script on the ranks. %ddp_torchrun {script} --epochs 2, in a"
-        in reply.stderr
-    )
+    assert f"%run {script} --epochs 2 runs it on the ranks. %ddp_torchrun {script} --epochs 2, in a" in reply.stderr
     assert ranks.run(f"%on_all_ranks %run {script}").stdout == "[0-1] started\n[0] 1\n[1] 2\n"
 
 
@@ -100,6 +99,50 @@ def test_a_training_script_in_the_shell_fails_at_once(ranks, tmp_path):
     reply = ranks.run(f"%%on_all_ranks\nimport sys\n!{{sys.executable}} {path}")
     assert reply.status == "ok" and "environment variable RANK expected, but not set" in reply.stdout
     assert _IS_NO_RANK in reply.stderr
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "out = !{python} -m train_of_test --epochs 2\nprint(*out)",
+        pytest.param("!{python} -m train_of_test --epochs 2", marks=pytest.mark.long),
+        pytest.param("%%bash\n{python} -m train_of_test --epochs 2", id="bash"),
+    ],
+)
+def test_a_failed_module_in_the_shell_has_a_hint(ranks, command, tmp_path):
+    (tmp_path / "train_of_test.py").write_text(_SCRIPT)
+    ranks.run(f"%%on_all_ranks\nimport os\nos.environ['PYTHONPATH'] = '{tmp_path}'")
+    try:
+        reply = ranks.run(f"%%on_all_ranks\n{command.format(python=sys.executable)}")
+        assert _IS_NO_RANK in reply.stderr, reply
+        assert "%run -m train_of_test -- --epochs 2 runs it on the ranks" in reply.stderr
+        assert "%ddp_torchrun -m train_of_test --epochs 2, in a cell of the notebook" in reply.stderr
+    finally:
+        ranks.run("%on_all_ranks del os.environ['PYTHONPATH']")
+    code = f"import sys\nsys.path.insert(0, '{tmp_path}')\n%run -m train_of_test -- --epochs 2"
+    ran = ranks.run(f"%%on_all_ranks\n{code}")
+    assert ran.stdout == "[0-1] started --epochs 2\n[0] 1\n[1] 2\n", "the command of the hint runs the module"
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        ("python -m train --lr 0.1", "-m train --lr 0.1"),
+        ("torchrun --nproc-per-node 2 -m pkg.train", "-m pkg.train"),
+        ("python -m torch.distributed.run --nproc-per-node 2 train.py", "train.py"),
+        ("python -m torch.distributed.run -m train", "-m train"),
+        ("accelerate launch --module train", "-m train"),
+        ("python train.py -m fast", "train.py -m fast"),
+        ("python -m train data.py", "-m train data.py"),
+        ("python -m pip install x", None),
+        ("python -m pytest tests/test_model.py", None),
+        ("python -m json.tool config.json", None),
+        ("python -m", None),
+        ("python -c 'pass'", None),
+    ],
+)
+def test_the_program_of_a_command(command, expected):
+    assert program_of(command) == (None if expected is None else expected.split())
 
 
 # ---- waits for child processes
@@ -183,6 +226,29 @@ def test_packages_are_installed_once_for_all_ranks_of_a_host(ranks, wheel, tmp_p
     assert reply.stdout.count("Successfully installed tiny-of-test-1.0") == 1
     assert re.search(r"ddp_notebook: pip install ran on rank [01] only, for all ranks of its host", reply.stderr)
     assert "restart the kernel" not in reply.stdout
+
+
+def test_a_captured_installation_runs_once_and_every_rank_has_its_output(ranks, wheel, tmp_path):
+    into = tmp_path / "into"
+    install = f"install --no-index --no-deps --disable-pip-version-check --target {into} {wheel}"
+    reply = ranks.run(
+        f"%%on_all_ranks\nout = !{sys.executable} -m pip {install}\n"
+        "[sum(words in line for line in out) for words in ('Successfully installed tiny', 'already')]",
+        timeout_s=60,
+    )
+    assert reply.stdout == "[0-1] [1, 0]\n", reply
+    assert re.search(r"ddp_notebook: pip install ran on rank [01] only, for all ranks of its host", reply.stderr)
+
+
+def test_installations_in_a_shell_cell_run_one_after_another(ranks, tmp_path):
+    """`pip` is a function of the cell, which notes when it begins and ends."""
+    log = tmp_path / "log"
+    reply = ranks.run(
+        f"%%on_all_ranks\n%%bash\npip() {{ echo begin >> {log}; sleep 0.5; echo end >> {log}; }}\npip install x",
+        timeout_s=60,
+    )
+    assert reply.status == "ok", reply
+    assert log.read_text().split() == ["begin", "end"] * 2
 
 
 @pytest.mark.long

@@ -34,7 +34,7 @@ from ddp_notebook.wire.memory import Memory
 __all__ = ["Check", "Cluster", "Listener"]
 _WIRE_ENDED = (
     "this notebook's thread ddp-wire, which carries messages of ranks, has ended. Text of cells arrives, no display or "
-    "value does; %ddp_restart starts all afresh"
+    "value does; %ddp_restart starts new ranks"
 )
 HANGS_S = 5.0  # without an answer, until something that needs it is given up; a loaded machine is slow
 

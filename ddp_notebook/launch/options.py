@@ -19,7 +19,7 @@ from ddp_notebook.records.words import OF_EACH_RANK
 from ddp_notebook.run.lines import LineParser
 
 _SHORTEST_LEASE_S = 4.0  # a host that is not heard is told after 3
-_LONGEST_S = 7 * 24 * 3600.0
+_LONGEST_S = 7 * 24 * 3600.0  # "at most a week" in the errors
 MOST_RANKS = host_list.MOST
 Backend = Literal["auto", "nccl", "gloo", "mpi"]
 LiveMode = Literal["auto", "html", "off"]
@@ -59,17 +59,16 @@ class StartOptions:
         lease_s: how long a host may be unreachable until it is lost, and ends what was started on it, in seconds.
         ports: "40000-40100": where something of a session listens for other machines, it does so on these, as far as
             that can be said: gloo and NCCL take whatever port the system hands out. None: so does all.
-        keep_h: the ranks outlive the notebook, and live on for so many hours while none is there; None: they end
-            with it.
-        keep_output_mb: of what each rank prints and displays meanwhile, so many megabytes are kept.
+        keep_h: the ranks outlive the notebook, for so many hours while no notebook is attached; None: they end with it.
+        keep_output_mb: megabytes of the output of each rank that are kept while no notebook is attached.
         on_preempt: a folder, for `save DIR`: SIGTERM or SIGUSR1 to the kernel, to the keeper of a kept session or to a
             task of a job, or a file `preempt` in that folder, lets loops of `survive` write their state there and end.
             None: such signals do what they always do.
-        keep_recording_mb: of what all ranks record, so many megabytes are kept in files.
+        keep_recording_mb: megabytes of the recording of all ranks that are kept in files.
         live: "auto": a view of it appears under a cell that logs or synchronises gradients, where there is a front end;
             as HTML where the front end shows no widgets. "html": as HTML in any case. "off": none comes by itself.
-        fold: show lines of several ranks as one that are equal or differ only in numbers. False: each line of each rank
-            is shown by itself, at once.
+        fold: merge lines of several ranks that are equal or differ only in numbers. False: each line of each rank is
+            shown by itself, when it arrives.
 
     Raises:
         UsageError: a value that cannot be.
@@ -104,7 +103,7 @@ class StartOptions:
 
     def __post_init__(self) -> None:
         if self.world_size is not None and type(self.world_size) is not int:
-            raise UsageError(f"{self.world_size!r} is no number of ranks; give a whole number, e.g. start(2)")
+            raise UsageError(f"world_size must be a positive integer, e.g. start(2), got {self.world_size!r}")
         if self.gpus is not None:  # scripts may give numbers, and one string as on the magic's line
             gpus = self.gpus.split(",") if isinstance(self.gpus, str) else self.gpus
             object.__setattr__(self, "gpus", tuple(name for gpu in gpus if (name := str(gpu).strip())))
@@ -133,7 +132,7 @@ class StartOptions:
         if fixed := [name for name in self.env if name in OF_EACH_RANK]:
             raise UsageError(f"env sets {', '.join(fixed)}, which every rank gets from the session; leave it out")
         if self.world_size is not None and self.world_size < 1:
-            raise UsageError(f"{self.world_size} ranks cannot be started; give a number from 1 up: %ddp_start 2")
+            raise UsageError(f"N must be at least 1, as in %ddp_start 2, got {self.world_size}")
         if self.world_size is not None and self.world_size > MOST_RANKS:
             raise UsageError(f"a session has at most {MOST_RANKS:,} ranks, got N = {self.world_size}")
         if (total := sum(count or 1 for count in self.ranks_of_hosts.values())) > MOST_RANKS:
@@ -144,16 +143,20 @@ class StartOptions:
             raise UsageError(f"unknown live mode {self.live!r}; choose one of {', '.join(LIVE)}, as in --live html")
         if not (_is_number(self.timeout_s) and 0 < self.timeout_s <= _LONGEST_S):
             raise UsageError(
-                f"--timeout {_written(self.timeout_s)} is no time to wait; give seconds, e.g. --timeout 60"
+                f"--timeout must be a positive number of seconds, at most a week, e.g. --timeout 60, "
+                f"got {_written(self.timeout_s)}"
             )
         for name, seconds in (("--grace", self.grace_s), ("--hang-after", self.hang_after_s)):
             is_time = seconds is None or (_is_number(seconds) and 0 <= seconds <= _LONGEST_S)
             if not is_time or (name == "--hang-after" and seconds == 0):  # every wait would be a hang
-                raise UsageError(f"{name} {_written(seconds)} is no time to wait; give seconds, e.g. {name} 5, or off")
+                least = "a positive number of seconds" if name == "--hang-after" else "a number of seconds from 0 up"
+                raise UsageError(
+                    f"{name} must be {least}, at most a week, e.g. {name} 5, or off, got {_written(seconds)}"
+                )
         if not (_is_number(self.lease_s) and _SHORTEST_LEASE_S <= self.lease_s <= _LONGEST_S):
             raise UsageError(
-                f"--lease {_written(self.lease_s)} is no time for a host to come back; give seconds from "
-                f"{_SHORTEST_LEASE_S:g} up, e.g. --lease 60"
+                f"--lease must be a number of seconds from {_SHORTEST_LEASE_S:g} up, at most a week, e.g. --lease 60, "
+                f"got {_written(self.lease_s)}"
             )
         if self.keep_h is not None and asked and asked != ["--hosts"]:
             raise UsageError(
@@ -307,13 +310,13 @@ def start_line() -> LineParser:
     add("--env", metavar="K=V", nargs="+", action="extend", default=[], help="environment variables of the ranks")
     add("--timeout", metavar="S", default="120", help="limit of the start in seconds (120)")
     add("--live", metavar=live, default="auto", help="small live view under cells: widget or HTML (auto)")
-    folded = "show lines that differ only in numbers as one (on)"
+    folded = "merge lines of ranks (on); off: in order of arrival"
     add("--fold", choices=("on", "off"), metavar="on|off", default="on", help=folded)
     add("--check", action="store_true", help="start nothing; compare the hosts and show mismatches")
 
     add = parser.add_argument_group("failures").add_argument
     add("--grace", metavar="S|off", default="3", help="stop the other ranks S seconds after a failure (3)")
-    add("--hang-after", metavar="S|off", default="10", help="show who waits for whom after S seconds (10)")
+    add("--hang-after", metavar="S|off", default="10", help="show which ranks wait for which after S seconds (10)")
     add("--guard", choices=("on", "off"), metavar="on|off", help="compare calls before collectives; default: with gloo")
     add("--heal", action="store_true", help="replace dead ranks before each cell, as %%ddp_heal")
     add("--on-preempt", nargs=2, metavar=("save", "DIR"), help="at SIGTERM or SIGUSR1, survive loops save and end")
@@ -332,10 +335,8 @@ def start_line() -> LineParser:
 
     add = parser.add_argument_group("ranks that outlive the notebook").add_argument
     hours, output, recording = (f"{one:g}" for one in (limits.HOURS, limits.OUTPUT_MB, limits.RECORDING_MB))
-    add(
-        "--keep", metavar="HOURS", nargs="?", const=hours, help=f"they live on without the notebook for HOURS ({hours})"
-    )
-    add("--keep-output", metavar="MB", default=output, help=f"output kept of each rank meanwhile ({output})")
+    add("--keep", metavar="HOURS", nargs="?", const=hours, help=f"keep ranks for HOURS without a notebook ({hours})")
+    add("--keep-output", metavar="MB", default=output, help=f"output kept of each rank without a notebook ({output})")
     add("--keep-recording", metavar="MB", default=recording, help=f"recording kept of all ranks ({recording})")
     return parser
 
@@ -432,7 +433,7 @@ def _written(value: object) -> str:
 
 
 def _seconds_or_off(parser: LineParser, name: str, text: str) -> float | None:
-    return None if text == "off" else parser.number(float, name, text, "number of seconds, and not off")
+    return None if text == "off" else parser.number(float, name, text, "number of seconds or off")
 
 
 def _assignment(parser: LineParser, word: str) -> tuple[str, str]:

@@ -267,8 +267,8 @@ def _choose_backend(options: StartOptions, gpus: Sequence[Gpu], world_size: int,
         )
     if options.backend == "mpi":
         raise UsageError(
-            "mpi needs ranks that mpirun has started, and these are forked on their host; use --backend gloo, beside "
-            "which mpi4py works where each rank has a task of its own: %ddp_start --mpi '-np 4'"
+            "mpi needs ranks that mpirun has started, and these are forked on their host; use --backend gloo. "
+            "mpi4py works with it if mpirun starts each rank: %ddp_start --mpi '-np 4'"
         )
     if options.backend == "nccl" and not gpus:
         raise UsageError("nccl needs GPUs, and this host shows none; use --backend gloo")

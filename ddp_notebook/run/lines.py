@@ -143,12 +143,12 @@ class LineParser(argparse.ArgumentParser):
         """Return the number that an option was given.
 
         Args:
-            what: what it counts, for the error.
+            what: description of the number for the error, such as "number of seconds".
         """
         try:
             return kind(text)
         except ValueError:
-            self.error(f"{name} is {text!r}, which is no {what}")
+            self.error(f"{name} must be a {what}, got {text!r}")
 
 
 def line_of(build: Callable[[], LineParser]) -> Callable[[Callable[..., None]], Callable[..., None]]:

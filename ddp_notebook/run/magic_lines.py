@@ -19,8 +19,8 @@ def _names() -> list[str]:
 def attach() -> LineParser:
     parser = LineParser("%ddp_attach", "%ddp_attach kept-1 --wait", values=_names)
     parser.add_argument("name", metavar="NAME", nargs="?", default="", help="a kept session or a torchrun job")
-    parser.add_argument("--take-over", action="store_true", help="also if another notebook drives it")
-    parser.add_argument("--look", action="store_true", help="only look on: monitor, report and status, but no cells")
+    parser.add_argument("--take-over", action="store_true", help="take it from the notebook that runs its cells")
+    parser.add_argument("--look", action="store_true", help="monitor, report and status only: run no cells")
     parser.add_argument("--wait", action="store_true", help="follow the running cell to its end")
     return parser
 
@@ -192,7 +192,12 @@ def sync() -> LineParser:
     parser.add_argument("folder", metavar="DIR", nargs="?", help="by default the one of --sync, else the notebook's")
     parser.add_argument("--overwrite", action="store_true", help="also replace files that are newer on a host")
     parser.add_argument(
-        "--also", metavar="NAME", nargs="+", action="extend", default=[], help="files that look like keys, sent too"
+        "--also",
+        metavar="NAME",
+        nargs="+",
+        action="extend",
+        default=[],
+        help="send these too, which look like keys",
     )
     parser.add_argument("--large", action="store_true", help="also more than 1 GB or 20,000 files")
     return parser

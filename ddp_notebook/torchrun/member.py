@@ -94,8 +94,8 @@ def come_in(member: Member, address: Address, number: int, *, takes: bool) -> No
         )
         if why := doors.hear(line).get("refused"):
             raise RefusedError(
-                f"rank {place.rank} of job {place.name!r} lets nobody in: {why}; to look at it from here instead: "
-                f"%ddp_attach {place.name} --take-over"
+                f"rank {place.rank} of job {place.name!r} refused the connection: {why}; "
+                f"%ddp_attach {place.name} --take-over attaches this notebook instead"
             )
         line.settimeout(0.0)
     except BaseException:
@@ -130,6 +130,6 @@ def why_closed(line: socket.socket) -> str:
     """A rank's end of a line has said something or closed. Returns who looks at it now; "": it has closed."""
     try:
         line.settimeout(_ANSWER_S)
-        return f"{doors.hear(line)['taken']} looks at it now"
+        return f"{doors.hear(line)['taken']} is attached to it now"
     except (OSError, KeyError):
         return ""

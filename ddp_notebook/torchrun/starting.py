@@ -94,7 +94,7 @@ def torchrun_line() -> LineParser:
     )
     parser.add_argument("--agents", metavar="N", default="1", help="number of agents to start on this machine (1)")
     parser.add_argument("--name", metavar="NAME", default="", help="name of the job for %%ddp_attach")
-    folded = "show lines that differ only in numbers as one (on)"
+    folded = "merge lines of ranks (on); off: in order of arrival"
     parser.add_argument("--fold", metavar="on|off", default="on", help=folded)
     parser.add_argument("options", metavar="OPTION", nargs="*", help="options of torchrun, such as --nproc-per-node 4")
     parser.add_argument("script", metavar="SCRIPT", help="a Python file, or -m and a module")
@@ -157,7 +157,7 @@ def read(line: str) -> Asked:
         program[0] = "-m"
         stem = program[1].rpartition(".")[2]
     else:
-        declared.error(f"there is no module behind {program[0]}")
+        declared.error(f"{program[0]} needs the name of a module")
     name = own["--name"] or f"{stem}-{secrets.token_hex(2)}"
     return Asked(options=options, program=program, name=name, agents=int(agents), folds=own["--fold"] == "on")
 

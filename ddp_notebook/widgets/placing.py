@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ddp_notebook.errors import UsageError
-from ddp_notebook.observe.tables.matching import label_of, numbers_of
+from ddp_notebook.observe.tables.matching import label_of, numbers_of, prompt_of
 from ddp_notebook.observe.tables.recorded import RecordedTables
 from ddp_notebook.run.kernel import before_next_cell, cell_number, has_front_end, is_users_thread
 from ddp_notebook.run.output.outlet import new_id
@@ -356,11 +356,13 @@ def find_cell(recording: RecordedTables, number: int) -> int:
     Raises:
         UsageError: nothing is recorded of such a cell; says of which cells there is something.
     """
-    labels = {cell: label_of(recording, cell) for cell in _cells(recording)}
-    for words in (f"In [{number}]", f"cell {number}"):
-        if cells := [cell for cell, label in labels.items() if label == words]:
-            return cells[-1]
-    raise UsageError(f"nothing is recorded of In [{number}]; {_there(list(labels.values())[-_MOST_NAMED:])}")
+    prompts = {cell: prompt_of(recording, cell) for cell in _cells(recording)}
+    if cells := [cell for cell, prompt in prompts.items() if prompt == f"In [{number}]"]:
+        return cells[-1]
+    if prompts.get(number) == "":
+        return number
+    labels = [label_of(recording, cell) for cell in prompts]
+    raise UsageError(f"nothing is recorded of In [{number}]; {_there(labels[-_MOST_NAMED:])}")
 
 
 def _cells(recording: RecordedTables) -> list[int]:

@@ -259,7 +259,7 @@ def the_picture_stays(lab: JupyterLab, path: Any) -> None:
         assert time.monotonic() < until, data
         time.sleep(0.1)
     trained = f"In [4]: 4 ranks, {LOGGED} steps, loss"
-    for one, text in zip(data, (trained, trained, "2 ranks, loss 1.00 -> 0.0125"), strict=True):
+    for one, text in zip(data, (trained, trained, "In [9]: 2 ranks, loss 1.00 -> 0.0125"), strict=True):
         assert "application/vnd.jupyter.widget-view+json" not in one
         assert one["text/plain"].startswith(text), one["text/plain"]
     lab.page.reload()

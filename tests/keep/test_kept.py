@@ -265,7 +265,7 @@ def test_it_ends_after_idle_hours_of_which_a_cell_that_runs_is_none(notebook, mo
     first.wait_for_text("begun")
     began = time.monotonic()
     kill(first)
-    wait_until(lambda: not entries.entries(), 20, "nobody was there, and nothing has run")
+    wait_until(lambda: not entries.entries(), 20, "no notebook was attached, and nothing has run")
     assert time.monotonic() - began > 5.0, "the cell had not ended"
 
 
@@ -275,10 +275,13 @@ def test_it_ends_after_idle_hours_of_which_a_cell_that_runs_is_none(notebook, mo
         ("%ddp_attach", "nothing to attach to; %ddp_start 4 --keep starts ranks"),
         ("%ddp_attach kept-9", "cannot attach to 'kept-9': it has ended, or the name is wrong"),
         ("%ddp_attach ../x", "cannot attach to '../x'"),
-        ("%ddp_start 2 --keep 0", "--keep 0.0 is no time to keep ranks without a notebook"),
-        ("%ddp_start 2 --keep soon", "--keep is 'soon', which is no number of hours"),
+        ("%ddp_start 2 --keep 0", "--keep must be a positive number of hours, at most"),
+        ("%ddp_start 2 --keep soon", "--keep must be a number of hours, got 'soon'"),
         ("%ddp_start 2 --keep-output 5", "--keep-output goes with --keep"),
-        ("%ddp_start 2 --keep --keep-recording 0", "--keep-recording 0.0 is no size"),
+        (
+            "%ddp_start 2 --keep --keep-recording 0",
+            "--keep-recording must be a positive number of megabytes",
+        ),
     ],
 )
 def test_bad_lines_say_what_to_write(runtime, line, words):
@@ -349,7 +352,7 @@ def test_a_recording_whose_disk_is_full(runtime, make_kernel, tmp_path):
 def test_idle_hours_that_are_no_number(runtime, monkeypatch):
     monkeypatch.setenv("DDP_NOTEBOOK_KEEP_IDLE_H", "soon")
     magics: Any = DDPMagics()
-    with pytest.raises(UsageError, match="DDP_NOTEBOOK_KEEP_IDLE_H=soon is no number of hours"):
+    with pytest.raises(UsageError, match="_KEEP_IDLE_H must be a positive number of hours, such as 12, got soon"):
         magics.ddp_start("2 --keep")
 
 

@@ -67,25 +67,25 @@ def test_one_drives_and_the_other_looks(notebook):
     first.run("%%on_all_ranks\nfor _ in range(3): dist.all_reduce(torch.ones(1))")
     second = notebook()
     looks = second.run("%ddp_attach").stdout
-    assert "the notebook of process" in looks and "this one looks on" in looks and "--take-over" in looks
+    assert "the notebook of process" in looks and "This notebook has the monitor" in looks and "--take-over" in looks
     refused = second.run("%on_all_ranks 1")
     assert refused.ename == "SessionBrokenError" and "drives this session" in refused.traceback
     assert "idle" in second.run("%ddp_status").stdout
     first.run("%%on_all_ranks\nfor _ in range(2): dist.all_reduce(torch.ones(1))")
     count = "import ddp_notebook; len(ddp_notebook.current().recording.collectives())"
     assert second.run(count).displays[0]["text/plain"] == "10"
-    assert second.run("%ddp_stop").stdout == "kept-1 is not looked at any more; its 2 ranks go on\n"
+    assert second.run("%ddp_stop").stdout == "detached from kept-1; its 2 ranks keep running\n"
     assert first.run("%on_all_ranks rank").stdout == "[0] 0\n[1] 1\n", "one that looks ends nothing"
     second.run("%ddp_attach")
     first.run("%ddp_stop")
     second.run("import ddp_notebook, time\nwhile ddp_notebook.current().is_running: time.sleep(0.01)")
-    assert second.run("%ddp_stop").stdout == "kept-1 is not looked at any more; it has ended\n"
+    assert second.run("%ddp_stop").stdout == "detached from kept-1; it has ended\n"
     first.run("%ddp_start 2 --keep 1")
     keeper = int(first.run("import ddp_notebook; print(ddp_notebook.current()._remote.pid)").stdout)
     second.run("%ddp_attach --take-over")
     second.run("%ddp_stop")
     wait_until(lambda: not psutil.pid_exists(keeper), 10.0)
-    assert re.fullmatch(r"kept-\d is not looked at any more; it has ended\n", first.run("%ddp_stop").stdout)
+    assert re.fullmatch(r"detached from kept-\d; it has ended\n", first.run("%ddp_stop").stdout)
 
 
 @pytest.mark.long
@@ -105,13 +105,11 @@ def test_taking_over_relieves_a_busy_notebook_which_can_end_nothing(notebook, tm
     assert "goes on as job 1" in taken.stdout
     lost = first.finish(busy, 20)
     assert lost.ename == "SessionBrokenError" and "has taken the session over" in lost.traceback
-    assert (
-        "another notebook's, and is only looked at here; %ddp_stop detaches from it" in first.run("%ddp_start 2").evalue
-    )
+    assert "is driven by another notebook; %ddp_stop detaches this notebook from it" in first.run("%ddp_start 2").evalue
     assert "kept-1 goes on elsewhere" in first.run("%ddp_restart").evalue
     shown = first.run("%ddp_status").stdout
     assert shown.count("goes on elsewhere") == 2 and "died" not in shown and "has taken the session over" in shown
-    assert first.run("%ddp_stop").stdout == "kept-1 is not looked at any more; its 2 ranks go on\n"
+    assert first.run("%ddp_stop").stdout == "detached from kept-1; its 2 ranks keep running\n"
     kill(first)
     end.touch()
     rest = second.run("%ddp_attach --wait")

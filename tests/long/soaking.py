@@ -396,7 +396,7 @@ class Soak:
         began_at = time.monotonic()
         second = self._make("")
         try:
-            assert "looks on" in second.run("%ddp_attach", _CELL_S).stdout
+            assert "This notebook has the monitor" in second.run("%ddp_attach", _CELL_S).stdout
             assert second.run("%ddp_status", _CELL_S).status == "ok"
             assert second.run("%ddp_stop", _CELL_S).status == "ok"
         finally:

@@ -116,7 +116,7 @@ def test_a_kept_session_that_two_notebooks_see(notebook, begun, name):  # noqa: 
     notebook: the keeper takes it, and one that attaches ends it."""
     driver = notebook("%ddp_start 2 --keep 1")
     other = notebook()
-    assert "this one looks on" in other.run("%ddp_attach").stdout
+    assert "This notebook has the monitor" in other.run("%ddp_attach").stdout
     stopped = stop(driver, code_of(name, begun), begun)
     assert stopped.took_s < MOST_S and stopped.grown_mib < MOST_MIB, stopped
     begun.unlink()

@@ -55,7 +55,7 @@ def test_the_text_says_what_the_steps_took_and_why():
 def test_the_bound_on_the_clocks_of_other_hosts_is_said():
     run = simulate(noise_ms=0.3)
     run.clock_errors_ns = [0, 200_000, 0, 300_000]
-    assert report(run).notes == ("Clocks of the hosts are compared within 0.5 ms: no wait that is shorter is told",)
+    assert report(run).notes == ("The clocks of the hosts agree to within 0.5 ms: shorter waits are not reported",)
 
 
 HOSTS = ("gpu1", "gpu1", "gpu2", "gpu2")
@@ -142,7 +142,7 @@ def test_the_repr_is_one_line():
                 "a larger batch: forward and backward are 0.8 ms of a step of 5 ms",
             ],
         ),
-        ({"between_ms": 40}, "54 % of the step is neither of these: Python code between the phases", []),
+        ({"between_ms": 40}, "54 % of the step belongs to no phase: Python code between the phases", []),
         (
             {"noise_ms": 8},
             "26 % of the step the ranks wait for each other: no single rank is late",
@@ -158,7 +158,7 @@ def test_the_repr_is_one_line():
             "59 % of the step waits for rank 1, which takes 50 ms between its phases, the others 0.5 ms",
             ["give rank 1 less work, or look for what slows what it does between forward, backward and optimizer"],
         ),
-        ({"world_size": 1, "transfer_ms": 20}, "66 % of the step is communication that no compute hides", []),
+        ({"world_size": 1, "transfer_ms": 20}, "66 % of the step is communication of rank 0 with itself", []),
     ],
     ids=str,
 )
@@ -325,11 +325,13 @@ def test_memory_that_each_step_takes_anew_is_noticed(what, faults_of_seconds, mo
             run.add("resource", rank=rank, time_ns=BEGIN_NS + int((second + 1.1) * 1e9), **row)
 
     found = report(run)
-    assert (found.verdict == "18 % of the step goes into memory that is taken from the system anew") == is_told
+    assert (
+        found.verdict == "18 % of the step is page faults: the ranks get memory from the system again in each step"
+    ) == is_told
     assert [text for text in found.suggestions if "page faults" in text] == is_told * [
         "ranks that keep the memory of tensors below 32 MB when it is freed: start them with --env "
-        "MALLOC_TRIM_THRESHOLD_=268435456 --env MALLOC_MMAP_THRESHOLD_=33554432. Each step takes memory from the "
-        "system anew, 4,140 page faults or about 6.2 ms"
+        "MALLOC_TRIM_THRESHOLD_=268435456 --env MALLOC_MMAP_THRESHOLD_=33554432. Each step gets memory from the "
+        "system again: 4,140 page faults or about 6.2 ms"
     ]
 
 
@@ -357,7 +359,9 @@ def test_one_rank_alone_is_compared_with_the_cell_that_it_has_run():
 
     assert report(run, 1).efficiency is not None
     assert report(run, 2).efficiency is None
-    assert "One rank alone was measured in cell 1, which this is not compared with." in str(report(run, 2))
+    assert "The baseline of one rank was measured in cell 1, so this cell is not compared with it." in str(
+        report(run, 2)
+    )
 
 
 def test_rows_that_were_lost_are_told():
@@ -378,17 +382,29 @@ def test_the_last_cell_that_holds_steps_is_reported():
 
 def test_without_steps_it_says_what_is_missing_and_how_to_get_it():
     ask = (
-        "steps are seen of optimizers that are torch.optim's or derived from torch.optim.Optimizer, in cells on the "
-        "ranks, and of DistributedOptimizer on the rank that calls its step"
+        "The ranks record the steps of torch.optim optimizers and their subclasses, and those of DistributedOptimizer "
+        "on the rank that calls them"
     )
-    off = "if you turned recording off, %ddp_record values turns it on."
+    off = "If recording is off, %ddp_record values turns it on."
 
-    assert str(report(Synthetic(4))) == f"Nothing was recorded: {ask}; {off}"
-    assert str(report(Synthetic(4), cell=9)) == f"Nothing was recorded in cell 9: {ask}; {off}"
+    assert str(report(Synthetic(4))) == f"No optimizer step was recorded. {ask}. {off}"
+    assert str(report(Synthetic(4), cell=9)) == f"No optimizer step was recorded in cell 9. {ask}. {off}"
     assert str(report(simulate(is_ddp=False, has_optimizer=False))) == (
-        f"No optimizer step was recorded, only 80 communication calls: {ask}."
+        f"No optimizer step was recorded, only 80 communication calls. {ask}."
     )
-    assert str(report(simulate(), cell=7)) == "Nothing was recorded in cell 7: the last one that trained is cell 1."
+    assert str(report(simulate(), cell=7)) == (
+        "Nothing was recorded in cell 7. The last cell with optimizer steps is cell 1."
+    )
+
+
+def test_one_rank_has_one_row_and_communicates_with_itself():
+    found = report(simulate(world_size=1, transfer_ms=20))
+
+    assert found.verdict == "66 % of the step is communication of rank 0 with itself"
+    lines = str(found).splitlines()
+    assert "Rank 0 is the only rank: exposed is the time of its communication with itself." in lines
+    first = next(at for at, line in enumerate(lines) if line.startswith("rank  step ms"))
+    assert lines[first + 1].startswith("0 ") and lines[first + 2] == "", "no row for all ranks"
 
 
 def test_calls_that_have_not_returned_are_not_counted_as_served():

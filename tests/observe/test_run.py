@@ -65,8 +65,22 @@ def test_the_mean_is_that_of_its_definition():
 
 def test_one_step_is_its_own_mean():
     (found,) = runs(simulate(world_size=1, steps=1))
-    assert found.definition == "mean of step 0" and found.counted == "1 step"
+    assert found.definition == "step 0" and found.counted == "1 step"
     assert counted(np.array([0]), np.array([7]))[0].tolist() == [0] and WARM_UP == 2
+
+
+def test_a_mean_over_one_step_names_it():
+    """The mean of steps 2 to 4 leaves out the shortest and the longest."""
+    run = simulate(world_size=2, steps=5, noise_ms=5)
+    found = run_of(run)
+    durations = {
+        number: np.mean([step.duration_ns for step in steps(run) if step.step == number]) for number in range(2, 5)
+    }
+    middle = sorted(durations, key=lambda number: durations[number])[1]
+    assert found is not None and found.definition == f"step {middle}, mean of 2 ranks"
+    assert found.step_ns == pytest.approx(durations[middle])
+    alone = run_of(simulate(world_size=1, steps=3))
+    assert alone is not None and alone.definition == "step 2"
 
 
 def test_without_steps_there_is_no_run():

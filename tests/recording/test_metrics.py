@@ -354,7 +354,7 @@ def test_what_was_not_seen_of_what_was_to_be_watched_is_told(ranks, names, code,
 
 @pytest.mark.parametrize("names", ["1x", "a b", "a,,b", "loss.item()"])
 def test_what_watch_does_not_take(names):
-    with pytest.raises(UsageError, match=r"--watch takes names of variables, and '.*' is none: --watch loss,acc"):
+    with pytest.raises(UsageError, match=r"--watch takes names of variables, as in --watch loss,acc, got '"):
         what_to_record(watch=names)
 
 
@@ -733,7 +733,7 @@ _BAD_LINES = {
     "%ddp_trace /nowhere/run.json": "there is no folder '/nowhere' to write run.json to; make it first",
     "%ddp_trace run.json": "there is nothing to write: nothing was recorded; run a cell on the ranks, with %ddp_record "
     "meta or values",
-    "%%on_all_ranks --watch 1x\npass": "--watch takes names of variables, and '1x' is none: --watch loss,acc",
+    "%%on_all_ranks --watch 1x\npass": "--watch takes names of variables, as in --watch loss,acc, got '1x'",
     "%%on_all_ranks --tensors some\npass": "argument --tensors: invalid choice: 'some'",
     "%%on_all_ranks --gradient\npass": "argument --gradient: expected one argument",
 }
@@ -762,22 +762,22 @@ def test_lines_that_cannot_be(notebook, line):
     if expected := _BAD_LINES[line]:
         assert reply.ename == "UsageError" and reply.evalue.startswith(expected), reply
     else:
-        assert reply.status == "ok" and reply.stdout.startswith("Nothing was recorded: "), reply
+        assert reply.status == "ok" and reply.stdout.startswith("No optimizer step was recorded. "), reply
 
 
 def test_record_report_and_trace(notebook, tmp_path):
     for level, words in {
-        "off": "ranks record nothing; what waits where is known all the same\n",
-        "meta": "ranks record what they call and when, but no values of tensors\n",
-        "all": "ranks record what they call, when, and what is in all tensors\n",
-        "values": "ranks record what they call, when, and what is in the tensors; of a fast training in some steps\n",
+        "off": "ranks record nothing; %ddp_status still shows which rank waits where\n",
+        "meta": "ranks record calls and their times, but no tensor values\n",
+        "all": "ranks record calls, their times and all tensor values\n",
+        "values": "ranks record calls, their times and tensor values; if steps are fast, of some steps only\n",
     }.items():
         for line in (f"%ddp_record {level}", "%ddp_record"):
             reply = notebook.run(line)
             assert (reply.status, reply.stdout) == ("ok", words)
         if level == "off":
             notebook.run("%%on_all_ranks\ndist.barrier()")
-            assert notebook.run("%ddp_report").stdout.startswith("Nothing was recorded: ")
+            assert notebook.run("%ddp_report").stdout.startswith("No optimizer step was recorded. ")
     assert notebook.run(_NOTEBOOK_CELL).status == "ok"
     number = int(notebook.run("print(len(In) - 2)").stdout)
     report = notebook.run("%ddp_report")

@@ -277,7 +277,7 @@ def test_other_layers_behind_a_tensor_parallel_module(ranks):
     (found,) = mistakes(ranks, code.format("torch.manual_seed(rank); model[1].reset_parameters()"))
     assert found.startswith("ranks 0,1: gradients of what to_local gave differ (float32 (2, 8), relative difference ")
     assert found.endswith(
-        "), and DTensor takes them for the same: behind a tensor-parallel module all ranks of a group need the same "
+        "), and DTensor takes them for the same: after a tensor-parallel module all ranks of a group need the same "
         "layers, batch and targets"
     )
     assert mistakes(ranks, code.format("")) == ()

@@ -115,7 +115,7 @@ def test_a_launcher_that_does_not_end_is_given_up(make_profile, batch_system, in
     wait_until(lambda: profile.is_queued)
     began = time.monotonic()
     profile.end()
-    assert time.monotonic() - began < 4 and "job 4713; look whether it is gone" in caplog.text
+    assert time.monotonic() - began < 4 and "job 4713; check whether it has ended" in caplog.text
     assert profile._thread is not None
     profile._thread.join()
 

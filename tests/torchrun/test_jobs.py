@@ -87,13 +87,13 @@ def test_the_notebook_goes_and_another_comes(jobs):
     """What the second one gets does not lack what the first one was told: texts, models."""
     process = jobs.start("train(5)\nwait_for('first')\ntrain(5)\n" + _GOES_ON)
     job = jobs.attach()
-    with pytest.raises(RefusedError, match=r"process \d+ looks at it.*%ddp_attach train-.* --take-over"):
+    with pytest.raises(RefusedError, match=r"process \d+ is attached to it.*%ddp_attach train-.* --take-over"):
         jobs.attach()
     jobs.touch("first")
     wait_until(lambda: "loss" in job.recording.metrics, 20)
     second = jobs.attach(take_over=True)
     wait_until(lambda: not job.is_running, 10)
-    assert any("looks at it now" in line for line in job.events.last(9)), job.events.last(9)
+    assert any("is attached to it now" in line for line in job.events.last(9)), job.events.last(9)
     second.close()
     third = jobs.attach()
     jobs.touch("go")
@@ -184,6 +184,7 @@ def test_with_a_shared_store_the_fault_is_explained(monkeypatch):
     assert "set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 where torchrun is started" in said()
     monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
     assert "TORCH_DISABLE" not in said() and "its start, without torch so far" in said()
+    assert said().startswith("job train-1, attempt 1 since this notebook attached\n")
 
 
 def test_of_the_ranks_of_a_job_that_failed_those_come_first_whose_own_code_did(monkeypatch):
@@ -258,7 +259,7 @@ def test_a_script_whose_rank_cannot_be_entered_runs_all_the_same(jobs):
     path.write_text("print('ran')")
     ran = subprocess.run([sys.executable, "-m", "ddp_notebook.attach", str(path)], capture_output=True, text=True)
     assert (ran.returncode, ran.stdout) == (0, "ran\n")
-    assert ran.stderr.startswith("ddp_notebook: no notebook can look at rank 0:") and "chmod 700" in ran.stderr
+    assert ran.stderr.startswith("ddp_notebook: no notebook can attach to rank 0:") and "chmod 700" in ran.stderr
 
 
 def test_an_error_has_no_frames_of_ours(jobs):

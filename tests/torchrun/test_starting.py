@@ -52,7 +52,7 @@ def here(jobs, monkeypatch):
         ("--rdzv_id=7 train.py", "leave out --rdzv_id=7"),
         ("'train.py", "No closing quotation"),
         ("--no-python train.py", "leave out --no-python"),
-        ("-m", "there is no module behind -m"),
+        ("-m", "-m needs the name of a module"),
     ],
 )
 def test_what_cannot_be(line, why):

@@ -6,6 +6,10 @@ import time
 
 import pytest
 
+from ddp_notebook.errors import UsageError
+from ddp_notebook.widgets.placing import find_cell
+from tests.observe.test_figures import logged
+
 PREPARES = """
 import pathlib, sys, time
 from ddp_notebook.widgets.placing import Placing
@@ -43,3 +47,17 @@ def test_a_cell_does_not_wait_for_the_import_of_a_picture_that_it_does_not_get_a
             break
     goes_on.touch()
     assert kernel.finish(message).stdout == "True\n", "two threads that import matplotlib find it half made"
+
+
+def test_the_last_of_the_cells_with_one_prompt_is_found():
+    recording = logged({0: [1.0]}, cell=1)
+    logged({0: [2.0]}, cell=2, into=recording)
+    logged({0: [3.0]}, cell=6, into=recording)
+    recording.prompts.update({1: "In [6]", 2: "In [6]"})
+
+    assert find_cell(recording, 6) == 2, "a restarted notebook kernel counts its prompts from 1 again"
+    recording.prompts.clear()
+    assert find_cell(recording, 6) == 6, "no cell has this prompt, but one has this number and no prompt"
+    recording.prompts.update({6: "In [9]"})
+    with pytest.raises(UsageError, match=r"of In \[6\]; there is something of cell 1, cell 2, In \[9\]$"):
+        find_cell(recording, 6)

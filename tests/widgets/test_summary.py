@@ -82,7 +82,7 @@ def test_a_cell_that_recorded_nothing_and_rows_that_were_dropped_are_told():
     recording = logged({0: [1.0]})
     recording.feed(Rank(0).batch(dropped=1234))
 
-    assert summary.text(recording, 7) == "1 rank, nothing recorded in cell 7, 1,234 rows lost"
+    assert summary.text(recording, 7) == "cell 7: 1 rank, nothing recorded, 1,234 rows lost"
 
 
 def test_cells_that_do_not_follow_each_other_are_not_one_course():
@@ -92,7 +92,18 @@ def test_cells_that_do_not_follow_each_other_are_not_one_course():
     assert summary.text(recording) == "cell 2: 1 rank, loss 2.00 -> 1.00"
     logged({0: [0.5, 0.25]}, cell=3, first=2, into=recording)
     assert summary.text(recording) == "cell 3: 1 rank, loss 2.00 -> 0.25", "it goes on from the second cell"
-    assert summary.text(recording, 1) == "1 rank, loss 9.00 -> 8.00"
+    assert summary.text(recording, 1) == "cell 1: 1 rank, loss 9.00 -> 8.00"
+
+
+def test_the_text_of_a_chosen_cell_begins_with_its_label():
+    recording = logged({0: [2.0, 1.0], 1: [2.0, 1.0]}, cell=9)
+    logged({0: [2.0, 1.0], 1: [2.0, 1.0]}, cell=10, first=2, into=recording)
+    recording.prompts.update({9: "In [6]", 10: "In [7]"})
+
+    assert summary.text(recording, 9) == "In [6]: 2 ranks, loss 2.00 -> 1.00"
+    assert summary.text(recording, 10) == "In [7]: 2 ranks, loss 2.00 -> 1.00"
+    picture = opened(summary.picture(recording, 9))
+    assert picture.text["Description"] == summary.text(recording, 9)
 
 
 # ---- the picture

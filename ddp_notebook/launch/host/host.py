@@ -176,9 +176,9 @@ class Host:
         """
         if not self.is_alive:
             if self.way.is_here:
-                return "the host server ended, and all ranks with it; start afresh with %ddp_restart"
+                return "the host server ended, and all ranks with it; %ddp_restart starts new ranks"
             how = f"{self.name} was lost: {self.how_it_ended}"
-            return f"{how}; its ranks are gone, and the session with them: %ddp_restart starts afresh"
+            return f"{how}; its ranks have ended, and the session with them; %ddp_restart starts new ranks"
         if self.is_unreachable:
             return self.unheard
         if not self.is_stopped and self._pulse.unanswered_s > timeout_s:
@@ -290,19 +290,19 @@ class Host:
     def _is_stopped_in_words(self) -> str:
         return (
             f"the host server (pid {self.pid}), through which the ranks get their cells, is stopped: "
-            f"kill -CONT {self.pid} lets it go on, and %ddp_restart starts all afresh"
+            f"kill -CONT {self.pid} lets it go on, and %ddp_restart starts new ranks"
         )
 
     def _silent_in_words(self, op: str, waited_s: float) -> str:
         if not self._reader.is_alive():
             return (
                 f"this notebook's thread {self._reader.name}, which reads what the host server sends, has ended; "
-                "%ddp_restart starts all afresh"
+                "%ddp_restart starts new ranks"
             )
         held = f" ({why})" if (why := self.way.held) else ""
         return (
             f"the host server (pid {self.pid}) did not answer {op!r} in {waited_s:.3g} s{held}; "
-            "%ddp_restart starts all afresh"
+            "%ddp_restart starts new ranks"
         )
 
     def next_number(self) -> int:

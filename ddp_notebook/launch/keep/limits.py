@@ -44,7 +44,7 @@ def idle_s() -> float:
             return idle
     except ValueError:
         pass
-    raise UsageError(f"{_IDLE}={hours} is no number of hours; leave it out, or set 12")
+    raise UsageError(f"{_IDLE} must be a positive number of hours, such as 12, got {hours}")
 
 
 def check(hours: float | None, output_mb: float, recording_mb: float, most_h: float) -> None:
@@ -55,15 +55,15 @@ def check(hours: float | None, output_mb: float, recording_mb: float, most_h: fl
     """
     if hours is not None and not (_is_number(hours) and 0 < hours <= most_h):
         raise UsageError(
-            f"--keep {hours} is no time to keep ranks without a notebook; give hours up to {most_h:g}, e.g. --keep 12 "
-            "(the number of ranks comes first)"
+            f"--keep must be a positive number of hours, at most {most_h:g}, e.g. --keep 12, got {hours} (the number "
+            "of ranks comes first)"
         )
     if hours is not None:
         idle_s()
     sizes = (("--keep-output", output_mb, OUTPUT_MB), ("--keep-recording", recording_mb, RECORDING_MB))
     for name, megabytes, usual in sizes:
         if not (_is_number(megabytes) and 0 < megabytes <= _MOST_MB):
-            raise UsageError(f"{name} {megabytes} is no size; give megabytes, e.g. {name} 64")
+            raise UsageError(f"{name} must be a positive number of megabytes, e.g. {name} 64, got {megabytes}")
         if hours is None and megabytes != usual:
             raise UsageError(f"{name} goes with --keep; write that too, e.g. --keep 12 {name} {megabytes:g}")
 

@@ -209,7 +209,7 @@ class Remote:
                 self._is_elsewhere = True
                 self.gone = (
                     f"{rest[0]} has taken the session over: it goes on there, and this notebook has no ranks any more. "
-                    f"%ddp_attach {self.welcome.name} looks on, with --take-over it takes it back"
+                    f"%ddp_attach {self.welcome.name} shows it, and with --take-over takes it back"
                 )
             elif kind == "ended":
                 self.gone = f"the kept session {self.welcome.name} has ended: {rest[0]}; %ddp_start starts another"
@@ -228,7 +228,7 @@ class Remote:
         name, until = self.welcome.name, time.monotonic() + _ENDS_S
         while time.monotonic() < until:
             if not _is_there(name):
-                return f"the keeper of {name} has ended, and all ranks with it; start afresh with %ddp_restart"
+                return f"the keeper of {name} has ended, and all ranks with it; %ddp_restart starts new ranks"
             time.sleep(_LOOK_S / 10)
         self._is_elsewhere = True
         return f"{name} goes on without this notebook, which took too long to read what ranks say: %ddp_attach {name}"

@@ -133,8 +133,8 @@ class KeptCluster(Cluster):
         if not self._remote.welcome.drives:
             told = self._remote.welcome
             return (
-                f"{told.driver or 'no notebook'} drives this session, and this one looks on: it has the monitor, the "
-                f"recording and %ddp_status. %ddp_attach {told.name} --take-over lets it run cells"
+                f"{told.driver or 'no notebook'} drives this session. This notebook has the monitor, the recording and "
+                f"%ddp_status. %ddp_attach {told.name} --take-over lets it run cells"
             )
         try:
             return str(self._remote.ask("trouble"))

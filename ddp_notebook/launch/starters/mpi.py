@@ -36,7 +36,7 @@ _BINDS = {"bind-to", "bind-to-core", "bind-to-socket", "cpus-per-proc", "cpu-set
 # Where a resource manager has given hosts, Open MPI takes them without being told.
 _ALLOCATIONS = ("SLURM_JOB_ID", "PBS_NODEFILE", "LSB_HOSTS", "PE_HOSTFILE")
 _FIXES = (
-    ("not enough slots", "write slots=N behind the host in the hostfile, NAME:N behind --host, or add --oversubscribe"),
+    ("not enough slots", "write slots=N after the host in the hostfile, NAME:N after --host, or add --oversubscribe"),
     ("unable to open the hostfile", "its path is relative to {directory}"),
     ("Could not resolve hostname", "is it spelt otherwise in ~/.ssh/config?"),
     ("connect to host", "does an ssh server run there, and is there a way to it from here?"),
@@ -46,10 +46,10 @@ _FIXES = (
         "connect once more",
     ),
     ("Host key verification failed", "connect once by hand, which asks whether the key is right: ssh NAME"),
-    ("Permission denied", "ssh asks for a password, which nobody is there to type; a key helps: ssh-copy-id NAME"),
+    ("Permission denied", "ssh asks for a password, which cannot be typed here; set up a key: ssh-copy-id NAME"),
     ("execute an executable", "name the Python that has torch there with --python"),
     ("No module named", "install it there too, or name another Python with --python"),
-    ("unable to reliably start", "is Open MPI installed there, and found by a shell that nobody has logged in to?"),
+    ("unable to reliably start", "is Open MPI installed there, and on the PATH of a non-login shell?"),
 )
 
 

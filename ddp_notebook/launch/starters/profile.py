@@ -129,7 +129,7 @@ class Profile(Starter):
             if self._thread.is_alive():
                 job = getattr(self._launcher, "job_id", "")
                 _log.warning(
-                    "%s does not end what it has started%s; look whether it is gone, and end it by hand",
+                    "%s does not end what it has started%s; check whether it has ended, and end it by hand",
                     self.words,
                     f", job {job}" if job else "",
                 )

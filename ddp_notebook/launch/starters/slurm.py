@@ -53,7 +53,7 @@ _SCRIPT = """\
 #SBATCH --output="{output}"
 #SBATCH --no-requeue
 #SBATCH --no-kill
-# One task a node, which may use all cores that the job has there, if nobody has said how many tasks there are.
+# One task a node, which may use all cores that the job has there if its arguments set no number of tasks.
 if [ -z "$SLURM_NTASKS" ]; then
     tasks="--ntasks-per-node=1 --cpu-bind=none"
 else

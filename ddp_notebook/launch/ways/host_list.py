@@ -64,7 +64,7 @@ def check_sum(asked: Mapping[str, int | None], world_size: int | None) -> None:
         said = ", ".join(f"{count} on {host}" for host, count in asked.items())
         raise UsageError(
             f"{world_size} rank{'s' * (world_size != 1)}, and --hosts says {sum(counts)}: {said}; N is the sum of all: "
-            "leave it out, or write other numbers behind the hosts"
+            "leave it out, or change the numbers after the hosts"
         )
 
 

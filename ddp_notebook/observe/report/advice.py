@@ -80,6 +80,8 @@ def verdict(
     bubble: Bubble | None = None,
     page_faults: float = 0.0,
     taken: Taken | None = None,
+    *,
+    world_size: int,
 ) -> str:
     """Return a sentence about the largest loss of time. If other processes use the cores, the sentence is about them,
     because no other number describes the program then.
@@ -90,22 +92,28 @@ def verdict(
         steps: that were looked at.
         hosts: by rank; (): they are on one machine.
         network: what it did between machines, where data moved there.
-        bubble: of the pipeline that the ranks are stages of: then nobody is waited for.
+        bubble: of the pipeline that the ranks are stages of: then no rank is waited for.
         page_faults: of a step, mean of the ranks.
         taken: how long ranks waited for a core; None: not known.
+        world_size: number of ranks of the session.
     """
     if taken is not None and taken.is_large and taken.by_others:
         return taken.words(parts.step_ns, len(ranks))
     losses = [_waiting(parts, ranks, slow, steps, hosts) if bubble is None else bubble.loss(parts.step_ns)]
     exposed_ns = parts.exposed_ns if bubble is None else 0.0  # a part of the bubble
+    communication = "is communication that no compute hides"
+    if world_size == 1:
+        communication = "is communication of rank 0 with itself"
+    elif network is not None:
+        communication = network.words()
     for ns, least, text in (
-        (exposed_ns, _LARGE, network.words() if network else "is communication that no compute hides"),
+        (exposed_ns, _LARGE, communication),
         (parts.answers_ns, _LARGE, "waits for answers of remote calls"),
         (parts.input_ns - parts.workers_ns, _LARGE, "waits for the data loader"),
         (parts.workers_ns, _LARGE, "is the start and the end of the data loader's workers"),
         (parts.optimizer_ns, _LARGE_REST, "is the optimizer"),
-        (parts.rest_ns, _LARGE_REST, "is neither of these: Python code between the phases"),
-        (page_faults * FAULT_NS, _LARGE, "goes into memory that is taken from the system anew"),
+        (parts.rest_ns, _LARGE_REST, "belongs to no phase: Python code between the phases"),
+        (page_faults * FAULT_NS, _LARGE, "is page faults: the ranks get memory from the system again in each step"),
     ):
         if (share := parts.share(ns)) >= least:
             losses.append((share, f"{percent(share)} of the step {text}"))
@@ -242,8 +250,8 @@ def suggestions(
             (
                 faults_ns,
                 "ranks that keep the memory of tensors below 32 MB when it is freed: start them with "
-                "--env MALLOC_TRIM_THRESHOLD_=268435456 --env MALLOC_MMAP_THRESHOLD_=33554432. Each step takes memory "
-                f"from the system anew, {page_faults:,.0f} page faults or about {ms(faults_ns)}",
+                "--env MALLOC_TRIM_THRESHOLD_=268435456 --env MALLOC_MMAP_THRESHOLD_=33554432. Each step gets memory "
+                f"from the system again: {page_faults:,.0f} page faults or about {ms(faults_ns)}",
             )
         )
     if len(ranks) > 1 and bubble is None:

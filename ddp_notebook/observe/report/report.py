@@ -131,7 +131,7 @@ class Report:
             *([f"{self.verdict}."] if is_first else []),
             *self._noted(),
             "",
-            *_table([self.overall, *self.ranks]),
+            *_table(self.ranks if len(self.ranks) == 1 else [self.overall, *self.ranks]),
             "",
             *([] if is_first else [f"{self.verdict}."]),
         ]
@@ -212,6 +212,7 @@ def report(recording: Bounded, cell: int | None = None) -> Report:
         efficiency=efficiency,
         notes=(
             *_apart(own, cell),
+            *_with_itself(own, overall),
             *(one.note for one in pipelines),
             *blocks_of(own, kept),
             *_compared(recording, cell, efficiency, len(ranks)),
@@ -220,7 +221,18 @@ def report(recording: Bounded, cell: int | None = None) -> Report:
             *_clocks(recording, ranks),
             *_what_was_lost(recording),
         ),
-        verdict=verdict(overall, ranks, slow, count, recording.hosts, network(own, found), bubble, faults, cores),
+        verdict=verdict(
+            overall,
+            ranks,
+            slow,
+            count,
+            recording.hosts,
+            network(own, found),
+            bubble,
+            faults,
+            cores,
+            world_size=recording.world_size,
+        ),
         suggestions=suggestions(
             overall,
             ranks,
@@ -366,7 +378,7 @@ def _compared(recording: RowSource, cell: int, efficiency: float | None, world_s
         return ()
     if not _is_of(alone, cell):
         where = label_of(recording, alone["cell"])
-        return (f"One rank alone was measured in {where}, which this is not compared with",)
+        return (f"The baseline of one rank was measured in {where}, so this cell is not compared with it",)
     if efficiency is None:
         return ()
     took = f"{ms(alone['step_ns'])} a step" if alone.get("step_ns") else ""
@@ -380,12 +392,19 @@ def _apart(recording: Bounded, cell: int) -> tuple[str, ...]:
     return (f"{(words := train_apart(ranks))[0].upper()}{words[1:]}",) if ranks else ()
 
 
+def _with_itself(recording: RowSource, overall: Parts) -> tuple[str, ...]:
+    """A note, if the only rank of a session communicates."""
+    if recording.world_size > 1 or not overall.exposed_ns:
+        return ()
+    return ("Rank 0 is the only rank: exposed is the time of its communication with itself",)
+
+
 def _clocks(recording: RowSource, ranks: Sequence[Parts]) -> tuple[str, ...]:
     """A note, where ranks have clocks of their own: below which bound no rank is said to wait for another."""
     errors = sorted(recording.clock_error_ns(parts.rank) for parts in ranks if parts.rank is not None)
     if not any(errors):
         return ()
-    return (f"Clocks of the hosts are compared within {ms(sum(errors[-2:]))}: no wait that is shorter is told",)
+    return (f"The clocks of the hosts agree to within {ms(sum(errors[-2:]))}: shorter waits are not reported",)
 
 
 def _what_was_lost(recording: Bounded) -> tuple[str, ...]:
@@ -396,20 +415,20 @@ def _what_was_lost(recording: Bounded) -> tuple[str, ...]:
 def _what_is_missing(recording: RowSource, cell: int | None) -> str:
     where = "" if cell is None else f" in {label_of(recording, cell)}"
     how = (
-        "steps are seen of optimizers that are torch.optim's or derived from torch.optim.Optimizer, in cells on the "
-        "ranks, and of DistributedOptimizer on the rank that calls its step"
+        "The ranks record the steps of torch.optim optimizers and their subclasses, and those of DistributedOptimizer "
+        "on the rank that calls them"
     )
     spans, calls = recording.rows("span"), calls_of(recording, cell)
     kinds = spans["kind"] if cell is None else spans["kind"][spans["cell"] == cell]
     if not len(kinds) and not len(calls):
         if cell is not None and (last := _last_cell_with_steps(recording)) is not None:
-            return f"Nothing was recorded{where}: the last one that trained is {label_of(recording, last)}"
-        return f"Nothing was recorded{where}: {how}; if you turned recording off, %ddp_record values turns it on"
+            return f"Nothing was recorded{where}. The last cell with optimizer steps is {label_of(recording, last)}"
+        return f"No optimizer step was recorded{where}. {how}. If recording is off, %ddp_record values turns it on"
     passes = int(np.isin(kinds, [*map(SPANS.index, _PASSES)]).sum())
     seen = [f"{passes} forwards and backwards"] * bool(passes) + (
         [f"{len(calls)} communication call{'s' * (len(calls) != 1)}"] if len(calls) else []
     )
-    return f"No optimizer step was recorded{where}, only {' and '.join(seen) or 'the cell itself'}: {how}"
+    return f"No optimizer step was recorded{where}, only {' and '.join(seen) or 'the cell itself'}. {how}"
 
 
 def _table(rows: Sequence[Parts]) -> list[str]:

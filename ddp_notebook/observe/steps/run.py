@@ -34,6 +34,7 @@ class TrainingRun:
     steps: int  # number of steps of the rank that has taken the most
     first: int  # number of the first step that is in the mean
     trimmed: int  # the mean leaves out so many of the shortest steps, and so many of the longest
+    only: int | None  # number of the step, if the mean is over a single step
     step_ns: float  # mean duration of a step, see `definition`
     gradient_nbytes: int  # bytes that a rank synchronises per step in buckets of DDP; 0 without DDP
 
@@ -45,12 +46,12 @@ class TrainingRun:
     @property
     def definition(self) -> str:
         """The steps and ranks that `per_step` averages, as text to show next to the number."""
-        last = self.steps - 1
-        which = f"steps {self.first} to {last}" if self.first < last else f"step {last}"
+        if self.only is not None:
+            return f"step {self.only}" + (f", mean of {self.ranks} ranks" if self.ranks > 1 else "")
         without = f" without the {self.trimmed} shortest and {self.trimmed} longest" if self.trimmed else ""
         without = " without the shortest and the longest" if self.trimmed == 1 else without
         ranks = f", of {self.ranks} ranks" if self.ranks > 1 else ""
-        return f"mean of {which}{without}{ranks}"
+        return f"mean of steps {self.first} to {self.steps - 1}{without}{ranks}"
 
     @property
     def counted(self) -> str:
@@ -153,6 +154,7 @@ def _run(recording: RowSource, cell: int, spans: Rows, buckets: Rows) -> Trainin
         steps=int(numbers.max()) + 1,
         first=int((later if len(later) else numbers).min()),
         trimmed=odd,
+        only=int(kept[0]) if len(kept) == 1 else None,
         step_ns=sum(means) / len(means),
         gradient_nbytes=_gradient_nbytes(buckets),
     )

@@ -48,7 +48,7 @@ class Asking:
     def _ask(self, prompt: str, *, password: bool) -> str:
         cell = self._running_cell()
         if os.getpid() != self._pid:
-            raise EOFError("a process forked from a rank has nobody to ask")
+            raise EOFError("input() does not work in a process forked from a rank")
         if cell is None or threading.current_thread() is not threading.main_thread():
             raise StdinNotImplementedError("input() on a rank works in a cell that the notebook waits for")
         sys.stdout.flush()

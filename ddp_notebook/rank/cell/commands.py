@@ -9,19 +9,21 @@ from __future__ import annotations
 
 import hashlib
 import shlex
+import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 from IPython.core.magics import packaging, script
 from IPython.utils import process
+from IPython.utils.encoding import DEFAULT_ENCODING
 
 from ddp_notebook.rank.cell.children import Children
 from ddp_notebook.rank.replacing import look_for, replace
 from ddp_notebook.registry import private
 from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
-from ddp_notebook.stdlib import contextlib, fcntl, functools, os, re
+from ddp_notebook.stdlib import contextlib, fcntl, functools, json, os, re
 
 _process: Any = process  # the module does not declare its exports
 _system = _process.system
@@ -32,6 +34,10 @@ _INSTALLS = re.compile(
     r"\s+(?:install|uninstall|remove|update|upgrade|sync|add)\b"
 )
 _RUNS_SCRIPTS = re.compile(r"(?:python[\d.]*|torchrun|accelerate)$")
+_LAUNCHERS = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch")  # modules after -m
+# Modules after -m that are command-line tools, in addition to the standard library's.
+_TOOLS = {"pip", "uv", "build", "virtualenv", "pytest", "mypy", "ruff", "black", "jupyter", "notebook", "ipykernel"}
+_TOOLS |= {"nbconvert", "IPython", "jupyterlab", "torch", "accelerate"}
 
 
 def prepare() -> None:
@@ -74,15 +80,32 @@ def install(
             with children.waiting(command):
                 return _system(apart(command))
 
-        status = once.run(command, run) if _INSTALLS.search(command) else run()
+        status = once.run(command, lambda: (run(),))[-1] if _INSTALLS.search(command) else run()
         if isinstance(status, int) and status > 0:  # a negative one is a signal, as of a stop
-            _tell_about_script(command)
+            _tell_about_program(command)
         return status
+
+    def output_and_status(command: Any) -> tuple[str, int | None]:
+        """Run the command. A stopped command has no output and no status, as in IPython."""
+        statuses: list[int | None] = []
+
+        def read(started: Any) -> Any:
+            output = started.communicate()[0]
+            statuses.append(started.returncode)
+            return output
+
+        with children.waiting(str(command)):
+            output = _process.process_handler(apart(command), read, subprocess.STDOUT)
+        return (output or b"").decode(DEFAULT_ENCODING, "replace"), statuses[0] if statuses else None
 
     @functools.wraps(_getoutput)
     def getoutput(command: Any) -> str:
-        with children.waiting(str(command)), once.alone(str(command)):
-            return _getoutput(apart(command))
+        text = str(command)
+        run = functools.partial(output_and_status, command)
+        output, status = once.run(text, run, is_captured=True) if _INSTALLS.search(text) else run()
+        if status is not None and status > 0:
+            _tell_about_program(text)
+        return str(output)
 
     @functools.wraps(_get_output_error_code)
     def get_output_error_code(command: Any) -> Any:
@@ -93,21 +116,25 @@ def install(
     replace(_getoutput, getoutput)
     replace(_get_output_error_code, get_output_error_code)
     vars(packaging)["print"] = _say_nothing  # drops the note of %pip: "you may need to restart the kernel"
-    _of_scripts(shell, children, names)
+    _of_scripts(shell, children, names, once)
 
 
-def _of_scripts(shell: Any, children: Children, names: Callable[[], Collection[str]]) -> None:
-    """The same for `%%bash`, `%%script` and their like."""
+def _of_scripts(shell: Any, children: Children, names: Callable[[], Collection[str]], once: _Once) -> None:
+    """The same for `%%bash`, `%%script` and their like.
+
+    Such a cell may hold other commands too, so every rank runs it. The ranks of a host that install packages in it run
+    it one after another.
+    """
     original = script.ScriptMagics.shebang
 
     @functools.wraps(original)
     def shebang(self: Any, line: str, cell: str) -> Any:
-        with children.waiting(f"{line}: {cell}"):
+        with children.waiting(f"{line}: {cell}"), once.alone(cell):
             try:
                 return original(self, f"env {_unset(names())} {line}", cell)
             except Exception:
                 for command in cell.splitlines():
-                    _tell_about_script(command)
+                    _tell_about_program(command)
                 raise
 
     script.ScriptMagics.shebang = shebang  # type: ignore[method-assign]
@@ -124,42 +151,53 @@ def _say_nothing(*_: Any, **__: Any) -> None:
     """Print nothing. Replaces `print`."""
 
 
-def _tell_about_script(command: str) -> None:
-    """Tell how a script runs on ranks, where a command that was to run one has failed."""
-    if (its := script_of(command)) is not None:
-        print(
-            "ddp_notebook: a process that a cell starts in the shell is not a rank. It does not inherit RANK, "
-            f"WORLD_SIZE and MASTER_ADDR. %run {its} runs the script on the ranks. %ddp_torchrun {its}, in a "
-            "cell of the notebook, runs it by torchrun",
-            file=sys.stderr,
-        )
+def _tell_about_program(command: str) -> None:
+    """Print how a Python program runs on ranks, if the failed command runs one."""
+    if (program := program_of(command)) is None:
+        return
+    # %run takes options for itself up to the name of a script, but also after -m NAME.
+    is_split = program[0] == "-m" and len(program) > 2
+    run = shlex.join([*program[:2], "--", *program[2:]] if is_split else program)
+    print(
+        "ddp_notebook: a process that a cell starts in the shell is not a rank. It does not inherit RANK, "
+        f"WORLD_SIZE and MASTER_ADDR. %run {run} runs it on the ranks. %ddp_torchrun {shlex.join(program)}, in a cell "
+        "of the notebook, runs it with torchrun",
+        file=sys.stderr,
+    )
 
 
-def script_of(command: str) -> str | None:
-    """Return the Python script that a command runs, with its arguments; None if it runs none.
+def program_of(command: str) -> list[str] | None:
+    """Return the Python script that a command runs, or -m and its module, with the arguments.
+
+    Returns:
+        None if the command runs no Python program, or a command-line tool such as pip.
 
     Example:
-        >>> script_of("cd src && python3 -u train.py --epochs 2")
-        'train.py --epochs 2'
-        >>> script_of("ls *.py") is None
+        >>> program_of("cd src && python3 -u train.py --epochs 2"), program_of("python -m src.train")
+        (['train.py', '--epochs', '2'], ['-m', 'src.train'])
+        >>> program_of("ls *.py") is None
         True
     """
     try:
         words = shlex.split(command)
-    except ValueError:  # quotes that do not end
+    except ValueError:  # an open quote
         return None
-    for number, word in enumerate(words):
-        if _RUNS_SCRIPTS.match(os.path.basename(word)):
-            scripts = [at for at in range(number + 1, len(words)) if words[at].endswith(".py")]
-            return shlex.join(words[scripts[0] :]) if scripts else None
+    runner = next((at for at, word in enumerate(words) if _RUNS_SCRIPTS.match(os.path.basename(word))), len(words))
+    for at in range(runner + 1, len(words)):
+        if words[at].endswith(".py"):
+            return words[at:]
+        module = words[at + 1] if words[at] in ("-m", "--module") and at + 1 < len(words) else ""
+        if module and module not in _LAUNCHERS:
+            is_tool = module.partition(".")[0] in _TOOLS | sys.stdlib_module_names
+            return None if is_tool else ["-m", *words[at + 1 :]]
     return None
 
 
 class _Once:
     """Runs a command on one rank of each host and environment.
 
-    The first rank that comes locks a file, runs the command and writes its exit status. The others wait for the lock
-    and read that. The lock of a process ends with it, so the next rank runs the command if the first one dies.
+    The first rank that comes locks a file, runs the command and writes its result. The others wait for the lock
+    and read the result. The lock of a process ends with it, so the next rank runs the command if the first one dies.
 
     Args: as those of `install`.
     """
@@ -179,28 +217,35 @@ class _Once:
         self._session = session
         self._counts: Counter[str] = Counter()  # equal commands in one cell
 
-    def run(self, command: str, run: Callable[[], Any]) -> Any:
-        """Return the exit status of a command, which this or another rank has run."""
+    def run(self, command: str, run: Callable[[], Sequence[Any]], *, is_captured: bool = False) -> Sequence[Any]:
+        """Return the result of a command, which this or another rank has run.
+
+        Args:
+            command: its text.
+            run: runs it. The result ends with the exit status, and JSON can hold it.
+            is_captured: the result has the output too.
+        """
         rank, ranks_here = self._place()
         if ranks_here < 2:
             return run()
-        with open(self._file(command), "a+") as file:
+        with open(self._file(f"{command} {is_captured}"), "a+") as file:
             with self._children.waiting(command, is_elsewhere=True):
                 fcntl.flock(file, fcntl.LOCK_EX)
             file.seek(0)
             if done := file.read():
-                return int(done)
+                result: Sequence[Any] = json.loads(done)
+                return result
             with self.alone(command):
-                status = run()
-            file.write(str(status))
-        if not status and (found := _INSTALLS.search(command)):
+                result = run()
+            file.write(json.dumps(result))
+        if not result[-1] and (found := _INSTALLS.search(command)):
             what = found[0].strip(" \t\n;&|/")
             print(
                 f"ddp_notebook: {what} ran on rank {rank} only, for all ranks of its host. Modules that the ranks have "
                 "imported already change with %ddp_restart",
                 file=sys.stderr,
             )
-        return status
+        return result
 
     @contextlib.contextmanager
     def alone(self, command: str) -> Iterator[None]:

@@ -103,7 +103,7 @@ class Door:
         if said["wire"] != self._wire:
             return f"the rank speaks version {self._wire} of the wire, this notebook {said['wire']}"
         if self._guest is not None and not said["takes"]:
-            return f"{self._who} looks at it"
+            return f"{self._who} is attached to it"
         return ""
 
     def _on_gone(self) -> None:

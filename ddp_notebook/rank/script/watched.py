@@ -47,7 +47,10 @@ class Watched:
         try:
             seen = _Seen(lambda: self._place.rank, self._send, self._is_busy)
         except (AttributeError, ImportError, RuntimeError, TypeError) as error:  # another torch than was known here
-            print(f"ddp_notebook: this torch does not let a script be looked at ({error})", file=sys.stderr)
+            print(
+                f"ddp_notebook: a notebook cannot attach to scripts with this version of torch ({error})",
+                file=sys.stderr,
+            )
             return
         with self._lock:
             self._seen = seen

@@ -174,7 +174,7 @@ class Loop:
         ranks, size = checkpoint.load(path, self._members), self._survival.world_size
         self._say(f"it goes on with step {checkpoint.step_of(path)}, saved in {path}")
         if ranks != size:
-            own = "random numbers, the place in the data, buffers and what else was named begin anew"
+            own = "random numbers, the position in the data, buffers and other named objects have their initial values"
             self._say(f"it was saved by {ranks} ranks and there are {size} now: {own}")
         return checkpoint.step_of(path)
 

@@ -68,5 +68,5 @@ class Checking:
         answers: dict[int, Checked] = self._questions.ask_all(ranks, make)
         for rank, answer in answers.items():
             if answer.error:
-                raise DDPNotebookError(f"rank {rank} could not look at its variables: {answer.error}")
+                raise DDPNotebookError(f"rank {rank} could not inspect its variables: {answer.error}")
         return {rank: answer.facts for rank, answer in answers.items()}

@@ -103,7 +103,7 @@ _TAKES = {  # by what is unequal: who has got it, what takes it for equal, and w
     "gradient": (
         "gradients of what to_local gave differ",
         "DTensor",
-        "behind a tensor-parallel module all ranks of a group need the same layers, batch and targets",
+        "after a tensor-parallel module all ranks of a group need the same layers, batch and targets",
     ),
     "tensor": ("DTensor.from_local got different tensors as Replicate()", "it", "make them the same on all ranks"),
 }

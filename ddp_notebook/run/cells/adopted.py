@@ -78,7 +78,7 @@ class Adopted:
         try:
             self.show_ended()
         except (DDPNotebookError, KeyboardInterrupt) as error:
-            return [f"an earlier cell, of another notebook, has failed meanwhile: {error}"]
+            return [f"an earlier cell, of another notebook, has failed in the meantime: {error}"]
         return []
 
     def let_go(self) -> list[tuple[CellRun, RunCell]]:

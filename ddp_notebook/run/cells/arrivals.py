@@ -164,7 +164,7 @@ class Arrivals:
             run.asks = True
             run.shown.put(Shown(rank, ask=request))
         else:
-            refusal = InputReply(request=request.request, error="nobody waits for this cell any more")
+            refusal = InputReply(request=request.request, error="the notebook does not wait for this cell any more")
             self._cluster.send(rank, refusal)
 
     def _on_piece(self, rank: int, fd: int, piece: Piece | Display) -> None:

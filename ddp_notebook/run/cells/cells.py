@@ -337,7 +337,7 @@ class Cells:
         raise SessionBrokenError(
             f"{stopped}an earlier cell has not ended on {list_ranks(busy)} (%ddp_status says where it is): wait, or "
             "end it there with %ddp_interrupt, which keeps all variables. A long call of C code ends only when it "
-            f"returns; %ddp_interrupt --replace starts such ranks afresh, without their variables{others}"
+            f"returns; %ddp_interrupt --replace replaces such ranks, without their variables{others}"
         )
 
     def code_of(self, cell: int) -> str | None:

@@ -69,7 +69,7 @@ def _add_options(parser: LineParser) -> None:
     parser.add_argument("--timeout", metavar="S", help="stop the cell after S seconds")
     parser.add_argument("--quiet", action="store_true", help="show nothing that the cell prints or displays")
     parser.add_argument(
-        "--fold", choices=("on", "off"), metavar="on|off", help="off: show each line of each rank by itself"
+        "--fold", choices=("on", "off"), metavar="on|off", help="off: show each line of each rank as it arrives"
     )
     parser.add_argument("--here", action="store_true", help="then run the cell in the notebook too")
     parser.add_argument("--background", action="store_true", help="return at once; not together with --here")
@@ -100,7 +100,7 @@ def parse(line: str, declared: Callable[[], LineParser] = on_all_ranks) -> CellO
     parser = declared()
     if declared is on_ranks:
         if not line.strip():
-            parser.error("on which ranks? Write them behind %%on_ranks")
+            parser.error("%%on_ranks needs ranks: %%on_ranks 0,2-3")
         words = [word.strip(",") for word in takewhile(lambda word: word[0] in "0123456789,", line.split())]
         if len(words) > 1:
             parser.error(f"the ranks are one word, without spaces: %%on_ranks {','.join(filter(None, words))}")
@@ -181,7 +181,7 @@ def what_to_record(
     names = tuple(name.strip() for name in watch.split(",")) if watch else ()
     for name in names:
         if not name.isidentifier():
-            raise UsageError(f"--watch takes names of variables, and {name!r} is none: --watch loss,acc")
+            raise UsageError(f"--watch takes names of variables, as in --watch loss,acc, got {name!r}")
     full_bytes = FULL_BYTES if tensors == "full" else 0
     return RecordOptions(full_bytes=full_bytes, watch=names, gradient=gradient or "", profile=profile)
 
@@ -193,7 +193,7 @@ def check_timeout(seconds: float) -> float:
         UsageError: no such time.
     """
     if not isinstance(seconds, int | float):
-        raise UsageError(f"timeout is {seconds!r}, which is no number of seconds; give e.g. timeout=60")
+        raise UsageError(f"timeout must be a number of seconds, e.g. timeout=60, got {seconds!r}")
     if not seconds > 0:
-        raise UsageError(f"a timeout of {seconds:g} s is no time to wait; give seconds above 0, e.g. 60")
+        raise UsageError(f"timeout must be a positive number of seconds, e.g. 60, got {seconds:g}")
     return seconds

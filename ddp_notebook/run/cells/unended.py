@@ -123,7 +123,7 @@ class Unended:
             notes = []
             if self._cluster.gone:
                 if busy := self._cells.busy:
-                    raise SessionBrokenError(f"{list_ranks(busy)} could not be ended; %ddp_restart starts all afresh")
+                    raise SessionBrokenError(f"{list_ranks(busy)} could not be ended; %ddp_restart starts new ranks")
                 notes = self._cells.mend.heal(interrupts.check)
             replaced = [rank for rank, process in before.items() if self._cluster.process(rank) is not process]
             return [replaced_in_words(replaced, len(self._cluster.ranks)), *notes] if replaced else notes

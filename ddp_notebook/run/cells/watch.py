@@ -358,5 +358,5 @@ class Watch:
                 self._interrupts.press()
                 return
             except Exception as failure:  # nobody is there: nbclient, a script without a terminal
-                error = f"nobody can type here: {failure}"
+                error = f"input() cannot be answered here: {failure}"
         self._controls.answer(rank, InputReply(request=ask.request, text=text, error=error))

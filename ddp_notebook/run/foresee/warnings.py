@@ -125,7 +125,7 @@ def _too_few(
     is_default = group.made_at == 0
     whom = f"all {len(group.members)} ranks" if is_default else f"{name_ranks(group.members)}, its group"
     if dead := sorted(set(gone) & set(group.members)):
-        place = f"{whom}, and {name_ranks(dead)} died. %ddp_heal replaces what has died"
+        place = f"{whom}, and {name_ranks(dead)} died. %ddp_heal replaces dead ranks"
         for reader in members:
             yield from (
                 (call, f"must be called by {place}" if call.name in MAKE_GROUPS else f"need{{s}} {place}")

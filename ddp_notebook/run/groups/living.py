@@ -10,7 +10,7 @@ from ddp_notebook.records.words import format_ranks, group_by_value, list_ranks
 from ddp_notebook.run.rank_sets import RankSet, parse_ranks
 
 _GIVES_UP = "%ddp_heal gives it up now"
-_HEAL = "%ddp_heal replaces what has died; %ddp_restart starts all ranks afresh"
+_HEAL = "%ddp_heal replaces dead ranks; %ddp_restart starts new ranks"
 
 
 class Living:

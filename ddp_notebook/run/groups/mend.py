@@ -66,7 +66,7 @@ class Mend:
                 except StartError as error:
                     return [f"{error}. %ddp_heal tries again"]
                 except KeyboardInterrupt:
-                    return [f"{list_ranks(gone)} died, and replacing was interrupted. %ddp_heal replaces what has died"]
+                    return [f"{list_ranks(gone)} died, and replacing was interrupted. %ddp_heal replaces dead ranks"]
                 return [replaced_in_words(gone, len(self._cluster.ranks)), *notes]
             it = "it" if len(gone) == 1 else "them"
             if self._heals:

@@ -83,7 +83,9 @@ class Resizing:
     def resize(self, world_size: int, build: str | None, without: RankSet) -> list[str]:
         """See `Session.resize`."""
         if isinstance(world_size, bool) or not isinstance(world_size, int):
-            raise UsageError(f"{world_size!r} is no number of ranks; write %ddp_resize 4 (session.resize(4))")
+            raise UsageError(
+                f"world_size must be a positive integer, as in %ddp_resize 4 (session.resize(4)), got {world_size!r}"
+            )
         if world_size < 1:
             raise UsageError(f"{world_size} ranks: at least one has to stay; %ddp_stop ends all of them")
         if world_size > MOST_RANKS:
@@ -112,8 +114,8 @@ class Resizing:
         with self._cells.turn.if_free() as is_ours:
             if not is_ours:
                 raise SessionBrokenError(
-                    "a cell is under way, and the number of ranks cannot change meanwhile: wait for it, or end it with "
-                    "%ddp_interrupt"
+                    "a cell is running, and the number of ranks cannot change until it ends: wait for it, or end it "
+                    "with %ddp_interrupt"
                 )
             self._living.check_host()
             self._cells.check_idle()
@@ -152,7 +154,7 @@ class Resizing:
         )
         for rank, answer in answers.items():
             if answer.error:
-                raise DDPNotebookError(f"rank {rank} could not look at its variables: {answer.error}")
+                raise DDPNotebookError(f"rank {rank} could not inspect its variables: {answer.error}")
         return {rank: answer.facts for rank, answer in answers.items()}
 
     def _compare(self, digests: Mapping[int, Mapping[str, str]], giver: int) -> tuple[list[str], list[str]]:
@@ -226,7 +228,7 @@ def _refuse(others: Sequence[str], sharded: Mapping[str, str], build: str | None
         what = ", ".join(f"{name} is {of}" for name, of in sharded.items())
         raise UsageError(
             f"the number of ranks cannot change: {what}, and the parts of ranks that leave would be lost. Name a "
-            "function of yours that builds all of it anew and returns it by names: %ddp_resize N --build make; or save "
+            "function of yours that builds all of it again and returns it by name: %ddp_resize N --build make; or save "
             "it with torch.distributed.checkpoint, del it, and load it afterwards"
         )
 

@@ -53,7 +53,7 @@ class Sharded:
             kind = type(error)
             raise kind(error.tracebacks, error.summaries, error.result, hint=hint, others=error.others) from None
         self.is_left = False
-        return [f"{build}() has built what is in shards anew, with the state of before"]
+        return [f"{build}() has rebuilt the sharded objects, with the state that they had"]
 
     def _run(self, code: str) -> None:
         self._cells.run(code, lambda: (self._cluster.ranks, []), record=_NOTHING, place=nullcontext())

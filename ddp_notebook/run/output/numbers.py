@@ -169,10 +169,19 @@ def _summary(numbers: Sequence[Number]) -> str:
     parts = []
     if finite:
         least, most = finite[0], finite[-1]
-        mean = sum(one.value for one in finite) / len(finite) / _UNITS.get(most.unit.strip(), 1.0)
-        digits = max(len(one.text.partition(".")[2]) for one in finite)
-        is_plain = digits > 0 and not any("e" in one.text.lower() for one in finite)
-        written = f"{mean:.{digits}f}" if is_plain else f"{mean:.4g}"
-        parts.append(f"min {least.text}{least.unit} mean {written}{most.unit} max {most.text}{most.unit}")
+        parts.append(f"min {least.text}{least.unit} mean {_mean(finite)}{most.unit} max {most.text}{most.unit}")
     parts += [f"{text} on {count} rank{'s' * (count > 1)}" for text, count in others.items()]
     return ", ".join(parts)
+
+
+def _mean(numbers: Sequence[Number]) -> str:
+    """The mean of finite numbers, in the unit of the last one."""
+    texts = [one.text.replace(",", "") for one in numbers]
+    comma = "," if any("," in one.text for one in numbers) else ""
+    if len({one.unit for one in numbers}) == 1 and all(text.lstrip("+-").isdecimal() for text in texts):
+        whole, rest = divmod(total := sum(map(int, texts)), len(texts))
+        return f"{total / len(texts):{comma}.1f}" if rest else f"{whole:{comma}}"
+    mean = sum(one.value for one in numbers) / len(numbers) / _UNITS.get(numbers[-1].unit.strip(), 1.0)
+    digits = max(len(text.partition(".")[2]) for text in texts)
+    is_plain = digits > 0 and not any("e" in text.lower() for text in texts)
+    return f"{mean:{comma}.{digits}f}" if is_plain else f"{mean:.4g}"

@@ -102,9 +102,15 @@ def _missing(course: Course, is_band: bool) -> str:
         >>> course.add(np.zeros(4000, int), np.arange(4000), np.sin(np.arange(4000.0)), cell=1)
         >>> _missing(course, False)
         '1 of 31 points drawn: the lowest and the highest of neighbours'
+        >>> course = Course(world_size=9)
+        >>> course.add(np.arange(9), np.zeros(9, int), np.arange(9.0), cell=1)
+        >>> _missing(course, True)
+        "per 2 steps: lowest and highest value of the ranks, and the median of the ranks' means"
     """
     if is_band:
-        return f"lowest, highest and median of {course.width} steps each" if len(course.steps) else ""
+        if not len(course.steps):
+            return ""
+        return f"per {course.width} steps: lowest and highest value of the ranks, and the median of the ranks' means"
     logged, drawn = int(course.logged.sum()), course.drawn
     if drawn >= logged:
         return ""

@@ -128,12 +128,10 @@ class _Facts:
         if self.straggler is not None:
             parts.append(f"{rank_on(self.straggler.rank, self.hosts)} slowest")
         if len(parts) == 1:
-            parts.append("nothing recorded" if self.cell is None else f"nothing recorded in {self.label}")
+            parts.append("nothing recorded")
         if self.dropped:
             parts.append(f"{self.dropped:,} rows lost")
-        is_one_of_several = self.cell is None and self.label != ""
-        whose = f"{self.label}: " if self.run is not None or is_one_of_several else ""
-        return whose + ", ".join(parts)
+        return (f"{self.label}: " if self.label else "") + ", ".join(parts)
 
 
 class _Since(Part):

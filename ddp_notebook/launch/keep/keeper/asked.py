@@ -141,7 +141,7 @@ class Asked:
         answer: Event
         try:
             if not notebook.drives and op not in _OF_ALL:
-                raise SessionBrokenError("this notebook looks on, and another one drives: %ddp_attach --take-over")
+                raise SessionBrokenError("another notebook drives this session: %ddp_attach --take-over takes it over")
             answer = (True, getattr(self, f"_do_{op}")(check, **parameters))
         except BaseException as error:
             answer = (False, error)

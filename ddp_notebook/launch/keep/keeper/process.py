@@ -206,9 +206,9 @@ class Keeper:
             for notice in [*hosts.notices(), *self._heard.notices(), *said]:
                 self._notebooks.tell("notice", notice)
         elif now - self._left_s > keep.alone_s:
-            self.end(f"nobody was there for {keep.alone_s / 3600:g} h")
+            self.end(f"no notebook was attached for {keep.alone_s / 3600:g} h")
         elif not self._journal.running and now - max(self._left_s, self._journal.busy_until_s) > keep.idle_s:
-            self.end(f"nobody was there for {keep.idle_s / 3600:g} h, and nothing has run")
+            self.end(f"no notebook was attached for {keep.idle_s / 3600:g} h, and nothing has run")
 
     def _restore(self) -> None:
         """Make again what a cleaner has removed: without its entry and socket no notebook finds the session."""
