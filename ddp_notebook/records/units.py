@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
+
+from ddp_notebook.stdlib import math
 
 
 def two_figures(value: float) -> str:

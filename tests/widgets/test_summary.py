@@ -42,10 +42,10 @@ def test_the_text_states_the_result():
     recording = simulate(world_size=4)
 
     assert summary.text(recording, 2) == (
-        "cell 2: 4 ranks, 60 steps, loss 0.21 -> 0.11, 47 ms/step, 9.6 % exposed communication, rank 2 slowest"
+        "cell 2: 4 ranks, 60 steps, loss 0.205 -> 0.107, 47 ms/step, 9.6 % exposed communication, rank 2 slowest"
     )
     assert summary.text(recording, 1) == (
-        "cell 1: 4 ranks, 60 steps, loss 2.31 -> 0.21, 39 ms/step, 11 % exposed communication"
+        "cell 1: 4 ranks, 60 steps, loss 2.31 -> 0.215, 39 ms/step, 11 % exposed communication"
     )
     assert summary.text(recording) == summary.text(recording, 2), "one training run, and not all of them in one"
 
@@ -68,8 +68,8 @@ def test_its_figures_are_those_of_the_report():
         (logged({0: [2.0, 1.5, 1.0]}), "1 rank, loss 2.00 -> 1.00"),
         (logged({0: [2.0], 1: [3.0]}), "2 ranks, loss 2.50"),
         (logged({0: [2.0, 1.0], 1: [2.0, np.nan]}), "2 ranks, loss nan from step 1"),
-        (logged({0: [0.5, 0.9]}, name="accuracy"), "1 rank, accuracy 0.50 -> 0.90"),
-        (logged({0: [2e-5, 1e-6]}), "1 rank, loss 2e-05 -> 1e-06"),
+        (logged({0: [0.5, 0.9]}, name="accuracy"), "1 rank, accuracy 0.500 -> 0.900"),
+        (logged({0: [2e-5, 1e-6]}), "1 rank, loss 2.00e-5 -> 1.00e-6"),
         (recorded(world_size=2, steps=3, has_optimizer=False, is_ddp=False), "2 ranks, 6 communication calls"),
         (recorded(world_size=1, steps=30), "cell 1: 1 rank, 30 steps, 34 ms/step"),
     ],
@@ -91,7 +91,7 @@ def test_cells_that_do_not_follow_each_other_are_not_one_course():
 
     assert summary.text(recording) == "cell 2: 1 rank, loss 2.00 -> 1.00"
     logged({0: [0.5, 0.25]}, cell=3, first=2, into=recording)
-    assert summary.text(recording) == "cell 3: 1 rank, loss 2.00 -> 0.25", "it goes on from the second cell"
+    assert summary.text(recording) == "cell 3: 1 rank, loss 2.00 -> 0.250", "it goes on from the second cell"
     assert summary.text(recording, 1) == "cell 1: 1 rank, loss 9.00 -> 8.00"
 
 
