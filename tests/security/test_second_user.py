@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import selectors
+import threading
 
 import pytest
 
+from ddp_notebook.launch.host.survey.reach import Reach
 from tests.conftest import wait_until
 from tests.security.attack import attack, attacking
 
@@ -56,6 +59,36 @@ def test_a_group_that_forms_anew_is_not_led_elsewhere(session, stranger, tmp_pat
     """Bytes that another user wrote earlier have no effect on the next group."""
     attack(stranger, tmp_path / "marker")
     session.run("dist.destroy_process_group(); dist.init_process_group()")
+
+
+def test_another_user_hears_a_random_word_where_hosts_try_to_reach_each_other(stranger, tmp_path):
+    with selectors.DefaultSelector() as selector:
+        reach, ended = Reach(selector), threading.Event()
+        listen = {"do": "listen", "places": [("127.0.0.1", 0, 1, "word")]}
+        [port] = reach.answer(listen)["ports"]  # type: ignore[index]
+
+        def serve() -> None:
+            while not ended.is_set():
+                for key, _ in selector.select(0.05):
+                    key.data()
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            found = attack(stranger, tmp_path / "marker")
+            read = set(found.ports[f"127.0.0.1:{port}"]["read"])
+            assert b"word".hex() in read and read <= {b"word".hex(), "closed"}
+            assert _tried(reach, port) == {"tried": [""]}, "another host goes on being heard"
+        finally:
+            ended.set()
+            thread.join()
+            reach.answer({"do": "close"})
+
+
+def _tried(reach, port):
+    trying = reach.answer({"do": "connect", "targets": [("127.0.0.1", port, "word")], "within_s": 5.0})
+    answers = iter(trying.advance, ...)
+    return next(answer for answer in answers if answer is not None)
 
 
 @pytest.mark.long
