@@ -264,6 +264,14 @@ GO
 i = 0
 while True: warnings.warn(f'bad {i}'); i += 1
 """,
+    "values of one metric": """GO
+i = 0
+while True: log(loss=i); i += 1
+""",
+    "a new metric each time": """GO
+i = 0
+while True: log(**{f'x{i}': i}); i += 1
+""",
     "many figures updated": """import matplotlib
 matplotlib.use('module://matplotlib_inline.backend_inline')
 import matplotlib.pyplot as plt

@@ -16,7 +16,14 @@ bar = widgets.IntProgress(max=20_000, description=f'bar of {rank}'); display(bar
 handle = display('start', display_id=True)
 for i in range(20_001): bar.value = i; handle.update(f'{i} of {rank}')
 """
-QUICK = ["widget values", "clear_output", "custom messages", "text and widgets", "a subprocess"]
+QUICK = [
+    "widget values",
+    "clear_output",
+    "custom messages",
+    "text and widgets",
+    "a subprocess",
+    "a new metric each time",
+]
 MESSAGES = """%%on_all_ranks
 from comm import create_comm
 comm = create_comm(target_name='flood')

@@ -144,16 +144,21 @@ class Metric:
     def runs(self) -> list[list[int]]:
         """The cells of each run, the oldest first. A run is one cell, or several whose program gave steps that go on
         from one cell to the next. Steps that were counted begin at 0 in each cell."""
+        order = np.argsort(self.cells, kind="stable")
+        cells, steps = self.cells[order], self.steps[order]
+        begins = np.flatnonzero(np.diff(cells.astype(np.int64), prepend=-1))
+        if not len(begins):
+            return []
+        is_given = np.logical_and.reduceat(self.is_given[order], begins)
+        firsts, lasts = np.minimum.reduceat(steps, begins), np.maximum.reduceat(steps, begins)
+        goes_on = np.zeros(len(begins), bool)
+        goes_on[1:] = is_given[1:] & is_given[:-1] & (firsts[1:] > lasts[:-1])
         found: list[list[int]] = []
-        before: int | None = None  # the last step of the cell before; None: it was not given
-        for cell in np.unique(self.cells).tolist():
-            mine = self.cells == cell
-            is_given = bool(self.is_given[mine].all())
-            if is_given and before is not None and self.steps[mine].min() > before:
+        for cell, is_continued in zip(cells[begins].tolist(), goes_on.tolist(), strict=True):
+            if is_continued:
                 found[-1].append(cell)
             else:
                 found.append([cell])
-            before = int(self.steps[mine].max()) if is_given else None
         return found
 
 

@@ -135,8 +135,8 @@ def _static(recording: RecordedTables, cell: int | None) -> dict[str, Any]:
 
     data: dict[str, Any] = {"text/plain": ""}
     try:
-        data["text/plain"] = summary.text(recording, cell)
-        data["image/png"] = base64.b64encode(summary.picture(recording, cell)).decode()
+        data["text/plain"], draw = summary.text_and_picture(recording, cell)
+        data["image/png"] = base64.b64encode(draw()).decode()
     except Exception:  # a text alone, or nothing, is better than a dead view
         _log.exception("no picture of the run could be made")
     return data

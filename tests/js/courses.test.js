@@ -6,6 +6,7 @@ import { test } from "node:test";
 import { Store } from "../../ddp_notebook/widgets/js/data/store.js";
 import { palette } from "../../ddp_notebook/widgets/js/drawing/colours.js";
 import { MissingPoints } from "../../ddp_notebook/widgets/js/panels/loss_missing.js";
+import { inWords } from "../../ddp_notebook/widgets/js/parts/notices.js";
 import { lossPicture } from "../../ddp_notebook/widgets/js/panels/loss_picture.js";
 import { TEXTS, deliver, metric } from "./messages.js";
 
@@ -149,4 +150,20 @@ test("of many runs the rows of the oldest are let go, not the knowledge that the
   assert.equal(runs[0].logged, each);
   assert.equal(runs[69].held, each);
   assert.ok(runs.reduce((sum, run) => sum + run.held, 0) <= 1 << 19);
+});
+
+test("names of a new cell take the room of names of older cells, and the view says so", () => {
+  const store = new Store();
+  const texts = Array.from({ length: 300 }, (_, at) => [at + 1, `x${at}`]);
+  const of = (/** @type {number} */ cell, /** @type {number} */ first, /** @type {number} */ count) =>
+    Array.from({ length: count }, (_, at) => metric(0, 0, 1, { cell, name: first + at }));
+  deliver(store, { seq: 1, texts }, { metric: of(1, 1, 256) });
+  assert.deepEqual(inWords(store), []);
+  deliver(store, { seq: 2, cell: 2 }, { metric: of(2, 257, 2) });
+  assert.equal(store.runs("x257").length, 1);
+  assert.equal(store.metrics.byName.size, 256);
+  assert.deepEqual(inWords(store), ["2 metrics of earlier cells not drawn"]);
+  deliver(store, { seq: 3, cell: 2 }, { metric: of(1, 290, 1) });
+  assert.equal(store.runs("x289").length, 0, "its cell is not newer");
+  assert.deepEqual(inWords(store), ["3 metrics of earlier cells not drawn"]);
 });

@@ -12,8 +12,8 @@ import pytest
 
 from ddp_notebook.observe.recording import Recording
 from ddp_notebook.records.codec import Batch
-from ddp_notebook.records.schema import CALL, RESOURCE
-from ddp_notebook.widgets.feed import answers
+from ddp_notebook.records.schema import CALL, METRIC, RESOURCE
+from ddp_notebook.widgets.feed import answers, courses
 from ddp_notebook.widgets.feed import feed as feed_module
 from ddp_notebook.widgets.feed.feed import Feed
 from ddp_notebook.widgets.feed.tables import KINDS
@@ -438,3 +438,53 @@ def test_between_a_resize_and_its_successor_it_tells_of_the_ranks_that_it_knows(
     found = unpack(message.header, message.data)["rank"]
     assert found["rank"].tolist() == list(range(min(2, world_size)))
     feed.snapshot(BEGIN_NS + 10**9, {})
+
+
+# ---- many names
+
+
+def many_names(recording, cell, count, value=0.0):
+    rank = Rank(0, stream=cell)
+    recording.feed(
+        rank.batch(*(rank.row("metric", name=f"x{at} of {cell}", value=value, cell=cell) for at in range(count)))
+    )
+
+
+def names_of(message):
+    known = dict(message.header["texts"])
+    return {known[number] for number in np.unique(unpack(message.header, message.data)["metric"]["name"]).tolist()}
+
+
+def test_of_many_names_the_first_of_each_cell_travel_and_the_message_says_so():
+    recording = Recording(1)
+    feed = Feed(recording)
+    many_names(recording, 1, 1000)
+    made = (feed.delta(tick * 10**8, {}) for tick in range(1, 200))
+    message = next(one for one in made if one is not None and names_of(one))
+    assert names_of(message) == {f"x{at} of 1" for at in range(256)}
+    words = "256 metrics of cell 1 are drawn, not the 744 that came after them"
+    assert feed.notes()["metrics"] == words == message.header["notes"]["metrics"]
+
+    many_names(recording, 2, 3)
+    later = Feed(recording)
+    assert {"x0 of 2", "x1 of 2", "x2 of 2"} < names_of(later.snapshot(0, {})), "the newest cell comes first"
+    assert later.notes()["metrics"] == words
+    assert feed.notes()["metrics"] == words
+
+
+def test_rows_that_wait_for_room_are_bounded_and_counted(monkeypatch):
+    monkeypatch.setattr(courses, "_MOST_WAITING", 2000)
+    flow = courses.Flow(bytes_per_s=1000)
+    flow._most_waiting = 2000
+    for step in range(200):
+        rows = np.zeros(100, METRIC)
+        rows["rank"], rows["name"], rows["cell"], rows["step"] = np.arange(100), 7, 1, step
+        rows["value"] = 1e6 if step == 77 else step
+        flow.add(rows)
+        assert len(flow._waiting) <= 2100
+        kept, sizes = flow.take(0.001)
+        assert not len(kept) and not len(sizes)
+    kept, sizes = flow.take(60)
+    assert sizes[["cell", "name", "points", "begin", "end"]].tolist() == [(1, 7, 20_000, 0, 199)]
+    assert kept["value"].max() == 1e6 and len(np.unique(kept["rank"])) == 100
+    assert not flow.is_waiting

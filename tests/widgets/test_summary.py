@@ -165,3 +165,20 @@ def test_the_users_pyplot_does_not_notice():
     assert plt.get_fignums() == []
     summary.picture(simulate(2, steps=10))
     assert plt.get_fignums() == []
+
+
+# ---- many names
+
+
+def test_many_names_hold_the_prompt_no_longer_than_one():
+    """A mask over all rows for each name took 4 s for 40,000 names."""
+    recording, ranks = Recording(2), (Rank(0), Rank(1))
+    for rank in ranks:
+        rows = [rank.row("metric", name=f"x{at}", value=float(at), cell=1) for at in range(20_000)]
+        recording.feed(rank.batch(*rows))
+    began = time.process_time()
+    words, _ = summary.text_and_picture(recording, 1)
+    took = time.process_time() - began
+
+    assert words == "cell 1: 2 ranks, x0 0 (one of 20,000 metrics)"
+    assert took < 0.5, "0.04 s were measured on a quiet machine"

@@ -99,8 +99,8 @@ def run_of(recording: RowSource, cell: int | None = None) -> TrainingRun | None:
             return None
         cell = int(cells.max())
     calls = recording.rows("call")
-    calls = calls[(calls["cell"] == cell) & (calls["bucket"] >= 0)]
-    return _run(recording, cell, spans[spans["cell"] == cell], calls)
+    of_buckets = np.flatnonzero((calls["cell"] == cell) & (calls["bucket"] >= 0))
+    return _run(recording, cell, spans[spans["cell"] == cell], calls[["rank", "step", "nbytes_in"]][of_buckets])
 
 
 def counted(numbers: Numbers, durations_ns: Numbers) -> tuple[Numbers, int]:

@@ -13,8 +13,9 @@ import numpy.typing as npt
 from ddp_notebook.errors import UsageError
 from ddp_notebook.observe.clock import Clock
 from ddp_notebook.observe.tables.collectives import group_of, preview_of, shapes_of
+from ddp_notebook.observe.tables.metrics import Metrics
 from ddp_notebook.observe.tables.store import Store
-from ddp_notebook.observe.views import Metric, Preview
+from ddp_notebook.observe.views import Preview
 from ddp_notebook.records.codec import Batch
 from ddp_notebook.records.schema import TABLES, TIMES, Rows
 
@@ -170,23 +171,14 @@ class RecordedTables:
             rows[column][mine] = clock.to_notebook(rank, rows[column][mine])
 
     @property
-    def metrics(self) -> dict[str, Metric]:
+    def metrics(self) -> Metrics:
         """What was logged, by name, in the order in which the names came first."""
+        return self.metrics_of(None)
+
+    def metrics_of(self, cell: int | None) -> Metrics:
+        """Return what was logged in one cell, by name; None: in all cells."""
         rows = self.rows("metric")
-        numbers, firsts = np.unique(rows["name"], return_index=True)
-        found = {}
-        for number in numbers[np.argsort(firsts)].tolist():
-            mine = rows[rows["name"] == number]
-            found[self.text(number)] = Metric(
-                name=self.text(number),
-                ranks=mine["rank"],
-                steps=mine["step"],
-                values=mine["value"],
-                times_ns=mine["time_ns"],
-                cells=mine["cell"],
-                is_given=mine["is_given"],
-            )
-        return found
+        return Metrics(rows if cell is None else rows[rows["cell"] == cell], self.store.texts.of)
 
     @property
     def dropped(self) -> dict[int, int]:

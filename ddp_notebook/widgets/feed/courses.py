@@ -16,7 +16,10 @@ from ddp_notebook.widgets.feed.tables import empty
 
 ROW_BYTES = 13.0  # bytes per row of `metric` in a message, measured by tests/benchmarks/monitor.py
 _LEAST = 4  # rows of one rank from which its course can be drawn: the first, the lowest, the highest, the last
+MOST_NAMES = 256  # names of one cell that views draw
 _MOST_COURSES = 256  # whose sizes a message has
+_MOST_WAITING = 1 << 17  # rows
+_CELLS = 4  # newest cells whose names are counted
 
 
 def thinned(rows: Rows, most: int) -> Rows:
@@ -111,12 +114,28 @@ def courses(rows: Rows) -> Rows:
     Args:
         rows: (n,) of `records.METRIC`, before they are thinned.
     """
-    parts = _split(rows)[-_MOST_COURSES:]
-    found = empty("course", len(parts))
-    for place, at in enumerate(parts):
-        steps = rows["step"][at]
-        is_given = rows["is_given"][at].all()
-        found[place] = (rows["cell"][at[0]], rows["name"][at[0]], len(at), steps.min(), steps.max(), is_given)
+    return _sizes(rows)[-_MOST_COURSES:]
+
+
+def _sizes(rows: Rows) -> Rows:
+    """Return a row of the table `course` for each course."""
+    logged = empty("course", len(rows))
+    for name in ("cell", "name", "is_given"):
+        logged[name] = rows[name]
+    logged["points"], logged["begin"], logged["end"] = 1, rows["step"], rows["step"]
+    return _added(logged)
+
+
+def _added(sizes: Rows) -> Rows:
+    """Return one row for each course, by cell and name, of several rows of the table `course`."""
+    if not len(sizes):
+        return sizes
+    key = _keys(sizes)
+    order = np.argsort(key, kind="stable")
+    sizes, begins = sizes[order], np.flatnonzero(np.diff(key[order], prepend=-1))
+    found = sizes[begins]
+    for name, of in (("points", np.add), ("begin", np.minimum), ("end", np.maximum), ("is_given", np.minimum)):
+        found[name] = of.reduceat(sizes[name], begins)
     return found
 
 
@@ -131,9 +150,78 @@ def _split(rows: Rows) -> list[npt.NDArray[np.int64]]:
     """Return the indexes of the rows of each course, by cell and name."""
     if not len(rows):
         return []
-    key = rows["cell"].astype(np.int64) << 32 | rows["name"]
+    key = _keys(rows)
     order = np.argsort(key, kind="stable")
     return np.split(order, np.flatnonzero(np.diff(key[order])) + 1)
+
+
+def _keys(rows: Rows) -> npt.NDArray[np.int64]:
+    """Return one number for the course of each row; it sorts by cell and name."""
+    key: npt.NDArray[np.int64] = rows["cell"].astype(np.int64) << 32 | rows["name"]
+    return key
+
+
+class Names:
+    """Chooses the names that views draw: the first `MOST_NAMES` of each cell.
+
+    Example:
+        >>> names = Names()
+        >>> rows = np.zeros(1000, METRIC)
+        >>> rows["cell"], rows["name"] = 3, np.arange(1000)
+        >>> len(names.choose(rows)), names.left_out
+        (256, (3, 744))
+    """
+
+    def __init__(self) -> None:
+        self._chosen: dict[int, npt.NDArray[np.int64]] = {}  # by cell
+        self._refused: dict[int, npt.NDArray[np.bool_]] = {}  # by cell: whether the text with this number is left out
+
+    def choose(self, rows: Rows) -> Rows:
+        """Return the rows whose names are drawn.
+
+        Args:
+            rows: (n,) of `records.METRIC`.
+        """
+        if not len(rows):
+            return rows
+        keys = _keys(rows)
+        courses, firsts = np.unique(keys, return_index=True)
+        begins = np.flatnonzero(np.diff(courses >> 32, prepend=-1)).tolist()
+        is_whole = True
+        for begin, end in zip(begins, [*begins[1:], len(courses)], strict=True):
+            mine = courses[begin:end][np.argsort(firsts[begin:end])]
+            is_whole &= self._take(int(mine[0] >> 32), mine)
+        if is_whole:
+            return rows
+        chosen = [self._chosen[cell] for cell in np.unique(courses[begins] >> 32).tolist()]
+        return rows[np.isin(keys, np.concatenate(chosen))]
+
+    def _take(self, cell: int, courses: npt.NDArray[np.int64]) -> bool:
+        """Take in courses of one cell. Returns whether all of them are drawn."""
+        chosen = self._chosen.get(cell, courses[:0])
+        new = courses[~np.isin(courses, chosen)]
+        room = MOST_NAMES - len(chosen)
+        if len(new) and room:
+            self._chosen[cell] = np.concatenate((chosen, new[:room]))
+        if len(new) <= room:
+            return True
+        names = new[room:] & 0xFFFFFFFF
+        refused = self._refused.get(cell, np.zeros(0, bool))
+        if len(refused) <= names.max():
+            refused = np.concatenate((refused, np.zeros(max(len(refused), int(names.max()) + 1), bool)))
+        refused[names] = True
+        self._refused[cell] = refused
+        for old in sorted(self._refused)[:-_CELLS]:
+            del self._refused[old]
+        return False
+
+    @property
+    def left_out(self) -> tuple[int, int]:
+        """Return the newest cell with more names than are drawn, and how many are not; zeros if there is none."""
+        if not self._refused:
+            return 0, 0
+        cell = max(self._refused)
+        return cell, int(np.count_nonzero(self._refused[cell]))
 
 
 class Flow:
@@ -156,6 +244,10 @@ class Flow:
         self._bytes_per_s = bytes_per_s
         self._allowance = bytes_per_s
         self._waiting = np.zeros(0, METRIC)
+        self._sizes = empty("course")  # of the first `_counted` rows that wait
+        self._counted = 0
+        self._least = 0.0  # bytes that the waiting rows need at least; rows that come do not make them fewer
+        self._most_waiting = _MOST_WAITING
 
     @property
     def is_waiting(self) -> bool:
@@ -165,6 +257,21 @@ class Flow:
     def add(self, rows: Rows) -> None:
         """Take in rows that have come."""
         self._waiting = np.concatenate((self._waiting, rows)) if self.is_waiting else rows
+        if len(self._waiting) > self._most_waiting and self._bytes_per_s < np.inf:
+            self._thin()
+
+    def _thin(self) -> None:
+        """Halve the rows that wait: the ranks of a large session log faster than their courses may travel."""
+        self._count()
+        parts = _split(self._waiting)
+        share = max(1, _MOST_WAITING // 2 // len(parts))
+        self._waiting = np.concatenate([thinned(self._waiting[at], share) for at in parts])
+        self._counted = len(self._waiting)
+        self._most_waiting = max(_MOST_WAITING, 2 * self._counted)
+
+    def _count(self) -> None:
+        self._sizes = _added(np.concatenate((self._sizes, _sizes(self._waiting[self._counted :]))))
+        self._counted = len(self._waiting)
 
     def take(self, seconds: float) -> tuple[Rows, Rows]:
         """Return all that wait, thinned if there is too little room for them; nothing, if there is room for less than
@@ -180,16 +287,21 @@ class Flow:
         if not len(rows):
             self._allowance = min(self._allowance + self._bytes_per_s * seconds, self._bytes_per_s)
             return rows, empty("course")
-        least = _LEAST * len(np.unique(rows[["cell", "name", "rank"]])) * ROW_BYTES
-        most = max(self._bytes_per_s, least)
-        self._allowance = min(self._allowance + self._bytes_per_s * seconds, most)
+        self._allowance += self._bytes_per_s * seconds
+        if self._allowance < self._least:
+            return rows[:0], empty("course")
+        parts = _split(rows)
+        series = sum(len(np.unique(rows["rank"][at])) for at in parts)
+        self._least = least = _LEAST * series * ROW_BYTES
+        self._allowance = min(self._allowance, max(self._bytes_per_s, least))
         room = int(self._allowance / ROW_BYTES)
         kept = rows
         if len(rows) > room:
             if self._allowance < least:
                 return rows[:0], empty("course")
-            parts = _split(rows)
             kept = np.concatenate([thinned(rows[at], max(1, room * len(at) // len(rows))) for at in parts])
-        self._waiting = rows[:0]
+        self._count()
+        sizes = self._sizes[-_MOST_COURSES:]
+        self._waiting, self._sizes, self._counted, self._least = rows[:0], empty("course"), 0, 0.0
         self._allowance -= len(kept) * ROW_BYTES
-        return kept, courses(rows)
+        return kept, sizes

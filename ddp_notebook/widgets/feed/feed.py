@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ddp_notebook.observe.tables.matching import label_of
 from ddp_notebook.observe.tables.recorded import RecordedTables
 from ddp_notebook.observe.tables.ring import Ring
 from ddp_notebook.records.schema import CALL, RESOURCE, RPC, SPAN, TIMES, Rows
@@ -71,6 +72,7 @@ class Feed:
         self._timelines: dict[int, Timeline] = {}
         self._remote = RemoteCalls(recording, self.texts, only)
         self._metrics = courses.Flow(METRIC_BYTES_PER_S if is_live else np.inf)
+        self._names = courses.Names()
         self._metrics_end = self._ends["metric"]  # end of the rows that the views have, whole or thinned
         self._waiting = {name: empty(name) for name in _TIMELINE_BYTES}  # rows of the timeline that may not go yet
         self._allowance = _BURST_BYTES
@@ -173,7 +175,12 @@ class Feed:
     def notes(self) -> dict[str, Any]:
         """What is left out."""
         latest = next(reversed(self._timelines.values()), None)
+        cell, names = self._names.left_out
         return {
+            "metrics": f"{courses.MOST_NAMES} metrics of {label_of(self.recording, cell)} are drawn, not the {names:,} "
+            "that came after them"
+            if names
+            else "",
             "units_shown_of": latest.every if latest is not None else 1,
             "remote_shown_of": self._remote.every,
             "rows_left_out": self._rows_left_out
@@ -194,7 +201,7 @@ class Feed:
         """
         rows = self.recording.metrics_until(self._metrics_end)
         rows = courses.of_cells(rows[rows["rank"] < self.world_size], name, cells)
-        rows = rows if self.only is None else rows[rows["cell"] == self.only]
+        rows = self._names.choose(rows if self.only is None else rows[rows["cell"] == self.only])
         kept = courses.newest_first(rows, most) if cells is None else courses.evenly(rows, most)
         return {
             "metric": outgoing.metrics(kept, self.start_ns),
@@ -204,7 +211,7 @@ class Feed:
     def _look(self, now_s: float) -> dict[str, Rows]:
         seconds = 0.1 if self._looked_s is None else max(now_s - self._looked_s, 0.02)
         self._looked_s = now_s
-        self._metrics.add(self._follow("metric"))
+        self._metrics.add(self._names.choose(self._follow("metric")))
         metrics, sizes = self._metrics.take(seconds)
         if not self._metrics.is_waiting:
             self._metrics_end = self._ends["metric"]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 from ddp_notebook.observe.steps.run import TrainingRun, run_of
 from ddp_notebook.observe.steps.steps import StepTable, measure
@@ -17,14 +18,16 @@ from ddp_notebook.observe.tables.parts import Part
 from ddp_notebook.observe.tables.recorded import RecordedTables
 from ddp_notebook.observe.tables.remote import latest
 from ddp_notebook.observe.views import Metric, Straggler, main_metric
+from ddp_notebook.records.names import readable
 from ddp_notebook.records.schema import RPC_KINDS, RPC_SIDES, SPANS, Rows
 from ddp_notebook.records.units import three_figures, two_figures
 from ddp_notebook.records.words import rank_on
+from ddp_notebook.widgets.feed.courses import MOST_NAMES
 
 if TYPE_CHECKING:
     from ddp_notebook.observe.figures.drawing import Picture
 
-_MOST_MEASURED = 20_000  # steps, of all ranks together, the last ones
+_MOST_MEASURED = 8_000  # steps, of all ranks together, the last ones
 _MOST_DRAWN = 3000  # the same
 _MOST_COLUMNS = 100
 _MOST_LINES = 8
@@ -54,7 +57,16 @@ def picture(recording: RecordedTables, cell: int | None = None) -> bytes:
 
     Arguments as those of `text`, which is the picture's title, and its description for readers who cannot see it.
     """
+    return _picture(_Facts.of(recording, cell))
+
+
+def text_and_picture(recording: RecordedTables, cell: int | None = None) -> tuple[str, Callable[[], bytes]]:
+    """Return the text, and a function that draws the picture of the same rows. The prompt waits for both."""
     facts = _Facts.of(recording, cell)
+    return facts.words(), lambda: _picture(facts)
+
+
+def _picture(facts: _Facts) -> bytes:
     drawn = _draw(facts)
     data = io.BytesIO()
     about = {"Title": "ddp_notebook", "Description": facts.words(), "Software": "ddp_notebook"}
@@ -72,6 +84,7 @@ class _Facts:
     label: str  # label of the chosen cell, or of the newest run; "" if all cells are shown
     run: TrainingRun | None
     metric: Metric | None
+    metrics: int  # names of the cell, or of all cells
     measured: StepTable  # the last steps
     straggler: Straggler | None
     calls: int
@@ -82,17 +95,15 @@ class _Facts:
     def of(cls, recording: RecordedTables, cell: int | None) -> _Facts:
         run = run_of(recording, cell)
         cell = cell if run is None else run.cell
-        spans = recording.rows("span")
-        spans = spans[spans["kind"] == SPANS.index("optimizer")]
-        calls, remote = recording.rows("call"), latest(recording.rows("rpc"))
+        spans, calls, remote = recording.rows("span"), recording.rows("call"), latest(recording.rows("rpc"))
+        ends_ns = spans["end_ns"][_in(spans, cell) & (spans["kind"] == SPANS.index("optimizer"))]
         remote = remote[(remote["side"] == RPC_SIDES.index("caller")) & (remote["kind"] != RPC_KINDS.index("torch"))]
-        if cell is not None:
-            spans, calls, remote = (rows[rows["cell"] == cell] for rows in (spans, calls, remote))
         source: RowSource = recording
-        if len(spans) > _MOST_MEASURED:
-            source = _Since(recording, int(np.partition(spans["end_ns"], -_MOST_MEASURED)[-_MOST_MEASURED]))
+        if len(ends_ns) > _MOST_MEASURED:
+            source = _Since(recording, int(np.partition(ends_ns, -_MOST_MEASURED)[-_MOST_MEASURED]))
         found = measure(source, cell)
-        metric = _metric(metrics := recording.metrics, cell)
+        metrics = recording.metrics_of(cell)
+        metric = _metric(metrics)
         label = "" if cell is None else label_of(recording, cell)
         if metric is not None and cell is None and not metrics[metric.name].is_continued:
             label = label_of(recording, int(metric.cells.max()))
@@ -103,10 +114,11 @@ class _Facts:
             label=label,
             run=run,
             metric=metric,
+            metrics=len(metrics),
             measured=found,
             straggler=straggler_of(found, recording.hosts),
-            calls=len(calls),
-            remote_calls=len(remote),
+            calls=int(np.count_nonzero(_in(calls, cell))),
+            remote_calls=int(np.count_nonzero(_in(remote, cell))),
             dropped=sum(recording.dropped.values()),
         )
 
@@ -115,6 +127,8 @@ class _Facts:
         if self.run is not None:
             parts.append(self.run.counted)
         parts += _course(self.metric)
+        if self.metrics > MOST_NAMES:
+            parts[-1] += f" (one of {self.metrics:,} metrics)"
         if self.run is not None:
             parts.append(self.run.per_step)
             steps = self.measured.settled.typical
@@ -134,6 +148,11 @@ class _Facts:
         return (f"{self.label}: " if self.label else "") + ", ".join(parts)
 
 
+def _in(rows: Rows, cell: int | None) -> npt.NDArray[np.bool_]:
+    """(n,) which rows are of a cell; None: of any."""
+    return np.ones(len(rows), bool) if cell is None else rows["cell"] == cell
+
+
 class _Since(Part):
     """The end of a recording, from a time on."""
 
@@ -150,20 +169,14 @@ class _Since(Part):
 # ---- the metric
 
 
-def _metric(metrics: Mapping[str, Metric], cell: int | None) -> Metric | None:
-    """The metric to show: of this cell, or of all; of the last one if their steps do not continue each other."""
-    if cell is not None:
-        metrics = {name: mine for name, one in metrics.items() if (mine := _of_cells(one, [cell])) is not None}
+def _metric(metrics: Mapping[str, Metric]) -> Metric | None:
+    """The metric to show; only its last cells if their steps do not continue those of the cells before."""
     if not metrics:
         return None
     metric = metrics[main_metric(metrics)]
-    return metric if metric.is_continued else _of_cells(metric, metric.runs[-1])
-
-
-def _of_cells(metric: Metric, cells: Sequence[int]) -> Metric | None:
-    mine = np.isin(metric.cells, cells)
-    if not mine.any():
-        return None
+    if metric.is_continued:
+        return metric
+    mine = np.isin(metric.cells, metric.runs[-1])
     columns = ("ranks", "steps", "values", "times_ns", "cells", "is_given")
     return Metric(name=metric.name, **{name: getattr(metric, name)[mine] for name in columns})
 
@@ -172,20 +185,17 @@ def _course(metric: Metric | None) -> list[str]:
     """Its first and last value, mean of the ranks."""
     if metric is None:
         return []
+    name = readable(metric.name)
     wrong = ~np.isfinite(metric.values)
     if wrong.any():
         first = int(metric.steps[wrong].min())
         value = metric.values[wrong & (metric.steps == first)][0]
-        return [f"{metric.name} {value:g} from step {first}"]
-    begin, end = (
-        float(np.mean([metric.values[metric.ranks == rank][at] for rank in np.unique(metric.ranks)])) for at in (0, -1)
-    )
-    single = len(metric.values) == len(np.unique(metric.ranks))
-    return [
-        f"{metric.name} {three_figures(end)}"
-        if single
-        else f"{metric.name} {three_figures(begin)} -> {three_figures(end)}"
-    ]
+        return [f"{name} {value:g} from step {first}"]
+    ranks, firsts = np.unique(metric.ranks, return_index=True)
+    _, lasts = np.unique(metric.ranks[::-1], return_index=True)
+    begin, end = float(metric.values[firsts].mean()), float(metric.values[::-1][lasts].mean())
+    is_single = len(metric.values) == len(ranks)
+    return [f"{name} {three_figures(end)}" if is_single else f"{name} {three_figures(begin)} -> {three_figures(end)}"]
 
 
 # ---- the picture
@@ -196,7 +206,7 @@ def _draw(facts: _Facts) -> Picture:
     from ddp_notebook.observe.figures.drawing import key, label_ends, picture
 
     last = facts.measured.number.max(initial=0) - _MOST_DRAWN // max(len(facts.measured.ranks), 1)
-    steps = facts.measured[facts.measured.number > last].steps()
+    steps = replace(facts.measured[facts.measured.number > last], buckets=()).steps()  # no bucket is drawn
     numbers = [step.step for step in steps]
     has_steps = len(set(numbers)) > 1
     columns = [1.0] * ((facts.metric is not None) + has_steps)

@@ -5,7 +5,7 @@
  * neighbouring ones where there are too many. So a course knows how many of its points are missing here.
  */
 
-const MOST_NAMES = 256;
+const MOST_NAMES = 256; // as many as the kernel sends of one cell
 const MOST_POINTS = 1 << 19; // of all courses; more than a saved page brings
 
 /** @typedef {{steps: Float64Array, values: Float64Array, times: Float64Array}} Points  of one rank, by step */
@@ -122,7 +122,8 @@ export class Courses {
   constructor() {
     /** @type {Map<string, Map<number, Course>>} */
     this.byName = new Map();
-    this.refused = 0; // names that are not taken in
+    /** @type {Set<string>} */
+    this.leftOut = new Set(); // names that have no room here
   }
 
   /**
@@ -134,10 +135,11 @@ export class Courses {
   of(words, cell, name, worldSize) {
     let cells = this.byName.get(words);
     if (!cells) {
-      if (this.byName.size >= MOST_NAMES) {
-        this.refused++;
+      if (this.byName.size >= MOST_NAMES && !this.#makeRoom(cell)) {
+        this.leftOut.add(words);
         return null;
       }
+      this.leftOut.delete(words);
       this.byName.set(words, (cells = new Map()));
     }
     let course = cells.get(cell);
@@ -146,6 +148,20 @@ export class Courses {
       cells.set(cell, (course = new Course(cell, name, limit)));
     }
     return course;
+  }
+
+  /** Remove the name whose last cell is the oldest, if it is older than this cell. @param {number} cell @returns {boolean} whether there is room now */
+  #makeRoom(cell) {
+    let oldest = "";
+    let before = cell;
+    for (const [words, cells] of this.byName) {
+      const last = Math.max(...cells.keys());
+      if (last < before) [oldest, before] = [words, last];
+    }
+    if (before === cell) return false;
+    this.byName.delete(oldest);
+    this.leftOut.add(oldest);
+    return true;
   }
 
   /**

@@ -98,6 +98,7 @@ export function inWords(store) {
     else if (typeof value === "string" && value) found.push(value);
     else if (value) found.push(`${name.replaceAll("_", " ")}: ${value}`);
   }
+  if (store.metrics.leftOut.size) found.push(`${plural(store.metrics.leftOut.size, "metric")} of earlier cells not drawn`);
   if (store.missed && !store.catchingUp) found.push(`${plural(store.missed, "message")} did not arrive; a snapshot filled in what it holds`);
   return found;
 }

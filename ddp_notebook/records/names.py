@@ -1,0 +1,45 @@
+"""Names and texts that users choose, as they stand in a message: no control characters, and of bounded length."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import islice
+
+_MOST_CHARS = 80  # of one name
+_MOST_NAMES = 8
+
+
+def readable(name: str) -> str:
+    """Return a name as a message shows it, in quotation marks if it is empty or has characters that a terminal would
+    obey.
+
+    Example:
+        >>> print(readable("loss"), readable(""), readable("\\x1b[31mred"), readable("a\\nb"))
+        loss '' '\\x1b[31mred' 'a\\nb'
+    """
+    if len(name) > _MOST_CHARS:
+        name = f"{name[: _MOST_CHARS // 2]}...{name[-_MOST_CHARS // 2 :]}"
+    return name if name and name.isprintable() and name == name.strip() and ", " not in name else repr(name)
+
+
+def listed(names: Iterable[str], most: int = _MOST_NAMES) -> str:
+    """Return names as a list with commas, and the number of names that it leaves out.
+
+    Example:
+        >>> listed(["loss", ""]), listed(f"x{i}" for i in range(1000))
+        ("loss, ''", 'x0, x1, x2, x3, x4, x5, x6, x7 and 992 more')
+    """
+    left = iter(names)
+    shown = ", ".join(map(readable, islice(left, most)))
+    more = sum(1 for _ in left)
+    return f"{shown} and {more:,} more" if more else shown
+
+
+def printable(text: str) -> str:
+    """Return a text with escapes in the place of characters that a terminal would obey or that UTF-8 cannot encode.
+
+    Example:
+        >>> printable("a\\x1b[2Jb\\ud800")
+        'a\\\\x1b[2Jb\\\\ud800'
+    """
+    return text if text.isprintable() else "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
