@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import time
 
 import pytest
 
-from ddp_notebook.errors import RankError
+from ddp_notebook.errors import RankError, UsageError
 from ddp_notebook.wire import signals
 from tests.resets import PROGRAMS, SILENT, reset_stop_and_go_on, run_until_stopped
 
@@ -42,11 +43,70 @@ def test_no_signal_is_sent_to_a_process_that_it_would_end():
     assert os.waitstatus_to_exitcode(status) == 7
 
 
+BROKEN = {
+    "a dictionary that cannot be set": "class D(dict):\n    def __setitem__(self, *_): 1 / 0\n_oh = D()",
+    "a dictionary without a length": "class D(dict):\n    def __len__(self): 1 / 0\n_oh = D()",
+    "a list": "class L(list):\n    def append(self, *_): 1 / 0\n    def __getitem__(self, _): 1 / 0\n_dh = L()",
+    "another method": "get_ipython = type('A', (), {'f': lambda self: 0})().f",
+    "another module": "import types; __builtins__ = types.ModuleType('builtins')",
+}
+
+
+@pytest.mark.parametrize("code", BROKEN.values(), ids=list(BROKEN))
+def test_a_value_of_a_subclass_breaks_no_later_cell(session, code):
+    said = session.run(code)[0].stderr
+    assert "replaced while this cell ran; IPython needs it" in said
+    later = session.run("%cd .\nrank + 1")
+    assert [later[rank].result for rank in (0, 1)] == ["1", "2"] and later[1].stderr == ""
+
+
+def test_another_dictionary_or_list_stays(session):
+    said = session.run("kept = _oh = {}; dirs = _dh = []; 5")
+    assert said[0].stderr == ""
+    assert session.run("_oh is kept and _dh is dirs")[0].result == "True"
+
+
+def test_names_that_ipython_needs_are_not_pushed(session):
+    for name in ("_oh", "_dh", "get_ipython", "__builtins__"):
+        with pytest.raises(
+            UsageError, match="cannot be pushed: IPython on the ranks needs its own value of it"
+        ) as said:
+            session.push(**{name: 5})
+        assert str(said.value).endswith("Push it under another name")
+    said = session.run("rank + 1")
+    assert said[1].result == "2" and said[1].stderr == ""
+
+
+def test_a_name_that_a_thread_replaces_is_told_of_the_right_cell(session):
+    code = "import threading\ndef replace():\n    global _oh\n    go.wait(); _oh = 5; done.set()\n"
+    code += "go, done = threading.Event(), threading.Event(); threading.Thread(target=replace).start()"
+    assert session.run(code)[0].stderr == ""
+    assert "_oh was replaced while this cell ran" in session.run("go.set(); x = done.wait(9)")[0].stderr
+    session.run(
+        "go.clear(); done.clear(); threading.Timer(0.3, go.set).start(); threading.Thread(target=replace).start()"
+    )
+    time.sleep(1)
+    assert "_oh was replaced before this cell ran; IPython needs it" in session.run("x = 1")[0].stderr
+    assert session.run("rank + 1")[1].result == "2"
+
+
+def test_a_rank_that_may_have_no_signals_waiting_is_stopped_as_the_others(session, tmp_path):
+    for name, goes_on in (("loop", "while True: pass"), ("wait", "dist.barrier() if rank == 0 else time.sleep(60)")):
+        folder = tmp_path / name
+        folder.mkdir()
+        begun = f"open({str(folder)!r} + f'/begun-{{rank}}', 'w').close()"
+        with pytest.raises(KeyboardInterrupt):
+            run_until_stopped(session, f"{_NO_WAITING_SIGNALS}import time\n{begun}\n{goes_on}", folder)
+    assert session.run("resource.setrlimit(resource.RLIMIT_SIGPENDING, before); kept")[0].result == "7"
+
+
 @pytest.mark.long
 def test_names_that_ipython_needs_are_put_back_with_a_line(make_session_alone):
     session = make_session_alone(2)
     said = session.run("_oh = 5")[0].stderr
-    assert said == "ddp_notebook: IPython needs _oh; later cells find what this cell has replaced again\n"
+    assert said == (
+        "ddp_notebook: _oh was replaced while this cell ran; IPython needs it, so later cells find it as before\n"
+    )
     assert session.run("rank + 1")[1].result == "2"
 
 
@@ -57,7 +117,7 @@ def test_print_of_a_program_stays_and_len_does_not(make_session_alone):
         "import builtins\nreal = print\ndef only_first(*args): rank == 0 and real(*args)\n"
         "builtins.print, builtins.len = only_first, lambda _: 3"
     )[0].stderr
-    assert "has replaced len in builtins; later cells find Python's own again" in said
+    assert "len in builtins was replaced while this cell ran; later cells find Python's own again" in said
     printed = session.run("print('here', len([]))")
     assert [printed[rank].stdout for rank in (0, 1)] == ["here 0\n", ""]
 
@@ -109,16 +169,6 @@ before = resource.getrlimit(resource.RLIMIT_SIGPENDING)
 if rank == 0: resource.setrlimit(resource.RLIMIT_SIGPENDING, (0, before[1]))
 kept = 7
 """
-
-
-def test_a_rank_that_may_have_no_signals_waiting_is_stopped_as_the_others(session, tmp_path):
-    for name, goes_on in (("loop", "while True: pass"), ("wait", "dist.barrier() if rank == 0 else time.sleep(60)")):
-        folder = tmp_path / name
-        folder.mkdir()
-        begun = f"open({str(folder)!r} + f'/begun-{{rank}}', 'w').close()"
-        with pytest.raises(KeyboardInterrupt):
-            run_until_stopped(session, f"{_NO_WAITING_SIGNALS}import time\n{begun}\n{goes_on}", folder)
-    assert session.run("resource.setrlimit(resource.RLIMIT_SIGPENDING, before); kept")[0].result == "7"
 
 
 _LOADER = """

@@ -12,7 +12,8 @@ IMPORTED_MODULES = frozenset({"torch", "dist"})
 OF_EACH_RANK = (  # environment variables that torchrun sets for each rank; a session sets them too
     *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"),
 )
-RESERVED_NAMES = RANK_VARIABLES | IMPORTED_MODULES
+IPYTHON_NAMES = ("_oh", "_dh", "get_ipython", "__builtins__")  # IPython reads them in the namespace of cells
+RESERVED_NAMES = RANK_VARIABLES | IMPORTED_MODULES | {*IPYTHON_NAMES}
 LOG_FUNCTION = "log"  # users give this name to paths and files too, so a push may replace it
 
 

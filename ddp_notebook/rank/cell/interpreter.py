@@ -11,6 +11,7 @@ import builtins
 import operator
 import sys
 from collections.abc import Callable, Mapping
+from types import MethodType
 from typing import Any
 
 import zmq
@@ -92,9 +93,7 @@ class Interpreter:
                 set_to(None)
             except BaseException:  # the function that this removes has raised
                 set_to(None)
-        lines = []
-        if self._builtins.has_changed:
-            lines += self._put_builtins_back(vars(builtins))
+        lines = self.put_replaced_back("while this cell ran")
         try:
             self._get_needed(sys.modules)
         except KeyError:  # a module is missing
@@ -110,11 +109,22 @@ class Interpreter:
         for name, hook in self._hooks.items():
             if not callable(getattr(sys, name, None)):
                 setattr(sys, name, hook)
-        for owner, kept in self._of_threads:
-            if kept.has_changed:
-                lines += self._put_threading_back(owner, kept.values)
         if self._zmq.has_changed:
             vars(zmq).update(self._zmq.values)
+        return lines
+
+    def put_replaced_back(self, when: str) -> list[str]:
+        """Put names of modules back. Returns lines about them.
+
+        Args:
+            when: they were replaced. A thread may have done it.
+        """
+        lines = []
+        if self._builtins.has_changed:
+            lines += self._put_builtins_back(vars(builtins), when)
+        for owner, kept in self._of_threads:
+            if kept.has_changed:
+                lines += self._put_threading_back(owner, kept.values, when)
         return lines
 
     def _put_modules_back(self) -> None:
@@ -122,7 +132,7 @@ class Interpreter:
         missing = {name: one for name, one in self._modules.items() if is_emptied or name not in sys.modules}
         sys.modules.update(missing)
 
-    def _put_threading_back(self, owner: Any, values: dict[str, Any]) -> list[str]:
+    def _put_threading_back(self, owner: Any, values: dict[str, Any], when: str) -> list[str]:
         """Keep what a program has replaced, such as a hook of a profiler, as long as threads still start."""
         changed = [name for name, value in values.items() if vars(owner).get(name) is not value]
         if _starts_threads(self._threading):
@@ -134,13 +144,10 @@ class Interpreter:
             for name, value in theirs.items():
                 setattr(owner, name, value)
             return []
-        names = ", ".join(changed)
-        return [
-            f"ddp_notebook: no thread starts since this cell has replaced {names} in threading; later cells find "
-            "Python's own again"
-        ]
+        replaced = f"{_were(changed, ' in threading')} replaced {when}"
+        return [f"ddp_notebook: no thread starts since {replaced}; later cells find Python's own again"]
 
-    def _put_builtins_back(self, now: dict[str, Any]) -> list[str]:
+    def _put_builtins_back(self, now: dict[str, Any], when: str) -> list[str]:
         changed = []
         for name, value in self._builtins.values.items():
             if now.get(name) is not value and not (name in _OF_PROGRAMS and callable(now.get(name))):
@@ -148,8 +155,8 @@ class Interpreter:
                 changed.append(name)
         if not changed:
             return []
-        names = ", ".join(changed)
-        return [f"ddp_notebook: this cell has replaced {names} in builtins; later cells find Python's own again"]
+        replaced = f"{_were(changed, ' in builtins')} replaced {when}"
+        return [f"ddp_notebook: {replaced}; later cells find Python's own again"]
 
 
 def _is_needed(module: str) -> bool:
@@ -170,11 +177,12 @@ def _starts_threads(threading: Any) -> bool:
     return begun.acquire(timeout=_START_S)
 
 
-def put_names_back(namespace: dict[str, Any], needed: dict[str, Any]) -> list[str]:
-    """Put names back that IPython needs in the namespace of cells, where a cell has given them another type.
+def put_names_back(namespace: dict[str, Any], needed: dict[str, Any], when: str) -> list[str]:
+    """Put names back that IPython needs in the namespace of cells, if they have a value that IPython cannot use.
 
     Args:
         needed: their values.
+        when: they were replaced. A thread may have done it.
 
     Returns:
         Lines about what was put back.
@@ -184,13 +192,32 @@ def put_names_back(namespace: dict[str, Any], needed: dict[str, Any]) -> list[st
         namespace[name] = needed[name]
     if not changed:
         return []
-    return [f"ddp_notebook: IPython needs {', '.join(changed)}; later cells find what this cell has replaced again"]
+    pronoun = "it" if len(changed) == 1 else "them"
+    return [
+        f"ddp_notebook: {_were(changed)} replaced {when}; IPython needs {pronoun}, so later cells find "
+        f"{pronoun} as before"
+    ]
 
 
 def _will_do(found: Any, needed: Any) -> bool:
-    """Return whether IPython can use what it finds under a name. `__builtins__` is also valid as a dictionary, which
-    cloudpickle makes of it."""
-    return issubclass(type(found), type(needed)) or (needed is builtins and found is vars(builtins))
+    """Return whether IPython can use what it finds under a name.
+
+    A list or dictionary may be another one. A subclass may raise in each of its methods. `__builtins__` may also be a
+    dictionary, which cloudpickle makes of it.
+    """
+    if found is needed:
+        return True
+    kind = type(needed)
+    if kind is MethodType:  # `get_ipython`
+        return type(found) is kind and found.__self__ is needed.__self__ and found.__func__ is needed.__func__
+    if needed is builtins:
+        return found is vars(builtins)
+    return type(found) is kind
+
+
+def _were(names: list[str], where: str = "") -> str:
+    """Return the subject and the verb of a sentence about names: "len in builtins was"."""
+    return f"{', '.join(names)}{where} {'was' if len(names) == 1 else 'were'}"
 
 
 def say(line: str) -> None:

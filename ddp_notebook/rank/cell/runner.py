@@ -27,6 +27,7 @@ from ddp_notebook.rank.record.recording import RankRecording
 from ddp_notebook.rank.sharding import unsharded
 from ddp_notebook.rank.variables.copying import CellText
 from ddp_notebook.records.units import bundle_chars
+from ddp_notebook.records.words import IPYTHON_NAMES
 from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
 from ddp_notebook.stdlib import asyncio, os, threading, time, traceback
 from ddp_notebook.wire.events import CellDone, Comm, Display, InputReply, Interrupt, Message, RunCell, Taken
@@ -116,9 +117,8 @@ class Runner:
         self._show_unraisable = sys.unraisablehook
         sys.unraisablehook = self._on_unraisable
         self._interpreter = Interpreter()
-        needs = ("_oh", "_dh", "get_ipython", "__builtins__")
         names = self._shell.user_ns
-        self._needed = {name: names[name] for name in needs if name in names}
+        self._needed = {name: names[name] for name in IPYTHON_NAMES if name in names}
         self._parts_of_shell = {name: part for name in _PARTS_OF_SHELL if (part := getattr(self._shell, name, None))}
 
     def keep_reader(self, fd: int, callback: Callable[[], object]) -> None:
@@ -296,6 +296,7 @@ class Runner:
     async def _execute(self, code: str) -> ExecutionResult:
         """Do what the shell's `run_cell` does, on the loop that runs already."""
         shell = self._shell
+        self._say_replaced("before this cell ran", self._interpreter.put_replaced_back("before this cell ran"))
         transformed, problem, result = code, None, None
         try:
             transformed = shell.transform_cell(code)
@@ -323,11 +324,14 @@ class Runner:
         for name, part in self._parts_of_shell.items():
             if getattr(self._shell, name, None) is None:
                 setattr(self._shell, name, part)
-        lines = [*self._interpreter.put_back(), *put_names_back(self._shell.user_ns, self._needed)]
+        self._say_replaced("while this cell ran", self._interpreter.put_back())
+        self._may_raise = may_raise
+
+    def _say_replaced(self, when: str, lines: list[str]) -> None:
+        lines += put_names_back(self._shell.user_ns, self._needed, when)
         if not isinstance(sys.exc_info()[1], MemoryError):  # else IPython had no memory to put its own names back
             for line in lines:
                 say(line)
-        self._may_raise = may_raise
 
     async def _as_task(self, cell: Coroutine[Any, Any, ExecutionResult]) -> ExecutionResult:
         self._task = self._where.task = asyncio.ensure_future(cell)

@@ -18,6 +18,7 @@ from ddp_notebook.errors import DDPNotebookError, UsageError
 from ddp_notebook.records.units import size
 from ddp_notebook.records.words import (
     IMPORTED_MODULES,
+    IPYTHON_NAMES,
     LOG_FUNCTION,
     RESERVED_NAMES,
     group_by_value,
@@ -186,8 +187,7 @@ class Exchange:
         differ = False  # whether ranks get different values
         for name, value in variables.items():
             if check_name(name) in RESERVED_NAMES:
-                what = "a module that every rank has imported" if name in IMPORTED_MODULES else "each rank's own value"
-                raise UsageError(f"`{name}` cannot be pushed: on the ranks it is {what}. Push it under another name")
+                raise UsageError(f"`{name}` cannot be pushed: {_why_reserved(name)}. Push it under another name")
             if isinstance(value, RankValues):
                 differ = True
                 _check_has(name, value, chosen)
@@ -239,6 +239,13 @@ def check_name(name: object) -> str:
     if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name):
         raise UsageError(f"{name!r} is no name of a variable; give one such as 'x'")
     return name
+
+
+def _why_reserved(name: str) -> str:
+    if name in IPYTHON_NAMES:
+        return "IPython on the ranks needs its own value of it"
+    what = "a module that every rank has imported" if name in IMPORTED_MODULES else "each rank's own value"
+    return f"on the ranks it is {what}"
 
 
 def _of_rank(variables: Mapping[str, Any], rank: int) -> dict[str, Any]:
