@@ -29,6 +29,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from ddp_notebook.records.names import printable_lines
 from ddp_notebook.records.words import group_by_value, name_ranks
 
 if TYPE_CHECKING:
@@ -67,8 +68,12 @@ _CAUSE = re.compile(r"[\w.]*(Error|Exception|Interrupt|Exit)(:|$)")  # the line 
 class DDPNotebookError(Exception):
     """Base of every error that this package raises on purpose.
 
-    In a notebook the message alone is shown: the frames inside this package would not help its reader.
+    In a notebook the message alone is shown: the frames inside this package would not help its reader. A message may
+    quote what a user chose, so control characters in it are escaped.
     """
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*(printable_lines(one) if isinstance(one, str) else one for one in args))
 
     def _render_traceback_(self) -> list[str]:
         return [f"{type(self).__name__}: {self}"]

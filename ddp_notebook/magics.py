@@ -10,6 +10,7 @@ from ddp_notebook import having
 from ddp_notebook.auto import AutoSend
 from ddp_notebook.errors import CellFailedHereError, UsageError
 from ddp_notebook.launch import options as start_options
+from ddp_notebook.records.names import listed
 from ddp_notebook.records.words import list_ranks
 from ddp_notebook.run import completing, debugging, forgotten, help_texts, magic_lines, progress
 from ddp_notebook.run.cells import options as cell_options
@@ -319,7 +320,7 @@ class DDPMagics(Magics):
         assert self.shell is not None
         here = self.shell.user_ns
         if unknown := [repr(name) for name in given.names if name not in here]:
-            raise UsageError(f"the notebook has no variable {', '.join(unknown)}; set it here first, then push it")
+            raise UsageError(f"the notebook has no variable {listed(unknown)}; set it here first, then push it")
         having.of_session().push({name: here[name] for name in given.names}, ranks=given.ranks, force=given.force)
 
     # ---- files

@@ -142,6 +142,16 @@ TABLE = [
         "def f():\n    raise ValueError('no')\nf()",
         error=r"--- ranks 0-\d ---.*line 3.*line 2.*ValueError: no",
     ),
+    Case(
+        "a message that UTF-8 cannot encode",
+        "raise OSError('a\\ud800')",
+        error=r"--- ranks 0-\d ---.*OSError: a\\ud800",
+    ),
+    Case(
+        "a value that UTF-8 cannot encode",
+        "class B:\n    def __repr__(self): return 'b\\ud800'\nB()",
+        "{all} b\\ud800\n",
+    ),
     Case("an error of one rank", "if rank == 1: 1 / 0", error=r"--- rank 1 ---.*ZeroDivisionError.*succeeded: rank"),
     Case("lines before the code count", "\n \n\nx = 1\n1 / 0", error=r"Cell In\[\d+\], line 5\n.*---> 5 1 / 0"),
     Case("also for a syntax error", "\n\nfor", error=r"Cell In\[\d+\], line 3\n.*SyntaxError: .* \(line 3\)"),

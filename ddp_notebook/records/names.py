@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from itertools import islice
 
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")  # not newline and tab
 _MOST_CHARS = 80  # of one name
 _MOST_NAMES = 8
 
@@ -43,3 +45,13 @@ def printable(text: str) -> str:
         'a\\\\x1b[2Jb\\\\ud800'
     """
     return text if text.isprintable() else "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
+
+
+def printable_lines(text: str) -> str:
+    """Return lines with escapes in the place of control characters other than newline and tab.
+
+    Example:
+        >>> printable_lines("a\\x1b[2J\\nb")
+        'a\\\\x1b[2J\\nb'
+    """
+    return text if text.isprintable() else _CONTROL.sub(lambda found: repr(found[0])[1:-1], text)

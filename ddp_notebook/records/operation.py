@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from ddp_notebook.records.names import readable
 from ddp_notebook.records.units import size
 
 POINT_TO_POINT = ("send", "recv")
@@ -76,8 +77,8 @@ class Operation:
         if toward is not None:
             text = f"{self.short} {toward} {'any rank' if self.root is None else f'rank {self.root}'}"
             text += f" with tag {self.tag}" if self.tag else ""
-            return text if self.group == "default" else f"{text} of group {self.group}"
-        return f"{self.short} of group {self.group}"
+            return text if self.group == "default" else f"{text} of group {readable(self.group)}"
+        return f"{self.short} of group {readable(self.group)}"
 
     def to_json(self) -> dict[str, Any]:
         fields = {name: getattr(self, name) for name in self.__dataclass_fields__}  # `asdict` copies every rank

@@ -87,6 +87,8 @@ def decode(frames: Sequence[bytes | bytearray]) -> Message:
     """
     try:
         (name, small), end = _of_json(text := str(frames[0], "utf-8"))
+        if "\\ud" in text:  # JSON in ASCII has two of them for a character such as an emoji
+            small = encodable(small)
         if end < len(text):
             raise ValueError("there is more behind it")
         kind = _KINDS[name]
@@ -100,6 +102,23 @@ def decode(frames: Sequence[bytes | bytearray]) -> Message:
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         begin = frames[0][:80] if frames else b""
         raise ValueError(f"not a message of version {VERSION}: {begin!r}") from error
+
+
+def encodable(value: Any) -> Any:
+    """Return the JSON value with escapes in the place of surrogates. UTF-8 cannot encode them, so no kernel sends them.
+
+    Example:
+        >>> encodable({"evalue": "\\ud800", "traceback": ["\U0001f642"]}) == {
+        ...     "evalue": "\\\\ud800",
+        ...     "traceback": ["\U0001f642"],
+        ... }
+        True
+    """
+    if isinstance(value, str):
+        return value if value.isascii() else value.encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, list):
+        return [encodable(one) for one in value]
+    return {encodable(key): encodable(one) for key, one in value.items()} if isinstance(value, dict) else value
 
 
 # ---- notebook -> rank

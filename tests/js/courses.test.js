@@ -167,3 +167,12 @@ test("names of a new cell take the room of names of older cells, and the view sa
   assert.equal(store.runs("x289").length, 0, "its cell is not newer");
   assert.deepEqual(inWords(store), ["3 metrics of earlier cells not drawn"]);
 });
+
+test("a metric with an empty name can be chosen", () => {
+  const store = new Store();
+  deliver(store, { seq: 1, texts: TEXTS }, { metric: [metric(0, 0, 5), metric(0, 0, 7, { name: 0 })] });
+  assert.deepEqual(store.metricNames(), ["loss", ""]);
+  store.choose({ metric: "" });
+  assert.equal(store.chosenMetric(), "");
+  assert.deepEqual(draw(store).lines.map(({ values }) => values), [[7]]);
+});

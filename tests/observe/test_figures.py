@@ -16,7 +16,7 @@ from matplotlib.colors import to_rgb, to_rgba
 from matplotlib.image import imread
 from matplotlib.text import Text
 
-from ddp_notebook.errors import UsageError
+from ddp_notebook.errors import CannotWriteError, HostError, NoSessionError, UsageError
 from ddp_notebook.observe.figures import curves, drawing, figures, palette
 from ddp_notebook.observe.files import load
 from ddp_notebook.observe.recording import Recording
@@ -27,6 +27,7 @@ from ddp_notebook.records import names
 from ddp_notebook.records.codec import Batch
 from ddp_notebook.records.schema import METRIC
 from ddp_notebook.widgets.html.page import of_recording
+from tests.observe.batches import Rank
 from tests.observe.synthetic import MS, Synthetic, simulate
 
 
@@ -474,3 +475,25 @@ def test_labels_of_powers_stay_formulas():
 def test_a_users_settings_of_matplotlib_are_not_needed_for_names():
     with matplotlib.rc_context({"text.usetex": True, "text.parse_math": False}):
         assert figures.loss(logged({0: [2.0, 1.0]}, name="a_b $x$ & 5 %"))._repr_png_()[0]
+
+
+def test_a_message_that_lists_names_has_no_control_characters_and_is_short():
+    recording, rank = Recording(1), Rank(0)
+    odd = ["\x1b[31mred", "n\nl", "", "loss"]
+    many = [*odd, *(f"x{at}" for at in range(2000))]
+    recording.feed(rank.batch(*(rank.row("metric", name=name, value=3.0, cell=1) for name in many)))
+    with pytest.raises(UsageError) as error:
+        recording.plot_loss("no\x1bpe")
+    assert str(error.value) == (
+        r"there is no metric 'no\x1bpe'; recorded are '\x1b[31mred', 'n\nl', '', loss, x0, x1, x2, x3 and 1,996 more"
+    )
+    with pytest.raises(UsageError) as error:
+        recording.plot_loss("\x1b[31mred", cell=2)
+    assert str(error.value).startswith(r"'\x1b[31mred' was not recorded in cell 2")
+    assert recording.plot_loss("").get_suptitle() == " is 3"
+    assert repr(recording.metrics).startswith(r"<Metrics: '\x1b[31mred', 'n\nl', '', loss, x0")
+
+
+@pytest.mark.parametrize("kind", [UsageError, CannotWriteError, HostError, NoSessionError])
+def test_no_error_of_ours_obeys_what_it_quotes(kind):
+    assert str(kind("a\x1b[31m\x07b\n\tc\ud800")) == "a\\x1b[31m\\x07b\n\tc\\ud800"

@@ -14,6 +14,7 @@ from ddp_notebook.observe.figures.drawing import FAINT, Picture, label_ends, lin
 from ddp_notebook.observe.figures.palette import INK
 from ddp_notebook.observe.tables.matching import RowSource, in_cell, label_of, numbers_of
 from ddp_notebook.observe.views import Bandwidth, Metric, main_metric
+from ddp_notebook.records.names import listed, readable
 from ddp_notebook.records.units import at_most_three_figures, size
 from ddp_notebook.records.words import list_ranks
 
@@ -50,7 +51,7 @@ def loss(recording: RowSource, metrics: Mapping[str, Metric], name: str | None, 
     if cell is not None and cell not in metric.cells:
         known = numbers_of(recording, np.unique(metric.cells).tolist())
         where = f"cell{'s' * (len(known) > 1)} {', '.join(known)}"
-        raise UsageError(f"{metric.name} was not recorded in cell {cell}, but in {where}")
+        raise UsageError(f"{readable(metric.name)} was not recorded in cell {cell}, but in {where}")
     lines, shown_cell = lines_of(metric, cell)
     where = "" if shown_cell is None else f" ({label_of(recording, shown_cell)})"
     figure, (axes,) = picture(_title(metric.name, lines, where), 4.2)
@@ -80,9 +81,9 @@ def _choose(metrics: Mapping[str, Metric], name: str | None) -> Metric:
             "there is nothing to draw: no metric was recorded; write log(loss=loss) in the cell, "
             "or run it with %%on_all_ranks --watch loss"
         )
-    name = name or main_metric(metrics)
+    name = main_metric(metrics) if name is None else name
     if name not in metrics:
-        raise UsageError(f"there is no metric {name!r}; recorded are {', '.join(metrics)}")
+        raise UsageError(f"there is no metric {name!r}; recorded are {listed(metrics)}")
     return metrics[name]
 
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from ddp_notebook.observe.steps.steps import StepTable
 from ddp_notebook.observe.tables.matching import RowSource
+from ddp_notebook.records.names import readable
 from ddp_notebook.records.schema import SPANS
 from ddp_notebook.records.units import ms, percent
 
@@ -31,6 +32,7 @@ def blocks_of(recording: RowSource, steps: StepTable) -> tuple[str, ...]:
             rows = own[inside & (own["name"] == name)]
             total[recording.text(name)] += int((rows["end_ns"] - rows["start_ns"]).sum())
     whole = int(steps.duration_ns.sum())
-    told = [f"{name} {ms(ns / len(steps))} ({percent(ns / whole)})" for name, ns in total.most_common(_MOST_BLOCKS)]
+    most = total.most_common(_MOST_BLOCKS)
+    told = [f"{readable(name)} {ms(ns / len(steps))} ({percent(ns / whole)})" for name, ns in most]
     more = f", and {len(total) - _MOST_BLOCKS} more" if len(total) > _MOST_BLOCKS else ""
     return (f"Named blocks of a step: {', '.join(told)}{more}",) if told else ()

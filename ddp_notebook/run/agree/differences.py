@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ddp_notebook.records.names import printable
 from ddp_notebook.records.words import name_ranks
 from ddp_notebook.run.agree.words import MOST_NAMES, format_count, join_names, missing_on
 
@@ -82,7 +83,7 @@ class Difference:
         texts = [f"{part.value} on {name_ranks(part.ranks)}" for part in there[:MOST_NAMES]]
         if more := [rank for part in there[MOST_NAMES:] for rank in part.ranks]:
             texts.append(f"other values on {name_ranks(more)}")
-        return f"{self.entry}: {', '.join(texts + [missing_on(absent)] * bool(absent))}"
+        return f"{printable(self.entry)}: {', '.join(texts + [missing_on(absent)] * bool(absent))}"
 
     def _sides(self) -> str:
         names = [name_ranks(part.ranks) for part in self.parts]

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ddp_notebook.records.names import printable
 from ddp_notebook.records.words import name_ranks
 
 BEYOND_REPR = "beyond its repr"  # why the rest was not compared
@@ -80,7 +81,7 @@ def join_names(names: Sequence[str]) -> str:
 
 
 def list_names(names: Sequence[str], most: int = MOST_NAMES) -> str:
-    return ", ".join([*names[:most], *["..."] * (len(names) > most)])
+    return ", ".join([*map(printable, names[:most]), *["..."] * (len(names) > most)])
 
 
 def format_count(n: int) -> str:

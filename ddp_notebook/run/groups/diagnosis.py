@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ddp_notebook.records.meaning import OF_CHECKPOINT, OF_DDP, OF_FSDP
+from ddp_notebook.records.names import readable
 from ddp_notebook.records.operation import Operation
 from ddp_notebook.records.words import group_by_value, list_ranks
 from ddp_notebook.run.groups.remote import Remote
@@ -191,7 +192,7 @@ def _mismatch(views: Views, waiting: Waiting) -> str:
         first = min((op.number for op in there.values()), default=0)
         names = {rank: op.short for rank, op in there.items() if op.number == first}
         if len(set(names.values())) > 1:
-            return f"{_odd_ones(names)} of group {group}"
+            return f"{_odd_ones(names)} of group {readable(group)}"
     return ""
 
 
@@ -213,7 +214,7 @@ def _different_tensors(_: Views, waiting: Waiting) -> str:
         if len(set(there.values())) > 1:
             sets = sorted(group_by_value(there).items(), key=lambda item: len(item[1]))
             parts = [f"{what} on {list_ranks(ranks)}" for what, ranks in sets]
-            return f"{key[2]} #{key[1]} of group {key[0]} has {', '.join(parts)}"
+            return f"{key[2]} #{key[1]} of group {readable(key[0])} has {', '.join(parts)}"
     return ""
 
 

@@ -43,7 +43,7 @@ export class Store extends Intake {
   chosenMetric() {
     const names = this.metricNames();
     const { metric } = this.choice;
-    return metric && names.includes(metric) ? metric : (names[0] ?? null);
+    return metric !== null && names.includes(metric) ? metric : (names[0] ?? null);
   }
 
   /** The runs of a metric that this view may show, oldest first. @param {string|null} name */
