@@ -199,3 +199,24 @@ def test_no_folder_of_multiprocessing_stays(make_session):
     session.stop()
     assert not Path(second).exists()
     assert not list(Path(tempfile.gettempdir()).glob("pymp-*"))
+
+
+def test_private_folders_and_files_have_their_mode_under_any_umask(make_session):
+    before = os.umask(0o777)
+    try:
+        session = make_session(2, cold=True)
+        session.run("%%timeit -n1 -r1\nprint(rank)", record=RecordOptions(profile=True))
+        session.run("import tempfile; tempfile.TemporaryFile()")
+        with session.client:
+            modes = {
+                str(path): stat.S_IMODE(path.lstat().st_mode)
+                for folder in files()
+                for path in (folder, *folder.rglob("*"))
+                if path.is_dir() or path.is_file() or path.is_socket()
+            }
+    finally:
+        os.umask(before)
+    assert len(modes) > 8 and any("profile" in path for path in modes) and any("stack" in path for path in modes)
+    wrong = {path: oct(mode) for path, mode in modes.items() if Path(path).is_dir() and mode != 0o700}
+    wrong |= {path: oct(mode) for path, mode in modes.items() if mode & 0o600 != 0o600}
+    assert not wrong

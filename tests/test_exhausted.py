@@ -568,3 +568,11 @@ with ddp_notebook.start(2) as session:
         assert line.endswith("started") or re.search(rf"no file descriptor left: 320 of 320|{too_few}", line), lines
     assert re.match(rf"4 {too_few}", lines[1]), lines
     assert lines[-1].endswith("started")
+
+
+def test_the_processor_time_of_a_rank(make_session):
+    session = make_session(2)
+    use_up = "if rank == 1: resource.setrlimit(resource.RLIMIT_CPU, (int(time.process_time()) + 1, -1))"
+    with pytest.raises(RankDiedError) as error:
+        session.run(f"import resource, time\n{use_up}\nwhile rank: pass")
+    assert "killed by SIGXCPU: it has used all processor time that RLIMIT_CPU allows a process" in str(error.value)

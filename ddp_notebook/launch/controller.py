@@ -28,7 +28,7 @@ from traitlets.config import Config
 from ddp_notebook.errors import ClientError
 from ddp_notebook.launch.ways.base import LOOPBACK
 from ddp_notebook.launch.ways.ports import ANY, LOOPBACK_ONLY, Listening, in_words
-from ddp_notebook.registry import private
+from ddp_notebook.registry import modes, private
 
 _BLOCK = 20  # ports per pool: ipyparallel needs 8, 6 and 3
 _POOLS = ("engine_ports", "client_ports", "ports")
@@ -98,7 +98,7 @@ def write_files(spec: Mapping[str, Any]) -> bool:
         file = connection_file(spec["directory"], side)
         private.restore(str(file.parent))
         with contextlib.suppress(FileExistsError):
-            with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as opened:
+            with open(file, "x", opener=modes.opener) as opened:
                 json.dump(connection, opened)
             was_missing = True
     return was_missing

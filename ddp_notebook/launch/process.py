@@ -167,18 +167,27 @@ class Processes:
         return found
 
 
+_LIMITS = {  # what the kernel's signals at a limit mean
+    "SIGXCPU": "it has used all processor time that RLIMIT_CPU allows a process",
+    "SIGXFSZ": "it has written a file up to the size that RLIMIT_FSIZE allows",
+}
+
+
 def describe_status(status: int | None) -> str:
     """An exit status in words.
 
     Example:
         >>> describe_status(-9)
         'killed by SIGKILL'
+        >>> describe_status(-signal.SIGXCPU)
+        'killed by SIGXCPU: it has used all processor time that RLIMIT_CPU allows a process'
     """
     if status is None:
         return "it runs"
     if status >= 0:
         return f"exited with status {status}"
     try:
-        return f"killed by {signal.Signals(-status).name}"
+        name = signal.Signals(-status).name
     except ValueError:
         return f"killed by signal {-status}"
+    return f"killed by {name}" + (f": {_LIMITS[name]}" if name in _LIMITS else "")

@@ -59,6 +59,7 @@ def write_stacks_to(path: str) -> None:
     if STACK is None:
         return
     _stack_fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    os.fchmod(_stack_fd, 0o600)  # a umask may have taken bits away
     faulthandler.register(STACK, file=_stack_fd, all_threads=True)
     _note_action(STACK)
 

@@ -116,7 +116,11 @@ class Rank:
             connection_info_env=json.dumps(message.connection),
             config=Config(ProfileDir=Config(location=profile), IPEngine=Config(settings)),
         )
-        app.initialize([])
+        umask = os.umask(0o077)  # IPython makes folders in its profile
+        try:
+            app.initialize([])
+        finally:
+            os.umask(umask)
         app.start()
 
     def adopt(self, app: RankEngine) -> None:

@@ -19,7 +19,6 @@ import os
 import shutil
 import stat
 import sys
-import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -28,6 +27,7 @@ from typing import Any
 
 from ddp_notebook.errors import UsageError
 from ddp_notebook.records.clocks import boot_id
+from ddp_notebook.registry import modes
 from ddp_notebook.registry.identities import Identity, identity, is_running
 from ddp_notebook.version import __version__
 
@@ -183,7 +183,7 @@ def folder() -> Path:
     has_own = base.is_dir() and base.stat().st_uid == user
     path = base / "ddp_notebook" if has_own else Path(_ELSEWHERE) / f"ddp_notebook_{user}"
     with contextlib.suppress(FileExistsError):
-        path.mkdir(mode=0o700)
+        modes.make_folder(path)
     about = path.lstat()
     if not stat.S_ISDIR(about.st_mode) or about.st_uid != user or about.st_mode & 0o077:
         raise UsageError(
@@ -209,7 +209,7 @@ def _write(entry: Entry) -> None:
             "about": entry.about,
         }
     )
-    fd, temporary = tempfile.mkstemp(prefix=".", dir=entry.path.parent)  # of mode 0600
+    fd, temporary = modes.new_file(".", "", entry.path.parent)
     try:
         with os.fdopen(fd, "w") as file:
             file.write(text)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from ddp_notebook.errors import StartError, UsageError
-from ddp_notebook.registry import entries
+from ddp_notebook.registry import entries, modes
 
 _LONGEST = 70  # bytes of the runtime directory's path: the path of a Unix socket below it may have 108
 
@@ -32,16 +32,16 @@ def restore(folder: str) -> None:
         >>> os.removedirs(folder)
     """
     try:
-        os.mkdir(folder, 0o700)
+        modes.make_folder(folder)
     except FileNotFoundError:
-        _make_parents(os.path.dirname(folder))
-        os.mkdir(folder, 0o700)
+        restore(os.path.dirname(folder))
+        modes.make_folder(folder)
     except FileExistsError:
         check(folder)
 
 
 def check(folder: str) -> None:
-    """Check that no other user can use a folder. One that others could only read is closed to them: libraries make
+    """Check that no other user can use a folder, and give it mode 0700 if others can at most read it. Libraries make
     folders again too, with their own mode.
 
     Raises:
@@ -50,8 +50,8 @@ def check(folder: str) -> None:
     its = os.lstat(folder)
     is_ours = stat.S_ISDIR(its.st_mode) and its.st_uid == os.geteuid()
     if is_ours and not its.st_mode & 0o022:
-        if its.st_mode & 0o077:
-            os.chmod(folder, 0o700)
+        if stat.S_IMODE(its.st_mode) != modes.FOLDER:
+            os.chmod(folder, modes.FOLDER)
     else:
         raise StartError(
             f"{folder} must be a folder that only you can use, but it is a {_kind(its.st_mode)} of user {its.st_uid} "
@@ -63,19 +63,13 @@ def _kind(mode: int) -> str:
     return "link" if stat.S_ISLNK(mode) else "folder" if stat.S_ISDIR(mode) else "file"
 
 
-def _make_parents(folder: str) -> None:
-    if not os.path.isdir(folder):
-        os.makedirs(os.path.dirname(folder), 0o700, exist_ok=True)
-        restore(folder)
-
-
 def copy_of(file: BinaryIO, path: Path) -> BinaryIO:
     """Copy an open file that has lost its name to this path. The result is open, at its end.
 
     Raises:
         OSError: it cannot be written; then nothing is left at the path.
     """
-    copy = open(path, "w+b", buffering=0)  # noqa: SIM115  # for the caller
+    copy = open(path, "w+b", buffering=0, opener=modes.opener)  # noqa: SIM115  # for the caller
     try:
         file.seek(0)
         shutil.copyfileobj(file, copy)
@@ -103,8 +97,8 @@ def temporary() -> str:
     """Return the directory for temporary files. It is made again if it is missing, as TMPDIR of a batch job may be."""
     folder = tempfile.gettempdir()
     if not os.path.isdir(folder):
-        with contextlib.suppress(OSError):
-            os.makedirs(folder, 0o700)
+        with contextlib.suppress(OSError, StartError):
+            restore(folder)
     return folder
 
 

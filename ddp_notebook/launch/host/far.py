@@ -9,13 +9,12 @@ import os
 import shutil
 import signal
 import sys
-import tempfile
 import traceback
 from collections.abc import Callable, Mapping
 
 from ddp_notebook.launch import environment, processes
 from ddp_notebook.launch.host.framing import ServerEnd
-from ddp_notebook.registry import private
+from ddp_notebook.registry import modes, private
 from ddp_notebook.wire import signals
 
 READ_BYTES = 1 << 18
@@ -66,7 +65,7 @@ def _be_server(stream: ServerEnd, parent: processes.Identity, own_env: Mapping[s
     os.environ.update(environment.host_server_env(own_env, processes.TOKEN_VARIABLE, str(parent)))
     from ddp_notebook.launch.host import server  # which its owner does not need
 
-    directory = tempfile.mkdtemp(prefix="ddp_notebook-", dir=private.runtime())
+    directory = modes.new_folder("ddp_notebook-", private.runtime())
     status = 1
     try:
         server.main(

@@ -31,6 +31,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from ddp_notebook.records.marker import MARK
+from ddp_notebook.registry import modes
 
 NOTE = f"{MARK}synced"  # a file in a home directory's folder that says which folder of the notebook's it has
 READ_BYTES = 1 << 20
@@ -107,7 +108,7 @@ class Files:
 
     def _mark(self, request: dict[str, Any]) -> dict[str, Any]:
         path = os.path.join(request["folder"], request["name"])
-        os.close(os.open(path, os.O_CREAT | os.O_WRONLY, 0o600))
+        os.close(modes.opener(path, os.O_CREAT | os.O_WRONLY))
         self._marks.append(path)
         return {}
 
@@ -147,7 +148,7 @@ class Files:
         name = self._begun.get(target)
         if name is None:
             return  # an earlier part has failed, which was told
-        fd = os.open(name, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
+        fd = modes.opener(name, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
         try:
             while data:
                 data = data[os.write(fd, data) :]

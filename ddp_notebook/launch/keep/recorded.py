@@ -20,7 +20,7 @@ from typing import BinaryIO
 from ddp_notebook.errors import StartError
 from ddp_notebook.records.codec import Batch, CodecError, encode, skim
 from ddp_notebook.records.renumbering import Renumbered
-from ddp_notebook.registry import private
+from ddp_notebook.registry import modes, private
 
 _HEAD = struct.Struct("<IQ")
 _FILES = 32
@@ -118,7 +118,7 @@ class Recorded:
             oldest.unlink(missing_ok=True)
         private.restore(str(self._folder))
         path = self._folder / f"recorded.{self._number}"
-        self._file, self._written = open(path, "w+b", buffering=0), 0  # noqa: SIM115
+        self._file, self._written = open(path, "w+b", buffering=0, opener=modes.opener), 0  # noqa: SIM115
         self._parts[path] = self._file
         self._number += 1
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from ddp_notebook.launch.host.host import is_loopback
 from ddp_notebook.launch.ways.base import LOOPBACK
+from ddp_notebook.registry import modes
 
 # Addresses that nobody has (RFC 5737, RFC 3849). What has both versions of IP is reached by the first.
 _BEYOND = ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1"))
@@ -100,7 +101,9 @@ class Starter(ABC):
 def shared_folder() -> Path:
     """A folder for this user only, in the home directory: most clusters share it."""
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ddp_notebook"
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(FileExistsError):
+        modes.make_folder(folder)
     return folder
 
 

@@ -11,7 +11,6 @@ import logging
 import os
 import shlex
 import subprocess
-import tempfile
 import threading
 import time
 from abc import abstractmethod
@@ -25,7 +24,7 @@ from ddp_notebook.launch.starters.base import OUTPOST, Starter, address_towards,
 from ddp_notebook.launch.starters.slurm_queue import Job, Seen
 from ddp_notebook.launch.ways import guardian
 from ddp_notebook.launch.ways.base import LOOPBACK
-from ddp_notebook.registry import private
+from ddp_notebook.registry import modes, private
 
 _log = logging.getLogger(__name__)
 NOTICE_S = (600.0, 120.0)  # before the end of a job
@@ -297,7 +296,7 @@ class Inside(Slurm):
         return shlex.join(self.command(OUTPOST))
 
     def start(self, command: Sequence[str], env: Mapping[str, str]) -> None:
-        fd, self._output = tempfile.mkstemp(prefix="ddp_notebook-", suffix=".out", dir=private.temporary())
+        fd, self._output = modes.new_file("ddp_notebook-", ".out", private.temporary())
         guardian.guard(self._output)
         with open(fd, "wb") as output:
             try:

@@ -6,7 +6,6 @@ import atexit
 import contextlib
 import os
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +17,7 @@ from ddp_notebook.launch.ways import guardian
 from ddp_notebook.launch.ways.called import Arrivals, Called
 from ddp_notebook.launch.ways.outpost import VARIABLE
 from ddp_notebook.launch.ways.ports import ANY, Listening
+from ddp_notebook.registry import modes
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 2.0, 600.0  # between two states of a queue
 _IN_ORDER_S = 3.0  # what tasks get to end in order before they are killed
@@ -154,7 +154,7 @@ class Tasks:
 
 def _shared_file(text: str) -> Path:
     """A file that only this user can read, for tasks that do not have the text in a variable."""
-    fd, path = tempfile.mkstemp(prefix="invitation-", suffix=".json", dir=shared_folder())  # mode 600
+    fd, path = modes.new_file("invitation-", ".json", shared_folder())
     guardian.guard(path)
     with open(fd, "w") as file:
         file.write(text)

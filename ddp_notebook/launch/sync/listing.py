@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ddp_notebook.errors import UsageError
-from ddp_notebook.registry import private
+from ddp_notebook.registry import modes, private
 
 NEVER = {".git", ".hg", ".svn", "__pycache__", ".ipynb_checkpoints"}  # folders that are of no use elsewhere
 _ENVIRONMENT = "pyvenv.cfg"  # what a virtual environment has, which holds paths and binaries of its machine
@@ -51,6 +51,7 @@ def _listed(folder: Path) -> list[str]:
     if inside.stdout.strip() == "true" and _git(folder, "check-ignore", "--quiet", ".").returncode != 0:
         return _names(_git(folder, *_OF_WHOLE_TREE), folder)
     with tempfile.TemporaryDirectory(prefix="ddp_notebook-", dir=private.temporary()) as directory:
+        os.chmod(directory, modes.FOLDER)
         empty = f"--git-dir={directory}/.git"
         _git(folder, "init", "--quiet", directory)
         return _names(_git(folder, empty, f"--work-tree={folder}", *_OF_WHOLE_TREE), folder)

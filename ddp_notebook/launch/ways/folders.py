@@ -11,11 +11,10 @@ import contextlib
 import fcntl
 import os
 import shutil
-import tempfile
 
 from ddp_notebook.errors import StartError
 from ddp_notebook.launch.ways import guardian
-from ddp_notebook.registry import private
+from ddp_notebook.registry import modes, private
 
 _made: dict[str, tuple[int, int]] = {}  # for each: the process that made it, and the descriptor that locks it or -1
 
@@ -45,7 +44,7 @@ def make(prefix: str, within: str | None = None, *, is_large: bool = False, is_g
     try:
         if within is not None:
             private.restore(within)
-        folder = tempfile.mkdtemp(prefix=prefix, dir=parent)
+        folder = modes.new_folder(prefix, parent)
     except OSError as error:
         raise StartError(private.cannot_write(parent, error)) from error
     _made[folder] = os.getpid(), _lock(folder) if is_large else -1

@@ -22,6 +22,7 @@ from ddp_notebook.launch.host.look import POLL_S, Look, Seen
 from ddp_notebook.launch.outbox import Outbox
 from ddp_notebook.launch.ways import folders
 from ddp_notebook.launch.ways.base import LOCAL, Way
+from ddp_notebook.registry import modes
 from ddp_notebook.wire import signals
 
 _END_S = 5.0  # what the server gets to end all below it, before it is killed
@@ -62,7 +63,7 @@ class Local(Way):
             f"import sys; sys.path.append({_ROOT!r}); from ddp_notebook.launch.ways.local import main; "
             f"main({stream_fd}, {owner_pid}, {owner_start!r}, {self.directory!r}, {self.large_directory!r})"
         )
-        log = open(self._log_file, "w+b", buffering=0)  # noqa: SIM115  # it is read though its folder was removed
+        log = open(self._log_file, "w+b", buffering=0, opener=modes.opener)  # noqa: SIM115  # it is read though its folder was removed
         with signals.held_back():
             server = subprocess.Popen(
                 # -P: a file of the user's directory must not shadow a module that is imported here

@@ -36,7 +36,7 @@ from ddp_notebook.launch.ways import folders, interpreter, lasting
 from ddp_notebook.launch.ways.acknowledged import unacknowledged_bytes
 from ddp_notebook.launch.ways.base import BEAT_S, LEASE_S, LOOPBACK, Way
 from ddp_notebook.launch.ways.ssh_config import ssh_command
-from ddp_notebook.registry import private
+from ddp_notebook.registry import modes, private
 from ddp_notebook.wire import signals
 
 _BEATS = 5  # words in a lease, at least
@@ -130,7 +130,7 @@ class Ssh(Way):
             patience["ProxyCommand"] = lasting.proxy_command(carrier, python, secrets.token_hex(16), lease_s)
         options = _words(_OPTIONS | patience)
         try:
-            with open(self._log_file, "wb") as log, signals.held_back():
+            with open(self._log_file, "wb", opener=modes.opener) as log, signals.held_back():
                 self._ssh = subprocess.Popen(
                     [*ssh_command(), "-T", *options, "-M", "-S", self._socket, "--", destination, command],
                     stdin=subprocess.PIPE,

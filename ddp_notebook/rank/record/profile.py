@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ddp_notebook.registry import private
-from ddp_notebook.stdlib import os
+from ddp_notebook.stdlib import contextlib, os
 
 
 class Profile:
@@ -38,6 +38,8 @@ class Profile:
         private.restore(folder)
         with _silent():
             self._profiler.export_chrome_trace(self._path)  # it raises nothing when it fails
+        with contextlib.suppress(OSError):  # a full disk may have kept torch from making it
+            os.chmod(self._path, 0o600)
         if not _is_whole(self._path):
             free_mb = shutil.disk_usage(folder).free / 1e6
             print(

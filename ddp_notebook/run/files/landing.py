@@ -11,6 +11,7 @@ from typing import BinaryIO
 
 from ddp_notebook.observe.writing import cannot_write
 from ddp_notebook.records.marker import a_name
+from ddp_notebook.registry import modes
 
 _ADVICE = "name another folder with --to (to=)"
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)  # as exFAT, Google Drive and some of networks say
@@ -50,7 +51,7 @@ class Landing:
             if self._file is None:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 self._name = target.parent / a_name()
-                fd = os.open(self._name, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)  # it may be nobody else's to read
+                fd = modes.opener(str(self._name), os.O_CREAT | os.O_EXCL | os.O_WRONLY)  # others may not read it
                 self._file = open(fd, "wb", buffering=0)  # noqa: SIM115 - closed by `end`, or on leaving
             data = memoryview(data)
             while data:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from ddp_notebook.errors import StartError
-from ddp_notebook.registry import private
+from ddp_notebook.registry import modes, private
 
 _log = logging.getLogger(__name__)
 LIMIT_BYTES = 64 << 20  # kept per rank
@@ -42,7 +42,7 @@ class RankLog:
 
     def _open(self) -> BinaryIO:
         private.restore(str(self._path.parent))
-        return open(self._path, "w+b", buffering=0)
+        return open(self._path, "w+b", buffering=0, opener=modes.opener)
 
     def write(self, text: str) -> None:
         """Append text."""

@@ -33,7 +33,7 @@ from ddp_notebook.launch.keep.recorded import Recorded
 from ddp_notebook.launch.keep.state import OwnCluster, State, Welcome, folder_of, silent, silent_ranks, state_of
 from ddp_notebook.launch.members.beginning import Beginning
 from ddp_notebook.launch.options import StartOptions
-from ddp_notebook.registry import doors, entries, private
+from ddp_notebook.registry import doors, entries, modes, private
 from ddp_notebook.registry.finding import SESSION
 from ddp_notebook.run.groups.preemption import Preemption
 from ddp_notebook.version import __version__
@@ -83,7 +83,7 @@ class Keeper:
         about = {"secret": self._secret, "directory": spec.cwd}
         door = entries.door(SESSION)
         with contextlib.ExitStack() as undo:  # of what cannot be entered nothing stays
-            self._spool = tempfile.mkdtemp(prefix=entries.SPOOL, dir=private.temporary())  # mode 700
+            self._spool = modes.new_folder(entries.SPOOL, private.temporary())
             undo.callback(shutil.rmtree, self._spool)
             self._server = doors.listen(door)
             undo.callback(door.unlink)
@@ -396,7 +396,8 @@ def main() -> None:
         os.write(tells, f"\n{_told(error)}".encode())
         os._exit(1)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, signals.STRANGERS)  # whoever has started this held them back
-    null, log = os.open(os.devnull, os.O_RDWR), open(Path(keeper.entry.folder) / "keeper.log", "wb")  # noqa: SIM115
+    null = os.open(os.devnull, os.O_RDWR)
+    log = open(Path(keeper.entry.folder) / "keeper.log", "wb", opener=modes.opener)  # noqa: SIM115
     for fd, of in ((0, null), (1, log.fileno()), (2, log.fileno())):
         os.dup2(of, fd)
     os.write(tells, keeper.entry.name.encode())
