@@ -151,6 +151,8 @@ class Parts:
         if rank in self.cluster.ranks and (self.cluster.silent_s(rank) > _SILENT_S or is_long):
             why = why_silent(self.cluster, [rank])[rank]
             _say(f"rank {rank} has not answered for {seconds:g} s" + (f": {why}" if why else ""))
+        elif rank in self.cells.mend.in_call():
+            _say(f"rank {rank} has not answered for {seconds:g} s: it answers after a call of session.client there")
 
     def _why_silent(self, ranks: Collection[int]) -> Mapping[int, str]:
         """Return why ranks do not answer, of those that are stopped or silent."""
