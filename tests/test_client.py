@@ -127,6 +127,46 @@ def test_without_a_controller_all_else_goes_on(make_session_alone):
     assert session.run("x")[0].result == "tensor([2.])"
 
 
+def test_a_call_to_a_rank_that_dies_gets_an_error_and_the_next_one_reaches_the_new_rank(make_session_alone, capsys):
+    session = make_session_alone(2)
+    client = session.client
+    waiting = client[:].apply_async(time.sleep, 1)
+    os.kill(session.pids()[1], signal.SIGKILL)
+    wait_until(lambda: "rank 1 died (killed by SIGKILL) during a call of session.client" in capsys.readouterr().err, 3)
+    with pytest.raises(ipyparallel.CompositeError, match=r"rank 1 died .*%ddp_heal replaces it") as raised:
+        waiting.get(10)
+    assert "ddp_notebook/" not in str(raised.value.render_traceback())
+    wait_until(lambda: client.ids == [0], 3, "the controller knows of it")
+
+    session.heal()
+    assert session.client[:].apply_sync(os.getpid) == session.pids()
+
+
+def test_a_call_in_another_thread_ends_with_the_session(make_session):
+    session = make_session(2)
+    view = session.client[:]
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(view.apply_sync, time.sleep, 60)
+        wait_until(lambda: len(session.client.outstanding) == 2)
+        session.stop()
+        with pytest.raises(ipyparallel.CompositeError, match=r"session.client was closed"):
+            waiting.result(5)
+
+
+@pytest.mark.parametrize("kind", ["rank", "host server"])
+def test_a_call_ends_when_all_ranks_end(make_session, kind, capsys):
+    session = make_session(2)
+    view = session.client[:]
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(view.execute, "import time; time.sleep(60)", block=True)
+        wait_until(lambda: len(session.client.outstanding) == 2)
+        for pid in session.pids(kind):
+            os.kill(pid, signal.SIGKILL)
+        with pytest.raises(ipyparallel.CompositeError, match=r"all ranks died|the ranks have ended"):
+            waiting.result(5)
+    assert not view.client.outstanding
+
+
 def _binds(listener: socket.socket, port: int) -> bool:
     with contextlib.suppress(OSError):
         listener.bind(("127.0.0.1", port))

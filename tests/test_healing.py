@@ -21,6 +21,7 @@ from ddp_notebook.errors import (
     StartError,
     UsageError,
 )
+from ddp_notebook.launch import forming
 from tests.conftest import wait_until
 
 SUM = "x = torch.ones(1); dist.all_reduce(x); int(x)"
@@ -260,6 +261,37 @@ def test_a_healing_that_fails_can_be_tried_again(session, monkeypatch):
             session.heal()
     assert session.heal()[0].startswith("rank 1 was replaced")
     assert session.run(SUM, timeout=20)[1].result == "3"
+
+
+def test_a_call_of_the_client_is_named_when_it_is_in_the_way_of_a_healing(session):
+    call = session.client[0].apply_async(time.sleep, 30)
+    kill(session, 1)
+    assert session.status().rows[0].state.startswith("in a call of session.client for")
+    began = time.monotonic()
+    with pytest.raises(StartError, match=r"^rank 0 is in a call of session.client, and .*%ddp_interrupt"):
+        session.heal()
+    assert time.monotonic() - began < 3.0
+
+    assert session.interrupt() == ["a call of session.client was ended on rank 0; all variables are kept"]
+    assert session.heal()[0].startswith("rank 1 was replaced")
+    assert not call.successful()
+    assert session.run(SUM, timeout=20)[1].result == "3"
+    session._parts.client.close()
+
+
+def test_the_rank_that_did_not_join_a_group_is_named_and_no_key_of_the_store_is_shown(session, monkeypatch):
+    call = session.client[0].apply_async(time.sleep, 30)
+    with monkeypatch.context() as patch:
+        patch.setattr(forming, "_FORM_TIMEOUT_S", 1.0)
+        patch.setattr(session._parts.cells.mend, "check_calls", lambda *_: None)
+        with pytest.raises(StartError, match=r"^rank 0 did not join the group in time, .*%ddp_interrupt") as raised:
+            session.reform()
+    assert "keys" not in str(raised.value) and "/" not in str(raised.value)
+    session.interrupt()
+    assert not call.successful()
+    session.reform()
+    assert session.run(SUM, timeout=20)[1].result == "3"
+    session._parts.client.close()
 
 
 def press_stop(after_s: float = 0.0) -> None:

@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 import inspect
+import time
 from contextlib import closing
 
 import pytest
 
 from ddp_notebook.magics import DDPMagics
-from ddp_notebook.run.interrupted import OF_MAGICS, OF_RECORDING, OF_SESSION, tells_interrupts
+from ddp_notebook.observe.recording import Recording
+from ddp_notebook.run.interrupted import (
+    OF_JOB,
+    OF_MAGICS,
+    OF_RECORDING,
+    OF_SESSION,
+    OF_TORCHRUN_JOB,
+    tells_interrupts,
+)
+from ddp_notebook.run.jobs.job import Job
 from ddp_notebook.session import Session
+from ddp_notebook.torchrun.job import TorchrunJob
+from tests.conftest import wait_until
 from tests.kernels import NotebookKernel
 
 # Public names of `Session` that wait for nothing.
 _AT_ONCE = {"backend", "drives", "epoch", "is_kept", "is_running", "jobs", "kept_as", "outlives_stop", "pids"}
-_AT_ONCE |= {"recorded", "recording", "views", "world_size"}
+_AT_ONCE |= {"recorded", "views", "world_size"}
 
 
 def test_every_magic_has_a_sentence():
@@ -24,15 +36,32 @@ def test_every_magic_has_a_sentence():
 
 
 def test_every_command_of_a_session_has_a_sentence():
-    public = {name for name in dir(Session) if not name.startswith("_")}
-    methods = {
-        name for name in public if callable(getattr(Session, name)) or isinstance(getattr(Session, name), property)
-    }
-
-    assert methods - _AT_ONCE == set(OF_SESSION)
+    assert public(Session) - _AT_ONCE == set(OF_SESSION) - {"__repr__"}
 
 
-@pytest.mark.parametrize("sentences", [OF_SESSION, OF_MAGICS, OF_RECORDING])
+@pytest.mark.parametrize(
+    ("cls", "at_once", "sentences"),
+    [
+        (Recording, set(), OF_RECORDING),
+        (TorchrunJob, {"is_running", "round", "world_size"}, OF_TORCHRUN_JOB),
+        (Job, {"on_begin", "press", "ranks", "seconds", "tell", "work"}, OF_JOB),
+    ],
+)
+def test_every_method_that_may_wait_has_a_sentence(cls, at_once, sentences):
+    own = {name for name in public(cls) if name in vars(cls)}
+
+    assert own - at_once == set(sentences) - {"__repr__"}
+    members = {name: inspect.getattr_static(cls, name) for name in sentences}
+    assert all(hasattr(getattr(one, "fget", one), "__wrapped__") for one in members.values())
+
+
+def public(cls):
+    """The public methods and properties of a class."""
+    names = {name for name in dir(cls) if not name.startswith("_")}
+    return {name for name in names if callable(getattr(cls, name)) or isinstance(getattr(cls, name), property)}
+
+
+@pytest.mark.parametrize("sentences", [OF_SESSION, OF_MAGICS, OF_RECORDING, OF_JOB, OF_TORCHRUN_JOB])
 def test_a_sentence_is_one_line(sentences):
     for name, sentence in sentences.items():
         assert sentence.startswith("interrupted") and "\n" not in sentence and len(sentence) < 120, name
@@ -92,6 +121,11 @@ sys.setprofile(_signal)
         ("%on_all_ranks 1", "cells/cells.py", "run"),
         ("%%on_all_ranks\n1", "cells/face.py", "run"),
         ("%ddp_interrupt", "cells/unended.py", "end"),
+        ("session.recording", "record/recordings.py", "now"),
+        ("session.recording.steps()", "observe/recording.py", "steps"),
+        ("session.recording.to_pandas()", "observe/recording.py", "to_pandas"),
+        ("session.recording.report()", "run/questions.py", "ask_for"),
+        ("repr(session)", "ddp_notebook/session.py", "__repr__"),
         ("session.recording.plot_steps()", "observe/recording.py", "plot_steps"),
         ("session.recording.save_html('page.html')", "still/page.py", "save"),
         ("%ddp_start 2", "launch/options.py", "read"),
@@ -108,3 +142,27 @@ def test_an_interrupt_shows_one_line(notebook, line, file, function):
     assert "interrupted" in reply.evalue, reply
     assert "\n" not in reply.traceback and len(reply.traceback) < 200, reply.traceback
     assert notebook.run("%on_all_ranks rank").stdout == "[0] 0\n[1] 1\n"
+
+
+@pytest.mark.parametrize("line", ["job.result()", "job.exception()"])
+def test_an_interrupted_wait_for_a_job_shows_one_line(notebook, line):
+    assert notebook.run("job = session.run('import time; time.sleep(30)', wait=False)").status == "ok"
+    message = notebook.start(f"print('waits')\n{line}")
+    wait_until(lambda: notebook.client.get_iopub_msg(timeout=5)["msg_type"] == "stream")
+    notebook.interrupt()
+    reply = notebook.finish(message, 10)
+
+    assert reply.evalue.startswith("interrupted: the job goes on"), reply
+    assert "\n" not in reply.traceback and len(reply.traceback) < 200, reply.traceback
+    assert notebook.run("print(job.done()); job.cancel()").stdout == "False\n"
+
+
+@pytest.mark.parametrize("delay_s", [0.2, 0.25, 0.3])
+def test_a_loop_that_reads_the_recording_shows_one_line(notebook, delay_s):
+    message = notebook.start("while True: session.recording.steps(), session.recording.waits()")
+    time.sleep(delay_s)
+    notebook.interrupt()
+    reply = notebook.finish(message, 10)
+
+    assert reply.ename == "KeyboardInterrupt"
+    assert "ddp_notebook/" not in reply.traceback, reply.traceback

@@ -364,3 +364,11 @@ def test_a_tcpstore_that_cannot_start_closes_the_connection_and_is_reported_once
         served._listener.close()
         os.close(served._wake_r)
     assert capfd.readouterr().err.count("ended at its start (exited with status 3)") == 1
+
+
+def test_an_error_shows_a_key_without_the_session_and_its_group(place):
+    client = SessionStore(place, timedelta(milliseconds=20), "0491ab")
+    with pytest.raises(
+        dist.DistStoreError, match=r"^wait timeout after 20ms, keys: /default_pg/0/mine, /rpc/x, /yours$"
+    ):
+        client.multi_get(["0491ab/7/default_pg/0/mine", "0491ab/rpc/x", "yours"])

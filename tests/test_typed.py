@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+import time
 import zipfile
 from pathlib import Path
 
@@ -148,11 +149,13 @@ def test_the_program_of_a_command(command, expected):
 # ---- waits for child processes
 
 
-def _wait_for_card(kernel, timeout_s: float = 20.0) -> str:
+def _wait_for_card(kernel, timeout_s: float = 20.0, has: str = "") -> str:
+    """Return the text of the first card that has these words."""
+    until = time.monotonic() + timeout_s
     while True:
-        message = kernel.client.get_iopub_msg(timeout=timeout_s)
+        message = kernel.client.get_iopub_msg(timeout=max(0.01, until - time.monotonic()))
         text = message["content"].get("data", {}).get("text/plain", "")
-        if message["msg_type"] == "display_data" and "The stop button" in text:
+        if message["msg_type"].endswith("display_data") and "The stop button" in text and has in text:
             return text
 
 
@@ -177,11 +180,36 @@ def test_a_rank_that_waits_for_a_child_has_a_card(ranks, wait):
     found = next(filter(None, (re.fullmatch(row, one) for one in rows)), None)
     assert found is not None, rows
     child = psutil.Process(int(found[1]))
+    child.suspend()
+    _wait_for_card(ranks, 10.0, f"sleep 600; it is stopped; kill -CONT {child.pid} lets it go on)")
+    child.resume()
     ranks.interrupt()
     reply = ranks.finish(message)
     assert reply.ename == "KeyboardInterrupt"
     assert "\n  rank 1 was interrupted at cell line 2" in reply.evalue
     wait_until(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)
+
+
+_LOADER = """%%on_all_ranks
+import os, signal
+class Slow(torch.utils.data.Dataset):
+    def __len__(self): return 4
+    def __getitem__(self, i):
+        if i == 1: os.kill(os.getpid(), signal.SIGSTOP)
+        return i
+if rank == 1:
+    for _ in torch.utils.data.DataLoader(Slow(), num_workers=1): pass
+dist.barrier(); 'on'
+"""
+
+
+def test_a_stopped_worker_of_a_loader_is_named(ranks):
+    message = ranks.start(_LOADER)
+    text = _wait_for_card(ranks, 10.0, "is stopped")
+    found = re.search(r"its DataLoader worker (\d+) is stopped; kill -CONT (\d+) lets it go on", text)
+    assert found is not None and found[1] == found[2], text
+    psutil.Process(int(found[1])).resume()
+    assert ranks.finish(message).stdout == "[0-1] 'on'\n"
 
 
 @pytest.mark.long

@@ -22,6 +22,7 @@
     engines      ipyparallel's side: the ranks' engines, and a controller once somebody asks for it
     controller   that controller, nine processes
     client       ipyparallel's client
+    client_calls calls of that client that wait, and those of dead ranks
     processes    identity of processes, and how to end them
     outbox       sending on a stream without a wait, where the other end may be stopped
 

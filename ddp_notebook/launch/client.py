@@ -3,30 +3,32 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING
 
 from ddp_notebook.errors import ClientError, StartError
-from ddp_notebook.launch import processes
+from ddp_notebook.launch import client_calls
+from ddp_notebook.launch.client_calls import CallWatch
 from ddp_notebook.launch.host import open_files
 
 if TYPE_CHECKING:
     import ipyparallel
 
-_log = logging.getLogger(__name__)
+    from ddp_notebook.launch.cluster import Cluster
+
 _CONNECT_S = 20.0
 _ATTEMPT_S = 3.0  # after which the controller may have ended, and the client is taken for one that has missed an engine
 _ANSWER_S = 0.5
 _HEALED_S = 2.0
 _LOOK_S = 0.02
-_FAIL_S = 2.0
-_WATCH_S = 1.0  # between two looks whether processes of the controller run, while a call waits
+_HALTED_S = 1.0  # of waiting, after which ranks are checked for being stopped or held
 _WHOSE = "(__import__('socket').gethostname(), __import__('os').getpid())"  # a function of ours would be imported there
-_WHY = "ipyparallel's controller is gone, and the reply to this call with it; session.client starts it again"
+_NO_CONTROLLER = "ipyparallel's controller is gone, and the reply to this call with it; session.client starts it again"
+_NO_RANKS = "the ranks have ended, and the reply to this call with them; %ddp_start starts new ones"
+_CLOSED = "session.client was closed, and the reply to this call is lost"
 
 
 Whose = tuple[str, int]  # the name of a rank's host, and its process id there
@@ -101,126 +103,48 @@ def _hear_all(
         time.sleep(_LOOK_S)
 
 
-def give_up(client: ipyparallel.Client) -> None:
-    """Give errors to the calls that wait for a reply, as the client itself does when an engine has died, and close it:
-    without its controller every call would wait for ever. Call it in a thread of its own."""
-    from ipyparallel import error
-
-    has_failed = threading.Event()
-
-    def fail() -> None:
-        for msg_id in list(client.outstanding):
-            try:
-                raise error.EngineError(_WHY)
-            except error.EngineError:
-                reply = client.session.msg("apply_reply", content=error.wrap_exception())
-            reply["parent_header"]["msg_id"] = msg_id
-            client._handle_apply_reply(reply)
-        has_failed.set()
-
-    try:
-        client._io_loop.add_callback(fail)
-        has_failed.wait(_FAIL_S)
-        client.close(linger=0)
-    except Exception:  # of another version, or closed already: the stop button ends a wait
-        _log.exception("calls to ipyparallel's controller, which is gone, could not be ended")
-
-
-class _Watch:
-    """Names processes of the controller that are stopped, or that a debugger holds.
-
-    Calls by the client wait in ipyparallel's code, which says nothing of that: a thread does, under the running cell.
-
-    Args:
-        client: whose calls may wait.
-        controller: its process id, on this machine.
-    """
-
-    def __init__(self, client: ipyparallel.Client, controller: int) -> None:
-        self._client = client
-        self._controller = controller
-        self._pids = [process.pid for process in processes.descendants(controller)]
-        self._closed = threading.Event()
-        threading.Thread(target=self._run, name="ddp-client-watch", daemon=True).start()
-
-    def halted(self) -> str:
-        """Name the processes that do not run, and the remedy, in a sentence; "" if all run."""
-        return halted(self._controller, self._pids)
-
-    def close(self) -> None:
-        self._closed.set()
-
-    def _run(self) -> None:
-        said = ""
-        while not self._closed.wait(_WATCH_S):
-            why = self.halted() if self._client.outstanding else ""
-            if why and why != said:
-                print(f"a call of session.client waits: {why}", file=sys.stderr, flush=True)
-            said = why
-
-
-def halted(controller: int, pids: Sequence[int] = ()) -> str:
-    """Name the processes of a controller that do not run, and the remedy, in a sentence; "" if all run.
-
-    Args:
-        controller: its process id, on this machine.
-        pids: of all its processes, if they are known.
-    """
-    pids = pids or [process.pid for process in processes.descendants(controller)]
-    stopped = [pid for pid in pids if processes.is_stopped_anywhere(pid)]
-    whose = f"ipyparallel's controller (process {controller})"
-    if stopped:
-        resume = f"kill -CONT {' '.join(map(str, stopped))}"
-        which = (
-            "is stopped"
-            if stopped == [controller]
-            else f"has processes that are stopped ({', '.join(map(str, stopped))})"
-        )
-        return f"{whose} {which}: {resume} lets it go on, and nothing is lost. Cells go on without it"
-    held = next(filter(None, map(processes.held, pids)), "")
-    return f"{whose} does not answer: {held}. Cells go on without it" if held else ""
-
-
 class SharedClient:
-    """The client of a session, made at the first use, and anew where its controller has been started again.
+    """The client of a session, made at the first use, and again when its controller was started again.
 
     Args:
-        ranks: tells the processes of the ranks that live.
-        file: gives the controller's connection file and process id, and starts one where there is none.
-        check: raises ClientError if the engine of a rank cannot register.
+        cluster: the ranks.
+        why_silent: returns why ranks do not answer, of those for which this is known.
     """
 
-    def __init__(
-        self, ranks: Callable[[], set[Whose]], file: Callable[[], tuple[str, int]], check: Callable[[], None]
-    ) -> None:
-        self._ranks = ranks
-        self._file = file
-        self._check = check
+    def __init__(self, cluster: Cluster, why_silent: Callable[[Collection[int]], Mapping[int, str]]) -> None:
+        self._cluster = cluster
+        self.why_silent = why_silent
         self._made: tuple[ipyparallel.Client, int] | None = None  # and the pid of its controller
         self._known: set[Whose] = set()  # ranks that it has heard
-        self._watch: _Watch | None = None
+        self._watch: CallWatch | None = None
+
+    @property
+    def alive(self) -> list[int]:
+        """Ranks whose process lives."""
+        return self._cluster.alive
 
     def get(self) -> ipyparallel.Client:
         """A client that knows all engines.
 
         Raises:
-            ClientError: the controller cannot be reached, or this process has too few file descriptors left.
+            ClientError: the controller or a rank cannot be reached, or this process has too few file descriptors left.
         """
         until = time.monotonic() + _CONNECT_S
+        check = self._checked()
         while True:
-            file, pid = self._file()  # another one, where it has ended since the last attempt
-            self._check()
-            if why := halted(pid) if self._watch is None else self._watch.halted():
+            file, pid = self._cluster.client_file()  # another one, where it has ended since the last attempt
+            check()
+            if why := client_calls.halted(pid) if self._watch is None else self._watch.halted():
                 raise ClientError(why)
             try:
                 if self._made is None or self._made[1] != pid:
-                    self.close()
+                    self.close(_NO_CONTROLLER)
                     open_files.check_free(open_files.OF_CLIENT, "session.client")
-                    client, self._known = connect(file, self._ranks, until, self._check)
-                    self._made, self._watch = (client, pid), _Watch(client, pid)
+                    client, self._known = connect(file, self._processes, until, check)
+                    self._made, self._watch = (client, pid), CallWatch(client, pid, self)
                 else:
                     client = self._made[0]
-                    self._hear_new(client, until)
+                    self._hear_new(client, until, check)
                 return client
             except ClientError:  # of `check`
                 raise
@@ -234,33 +158,74 @@ class SharedClient:
                     "%ddp_restart brings it back"
                 ) from error
 
+    def _checked(self) -> Callable[[], None]:
+        """Return a function that raises ClientError if a rank cannot register or does not answer. It does not look for
+        ranks that do not answer before a second has passed."""
+        look_at = time.monotonic() + _HALTED_S
+
+        def check() -> None:
+            nonlocal look_at
+            self._cluster.check_registered()
+            if time.monotonic() > look_at:
+                look_at = time.monotonic() + _HALTED_S / 2
+                why = self.why_silent(self._cluster.alive)
+                if reasons := [f"rank {rank}: {words}" for rank, words in why.items() if words]:
+                    raise ClientError(f"session.client needs all ranks. {'; '.join(reasons)}. Cells go on without it")
+
+        return check
+
     def on_healed(self) -> None:
         """Ranks were replaced: a call that follows at once is to reach the new ones."""
         made = self._made
         if made is not None:
             with contextlib.suppress(Exception):  # `get` tries again, and says why not
-                self._hear_new(made[0], time.monotonic() + _HEALED_S)
+                self._hear_new(made[0], time.monotonic() + _HEALED_S, self._cluster.check_registered)
 
-    def _hear_new(self, client: ipyparallel.Client, until: float) -> None:
-        if not self._known.issuperset(self._ranks()):
-            self._known = _hear_all(client, self._ranks, until, self._check)
+    def _hear_new(self, client: ipyparallel.Client, until: float, check: Callable[[], None]) -> None:
+        if not self._known.issuperset(self._processes()):
+            self._known = _hear_all(client, self._processes, until, check)
+
+    def _processes(self) -> set[Whose]:
+        """The processes of the ranks that live."""
+        alive = [self._cluster.process(rank) for rank in self._cluster.alive]
+        return {(process.host.hostname, process.pid) for process in alive if process.pid}
+
+    def on_ended(self, rank: int, how: str) -> None:
+        """A rank's process has ended. In an I/O thread."""
+        if (watch := self._watch) is not None:
+            watch.on_ended(rank, how)
+
+    def on_gone(self) -> None:
+        """All processes of the session have ended. In an I/O thread."""
+        self._leave(_NO_RANKS)
 
     def on_controller_ended(self) -> None:
         """Its controller has ended. In an I/O thread."""
-        made, self._made = self._made, None
-        self._end_watch()
-        if made is not None:
-            threading.Thread(target=give_up, args=(made[0],), name="ddp-client", daemon=True).start()
+        self._leave(_NO_CONTROLLER)
 
-    def close(self) -> None:
-        """Close it, if there is one."""
+    def _leave(self, why: str) -> None:
         made, self._made = self._made, None
         self._end_watch()
         if made is not None:
-            try:
+            threading.Thread(target=client_calls.give_up, args=(made[0], why), name="ddp-client", daemon=True).start()
+
+    def close(self, why: str = _CLOSED) -> None:
+        """Close it, if there is one.
+
+        Args:
+            why: the error of calls that another thread waits for.
+        """
+        made, self._made = self._made, None
+        self._end_watch()
+        if made is None:
+            return
+        try:
+            if made[0].outstanding:
+                client_calls.give_up(made[0], why)
+            else:
                 made[0].close(linger=0)
-            except Exception as error:
-                print(f"closing ipyparallel's client failed: {error}", file=sys.stderr)
+        except Exception as error:
+            print(f"closing ipyparallel's client failed: {error}", file=sys.stderr)
 
     def _end_watch(self) -> None:
         watch, self._watch = self._watch, None

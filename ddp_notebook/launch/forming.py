@@ -29,6 +29,7 @@ _HANGS_S = 5.0  # without an answer of a host server, until a wait is given up; 
 _STOPPED_S = 1.0  # a process that is stopped for so long ends a wait for it
 _SLOW_S = 2.5  # seconds until a message about the wait is shown
 _SLOW_EACH_S = 0.05  # and for each rank
+_REPORT_S = 0.5  # between the first and the last rank that reports that others did not join
 _FORM_TIMEOUT_S = 10.0  # of a group that forms; more where many ranks do
 
 
@@ -68,6 +69,7 @@ class Forming:
         self._wire = wire
         self._store_prefix = store_prefix
         self._guard = guard
+        self._lacks_since_s = 0.0  # when a rank had waited in vain for others; 0.0: none has
 
     def address_of(self, host: Host) -> str:
         """Where its ranks and store are reached by all others. One host alone listens on no network."""
@@ -87,7 +89,7 @@ class Forming:
             if process.serial < 0:
                 process.serial, self.processes_so_far = self.processes_so_far, self.processes_so_far + 1
             process.said.discard("Formed")
-            process.error = ""
+            process.error, process.lacks_others = "", False
             process.notes = []
             self._wire.send(
                 Form(
@@ -169,8 +171,26 @@ class Forming:
                 raise StartError(f"{name} died while waiting for {stage}: {process.how_it_ended()}")
             if process.stopped_s > _STOPPED_S and process.kind != CONTROLLER:
                 raise StartError(f"{process.stopped} (it was waiting for {stage})")
-            if process.error:
+            if process.error and not process.lacks_others:
                 raise StartError(f"{name} failed while waiting for {stage}: {process.error}")
+        self._raise_absence(stage)
+
+    def _raise_absence(self, stage: str) -> None:
+        """Raise StartError if ranks have waited in vain for others. All that wait get a moment to report it first."""
+        ranks = self._processes.by_rank.values()
+        if not any(one.lacks_others for one in ranks):
+            self._lacks_since_s = 0.0
+            return
+        now_s = time.monotonic()
+        self._lacks_since_s = self._lacks_since_s or now_s
+        absent = [one.rank for one in ranks if "Formed" not in one.said]
+        if not absent:
+            raise StartError(f"the ranks did not find each other in time (it was waiting for {stage})")
+        if now_s - self._lacks_since_s > _REPORT_S:
+            raise StartError(
+                f"{name_ranks(absent)} did not join the group in time, probably because the main thread is busy: "
+                "%ddp_interrupt ends a cell, or a call of session.client; then try again"
+            )
 
     def _slow_in_words(self, stage: str, missing: Sequence[int], deadline: float) -> str:
         """Name the stage, the ranks that are missing, and the debuggers that hold processes."""
@@ -201,4 +221,5 @@ class Forming:
                 process.not_registered = message.error
             if isinstance(message, Formed):
                 process.error, process.notes = message.error, message.notes
+                process.lacks_others = message.lacks_others
             self._processes.changed.notify_all()

@@ -41,6 +41,7 @@ class Process:
     lost: str = ""  # why nothing is known of it any more, and so it counts as ended
     said: set[str] = field(default_factory=set)  # names of the messages of its start
     error: str = ""
+    lacks_others: bool = False  # the error: other ranks did not join its group in time
     not_registered: str = ""  # reason why its engine could not register with the ipyparallel controller
     notes: list[str] = field(default_factory=list)  # its messages about the process group that it has formed
     tails: dict[int, bytes] = field(default_factory=lambda: {1: b"", 2: b""})  # the end of what it wrote, by fd

@@ -22,6 +22,7 @@ from ddp_notebook.rank.cell.streams import Streams
 from ddp_notebook.rank.engine import RankEngine
 from ddp_notebook.rank.group import join
 from ddp_notebook.rank.group.network import Network
+from ddp_notebook.rank.group.stores import is_timeout_of_store
 from ddp_notebook.rank.record.metrics import is_log
 from ddp_notebook.rank.record.recording import RankRecording
 from ddp_notebook.rank.resize import resized, samplers
@@ -213,6 +214,7 @@ class Rank:
             "running_cell": cell,
             "running_s": time.monotonic() - since,
             "shortages": shortage.now() if with_shortages else [],
+            "client_call_s": 0.0 if self.runner is None else self.runner.client_call_s,
             **self._network.vitals(),
         }
 
@@ -282,7 +284,9 @@ class Rank:
                 return  # a later epoch has been called meanwhile
             notes = self._network.form(place)
         except Exception as error:
-            self.agent.send(Formed(epoch=place.epoch, error=_in_words(error)))
+            lacks_others = not shortage.now() and is_timeout_of_store(error)
+            why = f"other ranks did not join within {place.form_timeout_s:g} s" if lacks_others else _in_words(error)
+            self.agent.send(Formed(epoch=place.epoch, error=why, lacks_others=lacks_others))
         else:
             self.agent.send(Formed(epoch=place.epoch, notes=notes))
         finally:

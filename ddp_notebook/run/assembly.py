@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TypeVar
 
 from ddp_notebook.errors import SessionBrokenError, UsageError
-from ddp_notebook.launch.client import SharedClient, Whose
+from ddp_notebook.launch.client import SharedClient
 from ddp_notebook.launch.cluster import Cluster
 from ddp_notebook.launch.hosts import Hosts
 from ddp_notebook.launch.keep.recorded import batches
@@ -101,7 +101,7 @@ class Parts:
         self._preemption: Preemption | None = None
         if (folder := options.on_preempt) is not None:
             self._preemption = Preemption(folder, cluster, lambda: cells.survival.is_in_loop)
-        self.client = SharedClient(lambda: _processes_of(cluster), cluster.client_file, cluster.check_registered)
+        self.client = SharedClient(cluster, self._why_silent)
         cells.mend.on_healed = self.client.on_healed
         self.comms = Comms(self._tell_widget, receipts.took)
         self.pump = Pump({**self.arrivals.slow_handlers, Comm: self.comms.on_message})
@@ -110,7 +110,7 @@ class Parts:
         dispatch.add(self.arrivals.handlers)
         dispatch.add(cells.survival.handlers)
         dispatch.add(self.pump.handlers)
-        dispatch.connect(self.arrivals, self.client.on_controller_ended)
+        dispatch.connect(self.arrivals, self.client)
 
     def _on_renumbered(self, stayed: Mapping[int, int]) -> None:
         self.pump.settle()
@@ -151,6 +151,15 @@ class Parts:
         if rank in self.cluster.ranks and (self.cluster.silent_s(rank) > _SILENT_S or is_long):
             why = why_silent(self.cluster, [rank])[rank]
             _say(f"rank {rank} has not answered for {seconds:g} s" + (f": {why}" if why else ""))
+        elif rank in self.cells.mend.in_call():
+            _say(f"rank {rank} has not answered for {seconds:g} s: it answers after a call of session.client there")
+
+    def _why_silent(self, ranks: Collection[int]) -> Mapping[int, str]:
+        """Return why ranks do not answer, of those that are stopped or silent."""
+        cluster = self.cluster
+        living = [rank for rank in cluster.alive if rank in ranks]
+        silent = [rank for rank in living if cluster.process(rank).is_stopped or cluster.silent_s(rank) > _SILENT_S]
+        return why_silent(cluster, silent) if silent else {}
 
     def on_started(self) -> None:
         """The ranks can run cells."""
@@ -209,12 +218,6 @@ class Assembled:
     @property
     def _parts(self) -> Parts:
         return there_already(self._assembled)
-
-
-def _processes_of(cluster: Cluster) -> set[Whose]:
-    """The processes of the ranks that live."""
-    processes = [cluster.process(rank) for rank in cluster.alive]
-    return {(process.host.hostname, process.pid) for process in processes if process.pid}
 
 
 def _folder_of(cluster: Cluster) -> str:

@@ -19,6 +19,14 @@ class OfCells(Protocol):
     def on_gone(self) -> None: ...
 
 
+class OfClient(Protocol):
+    """The part of a session that has ipyparallel's client."""
+
+    def on_ended(self, rank: int, how: str) -> None: ...
+    def on_controller_ended(self) -> None: ...
+    def on_gone(self) -> None: ...
+
+
 class Dispatch:
     """Hands on what ranks say, in I/O threads. A `launch.cluster.Listener`.
 
@@ -36,17 +44,17 @@ class Dispatch:
     def __init__(self) -> None:
         self._handlers: dict[type[Message], list[Handler]] = {}
         self._cells: OfCells | None = None
-        self._on_controller_ended: Callable[[], object] = lambda: None
+        self._client: OfClient | None = None
 
     def add(self, handlers: Handlers) -> None:
         """Have these kinds of messages handled. Several may handle one kind, in the order in which they were added."""
         for kind, handler in handlers.items():
             self._handlers.setdefault(kind, []).append(handler)
 
-    def connect(self, cells: OfCells, on_controller_ended: Callable[[], object]) -> None:
+    def connect(self, cells: OfCells, client: OfClient) -> None:
         """Have text and ends of processes handled."""
         self._cells = cells
-        self._on_controller_ended = on_controller_ended
+        self._client = client
 
     def on_message(self, rank: int, message: Message) -> None:
         """A message of a rank. What nobody has asked for is dropped."""
@@ -62,12 +70,17 @@ class Dispatch:
         """A rank's process ended."""
         if self._cells is not None:
             self._cells.on_ended(rank, how)
+        if self._client is not None:
+            self._client.on_ended(rank, how)
 
     def on_controller_ended(self) -> None:
         """ipyparallel's controller ended."""
-        self._on_controller_ended()
+        if self._client is not None:
+            self._client.on_controller_ended()
 
     def on_gone(self) -> None:
         """The host server ended, and all with it."""
         if self._cells is not None:
             self._cells.on_gone()
+        if self._client is not None:
+            self._client.on_gone()

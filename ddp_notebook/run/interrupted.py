@@ -7,16 +7,19 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from ddp_notebook.run.cells.interrupt import keyboard_interrupt
 
 _UNCHANGED = "nothing was changed, and the ranks keep what they have"
 _START = "interrupted: %ddp_status shows whether there are ranks; %ddp_start starts them where there are none"
+_READ = "interrupted: nothing was read; the recording goes on"
+_ATTACH = "interrupted: %ddp_status shows whether this notebook has a session or job now; both go on"
 _CELL = "interrupted before the cell was sent or after its end: %ddp_status shows what the ranks do"
 
 # The keys are names of methods of `Session`.
 OF_SESSION: Mapping[str, str] = {
+    "__repr__": "interrupted: the session was not described; it goes on",
     "baseline": "interrupted: the baseline was not measured; rank 0 has the variables that it had before",
     "check": f"interrupted: the comparison is not complete; {_UNCHANGED}",
     "check_restart": "interrupted: the check is not complete; all ranks go on",
@@ -33,6 +36,7 @@ OF_SESSION: Mapping[str, str] = {
     "placement": f"interrupted: the placement was not read; {_UNCHANGED}",
     "pull": "interrupted: nothing was pulled; the ranks keep what they have",
     "push": "interrupted before anything was sent, or after all ranks had everything",
+    "recording": _READ,
     "record": "interrupted: some ranks may not record at the new level yet; set it again",
     "reform": "interrupted: the group may not be formed again; the next cell forms it if that is due",
     "report": "interrupted: the report is not complete; the recording is",
@@ -54,11 +58,36 @@ OF_RECORDING: Mapping[str, str] = {
         "interrupted: the figure is not complete; the recording is",
     ),
     **dict.fromkeys(("save", "save_html", "save_trace"), OF_SESSION["write_trace"]),
+    **dict.fromkeys(("collectives", "steps", "runs", "waits", "straggler", "pipeline", "bandwidth", "calls"), _READ),
+    **dict.fromkeys(("references", "contexts", "gradients", "resources", "layouts", "to_pandas"), _READ),
+    **dict.fromkeys(("rows", "metrics", "metrics_until", "tensor"), _READ),
     "report": OF_SESSION["report"],
+}
+# The keys are names of methods of `Job`, a cell in the background.
+OF_JOB: Mapping[str, str] = {
+    "cancel": "interrupted: %ddp_jobs shows whether the job still runs; %ddp_cancel again ends it",
+    **dict.fromkeys(
+        ("result", "exception"), "interrupted: the job goes on; %ddp_wait waits for it, and %ddp_cancel ends it"
+    ),
+}
+# The keys are names of methods of `TorchrunJob`.
+OF_TORCHRUN_JOB: Mapping[str, str] = {
+    "__repr__": "interrupted: the job was not described; it goes on",
+    "close": "interrupted: this notebook may still be attached to the job, which goes on",
+    "interrupt": "interrupted: %ddp_status shows which ranks are still in their scripts",
+    "keep_logs": "interrupted: some logs may not be kept; the job goes on",
+    **dict.fromkeys(("left", "recording"), _READ),
+    **dict.fromkeys(("log", "log_of"), "interrupted: the text was not read; the job goes on"),
+    **dict.fromkeys(("look", "status"), "interrupted: the ranks were not asked; the job goes on"),
+    **dict.fromkeys(("monitor", "views"), OF_SESSION["monitor"]),
+    "report": OF_SESSION["report"],
+    **dict.fromkeys(("settle", "wait_for_ranks", "waits_for_end"), "interrupted: the wait has ended; the job goes on"),
+    "stop": "interrupted: %ddp_status shows whether the job runs; %ddp_stop again detaches from it",
+    "write_trace": OF_SESSION["write_trace"],
 }
 # The keys are names of magics.
 OF_MAGICS: Mapping[str, str] = {
-    "ddp_attach": "interrupted: %ddp_status shows whether this notebook has a session now; the session goes on",
+    "ddp_attach": _ATTACH,
     "ddp_auto": "interrupted: %ddp_auto on or off sets where plain cells run",
     "ddp_cancel": "interrupted: %ddp_jobs shows which jobs are left",
     "ddp_check": OF_SESSION["check"],
@@ -89,6 +118,7 @@ OF_MAGICS: Mapping[str, str] = {
     "on_ranks": _CELL,
 }
 T = TypeVar("T", bound=type)
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 def tells_interrupts(sentences: Mapping[str, str]) -> Callable[[T], T]:
@@ -134,3 +164,8 @@ def _told(function: Callable[..., Any], sentence: str) -> Callable[..., Any]:
         raise keyboard_interrupt(sentence)
 
     return told
+
+
+def attaches(function: F) -> F:
+    """Decorate a function that attaches to something: an interrupt shows one line."""
+    return cast(F, _told(function, _ATTACH))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ddp_notebook.on_rank import refuse_on_rank
 from ddp_notebook.registry import finding
+from ddp_notebook.run.interrupted import attaches
 from ddp_notebook.run.kernel import ipython
 from ddp_notebook.torchrun.card import JobCard
 from ddp_notebook.torchrun.job import TorchrunJob
@@ -17,6 +18,7 @@ def current() -> TorchrunJob | None:
     return _current
 
 
+@attaches
 def attach_job(name: str = "", *, take_over: bool = False) -> TorchrunJob:
     """Look at a job of torchrun's whose script runs under `-m ddp_notebook.attach`. The job goes on as if nobody did.
 

@@ -20,6 +20,7 @@ from ddp_notebook.registry.finding import TORCHRUN
 from ddp_notebook.registry.identities import Identity
 from ddp_notebook.registry.torchrun import Place
 from ddp_notebook.run.groups.diagnosis import Views
+from ddp_notebook.run.interrupted import OF_TORCHRUN_JOB, tells_interrupts
 from ddp_notebook.run.output.log import RankLog
 from ddp_notebook.run.questions import Questions
 from ddp_notebook.run.record import trace
@@ -42,6 +43,7 @@ _ANSWER_S = 1.0  # what ranks get to pass on what they have recorded
 _log = logging.getLogger(__name__)
 
 
+@tells_interrupts(OF_TORCHRUN_JOB)
 class TorchrunJob(ViewFace):
     """One job, from its first rank that was found to `close`, through restarts and changes of its members.
 

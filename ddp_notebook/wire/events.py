@@ -39,7 +39,7 @@ from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-rede
 from ddp_notebook.stdlib import json
 from ddp_notebook.wire.record_options import RecordOptions
 
-VERSION = 4
+VERSION = 5
 TAKEN_EVERY = 4  # messages; a rank may always send so many ahead, see `Taken`
 
 
@@ -306,6 +306,7 @@ class Formed(Message):
 
     epoch: int
     error: str = ""
+    lacks_others: bool = False  # the error: other ranks did not join in time
     notes: list[str] = field(default_factory=list)  # what could not be had again
 
 
@@ -403,6 +404,7 @@ class Vitals(Message):
     remote: dict[str, Any] = field(default_factory=dict)  # the remote calls that it waits for and serves
     child: dict[str, Any] = field(default_factory=dict)  # the child process that the main thread waits for
     shortages: list[str] = field(default_factory=list)  # if asked for: a sentence for each resource that has run out
+    client_call_s: float = 0.0  # for how long a call of `session.client` has had the main thread; 0.0: none has it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,9 +23,10 @@ GROUP = "%%on_all_ranks\ngroup = dist.new_group([0, 1])"
 SLEEP = "%%on_all_ranks\nimport time\nfor _ in range(600): time.sleep(0.1)"
 
 # Commands that need a process and have to name it when it is stopped. Other commands go on.
-RANK = ["cell", "group", "stop", "status", "heal", "reform", "pull", "check", "resize", "restart"]
+RANK = ["client", "cell", "group", "stop", "status", "heal", "reform", "pull", "check", "call by client"]
+RANK += ["execute by client", "resize", "restart"]
 STORE = ["group", "stop", "status", "heal", "reform"]
-HOST_SERVER = ["cell", "group", "running", "stop", "status", "heal", "reform", "resize", "restart"]
+HOST_SERVER = ["client", "cell", "group", "running", "stop", "status", "heal", "reform", "resize", "restart"]
 KEEPER = ["cell", "group", "running", "stop", "status", "heal", "reform", "pull", "check", "resize"]
 CONTROLLER = ["status", "client"]
 # A rank that another one calls by RPC, whether or not it runs the cell too.
@@ -42,6 +43,8 @@ LINES = {
     "check": "%ddp_check",
     "resize": "%ddp_resize 3",
     "client": "session.client",
+    "call by client": "session.client[:].apply_sync(abs, -1)",
+    "execute by client": "session.client[:].execute('1', block=True)",
     "call": "%%on_all_ranks\nif rank == 0: rpc.rpc_sync('worker1', abs, args=(1,))",
     "call from some": "%%on_ranks 0\nrpc.rpc_sync('worker1', abs, args=(1,))",
     "to_here": "%%on_ranks 0\nrpc.remote('worker1', abs, args=(1,)).to_here()",
@@ -108,6 +111,8 @@ class Stopping:
             AssertionError, TimeoutError: something is not as it should be.
         """
         pid = self.pid(name)
+        if "by client" in where:  # calls, not the first use, which starts a controller
+            assert self.kernel.run("session.client").status == "ok"
         said = rf"\b{pid}\b.*\b(kill -CONT {pid}|was replaced)\b"
         if where == "running":
             self._while_a_cell_runs(pid, said)

@@ -32,6 +32,7 @@ def notebook():
         ("rank", "status"),
         ("rank", "heal"),
         ("rank", "check"),
+        ("rank", "call by client"),
         ("store", "heal"),
         ("store", "stop"),
         ("host server", "running"),

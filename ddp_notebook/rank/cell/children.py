@@ -5,8 +5,10 @@
 | a command of the cell, such as `!ls` | `commands` says so |
 | `subprocess.run`, `Popen.wait`, `Popen.communicate` | frames of the main thread |
 | `os.system`, `os.waitpid`, `Process.join` | the system call of the main thread, in `/proc` |
+| a queue or pipe of a stopped worker process, such as a DataLoader's | the states of child processes, in `/proc` |
 
-Where `/proc` does not show system calls, waits of the last row are not seen.
+Where `/proc` does not show system calls, waits of the third row are not seen, and without lists of children in `/proc`
+those of the last row.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from __future__ import annotations
 import platform
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -27,6 +29,7 @@ from ddp_notebook.stdlib import contextlib, os, signal, threading, time
 _SIGNALS = (signal.SIGINT, signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
 _TICK_S = 0.02  # ages are rounded to a tick
 _LONGEST = 100  # characters of a command that are shown
+_DATA_LOADER = os.path.join("torch", "utils", "data", "dataloader.py")
 _WAITS = {"wait", "_wait", "communicate", "_communicate"}  # methods of `subprocess.Popen`
 # Numbers of system calls, by machine. Source: the kernel's tables, https://syscalls.mebeim.net
 _WAIT4, _WAITID = {"x86_64": ("61", "247"), "aarch64": ("260", "95")}.get(platform.machine(), ("", ""))
@@ -39,6 +42,7 @@ class Wait(NamedTuple):
     since_s: float  # time.monotonic()
     pid: int = 0  # 0: a process that was started after `since_s`
     is_elsewhere: bool = False  # another rank runs the command
+    is_stopped: bool = False  # the main thread waits in Python, and this worker process is stopped
 
     @property
     def for_s(self) -> float:
@@ -46,9 +50,14 @@ class Wait(NamedTuple):
 
 
 class Children:
-    """Tracks the child process that the main thread waits for."""
+    """Tracks the child process that the main thread waits for.
 
-    def __init__(self) -> None:
+    Args:
+        waits: returns something if the main thread waits in Python for another thread, process or socket.
+    """
+
+    def __init__(self, waits: Callable[[], object] = lambda: None) -> None:
+        self._waits = waits
         self._wait: Wait | None = None  # a command of the cell
         self._seen: Wait | None = None  # another wait, since it was first seen
         self._main = threading.main_thread().ident or 0
@@ -75,11 +84,16 @@ class Children:
         """Return the wait of the main thread; None: it waits for no child process. From any thread."""
         if (wait := self._wait) is not None:
             return wait
-        pid, command = _in_subprocess(sys._current_frames().get(self._main)) or (_in_system_call(), "")
+        frame, is_stopped = sys._current_frames().get(self._main), False
+        pid, command = _in_subprocess(frame) or (_in_system_call(), "")
+        if pid == 0 and self._waits() and (pid := next(filter(_is_stopped, _children()), 0)):
+            kind = "DataLoader worker" if _is_in_data_loader(frame) else "worker process"
+            command, is_stopped = f"{kind} {pid}", True
         if pid <= 0:
             self._seen = None
-        elif self._seen is None or self._seen.pid != pid:
-            self._seen = Wait(_in_a_line(command) or _command_of(pid), time.monotonic(), pid)
+        elif self._seen is None or (self._seen.pid, self._seen.is_stopped) != (pid, is_stopped):
+            what = _in_a_line(command) or _command_of(pid)
+            self._seen = Wait(what, time.monotonic(), pid, is_stopped=is_stopped)
         return self._seen
 
     def end(self, attempt: int) -> None:
@@ -110,12 +124,19 @@ class Children:
             return ""
         if wait.is_elsewhere:
             return f"waits for {wait.command}, which another rank of this host runs"
+        if wait.is_stopped:
+            return f"its {wait.command} {_stopped([wait.pid])}"
         command = f": {wait.command}" if wait.command else ""
         processes = _processes_of(wait)
         if not processes:
             return f"waits for a child process{command}"
-        used_s = sum(map(_cpu_s, processes))
-        return f"waits for child process {processes[0].pid}{command}; {used_s:.1f} s of CPU time so far"
+        pids = [one.pid for one in processes]
+        waits = f"waits for child process {pids[0]}{command}"
+        if stopped := list(filter(_is_stopped, pids)):
+            shown = ", ".join(map(str, stopped))
+            whose = "it" if stopped == pids[:1] else f"process{'es' * (len(stopped) > 1)} {shown}"
+            return f"{waits}; {whose} {_stopped(stopped)}"
+        return f"{waits}; {sum(map(_cpu_s, processes)):.1f} s of CPU time so far"
 
     def told(self) -> dict[str, Any]:
         """Return the field `child` of `Vitals`."""
@@ -173,6 +194,37 @@ def _processes_of(wait: Wait) -> list[psutil.Process]:
         ]
     except (psutil.Error, ProcessLookupError):  # it has just ended
         return []
+
+
+def _children() -> list[int]:
+    """Return the child processes that the main thread has started; none where `/proc` does not list them."""
+    try:
+        with open(f"/proc/self/task/{os.getpid()}/children") as file:
+            return [int(pid) for pid in file.read().split()]
+    except OSError:
+        return []
+
+
+def _is_stopped(pid: int) -> bool:
+    try:
+        return state_and_start(pid)[0] == "T"
+    except (ProcessLookupError, OSError):
+        return False
+
+
+def _stopped(pids: Sequence[int]) -> str:
+    """Return what is said of stopped processes, with the remedy."""
+    is_one = len(pids) == 1
+    resume = f"kill -CONT {' '.join(map(str, pids))}"
+    return f"{'is' if is_one else 'are'} stopped; {resume} lets {'it' if is_one else 'them'} go on"
+
+
+def _is_in_data_loader(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_code.co_filename.endswith(_DATA_LOADER):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _age_s(pid: int) -> float:

@@ -84,6 +84,7 @@ class Runner:
         self._task: asyncio.Task[Any] | None = None  # an `await` cell under way
         self._may_raise = False  # a cell without `await` is under way: an interrupt raises in it
         self._is_for_client = False  # a message of ipyparallel's client is, such as a cell of %%px
+        self._for_client_since_s = 0.0  # time.monotonic()
         self._interrupted = False
         self._uneventful = True  # the cell under way has displayed nothing
         self._stopped = 0  # the last cell that was to stop, perhaps before it began
@@ -150,12 +151,22 @@ class Runner:
 
     def _begin_for_client(self) -> None:
         """In place of ipykernel's, which lets SIGINT from anywhere end what it runs."""
+        self._for_client_since_s = time.monotonic()
         self._is_for_client = True
 
     def _end_for_client(self) -> None:
         self._is_for_client = False
         self._parents.forget()
         self._handlers.put_back()
+
+    @property
+    def client_call_s(self) -> float:
+        """Seconds for which a call of ipyparallel's client has had the main thread; 0.0 if none has it, or if it awaits
+        something, so that the event loop goes on. From any thread."""
+        since_s = self._for_client_since_s
+        if not self._is_for_client or self._where.is_in_event_loop:
+            return 0.0
+        return time.monotonic() - since_s
 
     async def _deliver(self, message: Comm) -> None:
         """Runs between two cells. An interrupt ends the widget's callback as it would end a cell."""

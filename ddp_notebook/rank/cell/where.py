@@ -135,6 +135,13 @@ class Where:
         frame = frame or sys._current_frames().get(self._main)
         return frame is not None and frame.f_code.co_filename.startswith(_TORCH)
 
+    @property
+    def is_in_event_loop(self) -> bool:
+        """Whether the main thread is in its event loop, which waits for something to do. From any thread."""
+        frame = sys._current_frames().get(self._main)
+        caller = None if frame is None else frame.f_back
+        return caller is not None and caller.f_code.co_filename == asyncio.base_events.__file__
+
     def of_frame(self, innermost: FrameType) -> str:
         """What `describe` says about these frames."""
         calls: list[tuple[str, int, str]] = []

@@ -55,7 +55,7 @@ class Network:
 
     def __init__(self) -> None:
         self.where = Where()
-        self.children = self.where.children = Children()
+        self.children = self.where.children = Children(self.where.waits)
         self.recorder = Recorder()
         self.connections = Connections(self.recorder)
         self.connections.rests = True

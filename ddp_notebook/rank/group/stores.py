@@ -27,6 +27,7 @@ _CONNECT_S = 10.0
 _ANSWER_S = 30.0  # for a request that waits for no key: a store that takes longer is stopped or gone
 _MOST_IDLE = 4  # connections
 _MILLISECOND = timedelta(milliseconds=1)
+_TIMED_OUT = "wait timeout after"  # torch's words
 
 T = TypeVar("T")
 
@@ -194,13 +195,15 @@ class SessionStore(Store):
     Args:
         place: where the store listens.
         timeout: of what waits for keys.
+        prefix: of all keys of the session; errors show keys without it.
     """
 
     timeout: timedelta  # torch's stubs lack it
 
-    def __init__(self, place: Place, timeout: timedelta = _TIMEOUT) -> None:
+    def __init__(self, place: Place, timeout: timedelta = _TIMEOUT, prefix: str = "") -> None:
         super().__init__()
         self._place = place
+        self._prefix = prefix
         self.set_timeout(timeout)
         _living.append(self)
 
@@ -266,7 +269,7 @@ class SessionStore(Store):
         return True
 
     def clone(self) -> SessionStore:
-        return SessionStore(self._place, self.timeout)
+        return SessionStore(self._place, self.timeout, self._prefix)
 
     # torch's C++ side looks for two methods under other names than its Python side has
     deleteKey, getNumKeys = delete_key, num_keys
@@ -290,8 +293,15 @@ class SessionStore(Store):
                 return _connections.ask(self._place, [request, *(key.encode() for key in keys)], limit_s)[1:]
         except TimeoutError:
             raise dist.DistStoreError(
-                f"wait timeout after {timeout / _MILLISECOND:.0f}ms, keys: {', '.join(f'/{key}' for key in keys)}"
+                f"{_TIMED_OUT} {timeout / _MILLISECOND:.0f}ms, keys: {', '.join(map(self._shown, keys))}"
             ) from None
+
+    def _shown(self, key: str) -> str:
+        """Return a key as torch's own store would show it: without the session and the number of its group."""
+        if not self._prefix or not key.startswith(f"{self._prefix}/"):
+            return f"/{key}"
+        first, _, rest = key.removeprefix(f"{self._prefix}/").partition("/")
+        return f"/{rest}" if first.isdecimal() else f"/{first}/{rest}"
 
 
 # torch holds clients in C++ only, and calls their Python half: so that half stays. Each takes about a kilobyte.
@@ -304,7 +314,12 @@ def connect(place: Form, timeout: timedelta = _TIMEOUT) -> SessionStore:
     Args:
         timeout: of what waits for keys.
     """
-    return SessionStore(Place(place.store_at, place.store_key), timeout)
+    return SessionStore(Place(place.store_at, place.store_key), timeout, place.store_prefix)
+
+
+def is_timeout_of_store(error: BaseException) -> bool:
+    """Whether an error says that a value did not come into a store in time, because another rank did not set it."""
+    return isinstance(error, RuntimeError) and _TIMED_OUT in str(error)
 
 
 def _bytes(value: str | bytes) -> bytes:

@@ -15,6 +15,7 @@ from ddp_notebook.run.cells.cells import Cells
 from ddp_notebook.run.cells.interrupt import Interrupts, keyboard_interrupt
 from ddp_notebook.run.cells.turn import Place, in_words
 from ddp_notebook.run.groups.mend import replaced_in_words
+from ddp_notebook.wire.signals import INTERRUPT
 
 _END_S = 2.0  # what ranks get to end a cell when they were told to; longer than presses of stop that count as one
 _REPLACE_S = 20.0
@@ -56,7 +57,7 @@ class Unended:
 
     def _end(self, runs: list[CellRun], replace: bool, interrupts: Interrupts) -> list[str]:
         if not runs:
-            return ["no cell is under way"]
+            return self._end_calls(interrupts) or ["no cell is under way"]
         ranks = sorted({rank for run in runs for rank in run.pending})
         for run in runs:
             self._press(run)
@@ -76,6 +77,25 @@ class Unended:
                 return said
             self._check()
             return [*said, *self._cells.mend.what_was_left(self._cells.busy, interrupts.check)]
+
+    def _end_calls(self, interrupts: Interrupts) -> list[str]:
+        """Interrupt calls of `session.client`. Returns what was done, in sentences; nothing where no rank is in one."""
+        in_call = self._cells.mend.in_call
+        if not (ranks := in_call()):
+            return []
+        self._cluster.signal(ranks, INTERRUPT)
+        until = time.monotonic() + _END_S
+        while (left := in_call()) and time.monotonic() < until:
+            interrupts.check()
+            time.sleep(_LOOK_S)
+        ended = [rank for rank in ranks if rank not in left]
+        said = [f"a call of session.client was ended on {list_ranks(ended)}; all variables are kept"] if ended else []
+        if left:
+            said.append(
+                f"{list_ranks(left)} still in a call of session.client: wait, or kill the process, and %ddp_heal "
+                "replaces it without variables"
+            )
+        return said
 
     def _press(self, run: CellRun, *, replaces: bool = False) -> None:
         """As the stop button does: whoever waits for the cell ends it, and at a further press replaces its ranks."""

@@ -74,7 +74,9 @@ class Looks:
             elif rank not in run.result.by_rank:
                 views[rank] = RankView(rank=rank, state="outside", remote=remote)
             elif rank in answers and rank in run.pending:
-                views[rank] = RankView(rank=rank, state="running", place="the start of the cell")
+                comes_first = "a call of session.client, which comes before the cell"
+                place = comes_first if answers[rank].client_call_s else "the start of the cell"
+                views[rank] = RankView(rank=rank, state="running", place=place)
             else:
                 views[rank] = RankView(rank=rank, state="ended", remote=remote)
         on = {rank: self._cluster.process(rank).host.label for rank in views}

@@ -17,6 +17,9 @@ from ddp_notebook.wire.events import Probe, Vitals
 
 _ASK_S = 2.0  # what idle ranks get to say how they are
 _FORM_S = 60.0
+_CALL_S = 1.0  # what a call of session.client gets to end before a group forms
+_CALL_ANSWER_S = 0.3  # what ranks get to report such a call
+_LOOK_S = 0.05
 
 
 class Mend:
@@ -114,10 +117,35 @@ class Mend:
             whatever `check` raises: the next cell forms it.
         """
         self._is_due = True
+        self.check_calls(check)
         stores = self.stopped_stores()
         notes = self._cluster.form(time.monotonic() + timeout_s, check)
         self._is_due = False
         return [*notes, *stores]
+
+    def check_calls(self, check: Check = lambda: None) -> None:
+        """Wait a moment for calls of `session.client` to end: the main thread of a rank joins no group during one.
+
+        Raises:
+            StartError: a call goes on.
+            whatever `check` raises.
+        """
+        until = time.monotonic() + _CALL_S
+        while in_call := self.in_call():
+            if time.monotonic() > until:
+                are = "is" if len(in_call) == 1 else "are"
+                raise StartError(
+                    f"{list_ranks(in_call)} {are} in a call of session.client, and cannot join a group before it ends. "
+                    "Wait for it, or end it with %ddp_interrupt, which keeps all variables; then try again"
+                )
+            check()
+            time.sleep(_LOOK_S)
+
+    def in_call(self) -> list[int]:
+        """The ranks whose main thread is in a call of `session.client`, as far as they answer."""
+        heard = [rank for rank in self._cluster.alive if rank not in self._cluster.unheard]
+        answers: dict[int, Vitals] = self._questions.ask_for(heard, lambda n: Probe(request=n), _CALL_ANSWER_S)
+        return [rank for rank, vitals in answers.items() if vitals.client_call_s]
 
     def stopped_stores(self) -> list[str]:
         """Return a sentence for a store that is stopped: the next group gets another one."""
@@ -132,6 +160,7 @@ class Mend:
             whatever `check` raises: they are gone as before.
         """
         gone = self._cluster.gone
+        self.check_calls(check)
         for rank in gone:
             self._on_replaced(rank)
         self._is_due = True
@@ -166,6 +195,7 @@ class Mend:
             self.replaced = list(range(len(stay), placement.world_size))
             renumbered(stayed)
 
+        self.check_calls(check)
         self._told.clear()  # they have other numbers
         notes = self._cluster.resize(stay, placement, time.monotonic() + _FORM_S, check, now_due)
         self._is_due = False

@@ -122,6 +122,7 @@ class Resizing:
             self._living.check_cells_arrive()
             if trouble := self._cluster.trouble():
                 raise SessionBrokenError(trouble)
+            self._cells.mend.check_calls()
             yield
 
     # ---- before anything changes

@@ -97,6 +97,8 @@ def _state(cluster: Cluster, rank: int, vitals: Vitals | None, why: str, is_bloc
     if vitals is None:
         silent_s = cluster.silent_s(rank)
         return f"silent for {silent_s:.0f} s" if silent_s > SILENT_S else "too busy to answer"
+    if vitals.client_call_s:
+        return f"in a call of session.client for {vitals.client_call_s:.1f} s"
     if not vitals.running_cell:
         return "in no cell" if is_blocked else "idle"
     doing = f"has failed ({vitals.failed})" if vitals.failed else vitals.where

@@ -19,12 +19,14 @@ from ddp_notebook.run.cells.interrupt import Interrupts
 from ddp_notebook.run.cells.result import CellResult
 from ddp_notebook.run.cells.turn import GivenUpError, Place, in_words
 from ddp_notebook.run.cells.watch import Waiter
+from ddp_notebook.run.interrupted import OF_JOB, tells_interrupts
 from ddp_notebook.run.output.outlet import new_id
 from ddp_notebook.run.output.sink import Handle, Sink
 
 _log = logging.getLogger(__name__)
 
 
+@tells_interrupts(OF_JOB)
 class Job(Future[CellResult]):
     """A cell that the notebook does not wait for. `await job` waits for it too, and leaves it alone when that is
     stopped.

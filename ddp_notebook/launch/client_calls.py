@@ -1,0 +1,209 @@
+"""Calls of `session.client` that wait: a message names what they wait for, and a call to a dead rank gets an error."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import sys
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from ddp_notebook.launch import processes
+from ddp_notebook.records.words import name_ranks
+
+if TYPE_CHECKING:
+    import ipyparallel
+
+_log = logging.getLogger(__name__)
+_FAIL_S = 2.0
+_WATCH_S = 1.0  # between two looks at processes while a call waits
+_LATE_S = 0.2  # replies that a rank sent before its end get this time to arrive
+
+
+class Ranks(Protocol):
+    """What a client has to know of the ranks."""
+
+    @property
+    def alive(self) -> Sequence[int]: ...
+    def why_silent(self, ranks: Collection[int]) -> Mapping[int, str]:
+        """Return why ranks do not answer, of those for which this is known."""
+
+
+class CallWatch:
+    """Names what calls wait for: a process that is stopped, that a debugger holds, or that has ended.
+
+    ipyparallel waits for replies without a message and without a limit. A thread prints one under the running cell, and
+    gives errors to the calls of dead ranks.
+
+    Args:
+        client: whose calls may wait.
+        controller: its process id, on this machine.
+        ranks: of the session.
+    """
+
+    def __init__(self, client: ipyparallel.Client, controller: int, ranks: Ranks) -> None:
+        self._client = client
+        self._controller = controller
+        self._ranks = ranks
+        self._pids = [process.pid for process in processes.descendants(controller)]
+        self._ended: queue.SimpleQueue[tuple[int, str, str] | None] = queue.SimpleQueue()  # rank, its engine, how
+        threading.Thread(target=self._run, name="ddp-client-watch", daemon=True).start()
+
+    def halted(self) -> str:
+        """Name the processes of the controller that do not run, and the remedy, in a sentence; "" if all run."""
+        return halted(self._controller, self._pids)
+
+    def on_ended(self, rank: int, how: str) -> None:
+        """A rank's process has ended. From an I/O thread."""
+        self._ended.put((rank, self._client._engines.get(rank, ""), how))
+
+    def close(self) -> None:
+        self._ended.put(None)
+
+    def _run(self) -> None:
+        said, calls = "", set[str]()  # and the calls under which it was said
+        while True:
+            try:
+                ended = self._ended.get(timeout=_WATCH_S)
+            except queue.Empty:
+                now = set(self._client.outstanding)
+                why = self._why() if now else ""
+                if why and (why != said or calls.isdisjoint(now)):
+                    _say(f"a call of session.client waits: {why}")
+                said, calls = why, now
+                continue
+            if ended is None:
+                return
+            try:
+                self._on_ended(*ended)
+            except Exception:  # of another version of ipyparallel, or the client is closed
+                _log.exception("the calls of session.client to a dead rank could not be ended")
+
+    def _why(self) -> str:
+        """Return what the calls wait for if it does not run, else ""."""
+        why = self._ranks.why_silent(self._asked())
+        return self.halted() or "; ".join(f"rank {rank}: {words}" for rank, words in why.items() if words)
+
+    def _asked(self) -> set[int]:
+        """Return the ranks whose replies are missing."""
+        if self._unassigned():  # any rank may have it
+            return set(self._ranks.alive)
+        sent, engines = self._client._outstanding_dict, list(self._client._engines.items())
+        return {rank for rank, engine in engines if sent.get(engine)}
+
+    def _unassigned(self) -> set[str]:
+        """Return the calls of load-balanced views: the client does not know which rank has them."""
+        client = self._client
+        return set(client.outstanding).difference(*list(client._outstanding_dict.values()))
+
+    def _on_ended(self, rank: int, engine: str, how: str) -> None:
+        """Give errors to the calls of a dead rank, and tell the controller of its end."""
+        time.sleep(_LATE_S)
+        client, are_gone = self._client, not self._ranks.alive
+        who, them = (name_ranks([rank]), "it") if not are_gone else ("all ranks", "them")
+        why = f"{who} died ({how}), and the reply to this call with {them}; %ddp_heal replaces {them}"
+
+        def calls() -> Collection[str]:
+            return list(client.outstanding) if are_gone else list(client._outstanding_dict.get(engine, ()))
+
+        def of_dead(by: object) -> bool:
+            return are_gone or (bool(engine) and by == engine)
+
+        may_have_more = bool(self._unassigned())
+        if fail(client, calls, of_dead, why):
+            ends = "ends with an error" if are_gone else "ends with an error when the other ranks have replied"
+        else:  # of a load-balanced view: the controller knows which calls the rank had, and fails them after 5 s
+            ends = "ends with an error in 5 s if this rank had it" if may_have_more else ""
+        if ends:
+            _say(f"{who} died ({how}) during a call of session.client, which {ends}; %ddp_heal replaces {them}")
+        if engine and rank not in self._ranks.alive:
+            client._io_loop.add_callback(_unregister, client, rank)
+
+
+def _unregister(client: ipyparallel.Client, rank: int) -> None:
+    """Tell the controller that an engine has ended, which its heartbeat would notice after half a minute only."""
+    client.session.send(client._query_socket, "unregistration_request", content={"id": rank})
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def halted(controller: int, pids: Sequence[int] = ()) -> str:
+    """Name the processes of a controller that do not run, and the remedy, in a sentence; "" if all run.
+
+    Args:
+        controller: its process id, on this machine.
+        pids: of all its processes, if they are known.
+    """
+    pids = pids or [process.pid for process in processes.descendants(controller)]
+    stopped = [pid for pid in pids if processes.is_stopped_anywhere(pid)]
+    whose = f"ipyparallel's controller (process {controller})"
+    if stopped:
+        resume = f"kill -CONT {' '.join(map(str, stopped))}"
+        which = (
+            "is stopped"
+            if stopped == [controller]
+            else f"has processes that are stopped ({', '.join(map(str, stopped))})"
+        )
+        return f"{whose} {which}: {resume} lets it go on, and nothing is lost. Cells go on without it"
+    held = next(filter(None, map(processes.held, pids)), "")
+    return f"{whose} does not answer: {held}. Cells go on without it" if held else ""
+
+
+def fail(
+    client: ipyparallel.Client, calls: Callable[[], Collection[str]], of_engine: Callable[[object], bool], why: str
+) -> int:
+    """Give errors to calls that wait for a reply, and end waits for output.
+
+    The client does the same when it hears from its controller that an engine has died.
+
+    Args:
+        calls: returns the ids of the calls, in the client's thread.
+        of_engine: whether output of this engine is not waited for any longer.
+        why: the error.
+
+    Returns:
+        How many calls there were; 0 if the client's thread does not answer.
+    """
+    from ipyparallel import error
+
+    failed: list[str] = []
+    has_failed = threading.Event()
+
+    def act() -> None:
+        for msg_id in calls():
+            if msg_id not in client.outstanding:
+                continue
+            # as `error.wrap_exception` makes it, but without frames of ours
+            content = {"status": "error", "ename": error.EngineError.__name__, "evalue": why, "engine_info": {}}
+            content["traceback"] = [f"{content['ename']}: {why}"]
+            reply = client.session.msg("apply_reply", content=content)
+            reply["parent_header"]["msg_id"] = msg_id
+            client._handle_apply_reply(reply)
+            for sent in client._outstanding_dict.values():  # else the client fails it again, at the controller's word
+                sent.discard(msg_id)
+            failed.append(msg_id)
+        for output in list(client._output_futures.values()):  # the reply is there, and its output never comes
+            if not output.done() and of_engine(output.metadata["engine_uuid"]):
+                output.set_result(None)
+        has_failed.set()
+
+    client._io_loop.add_callback(act)
+    return len(failed) if has_failed.wait(_FAIL_S) else 0
+
+
+def give_up(client: ipyparallel.Client, why: str) -> None:
+    """Give errors to all calls that wait for a reply, and close the client: without its controller every call would
+    wait without a limit.
+
+    Args:
+        why: the error.
+    """
+    try:
+        fail(client, lambda: list(client.outstanding), lambda _: True, why)
+        client.close(linger=0)
+    except Exception:  # of another version, or closed already: the stop button ends a wait
+        _log.exception("the calls of session.client could not be ended")
