@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from itertools import islice
 
-_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")  # not newline and tab
 _MOST_CHARS = 80  # of one name
 _MOST_NAMES = 8
 
@@ -54,4 +52,10 @@ def printable_lines(text: str) -> str:
         >>> printable_lines("a\\x1b[2J\\nb")
         'a\\\\x1b[2J\\nb'
     """
-    return text if text.isprintable() else _CONTROL.sub(lambda found: repr(found[0])[1:-1], text)
+    return text if text.isprintable() else "".join(repr(one)[1:-1] if _is_control(one) else one for one in text)
+
+
+def _is_control(one: str) -> bool:
+    """Return whether a terminal obeys a character, or UTF-8 cannot encode it."""
+    number = ord(one)
+    return (number < 0x20 and one not in "\n\t") or 0x7F <= number < 0xA0 or 0xD800 <= number < 0xE000
