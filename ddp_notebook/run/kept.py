@@ -112,6 +112,7 @@ class KeptFace(CellFace):
                     execution_count=cell.execution_count,
                     file=cell.file,
                     record=cell.record,
+                    fold=cell.folds,
                 )
             except UsageError as error:  # there are fewer ranks now
                 said.append(f"{which} cannot run: {error}")

@@ -176,6 +176,7 @@ class RunCell(Message):
     execution_count: int  # the notebook's `In [n]`, so that tracebacks are equal text on all ranks
     file: str = ""  # the name that warnings and tracebacks show for the cell, the same on all ranks
     record: RecordOptions = field(default_factory=RecordOptions)
+    folds: bool | None = None  # merge lines of ranks where they are shown, also by a later notebook; None: as it does
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

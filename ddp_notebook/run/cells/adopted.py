@@ -45,6 +45,7 @@ class Adopted:
         """Have these cells, see `Welcome.cells`. Call it before anything of them comes."""
         for cell, ranks, for_s in told:
             run = CellRun(cell.cell, ranks, self._cluster.hold_text)
+            run.folds = cell.folds
             run.took = self._cells.took
             run.is_patient = True
             run.began_s = time.monotonic() - for_s
@@ -110,7 +111,7 @@ class Adopted:
                 on_begin(run, interrupts)
                 screen = None
                 if sink is not None:
-                    screen = self._cells.screen(run.result.ranks, sink, waiter, interrupts, beside)
+                    screen = self._cells.screen(run.result.ranks, sink, waiter, interrupts, beside, run.folds)
                     run.note = screen.note
                     if run.left_out_chars:
                         screen.note(f"... {run.left_out_chars} characters before this were not kept ...")

@@ -140,7 +140,14 @@ class Cells:
                 self._codes.pop(run.number - _CODES, None)
                 if file:  # else no reader knows it by a prompt
                     self.on_prompt(run.number, f"In [{execution_count}]")
-                cell = RunCell(cell=run.number, code=code, execution_count=execution_count, file=file, record=record)
+                cell = RunCell(
+                    cell=run.number,
+                    code=code,
+                    execution_count=execution_count,
+                    file=file,
+                    record=record,
+                    folds=folds,
+                )
                 beside = beside if screen is not None else None
                 watch = self.watch(run, interrupts, screen, beside, waiter, timeout_s)
                 self._runs[run.number] = run

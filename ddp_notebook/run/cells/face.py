@@ -181,7 +181,7 @@ class CellFace(Assembled):
                 # In a script our frames would stand before what the ranks say.
                 raise error.with_traceback(None)  # noqa: B904 - the same error, whose context is the script's
         living.check_host()  # now, not in a thread of its own
-        told = RunCell(cell=0, code=code, execution_count=execution_count, file=file, record=asked)
+        told = RunCell(cell=0, code=code, execution_count=execution_count, file=file, record=asked, folds=fold)
         of_all = len(asked_for) == self.world_size
         waiting = Waiting(told=told, ranks=None if of_all else asked_for, timeout_s=timeout)
         return parts.jobs.start(asked_for, code, execution_count, sink, run, waiting)
