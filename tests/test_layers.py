@@ -242,6 +242,7 @@ def test_the_package_alone_imports_nearly_nothing():
         "ddp_notebook",
         "ddp_notebook.errors",
         "ddp_notebook.records",
+        "ddp_notebook.records.names",
         "ddp_notebook.records.words",
         "ddp_notebook.version",
     }

@@ -6,6 +6,7 @@
     operation   a collective, send or receive in words and numbers
     meaning     what the collectives of FSDP, DTensor and DDP are for
     words       sets of ranks in words
+    names       names that users choose, as messages show them
     shortages   resources that a process has run out of, in sentences
     units       numbers with their units
     clocks      which clock a process has

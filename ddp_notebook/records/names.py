@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
-from itertools import islice
 
-_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")  # not newline and tab
 _MOST_CHARS = 80  # of one name
 _MOST_NAMES = 8
 
@@ -31,10 +28,9 @@ def listed(names: Iterable[str], most: int = _MOST_NAMES) -> str:
         >>> listed(["loss", ""]), listed(f"x{i}" for i in range(1000))
         ("loss, ''", 'x0, x1, x2, x3, x4, x5, x6, x7 and 992 more')
     """
-    left = iter(names)
-    shown = ", ".join(map(readable, islice(left, most)))
-    more = sum(1 for _ in left)
-    return f"{shown} and {more:,} more" if more else shown
+    every = list(names)
+    shown = ", ".join(map(readable, every[:most]))
+    return f"{shown} and {len(every) - most:,} more" if len(every) > most else shown
 
 
 def printable(text: str) -> str:
@@ -54,4 +50,9 @@ def printable_lines(text: str) -> str:
         >>> printable_lines("a\\x1b[2J\\nb")
         'a\\\\x1b[2J\\nb'
     """
-    return text if text.isprintable() else _CONTROL.sub(lambda found: repr(found[0])[1:-1], text)
+    return text if text.isprintable() else "".join(repr(one)[1:-1] if _is_control(one) else one for one in text)
+
+
+def _is_control(one: str) -> bool:
+    """Return whether a terminal would obey the character, or UTF-8 cannot encode it."""
+    return (one < " " and one not in "\n\t") or "\x7f" <= one < "\xa0" or "\ud800" <= one <= "\udfff"

@@ -5,6 +5,7 @@ store       takes in batches of all ranks
 ring        rows with a growing index
 thinning    earlier values of metrics, thinned where the table is full
 texts       texts by number
+metrics     metrics by name
 collectives calls as a sequence
 remote      calls to other ranks, remote references, distributed autograd
 matching    the same collective on all its ranks, and the two ends of a message
