@@ -52,7 +52,8 @@ def test_one_press_ends_a_flood(ranks, begun, name):
     assert stopped.took_s < 1.0, stopped
     assert stopped.ename == "KeyboardInterrupt"
     assert "ranks 0,1 were interrupted at cell line" in stopped.evalue or stopped.evalue.count("at cell line") == 2
-    assert stopped.grown_mib < 60, stopped
+    most_mib = 150 if "metric" in name else 60  # the kernel imports matplotlib for the picture of metrics
+    assert stopped.grown_mib < most_mib, stopped
     after = ranks.run("%%on_all_ranks\nrank")
     assert after.status == "ok" and after.stdout.endswith("[0] 0\n[1] 1\n")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from itertools import islice
 
 _MOST_CHARS = 80  # of one name
 _MOST_NAMES = 8
@@ -29,10 +28,9 @@ def listed(names: Iterable[str], most: int = _MOST_NAMES) -> str:
         >>> listed(["loss", ""]), listed(f"x{i}" for i in range(1000))
         ("loss, ''", 'x0, x1, x2, x3, x4, x5, x6, x7 and 992 more')
     """
-    left = iter(names)
-    shown = ", ".join(map(readable, islice(left, most)))
-    more = sum(1 for _ in left)
-    return f"{shown} and {more:,} more" if more else shown
+    every = list(names)
+    shown = ", ".join(map(readable, every[:most]))
+    return f"{shown} and {len(every) - most:,} more" if len(every) > most else shown
 
 
 def printable(text: str) -> str:
@@ -56,6 +54,5 @@ def printable_lines(text: str) -> str:
 
 
 def _is_control(one: str) -> bool:
-    """Return whether a terminal obeys a character, or UTF-8 cannot encode it."""
-    number = ord(one)
-    return (number < 0x20 and one not in "\n\t") or 0x7F <= number < 0xA0 or 0xD800 <= number < 0xE000
+    """Return whether a terminal would obey the character, or UTF-8 cannot encode it."""
+    return (one < " " and one not in "\n\t") or "\x7f" <= one < "\xa0" or "\ud800" <= one <= "\udfff"

@@ -2,7 +2,7 @@
 
     entries     a small file for each process, in a folder of the user's own: what has gone is cleared away
     private     folders for this user only, which are made again when a cleaner has removed them
-    modes       modes 0700 and 0600 under any umask
+    modes       the modes of private folders and files, set after they were made
     doors       the Unix sockets that go with them: who is at the other end, and lines of JSON
     finding     kept sessions and jobs of torchrun's, and which one a name means
     torchrun    a rank of a job of torchrun's, as its entry tells it

@@ -52,6 +52,8 @@ _to_json = json.JSONEncoder(default=_plain).encode  # made once: `json.dumps` wi
 _of_json = json.JSONDecoder().raw_decode  # `json.loads` guesses the encoding first
 _AS_EVER = RecordOptions()  # mostly
 
+# A kernel shows texts of these messages. Other messages have paths, whose surrogates mean bytes.
+SHOWN = {"Display", "Comm", "CellDone", "InputRequest", "Vitals", "Pulled", "Pushed"}
 _KINDS: dict[str, type[Message]] = {}
 
 
@@ -87,7 +89,7 @@ def decode(frames: Sequence[bytes | bytearray]) -> Message:
     """
     try:
         (name, small), end = _of_json(text := str(frames[0], "utf-8"))
-        if "\\ud" in text:  # JSON in ASCII has two of them for a character such as an emoji
+        if name in SHOWN and "\\ud" in text:  # JSON in ASCII has two of them for a character such as an emoji
             small = encodable(small)
         if end < len(text):
             raise ValueError("there is more behind it")

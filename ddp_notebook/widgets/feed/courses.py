@@ -174,7 +174,7 @@ class Names:
 
     def __init__(self) -> None:
         self._chosen: dict[int, npt.NDArray[np.int64]] = {}  # by cell
-        self._refused: dict[int, npt.NDArray[np.bool_]] = {}  # by cell: whether the text with this number is left out
+        self._refused: dict[int, npt.NDArray[np.bool_]] = {}  # flags by cell and number of the text
 
     def choose(self, rows: Rows) -> Rows:
         """Return the rows whose names are drawn.
@@ -244,7 +244,7 @@ class Flow:
         self._bytes_per_s = bytes_per_s
         self._allowance = bytes_per_s
         self._waiting = np.zeros(0, METRIC)
-        self._sizes = empty("course")  # of the first `_counted` rows that wait
+        self._sizes = empty("course")  # sizes of the first `_counted` waiting rows
         self._counted = 0
         self._least = 0.0  # bytes that the waiting rows need at least; rows that come do not make them fewer
         self._most_waiting = _MOST_WAITING
