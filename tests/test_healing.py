@@ -263,8 +263,16 @@ def test_a_healing_that_fails_can_be_tried_again(session, monkeypatch):
     assert session.run(SUM, timeout=20)[1].result == "3"
 
 
-def test_a_call_of_the_client_is_named_when_it_is_in_the_way_of_a_healing(session):
-    call = session.client[0].apply_async(time.sleep, 30)
+def _begin_call(session, begun):
+    """Begin a call of `session.client` that has the main thread of rank 0 for 30 s."""
+    code = f"import pathlib, time; pathlib.Path({str(begun)!r}).touch(); time.sleep(30)"
+    call = session.client[0].execute(code, block=False)
+    wait_until(begun.exists)
+    return call
+
+
+def test_a_call_of_the_client_is_named_when_it_is_in_the_way_of_a_healing(session, tmp_path):
+    call = _begin_call(session, tmp_path / "begun")
     kill(session, 1)
     assert session.status().rows[0].state.startswith("in a call of session.client for")
     began = time.monotonic()
@@ -279,8 +287,8 @@ def test_a_call_of_the_client_is_named_when_it_is_in_the_way_of_a_healing(sessio
     session._parts.client.close()
 
 
-def test_the_rank_that_did_not_join_a_group_is_named_and_no_key_of_the_store_is_shown(session, monkeypatch):
-    call = session.client[0].apply_async(time.sleep, 30)
+def test_the_rank_that_did_not_join_a_group_is_named_and_no_key_of_the_store_is_shown(session, monkeypatch, tmp_path):
+    call = _begin_call(session, tmp_path / "begun")
     with monkeypatch.context() as patch:
         patch.setattr(forming, "_FORM_TIMEOUT_S", 1.0)
         patch.setattr(session._parts.cells.mend, "check_calls", lambda *_: None)

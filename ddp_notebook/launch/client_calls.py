@@ -23,7 +23,7 @@ _LATE_S = 0.2  # replies that a rank sent before its end get this time to arrive
 
 
 class Ranks(Protocol):
-    """What a client has to know of the ranks."""
+    """The ranks of a session, as a client sees them."""
 
     @property
     def alive(self) -> Sequence[int]: ...
@@ -63,7 +63,7 @@ class CallWatch:
         self._ended.put(None)
 
     def _run(self) -> None:
-        said, calls = "", set[str]()  # and the calls under which it was said
+        said, calls = "", set[str]()  # the last message, and the calls at that time
         while True:
             try:
                 ended = self._ended.get(timeout=_WATCH_S)
@@ -78,7 +78,7 @@ class CallWatch:
                 return
             try:
                 self._on_ended(*ended)
-            except Exception:  # of another version of ipyparallel, or the client is closed
+            except Exception:  # another version of ipyparallel, or a closed client
                 _log.exception("the calls of session.client to a dead rank could not be ended")
 
     def _why(self) -> str:
@@ -114,7 +114,7 @@ class CallWatch:
         may_have_more = bool(self._unassigned())
         if fail(client, calls, of_dead, why):
             ends = "ends with an error" if are_gone else "ends with an error when the other ranks have replied"
-        else:  # of a load-balanced view: the controller knows which calls the rank had, and fails them after 5 s
+        else:  # a load-balanced view: the controller knows the calls of this rank, and fails them after 5 s
             ends = "ends with an error in 5 s if this rank had it" if may_have_more else ""
         if ends:
             _say(f"{who} died ({how}) during a call of session.client, which {ends}; %ddp_heal replaces {them}")
@@ -177,7 +177,7 @@ def fail(
         for msg_id in calls():
             if msg_id not in client.outstanding:
                 continue
-            # as `error.wrap_exception` makes it, but without frames of ours
+            # the fields of `error.wrap_exception`, without frames of this package
             content = {"status": "error", "ename": error.EngineError.__name__, "evalue": why, "engine_info": {}}
             content["traceback"] = [f"{content['ename']}: {why}"]
             reply = client.session.msg("apply_reply", content=content)
@@ -205,5 +205,5 @@ def give_up(client: ipyparallel.Client, why: str) -> None:
     try:
         fail(client, lambda: list(client.outstanding), lambda _: True, why)
         client.close(linger=0)
-    except Exception:  # of another version, or closed already: the stop button ends a wait
+    except Exception:  # another version, or a closed client: the stop button ends a wait
         _log.exception("the calls of session.client could not be ended")

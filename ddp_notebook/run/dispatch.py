@@ -20,7 +20,7 @@ class OfCells(Protocol):
 
 
 class OfClient(Protocol):
-    """The part of a session that has ipyparallel's client."""
+    """The part of a session that has `session.client`."""
 
     def on_ended(self, rank: int, how: str) -> None: ...
     def on_controller_ended(self) -> None: ...

@@ -213,7 +213,7 @@ def _is_stopped(pid: int) -> bool:
 
 
 def _stopped(pids: Sequence[int]) -> str:
-    """Return what is said of stopped processes, with the remedy."""
+    """Return the clause about stopped processes, with the remedy."""
     is_one = len(pids) == 1
     resume = f"kill -CONT {' '.join(map(str, pids))}"
     return f"{'is' if is_one else 'are'} stopped; {resume} lets {'it' if is_one else 'them'} go on"

@@ -161,8 +161,10 @@ class Runner:
 
     @property
     def client_call_s(self) -> float:
-        """Seconds for which a call of ipyparallel's client has had the main thread; 0.0 if none has it, or if it awaits
-        something, so that the event loop goes on. From any thread."""
+        """Return for how many seconds a call of `session.client` has had the main thread. From any thread.
+
+        Returns 0.0 if there is no such call, or if it awaits something: then the event loop goes on.
+        """
         since_s = self._for_client_since_s
         if not self._is_for_client or self._where.is_in_event_loop:
             return 0.0

@@ -137,7 +137,7 @@ class Where:
 
     @property
     def is_in_event_loop(self) -> bool:
-        """Whether the main thread is in its event loop, which waits for something to do. From any thread."""
+        """Return whether the main thread waits in its event loop. From any thread."""
         frame = sys._current_frames().get(self._main)
         caller = None if frame is None else frame.f_back
         return caller is not None and caller.f_code.co_filename == asyncio.base_events.__file__

@@ -297,7 +297,7 @@ class SessionStore(Store):
             ) from None
 
     def _shown(self, key: str) -> str:
-        """Return a key as torch's own store would show it: without the session and the number of its group."""
+        """Return a key without the session and the number of its group, as a `TCPStore` shows it."""
         if not self._prefix or not key.startswith(f"{self._prefix}/"):
             return f"/{key}"
         first, _, rest = key.removeprefix(f"{self._prefix}/").partition("/")
@@ -318,7 +318,7 @@ def connect(place: Form, timeout: timedelta = _TIMEOUT) -> SessionStore:
 
 
 def is_timeout_of_store(error: BaseException) -> bool:
-    """Whether an error says that a value did not come into a store in time, because another rank did not set it."""
+    """Return whether an error is a timeout of a store: another rank did not set a value in time."""
     return isinstance(error, RuntimeError) and _TIMED_OUT in str(error)
 
 

@@ -68,7 +68,8 @@ class GroupFace(Assembled):
 
     def interrupt(self, *, replace: bool = False) -> list[str]:
         """End the cells that have not ended, as the stop button ends the one that the notebook waits for: those that
-        were given up and still run on some ranks, and those of `wait=False`. Variables are kept.
+        were given up and still run on some ranks, and those of `wait=False`. If there is none, end calls of
+        `session.client` on the ranks. Variables are kept.
 
         Args:
             replace: give a new process, which begins without variables, to each rank that has not ended its cell after

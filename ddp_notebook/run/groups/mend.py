@@ -17,8 +17,8 @@ from ddp_notebook.wire.events import Probe, Vitals
 
 _ASK_S = 2.0  # what idle ranks get to say how they are
 _FORM_S = 60.0
-_CALL_S = 1.0  # what a call of session.client gets to end before a group forms
-_CALL_ANSWER_S = 0.3  # what ranks get to report such a call
+_CALL_S = 1.0  # a call of session.client has this time to end before a group forms
+_CALL_ANSWER_S = 0.3  # ranks have this time to report such a call
 _LOOK_S = 0.05
 
 
