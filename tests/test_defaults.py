@@ -148,7 +148,7 @@ def test_arguments_of_slurm_come_before_those_of_the_line(write):
         ("[hosts]\nok = 'a'\nlab = 'a,a'\n", 3, "lab names a twice; write it once with the sum of its ranks: a:2"),
         ("[hosts]\nlab = []\n", 2, "lab names no host; write names of your"),
         ("[hosts]\n'my lab' = '-x'\n", 2, "'-x' names no host"),
-        ("[slurm]\naccount = ['a']\n", 2, 'account is no argument of sbatch; write it as account = "physics"'),
+        ("[slurm]\naccount = ['a']\n", 2, 'account is not an argument of sbatch; write it as account = "physics"'),
         ("[ssh]\ncommand = ['ssh']\n", 2, "command is ['ssh']; write it as command = \"ssh -F FILE\""),
         ("[ssh]\nport = 22\n", 2, "[ssh] has no 'port'; it may have command"),
     ],

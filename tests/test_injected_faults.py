@@ -92,7 +92,7 @@ def test_in_a_cell_that_runs(session):
 
 def test_what_cannot_be(session):
     for arguments, words in {
-        ("melt", 0): "'melt' is no fault; there are kill, hang, slow, raise, and off",
+        ("melt", 0): "'melt' is not a fault; there are kill, hang, slow, raise, and off",
         ("kill",): "kill on which ranks",
         ("hang", 7): "rank",
     }.items():

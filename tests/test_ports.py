@@ -20,8 +20,8 @@ from ddp_notebook.wire.keys import Keyring
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("--hosts a,b --ports 40000", "--ports 40000 is no range of ports; give the first and the last one"),
-        ("--hosts a,b --ports a-b", "--ports a-b is no range of ports"),
+        ("--hosts a,b --ports 40000", "--ports 40000 is not a range of ports; give the first and the last one"),
+        ("--hosts a,b --ports a-b", "--ports a-b is not a range of ports"),
         ("--hosts a,b --ports 500-600", "--ports 500-600: ports are 1024 to 65535"),
         ("--hosts a,b --ports 65000-70000", "--ports 65000-70000: ports are 1024 to 65535"),
         ("--hosts a,b --ports 40000-40002", "--ports 40000-40002: a machine needs at least 5 ports"),

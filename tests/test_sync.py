@@ -189,7 +189,7 @@ def test_a_large_folder_is_sent_on_demand_only(tmp_path, monkeypatch, limit, mos
 
 @pytest.mark.parametrize(
     ("folder", "words"),
-    [("no/such", "'no/such' is no folder here"), ("~", "holds more than your code"), ("/", "holds more than your")],
+    [("no/such", "'no/such' is not a folder here"), ("~", "holds more than your code"), ("/", "holds more than your")],
 )
 def test_folders_that_cannot_be_sent(folder, words):
     with pytest.raises(UsageError, match=words):

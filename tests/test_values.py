@@ -222,9 +222,9 @@ def test_pull_from_some(session):
 
 @pytest.mark.parametrize("name", ["a.b", "", "for", 0])
 def test_no_name_of_a_variable(session, name):
-    with pytest.raises(UsageError, match="is no name of a variable"):
+    with pytest.raises(UsageError, match="is not a name of a variable"):
         session[name]
-    with pytest.raises(UsageError, match="is no name of a variable"):
+    with pytest.raises(UsageError, match="is not a name of a variable"):
         session[name] = 1
 
 
@@ -549,7 +549,7 @@ def test_pull_in_a_notebook(ranks):
     assert ranks.run("%ddp_pull x --safe").stdout == "[0] " + line.format(0, 1, 2) + "[1] " + line.format(1, 2, 3)
     assert "'torch' (module) cannot be sent safely: torch is a module; " in ranks.run("%ddp_pull torch --safe").evalue
     assert "usage: %ddp_pull NAME ... [--ranks 0,2-3]" in ranks.run("%ddp_pull").evalue
-    assert "'a-b' is no name" in ranks.run("%ddp_pull x --as a-b").evalue
+    assert "'a-b' is not a name" in ranks.run("%ddp_pull x --as a-b").evalue
 
 
 def test_push_in_a_notebook(ranks):

@@ -52,7 +52,7 @@ def load(path: str | os.PathLike[str]) -> Recording:
         return _of_ranks([path])
     with path.open("rb") as file:
         if not zipfile.is_zipfile(file):
-            raise RecordingError(f"{path} is no recording: Recording.save() writes zip files, and this is none")
+            raise RecordingError(f"{path} is not a recording: Recording.save() writes zip files, and this is not one")
         try:
             file.seek(0)
             with np.load(file, allow_pickle=False) as arrays:
@@ -69,7 +69,7 @@ def _of_ranks(files: list[Path]) -> Recording:
         try:
             batches.append(list(decode_all(file.read_bytes())))
         except CodecError as error:
-            raise RecordingError(f"{file} is no rank's recording, or a damaged one: {error}") from error
+            raise RecordingError(f"{file} is not a rank's recording, or is damaged: {error}") from error
     files_of = Counter(one[0].rank for one in batches if one)
     if (most := max(files_of.values(), default=0)) > 1:
         warnings.warn(

@@ -27,7 +27,7 @@ from ddp_notebook.lessons.questions.questions import QUESTIONS
         ("gloo", " Gloo", "right"),
         (6, ..., "not yet: put your answer in place of the dots"),
         (lambda answer: (answer > 3, "more than three"), 4, "right: more than three"),
-        (lambda answer: (answer > 3, "more than three"), "x", "not yet: str is no answer here"),
+        (lambda answer: (answer > 3, "more than three"), "x", "not yet: str is not an answer here"),
     ],
 )
 def test_an_answer_is_judged_in_words(right, answer, words):

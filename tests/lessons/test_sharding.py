@@ -57,7 +57,7 @@ def test_a_product_is_driven_by_messages(ranks):
     assert (state["answer"], state["right"], state["guess"]) == ("all_reduce", False, "all_gather")
     assert state["said"][0].startswith("Not 'all_gather': all_reduce; every rank has a summand")
     assert state["matrices"][2]["partial"] and len(state["matrices"][2]["parts"]) == ranks
-    with pytest.raises(UsageError, match=r"'Shard\(2\)' is no placement here; there are 'Replicate\(\)', "):
+    with pytest.raises(UsageError, match=r"'Shard\(2\)' is not a placement here; there are 'Replicate\(\)', "):
         product.act({"do": "configure", "options": {"of_a": "Shard(2)", "of_b": "Shard(0)"}})
     with pytest.raises(UsageError, match=r"'broadcast' is none of the choices: 'nothing', 'all_gather', 'all_reduce'"):
         product.guess("broadcast")

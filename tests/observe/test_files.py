@@ -174,18 +174,18 @@ def test_what_is_no_recording_is_told(tmp_path):
     text.write_text("hello")
     (tmp_path / "cut.npz").write_bytes(path.read_bytes()[:-500])
     (tmp_path / "rank0.ddp").write_bytes(b"hello, this is no batch at all")
-    no_zip = "is no recording: Recording.save() writes zip files, and this is none"
+    no_zip = "is not a recording: Recording.save() writes zip files, and this is not one"
     for wrong, words in (
         (text, no_zip),
         (tmp_path / "cut.npz", no_zip),
-        (other, "is no recording: it holds weights"),
+        (other, "is not a recording: it holds weights"),
         (empty, "holds no recording: no file in it is named *.ddp"),
-        (tmp_path / "rank0.ddp", "is no rank's recording, or a damaged one: no batch at byte 0"),
+        (tmp_path / "rank0.ddp", "is not a rank's recording, or is damaged: no batch at byte 0"),
     ):
         with pytest.raises(RecordingError) as error:
             load(wrong)
         assert str(error.value) == f"{wrong} {words}"
-    with pytest.raises(RecordingError, match=r"rank0\.ddp is no rank's recording"):
+    with pytest.raises(RecordingError, match=r"rank0\.ddp is not a rank's recording"):
         load(tmp_path)
     with pytest.raises(FileNotFoundError, match="nowhere"):
         load(tmp_path / "nowhere.npz")
@@ -197,7 +197,7 @@ def test_other_versions_and_odd_heads_are_told(tmp_path):
     few = np.zeros(3, [("call", "<u8")])
     for arrays, words in (
         ({"head": head_of(path, version=7)}, "is a recording of version 7; this is version 1"),
-        ({"head": head_of(path, format="x")}, "is no recording but 'x'"),
+        ({"head": head_of(path, format="x")}, "is not a recording but 'x'"),
         ({"call": few}, "is a recording of another version: its table 'call' has other columns"),
         ({"call": None}, "is a damaged recording, or none at all: .*call"),
         ({"head": np.zeros(9, np.uint8)}, "is a damaged recording, or none at all: "),

@@ -153,7 +153,7 @@ def parse(text: str, where: Path) -> Defaults:
             read.refuse("hosts", key, f"{key} names no hosts; write it as {_HOSTS}")
     for key, value in slurm.items():
         if not isinstance(value, str | int):  # a bool is one
-            read.refuse("slurm", key, f"{key} is no argument of sbatch; write it as {_SLURM}")
+            read.refuse("slurm", key, f"{key} is not an argument of sbatch; write it as {_SLURM}")
     for name, value in start.get("env", {}).items():
         if not isinstance(value, str | int | float):
             read.refuse("start", "env", f"env sets {name} to {value!r}; write it as {_START['env'][1]}")

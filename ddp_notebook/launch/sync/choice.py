@@ -62,7 +62,7 @@ def resolved(folder: str) -> Path:
     """
     path = Path(os.path.abspath(os.path.expanduser(folder)))
     if not path.is_dir():
-        raise UsageError(f"{folder!r} is no folder here ({path}); name the one with your code, e.g. --sync .")
+        raise UsageError(f"{folder!r} is not a folder here ({path}); name the one with your code, e.g. --sync .")
     if path == Path.home() or path == Path(path.anchor):
         raise UsageError(f"{path} holds more than your code, and settings too; name the folder with the code")
     return path

@@ -96,7 +96,7 @@ def _expanded(name: str, entry: str, most: int) -> list[str]:
     for part in numbers.split(","):
         read = _RANGE.fullmatch(part)
         if read is None or int(read[2] or read[1]) < int(read[1]):
-            raise UsageError(f"--hosts: {short(part)} in {short(entry)} is no range of numbers; {_HOW}")
+            raise UsageError(f"--hosts: {short(part)} in {short(entry)} is not a range of numbers; {_HOW}")
         if int(read[2] or read[1]) - int(read[1]) >= most - len(found):
             raise _too_many(entry)
         width = len(read[1])

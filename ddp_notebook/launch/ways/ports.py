@@ -53,7 +53,7 @@ def parse(text: str) -> range:
     """
     first, dash, last = (part.strip() for part in str(text).partition("-"))
     if not (dash and all(one.isdecimal() and len(one) < 10 for one in (first, last))):
-        raise UsageError(f"--ports {text} is no range of ports; give the first and the last one, e.g. {_EXAMPLE}")
+        raise UsageError(f"--ports {text} is not a range of ports; give the first and the last one, e.g. {_EXAMPLE}")
     ports = range(int(first), int(last) + 1)
     if ports.start < _LOWEST or ports.stop > _HIGHEST + 1:
         raise UsageError(f"--ports {text}: ports are {_LOWEST} to {_HIGHEST}, e.g. {_EXAMPLE}")

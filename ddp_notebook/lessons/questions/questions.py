@@ -87,7 +87,7 @@ def check(question: str | Judge | Any, answer: Any) -> Verdict:
     except AssertionError as error:
         return Verdict(False, str(error))
     except Exception as error:  # the answer has a type that the judge does not expect
-        return Verdict(False, f"{type(answer).__name__} is no answer here ({error})")
+        return Verdict(False, f"{type(answer).__name__} is not an answer here ({error})")
     if isinstance(said, tuple):
         return Verdict(bool(said[0]), said[1])
     if isinstance(said, str):

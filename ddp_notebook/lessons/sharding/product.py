@@ -71,7 +71,7 @@ class Product(Shown):
         """Deal the matrices out otherwise; they have not been multiplied yet. Arguments as those of the class."""
         for of in (of_a, of_b):
             if of not in PLACEMENTS:
-                raise UsageError(f"{of!r} is no placement here; there are {', '.join(map(repr, PLACEMENTS))}")
+                raise UsageError(f"{of!r} is not a placement here; there are {', '.join(map(repr, PLACEMENTS))}")
         self.of_a, self.of_b = of_a, of_b
         self.guessed: str | None = None
         self.to_multiply: list[str] = []  # the collectives of rank 0

@@ -79,10 +79,10 @@ def restore(arrays: Any, make: Callable[..., _T]) -> _T:
         Exception: whatever reading a damaged file raises.
     """
     if "head" not in arrays:
-        raise WrongFileError(f"is no recording: it holds {', '.join(list(arrays)[:4]) or 'nothing'}")
+        raise WrongFileError(f"is not a recording: it holds {', '.join(list(arrays)[:4]) or 'nothing'}")
     head = json.loads(arrays["head"].tobytes())
     if head["format"] != FORMAT:
-        raise WrongFileError(f"is no recording but {head['format']!r}")
+        raise WrongFileError(f"is not a recording but {head['format']!r}")
     if head["version"] != VERSION:
         raise WrongFileError(f"is a recording of version {head['version']}; this is version {VERSION}")
     # Files of before these tables were there have none. One that should have a table is damaged.

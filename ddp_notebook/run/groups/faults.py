@@ -34,7 +34,7 @@ class Faults:
     def make(self, kind: str, ranks: RankSet, after_s: float | None, by_s: float) -> str:
         """See `Session.fault`."""
         if kind not in (*KINDS, OFF):
-            raise UsageError(f"{kind!r} is no fault; there are {', '.join(KINDS)}, and {OFF}\nusage: {_usage()}")
+            raise UsageError(f"{kind!r} is not a fault; there are {', '.join(KINDS)}, and {OFF}\nusage: {_usage()}")
         for name, seconds in (("after", after_s), ("by", by_s)):
             if seconds is not None and not 0 <= seconds <= _MOST_S:
                 raise UsageError(f"--{name} is {seconds:g}; give seconds from 0 to {_MOST_S:g}")

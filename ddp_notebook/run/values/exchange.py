@@ -237,7 +237,7 @@ def check_name(name: object) -> str:
         UsageError: none can.
     """
     if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name):
-        raise UsageError(f"{name!r} is no name of a variable; give one such as 'x'")
+        raise UsageError(f"{name!r} is not a name of a variable; give one such as 'x'")
     return name
 
 

@@ -135,7 +135,7 @@ export function tensorsPanel(el, store, env) {
   function nothing() {
     if (!current) return "No collective has been recorded yet.";
     if (current.values.size) return "None of the chosen ranks took part in it.";
-    if (spanOf(current)?.left_out) return "Its values were left out, as those of most steps of a fast training; %ddp_record all keeps them.";
+    if (spanOf(current)?.left_out) return "Its values were left out, because steps were fast; %ddp_record all keeps all values.";
     return "Its values were not recorded, or are not kept any more; %ddp_record values records them.";
   }
 
