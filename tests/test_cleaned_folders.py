@@ -7,6 +7,7 @@ import shutil
 import signal
 import stat
 import tempfile
+import threading
 from pathlib import Path
 
 import pytest
@@ -199,6 +200,40 @@ def test_no_folder_of_multiprocessing_stays(make_session):
     session.stop()
     assert not Path(second).exists()
     assert not list(Path(tempfile.gettempdir()).glob("pymp-*"))
+
+
+def test_processes_that_make_a_folder_again_at_the_same_time(tmp_path):
+    rounds, begin, end = 200, threading.Barrier(5), threading.Barrier(5)
+    errors: list[Exception] = []
+
+    def make(number: int) -> None:
+        for _ in range(rounds):
+            begin.wait()
+            try:
+                private.restore(str(tmp_path / "a" / "b" / str(number)))
+            except Exception as error:
+                errors.append(error)
+            end.wait()
+
+    threads = [threading.Thread(target=make, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for _ in range(rounds):
+        begin.wait()
+        end.wait()
+        assert len(list((tmp_path / "a" / "b").iterdir())) == 4 or errors
+        shutil.rmtree(tmp_path / "a")
+    for thread in threads:
+        thread.join()
+    assert errors == []
+
+
+def test_a_folder_below_a_removed_working_directory_is_not_made(tmp_path, monkeypatch):
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    with pytest.raises(FileNotFoundError):
+        private.restore("folder")
 
 
 def test_private_folders_and_files_have_their_mode_under_any_umask(make_session):

@@ -32,6 +32,7 @@ SAMPLES: dict[str, Any] = {
     "list[Any]": [1, 2**40, "é"],
     "list[list[Any]]": [["\udcff.pt", 0, 2**40], []],
     "int | None": None,
+    "bool | None": False,
     "list[str] | None": None,
     "dict[str, Any] | None": {"name": "all_reduce", "ranks": [0, 1]},
     "RecordOptions": RecordOptions(level="meta", watch=("loss", "é"), profile=True, profiles="/a {b}", solo=(3, 0.5)),

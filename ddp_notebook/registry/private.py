@@ -32,11 +32,14 @@ def restore(folder: str) -> None:
         >>> os.removedirs(folder)
     """
     try:
-        modes.make_folder(folder)
-    except FileNotFoundError:
-        restore(os.path.dirname(folder))
-        modes.make_folder(folder)
-    except FileExistsError:
+        try:
+            modes.make_folder(folder)
+        except FileNotFoundError:
+            if not (parent := os.path.dirname(folder)):  # the working directory was removed
+                raise
+            restore(parent)
+            modes.make_folder(folder)
+    except FileExistsError:  # from before, or another process has made it just now
         check(folder)
 
 
