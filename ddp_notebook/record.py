@@ -73,7 +73,7 @@ def log(*unnamed: Any, step: int | None = None, **values: Any) -> None:
     where nothing is recorded, as in the notebook itself.
 
     Args:
-        step: the step that they belong to; None: the optimizer step that goes on, or the last one, see `Metrics.log`.
+        step: the step that they belong to; None: the optimizer step in progress, or the last one, see `Metrics.log`.
         values: numbers, or tensors of one element, by name.
 
     Raises:

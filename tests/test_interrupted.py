@@ -101,6 +101,14 @@ sys.setprofile(_signal)
 """
 
 
+_INNER = {
+    "%ddp_trace run.json": "the file is not complete",
+    "session.recording.save('run.npz')": "the file is not complete",
+    "session.recording.plot_loss()": "the figure is not complete",
+    "session.recording.steps()": "nothing was read",
+}
+
+
 @pytest.mark.parametrize(
     ("line", "file", "function"),
     [
@@ -128,6 +136,9 @@ sys.setprofile(_signal)
         ("repr(session)", "ddp_notebook/session.py", "__repr__"),
         ("session.recording.plot_steps()", "observe/recording.py", "plot_steps"),
         ("session.recording.save_html('page.html')", "still/page.py", "save"),
+        ("%ddp_trace run.json", "tables/recorded.py", "rows"),
+        ("session.recording.save('run.npz')", "tables/saved.py", "save"),
+        ("session.recording.plot_loss()", "tables/recorded.py", "metrics_until"),
         ("%ddp_start 2", "launch/options.py", "read"),
         ("%ddp_stop", "having.py", "stop"),
     ],
@@ -140,6 +151,8 @@ def test_an_interrupt_shows_one_line(notebook, line, file, function):
     assert armed.stdout == "False\n", f"{function} was not called"
     assert reply.ename == "KeyboardInterrupt", reply
     assert "interrupted" in reply.evalue, reply
+    if line in _INNER:  # the sentence of what the user called, not that of the reading inside of it
+        assert _INNER[line] in reply.evalue, reply
     assert "\n" not in reply.traceback and len(reply.traceback) < 200, reply.traceback
     assert notebook.run("%on_all_ranks rank").stdout == "[0] 0\n[1] 1\n"
 

@@ -168,9 +168,8 @@ class SharedClient:
             self._cluster.check_registered()
             if time.monotonic() > look_at:
                 look_at = time.monotonic() + _HALTED_S / 2
-                why = self.why_silent(self._cluster.alive)
-                if reasons := [f"rank {rank}: {words}" for rank, words in why.items() if words]:
-                    raise ClientError(f"session.client needs all ranks. {'; '.join(reasons)}. Cells go on without it")
+                if why := client_calls.reasons(self.why_silent(self._cluster.alive)):
+                    raise ClientError(f"session.client needs all ranks. {why}. Cells go on without it")
 
         return check
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import queue
+import re
 import sys
 import threading
 import time
@@ -11,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from ddp_notebook.launch import processes
-from ddp_notebook.records.words import name_ranks
+from ddp_notebook.records.words import group_by_value, name_ranks
 
 if TYPE_CHECKING:
     import ipyparallel
@@ -68,23 +69,43 @@ class CallWatch:
             try:
                 ended = self._ended.get(timeout=_WATCH_S)
             except queue.Empty:
-                now = set(self._client.outstanding)
-                why = self._why() if now else ""
-                if why and (why != said or calls.isdisjoint(now)):
-                    _say(f"a call of session.client waits: {why}")
-                said, calls = why, now
+                said, calls = self._look(said, calls)
                 continue
             if ended is None:
                 return
+            found = [ended]
+            time.sleep(_LATE_S)
+            while not self._ended.empty():  # several ranks may end at once
+                if (more := self._ended.get()) is None:
+                    return
+                found.append(more)
             try:
-                self._on_ended(*ended)
+                self._on_ended(found)
             except Exception:  # another version of ipyparallel, or a closed client
                 _log.exception("the calls of session.client to a dead rank could not be ended")
+
+    def _look(self, said: str, calls: set[str]) -> tuple[str, set[str]]:
+        """Print what calls wait for, unless that was printed for the same calls.
+
+        Args:
+            said: what was printed last, without its numbers of seconds.
+            calls: that waited then.
+        """
+        try:
+            now = set(self._client.outstanding)
+            why = self._why() if now else ""
+        except Exception:  # the session changes just now: look again later
+            _log.info("what a call of session.client waits for is not known", exc_info=True)
+            return said, calls
+        lasting = re.sub(r"[0-9.]+ s\b", "", why)
+        if why and (lasting != said or calls.isdisjoint(now)):
+            _say(f"a call of session.client waits: {why}")
+        return lasting, now
 
     def _why(self) -> str:
         """Return what the calls wait for if it does not run, else ""."""
         why = self._ranks.why_silent(self._asked())
-        return self.halted() or "; ".join(f"rank {rank}: {words}" for rank, words in why.items() if words)
+        return self.halted() or reasons(why)
 
     def _asked(self) -> set[int]:
         """Return the ranks whose replies are missing."""
@@ -98,28 +119,49 @@ class CallWatch:
         client = self._client
         return set(client.outstanding).difference(*list(client._outstanding_dict.values()))
 
-    def _on_ended(self, rank: int, engine: str, how: str) -> None:
-        """Give errors to the calls of a dead rank, and tell the controller of its end."""
-        time.sleep(_LATE_S)
+    def _on_ended(self, ended: Sequence[tuple[int, str, str]]) -> None:
+        """Give errors to the calls of dead ranks, and tell the controller of their end.
+
+        Args:
+            ended: the rank, its engine, and how it ended.
+        """
         client, are_gone = self._client, not self._ranks.alive
-        who, them = (name_ranks([rank]), "it") if not are_gone else ("all ranks", "them")
-        why = f"{who} died ({how}), and the reply to this call with {them}; %ddp_heal replaces {them}"
+        ranks, engines = sorted({rank for rank, _, _ in ended}), {engine for _, engine, _ in ended if engine}
+        causes = {how for _, _, how in ended}
+        died = f"{name_ranks(ranks)} died" + (f" ({causes.pop()})" if len(causes) == 1 else "")
+        them = "it" if len(ranks) == 1 else "them"
+        why = f"{died}, and the reply to this call with {them}; %ddp_heal replaces {them}"
 
         def calls() -> Collection[str]:
-            return list(client.outstanding) if are_gone else list(client._outstanding_dict.get(engine, ()))
+            waiting = list(client._outstanding_dict.items())
+            return (
+                list(client.outstanding) if are_gone else [one for by, sent in waiting if by in engines for one in sent]
+            )
 
         def of_dead(by: object) -> bool:
-            return are_gone or (bool(engine) and by == engine)
+            return are_gone or by in engines
 
         may_have_more = bool(self._unassigned())
         if fail(client, calls, of_dead, why):
             ends = "ends with an error" if are_gone else "ends with an error when the other ranks have replied"
         else:  # a load-balanced view: the controller knows the calls of this rank, and fails them after 5 s
-            ends = "ends with an error in 5 s if this rank had it" if may_have_more else ""
+            ends = "ends with an error in 5 s if it was sent there" if may_have_more else ""
         if ends:
-            _say(f"{who} died ({how}) during a call of session.client, which {ends}; %ddp_heal replaces {them}")
-        if engine and rank not in self._ranks.alive:
-            client._io_loop.add_callback(_unregister, client, rank)
+            _say(f"{died} during a call of session.client, which {ends}; %ddp_heal replaces {them}")
+        for rank, engine, _ in ended:
+            if engine and rank not in self._ranks.alive:
+                client._io_loop.add_callback(_unregister, client, rank)
+
+
+def reasons(why: Mapping[int, str]) -> str:
+    """Return why ranks do not answer, in one sentence; "" if that is not known of any.
+
+    Example:
+        >>> reasons({0: "it is stopped", 1: "", 2: "it is stopped"})
+        'ranks 0,2: it is stopped'
+    """
+    groups = group_by_value({rank: words for rank, words in why.items() if words})
+    return "; ".join(f"{name_ranks(ranks)}: {words}" for words, ranks in groups.items())
 
 
 def _unregister(client: ipyparallel.Client, rank: int) -> None:

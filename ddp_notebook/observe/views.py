@@ -137,7 +137,7 @@ class Metric:
 
     @property
     def is_continued(self) -> bool:
-        """Whether all cells are one run."""
+        """Whether its cells are one run."""
         return len(self.runs) <= 1
 
     @property

@@ -32,11 +32,13 @@ def three_figures(value: float) -> str:
     """A value of a metric, as the monitor in the browser writes it (data/format.js); whole from 1000 on.
 
     Example:
-        >>> three_figures(0.1), three_figures(2.3456), three_figures(7616.0), three_figures(1e-5), three_figures(2e6)
-        ('0.100', '2.35', '7,616', '1.00e-5', '2.00e6')
+        >>> [three_figures(value) for value in (0.1, 2.3456, 7616.0, 1e-5, math.inf)]
+        ['0.100', '2.35', '7,616', '1.00e-5', 'Inf']
     """
-    if value == 0 or not math.isfinite(value):
-        return f"{value:g}"
+    if value == 0 or math.isnan(value):
+        return "NaN" if value else "0"
+    if math.isinf(value):
+        return "Inf" if value > 0 else "-Inf"
     if not 1e-3 <= abs(value) < 1e6:
         mantissa, exponent = f"{value:.2e}".split("e")
         return f"{mantissa}e{int(exponent)}"

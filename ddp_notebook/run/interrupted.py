@@ -13,7 +13,7 @@ from ddp_notebook.run.cells.interrupt import keyboard_interrupt
 
 _UNCHANGED = "nothing was changed, and the ranks keep what they have"
 _START = "interrupted: %ddp_status shows whether there are ranks; %ddp_start starts them where there are none"
-_READ = "interrupted: nothing was read; the recording goes on"
+_READ = "interrupted: nothing was read; the recording is unchanged"
 _ATTACH = "interrupted: %ddp_status shows whether this notebook has a session or job now; both go on"
 _CELL = "interrupted before the cell was sent or after its end: %ddp_status shows what the ranks do"
 
@@ -158,7 +158,7 @@ def _told(function: Callable[..., Any], sentence: str) -> Callable[..., Any]:
         try:
             return function(*arguments, **named)
         except KeyboardInterrupt as error:
-            if hasattr(error, "_render_traceback_"):  # it says more
+            if hasattr(error, "_render_traceback_") and str(error) != _READ:  # it says more than this one
                 raise
             error.__traceback__ = None  # IPython keeps the last error, with the frames and all that is in them
         raise keyboard_interrupt(sentence)

@@ -178,7 +178,9 @@ class RunCell(Message):
     execution_count: int  # the notebook's `In [n]`, so that tracebacks are equal text on all ranks
     file: str = ""  # the name that warnings and tracebacks show for the cell, the same on all ranks
     record: RecordOptions = field(default_factory=RecordOptions)
-    folds: bool | None = None  # merge lines of ranks where they are shown, also by a later notebook; None: as it does
+    folds: bool | None = (
+        None  # merge lines of ranks, also in a notebook that attaches later; None: the session's setting
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -163,6 +163,47 @@ for n in range(4):
     assert sorted({step.step for step in ranks.recording.steps(last)}) == [0, 1, 2, 3]
 
 
+def test_a_value_from_before_the_loop_moves_no_later_one(ranks):
+    code = """
+model = DistributedDataParallel(torch.nn.Linear(4, 1))
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+log(loss=9.0)
+for n in range(3):
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+    log(loss=float(n))
+"""
+    assert metrics_of(ranks, code)["loss"] == [([0, 0, 1, 2], [9.0, 0.0, 1.0, 2.0])] * 2
+
+
+def test_a_watched_variable_that_is_also_logged_has_the_number_of_its_step(ranks):
+    code = """
+model = DistributedDataParallel(torch.nn.Linear(4, 1))
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for n in range(3):
+    acc = float(n)
+    loss = model(torch.ones(2, 4)).sum()
+    log(acc=acc)
+    loss.backward()
+    optimizer.step()
+"""
+    found = metrics_of(ranks, code, watch="acc")
+    assert found["acc"] == [([0, 0, 1, 1, 2, 2], [0.0, 0.0, 1.0, 1.0, 2.0, 2.0])] * 2
+
+
+def test_accumulated_gradients_are_counted_by_their_values(ranks):
+    code = """
+model = DistributedDataParallel(torch.nn.Linear(4, 1))
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for n in range(6):
+    loss = model(torch.ones(2, 4)).sum()
+    log(loss=float(n))
+    loss.backward()
+    if n % 2: optimizer.step()
+"""
+    assert metrics_of(ranks, code)["loss"] == [(list(range(6)), [float(n) for n in range(6)])] * 2
+
+
 def test_what_is_logged_every_second_step_and_in_an_evaluation(ranks):
     code = """
 model = DistributedDataParallel(torch.nn.Linear(4, 1))

@@ -462,7 +462,7 @@ def test_of_many_names_the_first_of_each_cell_travel_and_the_message_says_so():
     made = (feed.delta(tick * 10**8, {}) for tick in range(1, 200))
     message = next(one for one in made if one is not None and names_of(one))
     assert names_of(message) == {f"x{at} of 1" for at in range(256)}
-    words = "256 metrics of cell 1 are drawn, not the 744 that came after them"
+    words = "the first 256 metrics of cell 1 are drawn; 744 more are not"
     assert feed.notes()["metrics"] == words == message.header["notes"]["metrics"]
 
     many_names(recording, 2, 3)

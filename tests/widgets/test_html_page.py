@@ -313,6 +313,14 @@ def test_a_late_row_of_an_earlier_cell_of_the_same_run_is_drawn():
     assert course.points(1)[1].tolist() == [7.0] * 3
 
 
+def test_of_many_metrics_the_page_tells_how_many_it_does_not_draw():
+    recording = Recording(1)
+    for number in range(40):
+        logged({0: [1.0]}, name=f"x{number}", into=recording)
+    shown = looked_at(recording)
+    assert len(shown.courses) == 32 and shown.notes == ["the first 32 metrics are drawn; 8 more are not"]
+
+
 def test_what_is_no_number_is_named():
     course = looked_at(logged({0: [2.0, 1.0, 0.5], 1: [2.0, np.nan, np.inf]})).courses["loss"]
     found = Page(curves.chart("loss", course, {}))

@@ -97,7 +97,7 @@ def label_of(recording: RowSource, cell: int) -> str:
     prompt = prompt_of(recording, cell)
     if not prompt:
         return f"cell {cell}"
-    is_one = all(words != prompt for other, words in recording.prompts.items() if other != cell)
+    is_one = all(words != prompt for other, words in list(recording.prompts.items()) if other != cell)
     return prompt if is_one else f"{prompt} (cell {cell})"
 
 

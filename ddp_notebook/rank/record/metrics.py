@@ -85,9 +85,9 @@ class Metrics:
         than the recorder sends.
 
         Args:
-            step: the step that they belong to, a whole number. None: the optimizer step of this cell that goes on, or
-                the last one, counted from 0. A name that is logged several times before the first one, as in an
-                evaluation or with accumulated gradients, is counted by its values.
+            step: a whole number. None: the optimizer step in progress, or else the last one, counted from 0 in the
+                cell. Of a name that is logged several times before the first step, as in an evaluation or with
+                accumulated gradients, the values are counted. Steps of several optimizers all count.
             values: numbers, or tensors of one element, by name.
 
         Raises:
@@ -99,27 +99,30 @@ class Metrics:
         """
         if unnamed:
             raise TypeError(f"log() takes numbers by name, as in log(loss=...), not {reprlib.repr(unnamed[0])} alone")
+        if self._tape.level != OFF:
+            self._log(values, None if step is None else _whole_number(step), is_given=step is not None)
+
+    def _log(self, values: Mapping[str, Any], step: int | None, *, is_given: bool) -> None:
         tape = self._tape
-        if tape.level == OFF:
-            return
         tape.hold_back()
         moment, now_ns = tape.moment, time.monotonic_ns()
-        given = None if step is None else _whole_number(step)
         for name, value in values.items():
-            at = self._step_of(name, moment.step) if given is None else given
+            at = self._step_of(name, moment.step) if step is None else step
             if type(value) is float:
-                tape.put(Logged(name, value, None, at, step is not None, now_ns, moment), hurries=True)
+                tape.put(Logged(name, value, None, at, is_given, now_ns, moment), hurries=True)
             else:
-                tape.put(unseen(_logged, name, value, at, step is not None, now_ns, moment), hurries=True)
+                tape.put(unseen(_logged, name, value, at, is_given, now_ns, moment), hurries=True)
 
     def _step_of(self, name: str, steps: int) -> int:
-        """The number of the step that a value belongs to, after so many optimizer steps of the cell."""
+        """Return the number of the step that a value belongs to, after so many optimizer steps in the cell."""
         if not steps or self._counts.get(name, 0) > 1:
             at = self._counts.get(name, 0)
             self._counts[name] = at + 1
             return at
-        # Only forwards of DDP and FSDP are seen. A loop that has logged before its first step does so before each.
-        return steps if self._tape.has_begun or name in self._counts else steps - 1
+        tape = self._tape
+        # Without forwards, a loop that logged this name before its first optimizer step does so before each of them.
+        is_before = tape.has_begun or (not tape.sees_forwards and name in self._counts)
+        return steps if is_before else steps - 1
 
     def _read_watched(self) -> None:
         """After an optimizer step: read the watched variables in the cell's functions, or else in the cell."""
@@ -142,7 +145,8 @@ class Metrics:
         found.update(unseen(_numbers, missing, scope))  # last, since a variable there may be an earlier cell's
         if found:
             self._found.update(found)
-            self.log(**{name: found[name] for name in self.watched if name in found})
+            values = {name: found[name] for name in self.watched if name in found}
+            self._log(values, self._tape.moment.step - 1, is_given=False)  # of the step that has just ended
 
 
 def _numbers(names: Sequence[str], scope: Mapping[str, Any]) -> dict[str, Any]:

@@ -81,7 +81,8 @@ class Tape:
         self.thinning = Thinning()
         self.thins = True  # values, where the level is `VALUES`
         self.moment = Moment(0, 0, 0, KEPT)
-        self.has_begun = False  # the step: a forward or a backward has been seen since the last optimizer step
+        self.has_begun = False  # a forward or a backward was seen since the last optimizer step
+        self.sees_forwards = False  # of a model of this cell in DDP or FSDP
         self.backward: Backward | None = None  # the one under way, of several the last that has begun
         self.repeating = Repeating()
         # Lets the buckets of a backward take the short way, see `repeats`.
@@ -198,7 +199,7 @@ class Tape:
         self._sequences = Known()
         values = KEPT if level >= VALUES else NOT_ASKED_FOR
         self.backward = None
-        self.has_begun = False
+        self.has_begun = self.sees_forwards = False
         self.moment = Moment(cell, title, 0, values, self._begin_sequence(values))
 
     def end_cell(self) -> None:

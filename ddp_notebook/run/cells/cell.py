@@ -51,7 +51,7 @@ class CellRun:
         self._held = False
         self._unshown_chars = 0
         self.name = "the cell"
-        self.folds: bool | None = None  # lines of several ranks; None: as the session does
+        self.folds: bool | None = None  # merge lines of ranks; None: the session's setting
         self.is_watched = True  # somebody waits for it
         self.began_s = time.monotonic()
         self.asks = False  # on a rank, by `input()`, or has asked

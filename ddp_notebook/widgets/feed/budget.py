@@ -30,7 +30,7 @@ class Thinning:
         self.bytes_per_s = bytes_per_s
         self._from = [np.iinfo(np.int64).min]  # from this step on ...
         self._every = [every]  # ... one of so many
-        self.coarsest = every  # that has applied so far
+        self.coarsest = every  # the largest `every` so far
         self._rate: float | None = None  # bytes a second if all were shown
 
     @property

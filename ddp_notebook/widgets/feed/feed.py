@@ -156,7 +156,7 @@ class Feed:
     def steps(self) -> tuple[dict[str, Rows], int]:
         """Rows of steps and buckets, and of how many steps one is among them. A live feed thins them; the recording may
         still hold all: then they are measured again."""
-        is_thinned = self.notes()["rows_left_out"] > 0
+        is_thinned = self._steps_left_out > 0
         source = Feed(self.recording, self.only, start_ns=self.start_ns) if is_thinned else self
         every = max([self._coarsest, *(one.coarsest for one in self._timelines.values())])
         return {name: source.kept(name) for name in ("step", "bucket")}, 1 if source._is_history_whole else every
@@ -172,20 +172,23 @@ class Feed:
         """Rows of `rank`: how each was when that was looked at last; none before."""
         return self._ranks
 
+    @property
+    def _steps_left_out(self) -> int:
+        """Rows of the timeline."""
+        return self._rows_left_out + sum(one.left_out for one in self._timelines.values())
+
     def notes(self) -> dict[str, Any]:
         """What is left out."""
         latest = next(reversed(self._timelines.values()), None)
         cell, names = self._names.left_out
         return {
-            "metrics": f"{courses.MOST_NAMES} metrics of {label_of(self.recording, cell)} are drawn, not the {names:,} "
-            "that came after them"
+            "metrics": f"the first {courses.MOST_NAMES} metrics of {label_of(self.recording, cell)} are drawn; "
+            f"{names:,} more are not"
             if names
             else "",
             "units_shown_of": latest.every if latest is not None else 1,
             "remote_shown_of": self._remote.every,
-            "rows_left_out": self._rows_left_out
-            + self._remote.left_out
-            + sum(one.left_out for one in self._timelines.values()),
+            "rows_left_out": self._steps_left_out + self._remote.left_out,
             "dropped_rows": sum(self.recording.dropped.values()),
             "values_left_out": self.recording.left_out,
         }

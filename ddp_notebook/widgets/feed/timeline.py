@@ -54,7 +54,7 @@ class Timeline:
 
     @property
     def coarsest(self) -> int:
-        """Of how many steps one was shown where most were left out."""
+        """The largest value of `every` so far."""
         return max(self._thin.coarsest, self._thin_loose.coarsest)
 
     @property

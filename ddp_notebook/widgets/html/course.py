@@ -34,7 +34,7 @@ class Course:
 
     def _clear(self) -> None:
         self.cells: set[int] = set()  # of the run
-        self._is_given = True  # all steps of the run, by the program
+        self._is_given = True  # the program gave all steps of the run
         self.width = 2  # steps of a slot, which holds both values as long as each step has one
         self.logged = np.zeros(self.world_size, np.int64)  # (R,) values
         self.first_wrong: dict[int, tuple[int, float]] = {}  # by rank: the first value that is not finite, and its step

@@ -46,6 +46,7 @@ class Sources:
         self._feed = feed
         self._end = 0  # of the metrics that were read
         self._courses: dict[int, Course] = {}  # by the number of the name
+        self._names = np.zeros(0, np.int64)  # numbers of all names that were logged
 
     def look(self, head: Mapping[str, Any]) -> Shown:
         """What there is now.
@@ -62,6 +63,7 @@ class Sources:
         rows = rows[rows["rank"] < feed.world_size]
         rows = rows if feed.only is None else rows[rows["cell"] == feed.only]
         add_rows(self._courses, rows, len(feed.last), _MOST_METRICS)
+        self._names = np.union1d(self._names, rows["name"])
         named = {recording.text(name): course for name, course in self._courses.items()}
         if named:
             main = main_metric(named)
@@ -77,7 +79,7 @@ class Sources:
             steps=steps,
             run=head["training"],
             ranks=self._ranks(steps, next(iter(named.values()), None), has_places=head["state"] in _STATES),
-            notes=_notes(feed.notes()),
+            notes=_notes(feed.notes(), len(self._names) - len(self._courses)),
         )
 
     def _ranks(self, steps: Rows, main: Course | None, *, has_places: bool) -> list[RankRow]:
@@ -139,9 +141,13 @@ def _known(value: Any) -> float | None:
     return float(value) if value > 0 else None
 
 
-def _notes(notes: Mapping[str, Any]) -> list[str]:
-    """What was left out, in words, as the monitor in the browser says it (parts/notices.js)."""
-    found = []
+def _notes(notes: Mapping[str, Any], names: int) -> list[str]:
+    """Return what was left out, in words, as the monitor in the browser has it (parts/notices.js).
+
+    Args:
+        names: of metrics that are not drawn here.
+    """
+    found = [f"the first {_MOST_METRICS} metrics are drawn; {names:,} more are not"] if names else []
     if (every := notes["units_shown_of"]) > 1:
         found.append(f"steps: one of {every} is shown")
     if dropped := notes["dropped_rows"]:

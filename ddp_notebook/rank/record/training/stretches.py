@@ -154,7 +154,8 @@ class Training:
     def _put_forward(self, model: torch.nn.Module, name: str, began_ns: int, samples: int) -> None:
         kind = FORWARD if model.training or torch.is_grad_enabled() else EVALUATION
         self.put(kind, name, began_ns, samples)
-        self._tape.has_begun |= kind == FORWARD
+        if kind == FORWARD:
+            self._tape.has_begun = self._tape.sees_forwards = True
 
     def _around_init(self, original: Callable[..., None]) -> Callable[..., None]:
         def __init__(model: DistributedDataParallel, *args: Any, **named: Any) -> None:

@@ -22,7 +22,7 @@ export class Course {
     this.leftOut = 0; // points that the last answer did not have
     this.first = Infinity; // step
     this.last = -Infinity;
-    this.isGiven = true; // all steps, by the program
+    this.isGiven = true; // the program gave all steps
     /** @type {Map<number, Series>} */
     this.series = new Map(); // by rank
   }

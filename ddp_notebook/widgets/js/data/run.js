@@ -26,8 +26,8 @@ export class Run {
     this.cell = 0;
     this.stepsLeftOut = 0; // rows that the snapshot had no room for
     this.stepsAsked = false;
-    this.rowsLeftOutAsked = 0; // how many rows had been left out when that was asked
-    this.rowsLeftOutCame = 0; // how many of those have come since
+    this.rowsLeftOutAsked = 0; // rows left out by the time of the last question for steps
+    this.rowsLeftOutCame = 0; // those of them that the answer brought
     this.answeredShownOf = 0; // of how many steps one is here, from the answer to that; 0: no answer holds any more
     this.state = "";
     this.title = "";
