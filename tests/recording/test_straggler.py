@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from statistics import median
 from typing import Any
 
 import pytest
@@ -48,5 +49,5 @@ def test_a_rank_that_comes_late_to_collectives_of_the_user(session):
         rank: [one.blocked_ns / 1e6 for one in recording.collectives(cell=cell, rank=rank)] for rank in range(4)
     }
     for rank in range(3):
-        assert sum(ms > 40 for ms in blocked_ms[rank]) >= 10, blocked_ms[rank]
-    assert sum(ms < 40 for ms in blocked_ms[3]) >= 10, blocked_ms[3]
+        assert median(blocked_ms[rank]) > 40, blocked_ms[rank]
+    assert median(blocked_ms[3]) < 40, blocked_ms[3]
