@@ -130,7 +130,7 @@ def _processes() -> set[psutil.Process]:
 
 
 def _is_of_browser(process: psutil.Process, before: set[psutil.Process]) -> bool:
-    """Whether a browser that was there before has started it."""
+    """Return whether a browser that was there before has started a process."""
     with contextlib.suppress(psutil.Error):
         return process.name().startswith("chrom") and process.parent() in before
     return False

@@ -95,7 +95,7 @@ class CallWatch:
             now = set(self._client.outstanding)
             why = self._why() if now else ""
         except Exception:  # the session changes just now: look again later
-            _log.info("what a call of session.client waits for is not known", exc_info=True)
+            _log.info("the processes that a call of session.client waits for could not be looked at", exc_info=True)
             return said, calls
         lasting = re.sub(r"[0-9.]+ s\b", "", why)
         if why and (lasting != said or calls.isdisjoint(now)):

@@ -137,7 +137,7 @@ class Metric:
 
     @property
     def is_continued(self) -> bool:
-        """Whether its cells are one run."""
+        """Return whether its cells are one run."""
         return len(self.runs) <= 1
 
     @property

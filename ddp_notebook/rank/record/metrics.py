@@ -48,7 +48,7 @@ class Metrics:
     def __init__(self, tape: Tape, training: Training, cells: dict[str, int]) -> None:
         self.watched: tuple[str, ...] = ()
         self._found: set[str] = set()  # those that were seen
-        self._counts: dict[str, int] = {}  # by name: values that are counted by themselves
+        self._counts: dict[str, int] = {}  # number of values that are counted, by name
         self._tape = tape
         self._cells = cells
         self._on_step = training.on_step
@@ -146,7 +146,7 @@ class Metrics:
         if found:
             self._found.update(found)
             values = {name: found[name] for name in self.watched if name in found}
-            self._log(values, self._tape.moment.step - 1, is_given=False)  # of the step that has just ended
+            self._log(values, self._tape.moment.step - 1, is_given=False)  # the step has just ended
 
 
 def _numbers(names: Sequence[str], scope: Mapping[str, Any]) -> dict[str, Any]:

@@ -82,7 +82,7 @@ class Tape:
         self.thins = True  # values, where the level is `VALUES`
         self.moment = Moment(0, 0, 0, KEPT)
         self.has_begun = False  # a forward or a backward was seen since the last optimizer step
-        self.sees_forwards = False  # of a model of this cell in DDP or FSDP
+        self.sees_forwards = False  # a model in DDP or FSDP has had a forward in this cell
         self.backward: Backward | None = None  # the one under way, of several the last that has begun
         self.repeating = Repeating()
         # Lets the buckets of a backward take the short way, see `repeats`.

@@ -78,7 +78,7 @@ class Feed:
         self._allowance = _BURST_BYTES
         self._looked_s: float | None = None
         self._timeline_s = 0.0
-        self._rows_left_out, self._coarsest = 0, 1  # of cells whose rows come no more
+        self._rows_left_out, self._coarsest = 0, 1  # in cells that have no timeline any more
         self._is_history_whole = True  # all rows of before were read
         self._kept = {name: Ring(FEED_TABLES[name], count) for name, count in _KEPT.items()}
         self._ranks: Rows = empty("rank")
