@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import re
 import sys
 import time
@@ -11,7 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ddp_notebook.rank.cell.commands import program_of
+from ddp_notebook.rank.cell.children import Children
+from ddp_notebook.rank.cell.commands import _Once, program_of
 from tests.conftest import wait_until
 
 _SCRIPT = "import os, sys\nprint('started', *sys.argv[1:])\nprint(int(os.environ['RANK']) + 1)\n"
@@ -266,6 +269,34 @@ def test_a_captured_installation_runs_once_and_every_rank_has_its_output(ranks, 
     )
     assert reply.stdout == "[0-1] [1, 0]\n", reply
     assert re.search(r"ddp_notebook: pip install ran on rank [01] only, for all ranks of its host", reply.stderr)
+
+
+def test_a_stopped_installation_is_not_the_result_of_the_other_ranks(tmp_path, capsys):
+    def run_on(rank, result):
+        once = _Once(Children(), lambda: (rank, 2), lambda: 1, str(tmp_path), "session")
+        return once.run("pip install x", lambda: result, is_captured=True)
+
+    tmp_path.chmod(0o700)
+    assert run_on(0, ("", None)) == ("", None)
+    assert capsys.readouterr().err == ""
+    assert run_on(1, ("done", 0)) == ("done", 0)
+    assert "ddp_notebook: pip install ran on rank 1 only" in capsys.readouterr().err
+    assert run_on(0, ("again", 0)) == ["done", 0]
+
+
+def test_the_only_rank_of_a_host_locks_the_environment_for_an_installation(tmp_path):
+    def is_locked():
+        folder = os.open(sys.prefix, os.O_RDONLY)
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(folder)
+        return False
+
+    once = _Once(Children(), lambda: (0, 1), lambda: 1, str(tmp_path), "session")
+    assert once.run("pip install x", lambda: (is_locked(), 0)) == (True, 0)
 
 
 def test_installations_in_a_shell_cell_run_one_after_another(ranks, tmp_path):

@@ -198,6 +198,7 @@ class _Once:
 
     The first rank that comes locks a file, runs the command and writes its result. The others wait for the lock
     and read the result. The lock of a process ends with it, so the next rank runs the command if the first one dies.
+    The next rank also runs the command if it was stopped on the first one and has no exit status.
 
     Args: as those of `install`.
     """
@@ -222,12 +223,13 @@ class _Once:
 
         Args:
             command: its text.
-            run: runs it. The result ends with the exit status, and JSON can hold it.
+            run: runs it. The result ends with the exit status, None if the command was stopped. JSON can hold it.
             is_captured: the result has the output too.
         """
         rank, ranks_here = self._place()
         if ranks_here < 2:
-            return run()
+            with self.alone(command):
+                return run()
         with open(self._file(f"{command} {is_captured}"), "a+") as file:
             with self._children.waiting(command, is_elsewhere=True):
                 fcntl.flock(file, fcntl.LOCK_EX)
@@ -237,8 +239,9 @@ class _Once:
                 return result
             with self.alone(command):
                 result = run()
-            file.write(json.dumps(result))
-        if not result[-1] and (found := _INSTALLS.search(command)):
+            if result[-1] is not None:
+                file.write(json.dumps(result))
+        if result[-1] == 0 and (found := _INSTALLS.search(command)):
             what = found[0].strip(" \t\n;&|/")
             print(
                 f"ddp_notebook: {what} ran on rank {rank} only, for all ranks of its host. Modules that the ranks have "
