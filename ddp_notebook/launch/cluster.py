@@ -6,6 +6,7 @@ A process has a number that it keeps; its rank belongs to an epoch of the group,
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -126,6 +127,7 @@ class Cluster:
             StartError: a process ended or could not do its part.
             StartTimeoutError: the deadline passed; names the stage and the ranks that it waits for.
         """
+        self._forming.start_timeout_s = deadline - time.monotonic()
         self._members.start()
         self._forming.wait_for("the processes to say hello", "Hello", deadline, check)
         report("processes")

@@ -31,6 +31,13 @@ _SLOW_S = 2.5  # seconds until a message about the wait is shown
 _SLOW_EACH_S = 0.05  # and for each rank
 _REPORT_S = 0.5  # between the first and the last rank that reports that others did not join
 _FORM_TIMEOUT_S = 10.0  # of a group that forms; more where many ranks do
+_PART_OF_START = 1 / 12  # of the start's time for the first group: 10 s of the default 120 s
+
+_BUSY = "the main thread is busy: %ddp_interrupt ends a cell, or a call of session.client; then try again"
+_LOADED = (
+    "the host is overloaded or has little free memory: check its load and memory, or give the start more time "
+    "(--timeout, timeout_s)"
+)
 
 
 class Forming:
@@ -46,6 +53,7 @@ class Forming:
     Attributes:
         epoch: of the group that was called last; 0: none.
         has_started: the session's start is over, and what may end is not the ranks' start any more.
+        start_timeout_s: time limit of the session's start.
         on_slow: told in a sentence what a group that forms again still waits for.
     """
 
@@ -61,6 +69,7 @@ class Forming:
     ) -> None:
         self.epoch = 0
         self.has_started = False
+        self.start_timeout_s = 0.0
         self.processes_so_far = 0  # processes that have had a rank
         self.on_slow: Callable[[str], object] = lambda _: None
         self._processes = processes
@@ -85,6 +94,7 @@ class Forming:
         assert store.store is not None
         self.epoch += 1
         self._wire.epoch = self.epoch
+        at_start_s = 0.0 if self.has_started else self.start_timeout_s * _PART_OF_START
         for rank, process in sorted(self._processes.by_rank.items()):
             if process.serial < 0:
                 process.serial, self.processes_so_far = self.processes_so_far, self.processes_so_far + 1
@@ -108,7 +118,7 @@ class Forming:
                     store_key=store.store.key,
                     store_prefix=self._store_prefix,
                     interface=process.host.interface(self.address_of(process.host)),
-                    form_timeout_s=max(_FORM_TIMEOUT_S, placement.world_size / 2),
+                    form_timeout_s=max(_FORM_TIMEOUT_S, placement.world_size / 2, at_start_s),
                     threads=placement.threads,
                     guard=self._guard,
                     shares_gpu=placement.shares_gpus,
@@ -187,10 +197,8 @@ class Forming:
         if not absent:
             raise StartError(f"the ranks did not find each other in time (it was waiting for {stage})")
         if now_s - self._lacks_since_s > _REPORT_S:
-            raise StartError(
-                f"{name_ranks(absent)} did not join the group in time, probably because the main thread is busy: "
-                "%ddp_interrupt ends a cell, or a call of session.client; then try again"
-            )
+            why = _BUSY if self.has_started else _LOADED
+            raise StartError(f"{name_ranks(absent)} did not join the group in time, probably because {why}")
 
     def _slow_in_words(self, stage: str, missing: Sequence[int], deadline: float) -> str:
         """Name the stage, the ranks that are missing, and the debuggers that hold processes."""
