@@ -8,6 +8,7 @@ import re
 import signal
 import threading
 import time
+from typing import Any
 
 import psutil
 import pytest
@@ -22,6 +23,7 @@ from ddp_notebook.errors import (
     UsageError,
 )
 from ddp_notebook.launch import forming
+from ddp_notebook.launch.process import RANK, Process, Processes
 from tests.conftest import wait_until
 
 SUM = "x = torch.ones(1); dist.all_reduce(x); int(x)"
@@ -275,16 +277,46 @@ def test_a_call_of_the_client_is_named_when_it_is_in_the_way_of_a_healing(sessio
     call = _begin_call(session, tmp_path / "begun")
     kill(session, 1)
     assert session.status().rows[0].state.startswith("in a call of session.client for")
-    began = time.monotonic()
+    began, epoch = time.monotonic(), session.epoch
     with pytest.raises(StartError, match=r"^rank 0 is in a call of session.client, and .*%ddp_interrupt"):
         session.heal()
-    assert time.monotonic() - began < 3.0
+    assert session.epoch == epoch, "a group was to form that rank 0 cannot join"
+    assert time.monotonic() - began < forming._FORM_TIMEOUT_S
 
     assert session.interrupt() == ["a call of session.client was ended on rank 0; all variables are kept"]
     assert session.heal()[0].startswith("rank 1 was replaced")
     assert not call.successful()
     assert session.run(SUM, timeout=20)[1].result == "3"
     session._parts.client.close()
+
+
+def test_a_late_answer_names_the_call_of_the_client(session, capsys, tmp_path):
+    _begin_call(session, tmp_path / "begun")
+    for seconds in (2.0, 10.0):
+        session._parts._tell_who_is_slow(0, seconds, True)
+    session.interrupt()
+    session._parts.client.close()
+    why = "it answers when its call of session.client has ended"
+    said = [f"rank 0 has not answered for {seconds} s: {why}" for seconds in (2, 10)]
+    assert capsys.readouterr().err.splitlines() == said
+
+
+@pytest.mark.parametrize(
+    ("has_started", "remedy"),
+    [(False, "give the start more time (--timeout, timeout_s)"), (True, "%ddp_interrupt ends a cell")],
+)
+def test_a_rank_that_did_not_join_is_explained_at_the_start_and_later(has_started, remedy, monkeypatch):
+    nothing: Any = None
+    processes = Processes()
+    for rank, said in enumerate(({"Formed"}, set[str]())):
+        processes.by_rank[rank] = Process(number=rank, kind=RANK, host=nothing, rank=rank, said=said)
+    processes.by_rank[0].lacks_others = True
+    of_group = forming.Forming(processes, nothing, True, range(0), store_prefix="", guard=False)
+    of_group.has_started = has_started
+    monkeypatch.setattr(forming, "_REPORT_S", -1.0)
+    with pytest.raises(StartError, match=r"^rank 1 did not join the group in time, probably because ") as raised:
+        of_group._raise_absence("the group to form")
+    assert remedy in str(raised.value) and ("--timeout" in str(raised.value)) != has_started
 
 
 def test_the_rank_that_did_not_join_a_group_is_named_and_no_key_of_the_store_is_shown(session, monkeypatch, tmp_path):

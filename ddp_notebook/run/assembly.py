@@ -148,11 +148,15 @@ class Parts:
     def _tell_who_is_slow(self, rank: int, seconds: float, is_due: bool) -> None:
         """Report a rank that is silent at once, and one that may compute its answer later if the answer is due."""
         is_long = is_due and seconds > _LONG_S
-        if rank in self.cluster.ranks and (self.cluster.silent_s(rank) > _SILENT_S or is_long):
+        is_here = rank in self.cluster.ranks
+        is_silent = is_here and self.cluster.silent_s(rank) > _SILENT_S
+        if not is_silent and rank in self.cells.mend.in_call():
+            why = "it answers when its call of session.client has ended"
+        elif is_silent or (is_here and is_long):
             why = why_silent(self.cluster, [rank])[rank]
-            _say(f"rank {rank} has not answered for {seconds:g} s" + (f": {why}" if why else ""))
-        elif rank in self.cells.mend.in_call():
-            _say(f"rank {rank} has not answered for {seconds:g} s: it answers after a call of session.client there")
+        else:
+            return
+        _say(f"rank {rank} has not answered for {seconds:g} s" + (f": {why}" if why else ""))
 
     def _why_silent(self, ranks: Collection[int]) -> Mapping[int, str]:
         """Return why ranks do not answer, of those that are stopped or silent."""
