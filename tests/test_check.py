@@ -23,6 +23,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDa
 from ddp_notebook.rank.variables import check, entries
 from ddp_notebook.rank.variables.check import fingerprints, samples
 from ddp_notebook.run.agree.agreement import Agreement, compare
+from ddp_notebook.run.agree.differences import Difference, Part
 
 EACH = "; each rank reads all of loader, without a DistributedSampler"
 TAIL = "; random state is the same"  # all ranks of these tests are in one process
@@ -559,6 +560,20 @@ def test_data_without_a_length_and_data_that_break():
     assert lines_of({"d": Broken()}, {"d": TensorDataset(torch.zeros(2))}) == [
         "d: unreadable: OSError: no such file: data.bin on rank 0, 2 items on rank 1"
     ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "line"),
+    [
+        ("missing", (None, ""), "a\\x1b[2J is not defined on rank 0"),
+        ("value", ("1", None), "a\\x1b[2J is missing on rank 1"),
+        ("value", ("1", "1"), "a\\x1b[2J: rank 0 and rank 1 differ"),
+        ("value", ("1", "b\x1b"), "a\\x1b[2J: 1 on rank 0, b\\x1b on rank 1"),
+    ],
+)
+def test_control_characters_of_a_name_or_value_are_escaped(kind, values, line):
+    parts = tuple(Part(ranks=(rank,), value=value) for rank, value in enumerate(values))
+    assert repr(Difference(entry="a\x1b[2J", kind=kind, parts=parts)) == line
 
 
 # ---- what cannot be read

@@ -70,6 +70,9 @@ class Difference:
         return first if not others or len(first.ranks) > len(others[0].ranks) else None
 
     def __repr__(self) -> str:
+        return printable(self._in_words())
+
+    def _in_words(self) -> str:
         if self.is_inside:
             nan = ", ".join(f"{part.nan} NaN on {name_ranks(part.ranks)}" for part in self.parts if part.nan)
             return f"{self.entry}: {self._sides()}{self._by_how_much()}" + (f"; {nan}" if nan else "")
@@ -83,7 +86,7 @@ class Difference:
         texts = [f"{part.value} on {name_ranks(part.ranks)}" for part in there[:MOST_NAMES]]
         if more := [rank for part in there[MOST_NAMES:] for rank in part.ranks]:
             texts.append(f"other values on {name_ranks(more)}")
-        return f"{printable(self.entry)}: {', '.join(texts + [missing_on(absent)] * bool(absent))}"
+        return f"{self.entry}: {', '.join(texts + [missing_on(absent)] * bool(absent))}"
 
     def _sides(self) -> str:
         names = [name_ranks(part.ranks) for part in self.parts]
