@@ -132,7 +132,8 @@ def end(session: sessions.Session) -> str:
         What was done.
     """
     if session.outlives_stop or session._ended_elsewhere:
-        whether = "it has ended" if session._ended_elsewhere else f"its {_ranks(session)} keep running"
+        keep = "keeps" if session.world_size == 1 else "keep"
+        whether = "it has ended" if session._ended_elsewhere else f"its {_ranks(session)} {keep} running"
         session.stop()
         return f"detached from {session.kept_as}; {whether}"
     if session.is_running and (trouble := session.trouble):

@@ -12,12 +12,13 @@ import sys
 import tempfile
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
 import pytest
 
-from ddp_notebook import attaching
+from ddp_notebook import attaching, having
 from ddp_notebook.errors import StartError, UsageError
 from ddp_notebook.launch.keep import reach
 from ddp_notebook.launch.keep.channel import Channel
@@ -59,6 +60,14 @@ def hold():
     open({held!r}, 'w').close()
 threading.Thread(target=hold, daemon=True).start()
 """
+
+
+@pytest.mark.parametrize(("count", "ranks"), [(1, "its 1 rank keeps running"), (2, "its 2 ranks keep running")])
+def test_a_detached_session_keeps_running(count, ranks):
+    session: Any = SimpleNamespace(
+        world_size=count, kept_as="kept-1", outlives_stop=True, _ended_elsewhere=False, stop=lambda: None
+    )
+    assert having.end(session) == f"detached from kept-1; {ranks}"
 
 
 @pytest.mark.long
