@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import time
 
 import pytest
 
 from ddp_notebook.errors import RankError, UsageError
 from ddp_notebook.wire import signals
+from tests.conftest import wait_until
 from tests.resets import PROGRAMS, SILENT, reset_stop_and_go_on, run_until_stopped
 
 # It would go on in all later programs, and CPython's dump of the stacks of running threads may crash the process.
@@ -77,16 +77,29 @@ def test_names_that_ipython_needs_are_not_pushed(session):
     assert said[1].result == "2" and said[1].stderr == ""
 
 
-def test_a_name_that_a_thread_replaces_is_told_of_the_right_cell(session):
-    code = "import threading\ndef replace():\n    global _oh\n    go.wait(); _oh = 5; done.set()\n"
-    code += "go, done = threading.Event(), threading.Event(); threading.Thread(target=replace).start()"
+_REPLACES = """
+import os, threading, time
+def replace(number):
+    global _oh
+    while not os.path.exists(f"{folder}/go-{number}"): time.sleep(0.01)
+    _oh = 5
+    open(f"{folder}/done-{number}-{rank}", "w").close()
+def wait(number):
+    while not os.path.exists(f"{folder}/done-{number}-{rank}"): time.sleep(0.01)
+"""
+
+
+def test_a_name_that_a_thread_replaces_is_told_of_the_right_cell(session, tmp_path):
+    begin = "threading.Thread(target=replace, args=({},), daemon=True).start()"
+    code = f"folder = {str(tmp_path)!r}{_REPLACES}{begin.format(1)}"
     assert session.run(code)[0].stderr == ""
-    assert "_oh was replaced while this cell ran" in session.run("go.set(); x = done.wait(9)")[0].stderr
-    session.run(
-        "go.clear(); done.clear(); threading.Timer(0.3, go.set).start(); threading.Thread(target=replace).start()"
-    )
-    time.sleep(1)
-    assert "_oh was replaced before this cell ran; IPython needs it" in session.run("x = 1")[0].stderr
+    said = session.run("open(f'{folder}/go-1', 'w').close(); wait(1)", timeout=20)[0].stderr
+    assert "_oh was replaced while this cell ran; IPython needs it, so it was put back" in said
+    assert session.run(begin.format(2))[0].stderr == ""
+    (tmp_path / "go-2").touch()
+    wait_until(lambda: len(list(tmp_path.glob("done-2-*"))) == 2)
+    said = session.run("x = 1")[0].stderr
+    assert "_oh was replaced before this cell ran; IPython needs it, so it was put back" in said
     assert session.run("rank + 1")[1].result == "2"
 
 
@@ -104,9 +117,7 @@ def test_a_rank_that_may_have_no_signals_waiting_is_stopped_as_the_others(sessio
 def test_names_that_ipython_needs_are_put_back_with_a_line(make_session_alone):
     session = make_session_alone(2)
     said = session.run("_oh = 5")[0].stderr
-    assert said == (
-        "ddp_notebook: _oh was replaced while this cell ran; IPython needs it, so later cells find it as before\n"
-    )
+    assert said == ("ddp_notebook: _oh was replaced while this cell ran; IPython needs it, so it was put back\n")
     assert session.run("rank + 1")[1].result == "2"
 
 
@@ -117,7 +128,7 @@ def test_print_of_a_program_stays_and_len_does_not(make_session_alone):
         "import builtins\nreal = print\ndef only_first(*args): rank == 0 and real(*args)\n"
         "builtins.print, builtins.len = only_first, lambda _: 3"
     )[0].stderr
-    assert "len in builtins was replaced while this cell ran; later cells find Python's own again" in said
+    assert "len in builtins was replaced while this cell ran; it was put back" in said
     printed = session.run("print('here', len([]))")
     assert [printed[rank].stdout for rank in (0, 1)] == ["here 0\n", ""]
 

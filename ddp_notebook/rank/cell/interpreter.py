@@ -145,7 +145,7 @@ class Interpreter:
                 setattr(owner, name, value)
             return []
         replaced = f"{_were(changed, ' in threading')} replaced {when}"
-        return [f"ddp_notebook: no thread starts since {replaced}; later cells find Python's own again"]
+        return [f"ddp_notebook: no new thread could start after {replaced}; {_they_were(changed)} put back"]
 
     def _put_builtins_back(self, now: dict[str, Any], when: str) -> list[str]:
         changed = []
@@ -156,7 +156,7 @@ class Interpreter:
         if not changed:
             return []
         replaced = f"{_were(changed, ' in builtins')} replaced {when}"
-        return [f"ddp_notebook: {replaced}; later cells find Python's own again"]
+        return [f"ddp_notebook: {replaced}; {_they_were(changed)} put back"]
 
 
 def _is_needed(module: str) -> bool:
@@ -194,8 +194,7 @@ def put_names_back(namespace: dict[str, Any], needed: dict[str, Any], when: str)
         return []
     pronoun = "it" if len(changed) == 1 else "them"
     return [
-        f"ddp_notebook: {_were(changed)} replaced {when}; IPython needs {pronoun}, so later cells find "
-        f"{pronoun} as before"
+        f"ddp_notebook: {_were(changed)} replaced {when}; IPython needs {pronoun}, so {_they_were(changed)} put back"
     ]
 
 
@@ -218,6 +217,10 @@ def _will_do(found: Any, needed: Any) -> bool:
 def _were(names: list[str], where: str = "") -> str:
     """Return the subject and the verb of a sentence about names: "len in builtins was"."""
     return f"{', '.join(names)}{where} {'was' if len(names) == 1 else 'were'}"
+
+
+def _they_were(names: list[str]) -> str:
+    return "it was" if len(names) == 1 else "they were"
 
 
 def say(line: str) -> None:
