@@ -170,9 +170,10 @@ def test_an_interrupted_wait_for_a_job_shows_one_line(notebook, line):
     assert notebook.run("print(job.done()); job.cancel()").stdout == "False\n"
 
 
-@pytest.mark.parametrize("delay_s", [0.2, 0.25, 0.3])
+@pytest.mark.parametrize("delay_s", [0.05, 0.1, 0.15])
 def test_a_loop_that_reads_the_recording_shows_one_line(notebook, delay_s):
-    message = notebook.start("while True: session.recording.steps(), session.recording.waits()")
+    message = notebook.start("print('begun')\nwhile True: session.recording.steps(), session.recording.waits()")
+    wait_until(lambda: notebook.client.get_iopub_msg(timeout=5)["msg_type"] == "stream")
     time.sleep(delay_s)
     notebook.interrupt()
     reply = notebook.finish(message, 10)
