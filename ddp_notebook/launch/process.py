@@ -168,7 +168,7 @@ class Processes:
         return found
 
 
-_LIMITS = {  # what the kernel's signals at a limit mean
+_LIMITS = {  # signals that the kernel sends at a resource limit
     "SIGXCPU": "it has used all processor time that RLIMIT_CPU allows a process",
     "SIGXFSZ": "it has written a file up to the size that RLIMIT_FSIZE allows",
 }

@@ -61,8 +61,10 @@ _SIGNAL_BYTES = 128  # of a `siginfo_t`, and of a `sigset_t`
 
 
 def send(pid: int, number: int, value: int) -> None:
-    """Send a signal; `RELEASE` takes a number with it, where the process may have one more that waits. What else is
-    sent on the wire does the same a little later.
+    """Send a signal, and with `RELEASE` a number.
+
+    A process can have a limited number of waiting signals (RLIMIT_SIGPENDING). At this limit `RELEASE` is not sent, and
+    the message on the wire has the same effect a little later.
 
     One of ours is not sent to a process that has no handler for it: its default action would end the process, with all
     variables. A rank hears of a stop on the wire too, and puts its handlers back then.
@@ -78,7 +80,7 @@ def send(pid: int, number: int, value: int) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.sigqueue(ctypes.c_int(pid), ctypes.c_int(number), ctypes.c_void_p(value)) != 0:
         error = ctypes.get_errno()
-        if error != EAGAIN:  # else the process may have no more signals waiting (RLIMIT_SIGPENDING)
+        if error != EAGAIN:  # EAGAIN: the process has reached the limit of waiting signals
             raise OSError(error, os.strerror(error))
 
 

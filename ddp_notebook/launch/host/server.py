@@ -299,7 +299,7 @@ class HostServer:
 
     def _on_signal(self, request: dict[str, Any]) -> dict[str, Any]:
         for known in self._known(request["processes"]):
-            with contextlib.suppress(OSError):  # one process that cannot be signalled keeps no other from it
+            with contextlib.suppress(OSError):  # continue with the next process
                 for number in request["signals"]:
                     signals.send(known.pid, number, request["value"])
         return {}

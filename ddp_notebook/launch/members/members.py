@@ -79,7 +79,7 @@ class Members:
         """See `Cluster.replace`."""
         processes = self._processes
         for process in processes.by_rank.values():
-            process.error, process.lacks_others = "", False  # of a forming that failed
+            process.error, process.lacks_others = "", False  # left by a failed attempt to form the group
         were_on = {rank: processes.by_rank[rank].host for rank in ranks}
         try:
             open_files.check_free(open_files.OF_RANK * len(ranks), "a heal")

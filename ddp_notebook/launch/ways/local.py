@@ -155,7 +155,7 @@ class Local(Way):
         """The server knows its children better: none of them can have ended and given its id to somebody else."""
         for target in targets:
             if processes.is_running(target):
-                with contextlib.suppress(OSError):  # as the server does
+                with contextlib.suppress(OSError):  # continue with the next process, as the host server does
                     for number in numbers:
                         signals.send(target[0], number, value)
 
