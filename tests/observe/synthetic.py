@@ -158,6 +158,7 @@ def simulate(
     bucket_nbytes: int = 1 << 20,
     transfer_ms: float = 1.0,
     micro_steps: int = 1,
+    synchronised: int = 1,
     samples: int = 32,
     slow: int | None = None,
     phase: str = "",
@@ -176,7 +177,8 @@ def simulate(
     """Simulates data-parallel training.
 
     Args:
-        micro_steps: forwards and backwards in each step, of which only the last one synchronises.
+        micro_steps: forwards and backwards in each step.
+        synchronised: how many of them synchronise, the last ones.
         slow: the rank that loses `extra_ms` in each step, in `phase`: "input", "forward", "backward" (before its third
             bucket), "optimizer" or "between".
         noise_ms: mean of a delay that hits a third of all phases, anew on each rank: the scheduler's.
@@ -283,7 +285,7 @@ def simulate(
             work("between", "", between_ms, step)
             work("forward", MODEL if is_ddp else "Net", forward_ms, step, samples=samples)
             if is_ddp:
-                backward(step, is_synchronised=micro == micro_steps - 1)
+                backward(step, is_synchronised=micro >= micro_steps - synchronised)
             else:
                 work("backward", "", backward_ms, step)
         if not is_ddp:

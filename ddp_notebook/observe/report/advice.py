@@ -68,6 +68,7 @@ class Gradients:
     nbytes: float  # in a step
     dtypes: tuple[str, ...]
     copied_ns: float  # at the end of a backward, when all buckets are through
+    passes: float = 1.0  # backward passes of a step that send gradients
 
 
 def verdict(
@@ -303,7 +304,7 @@ def _for_communication(parts: Parts, gradients: Gradients | None, is_sharded: bo
     if parts.share(exposed) < _NOTABLE:
         return found
     each = gradients.nbytes / gradients.buckets
-    if gradients.buckets >= _MANY_BUCKETS and each < _SMALL_BUCKET:
+    if gradients.buckets >= _MANY_BUCKETS * gradients.passes and each < _SMALL_BUCKET:
         found.append(
             (
                 exposed,
@@ -320,11 +321,17 @@ def _for_communication(parts: Parts, gradients: Gradients | None, is_sharded: bo
             )
         )
     if exposed > 0.25 * parts.compute_ns:
+        how = (
+            "accumulate gradients over several passes (model.no_sync()): "
+            if gradients.passes < 2
+            else "if the backward passes of a step accumulate gradients, put all but the last one under "
+            f"model.no_sync(): {gradients.passes:.0f} passes of each step send them, and "
+        )
         found.append(
             (
                 0.95 * exposed,
-                "accumulate gradients over several passes (model.no_sync()): "
-                f"{ms(exposed)} of communication in each step are not hidden behind {ms(parts.compute_ns)} of compute",
+                f"{how}{ms(exposed)} of communication in each step are not hidden behind "
+                f"{ms(parts.compute_ns)} of compute",
             )
         )
     return found
@@ -345,9 +352,10 @@ def gradients_of(recording: RowSource, found: StepTable) -> Gradients | None:
     if not len(calls):
         return None
     spans = spans[(spans["kind"] == SPANS.index("backward")) & (spans["start_ns"] >= begin) & (spans["end_ns"] <= end)]
-    _, of_step, counts = np.unique(_keys(calls["rank"], calls["step"]), return_inverse=True, return_counts=True)
+    steps, of_step, counts = np.unique(_keys(calls["rank"], calls["step"]), return_inverse=True, return_counts=True)
     # When the last bucket of each backward ended, and when the backward itself did.
     keys, of_backward = np.unique(_keys(calls["rank"], calls["backward"]), return_inverse=True)
+    passes = np.bincount(of_step[np.unique(of_backward, return_index=True)[1]], minlength=len(steps))
     last_end = np.full(len(keys), -1, np.int64)
     np.maximum.at(last_end, of_backward, calls["end_ns"])
     own = _keys(spans["rank"], spans["span"])
@@ -359,6 +367,7 @@ def gradients_of(recording: RowSource, found: StepTable) -> Gradients | None:
         nbytes=float(np.median(np.bincount(of_step, calls["nbytes_in"]))),
         dtypes=tuple(recording.text(number) for number in np.unique(calls["dtype"]).tolist()),
         copied_ns=max(float(np.median(tails)), 0.0) if len(tails) else 0.0,
+        passes=max(float(np.median(passes)), 1.0),
     )
 
 
