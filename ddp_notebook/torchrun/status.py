@@ -42,7 +42,7 @@ class JobStatus:
         header = ("rank", "host", "pid", "state")
         rows = [(str(row.rank), row.host, "?" if row.pid is None else str(row.pid), row.state) for row in self.rows]
         restarts = f", {self.restarts} restart{'s' * (self.restarts != 1)}" if self.restarts else ""
-        head = f"job {self.name}, attempt {self.attempt} since this notebook attached{restarts}"
+        head = f"job {self.name}, attempt {self.attempt} seen by this notebook{restarts}"
         hang = [f"no progress for {self.waits_s:.0f} s: {self.why}"] if self.waits_s > _WAITS_S and self.why else []
         return "\n".join([head, *as_table([header, *rows]), *hang, *self.notes, *self.events])
 

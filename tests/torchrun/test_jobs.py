@@ -184,7 +184,7 @@ def test_with_a_shared_store_the_fault_is_explained(monkeypatch):
     assert "set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 where torchrun is started" in said()
     monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
     assert "TORCH_DISABLE" not in said() and "its start, without torch so far" in said()
-    assert said().startswith("job train-1, attempt 1 since this notebook attached\n")
+    assert said().startswith("job train-1, attempt 1 seen by this notebook\n")
 
 
 def test_of_the_ranks_of_a_job_that_failed_those_come_first_whose_own_code_did(monkeypatch):
