@@ -33,9 +33,7 @@ def status(
         recording: of the session, with the clocks as they were compared.
         lost: the state of all where no host is to be reached.
     """
-    halted = stopped(cluster)
-    trouble = "\n".join(filter(None, [cluster.trouble(), *halted]))
-    is_blocked = bool(halted or cluster.pulse())  # a notebook that only looks on is not blocked
+    trouble = cluster.trouble()
     answers: dict[int, Vitals] = {}
 
     def probe(number: int) -> Probe:
@@ -43,6 +41,9 @@ def status(
 
     if cluster.is_running:
         answers = questions.ask_for(set(cluster.alive) - cluster.unheard.keys(), probe, _ANSWER_S)
+    halted = stopped(cluster)  # the keeper of a kept session reports a process a moment after it was stopped
+    trouble = "\n".join(filter(None, [trouble, *halted]))
+    is_blocked = bool(halted or cluster.pulse())  # a notebook that only looks on is not blocked
     silent = [rank for rank in cluster.alive if rank not in answers and cluster.is_running]
     why = why_silent(cluster, silent) if silent else {}
     rows = []
