@@ -72,6 +72,7 @@ class Placing:
         self._under: View | None = None  # the cell that runs
         self._apart: dict[int | None, Publisher] = {}  # of monitors that the user has made, by cell
         self._replaced: list[Monitor] = []  # widgets that have not answered yet; when they do, widgets are shown again
+        self._instead: HtmlView | None = None  # the last view in the place of such a widget
         self._lock = threading.RLock()  # a cell in the background looks in a thread of its own
         self._loop: asyncio.AbstractEventLoop | None = None  # the kernel's own
         self._importing: threading.Thread | None = None  # what its picture will need
@@ -240,10 +241,13 @@ class Placing:
         return HtmlView(recording or self._recording, cell, self._title(), publisher, handle)
 
     def _checked(self, view: View) -> View:
-        """The same view, or HTML in the place of a widget that does not answer."""
+        """Return the same view, or HTML in the place of a widget that does not answer."""
+        if self._instead is not None and view is self._instead and self._answering.is_there:
+            self._instead.note("the widget in this place answered late: %ddp_monitor shows one with all panels")
         if not isinstance(view, WidgetView) or not self._answering.is_overdue(view.shown_s):
             return view
         instead = self._html_view(view.cell, self._publisher_of(view.cell) if view.is_live else None, view.handle)
+        self._instead = instead
         view.drop_picture()
         view.monitor.leave()
         self._replaced.append(view.monitor)  # open, so that it is heard if it answers after all

@@ -158,6 +158,7 @@ def test_an_idle_kernel_replaces_a_widget_and_hears_it_when_it_answers_after_all
     page.messages.clear()
     page.run(TRAINS.format(steps=20))
     assert page.monitors() == [] and displays(page) == [], "the HTML of %ddp_monitor is the view"
+    assert "%ddp_monitor shows one with all panels" in drawn(page)[-1][1]
 
     page.messages.clear()
     page.answers = True

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import secrets
 import time
+from dataclasses import replace
 from typing import Any
 
 from ddp_notebook.observe.tables.recorded import RecordedTables
@@ -39,6 +40,7 @@ class HtmlView:
     ) -> None:
         self.cell = cell
         self.is_live = publisher is not None
+        self._note = ""
         self._recording = recording
         self._title = title
         self._publisher = publisher
@@ -69,6 +71,11 @@ class HtmlView:
         words = f"{shown.title}, {shown.state}"
         self._show({"text/plain": words, "text/html": page.draw(shown, self._key)})
 
+    def note(self, words: str) -> None:
+        """Show a sentence below the view."""
+        if words != self._note:
+            self._note, self._has_news = words, True
+
     def freeze(self, recording: RecordedTables, cell: int | None) -> None:
         """Leave what was recorded: it stands in the saved notebook, and without a kernel."""
         if self._publisher is not None:
@@ -85,7 +92,8 @@ class HtmlView:
         assert self._publisher is not None
         if self._sources is None:
             self._sources = Sources(feed)
-        return self._sources.look(self._publisher.head())
+        shown = self._sources.look(self._publisher.head())
+        return replace(shown, notes=[*shown.notes, self._note]) if self._note else shown
 
     def _final(self) -> dict[str, Any]:
         from ddp_notebook.widgets.still import summary
