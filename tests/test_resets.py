@@ -198,6 +198,7 @@ seen, kept = 0, rank + 10
 """
 
 
+@pytest.mark.long
 def test_a_loaders_worker_that_resets_signals_harms_nothing(make_session_alone, tmp_path):
     """User code runs in ranks and their child processes. Keeper, watchdog and host server run none."""
     session = make_session_alone(2)

@@ -164,6 +164,7 @@ def test_a_cell_in_the_background_goes_on_when_a_local_one_is_stopped(kernel, in
     assert "[0-1] 'whole'" in kernel.wait_under(job, lambda reply: "whole" in reply.stdout).stdout
 
 
+@pytest.mark.long
 def test_a_cell_of_its_client_goes_on_when_a_local_one_is_stopped(kernel, in_order):
     sent = "import time\nview = session.client[:]\njob = view.execute('time.sleep(1.5); done = rank', block=False)"
     message = kernel.start(f"{sent}\ntime.sleep(0.5)\nprint('there', flush=True)\ntime.sleep(600)")
