@@ -128,7 +128,7 @@ class Metric:
     values: npt.NDArray[np.float64]  # (n,)
     times_ns: npt.NDArray[np.int64]  # (n,)
     cells: npt.NDArray[np.uint32]  # (n,)
-    is_given: npt.NDArray[np.bool_]  # (n,) whether the program gave the step, as in log(loss=..., step=...)
+    is_given: npt.NDArray[np.bool]  # (n,) whether the program gave the step, as in log(loss=..., step=...)
 
     def of_rank(self, rank: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
         """The steps and values of one rank."""

@@ -22,3 +22,11 @@ def test_links_between_texts_lead_to_a_page(name):
     links = [link for link in _LINK.findall(sources.placed(name)) if not re.match(r"\w+:", link)]
     found = {posixpath.normpath(link.removeprefix("/")) for link in links}
     assert {one for one in found if one.endswith((".md", ".ipynb"))} <= pages
+
+
+def test_no_type_of_a_field_in_the_reference_ends_with_an_underscore():
+    """Sphinx takes the underscore of `np.bool_` for that of a link to another place."""
+    found = re.findall(
+        r"^    \w+: .*\b\w+_\]", (ROOT / "ddp_notebook" / "observe" / "views.py").read_text(), re.MULTILINE
+    )
+    assert found == []
