@@ -30,3 +30,10 @@ def test_no_type_of_a_field_in_the_reference_ends_with_an_underscore():
         r"^    \w+: .*\b\w+_\]", (ROOT / "ddp_notebook" / "observe" / "views.py").read_text(), re.MULTILINE
     )
     assert found == []
+
+
+@pytest.mark.parametrize("name", _OF_ROOT)
+def test_every_column_of_a_table_has_a_heading(name):
+    """A screen reader says it with each cell."""
+    heads = re.findall(r"^(\|.*\|)\n\|[-:| ]+\|$", (ROOT / name).read_text(), re.MULTILINE)
+    assert [head for head in heads if re.search(r"\|\s*\|", head)] == []
