@@ -117,7 +117,9 @@ def test_without_a_controller_all_else_goes_on(make_session_alone):
         with contextlib.suppress(psutil.NoSuchProcess):  # the controller may have noticed the first one already
             process.kill()
     wait_until(lambda: not session.pids("controller"))
-    with pytest.raises(ipyparallel.CompositeError, match="controller is gone, and the reply to this call with it"):
+    with pytest.raises(
+        ipyparallel.CompositeError, match="controller of ipyparallel has ended, and the reply to this call is lost"
+    ):
         waiting.get(10)
     wait_until(lambda: client._closed)
     with pytest.raises(RuntimeError, match="closed"):

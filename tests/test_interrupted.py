@@ -151,7 +151,7 @@ def test_an_interrupt_shows_one_line(notebook, line, file, function):
     assert armed.stdout == "False\n", f"{function} was not called"
     assert reply.ename == "KeyboardInterrupt", reply
     assert "interrupted" in reply.evalue, reply
-    if line in _INNER:  # the sentence of what the user called, not that of the reading inside of it
+    if line in _INNER:  # the line is about the called command, not about the read inside it
         assert _INNER[line] in reply.evalue, reply
     assert "\n" not in reply.traceback and len(reply.traceback) < 200, reply.traceback
     assert notebook.run("%on_all_ranks rank").stdout == "[0] 0\n[1] 1\n"

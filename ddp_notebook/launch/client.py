@@ -26,7 +26,9 @@ _HEALED_S = 2.0
 _LOOK_S = 0.02
 _HALTED_S = 1.0  # a wait of this length checks whether ranks are stopped or held
 _WHOSE = "(__import__('socket').gethostname(), __import__('os').getpid())"  # a function of ours would be imported there
-_NO_CONTROLLER = "ipyparallel's controller is gone, and the reply to this call with it; session.client starts it again"
+_NO_CONTROLLER = (
+    "the controller of ipyparallel has ended, and the reply to this call is lost; session.client starts it again"
+)
 _NO_RANKS = "the ranks have ended, and the reply to this call with them; %ddp_start starts new ones"
 _CLOSED = "session.client was closed, and the reply to this call is lost"
 

@@ -31,7 +31,7 @@ _SLOW_S = 2.5  # seconds until a message about the wait is shown
 _SLOW_EACH_S = 0.05  # and for each rank
 _REPORT_S = 0.5  # between the first and the last rank that reports that others did not join
 _FORM_TIMEOUT_S = 10.0  # of a group that forms; more where many ranks do
-_PART_OF_START = 1 / 12  # of the start's time for the first group: 10 s of the default 120 s
+_PART_OF_START = 1 / 12  # the first group gets this part of the start timeout: 10 s of the default 120 s
 
 _BUSY = "the main thread is busy: %ddp_interrupt ends a cell, or a call of session.client; then try again"
 _LOADED = (

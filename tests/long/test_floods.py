@@ -95,9 +95,8 @@ def test_in_a_notebook_that_a_program_executes(begun):
         client.timeout = 30
         client.execute_cell(document.cells[2], 2)
         client.execute_cell(document.cells[3], 3)
-    shown = "".join(
-        output.get("text") or output["data"]["text/plain"] for output in document.cells[2].outputs
-    )  # a rank that is late has a display of its own
+    # The line of a late rank is a display.
+    shown = "".join(output.get("text") or output["data"]["text/plain"] for output in document.cells[2].outputs)
     assert "[0] 0" in shown and "[1] 1" in shown
     [state] = [
         model["state"]["value"]

@@ -319,7 +319,7 @@ def test_one_point_is_a_picture_too():
             lambda: figures.loss(Recording(2)),
             "no metric was recorded; write log(loss=loss) in the cell, or run it with",
         ),
-        (lambda: figures.loss(logged({0: [1]}), "los"), "there is no metric 'los'; recorded are loss"),
+        (lambda: figures.loss(logged({0: [1]}), "los"), "metric 'los' was not recorded; recorded are loss"),
         (lambda: figures.loss(logged({0: [1]}), cell=4), "loss was not recorded in cell 4, but in cell 1"),
         (
             lambda: figures.steps(Synthetic(2)),
@@ -485,7 +485,8 @@ def test_a_message_that_lists_names_has_no_control_characters_and_is_short():
     with pytest.raises(UsageError) as error:
         recording.plot_loss("no\x1bpe")
     assert str(error.value) == (
-        r"there is no metric 'no\x1bpe'; recorded are '\x1b[31mred', 'n\nl', '', loss, x0, x1, x2, x3 and 1,996 more"
+        r"metric 'no\x1bpe' was not recorded; recorded are '\x1b[31mred', 'n\nl', '', loss, x0, x1, x2, "
+        "x3 and 1,996 more"
     )
     with pytest.raises(UsageError) as error:
         recording.plot_loss("\x1b[31mred", cell=2)

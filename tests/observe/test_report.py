@@ -133,8 +133,8 @@ def test_the_repr_is_one_line():
             {"transfer_ms": 80, "buckets": 1, "micro_steps": 3, "synchronised": 3},
             "71 % of the step is communication that no compute hides",
             [
-                "if the backward passes of a step accumulate gradients, put all but the last one under "
-                "model.no_sync(): 3 passes of each step send them, and 240 ms of communication in each step ",
+                "3 backward passes of each step send gradients. If they accumulate, put all but the last one under "
+                "model.no_sync(): 240 ms of communication in each step ",
             ],
         ),
         (

@@ -138,6 +138,9 @@ for n in range(3):
     assert found["tensor"] == [([0, 1, 2], [0.0, 1.0, 2.0])] * 2
 
 
+_MODEL = """
+model = DistributedDataParallel(torch.nn.Linear(4, 1))
+optimizer = torch.optim.SGD(model.parameters(), 0.1)"""
 _PLACES = {
     "after the forward": "{log}\nloss.backward()\noptimizer.step()",
     "after the backward": "loss.backward()\n{log}\noptimizer.step()",
@@ -164,22 +167,23 @@ for n in range(4):
 
 
 def test_a_value_from_before_the_loop_moves_no_later_one(ranks):
-    code = """
-model = DistributedDataParallel(torch.nn.Linear(4, 1))
-optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    code = (
+        _MODEL
+        + """
 log(loss=9.0)
 for n in range(3):
     model(torch.ones(2, 4)).sum().backward()
     optimizer.step()
     log(loss=float(n))
 """
+    )
     assert metrics_of(ranks, code)["loss"] == [([0, 0, 1, 2], [9.0, 0.0, 1.0, 2.0])] * 2
 
 
 def test_a_watched_variable_that_is_also_logged_has_the_number_of_its_step(ranks):
-    code = """
-model = DistributedDataParallel(torch.nn.Linear(4, 1))
-optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    code = (
+        _MODEL
+        + """
 for n in range(3):
     acc = float(n)
     loss = model(torch.ones(2, 4)).sum()
@@ -187,27 +191,29 @@ for n in range(3):
     loss.backward()
     optimizer.step()
 """
+    )
     found = metrics_of(ranks, code, watch="acc")
     assert found["acc"] == [([0, 0, 1, 1, 2, 2], [0.0, 0.0, 1.0, 1.0, 2.0, 2.0])] * 2
 
 
 def test_accumulated_gradients_are_counted_by_their_values(ranks):
-    code = """
-model = DistributedDataParallel(torch.nn.Linear(4, 1))
-optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    code = (
+        _MODEL
+        + """
 for n in range(6):
     loss = model(torch.ones(2, 4)).sum()
     log(loss=float(n))
     loss.backward()
     if n % 2: optimizer.step()
 """
+    )
     assert metrics_of(ranks, code)["loss"] == [(list(range(6)), [float(n) for n in range(6)])] * 2
 
 
 def test_what_is_logged_every_second_step_and_in_an_evaluation(ranks):
-    code = """
-model = DistributedDataParallel(torch.nn.Linear(4, 1))
-optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    code = (
+        _MODEL
+        + """
 for n in range(6):
     loss = model(torch.ones(2, 4)).sum()
     if n % 2:
@@ -221,6 +227,7 @@ with torch.no_grad():
     model(torch.ones(2, 4))
 log(accuracy=0.5)
 """
+    )
     found = metrics_of(ranks, code)
     assert found["before"] == found["after"] == [([1, 3, 5], [1.0, 3.0, 5.0])] * 2
     assert found["accuracy"] == [([5], [0.5])] * 2, "of the last step"

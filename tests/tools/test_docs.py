@@ -34,6 +34,6 @@ def test_no_type_of_a_field_in_the_reference_ends_with_an_underscore():
 
 @pytest.mark.parametrize("name", _OF_ROOT)
 def test_every_column_of_a_table_has_a_heading(name):
-    """A screen reader says it with each cell."""
+    """Screen readers read headings aloud with the cells of a column."""
     heads = re.findall(r"^(\|.*\|)\n\|[-:| ]+\|$", (ROOT / name).read_text(), re.MULTILINE)
     assert [head for head in heads if re.search(r"\|\s*\|", head)] == []

@@ -83,7 +83,7 @@ def _choose(metrics: Mapping[str, Metric], name: str | None) -> Metric:
         )
     name = main_metric(metrics) if name is None else name
     if name not in metrics:
-        raise UsageError(f"there is no metric {name!r}; recorded are {listed(metrics)}")
+        raise UsageError(f"metric {name!r} was not recorded; recorded are {listed(metrics)}")
     return metrics[name]
 
 

@@ -324,8 +324,8 @@ def _for_communication(parts: Parts, gradients: Gradients | None, is_sharded: bo
         how = (
             "accumulate gradients over several passes (model.no_sync()): "
             if gradients.passes < 2
-            else "if the backward passes of a step accumulate gradients, put all but the last one under "
-            f"model.no_sync(): {gradients.passes:.0f} passes of each step send them, and "
+            else f"{gradients.passes:.0f} backward passes of each step send gradients. If they accumulate, put all but "
+            "the last one under model.no_sync(): "
         )
         found.append(
             (

@@ -37,8 +37,8 @@ ARGUMENTS = (
     "list to parse_args()"
 )
 HYDRA = (
-    "hydra ends the process when its program fails, and logs the reason above. config_path is relative to the file "
-    "of the program, and a cell has none: give an absolute path"
+    "hydra ends the process when its program fails, and logs the reason above. A cell has no file, so config_path "
+    "must be an absolute path"
 )
 _INSTEAD = (
     "Print what you want to know, end the cell there with an error, or look at a variable afterwards: %on_all_ranks x, "
