@@ -82,8 +82,10 @@ def test_what_says_more_goes_through():
 
 
 @pytest.fixture(scope="module")
-def notebook():
+def notebook(tmp_path_factory):
     with closing(NotebookKernel()) as kernel:
+        folder = str(tmp_path_factory.mktemp("saved"))  # interrupted commands leave incomplete files there
+        assert kernel.run(f"import os; os.chdir({folder!r})").status == "ok"
         assert kernel.run("%load_ext ddp_notebook\n%ddp_start 2").status == "ok"
         assert kernel.run("import ddp_notebook; session = ddp_notebook.current(); value = 5").status == "ok"
         yield kernel
