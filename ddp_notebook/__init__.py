@@ -44,6 +44,7 @@ from ddp_notebook.version import __version__ as __version__
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
+    from ddp_notebook.launch.options import Client, Keep, Mpi, Profile, Slurm, Ssh
     from ddp_notebook.launch.survey.check import check
     from ddp_notebook.launch.survey.table import HostTable
     from ddp_notebook.observe.files import load
@@ -69,17 +70,21 @@ __all__ = [
     "CellFailedHereError",
     "CellResult",
     "CellTimeoutError",
+    "Client",
     "ClientError",
     "DDPNotebookError",
     "HostError",
     "HostTable",
     "JobCancelledError",
     "JobFailedError",
+    "Keep",
     "Memory",
     "MissingBuildError",
     "MissingPackageError",
+    "Mpi",
     "NoSessionError",
     "Placements",
+    "Profile",
     "RankDiedError",
     "RankError",
     "RankValues",
@@ -90,6 +95,8 @@ __all__ = [
     "Session",
     "SessionBrokenError",
     "SessionExistsError",
+    "Slurm",
+    "Ssh",
     "StartError",
     "StartTimeoutError",
     "Status",
@@ -110,14 +117,20 @@ __all__ = [
 _LAZY = {
     "Agreement": "ddp_notebook.run.agree.agreement",
     "CellResult": "ddp_notebook.run.cells.result",
+    "Client": "ddp_notebook.launch.options",
     "HostTable": "ddp_notebook.launch.survey.table",
+    "Keep": "ddp_notebook.launch.options",
     "Memory": "ddp_notebook.run.sharding.memory",
+    "Mpi": "ddp_notebook.launch.options",
     "Placements": "ddp_notebook.run.sharding.placements",
+    "Profile": "ddp_notebook.launch.options",
     "RankValues": "ddp_notebook.run.values.values",
     "RecordOptions": "ddp_notebook.wire.record_options",
     "Recording": "ddp_notebook.observe.recording",
     "Report": "ddp_notebook.observe.report.report",
     "Session": "ddp_notebook.session",
+    "Slurm": "ddp_notebook.launch.options",
+    "Ssh": "ddp_notebook.launch.options",
     "Status": "ddp_notebook.status",
     "TensorPlacement": "ddp_notebook.run.sharding.placements",
     "TorchrunJob": "ddp_notebook.torchrun.job",

@@ -52,15 +52,17 @@ def _already(asked: StartOptions, running: sessions.Session) -> str:
     its = starting.options_of(running)
     count = running.world_size
     if differing := asked.differing(its):
-        have, want = (", ".join(one.written(name) for name in differing) for one in (its, asked))
-        resize = f"%ddp_resize {asked.world_size} changes the number of ranks, " * (differing == ["world_size"])
+        have, want = (", ".join(option.written(one) for option in differing) for one in (its, asked))
+        resize = f"%ddp_resize {asked.world_size} changes the number of ranks, " * (
+            [option.name for option in differing] == ["world_size"]
+        )
         they, them = ("it has", "it") if count == 1 else ("they have", "them")
         raise SessionExistsError(
             f"{_ranks(running)} {_is(count)} already running, with other options: {they} {have}, and this line asks "
             f"for {want}. {resize}%ddp_stop ends {them}"
         )
     kept = f" (kept as {running.kept_as})" if running.is_kept else ""
-    sync = "; %ddp_sync sends changed files" if asked.sync is not None else ""
+    sync = "; %ddp_sync sends changed files" if asked.elsewhere is not None and asked.elsewhere.sync is not None else ""
     dead = running._dead
     if len(dead) == count:
         which = "the only rank of this session" if count == 1 else f"all {count} ranks of this session"

@@ -9,7 +9,7 @@ from IPython.core.magic import Magics, cell_magic, line_cell_magic, line_magic, 
 from ddp_notebook import having
 from ddp_notebook.auto import AutoSend
 from ddp_notebook.errors import CellFailedHereError, UsageError
-from ddp_notebook.launch import options as start_options
+from ddp_notebook.launch import start_line
 from ddp_notebook.records.names import listed
 from ddp_notebook.records.words import list_ranks
 from ddp_notebook.run import completing, debugging, forgotten, help_texts, magic_lines, progress
@@ -33,12 +33,12 @@ class DDPMagics(Magics):
     # ---- the session
 
     @line_magic
-    @line_of(start_options.start_line)
+    @line_of(start_line.start_line)
     def ddp_start(self, line: str) -> None:
         """Start ranks: processes in an initialized process group.
 
         If ranks with the same options are already running, they stay, and a message says so."""
-        asked = start_options.read(line)
+        asked = start_line.read(line)
         if asked.note:
             print(asked.note)
         if asked.checks:

@@ -1,15 +1,14 @@
-"""`ddp_notebook.start`: a session from what was asked for, or the one that runs already."""
+"""`ddp_notebook.start`: start a session, or return the running one."""
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from ddp_notebook.errors import SessionExistsError
-from ddp_notebook.launch.keep.limits import OUTPUT_MB, RECORDING_MB
-from ddp_notebook.launch.options import LEASE_S, Backend, LiveMode, StartOptions
+from ddp_notebook.launch.options import Backend, Client, Keep, LiveMode, Mpi, Profile, Slurm, Ssh, StartOptions
+from ddp_notebook.launch.start_line import with_defaults
 from ddp_notebook.on_rank import refuse_on_rank
 from ddp_notebook.session import Progress, Session, current
 
@@ -24,44 +23,55 @@ def start(
     share_gpus: bool = False,
     env: Mapping[str, str] | None = None,
     timeout_s: float = 120.0,
+    live: LiveMode = "auto",
+    fold: bool = True,
     grace_s: float | None = 3.0,
     hang_after_s: float | None = 10.0,
     guard: bool | None = None,
     heal: bool = False,
-    live: LiveMode = "auto",
-    fold: bool = True,
-    hosts: str | Sequence[str] | None = None,
-    slurm: str | None = None,
-    mpi: str | None = None,
-    profile: str | None = None,
-    client: str | None = None,
-    python: str | None = None,
-    sync: str | os.PathLike[str] | None = None,
-    sync_large: bool = False,
-    lease_s: float = LEASE_S,
-    ports: str | None = None,
-    keep_h: float | None = None,
-    keep_output_mb: float = OUTPUT_MB,
-    keep_recording_mb: float = RECORDING_MB,
     on_preempt: str | None = None,
+    hosts: str | Sequence[str] | Ssh | None = None,
+    slurm: str | Slurm | None = None,
+    mpi: str | Mpi | None = None,
+    profile: str | Profile | None = None,
+    client: str | Client | None = None,
+    keep: Keep | None = None,
     reuse: bool = False,
     report: Progress = lambda _: None,
 ) -> Session:
     """Start ranks: one process per GPU, or CPU ranks, in an initialised process group.
 
     Args:
-        world_size: number of ranks; None: one per GPU, or on a machine without any min(4, cores), at least 2.
-        backend, gpus, share_gpus, env, timeout_s, grace_s, hang_after_s, guard, heal, live, fold, hosts, slurm, mpi,
-            profile, client, python, sync, sync_large, lease_s, ports, keep_h, keep_output_mb, keep_recording_mb,
-            on_preempt: see `StartOptions`.
-        reuse: return the session that runs, if it was started with the same options, as a cell of marimo that runs
-            again wants it. Any number of ranks will do where `world_size` is None.
-        report: told a line about each stage that is done, and behind a carriage return how far one is.
+        world_size: number of ranks. None: one per GPU; on a machine without GPUs min(4, cores), at least 2.
+        backend: "auto" is nccl with one GPU per rank, else gloo.
+        gpus: numbers within CUDA_VISIBLE_DEVICES, or UUIDs: "0,1" or a sequence. None: all. "none": CPU ranks despite
+            GPUs. "each": GPUs only if there is one for each rank.
+        share_gpus: allow more ranks than GPUs.
+        env: environment variables of the ranks, in addition to those of the notebook.
+        timeout_s: limit of the start in seconds; at most a week.
+        live: "auto": a small view appears under a cell that logs or synchronises gradients, as HTML if the front end
+            has no widgets. "html": always as HTML. "off": no view appears by itself.
+        fold: merge lines of several ranks that are equal or differ only in numbers.
+        grace_s: seconds until the other ranks are stopped after a rank failed; None: they are not stopped.
+        hang_after_s: seconds that a rank waits in an operation before the cell shows which ranks wait; None: never.
+        guard: compare the calls of all ranks before each collective. None: with gloo only.
+        heal: replace dead ranks before each cell, as `%ddp_heal` does.
+        on_preempt: a folder. At SIGTERM or SIGUSR1 to the kernel, the keeper or a task of a job, or when a file
+            `preempt` appears in the folder, loops of `survive` save their state there and end.
+        hosts: ranks over ssh: "gpu1,gpu[3-5]:8", a sequence, or `Ssh` with further options.
+        slurm: ranks in a Slurm job: arguments of sbatch, "" for the allocation of the notebook, or `Slurm`.
+        mpi: ranks that mpirun starts: its arguments, or `Mpi`.
+        profile: ranks that the launcher of an ipyparallel profile starts: its name, or `Profile`.
+        client: ranks in the engines of an ipyparallel cluster: "profile=NAME", "cluster_id=ID", or `Client`.
+        keep: `Keep(hours=12)` lets the ranks outlive the notebook. None: they end with it.
+        reuse: return the running session if it has the same options, which a marimo cell needs when it runs again. Any
+            number of ranks fits if `world_size` is None.
+        report: called with a line about each completed stage, and after a carriage return with the progress of one.
 
     Raises:
-        UsageError: an option that cannot be, or does not fit this machine; or this is a rank.
+        UsageError: an option is outside its limits or does not fit this machine, or this process is a rank.
         SessionExistsError: ranks are running already; with `reuse`, with other options.
-        StartError: the ranks did not come up; nothing of them is left.
+        StartError: the ranks did not start; nothing of them is left.
 
     Example:
         >>> with ddp_notebook.start(2) as session:
@@ -69,39 +79,36 @@ def start(
         [0] 0
         [1] 1
         '1\\n'
+        >>> ddp_notebook.start(4, hosts=Ssh("gpu1,gpu2", python="/envs/x/bin/python", sync="."), keep=Keep(hours=12))
+        <Session: 4 ranks on gpu1 and gpu2, nccl>
     """
     refuse_on_rank("ranks start no ranks: call start")
-    asked = StartOptions(
-        world_size=world_size,
-        backend=backend,
-        gpus=gpus,
-        share_gpus=share_gpus,
-        env={} if env is None else env,
-        timeout_s=timeout_s,
-        grace_s=grace_s,
-        hang_after_s=hang_after_s,
-        guard=guard,
-        heal=heal,
-        live=live,
-        fold=fold,
-        hosts=hosts,
-        slurm=slurm,
-        mpi=mpi,
-        profile=profile,
-        client=client,
-        python=python,
-        sync=sync,
-        sync_large=sync_large,
-        lease_s=lease_s,
-        ports=ports,
-        keep_h=keep_h,
-        keep_output_mb=keep_output_mb,
-        keep_recording_mb=keep_recording_mb,
-        on_preempt=on_preempt,
-    ).with_defaults()
+    asked = with_defaults(
+        StartOptions(
+            world_size=world_size,
+            backend=backend,
+            gpus=gpus,
+            share_gpus=share_gpus,
+            env={} if env is None else env,
+            timeout_s=timeout_s,
+            live=live,
+            fold=fold,
+            grace_s=grace_s,
+            hang_after_s=hang_after_s,
+            guard=guard,
+            heal=heal,
+            on_preempt=on_preempt,
+            hosts=hosts,
+            slurm=slurm,
+            mpi=mpi,
+            profile=profile,
+            client=client,
+            keep=keep,
+        )
+    )
     if not reuse:
         return Session(asked, report=report)
-    with _reusing:  # several viewers of one app of marimo ask in threads of one process
+    with _reusing:  # several viewers of one marimo app call this in threads of one process
         return _reusable(asked) or Session(asked, report=report)
 
 
@@ -128,7 +135,7 @@ def _reusable(asked: StartOptions) -> Session | None:
         return None
     its = options_of(session)
     if differing := asked.differing(its):
-        differences = [f"{name} is {getattr(its, name)!r}, not {getattr(asked, name)!r}" for name in differing]
+        differences = [f"{one.name} is {one.value(its)!r}, not {one.value(asked)!r}" for one in differing]
         raise SessionExistsError(
             f"{session!r} cannot be reused: its {', and its '.join(differences)}; ask for the same, or end it with "
             "%ddp_stop (session.stop())"

@@ -9,7 +9,8 @@ import pytest
 
 from ddp_notebook.errors import UsageError
 from ddp_notebook.launch.defaults import file
-from ddp_notebook.launch.options import StartOptions, parse, read
+from ddp_notebook.launch.options import Slurm, Ssh, StartOptions
+from ddp_notebook.launch.start_line import parse, read, with_defaults
 
 _FILE = """\
 # of the physics cluster
@@ -67,9 +68,8 @@ def test_defaults_hold_where_the_line_says_nothing(write):
         timeout_s=300.0,
         hang_after_s=None,
         guard=False,
-        python="/envs/train/bin/python",
         env={"NCCL_DEBUG": "WARN", "N": "2", "B": "1"},
-        hosts={"login": 2},
+        hosts=Ssh({"login": 2}, python="/envs/train/bin/python"),
     )
     assert asked.note.startswith(f"defaults of {path}: backend gloo, env ") and "by ssh -F /etc/cluster" in asked.note
     line = "2 --backend auto --timeout 9 --hang-after 3 --guard on --python p --env N=5 --hosts login:2"
@@ -95,9 +95,9 @@ def test_the_sites_python_is_for_other_machines(write):
 )
 def test_a_name_stands_for_hosts(write, hosts, those):
     write(_FILE)
-    assert read(f"--hosts {hosts}").options.hosts == those
+    assert read(f"--hosts {hosts}").options.hosts == Ssh(those, python="/envs/train/bin/python")
     assert list(read(f"--hosts {hosts}").options.ranks_of_hosts) == list(those)
-    assert StartOptions(hosts=hosts).with_defaults().hosts == those
+    assert with_defaults(StartOptions(hosts=hosts)).hosts == Ssh(those)
 
 
 def test_a_host_that_comes_twice(write):
@@ -109,10 +109,11 @@ def test_a_host_that_comes_twice(write):
 
 def test_arguments_of_slurm_come_before_those_of_the_line(write):
     write(_FILE)
-    assert read("--slurm '-N2 -A other'").options.slurm == (
-        "--account=physics --gpus-per-node=8 --exclusive -N2 -A other"
+    python = "/envs/train/bin/python"
+    assert read("--slurm '-N2 -A other'").options.slurm == Slurm(
+        "--account=physics --gpus-per-node=8 --exclusive -N2 -A other", python=python
     )
-    assert read("--slurm").options.slurm == "", "the allocation's nodes, and no queue"
+    assert read("--slurm").options.slurm == Slurm("", python=python), "the allocation's nodes, and no queue"
     assert read("2").options.slurm is None
 
 

@@ -141,7 +141,7 @@ _INNER = {
         ("%ddp_trace run.json", "tables/recorded.py", "rows"),
         ("session.recording.save('run.npz')", "tables/saved.py", "save"),
         ("session.recording.plot_loss()", "tables/recorded.py", "metrics_until"),
-        ("%ddp_start 2", "launch/options.py", "read"),
+        ("%ddp_start 2", "launch/start_line.py", "read"),
         ("%ddp_stop", "having.py", "stop"),
     ],
 )

@@ -92,7 +92,18 @@ def test_the_notebooks_side_does_not_import_what_runs_in_a_rank():
 
 # What the rest of the package may use of how processes come to be: the ranks, what is asked of a start, and what can be
 # said before one.
-OPEN_TO_OTHERS = {"warm", "client", "cluster", "hosts", "process", "options", "placement", "survey", "sync"}
+OPEN_TO_OTHERS = {
+    "warm",
+    "client",
+    "cluster",
+    "hosts",
+    "process",
+    "options",
+    "start_line",
+    "placement",
+    "survey",
+    "sync",
+}
 OPEN_TO_OTHERS |= {"keep", "members", "elastic"}  # sessions that a keeper has, how any begins, jobs of torchrun's
 _LAUNCH = "ddp_notebook.launch"
 

@@ -12,7 +12,8 @@ import pytest
 import ddp_notebook
 from ddp_notebook import having
 from ddp_notebook.errors import SessionExistsError, UsageError
-from ddp_notebook.launch.options import StartOptions, parse, start_line
+from ddp_notebook.launch.options import TABLE, Client, Keep, Mpi, Profile, Slurm, Ssh, StartOptions
+from ddp_notebook.launch.start_line import parse, start_line
 
 USAGE = f"{start_line().usage_line}\n%ddp_help ddp_start explains each option"
 
@@ -22,6 +23,15 @@ def test_start_takes_every_option_with_its_default():
     defaults = {name: parameter.default for name, parameter in parameters.items() if name not in ("report", "reuse")}
     assert defaults.pop("env") is None and StartOptions().env == {}
     assert defaults == {one.name: one.default for one in dataclasses.fields(StartOptions) if one.name != "env"}
+    assert list(parameters)[:-2] == [one.name for one in dataclasses.fields(StartOptions)]
+
+
+@pytest.mark.parametrize("way", [Ssh, Slurm, Mpi, Profile, Client, Keep])
+def test_the_table_has_every_field_of_the_grouped_options(way):
+    declared = {option.field: option.default for option in TABLE if issubclass(way, option.owner)}
+    fields = {one.name: one.default for one in dataclasses.fields(way)}
+    selects = {name for name, value in fields.items() if value is dataclasses.MISSING or name == "hours"}
+    assert declared == {name: None if name in selects else value for name, value in fields.items()}
 
 
 def test_nothing_asked_is_the_default():
@@ -44,7 +54,6 @@ def test_every_option_is_read():
         ("--env A=1 A=2", "env", {"A": "2"}),
         ("--env A= B=x=y 'C=two words'", "env", {"A": "", "B": "x=y", "C": "two words"}),
         ("--timeout 7.5", "timeout_s", 7.5),
-        ("--lease 60", "lease_s", 60.0),
     ):
         assert getattr(parse(line), field) == value, line
 
@@ -69,7 +78,7 @@ def test_all_options_go_together():
         ("--timeout 0", "--timeout must be a positive number of seconds, at most a week, e.g. --timeout 60, got 0"),
         ("--timeout -5", "--timeout must be a positive number of seconds, at most a week, e.g. --timeout 60, got -5"),
         (
-            "--lease 3",
+            "--hosts a --lease 3",
             "--lease must be a number of seconds from 4 up, at most a week, e.g. --lease 60, got 3",
         ),
         (

@@ -10,7 +10,7 @@ import pytest
 
 from ddp_notebook.errors import ClientError, StartError, UsageError
 from ddp_notebook.launch import controller
-from ddp_notebook.launch.options import parse
+from ddp_notebook.launch.start_line import parse
 from ddp_notebook.launch.ways.ports import ANY, Listening, first_free
 from ddp_notebook.wire.bulk import BulkFetcher
 from ddp_notebook.wire.endpoint import Endpoint

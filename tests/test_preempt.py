@@ -11,7 +11,7 @@ import time
 import pytest
 
 from ddp_notebook.errors import RankError, UsageError
-from ddp_notebook.launch import options
+from ddp_notebook.launch import start_line
 from ddp_notebook.launch.cluster import Cluster
 from ddp_notebook.launch.process import Processes
 from ddp_notebook.run.groups import preemption
@@ -110,8 +110,8 @@ def test_without_a_loop_it_says_that_nothing_is_saved(make_kernel, tmp_path):
 
 def test_what_cannot_be_asked_for():
     with pytest.raises(UsageError, match=r"--on-preempt mail: the only action is save DIR"):
-        options.parse("2 --on-preempt mail x")
-    assert options.parse("2 --on-preempt save x").on_preempt == "x"
+        start_line.parse("2 --on-preempt mail x")
+    assert start_line.parse("2 --on-preempt save x").on_preempt == "x"
 
 
 def test_a_folder_that_cannot_be_made_is_said_with_its_name():

@@ -174,7 +174,7 @@ _OF_NOTEBOOK = {  # what would start, check, attach to or take over ranks
     "start": "ddp_notebook.start(2)",
     "start again": "ddp_notebook.start(2, reuse=True)",
     "a session": "ddp_notebook.Session(StartOptions(world_size=2))",
-    "a kept one": "ddp_notebook.start(2, keep_h=1)",
+    "a kept one": "ddp_notebook.start(2, keep=ddp_notebook.Keep(hours=1))",
     "check": "ddp_notebook.check(hosts='localhost')",
     "check here": "ddp_notebook.check()",
     "attach": "ddp_notebook.attach_session()",

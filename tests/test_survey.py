@@ -195,11 +195,11 @@ def test_what_was_mended_on_a_host_is_seen(tmp_path, monkeypatch):
     older = tmp_path / "sitecustomize.py"
     older.write_text("import ddp_notebook.version; ddp_notebook.version.__version__ = '0.0.9'")
     try:
-        assert not ddp_notebook.check(2, hosts="one", python=sys.executable).fits
+        assert not ddp_notebook.check(2, hosts=ddp_notebook.Ssh("one", python=sys.executable)).fits
         with pytest.raises(StartError, match=r"0\.0\.9 on one; install one version"):
-            ddp_notebook.start(2, hosts="one", python=sys.executable)
+            ddp_notebook.start(2, hosts=ddp_notebook.Ssh("one", python=sys.executable))
         older.unlink()
-        assert ddp_notebook.check(2, hosts="one", python=sys.executable).fits
+        assert ddp_notebook.check(2, hosts=ddp_notebook.Ssh("one", python=sys.executable)).fits
         assert warm._far, "this one waits"
     finally:
         warm.drop()

@@ -4,7 +4,9 @@
     forming      the group: formed at the start, and anew
     members/     how its processes come, and where those of a lost host go
     process      one process of a session, which of them has which rank, and how one ended
-    options      what `%ddp_start` was asked for
+    options      the table of options of a start, and the classes that hold their values
+    option_kinds how the value of each kind of option is written, and its limits
+    start_line   the parser of `%ddp_start`, made from the table, with the defaults file
     placement    which rank gets which host and device
     devices      the GPUs of a host, found without CUDA
     environment  what a rank inherits
@@ -17,7 +19,7 @@
     sync/        the notebook's folder on hosts that do not share it
     keep/        sessions that outlive their notebook
     survey/      hosts side by side before a group forms, and whether they reach each other
-    defaults/    what a site has written down for all its starts
+    defaults/    the file with a site's default options
     store        the rendezvous store, a process of its own
     engines      ipyparallel's side: the ranks' engines, and a controller once somebody asks for it
     controller   that controller, nine processes

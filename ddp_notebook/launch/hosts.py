@@ -23,7 +23,7 @@ from ddp_notebook.launch.sync.sync import Synced, sync
 from ddp_notebook.launch.ways import folders
 from ddp_notebook.launch.ways.base import LOOPBACK
 from ddp_notebook.launch.ways.ports import Listening
-from ddp_notebook.launch.ways.ssh import Ssh
+from ddp_notebook.launch.ways.ssh import SshTransport
 from ddp_notebook.launch.ways.ssh_config import ssh_command
 
 
@@ -56,19 +56,20 @@ class Hosts:
         self._folder = "."  # which is sent where no other is named
         open_files.allow(open_files.needed(1))
         open_files.check_free(open_files.OF_START, "a start")
-        if options.is_here:
+        elsewhere = self._elsewhere = options.elsewhere
+        if elsewhere is None:
             self._here, self._give_back = warm.take({**os.environ, **options.env})
             self.all.append(self._here)
             return
-        if options.sync is not None:
-            self._folder = str(resolved(os.fspath(options.sync)))  # before anything is started, and in whose directory
+        if elsewhere.sync is not None:
+            self._folder = str(resolved(os.fspath(elsewhere.sync)))  # before anything is started
         try:
             if starter := choose(options):
                 self._tasks = Tasks(
                     starter,
-                    options.python,
+                    elsewhere.python,
                     options.env,
-                    lease_s=options.lease_s,
+                    lease_s=elsewhere.lease_s,
                     ports=options.port_range,
                     saves=options.on_preempt is not None,
                 )
@@ -182,7 +183,7 @@ class Hosts:
             self.all,
             overwrite=overwrite,
             also=also,
-            is_large=is_large or self._options.sync_large,
+            is_large=is_large or (self._elsewhere is not None and self._elsewhere.sync_large),
             check=check,
             progress=progress,
         )
@@ -269,15 +270,18 @@ class Hosts:
         else:
             host.close()
 
-    def _way(self, name: str) -> Ssh:
-        options = self._options
+    def _way(self, name: str) -> SshTransport:
+        options, elsewhere = self._options, self._elsewhere
+        assert elsewhere is not None
         lasts = options.keep is not None
-        return Ssh(name, python=options.python, env=options.env, lease_s=options.lease_s, lasts=lasts)
+        return SshTransport(name, python=elsewhere.python, env=options.env, lease_s=elsewhere.lease_s, lasts=lasts)
 
     def _key(self, name: str) -> Hashable:
-        """What a host server was started with."""
-        options = self._options
-        return name, options.python, tuple(sorted(options.env.items())), options.lease_s, tuple(ssh_command())
+        """Return the options that a host server was started with."""
+        options, elsewhere = self._options, self._elsewhere
+        assert elsewhere is not None
+        env = tuple(sorted(options.env.items()))
+        return name, elsewhere.python, env, elsewhere.lease_s, tuple(ssh_command())
 
 
 def placed(

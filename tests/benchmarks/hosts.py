@@ -76,7 +76,8 @@ def _measure(rounds: int, python: str) -> list[Figure]:
         times.setdefault(what, []).append(value)
 
     def start(hosts: str | None) -> Session:
-        return ddp_notebook.start(_WORLD_SIZE, hosts=hosts, python=python if hosts else None, grace_s=0.3)
+        ssh = None if hosts is None else ddp_notebook.Ssh(hosts, python=python)
+        return ddp_notebook.start(_WORLD_SIZE, hosts=ssh, grace_s=0.3)
 
     for _ in range(rounds):
         note("import", two_imports_s())

@@ -28,7 +28,7 @@ from ddp_notebook.launch.keep.keeper.journal import Journal
 from ddp_notebook.launch.keep.keeper.notebooks import Notebooks
 from ddp_notebook.launch.keep.keeper.queue import Queue
 from ddp_notebook.launch.keep.state import Waiting
-from ddp_notebook.launch.options import StartOptions
+from ddp_notebook.launch.options import Keep, StartOptions
 from ddp_notebook.registry import entries, finding
 from ddp_notebook.wire.events import RunCell
 from tests.conftest import wait_until
@@ -230,7 +230,11 @@ def test_what_cannot_be_entered_leaves_nothing(runtime, tmp_path, monkeypatch):
     entries.folder().chmod(0o755)
     try:
         with pytest.raises(StartError, match="is not a folder of yours alone"):
-            reach.start(StartOptions(world_size=1, keep_h=1.0).with_defaults(), lambda: None, lambda _: None)
+            reach.start(
+                StartOptions(world_size=1, keep=Keep(hours=1.0)),
+                lambda: None,
+                lambda _: None,
+            )
     finally:
         (runtime / "ddp_notebook").chmod(0o700)
     assert list(tmp_path.iterdir()) == list(entries.folder().iterdir()) == []

@@ -28,7 +28,9 @@ def test_each_host_shares_its_own_cores_anew(tmp_path, monkeypatch):
 
     with namespaces.hosts(tmp_path, "a", "b") as made:
         monkeypatch.setenv("DDP_NOTEBOOK_SSH", made.command)
-        with ddp_notebook.start(hosts="a:1,b:1", python=sshd.python(tmp_path), lease_s=5, grace_s=0.3) as session:
+        with ddp_notebook.start(
+            hosts=ddp_notebook.Ssh("a:1,b:1", python=sshd.python(tmp_path), lease_s=5), grace_s=0.3
+        ) as session:
             assert _threads(session) == [("a", share(1)), ("b", share(1))]
             session.resize(4)
             assert sorted(_threads(session)) == [("a", share(2))] * 2 + [("b", share(2))] * 2

@@ -70,7 +70,7 @@ def test_workers_whose_listeners_were_ended_say_so(make_session, stranger, tmp_p
 @pytest.mark.long
 def test_tasks_that_call_in(monkeypatch, stranger, tmp_path):
     """Each of them is a host, so the session's store listens on a network."""
-    with ddp_notebook.start(2, **_use(monkeypatch, _Commands(_address(), [[], []]))) as session:
+    with ddp_notebook.start(2, mpi=_use(monkeypatch, _Commands(_address(), [[], []]))) as session:
         session.run(
             "import os; dist.TCPStore(os.environ['MASTER_ADDR'], int(os.environ['MASTER_PORT']), is_master=False)"
         )
@@ -147,7 +147,7 @@ def test_a_job_of_a_shell_has_a_rendezvous_whose_state_torch_unpickles(jobs, str
 
 @pytest.mark.long
 def test_hosts_over_ssh(python, stranger, tmp_path):
-    with ddp_notebook.start(hosts="one:1,two:1", python=python) as session:
+    with ddp_notebook.start(hosts=ddp_notebook.Ssh("one:1,two:1", python=python)) as session:
         found = attack(stranger, tmp_path / "marker")
         assert found.rows(ignore=_is_ssh_server) >= {*_SEVERAL_HOSTS, "ports that ssh forwards", "ssh to a host"}
         found.check_nothing_was_read(ignore=_is_ssh_server)

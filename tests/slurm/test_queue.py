@@ -41,7 +41,7 @@ def test_waiting_in_the_queue_does_not_count_as_the_start(slurm):
     with slurm.occupied() as other:
         threading.Timer(2.0, slurm.ask, ("scancel", other)).start()
         with pytest.raises(StartError, match=r"no task called the notebook: Slurm job \d+ has ended"):
-            ddp_notebook.start(slurm="-N1 --exclusive", timeout_s=1.0, python="true")
+            ddp_notebook.start(slurm=ddp_notebook.Slurm("-N1 --exclusive", python="true"), timeout_s=1.0)
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_a_job_whose_tasks_cannot_begin_is_told_with_its_last_words(slurm):
     with pytest.raises(
         StartError, match=r"no task called .*: Slurm job \d+ has failed; its last words:\n(?s:.*)/no/python"
     ):
-        ddp_notebook.start(slurm="-N2", python="/no/python")
+        ddp_notebook.start(slurm=ddp_notebook.Slurm("-N2", python="/no/python"))
     assert slurm.jobs() == []
 
 
@@ -113,7 +113,7 @@ def test_a_job_that_is_cancelled_while_its_tasks_begin(slurm, tmp_path):
             slurm.ask("scancel", *slurm.jobs())
 
     with pytest.raises(StartError, match=r"Slurm job \d+ was cancelled, by scancel or by an administrator"):
-        ddp_notebook.start(slurm="-N2", python=str(slow), report=report)
+        ddp_notebook.start(slurm=ddp_notebook.Slurm("-N2", python=str(slow)), report=report)
 
 
 @pytest.mark.long

@@ -10,8 +10,9 @@ import pytest
 from ddp_notebook.errors import UsageError
 from ddp_notebook.launch.defaults import names
 from ddp_notebook.launch.defaults.file import Defaults
-from ddp_notebook.launch.options import StartOptions, parse
+from ddp_notebook.launch.options import StartOptions
 from ddp_notebook.launch.placement import place_on_hosts
+from ddp_notebook.launch.start_line import parse
 from ddp_notebook.launch.ways import host_list
 
 

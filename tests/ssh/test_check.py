@@ -16,7 +16,7 @@ from tests.ssh import sshd
 def test_every_host_is_a_row(python):
     before = marked_processes()
     table = ddp_notebook.check(
-        hosts="one:1,two:2,nobody-listens,wants-a-password,unknown-key,nowhere.invalid", python=python
+        hosts=ddp_notebook.Ssh("one:1,two:2,nobody-listens,wants-a-password,unknown-key,nowhere.invalid", python=python)
     )
     titles, *rows = repr(table).splitlines()[:7]
     assert [row.split()[0] for row in rows] == [answer.host for answer in table.answers]
@@ -41,7 +41,7 @@ def test_every_host_is_a_row(python):
 
 @pytest.mark.long
 def test_what_would_start_is_said(python):
-    table = ddp_notebook.check(hosts="one:1,two:2", python=python)
+    table = ddp_notebook.check(hosts=ddp_notebook.Ssh("one:1,two:2", python=python))
     assert table.fits
     assert repr(table).endswith(
         "they reach each other: 2 connections were tried\n3 ranks would start, by gloo: 1 on one, 2 on two"
@@ -57,5 +57,5 @@ def test_another_version_is_told_with_the_table(ssh):
     older = sshd.python(ssh, variable=f'PYTHONPATH="{folder}:$PYTHONPATH"')
     words = "ddp_notebook is not the same everywhere: .* on the notebook, 0.0.9 on one and two; install one version"
     with pytest.raises(StartError, match=words) as told:
-        ddp_notebook.start(hosts="one:1,two:1", python=older)
+        ddp_notebook.start(hosts=ddp_notebook.Ssh("one:1,two:1", python=older))
     assert str(told.value).count(" 0.0.9*") == 2

@@ -66,7 +66,9 @@ def home(tmp_path_factory):
 def session(ssh, project, home):
     python = apart(ssh, project.parent, home=home)
     told: list[str] = []
-    with ddp_notebook.start(hosts="one:1,two:1", python=python, sync=".", report=told.append, grace_s=0.3) as session:
+    with ddp_notebook.start(
+        hosts=ddp_notebook.Ssh("one:1,two:1", python=python, sync="."), report=told.append, grace_s=0.3
+    ) as session:
         assert any(text.startswith("\r") and text.endswith(" sent") for text in told)
         session.run("import os", quiet=True)
         yield session
@@ -253,7 +255,7 @@ def test_a_folder_that_is_a_link_is_not_followed(session, project, home):
 
 def test_what_cannot_be_sent_stops_the_start(session, project):
     with pytest.raises(UsageError, match="'no/such' is not a folder here"):
-        Hosts(StartOptions(hosts="one:1", sync="no/such"))
+        Hosts(StartOptions(hosts=ddp_notebook.Ssh("one:1", sync="no/such")))
     (project / "huge.bin").write_bytes(bytes(70 << 20))
     try:
         with pytest.raises(StartError, match=r"huge.bin cannot be written on (one|two): .*the disk is full there"):

@@ -24,13 +24,13 @@ from ddp_notebook.launch import warm
 from ddp_notebook.launch.host.host import Host
 from ddp_notebook.launch.ways import interpreter
 from ddp_notebook.launch.ways import ssh as way
-from ddp_notebook.launch.ways.ssh import Ssh
+from ddp_notebook.launch.ways.ssh import SshTransport
 from tests.conftest import wait_until
 from tests.ssh import sshd
 
 
 def test_nothing_is_left_of_a_session(python):
-    with ddp_notebook.start(hosts="one:1", python=python) as session:
+    with ddp_notebook.start(hosts=ddp_notebook.Ssh("one:1", python=python)) as session:
         pids = [*session.pids(), *session.pids("store"), *session.pids("host server")]
         directories = [host.directory for host in session._hosts.all]
         assert session.run("print(1)")[0].stdout == "1\n"
@@ -43,7 +43,7 @@ def test_a_notebook_that_is_killed_leaves_nothing(python):
     with tempfile.TemporaryDirectory() as folder:  # of a short name, since a socket is in it
         code = f"""
 import sys, ddp_notebook
-with ddp_notebook.start(hosts="one:1", python={python!r}) as session:
+with ddp_notebook.start(hosts=ddp_notebook.Ssh("one:1", python={python!r})) as session:
     print(*session.pids(), *session.pids("host server"), flush=True)
     sys.stdin.read()
 """
@@ -62,7 +62,7 @@ def test_a_notebook_keeps_its_hosts_for_the_next_session(python, monkeypatch):
     """They have imported torch; what leads to the notebook ends with the session."""
 
     def servers(**options) -> tuple[list[int], list[str]]:
-        with ddp_notebook.start(hosts="one:2", python=python, **options) as session:
+        with ddp_notebook.start(hosts=ddp_notebook.Ssh("one:2", python=python), **options) as session:
             result = session.run("x = torch.ones(1); dist.all_reduce(x); print(int(x))")
             assert [one.stdout for one in result.by_rank.values()] == ["2\n", "2\n"]
             assert session._cluster is not None
@@ -90,7 +90,7 @@ def test_a_host_whose_shell_has_another_environment_by_now_is_started_afresh(ssh
     monkeypatch.setattr(warm, "_is_preparing", True)
 
     def server_and_variable() -> tuple[list[int], str]:
-        with ddp_notebook.start(hosts="one:1", python=python) as session:
+        with ddp_notebook.start(hosts=ddp_notebook.Ssh("one:1", python=python)) as session:
             edited = session.run("import os; print(os.environ['EDITED'])")[0].stdout
             return session.pids("host server"), edited
 
@@ -104,13 +104,13 @@ def test_a_host_whose_shell_has_another_environment_by_now_is_started_afresh(ssh
 
 
 def _connection(host: Host) -> subprocess.Popen[bytes]:
-    assert isinstance(host.way, Ssh)
+    assert isinstance(host.way, SshTransport)
     return host.way._ssh
 
 
 @pytest.mark.long
 def test_a_connection_that_ends_is_told_and_ends_the_ranks(python):
-    with ddp_notebook.start(hosts="one:1", python=python) as session:
+    with ddp_notebook.start(hosts=ddp_notebook.Ssh("one:1", python=python)) as session:
         pids = [*session.pids(), *session.pids("store"), *session.pids("host server")]
         _connection(session._hosts.all[0]).kill()
         wait_until(lambda: not session.is_running)
@@ -121,7 +121,7 @@ def test_a_connection_that_ends_is_told_and_ends_the_ranks(python):
 
 @pytest.mark.long
 def test_a_host_that_hears_nothing_ends_what_it_has_started(python):
-    host = Host(Ssh("one", python=python, lease_s=3.0))
+    host = Host(SshTransport("one", python=python, lease_s=3.0))
     try:
         server = host.facts()["pid"]
         time.sleep(4.0)  # longer than the lease: the notebook says something by itself
@@ -136,7 +136,7 @@ def test_a_host_that_hears_nothing_ends_what_it_has_started(python):
 @pytest.mark.long
 def test_a_server_that_is_stopped_is_heard(python):
     """By both sides, though it neither reads nor writes."""
-    host = Host(Ssh("one", python=python, lease_s=3.0))
+    host = Host(SshTransport("one", python=python, lease_s=3.0))
     try:
         server = host.facts()["pid"]
         os.kill(server, signal.SIGSTOP)
@@ -159,7 +159,7 @@ def test_a_port_of_the_host_leads_to_the_notebooks_where_most_are_taken(python):
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard < 12_000:
         pytest.skip(f"only {hard} files may be open here")
-    host = Host(Ssh("one", python=python))
+    host = Host(SshTransport("one", python=python))
     taken: list[socket.socket] = []
     try:
         host.facts()
@@ -184,9 +184,9 @@ def test_a_port_of_the_host_leads_to_the_notebooks_where_most_are_taken(python):
 
 def test_what_a_shell_complains_of_is_not_why_a_server_that_has_run_has_ended(ssh):
     noisy = sshd.python(ssh, first="echo \"rm: cannot remove 'x': No such file or directory\" >&2")
-    with ddp_notebook.start(hosts="one:1", python=noisy) as session:
+    with ddp_notebook.start(hosts=ddp_notebook.Ssh("one:1", python=noisy)) as session:
         assert session._hosts is not None
-        (host,) = (one for one in session._hosts.all if isinstance(one.way, Ssh))
+        (host,) = (one for one in session._hosts.all if isinstance(one.way, SshTransport))
         os.kill(host.way.pid, signal.SIGKILL)
         with pytest.raises(DDPNotebookError, match="the host server on one ended, or the connection to it") as raised:
             session.run("import time; time.sleep(30)")
@@ -218,7 +218,7 @@ def test_a_host_that_cannot_be_reached(ssh, host, words):
 )
 def test_a_python_that_will_not_do(ssh, first, words):
     with pytest.raises(StartError, match=words):
-        ddp_notebook.start(hosts="one", python=sshd.python(ssh, first=first))
+        ddp_notebook.start(hosts=ddp_notebook.Ssh("one", python=sshd.python(ssh, first=first)))
 
 
 def test_a_host_without_torch_is_reached(ssh):
@@ -228,8 +228,8 @@ def test_a_host_without_torch_is_reached(ssh):
     version = ".".join(map(str, sys.version_info[:3]))
     lacks = rf"reached.*{bare}/bin/python \(Python {version}\) has no torch, and no .*, which ddp_notebook needs"
     with pytest.raises(StartError, match=f"no host server on one: {lacks}; .*--python"):
-        ddp_notebook.start(hosts="one", python=f"{bare}/bin/python")
-    (row,) = repr(ddp_notebook.check(hosts="one", python=f"{bare}/bin/python")).splitlines()[1:]
+        ddp_notebook.start(hosts=ddp_notebook.Ssh("one", python=f"{bare}/bin/python"))
+    (row,) = repr(ddp_notebook.check(hosts=ddp_notebook.Ssh("one", python=f"{bare}/bin/python"))).splitlines()[1:]
     assert re.match(rf"one +reached\*, but {bare}/bin/python .* has no torch", row) and "not reached" not in row
 
 
@@ -242,8 +242,8 @@ def test_a_host_without_torch_is_reached(ssh):
 )
 def test_a_host_without_that_python_is_reached(ssh, python, words):
     with pytest.raises(StartError, match=f"no host server on one: reached, but .*{words}"):
-        ddp_notebook.start(hosts="one", python=python)
-    (row,) = repr(ddp_notebook.check(hosts="one", python=python)).splitlines()[1:]
+        ddp_notebook.start(hosts=ddp_notebook.Ssh("one", python=python))
+    (row,) = repr(ddp_notebook.check(hosts=ddp_notebook.Ssh("one", python=python))).splitlines()[1:]
     assert re.match(rf"one +reached\*, but .*{words}$", row)
 
 
@@ -271,13 +271,15 @@ def test_a_torch_that_cannot_be_imported(ssh):
     (ssh / "without" / "torch.py").write_text("raise ModuleNotFoundError(\"No module named 'torch'\")")
     python = sshd.python(ssh, variable=f'PYTHONPATH="{ssh / "without"}:$PYTHONPATH"')
     with pytest.raises(StartError, match=r"No module named 'torch'; .* another Python than .* with --python"):
-        ddp_notebook.start(hosts="one", python=python)
+        ddp_notebook.start(hosts=ddp_notebook.Ssh("one", python=python))
 
 
 @pytest.mark.long
 def test_a_variable_that_python_reads_as_it_starts(ssh):
     """Is there for the host server and its ranks, though ssh starts the Python that hears of it."""
-    with ddp_notebook.start(hosts="one:1", python=sshd.python(ssh), env={"PYTHONHASHSEED": "7"}) as session:
+    with ddp_notebook.start(
+        hosts=ddp_notebook.Ssh("one:1", python=sshd.python(ssh)), env={"PYTHONHASHSEED": "7"}
+    ) as session:
         said = session.run("import os; print(os.environ['PYTHONHASHSEED'], hash('a'))")[0].stdout
     code, env = "print(7, hash('a'))", {"PYTHONHASHSEED": "7"}
     assert said == subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True).stdout

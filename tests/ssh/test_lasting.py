@@ -153,7 +153,7 @@ def test_a_kept_session_goes_on_through_connections_that_end(ssh, python, notebo
 )
 def test_why_no_host_is_reached_is_told(ssh, python, runtime, host, words):  # noqa: F811
     with pytest.raises(StartError, match=f"no host server on {host}: .*{words}"):
-        ddp_notebook.start(hosts=f"{host}:1", python=python, keep_h=1)
+        ddp_notebook.start(hosts=ddp_notebook.Ssh(f"{host}:1", python=python), keep=ddp_notebook.Keep(hours=1))
     assert entries.entries() == []
 
 
@@ -162,7 +162,9 @@ def test_why_no_host_is_reached_is_told(ssh, python, runtime, host, words):  # n
 def test_a_link_that_is_away_for_longer_than_a_connection_lives(tmp_path, runtime, monkeypatch):  # noqa: F811
     with namespaces.hosts(tmp_path, "a") as made:
         monkeypatch.setenv("DDP_NOTEBOOK_SSH", made.command)
-        with ddp_notebook.start(hosts="a:2", python=sshd.python(tmp_path), keep_h=1) as session:
+        with ddp_notebook.start(
+            hosts=ddp_notebook.Ssh("a:2", python=sshd.python(tmp_path)), keep=ddp_notebook.Keep(hours=1)
+        ) as session:
             job = session.run(STEPS, wait=False, quiet=True)
             [carrier] = carriers()
             made.cut("a")

@@ -35,7 +35,7 @@ def network(tmp_path_factory):
 @pytest.fixture(scope="module")
 def session(network):
     _, python = network
-    with ddp_notebook.start(hosts="a:1,b:1", python=python, grace_s=0.3) as session:
+    with ddp_notebook.start(hosts=ddp_notebook.Ssh("a:1,b:1", python=python), grace_s=0.3) as session:
         yield session
 
 
@@ -233,11 +233,13 @@ print(int(x), globals().get('kept'), *(os.environ[name] for name in names))
 FOREVER = "import time\nwhile True: dist.all_reduce(torch.ones(1)); time.sleep(0.05)"
 
 
-def _start_alone(network, **options):
-    """In place of the module's session."""
+def _start_alone(network, *, lease_s=30.0, **options):
+    """Start a session in place of the module's session."""
     if (running := ddp_notebook.current()) is not None:
         running.stop()
-    return ddp_notebook.start(hosts="a:1,b:1", python=network[1], grace_s=0.3, **options)
+    return ddp_notebook.start(
+        hosts=ddp_notebook.Ssh("a:1,b:1", python=network[1], lease_s=lease_s), grace_s=0.3, **options
+    )
 
 
 def _soon(do: Callable[[str], None], host: str) -> list[float]:
@@ -365,7 +367,7 @@ def test_an_outpost_is_heard_and_lost_as_other_hosts_are(network, monkeypatch):
     if (running := ddp_notebook.current()) is not None:
         running.stop()
     monkeypatch.setattr("ddp_notebook.launch.hosts.choose", lambda _: InNamespaces(made))
-    with ddp_notebook.start(slurm="", lease_s=9, grace_s=0.3) as session:
+    with ddp_notebook.start(slurm=ddp_notebook.Slurm("", lease_s=9), grace_s=0.3) as session:
         name = session._hosts.all[1].name
         told_s, back_s = _goes_through(session, made, "b", 5.0, name)
         assert told_s < 5 and back_s < 5

@@ -14,7 +14,7 @@ from ddp_notebook.errors import StartError
 from ddp_notebook.launch.host.host import Host
 from ddp_notebook.launch.survey import fit
 from ddp_notebook.launch.survey.pairs import try_pairs
-from ddp_notebook.launch.ways.ssh import Ssh
+from ddp_notebook.launch.ways.ssh import SshTransport
 from tests import rights
 from tests.conftest import net_connections
 from tests.ssh import namespaces, sshd
@@ -38,7 +38,7 @@ def network(tmp_path_factory):
 @pytest.fixture(scope="module")
 def hosts(network):
     _, python = network
-    both = [Host(Ssh(name, python=python)) for name in ("a", "b")]
+    both = [Host(SshTransport(name, python=python)) for name in ("a", "b")]
     try:
         for host in both:
             host.facts()
@@ -109,7 +109,7 @@ def test_a_way_that_leads_in_one_direction_only(network, hosts):
 def test_a_start_says_so_instead_of_a_hang(network):
     made, python = network
     with made.apart():
-        said, _ = _refused(lambda: ddp_notebook.start(hosts="a:1,b:1", python=python))
+        said, _ = _refused(lambda: ddp_notebook.start(hosts=ddp_notebook.Ssh("a:1,b:1", python=python)))
     assert "a cannot connect to b at" in said and ddp_notebook.current() is None
 
 
@@ -138,7 +138,7 @@ def test_a_firewall_that_lets_some_ports_through(network, hosts):
         assert f"{setting}='40000 40007'" in said and took_s < 3
         for name in "ab":
             made.inside(name, "sysctl", "-qw", f"{setting}=40000 40007")
-        with ddp_notebook.start(hosts="a:1,b:1", python=python, ports="40000-40007") as session:
+        with ddp_notebook.start(hosts=ddp_notebook.Ssh("a:1,b:1", python=python, ports="40000-40007")) as session:
             assert _store_port(session) in _PORTS
             assert session.run("x = torch.ones(1); dist.all_reduce(x); print(int(x))")[1].stdout == "2\n"
     finally:

@@ -14,7 +14,9 @@ from ddp_notebook.errors import DDPNotebookError, RankDiedError, RankError
 
 @pytest.fixture(scope="module")
 def session(python):
-    with ddp_notebook.start(hosts="one:1,two:1", python=python, env={"ASKED": "for"}, grace_s=0.3) as session:
+    with ddp_notebook.start(
+        hosts=ddp_notebook.Ssh("one:1,two:1", python=python), env={"ASKED": "for"}, grace_s=0.3
+    ) as session:
         yield session
 
 

@@ -76,7 +76,7 @@ def test_engines_that_have_gpus_of_their_own_have_a_task_each(engines):
 @pytest.mark.long
 def test_a_python_that_will_not_do(engines):
     with pytest.raises(StartError, match=r"the cluster profile=running, engine 0 on .*: sh: .*/no/such: not found"):
-        ddp_notebook.start(client="profile=running", python="/no/such")
+        ddp_notebook.start(client=ddp_notebook.Client("profile=running", python="/no/such"))
 
 
 @pytest.mark.long

@@ -25,8 +25,8 @@ def _listening(address: str, ports: range) -> set[int]:
 @pytest.mark.long
 def test_a_session_starts_with_the_fewest_ports_and_uses_each(monkeypatch):
     address, ports = _address(), _free(FEWEST)
-    options = _use(monkeypatch, _Commands(address, [[], []]))
-    with ddp_notebook.start(2, ports=in_words(ports), **options) as session:
+    mpi = _use(monkeypatch, _Commands(address, [[], []]), in_words(ports))
+    with ddp_notebook.start(2, mpi=mpi) as session:
         assert sum_of(session) == ["2", "2"]
         code = "store = dist.TCPStore(os.environ['MASTER_ADDR'], int(os.environ['MASTER_PORT']), is_master=False)"
         assert said(session, f"import os; {code}; print(store.num_keys() >= 0)") == ["True"] * 2
@@ -39,6 +39,6 @@ def test_a_session_starts_with_the_fewest_ports_and_uses_each(monkeypatch):
 def test_with_one_port_less_no_session_starts(monkeypatch):
     address, ports = _address(), _free(FEWEST)
     monkeypatch.setattr("ddp_notebook.launch.ways.ports.FEWEST", 1)
-    options = _use(monkeypatch, _Commands(address, [[], []]))
+    mpi = _use(monkeypatch, _Commands(address, [[], []]), in_words(ports[:-1]))
     with pytest.raises(DDPNotebookError, match=rf"ports {in_words(ports[:-1])} .*taken.*--ports"):
-        ddp_notebook.start(2, ports=in_words(ports[:-1]), **options)
+        ddp_notebook.start(2, mpi=mpi)

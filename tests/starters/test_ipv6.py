@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import subprocess
-from typing import Any
 
 import pytest
 
 import ddp_notebook
 from ddp_notebook.errors import CellTimeoutError, ClientError
 from ddp_notebook.launch import hosts
+from ddp_notebook.launch.options import Mpi
 from ddp_notebook.launch.starters.base import Starter, address_for, address_towards
 from tests.ssh import namespaces
 from tests.starters.conftest import said, sum_of
@@ -37,16 +37,16 @@ class _Commands(Starter):
             one.wait(30)
 
 
-def _use(patch: pytest.MonkeyPatch, starter: Starter) -> dict[str, Any]:
-    """What `start` is to be told to have this starter, as no launcher has a way to be told an address."""
+def _use(patch: pytest.MonkeyPatch, starter: Starter, ports: str | None = None) -> Mpi:
+    """Return options for `start` that use this starter, since no launcher can be given an address."""
     patch.setattr(hosts, "choose", lambda _: starter)
-    return {"mpi": "-np 2"}
+    return Mpi("-np 2", ports=ports)
 
 
 @pytest.mark.long
 def test_all_of_a_session_but_its_client_works_by_ipv6(monkeypatch):
     assert address_towards("::1") == "::1"
-    with ddp_notebook.start(2, **_use(monkeypatch, _Commands("::1", [[], []]))) as session:
+    with ddp_notebook.start(2, mpi=_use(monkeypatch, _Commands("::1", [[], []]))) as session:
         assert said(session, "import os; print(os.environ['MASTER_ADDR'])") == ["::1", "::1"]
         assert sum_of(session) == ["2", "2"]
         with pytest.raises(CellTimeoutError):
@@ -67,7 +67,8 @@ def test_hosts_that_have_ipv6_alone(tmp_path, monkeypatch):
         address = address_for(made.addresses.values())
         assert address == made.address == "fd79:0:0:7::1"
         before = [["ip", "netns", "exec", link] for link in made.links.values()]
-        with ddp_notebook.start(2, ports="40000-40100", **_use(monkeypatch, _Commands(address, before))) as session:
+        mpi = _use(monkeypatch, _Commands(address, before), "40000-40100")
+        with ddp_notebook.start(2, mpi=mpi) as session:
             place = "import os; print(os.environ['MASTER_ADDR'], os.environ['GLOO_SOCKET_IFNAME'])"
             [told] = set(said(session, place))
             assert told in {f"{host} eth0" for host in made.addresses.values()}, "the first one's that called"

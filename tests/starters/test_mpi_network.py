@@ -38,7 +38,7 @@ def network(tmp_path_factory):
 @pytest.mark.long
 def test_two_hosts(network, cache):
     line, python = network
-    with ddp_notebook.start(4, mpi=line, python=python, ports="40000-40100") as session:
+    with ddp_notebook.start(4, mpi=ddp_notebook.Mpi(line, python=python, ports="40000-40100")) as session:
         ours = [one.laddr for one in net_connections(psutil.Process()) if one.status == "LISTEN"]
         ports = [port for host, port in ours if not host.startswith("127.")]
         assert len(ports) == 3 and all(40000 <= port <= 40100 for port in ports), "tasks, wire and its large data"
@@ -72,7 +72,7 @@ def _listens_on(pid: int) -> set[Any]:
 
 _OWNER = """
 import ddp_notebook
-with ddp_notebook.start(mpi={line!r}, python={python!r}, lease_s=5.0) as session:
+with ddp_notebook.start(mpi=ddp_notebook.Mpi({line!r}, python={python!r}, lease_s=5.0)) as session:
     print(*session.pids(), *session.pids("host server"), flush=True)
     session.run("import time; time.sleep(1000)")
 """

@@ -6,7 +6,7 @@ import pytest
 
 import ddp_notebook
 from ddp_notebook.errors import StartError, StartTimeoutError, UsageError
-from ddp_notebook.launch.starters.mpi import Mpi
+from ddp_notebook.launch.starters.mpi import MpiStarter
 from ddp_notebook.launch.ways.outpost import task_of
 from tests.ssh import sshd
 from tests.starters.conftest import invitations, need_mpi
@@ -42,14 +42,14 @@ def test_the_ssh_of_the_site(tmp_path, monkeypatch):
 
 def test_a_python_that_is_not_there():
     with pytest.raises(StartError, match=r"Executable: /no/such/python .*; name the Python that has torch .* --python"):
-        ddp_notebook.start(mpi="", python="/no/such/python")
+        ddp_notebook.start(mpi=ddp_notebook.Mpi("", python="/no/such/python"))
 
 
 def test_a_python_without_torch(tmp_path):
     (tmp_path / "psutil.py").write_text("raise ModuleNotFoundError(\"No module named 'psutil'\")")
     python = sshd.python(tmp_path, variable=f'PYTHONPATH="{tmp_path}:$PYTHONPATH"')
     with pytest.raises(StartError, match="mpirun: ModuleNotFoundError: No module named 'psutil'; install it there too"):
-        ddp_notebook.start(mpi="", python=python)
+        ddp_notebook.start(mpi=ddp_notebook.Mpi("", python=python))
 
 
 def test_a_line_that_cannot_be_read():
@@ -72,9 +72,9 @@ def test_ranks_that_do_not_divide_leave_nothing(cache):
 
 def test_it_listens_no_wider_than_the_route_needs(tmp_path):
     (tmp_path / "hosts").write_text("# two\n127.0.0.1 slots=2\n\n198.51.100.7 slots=4 # RFC 5737\n")
-    assert Mpi("").address == Mpi("--host localhost:2").address == "127.0.0.1"
-    beyond = Mpi("-H 198.51.100.7").address
-    assert beyond == Mpi(f"--hostfile {tmp_path}/hosts -np 2").address
+    assert MpiStarter("").address == MpiStarter("--host localhost:2").address == "127.0.0.1"
+    beyond = MpiStarter("-H 198.51.100.7").address
+    assert beyond == MpiStarter(f"--hostfile {tmp_path}/hosts -np 2").address
 
 
 @pytest.mark.long
@@ -93,8 +93,8 @@ def test_a_task_of_mpirun_in_a_job_of_slurm_knows_its_number():
 
 
 def test_what_would_be_run_is_shown():
-    shown = Mpi("--hostfile 'my hosts'").preview()
+    shown = MpiStarter("--hostfile 'my hosts'").preview()
     assert shown.startswith("mpirun -x DDP_NOTEBOOK_INVITATION ") and "--map-by ppr:1:node --bind-to none" in shown
     assert "--hostfile 'my hosts' python -m ddp_notebook.launch.ways.outpost" in shown
     for line in ("-np 4 --bind-to core", "--map-by slot:PE=4"):
-        assert "ppr:1:node" not in Mpi(line).preview() and "none" not in Mpi(line).preview()
+        assert "ppr:1:node" not in MpiStarter(line).preview() and "none" not in MpiStarter(line).preview()

@@ -14,7 +14,7 @@ from ipyparallel.cluster.launcher import BatchSystemLauncher
 import ddp_notebook
 from ddp_notebook.errors import CellTimeoutError, RankDiedError, StartError, UsageError
 from ddp_notebook.launch.starters import profile as profile_module
-from ddp_notebook.launch.starters.profile import Profile
+from ddp_notebook.launch.starters.profile import ProfileStarter
 from tests.conftest import wait_until
 from tests.ssh import sshd
 from tests.starters.conftest import files_in, invitations, need_mpi, said, sum_of
@@ -91,7 +91,7 @@ def test_a_batch_system(launcher, delete, make_profile, batch_system, in_folder,
 def test_time_in_a_queue_is_none_of_the_start(make_profile, batch_system, in_folder):
     make_profile("queued", _CLASS.format("pbs"))
     (batch_system / "qsub").write_text("#!/bin/sh\necho 4712\n")
-    profile = Profile("queued", 2, None)
+    profile = ProfileStarter("queued", 2, None)
     try:
         assert not profile.is_queued
         profile.start(["python", "-m", "no.module"], {})
@@ -110,7 +110,7 @@ def test_a_launcher_that_does_not_end_is_given_up(make_profile, batch_system, in
     (batch_system / "qdel").write_text("#!/bin/sh\nexec sleep 5\n")  # of a server that does not answer
     monkeypatch.setattr(profile_module, "_END_S", 0.1)
     monkeypatch.setattr(profile_module, "_GONE_S", 0.3)
-    profile = Profile("stays", 2, None)
+    profile = ProfileStarter("stays", 2, None)
     profile.start(["python", "-m", "no.module"], {})
     wait_until(lambda: profile.is_queued)
     began = time.monotonic()
@@ -231,7 +231,7 @@ def test_a_python_without_torch(make_profile, tmp_path):
     python = sshd.python(tmp_path, variable=f'PYTHONPATH="{tmp_path}:$PYTHONPATH"')
     make_profile("without_torch")
     with pytest.raises(StartError, match="No module named 'psutil'; install it there too"):
-        ddp_notebook.start(2, profile="without_torch", python=python)
+        ddp_notebook.start(2, profile=ddp_notebook.Profile("without_torch", python=python))
 
 
 def test_a_profile_that_is_not_there_and_one_that_does_not_count(make_profile):
@@ -246,7 +246,7 @@ def test_a_profile_that_is_not_there_and_one_that_does_not_count(make_profile):
 
 def test_the_command_keeps_what_a_user_has_put_before_the_interpreter(make_profile):
     make_profile("in_a_container", "c.EngineLauncher.engine_cmd = ['nice', 'python3', '-m', 'ipyparallel.engine']")
-    profile = Profile("in_a_container", 1, None)
+    profile = ProfileStarter("in_a_container", 1, None)
     try:
         assert profile._python == ["nice", "python3"]
     finally:
@@ -257,7 +257,7 @@ def test_what_would_be_sent_is_shown(make_profile, in_folder):
     make_profile("shown", _CLASS.format("pbs"))
     make_profile("shown_too")
     for name, words in (("shown", "#PBS -t 1-3"), ("shown_too", "3 times ")):
-        profile = Profile(name, 3, "/envs/x/bin/python")
+        profile = ProfileStarter(name, 3, "/envs/x/bin/python")
         try:
             shown = profile.preview()
         finally:

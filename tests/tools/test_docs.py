@@ -7,7 +7,9 @@ import re
 
 import pytest
 
-from tools.docs import sources
+from ddp_notebook.launch.options import TABLE
+from ddp_notebook.magics import _MAGICS
+from tools.docs import options, sources
 from tools.docs.fresh import ROOT
 from tools.docs.notebooks import NOTEBOOKS
 
@@ -37,3 +39,10 @@ def test_every_column_of_a_table_has_a_heading(name):
     """Screen readers read headings aloud with the cells of a column."""
     heads = re.findall(r"^(\|.*\|)\n\|[-:| ]+\|$", (ROOT / name).read_text(), re.MULTILINE)
     assert [head for head in heads if re.search(r"\|\s*\|", head)] == []
+
+
+def test_the_page_of_options_has_every_option_of_a_start_and_every_magic():
+    page = options.page()
+    rows = re.findall(r"^\| `(N|--[\w-]+)", page, re.MULTILINE)
+    assert rows == [option.flag for option in TABLE]
+    assert re.findall(r"^## (%+\w+)$", page, re.MULTILINE) == [magic.parser().prog for magic in _MAGICS.values()]

@@ -1,5 +1,5 @@
-"""What a site, or a user, has written down for all starts: `~/.config/ddp_notebook.toml`.
+"""The file with default options of a site or a user: `~/.config/ddp_notebook.toml`.
 
-file     where it is, what may stand in it, and what is said of a line that is wrong
-names    what its names of hosts and its arguments for Slurm make of what was asked for
+file     find, parse and check the file
+names    replace host names by the hosts of the file, and add its arguments for Slurm
 """

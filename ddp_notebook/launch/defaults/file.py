@@ -30,25 +30,15 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ddp_notebook.errors import UsageError
+from ddp_notebook.launch.option_kinds import OFF
+from ddp_notebook.launch.options import TABLE
 from ddp_notebook.records import shortages
 
 VARIABLE = "DDP_NOTEBOOK_CONFIG"  # names another file
 _NAME = "ddp_notebook.toml"
-_NUMBER: tuple[type, ...] = (int, float)
-# Of each option: the types that it may have, and how it is written.
+# The options of a start that the file may have: their types, and how each is written.
 _START: Mapping[str, tuple[tuple[type, ...], str]] = {
-    "backend": ((str,), 'backend = "gloo"'),
-    "env": ((dict,), 'env = { NCCL_DEBUG = "WARN" }'),
-    "timeout_s": (_NUMBER, "timeout_s = 300"),
-    "grace_s": ((*_NUMBER, str), 'grace_s = 3, or "off"'),
-    "hang_after_s": ((*_NUMBER, str), 'hang_after_s = 10, or "off"'),
-    "lease_s": (_NUMBER, "lease_s = 30"),
-    "ports": ((str,), 'ports = "40000-40100"'),
-    "guard": ((bool,), "guard = true"),
-    "heal": ((bool,), "heal = true"),
-    "live": ((str,), 'live = "auto"'),
-    "fold": ((bool,), "fold = true"),
-    "python": ((str,), 'python = "/envs/train/bin/python"'),
+    option.name: (option.kind.toml_types, option.in_file) for option in TABLE if option.in_file
 }
 _SSH: Mapping[str, tuple[tuple[type, ...], str]] = {"command": ((str,), 'command = "ssh -F FILE"')}
 _HOSTS = 'lab = ["gpu1:8", "gpu2:8"], or lab = "gpu[1-2]:8"'
@@ -157,9 +147,9 @@ def parse(text: str, where: Path) -> Defaults:
     for name, value in start.get("env", {}).items():
         if not isinstance(value, str | int | float):
             read.refuse("start", "env", f"env sets {name} to {value!r}; write it as {_START['env'][1]}")
-    for key in ("grace_s", "hang_after_s"):
-        if isinstance(start.get(key), str) and start[key] != "off":
-            read.refuse("start", key, f"{key} is {start[key]!r}; write it as {_START[key][1]}")
+    for key, (types, form) in _START.items():  # of a number, "off" is the only text
+        if int in types and isinstance(start.get(key), str) and start[key] != OFF:
+            read.refuse("start", key, f"{key} is {start[key]!r}; write it as {form}")
     return Defaults(path=where, text=text, start=start, hosts=hosts, slurm=slurm, ssh=ssh.get("command", ""))
 
 

@@ -24,6 +24,5 @@ remote      what is asked of it, and what comes
 state       how things are: what a notebook is told of hosts and processes
 recorded    what ranks have recorded, in files
 channel     the stream between the two, after the first words (`registry.doors`)
-limits      how long, and how much
 words       what can be attached to in a line each, a session as it says itself how it is
 """

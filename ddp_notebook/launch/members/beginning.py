@@ -60,7 +60,7 @@ class Beginning:
         env = {**os.environ, **options.env}
         placement = hosts.place(env, self._check, self._report)
         self._stage(hosts.stage)
-        if options.sync is not None:
+        if options.elsewhere is not None and options.elsewhere.sync is not None:
             self.synced = hosts.sync_first(self._check, self._report)
             self._stage("sync")
         guard = placement.backend == "gloo" if options.guard is None else options.guard

@@ -1,27 +1,28 @@
-"""Which starter was asked for."""
+"""Choose the starter of a session's tasks."""
 
 from __future__ import annotations
 
-from ddp_notebook.launch.options import StartOptions
+from ddp_notebook.launch.options import Client, Mpi, Profile, Slurm, StartOptions
 from ddp_notebook.launch.starters import slurm
 from ddp_notebook.launch.starters.base import Starter
-from ddp_notebook.launch.starters.client import Client
-from ddp_notebook.launch.starters.mpi import Mpi
-from ddp_notebook.launch.starters.profile import Profile
+from ddp_notebook.launch.starters.client import ClientStarter
+from ddp_notebook.launch.starters.mpi import MpiStarter
+from ddp_notebook.launch.starters.profile import ProfileStarter
 
 
 def choose(options: StartOptions) -> Starter | None:
-    """The starter of the tasks that a session's ranks are to be in; None: its hosts need none.
+    """Return the starter of the tasks in which the ranks of a session run; None if its hosts need none.
 
     Raises:
-        UsageError: what was asked for cannot be.
+        UsageError: the arguments of the starter are wrong.
     """
-    if options.slurm is not None:
-        return slurm.starter(options.slurm)
-    if options.mpi is not None:
-        return Mpi(options.mpi)
-    if options.profile is not None:
-        return Profile(options.profile, options.world_size, options.python)
-    if options.client is not None:
-        return Client(options.client, options.python)
+    match options.elsewhere:
+        case Slurm(arguments=arguments):
+            return slurm.starter(arguments)
+        case Mpi(arguments=arguments):
+            return MpiStarter(arguments)
+        case Profile(name=name, python=python):
+            return ProfileStarter(name, options.world_size, python)
+        case Client(cluster=cluster, python=python):
+            return ClientStarter(cluster, python)
     return None

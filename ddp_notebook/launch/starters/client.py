@@ -43,7 +43,7 @@ _READ = "open(file, errors='replace').read()"
 _REMOVE = "__import__('os').unlink(file)"
 
 
-class Client(Starter):
+class ClientStarter(Starter):
     """What engines of a running cluster start.
 
     Args:

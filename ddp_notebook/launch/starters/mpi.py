@@ -53,7 +53,7 @@ _FIXES = (
 )
 
 
-class Mpi(Starter):
+class MpiStarter(Starter):
     """What one `mpirun` starts.
 
     Args:

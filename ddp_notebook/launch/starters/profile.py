@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 _WITHOUT_QUESTIONS = "BatchMode=yes"
 
 
-class Profile(Starter):
+class ProfileStarter(Starter):
     """What one profile's launcher starts.
 
     Args:

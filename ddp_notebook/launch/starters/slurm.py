@@ -64,7 +64,7 @@ exec srun $tasks {options} {command}
 _OPTIONS = ("--quiet", "--kill-on-bad-exit=0", "--no-kill", "--wait=0", "--export=ALL")
 
 
-def starter(arguments: str) -> Slurm:
+def starter(arguments: str) -> SlurmStarter:
     """What starts tasks by Slurm.
 
     Args:
@@ -91,7 +91,7 @@ def starter(arguments: str) -> Slurm:
     return Inside(Job(number))
 
 
-class Slurm(Starter):
+class SlurmStarter(Starter):
     """Tasks of one job, which is looked at now and then.
 
     Args:
@@ -225,12 +225,12 @@ class Slurm(Starter):
         return f"; its last words:\n{said}" if said else ""
 
 
-class Submitted(Slurm):
+class Submitted(SlurmStarter):
     """A job of its own.
 
     Args:
         arguments: of `sbatch`.
-        notice_s: see `Slurm`.
+        notice_s: see `SlurmStarter`.
 
     Example:
         >>> print(Submitted(["-N2"]).script(["hostname"]).splitlines()[-1])
@@ -272,12 +272,12 @@ class Submitted(Slurm):
             job.cancel()
 
 
-class Inside(Slurm):
+class Inside(SlurmStarter):
     """Tasks in the allocation that the notebook is in, which stays when they end.
 
     Args:
         job: the allocation.
-        notice_s: see `Slurm`.
+        notice_s: see `SlurmStarter`.
     """
 
     def __init__(self, job: Job, notice_s: Sequence[float] = NOTICE_S) -> None:

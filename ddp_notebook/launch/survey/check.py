@@ -13,6 +13,7 @@ from ddp_notebook.launch.environment import working_directory
 from ddp_notebook.launch.hosts import Hosts, placed
 from ddp_notebook.launch.options import StartOptions
 from ddp_notebook.launch.placement import Placement
+from ddp_notebook.launch.start_line import with_defaults
 from ddp_notebook.launch.starters.choice import choose
 from ddp_notebook.launch.survey import compare, fit
 from ddp_notebook.launch.survey.asking import Answer, ask_all
@@ -43,7 +44,7 @@ def check(world_size: int | None = None, **options: Any) -> HostTable:
         this machine  127.0.0.1 (lo) ...
         2 ranks would start, by gloo
     """
-    return survey(StartOptions(world_size=world_size, **options).with_defaults())
+    return survey(with_defaults(StartOptions(world_size=world_size, **options)))
 
 
 def survey(asked: StartOptions, report: Callable[[str], None] = lambda _: None) -> HostTable:

@@ -86,7 +86,7 @@ _FIXES_OF_A_START = (  # once Python runs there, such words have another cause
 )
 
 
-class Ssh(Way):
+class SshTransport(Way):
     """A host server on a machine that `ssh` reaches.
 
     Args:
@@ -186,8 +186,8 @@ class Ssh(Way):
                 self._heard_s = time.monotonic()
         return max(0.0, time.monotonic() - self._heard_s)
 
-    def again(self) -> Ssh:
-        return Ssh(self.name, **self._asked)
+    def again(self) -> SshTransport:
+        return SshTransport(self.name, **self._asked)
 
     def _read(self) -> bytes:
         assert self._ssh.stdout is not None

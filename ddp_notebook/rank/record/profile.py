@@ -14,7 +14,7 @@ from ddp_notebook.registry import private
 from ddp_notebook.stdlib import contextlib, os
 
 
-class Profile:
+class TorchProfile:
     """A profile of the cell under way.
 
     Args:

@@ -10,7 +10,7 @@ from ddp_notebook.rank.group.recorder import Recorder
 from ddp_notebook.rank.record.batches import BatchMaker
 from ddp_notebook.rank.record.drain import Drain
 from ddp_notebook.rank.record.metrics import Metrics
-from ddp_notebook.rank.record.profile import Profile
+from ddp_notebook.rank.record.profile import TorchProfile
 from ddp_notebook.rank.record.tape import VALUES, Tape
 from ddp_notebook.rank.record.training.stretches import CELL, Training
 from ddp_notebook.rank.sharding import equations
@@ -49,7 +49,7 @@ class RankRecording:
         self._recorder = recorder
         self._rank = rank
         self._solo: Solo | None = None
-        self._profile: Profile | None = None
+        self._profile: TorchProfile | None = None
         self._prompt = ""
         self._began_ns = self._began_at = 0
         self.mistakes = Mistakes(recorder, self.tape.modules)
@@ -95,7 +95,7 @@ class RankRecording:
             self._recorder.instead = solo.run
             self.training.on_step.append(solo.on_step)
         if options.profile:
-            self._profile = Profile(str(profile_path(options.profiles, cell, self._rank())))
+            self._profile = TorchProfile(str(profile_path(options.profiles, cell, self._rank())))
         self._began_ns, self._began_at = time.monotonic_ns(), self.tape.puts
 
     def end_cell(self) -> None:

@@ -32,7 +32,7 @@ from ddp_notebook.launch.keep.keeper.queue import Queue
 from ddp_notebook.launch.keep.recorded import Recorded
 from ddp_notebook.launch.keep.state import OwnCluster, State, Welcome, folder_of, silent, silent_ranks, state_of
 from ddp_notebook.launch.members.beginning import Beginning
-from ddp_notebook.launch.options import StartOptions
+from ddp_notebook.launch.options import Ssh, StartOptions
 from ddp_notebook.registry import doors, entries, modes, private
 from ddp_notebook.registry.finding import SESSION
 from ddp_notebook.run.groups.preemption import Preemption
@@ -112,9 +112,12 @@ class Keeper:
         self._end(hosts)
 
     def _with_lease(self) -> StartOptions:
-        """Other machines are waited for as long as notebooks are."""
+        """Return the options with a lease of the hosts that is at least as long as the keeper waits for a notebook."""
         options = self._spec.options
-        return replace(options, lease_s=max(options.lease_s, self._keep.alone_s))
+        if not isinstance(options.hosts, Ssh):
+            return options
+        lease_s = max(options.hosts.lease_s, self._keep.alone_s)
+        return replace(options, hosts=replace(options.hosts, lease_s=lease_s))
 
     def _start(self, beginning: Beginning) -> None:
         keep, hosts = self._keep, beginning.hosts
