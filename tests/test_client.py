@@ -14,6 +14,7 @@ import psutil
 import pytest
 import zmq
 
+from ddp_notebook import ClientError
 from tests.conftest import wait_until
 
 
@@ -22,6 +23,19 @@ def close_the_client(session):
     """Its sockets belong to one test."""
     yield
     session._parts.client.close()
+
+
+def test_the_first_use_during_a_job_names_the_job(session):
+    """The engine of a rank registers and answers between two cells."""
+    job = session.run("import time\nif rank: time.sleep(60)", wait=False, quiet=True)
+    wait_until(lambda: job.run is not None and job.run.pending == [1])
+    began_s = time.monotonic()
+    sentence = r"between two cells. rank 1 runs job 1 since \d+ s: %ddp_wait 1 waits for it, %ddp_cancel 1 ends it"
+    with pytest.raises(ClientError, match=sentence):
+        session.client.close()
+    assert time.monotonic() - began_s < 5
+    job.cancel()
+    assert session.client[:].apply_sync(os.getpid) == session.pids()
 
 
 def test_a_plain_client_of_the_same_processes(session):

@@ -37,13 +37,13 @@ Whose = tuple[str, int]  # the name of a rank's host, and its process id there
 
 
 def connect(
-    file: str, ranks: Callable[[], set[Whose]], until: float, check: Callable[[], None]
+    file: str, ranks: Callable[[], dict[int, Whose]], until: float, check: Callable[[], None]
 ) -> tuple[ipyparallel.Client, set[Whose]]:
     """A client that knows the engines of all ranks, each of which has answered, and the ranks' processes.
 
     Args:
         file: the controller's connection file.
-        ranks: tells the processes of the ranks that live.
+        ranks: returns the processes of the living ranks, by rank.
         until: what the engines get to answer, on the monotonic clock.
         check: called while this waits; raises an error if the wait is in vain.
 
@@ -58,13 +58,15 @@ def connect(
     client = ipyparallel.Client(connection_info=file, timeout=_ATTEMPT_S)
     try:
         _wait_for_engines(client, ranks, check)
-        return client, _hear_all(client, ranks, until, check)
+        return client, _hear(client, set(), ranks, until, check)
     except BaseException:
         client.close(linger=0)
         raise
 
 
-def _wait_for_engines(client: ipyparallel.Client, ranks: Callable[[], set[Whose]], check: Callable[[], None]) -> None:
+def _wait_for_engines(
+    client: ipyparallel.Client, ranks: Callable[[], dict[int, Whose]], check: Callable[[], None]
+) -> None:
     """Wait until the client knows as many engines as there are ranks.
 
     Raises:
@@ -79,25 +81,34 @@ def _wait_for_engines(client: ipyparallel.Client, ranks: Callable[[], set[Whose]
         time.sleep(_LOOK_S)
 
 
-def _hear_all(
-    client: ipyparallel.Client, ranks: Callable[[], set[Whose]], until: float, check: Callable[[], None]
+def _hear(
+    client: ipyparallel.Client,
+    heard: set[Whose],
+    ranks: Callable[[], dict[int, Whose]],
+    until: float,
+    check: Callable[[], None],
 ) -> set[Whose]:
-    """Wait until the engine of every rank answers, and what it says besides is heard. Returns the ranks' processes.
+    """Wait until the engine of every rank has answered, and its output has arrived. Returns the ranks' processes.
 
     A controller that was started again knows engines from its file before their connections are back, and drops what is
     sent to them until then. A client that has only just subscribed to what they publish may miss it: then a call with
     output, `%%px` say, would wait for its end for ever. And one that has not heard yet that a rank was replaced sends
     to the engine that has died.
+
+    Args:
+        heard: the processes that have answered this client before. They are not asked: they may run a long cell.
     """
     while True:
+        missing = [rank for rank, whose in ranks().items() if whose not in heard]
         asked = []
-        with contextlib.suppress(IndexError):  # it has heard just now that one has died
-            asked = [client[engine].apply_async(eval, _WHOSE) for engine in client.ids]
+        for rank in missing:
+            with contextlib.suppress(IndexError):  # its engine has not registered, or has died
+                asked.append(client[rank].apply_async(eval, _WHOSE))
         ask_until = time.monotonic() + _ANSWER_S
-        heard = [one for one in asked if one.wait_for_output(max(0.0, ask_until - time.monotonic()))]
-        answers = {one.get() for one in heard if one.successful()}
-        known = ranks()
-        if known <= answers:
+        answered = [one for one in asked if one.wait_for_output(max(0.0, ask_until - time.monotonic()))]
+        heard = heard | {one.get() for one in answered if one.successful()}
+        known = set(ranks().values())
+        if known <= heard:
             return known
         check()
         if time.monotonic() > until:
@@ -111,10 +122,17 @@ class SharedClient:
     Args:
         cluster: the ranks.
         why_silent: returns why ranks do not answer, of those for which this is known.
+        long_cells: names the cells that ranks have run for a second, in sentences; "" if there are none.
     """
 
-    def __init__(self, cluster: Cluster, why_silent: Callable[[Collection[int]], Mapping[int, str]]) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        why_silent: Callable[[Collection[int]], Mapping[int, str]],
+        long_cells: Callable[[Collection[int]], str],
+    ) -> None:
         self._cluster = cluster
+        self._long_cells = long_cells
         self.why_silent = why_silent
         self._made: tuple[ipyparallel.Client, int] | None = None  # and the pid of its controller
         self._known: set[Whose] = set()  # ranks that it has heard
@@ -162,7 +180,7 @@ class SharedClient:
 
     def _checked(self) -> Callable[[], None]:
         """Return a function that raises ClientError if a rank cannot register or does not answer. It does not look for
-        ranks that do not answer before a second has passed."""
+        ranks that do not answer, or that run a cell, before a second has passed."""
         look_at = time.monotonic() + _HALTED_S
 
         def check() -> None:
@@ -172,6 +190,13 @@ class SharedClient:
                 look_at = time.monotonic() + _HALTED_S / 2
                 if why := client_calls.reasons(self.why_silent(self._cluster.alive)):
                     raise ClientError(f"session.client needs all ranks. {why}. Cells go on without it")
+                known = self._known if self._made else set()
+                asked = [rank for rank, whose in self._processes().items() if whose not in known]
+                if cells := self._long_cells(asked):
+                    raise ClientError(
+                        f"session.client connects between two cells. {cells}. "
+                        "A client that has connected can be used during a cell, and its calls run after the cell"
+                    )
 
         return check
 
@@ -183,13 +208,13 @@ class SharedClient:
                 self._hear_new(made[0], time.monotonic() + _HEALED_S, self._cluster.check_registered)
 
     def _hear_new(self, client: ipyparallel.Client, until: float, check: Callable[[], None]) -> None:
-        if not self._known.issuperset(self._processes()):
-            self._known = _hear_all(client, self._processes, until, check)
+        if not self._known.issuperset(self._processes().values()):
+            self._known = _hear(client, self._known, self._processes, until, check)
 
-    def _processes(self) -> set[Whose]:
-        """The processes of the ranks that live."""
-        alive = [self._cluster.process(rank) for rank in self._cluster.alive]
-        return {(process.host.hostname, process.pid) for process in alive if process.pid}
+    def _processes(self) -> dict[int, Whose]:
+        """The processes of the living ranks, by rank."""
+        alive = {rank: self._cluster.process(rank) for rank in self._cluster.alive}
+        return {rank: (process.host.hostname, process.pid) for rank, process in alive.items() if process.pid}
 
     def on_ended(self, rank: int, how: str) -> None:
         """A rank's process has ended. In an I/O thread."""

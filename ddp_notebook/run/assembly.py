@@ -24,6 +24,7 @@ from ddp_notebook.run.cells.cells import Cells
 from ddp_notebook.run.cells.unended import Unended
 from ddp_notebook.run.dispatch import Dispatch
 from ddp_notebook.run.files.fetching import Fetching
+from ddp_notebook.run.groups.busy import Busy
 from ddp_notebook.run.groups.healing import Healing
 from ddp_notebook.run.groups.living import Living
 from ddp_notebook.run.groups.looks import why_silent
@@ -101,7 +102,7 @@ class Parts:
         self._preemption: Preemption | None = None
         if (folder := options.on_preempt) is not None:
             self._preemption = Preemption(folder, cluster, lambda: cells.survival.is_in_loop)
-        self.client = SharedClient(cluster, self._why_silent)
+        self.client = SharedClient(cluster, self._why_silent, Busy(questions, lambda: self.jobs.unended).cells)
         cells.mend.on_healed = self.client.on_healed
         self.comms = Comms(self._tell_widget, receipts.took)
         self.pump = Pump({**self.arrivals.slow_handlers, Comm: self.comms.on_message})

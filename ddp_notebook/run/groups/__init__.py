@@ -2,6 +2,7 @@
 
 living      which ranks live, and what is said where one does not
 looks       what each rank is doing: asked of it, or found out
+busy        which cells keep ranks from answering
 states      the same as the table of `%ddp_status`
 diagnosis   who waits for whom, in one sentence: the text of the hang card
 remote      what ranks wait for and serve by RPC, in words
