@@ -146,16 +146,34 @@ def test_without_a_controller_all_else_goes_on(make_session_alone):
 def test_a_call_to_a_rank_that_dies_gets_an_error_and_the_next_one_reaches_the_new_rank(make_session_alone, capsys):
     session = make_session_alone(2)
     client = session.client
-    waiting = client[:].apply_async(time.sleep, 1)
+    waiting, balanced = client[:].apply_async(time.sleep, 1), client.load_balanced_view([1])
     os.kill(session.pids()[1], signal.SIGKILL)
     wait_until(lambda: "rank 1 died (killed by SIGKILL) during a call of session.client" in capsys.readouterr().err, 3)
     with pytest.raises(ipyparallel.CompositeError, match=r"rank 1 died .*%ddp_heal replaces it") as raised:
         waiting.get(10)
     assert "ddp_notebook/" not in str(raised.value.render_traceback())
     wait_until(lambda: client.ids == [0], 3, "the controller knows of it")
+    for call in (lambda: client[1], lambda: client[[0, 1]].apply_async(int), lambda: balanced.apply_async(int)):
+        with pytest.raises(IndexError, match=r"^rank 1 died \(killed by SIGKILL\); %ddp_heal replaces it"):
+            call()
+    with pytest.raises(IndexError, match="No such engine: 2"):
+        client[2]
 
     session.heal()
     assert session.client[:].apply_sync(os.getpid) == session.pids()
+
+
+@pytest.mark.long
+def test_a_call_of_a_load_balanced_view_names_the_rank_that_died_with_it(make_session_alone):
+    session = make_session_alone(2)
+    waiting = session.client.load_balanced_view([1]).apply_async(time.sleep, 60)
+    wait_until(lambda: "call of session.client" in session.status().rows[1].state)
+    os.kill(session.pids()[1], signal.SIGKILL)
+    with pytest.raises(
+        ipyparallel.RemoteError, match=r"rank 1 died \(killed by SIGKILL\), .*%ddp_heal replaces it"
+    ) as raised:
+        waiting.get(10)  # the controller gives the reply 5 s to arrive
+    assert "died while running" not in str(raised.value.render_traceback())
 
 
 def test_a_call_in_another_thread_ends_with_the_session(make_session):

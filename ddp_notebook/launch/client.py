@@ -143,6 +143,11 @@ class SharedClient:
         """Ranks whose process lives."""
         return self._cluster.alive
 
+    @property
+    def ended(self) -> dict[int, str]:
+        """How the processes of dead ranks ended."""
+        return {rank: self._cluster.process(rank).how for rank in self._cluster.gone}
+
     def get(self) -> ipyparallel.Client:
         """A client that knows all engines.
 

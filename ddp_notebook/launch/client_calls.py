@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ddp_notebook.launch import processes
 from ddp_notebook.records.words import group_by_value, name_ranks
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 _FAIL_S = 2.0
 _WATCH_S = 1.0  # between two looks at processes while a call waits
+_DIED = re.compile(r"Engine .* died while running task")  # ipyparallel's words
 _LATE_S = 0.2  # replies that a rank sent before its end get this time to arrive
 
 
@@ -28,6 +29,10 @@ class Ranks(Protocol):
 
     @property
     def alive(self) -> Sequence[int]: ...
+    @property
+    def ended(self) -> Mapping[int, str]:
+        """How the processes of dead ranks ended."""
+
     def why_silent(self, ranks: Collection[int]) -> Mapping[int, str]:
         """Return why ranks do not answer, of those for which this is known."""
 
@@ -50,6 +55,8 @@ class CallWatch:
         self._ranks = ranks
         self._pids = [process.pid for process in processes.descendants(controller)]
         self._ended: queue.SimpleQueue[tuple[int, str, str] | None] = queue.SimpleQueue()  # rank, its engine, how
+        self._dead: dict[str, str] = {}  # the error of calls to dead engines, by engine
+        self._name_the_dead()
         threading.Thread(target=self._run, name="ddp-client-watch", daemon=True).start()
 
     def halted(self) -> str:
@@ -58,10 +65,38 @@ class CallWatch:
 
     def on_ended(self, rank: int, how: str) -> None:
         """A rank's process has ended. From an I/O thread."""
-        self._ended.put((rank, self._client._engines.get(rank, ""), how))
+        if engine := self._client._engines.get(rank, ""):
+            self._dead[engine] = _lost_with({rank: how})
+        self._ended.put((rank, engine, how))
 
     def close(self) -> None:
         self._ended.put(None)
+
+    def _name_the_dead(self) -> None:
+        """Have errors of ipyparallel about dead engines name the rank and the remedy. Its own errors are "Engine
+        b'2dbc0fe3' died while running task" for a load-balanced view, and "No such engine" for `client[1]`."""
+        client: Any = self._client
+        take, build = client._handle_apply_reply, client._build_targets
+
+        def handle_apply_reply(message: Any) -> None:
+            content = message["content"]
+            why = self._dead.get(message["metadata"].get("engine", ""))
+            if why and content["status"] == "error" and _DIED.match(content["evalue"]):
+                content |= {"evalue": why, "traceback": [f"{content['ename']}: {why}"]}
+            take(message)
+
+        def build_targets(targets: Any) -> Any:
+            try:
+                return build(targets)
+            except LookupError:
+                named = [targets] if isinstance(targets, int) else targets if isinstance(targets, list | tuple) else []
+                dead = {rank: how for rank, how in self._ranks.ended.items() if rank in named}
+                if not dead:
+                    raise
+            raise IndexError(f"{_died(dead)}; %ddp_heal replaces {_them(dead)}")
+
+        client._handle_apply_reply = client._queue_handlers["apply_reply"] = handle_apply_reply
+        client._build_targets = build_targets
 
     def _run(self) -> None:
         said, calls = "", set[str]()  # the last message, and the calls at that time
@@ -126,11 +161,8 @@ class CallWatch:
             ended: the rank, its engine, and how it ended.
         """
         client, are_gone = self._client, not self._ranks.alive
-        ranks, engines = sorted({rank for rank, _, _ in ended}), {engine for _, engine, _ in ended if engine}
-        causes = {how for _, _, how in ended}
-        died = f"{name_ranks(ranks)} died" + (f" ({causes.pop()})" if len(causes) == 1 else "")
-        them = "it" if len(ranks) == 1 else "them"
-        why = f"{died}, and the reply to this call with {them}; %ddp_heal replaces {them}"
+        dead, engines = {rank: how for rank, _, how in ended}, {engine for _, engine, _ in ended if engine}
+        died, them, why = _died(dead), _them(dead), _lost_with(dead)
 
         def calls() -> Collection[str]:
             waiting = list(client._outstanding_dict.items())
@@ -151,6 +183,25 @@ class CallWatch:
         for rank, engine, _ in ended:
             if engine and rank not in self._ranks.alive:
                 client._io_loop.add_callback(_unregister, client, rank)
+
+
+def _died(dead: Mapping[int, str]) -> str:
+    """Name dead ranks, and how they ended if that is the same of all.
+
+    Example:
+        >>> _died({0: "killed by SIGKILL", 1: "killed by SIGKILL"}), _died({0: "killed by SIGKILL", 2: "lost"})
+        ('ranks 0-1 died (killed by SIGKILL)', 'ranks 0,2 died')
+    """
+    causes = set(dead.values())
+    return f"{name_ranks(sorted(dead))} died" + (f" ({causes.pop()})" if len(causes) == 1 else "")
+
+
+def _them(dead: Mapping[int, str]) -> str:
+    return "it" if len(dead) == 1 else "them"
+
+
+def _lost_with(dead: Mapping[int, str]) -> str:
+    return f"{_died(dead)}, and the reply to this call with {_them(dead)}; %ddp_heal replaces {_them(dead)}"
 
 
 def reasons(why: Mapping[int, str]) -> str:
