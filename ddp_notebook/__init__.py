@@ -47,12 +47,11 @@ if TYPE_CHECKING:
     from ddp_notebook.launch.options import Client, Keep, Mpi, Profile, Slurm, Ssh
     from ddp_notebook.launch.survey.check import check
     from ddp_notebook.launch.survey.table import HostTable
-    from ddp_notebook.observe.files import load
-    from ddp_notebook.observe.recording import Recording
     from ddp_notebook.observe.report.report import Report
     from ddp_notebook.record import log
     from ddp_notebook.run.agree.agreement import Agreement
     from ddp_notebook.run.cells.result import CellResult
+    from ddp_notebook.run.record.told import Recording, load
     from ddp_notebook.run.sharding.memory import Memory
     from ddp_notebook.run.sharding.placements import Placements, TensorPlacement
     from ddp_notebook.run.values.values import RankValues
@@ -126,7 +125,7 @@ _LAZY = {
     "Profile": "ddp_notebook.launch.options",
     "RankValues": "ddp_notebook.run.values.values",
     "RecordOptions": "ddp_notebook.wire.record_options",
-    "Recording": "ddp_notebook.observe.recording",
+    "Recording": "ddp_notebook.run.record.told",
     "Report": "ddp_notebook.observe.report.report",
     "Session": "ddp_notebook.session",
     "Slurm": "ddp_notebook.launch.options",
@@ -138,7 +137,7 @@ _LAZY = {
     "attach_session": "ddp_notebook.attaching",
     "check": "ddp_notebook.launch.survey.check",
     "current": "ddp_notebook.session",
-    "load": "ddp_notebook.observe.files",
+    "load": "ddp_notebook.run.record.told",
     "log": "ddp_notebook.record",
     "start": "ddp_notebook.starting",
     "survive": "ddp_notebook.surviving",
@@ -166,6 +165,12 @@ def __dir__() -> list[str]:
 
 def load_ipython_extension(shell: InteractiveShell) -> None:
     """`%load_ext ddp_notebook`: register the magics, and let the host server import torch in the background."""
+    from ddp_notebook.run.interrupted import OF_FUNCTIONS, tells_interrupt
+
+    tells_interrupt(OF_FUNCTIONS["load_ipython_extension"])(_load)(shell)
+
+
+def _load(shell: InteractiveShell) -> None:
     from ddp_notebook import magics
     from ddp_notebook.launch import warm
     from ddp_notebook.on_rank import refuse_on_rank

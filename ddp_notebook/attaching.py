@@ -7,7 +7,7 @@ from ddp_notebook.launch.keep import reach
 from ddp_notebook.on_rank import refuse_on_rank
 from ddp_notebook.registry import finding
 from ddp_notebook.registry.finding import SESSION, TORCHRUN, Found
-from ddp_notebook.run.interrupted import attaches
+from ddp_notebook.run.interrupted import OF_FUNCTIONS, tells_interrupt
 from ddp_notebook.session import Session, current
 from ddp_notebook.torchrun import current as jobs
 
@@ -32,7 +32,7 @@ def find(name: str = "") -> Found:
     return finding.find(name)
 
 
-@attaches
+@tells_interrupt(OF_FUNCTIONS["attach_session"])
 def attach_session(name: str = "", *, take_over: bool = False, look: bool = False) -> Session:
     """Attach to a session that was started with `keep_h`, by another kernel of the same user on this machine.
 

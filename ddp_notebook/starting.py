@@ -10,11 +10,13 @@ from ddp_notebook.errors import SessionExistsError
 from ddp_notebook.launch.options import Backend, Client, Keep, LiveMode, Mpi, Profile, Slurm, Ssh, StartOptions
 from ddp_notebook.launch.start_line import with_defaults
 from ddp_notebook.on_rank import refuse_on_rank
+from ddp_notebook.run.interrupted import OF_FUNCTIONS, tells_interrupt
 from ddp_notebook.session import Progress, Session, current
 
 _reusing = threading.Lock()
 
 
+@tells_interrupt(OF_FUNCTIONS["start"])
 def start(
     world_size: int | None = None,
     *,

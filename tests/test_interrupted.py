@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import inspect
 import time
+from concurrent.futures import Future
 from contextlib import closing
 
 import pytest
 
+import ddp_notebook
 from ddp_notebook.magics import DDPMagics
 from ddp_notebook.observe.recording import Recording
 from ddp_notebook.run.interrupted import (
+    OF_FUNCTIONS,
     OF_JOB,
+    OF_JOBS,
     OF_MAGICS,
     OF_RECORDING,
     OF_SESSION,
     OF_TORCHRUN_JOB,
+    OF_VALUES,
     tells_interrupts,
 )
 from ddp_notebook.run.jobs.job import Job
+from ddp_notebook.run.jobs.jobs import Jobs
+from ddp_notebook.run.values.values import RankValues
 from ddp_notebook.session import Session
 from ddp_notebook.torchrun.job import TorchrunJob
 from tests.conftest import wait_until
@@ -27,6 +34,25 @@ from tests.kernels import NotebookKernel
 # Public names of `Session` that wait for nothing.
 _AT_ONCE = {"backend", "drives", "epoch", "is_kept", "is_running", "jobs", "kept_as", "outlives_stop", "pids"}
 _AT_ONCE |= {"recorded", "views", "world_size"}
+# Public names of `Recording` that look something up, or that the package itself calls.
+_LOOKS_UP = {"as_it_is", "clock_error_ns", "dropped", "feed", "feed_dropped", "follow", "group_of", "left_out"}
+_LOOKS_UP |= {"part_from_clock", "preview", "set_aside", "shapes_of", "text"}
+# Public functions that wait for nothing in the notebook: `log` and `survive` belong to cells on ranks.
+_FUNCTIONS_AT_ONCE = {"current", "log", "survive"}
+# Public classes whose methods wait for nothing: values in memory.
+_VALUES = {"Agreement", "CellResult", "HostTable", "Memory", "Placements", "RecordOptions", "Report", "Status"}
+_VALUES |= {"TensorPlacement"}
+
+
+def test_every_public_function_that_may_wait_has_a_sentence():
+    members = {name: getattr(ddp_notebook, name) for name in ddp_notebook.__all__}
+    functions = {name for name, member in members.items() if inspect.isfunction(member)}
+    classes = {name: member for name, member in members.items() if isinstance(member, type)}
+    errors = {name for name, member in classes.items() if issubclass(member, Exception)}
+
+    assert functions - _FUNCTIONS_AT_ONCE == set(OF_FUNCTIONS) - {"load_ipython_extension"}
+    assert all(hasattr(members[name], "__wrapped__") for name in functions - _FUNCTIONS_AT_ONCE)
+    assert set(classes) - errors - _VALUES == {"RankValues", "Recording", "Session", "TorchrunJob"}, "see below"
 
 
 def test_every_magic_has_a_sentence():
@@ -42,13 +68,16 @@ def test_every_command_of_a_session_has_a_sentence():
 @pytest.mark.parametrize(
     ("cls", "at_once", "sentences"),
     [
-        (Recording, set(), OF_RECORDING),
+        (Recording, _LOOKS_UP, OF_RECORDING),
+        (RankValues, {"get", "items", "keys", "values"}, OF_VALUES),
+        (Jobs, {"close", "join", "start", "unended"}, OF_JOBS),
         (TorchrunJob, {"is_running", "round", "world_size"}, OF_TORCHRUN_JOB),
         (Job, {"on_begin", "press", "ranks", "seconds", "tell", "work"}, OF_JOB),
     ],
 )
 def test_every_method_that_may_wait_has_a_sentence(cls, at_once, sentences):
-    own = {name for name in public(cls) if name in vars(cls)}
+    inherited = dir(Future) if issubclass(cls, Future) else ()
+    own = {name for name in public(cls) if name in vars(cls) or name not in inherited}
 
     assert own - at_once == set(sentences) - {"__repr__"}
     members = {name: inspect.getattr_static(cls, name) for name in sentences}
@@ -61,7 +90,9 @@ def public(cls):
     return {name for name in names if callable(getattr(cls, name)) or isinstance(getattr(cls, name), property)}
 
 
-@pytest.mark.parametrize("sentences", [OF_SESSION, OF_MAGICS, OF_RECORDING, OF_JOB, OF_TORCHRUN_JOB])
+@pytest.mark.parametrize(
+    "sentences", [OF_SESSION, OF_MAGICS, OF_RECORDING, OF_JOB, OF_JOBS, OF_TORCHRUN_JOB, OF_FUNCTIONS]
+)
 def test_a_sentence_is_one_line(sentences):
     for name, sentence in sentences.items():
         assert sentence.startswith("interrupted") and "\n" not in sentence and len(sentence) < 120, name
@@ -142,6 +173,14 @@ _INNER = {
         ("session.recording.save('run.npz')", "tables/saved.py", "save"),
         ("session.recording.plot_loss()", "tables/recorded.py", "metrics_until"),
         ("%ddp_start 2", "launch/start_line.py", "read"),
+        ("ddp_notebook.load('run.npz')", "observe/files.py", "load"),
+        ("ddp_notebook.check(2)", "survey/asking.py", "ask_all"),
+        ("ddp_notebook.start(2)", "launch/options.py", "with_defaults"),
+        ("ddp_notebook.load_ipython_extension(get_ipython())", "ddp_notebook/magics.py", "load"),
+        ("session.jobs.cancel()", "jobs/jobs.py", "unended"),
+        ("repr(session.jobs)", "jobs/jobs.py", "__repr__"),
+        ("repr(session.recording)", "tables/recorded.py", "__repr__"),
+        ("session.pull('rank').plot()", "values/values.py", "_array"),
         ("%ddp_stop", "having.py", "stop"),
     ],
 )

@@ -75,7 +75,7 @@ def _of_ranks(files: list[Path]) -> Recording:
         warnings.warn(
             f"{files[0].parent} holds up to {most} files of one rank, which was started again, or these are several "
             "runs: all are read as one; give each run a directory of its own",
-            stacklevel=3,
+            stacklevel=4,  # the caller of `ddp_notebook.load`
         )
     counts: Counter[str] = Counter()
     for batch in itertools.chain(*batches):

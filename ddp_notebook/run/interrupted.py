@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar, cast
+from typing import Any, ParamSpec, TypeVar
 
 from ddp_notebook.run.cells.interrupt import keyboard_interrupt
 
@@ -17,6 +17,14 @@ _READ = "interrupted: nothing was read; the recording is unchanged"
 _ATTACH = "interrupted: %ddp_status shows whether this notebook has a session or job now; both go on"
 _CELL = "interrupted before the cell was sent or after its end: %ddp_status shows what the ranks do"
 
+# The keys are names of functions of `ddp_notebook`.
+OF_FUNCTIONS: Mapping[str, str] = {
+    **dict.fromkeys(("attach_job", "attach_session"), _ATTACH),
+    "check": "interrupted: the comparison of the hosts is not complete; no rank was started",
+    "load": "interrupted: nothing was read; the files are unchanged",
+    "load_ipython_extension": "interrupted: the magics may be missing; %load_ext ddp_notebook again adds them",
+    "start": _START,
+}
 # The keys are names of methods of `Session`.
 OF_SESSION: Mapping[str, str] = {
     "__repr__": "interrupted: the session was not described; it goes on",
@@ -60,7 +68,8 @@ OF_RECORDING: Mapping[str, str] = {
     **dict.fromkeys(("save", "save_html", "save_trace"), OF_SESSION["write_trace"]),
     **dict.fromkeys(("collectives", "steps", "runs", "waits", "straggler", "pipeline", "bandwidth", "calls"), _READ),
     **dict.fromkeys(("references", "contexts", "gradients", "resources", "layouts", "to_pandas"), _READ),
-    **dict.fromkeys(("rows", "metrics", "metrics_until", "tensor"), _READ),
+    **dict.fromkeys(("rows", "metrics", "metrics_of", "metrics_until", "tensor"), _READ),
+    "__repr__": "interrupted: the recording was not described; it is unchanged",
     "report": OF_SESSION["report"],
 }
 # The keys are names of methods of `Job`, a cell in the background.
@@ -69,6 +78,16 @@ OF_JOB: Mapping[str, str] = {
     **dict.fromkeys(
         ("result", "exception"), "interrupted: the job goes on; %ddp_wait waits for it, and %ddp_cancel ends it"
     ),
+}
+# The keys are names of methods of `Jobs`.
+OF_JOBS: Mapping[str, str] = {
+    "__repr__": "interrupted: the table is not complete; the jobs go on",
+    "cancel": "interrupted: %ddp_jobs shows which jobs are left",
+    "wait": "interrupted: the jobs go on",
+}
+# The keys are names of methods of `RankValues`.
+OF_VALUES: Mapping[str, str] = {
+    "plot": "interrupted: the figure is not complete; the values are",
 }
 # The keys are names of methods of `TorchrunJob`.
 OF_TORCHRUN_JOB: Mapping[str, str] = {
@@ -89,14 +108,14 @@ OF_TORCHRUN_JOB: Mapping[str, str] = {
 OF_MAGICS: Mapping[str, str] = {
     "ddp_attach": _ATTACH,
     "ddp_auto": "interrupted: %ddp_auto on or off sets where plain cells run",
-    "ddp_cancel": "interrupted: %ddp_jobs shows which jobs are left",
+    "ddp_cancel": OF_JOBS["cancel"],
     "ddp_check": OF_SESSION["check"],
     "ddp_fault": OF_SESSION["fault"],
     "ddp_fetch": OF_SESSION["fetch"],
     "ddp_heal": OF_SESSION["heal"],
     "ddp_help": "interrupted: the help was not shown",
     "ddp_interrupt": OF_SESSION["interrupt"],
-    "ddp_jobs": "interrupted: the table is not complete; the jobs go on",
+    "ddp_jobs": OF_JOBS["__repr__"],
     "ddp_memory": OF_SESSION["memory"],
     "ddp_monitor": OF_SESSION["monitor"],
     "ddp_peek": OF_SESSION["peek"],
@@ -112,13 +131,14 @@ OF_MAGICS: Mapping[str, str] = {
     "ddp_sync": OF_SESSION["sync"],
     "ddp_torchrun": "interrupted: %ddp_status shows the job if it runs; %ddp_stop detaches from it",
     "ddp_trace": OF_SESSION["trace"],
-    "ddp_wait": "interrupted: the jobs go on",
+    "ddp_wait": OF_JOBS["wait"],
     "local": "interrupted: the cell did not run to its end in the notebook",
     "on_all_ranks": _CELL,
     "on_ranks": _CELL,
 }
 T = TypeVar("T", bound=type)
-F = TypeVar("F", bound=Callable[..., Any])
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 def tells_interrupts(sentences: Mapping[str, str]) -> Callable[[T], T]:
@@ -166,6 +186,21 @@ def _told(function: Callable[..., Any], sentence: str) -> Callable[..., Any]:
     return told
 
 
-def attaches(function: F) -> F:
-    """Decorate a function that attaches to something: an interrupt shows one line."""
-    return cast(F, _told(function, _ATTACH))
+def tells_interrupt(sentence: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Decorate a function: a KeyboardInterrupt that leaves it shows this sentence.
+
+    Example:
+        >>> @tells_interrupt("interrupted: nothing was done")
+        ... def work():
+        ...     raise KeyboardInterrupt
+        >>> try:
+        ...     work()
+        ... except KeyboardInterrupt as error:
+        ...     print(error)
+        interrupted: nothing was done
+    """
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        return _told(function, sentence)
+
+    return decorate

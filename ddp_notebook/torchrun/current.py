@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ddp_notebook.on_rank import refuse_on_rank
 from ddp_notebook.registry import finding
-from ddp_notebook.run.interrupted import attaches
+from ddp_notebook.run.interrupted import OF_FUNCTIONS, tells_interrupt
 from ddp_notebook.run.kernel import ipython
 from ddp_notebook.torchrun.card import JobCard
 from ddp_notebook.torchrun.job import TorchrunJob
@@ -18,7 +18,7 @@ def current() -> TorchrunJob | None:
     return _current
 
 
-@attaches
+@tells_interrupt(OF_FUNCTIONS["attach_job"])
 def attach_job(name: str = "", *, take_over: bool = False) -> TorchrunJob:
     """Look at a job of torchrun's whose script runs under `-m ddp_notebook.attach`. The job goes on as if nobody did.
 

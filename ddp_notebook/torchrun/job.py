@@ -11,7 +11,6 @@ from pathlib import Path
 from ddp_notebook.errors import UsageError
 from ddp_notebook.launch.elastic import logs
 from ddp_notebook.observe.observer import Observer
-from ddp_notebook.observe.recording import Recording
 from ddp_notebook.observe.report.report import Report
 from ddp_notebook.observe.steps.run import run_of
 from ddp_notebook.registry import entries
@@ -24,6 +23,7 @@ from ddp_notebook.run.interrupted import OF_TORCHRUN_JOB, tells_interrupts
 from ddp_notebook.run.output.log import RankLog
 from ddp_notebook.run.questions import Questions
 from ddp_notebook.run.record import trace
+from ddp_notebook.run.record.told import Recording
 from ddp_notebook.torchrun.cutting import cut
 from ddp_notebook.torchrun.member import Member, RefusedError, come_in, place_of, why_closed
 from ddp_notebook.torchrun.rounds import Events, Round

@@ -20,8 +20,10 @@ from ddp_notebook.launch.survey.asking import Answer, ask_all
 from ddp_notebook.launch.survey.pairs import routes
 from ddp_notebook.launch.survey.table import HostTable
 from ddp_notebook.on_rank import refuse_on_rank
+from ddp_notebook.run.interrupted import OF_FUNCTIONS, tells_interrupt
 
 
+@tells_interrupt(OF_FUNCTIONS["check"])
 def check(world_size: int | None = None, **options: Any) -> HostTable:
     """See whether ranks could be started so, and start none.
 

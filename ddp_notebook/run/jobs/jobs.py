@@ -16,6 +16,7 @@ from ddp_notebook.run.cells.interrupt import Interrupts, keyboard_interrupt
 from ddp_notebook.run.cells.result import CellResult
 from ddp_notebook.run.cells.turn import Place, in_words
 from ddp_notebook.run.cells.unended import Unended
+from ddp_notebook.run.interrupted import OF_JOBS, tells_interrupts
 from ddp_notebook.run.jobs.job import Job
 from ddp_notebook.run.kernel import thread_of_this_cell
 from ddp_notebook.run.output.sink import Sink
@@ -26,6 +27,7 @@ _END_S = 2.0  # what ranks get to end a cell when the session is stopped
 _MOST_CODE_CHARS = 50  # of the first line, in the table
 
 
+@tells_interrupts(OF_JOBS)
 class Jobs:
     """Numbered from 1, the oldest first. Its `repr` is the table that `%ddp_jobs` shows.
 

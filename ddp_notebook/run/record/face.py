@@ -5,16 +5,11 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 
-from ddp_notebook.observe.recording import Recording
 from ddp_notebook.observe.report.report import Report
 from ddp_notebook.run.agree.words import list_names
 from ddp_notebook.run.assembly import Assembled
-from ddp_notebook.run.interrupted import OF_RECORDING, tells_interrupts
 from ddp_notebook.run.record import trace
-
-tells_interrupts(OF_RECORDING)(
-    Recording
-)  # `observe` is also used without a notebook, and knows no interrupts of commands
+from ddp_notebook.run.record.told import Recording
 
 
 class RecordFace(Assembled):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ddp_notebook.errors import UsageError
 from ddp_notebook.records.words import format_ranks, group_by_value
+from ddp_notebook.run.interrupted import OF_VALUES, tells_interrupts
 
 if TYPE_CHECKING:
     import numpy as np
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 _MARKED_POINTS = 50  # up to so many points of a line are shown as points too
 
 
+@tells_interrupts(OF_VALUES)
 class RankValues(Mapping[int, Any]):
     """A value for each rank. `Session.pull` makes one; one's own are for `Session.push`.
 

@@ -1,0 +1,13 @@
+"""`Recording` and `load` with a line about an interrupt. `observe` is also used without a notebook, and knows no
+interrupts of commands."""
+
+from __future__ import annotations
+
+from ddp_notebook.observe import files
+from ddp_notebook.observe.recording import Recording
+from ddp_notebook.run.interrupted import OF_FUNCTIONS, OF_RECORDING, tells_interrupt, tells_interrupts
+
+__all__ = ["Recording", "load"]
+
+tells_interrupts(OF_RECORDING)(Recording)
+load = tells_interrupt(OF_FUNCTIONS["load"])(files.load)
