@@ -570,9 +570,33 @@ with ddp_notebook.start(2) as session:
     assert lines[-1].endswith("started")
 
 
-def test_the_processor_time_of_a_rank(make_session):
+def test_a_limit_of_file_size_that_ends_a_rank(make_session, tmp_path):
     session = make_session(2)
-    use_up = "if rank == 1: resource.setrlimit(resource.RLIMIT_CPU, (int(time.process_time()) + 1, -1))"
-    with pytest.raises(RankDiedError) as error:
-        session.run(f"import resource, time\n{use_up}\nwhile rank: pass")
-    assert "killed by SIGXCPU: it has used all processor time that RLIMIT_CPU allows a process" in str(error.value)
+    write = f"""
+import os, resource, signal, time
+signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+resource.setrlimit(resource.RLIMIT_FSIZE, (2000, -1))
+with open({str(tmp_path / "file")!r}, "wb", buffering=0) as file:
+    while True: file.write(bytes(1000))
+"""
+    with pytest.raises(
+        DDPNotebookError, match=r"killed by SIGXFSZ: a file may have 2,000 bytes at most \(RLIMIT_FSIZE\)"
+    ):
+        session.run(write, ranks=1)
+    with pytest.raises(DDPNotebookError, match=r"killed by SIGXCPU($|[^:])"):  # it comes from elsewhere
+        session.run("import os, signal, time; os.kill(os.getpid(), signal.SIGXCPU); time.sleep(60)", ranks=0)
+
+
+@pytest.mark.long
+def test_limits_of_processor_time_that_end_a_rank(make_session):
+    session = make_session(2)
+    limit = (
+        "import resource, time; now = int(time.process_time()); resource.setrlimit(resource.RLIMIT_CPU, (now + 1, %s))"
+    )
+    ends = r"killed by %s: it has used its limit of \d+ s of processor time \(%s\)"
+    for rank, hard, signal, which in (
+        (1, "-1", "SIGXCPU", "RLIMIT_CPU"),
+        (0, "now + 1", "SIGKILL", "the hard RLIMIT_CPU"),
+    ):
+        with pytest.raises(DDPNotebookError, match=ends % (signal, which)):
+            session.run(f"{limit % hard}\nwhile True: pass", ranks=rank)

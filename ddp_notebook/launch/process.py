@@ -168,20 +168,12 @@ class Processes:
         return found
 
 
-_LIMITS = {  # signals that the kernel sends at a resource limit
-    "SIGXCPU": "it has used all processor time that RLIMIT_CPU allows a process",
-    "SIGXFSZ": "it has written a file up to the size that RLIMIT_FSIZE allows",
-}
-
-
 def describe_status(status: int | None) -> str:
     """An exit status in words.
 
     Example:
         >>> describe_status(-9)
         'killed by SIGKILL'
-        >>> describe_status(-signal.SIGXCPU)
-        'killed by SIGXCPU: it has used all processor time that RLIMIT_CPU allows a process'
     """
     if status is None:
         return "it runs"
@@ -191,4 +183,4 @@ def describe_status(status: int | None) -> str:
         name = signal.Signals(-status).name
     except ValueError:
         return f"killed by signal {-status}"
-    return f"killed by {name}" + (f": {_LIMITS[name]}" if name in _LIMITS else "")
+    return f"killed by {name}"

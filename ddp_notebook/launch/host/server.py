@@ -25,7 +25,7 @@ below it. What the notebook wants to know about processes of this host, it asks 
      "orphans"}                                    with orphans also those whose rank is not known any more
     {"op": "files", "do", ...}                     what is asked of files here, see `launch.host.files`
                                                    {"event": "ended", "process", "status", "why"} after its last text;
-                                                   why is a clause about the kernel's OOM killer, or empty
+                                                   why is a clause about a limit or the OOM killer, or empty
 
 A frame of input puts a line, a cell, into the inboxes of some ranks. It has no reply.
 """
@@ -48,7 +48,7 @@ from typing import Any, Protocol
 import psutil
 
 from ddp_notebook.launch import environment, processes
-from ddp_notebook.launch.host import ending, framing, open_files, watchdog
+from ddp_notebook.launch.host import ending, framing, limits, open_files, watchdog
 from ddp_notebook.launch.host.children import Child, fork, spawn
 from ddp_notebook.launch.host.files import Files
 from ddp_notebook.launch.host.look import POLL_S, Look, pymp_folder, stack_file
@@ -382,18 +382,24 @@ class HostServer:
     def _reap(self) -> None:
         while True:
             try:
-                pid, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED | os.WCONTINUED)
+                changed = os.waitid(os.P_ALL, 0, os.WEXITED | os.WSTOPPED | os.WCONTINUED | os.WNOHANG | os.WNOWAIT)
+                if changed is None:
+                    return
+                by_limit = ""
+                if changed.si_code == os.CLD_KILLED:
+                    by_limit = limits.explain(changed.si_pid, -changed.si_status)
+                pid, status = os.waitpid(changed.si_pid, os.WNOHANG | os.WUNTRACED | os.WCONTINUED)
             except ChildProcessError:
                 return
-            if pid == 0:
-                return
+            if pid == 0:  # it has just been continued
+                continue
             if os.WIFSTOPPED(status) or os.WIFCONTINUED(status):
                 self._on_stopped(pid, os.WIFSTOPPED(status))
             elif pid == self._watchdog_pid:
                 self._watchdog_pid = 0  # `_keep_watchdog` starts another one
             elif (gone := self._children.get(pid)) is not None:  # else an orphan of a rank, adopted by this server
                 with self._spare:
-                    self._on_ended(gone, os.waitstatus_to_exitcode(status))
+                    self._on_ended(gone, os.waitstatus_to_exitcode(status), by_limit)
 
     def _on_stopped(self, pid: int, is_stopped: bool) -> None:
         """Report that a child was stopped (SIGSTOP, SIGTSTP) or goes on (SIGCONT). A watchdog always goes on."""
@@ -410,8 +416,8 @@ class HostServer:
                 text = f"{_watchdog(self._watchdog_pid)} replaces one that had ended; nothing is lost"
                 self._say({"event": "notice", "text": text})
 
-    def _on_ended(self, gone: Child, status: int) -> None:
-        why = self._oom_kills.explain() if status == -signal.SIGKILL else ""
+    def _on_ended(self, gone: Child, status: int, by_limit: str) -> None:
+        why = by_limit or (self._oom_kills.explain() if status == -signal.SIGKILL else "")
         if gone.spawned is not None:
             gone.spawned.returncode = status
         for _ in range(_SWEEPS):  # also end the descendants that it leaves
