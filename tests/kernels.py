@@ -218,3 +218,14 @@ class NotebookKernel:
         if self.manager is not None and self.manager.has_kernel:
             self.manager.shutdown_kernel()
         self.client.context.destroy(linger=0)
+
+
+def first_line_of_stderr(kernel: NotebookKernel, timeout_s: float) -> str:
+    """Return the first line that the running cell writes to stderr, or "" after this time."""
+    text, until = "", time.monotonic() + timeout_s
+    with contextlib.suppress(queue.Empty):
+        while "\n" not in text:
+            message = kernel.client.get_iopub_msg(timeout=max(0.01, until - time.monotonic()))
+            if message["msg_type"] == "stream" and message["content"]["name"] == "stderr":
+                text += message["content"]["text"]
+    return text

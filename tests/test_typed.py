@@ -16,6 +16,7 @@ import pytest
 from ddp_notebook.rank.cell.children import Children
 from ddp_notebook.rank.cell.commands import _Once, program_of
 from tests.conftest import wait_until
+from tests.kernels import first_line_of_stderr
 
 _SCRIPT = "import os, sys\nprint('started', *sys.argv[1:])\nprint(int(os.environ['RANK']) + 1)\n"
 _IS_NO_RANK = "a process that a cell starts in the shell is not a rank. It does not inherit RANK, WORLD_SIZE and"
@@ -208,6 +209,8 @@ dist.barrier(); 'on'
 
 def test_a_stopped_worker_of_a_loader_is_named(ranks):
     message = ranks.start(_LOADER)
+    note = r"rank 1: its DataLoader worker \d+ is stopped; kill -CONT \d+ lets it go on\n"
+    assert re.fullmatch(note, first_line_of_stderr(ranks, 4.0))
     text = _wait_for_card(ranks, 10.0, "is stopped")
     found = re.search(r"its DataLoader worker (\d+) is stopped; kill -CONT (\d+) lets it go on", text)
     assert found is not None and found[1] == found[2], text

@@ -18,6 +18,7 @@ from ddp_notebook.rank.cell import commands, handlers, kernel_api, tutorials
 from ddp_notebook.rank.cell.exceptions import FormattingStopped, with_type
 from ddp_notebook.rank.cell.inbox import Inbox
 from ddp_notebook.rank.cell.runner import Runner
+from ddp_notebook.rank.cell.stopped import StoppedChildren
 from ddp_notebook.rank.cell.streams import Streams
 from ddp_notebook.rank.engine import RankEngine
 from ddp_notebook.rank.group import join
@@ -146,6 +147,9 @@ class Rank:
             hand_on=self._on_message,
         )
         runner.prepare = self._survival.prepare
+        self.agent.endpoint.on_tick = StoppedChildren(
+            self._network.children, lambda: (runner.running or (0, 0.0))[0], self.agent.send
+        ).look
         self._network.where.serving = tutorials.install(
             lambda: self.place, lambda: runner.running, self._recording.training, lambda: self._network.release.loss
         )

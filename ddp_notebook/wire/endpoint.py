@@ -40,6 +40,7 @@ class Endpoint:
         self.context = context
         self.doorman: Doorman | None = None
         self.use: Callable[[Callable[[], Any]], Any] = _call  # calls what allocates much: a rank has a reserve for it
+        self.on_tick: Callable[[], float] = lambda: BEAT_S  # called at each tick; returns when the next one is due
         self.epoch = 0  # stamped on everything sent; the owner raises it when the group is formed anew
         self._socket = socket
         self._routed = socket.type == zmq.ROUTER
@@ -293,7 +294,7 @@ class Endpoint:
 
     def _tick(self, now: float) -> float:
         """Acknowledge, send again, show life. Returns seconds until the next tick."""
-        pause = BEAT_S
+        pause = min(BEAT_S, self.on_tick())
         if self._outbox:  # a KeyboardInterrupt may have kept a sender from waking this thread
             self._write_all()
         for peer, link in list(self._links.items()):

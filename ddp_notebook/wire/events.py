@@ -53,7 +53,7 @@ _of_json = json.JSONDecoder().raw_decode  # `json.loads` guesses the encoding fi
 _AS_EVER = RecordOptions()  # mostly
 
 # A kernel shows texts of these messages. Other messages have paths, whose surrogates mean bytes.
-SHOWN = {"Display", "Comm", "CellDone", "InputRequest", "Vitals", "Pulled", "Pushed"}
+SHOWN = {"ChildStopped", "Display", "Comm", "CellDone", "InputRequest", "Vitals", "Pulled", "Pushed"}
 _KINDS: dict[str, type[Message]] = {}
 
 
@@ -325,6 +325,14 @@ class Registered(Message):
     """The controller has registered this engine and removed the replaced one, or `error` contains the reason."""
 
     error: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChildStopped(Message):
+    """The rank waits in a cell for a child process that is stopped, or does so no longer."""
+
+    cell: int
+    words: str = ""  # names the child process and what lets it go on; "": there is no such wait any more
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

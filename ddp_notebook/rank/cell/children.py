@@ -6,9 +6,10 @@
 | `subprocess.run`, `Popen.wait`, `Popen.communicate` | frames of the main thread |
 | `os.system`, `os.waitpid`, `Process.join` | the system call of the main thread, in `/proc` |
 | a queue or pipe of a stopped worker process, such as a DataLoader's | the states of child processes, in `/proc` |
+| a read from a pipe or socket while a child process is stopped | that system call, and those states |
 
-Where `/proc` does not show system calls, waits of the third row are not seen, and without lists of children in `/proc`
-those of the last row.
+Where `/proc` does not show system calls, waits of the third and of the last row are not seen, and without lists of
+children in `/proc` those of the last two rows.
 """
 
 from __future__ import annotations
@@ -28,11 +29,14 @@ from ddp_notebook.stdlib import contextlib, os, signal, threading, time
 
 _SIGNALS = (signal.SIGINT, signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
 _TICK_S = 0.02  # ages are rounded to a tick
+_MOST = 200  # child processes that are looked at
 _LONGEST = 100  # characters of a command that are shown
 _DATA_LOADER = os.path.join("torch", "utils", "data", "dataloader.py")
 _WAITS = {"wait", "_wait", "communicate", "_communicate"}  # methods of `subprocess.Popen`
 # Numbers of system calls, by machine. Source: the kernel's tables, https://syscalls.mebeim.net
-_WAIT4, _WAITID = {"x86_64": ("61", "247"), "aarch64": ("260", "95")}.get(platform.machine(), ("", ""))
+_WAIT4, _WAITID, _READ = {"x86_64": ("61", "247", "0"), "aarch64": ("260", "95", "63")}.get(
+    platform.machine(), ("", "", "")
+)
 
 
 class Wait(NamedTuple):
@@ -84,16 +88,18 @@ class Children:
         """Return the wait of the main thread; None: it waits for no child process. From any thread."""
         if (wait := self._wait) is not None:
             return wait
-        frame, is_stopped = sys._current_frames().get(self._main), False
+        frame, is_halted = sys._current_frames().get(self._main), False
         pid, command = _in_subprocess(frame) or (_in_system_call(), "")
-        if pid == 0 and self._waits() and (pid := next(filter(_is_stopped, _children()), 0)):
+        if pid == 0 and self._waits() and (pid := next(filter(is_stopped, _children_of(os.getpid())), 0)):
             kind = "DataLoader worker" if _is_in_data_loader(frame) else "worker process"
-            command, is_stopped = f"{kind} {pid}", True
+            command, is_halted = f"{kind} {pid}", True
+        elif pid == 0 and _reads_pipe():
+            pid = next((one for one in _children_of(os.getpid()) if any(map(is_stopped, [one, *descendants(one)]))), 0)
         if pid <= 0:
             self._seen = None
-        elif self._seen is None or (self._seen.pid, self._seen.is_stopped) != (pid, is_stopped):
+        elif self._seen is None or (self._seen.pid, self._seen.is_stopped) != (pid, is_halted):
             what = _in_a_line(command) or _command_of(pid)
-            self._seen = Wait(what, time.monotonic(), pid, is_stopped=is_stopped)
+            self._seen = Wait(what, time.monotonic(), pid, is_stopped=is_halted)
         return self._seen
 
     def end(self, attempt: int) -> None:
@@ -119,24 +125,33 @@ class Children:
             ...     children.words()
             'waits for pip install einops, which another rank of this host runs'
         """
+        return self._describe()[0]
+
+    def words_if_stopped(self) -> str:
+        """Describe the wait of the main thread if the child process, or one that this has started, is stopped."""
+        words, is_halted = self._describe()
+        return words if is_halted else ""
+
+    def _describe(self) -> tuple[str, bool]:
+        """Describe the wait. Returns also whether a process that it is for is stopped."""
         wait = self.now()
         if wait is None:
-            return ""
+            return "", False
         if wait.is_elsewhere:
-            return f"waits for {wait.command}, which another rank of this host runs"
+            return f"waits for {wait.command}, which another rank of this host runs", False
         if wait.is_stopped:
-            return f"its {wait.command} {_stopped([wait.pid])}"
+            return f"its {wait.command} {_stopped([wait.pid])}", True
         command = f": {wait.command}" if wait.command else ""
         processes = _processes_of(wait)
         if not processes:
-            return f"waits for a child process{command}"
+            return f"waits for a child process{command}", False
         pids = [one.pid for one in processes]
         waits = f"waits for child process {pids[0]}{command}"
-        if stopped := list(filter(_is_stopped, pids)):
+        if stopped := list(filter(is_stopped, pids)):
             shown = ", ".join(map(str, stopped))
             whose = "it" if stopped == pids[:1] else f"process{'es' * (len(stopped) > 1)} {shown}"
-            return f"{waits}; {whose} {_stopped(stopped)}"
-        return f"{waits}; {sum(map(_cpu_s, processes)):.1f} s of CPU time so far"
+            return f"{waits}; {whose} {_stopped(stopped)}", True
+        return f"{waits}; {sum(map(_cpu_s, processes)):.1f} s of CPU time so far", False
 
     def told(self) -> dict[str, Any]:
         """Return the field `child` of `Vitals`."""
@@ -196,16 +211,42 @@ def _processes_of(wait: Wait) -> list[psutil.Process]:
         return []
 
 
-def _children() -> list[int]:
-    """Return the child processes that the main thread has started; none where `/proc` does not list them."""
+def _reads_pipe() -> bool:
+    """Return whether the main thread is in a read from a pipe or socket."""
     try:
-        with open(f"/proc/self/task/{os.getpid()}/children") as file:
+        with open("/proc/self/syscall") as file:
+            number, descriptor, *_ = file.read().split()
+        if number != _READ:
+            return False
+        return os.readlink(f"/proc/self/fd/{int(descriptor, 16)}").startswith(("pipe:", "socket:"))
+    except (OSError, ValueError):  # not shown; it runs
+        return False
+
+
+def descendants(pid: int = 0) -> list[int]:
+    """Return the processes below a process, as far as main threads have started them; 0: below this one. None where
+    `/proc` does not list them."""
+    found: list[int] = []
+    left = _children_of(pid or os.getpid())
+    while left and len(found) < _MOST:
+        one = left.pop()
+        found.append(one)
+        left += _children_of(one)
+    return found
+
+
+def _children_of(pid: int) -> list[int]:
+    """Return the child processes that the main thread of a process has started; none where `/proc` does not list
+    them."""
+    try:
+        with open(f"/proc/{pid}/task/{pid}/children") as file:
             return [int(pid) for pid in file.read().split()]
     except OSError:
         return []
 
 
-def _is_stopped(pid: int) -> bool:
+def is_stopped(pid: int) -> bool:
+    """Return whether a process is stopped. One that a debugger holds is not."""
     try:
         return state_and_start(pid)[0] == "T"
     except (ProcessLookupError, OSError):

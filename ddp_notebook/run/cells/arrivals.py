@@ -13,7 +13,7 @@ from ddp_notebook.run.output.log import RankLog
 from ddp_notebook.run.output.outlet import Outlet
 from ddp_notebook.run.output.screen import Screen, display_id_of
 from ddp_notebook.run.output.text import Ordered, Piece, TextSplitter
-from ddp_notebook.wire.events import CellDone, Display, InputReply, InputRequest
+from ddp_notebook.wire.events import CellDone, ChildStopped, Display, InputReply, InputRequest
 from ddp_notebook.wire.marks import CellEnd
 
 _BETWEEN_CELLS_CHARS = 1 << 16  # text between cells that is kept for the head of the next one, per rank and stream
@@ -114,7 +114,7 @@ class Arrivals:
     @property
     def handlers(self) -> Handlers:
         """Handlers for the wire's thread, which return quickly."""
-        return {InputRequest: self._on_input_request}
+        return {InputRequest: self._on_input_request, ChildStopped: self._on_child_stopped}
 
     @property
     def slow_handlers(self) -> Handlers:
@@ -166,6 +166,10 @@ class Arrivals:
         else:
             refusal = InputReply(request=request.request, error="the notebook does not wait for this cell any more")
             self._cluster.send(rank, refusal)
+
+    def _on_child_stopped(self, rank: int, message: ChildStopped) -> None:
+        if (run := self.runs.get(message.cell)) is not None:
+            run.stopped_children[rank] = message.words
 
     def _on_piece(self, rank: int, fd: int, piece: Piece | Display) -> None:
         if isinstance(piece, Display) and piece.msg_type == "error":

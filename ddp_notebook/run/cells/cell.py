@@ -61,6 +61,7 @@ class CellRun:
         self.note: Callable[[str], None] = lambda _: None  # shows a sentence where its output is shown
         self.is_cut_off = False  # no text of ranks comes, and so no mark of its end
         self.has_failed = False  # on a rank, or a rank's process has died, while others go on
+        self.stopped_children: dict[int, str] = {}  # by rank that waits for one, in words
         self.result = CellResult({rank: RankResult() for rank in ranks})
         self.shown: queue.SimpleQueue[Shown | None] = queue.SimpleQueue()
         self._lock = threading.Lock()

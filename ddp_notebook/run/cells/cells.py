@@ -367,13 +367,18 @@ class Cells:
         return self._cluster.hosts
 
     def halts(self, run: CellRun) -> list[Halt]:
-        """Return a sentence for each process outside the cell that is stopped or does not answer. A cell on some ranks
-        may call the others by RPC."""
+        """Return a sentence for each process outside the cell that is stopped or does not answer, and for child
+        processes of its ranks. A cell on some ranks may call the others by RPC."""
         cluster = self._cluster
         others = [rank for rank in cluster.ranks if rank not in run.result.ranks]
         halts = [Halt(process.name, process.stopped) for process in cluster.stopped(others)]
         if trouble := cluster.pulse():
             halts.insert(0, Halt("what starts the ranks", trouble))
+        for rank in run.pending:
+            if words := run.stopped_children.get(rank):
+                host = cluster.process(rank).host
+                on = "" if host.way_is_here else f" on {host.label}"
+                halts.append(Halt(f"child process of rank {rank}", f"rank {rank}{on}: {words}"))
         return halts
 
     def halted_s(self, run: CellRun) -> float:
