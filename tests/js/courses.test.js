@@ -11,7 +11,7 @@ import { lossPicture } from "../../ddp_notebook/widgets/js/panels/loss_picture.j
 import { TEXTS, deliver, metric } from "./messages.js";
 
 const draw = (/** @type {any} */ store) => lossPicture(store, { colours: palette("light"), everyRank: false });
-const course = (/** @type {number} */ points, /** @type {Record<string, any>} */ more = {}) => ({ cell: 1, name: 1, points, begin: 0, end: points - 1, is_given: 0, ...more });
+const course = (/** @type {number} */ points, /** @type {Record<string, any>} */ more = {}) => ({ cell: 1, name: 1, points, begin: 0, end: points - 1, is_given: 0, unit: 0, ...more });
 /** Some rows of a cell. @param {number} cell @param {number[]} values @param {number} [first] */
 const rows = (cell, values, first = 0) => values.map((value, at) => metric(0, first + at, value, { cell }));
 
@@ -29,6 +29,19 @@ test("each run is kept, the newest is drawn, and others can be chosen and laid o
   assert.deepEqual(x, [0, 1, 2, 3, 4]);
   assert.deepEqual(lines.map(({ label, values }) => [label, values]), [["In [3] to In [4]", [5, 4, 3, 2, 1]], ["cell 4", [9, 8, undefined, undefined, undefined]]]);
   assert.notEqual(lines[0].colour, lines[1].colour);
+});
+
+test("a run names what its steps count", () => {
+  const store = new Store();
+  const values = [5, NaN, 3];
+  deliver(store, { seq: 1, texts: TEXTS }, { metric: rows(1, values), course: [course(3, { unit: 1 })] });
+  assert.equal(draw(store).unit, "value");
+  assert.deepEqual(draw(store).lines.map(({ broken }) => broken), ["NaN from value 1"]);
+  deliver(store, { seq: 2, cell: 2 }, { metric: rows(2, [2]), course: [course(1, { cell: 2 })] });
+  deliver(store, { seq: 3, cell: 2 }, { metric: rows(2, [1], 1), course: [course(1, { cell: 2, begin: 1, end: 1, unit: 2 })] });
+  assert.equal(draw(store).unit, "optimizer step", "of the newest run");
+  store.choose({ runs: new Set([1, 2]) });
+  assert.equal(draw(store).unit, "value or optimizer step");
 });
 
 test("cells are one run only where the program gave their steps", () => {

@@ -43,7 +43,7 @@ export function lossPanel(el, store, env) {
   function draw() {
     picture = lossPicture(store, { colours: env.colours, everyRank, compact: env.compact });
     const { log } = store.choice;
-    const wanted = [picture.isBand, log, env.colours.theme, env.colours.paper, env.dpr, picture.lines.map(({ key, width: stroke }) => `${key}/${stroke}`)].join();
+    const wanted = [picture.isBand, picture.unit, log, env.colours.theme, env.colours.paper, env.dpr, picture.lines.map(({ key, width: stroke }) => `${key}/${stroke}`)].join();
     const drawable = /** @param {Line["values"]} values */ (values) => (log ? values.map((value) => (typeof value === "number" && value <= 0 ? null : value)) : values);
     const courses = [...(picture.band ? [picture.band.high, picture.band.low] : []), ...picture.lines.map((line) => line.values)];
     /** @type {uPlot.AlignedData} */
@@ -90,7 +90,7 @@ export function lossPanel(el, store, env) {
           ...axis,
           size: 22,
           gap: 5,
-          label: compact ? undefined : "step",
+          label: compact ? undefined : picture.unit,
           labelFont: font(11),
           labelSize: 15,
           labelGap: 0,
@@ -175,7 +175,7 @@ export function lossPanel(el, store, env) {
   /** Values at the pointer, or the newest. */
   function read() {
     if (env.compact) return;
-    const { x, ends } = picture;
+    const { x, ends, unit } = picture;
     const pointed = plot?.cursor.idx;
     const at = pointed ?? x.length - 1;
     if (at < 0 || !picture.lines.length) {
@@ -188,7 +188,7 @@ export function lossPanel(el, store, env) {
     const edge = { colour: "", broken: "" };
     if (picture.band) parts.push({ ...edge, label: "lowest", value: picture.band.low[at] }, { ...edge, label: "highest", value: picture.band.high[at] });
     readout.replaceChildren(
-      span("ddpm-step", `${pointed === null || pointed === undefined ? "last " : ""}${ends[at] > x[at] ? `steps ${x[at]}–${ends[at]}` : `step ${x[at]}`}`),
+      span("ddpm-step", `${pointed === null || pointed === undefined ? "last " : ""}${ends[at] > x[at] ? `${unit}s ${x[at]}–${ends[at]}` : `${unit} ${x[at]}`}`),
       ...parts.map(({ label, value, colour, broken }) => {
         const item = span("", `${label} `);
         const strong = span("ddpm-number", value === null || value === undefined ? (broken && value === null ? "no number" : "–") : number(value));
@@ -224,12 +224,12 @@ export function lossPanel(el, store, env) {
     },
     height: () => 330,
     describe() {
-      const { name, x, ranks, runs } = picture;
+      const { name, unit, x, ranks, runs } = picture;
       if (!name || !x.length) return "No metric has been logged yet. Write log(loss=loss) in the cell.";
       const ends = picture.lines.filter((line) => line.label).map((line) => `${line.label} ${line.broken || number(lastOf(line.values))}`);
       const first = picture.lines.find((line) => line.label);
       const from = first ? first.values.find((value) => value !== null && value !== undefined) : undefined;
-      return `${name} of ${plural(ranks.length, "rank")} in ${runs.map((one) => one.name).join(" and ")}, steps ${x[0]} to ${x[x.length - 1]}, from ${number(from ?? NaN)}; at the end ${ends.join(", ")}.`;
+      return `${name} of ${plural(ranks.length, "rank")} in ${runs.map((one) => one.name).join(" and ")}, ${unit}s ${x[0]} to ${x[x.length - 1]}, from ${number(from ?? NaN)}; at the end ${ends.join(", ")}.`;
     },
     table() {
       const head = ["run", "rank", "points", "first", "last"];
@@ -244,9 +244,9 @@ export function lossPanel(el, store, env) {
       const behind = picture.band ? 2 : 0;
       const named = Object.fromEntries(picture.lines.map(({ key, ranks, label, colour }, at) => [key, { ranks, label, colour, values: [...(courses[at + behind] ?? [])] }]));
       const band = picture.band ? { high: [...(courses[0] ?? [])], low: [...(courses[1] ?? [])] } : null;
-      const { name, ends, each, drawn, logged, isBand, notes, runs } = picture;
+      const { name, unit, ends, each, drawn, logged, isBand, notes, runs } = picture;
       const chart = plot ? { box: plot.bbox, x: range("x"), y: range("y") } : null;
-      return { metric: name, chart, x: [...x], ends, each, drawn, logged, lines: named, band, isBand, log: store.choice.log, notes, asked, runs: runs.map((one) => one.name) };
+      return { metric: name, unit, chart, x: [...x], ends, each, drawn, logged, lines: named, band, isBand, log: store.choice.log, notes, asked, runs: runs.map((one) => one.name) };
     },
     onKey(event) {
       if (!plot || !picture.x.length) return false;

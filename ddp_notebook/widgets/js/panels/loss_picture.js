@@ -36,11 +36,12 @@ export function lossPicture(store, { colours, everyRank, compact = false }) {
   }
   const { x, ends, lines: drawn, band, each } = found;
   const ranks = [...new Set(runs.flatMap(({ points }) => [...points.keys()]))];
-  return { name, runs, isBand, x, ends, lines: drawn, band, notes, ranks, each, ...counts, most: smoothing > 0 ? Infinity : POINTS.few * Math.max(1, ranks.length) };
+  const unit = [...new Set(runs.map(({ run }) => run.unit))].join(" or ") || "step";
+  return { name, unit, runs, isBand, x, ends, lines: drawn, band, notes, ranks, each, ...counts, most: smoothing > 0 ? Infinity : POINTS.few * Math.max(1, ranks.length) };
 }
 
 /** The range of many ranks, their median and the ranks that are furthest from it. @param {import("../data/store.js").Store} store @param {Shown} shown @param {Options} options */
-function bandOf(store, { points }, { colours, compact }) {
+function bandOf(store, { run, points }, { colours, compact }) {
   const ranks = [...points.keys()];
   const found = range([...points.values()], compact ? 125 : POINTS.many, store.choice.smoothing);
   /** @type {Line[]} */
@@ -48,10 +49,10 @@ function bandOf(store, { points }, { colours, compact }) {
   // Three ranks out of 64 often have similar colours of their own: here they get three that are far apart.
   found.worst.sort((a, b) => a - b).forEach((at, index) => {
     const line = { ...lineOf(colours, [ranks[at]], 1), values: found.means[at] };
-    drawn.push({ ...line, colour: colours.ranks[index + 1], dash: [], broken: brokenOf(points.get(ranks[at])) });
+    drawn.push({ ...line, colour: colours.ranks[index + 1], dash: [], broken: brokenOf(points.get(ranks[at]), run.unit) });
   });
   const notes = [`band: lowest to highest of ${ranks.length} ranks${compact ? "" : "; lines: the median and the three ranks furthest from it"}`];
-  if (found.each > 1 && !compact) notes.push(`a point of a line is the mean of ${found.each} steps`);
+  if (found.each > 1 && !compact) notes.push(`a point of a line is the mean of ${found.each} ${run.unit}s`);
   const held = [...points.values()].reduce((sum, { steps }) => sum + steps.length, 0);
   return { x: found.x, ends: found.ends, lines: drawn, band: { low: found.low, high: found.high }, notes, drawn: held, each: found.each };
 }
@@ -102,7 +103,7 @@ function heldOf({ points }) {
 function runLines(store, runs, groups, at, colours) {
   const isLabelled = groups.reduce((sum, one) => sum + one.length, 0) <= MOST_LABELS;
   return groups[at].map(({ ranks, course }, place) => {
-    const line = { ...lineOf(colours, ranks, 1.6), course, broken: brokenOf(course) };
+    const line = { ...lineOf(colours, ranks, 1.6), course, broken: brokenOf(course, runs[at].run.unit) };
     const label = ranks.length > 1 && ranks.length === store.worldSize ? "all ranks" : ranksInWords(ranks);
     if (runs.length === 1) return { ...line, label };
     const name = groups[at].length === 1 ? runs[at].name : isLabelled ? `${runs[at].name} ${label}` : place ? "" : runs[at].name;
@@ -165,8 +166,8 @@ export function endOf(line) {
   return { at, value: at < 0 ? NaN : /** @type {number} */ (line.values[at]) };
 }
 
-/** The first value of a course that is no number, and where. @param {import("../drawing/curves.js").Course|undefined} course */
-function brokenOf(course) {
+/** The first value of a course that is no number, and where. @param {import("../drawing/curves.js").Course|undefined} course @param {string} unit */
+function brokenOf(course, unit) {
   const at = course ? course.values.findIndex((value) => !Number.isFinite(value)) : -1;
-  return at < 0 || !course ? "" : `${number(course.values[at])} from step ${course.steps[at]}`;
+  return at < 0 || !course ? "" : `${number(course.values[at])} from ${unit} ${course.steps[at]}`;
 }
