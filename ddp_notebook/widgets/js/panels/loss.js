@@ -5,11 +5,11 @@
  */
 
 import uPlot from "uplot";
-import { logTicks, plainTicks, spread } from "../drawing/axis.js";
+import { logTicks, placeInside, plainTicks, spread } from "../drawing/axis.js";
 import { FONT, font } from "../drawing/canvas.js";
 import { metricControls, runPicker } from "../parts/controls.js";
 import { number, plural } from "../data/format.js";
-import { endOf, lossPicture } from "./loss_picture.js";
+import { endOf, lastValue, lossPicture } from "./loss_picture.js";
 import { MissingPoints } from "./loss_missing.js";
 
 const LABEL_PX = 14;
@@ -37,6 +37,8 @@ export function lossPanel(el, store, env) {
   const missing = new MissingPoints(store, env);
   let asked = ""; // what becomes of the points that are missing
   let everyRank = false;
+  /** @type {{label: string, words: string, x: number}[]} */
+  let labels = []; // at the ends of lines, as drawn
   let width = 600;
   let height = 260;
 
@@ -143,14 +145,39 @@ export function lossPanel(el, store, env) {
         return { line, value, x: isDrawn ? plotted.valToPos(picture.x[at], "x", true) : bbox.left + bbox.width, y: isDrawn ? plotted.valToPos(value, "y", true) : bbox.top + bbox.height };
       })
       .sort((a, b) => a.y - b.y);
-    const places = spread(ends.map(({ y }) => y), LABEL_PX * dpr, bbox.top, bbox.top + bbox.height);
-    const left = bbox.left + bbox.width + 14 * dpr;
+    const box = { left: bbox.left, right: bbox.left + bbox.width, top: bbox.top, bottom: bbox.top + bbox.height };
+    const left = box.right + 14 * dpr;
     ctx.save();
     ctx.font = `${11.5 * dpr}px ${FONT}`;
     ctx.textBaseline = "middle";
     ctx.textAlign = "left";
+    // The label of a run that is shorter than another stands where the run ends.
+    const isShort = /** @param {{x: number}} end */ ({ x }) => picture.runs.length > 1 && x < box.right - 14 * dpr;
+    const short = ends.filter(isShort);
+    const inside = placeInside(
+      short.map(({ line, value, x, y }) => ({ x: x + 7 * dpr, y, width: ctx.measureText(endWords(line, value)).width })),
+      (x0, x1) => rangesBetween(plotted, x0, x1),
+      LABEL_PX * dpr,
+      box,
+    );
+    short.forEach(({ line, value, x, y }, at) => {
+      ctx.strokeStyle = ctx.fillStyle = line.colour;
+      ctx.fillText(endWords(line, value), inside[at].x, inside[at].y);
+      ctx.lineWidth = dpr;
+      if (line.broken) cross(ctx, x, y, 4 * dpr);
+      if (Math.abs(inside[at].y - y) < (LABEL_PX / 2) * dpr) return;
+      ctx.globalAlpha = 0.55;
+      ctx.beginPath();
+      ctx.moveTo(x + 2 * dpr, y);
+      ctx.lineTo(inside[at].x - 2 * dpr, inside[at].y);
+      ctx.stroke();
+      ctx.globalAlpha = 1;
+    });
     ctx.lineWidth = dpr;
-    ends.forEach(({ line, value, x, y }, at) => {
+    const long = ends.filter((end) => !isShort(end));
+    const places = spread(long.map(({ y }) => y), LABEL_PX * dpr, box.top, box.bottom);
+    labels = ends.map((end) => ({ label: end.line.label, words: endWords(end.line, end.value), x: (isShort(end) ? inside[short.indexOf(end)].x : left) / dpr }));
+    long.forEach(({ line, value, x, y }, at) => {
       ctx.strokeStyle = ctx.fillStyle = line.colour;
       ctx.globalAlpha = 0.55;
       ctx.setLineDash([]);
@@ -165,6 +192,23 @@ export function lossPanel(el, store, env) {
       ctx.fillText(endWords(line, value), left, places[at]);
     });
     ctx.restore();
+  }
+
+  /** The lowest and the highest place of each line between two places, in pixels. @param {uPlot} plotted @param {number} x0 @param {number} x1 */
+  function rangesBetween(plotted, x0, x1) {
+    const { x } = picture;
+    const [from, to] = [plotted.posToVal(x0, "x", true), plotted.posToVal(x1, "x", true)];
+    const room = 2 * devicePixelRatio;
+    return picture.lines.flatMap(({ values }) => {
+      const places = [];
+      for (let at = 0; at < x.length; at++) {
+        const value = values[at];
+        // The neighbours too: the line goes on to them.
+        if ((x[at + 1] ?? x[at]) < from || (x[at - 1] ?? x[at]) > to || value === null || value === undefined) continue;
+        if (!store.choice.log || value > 0) places.push(plotted.valToPos(value, "y", true));
+      }
+      return places.length ? [/** @type {[number, number]} */ ([Math.min(...places) - room, Math.max(...places) + room])] : [];
+    });
   }
 
   /** What an axis of the chart reaches from and to. @param {"x"|"y"} axis */
@@ -184,17 +228,17 @@ export function lossPanel(el, store, env) {
     }
     const parts = picture.lines
       .filter((line) => line.label)
-      .map(({ label, values, colour, broken }) => ({ label, value: valueNear(values, at), colour, broken }));
-    const edge = { colour: "", broken: "" };
+      .map((line) => ({ label: line.label, ...lastValue(line, picture, pointed), colour: line.colour, broken: line.broken, unit: line.unit ?? unit }));
+    const edge = { colour: "", broken: "", step: null, unit };
     if (picture.band) parts.push({ ...edge, label: "lowest", value: picture.band.low[at] }, { ...edge, label: "highest", value: picture.band.high[at] });
     readout.replaceChildren(
       span("ddpm-step", `${pointed === null || pointed === undefined ? "last " : ""}${ends[at] > x[at] ? `${unit}s ${x[at]}–${ends[at]}` : `${unit} ${x[at]}`}`),
-      ...parts.map(({ label, value, colour, broken }) => {
+      ...parts.map(({ label, value, step, colour, broken, unit: own }) => {
         const item = span("", `${label} `);
         const strong = span("ddpm-number", value === null || value === undefined ? (broken && value === null ? "no number" : "–") : number(value));
         if (colour) item.style.setProperty("--mark", colour);
         item.className = colour ? "ddpm-item ddpm-marked" : "ddpm-item";
-        item.append(strong);
+        item.append(strong, step === null ? "" : ` (${own} ${step})`);
         return item;
       }),
     );
@@ -246,7 +290,7 @@ export function lossPanel(el, store, env) {
       const band = picture.band ? { high: [...(courses[0] ?? [])], low: [...(courses[1] ?? [])] } : null;
       const { name, unit, ends, each, drawn, logged, isBand, notes, runs } = picture;
       const chart = plot ? { box: plot.bbox, x: range("x"), y: range("y") } : null;
-      return { metric: name, unit, chart, x: [...x], ends, each, drawn, logged, lines: named, band, isBand, log: store.choice.log, notes, asked, runs: runs.map((one) => one.name) };
+      return { metric: name, unit, labels, readout: readout.textContent, chart, x: [...x], ends, each, drawn, logged, lines: named, band, isBand, log: store.choice.log, notes, asked, runs: runs.map((one) => one.name) };
     },
     onKey(event) {
       if (!plot || !picture.x.length) return false;
@@ -293,11 +337,6 @@ function cross(pen, x, y, size) {
   pen.moveTo(x - size, y + size);
   pen.lineTo(x + size, y - size);
   pen.stroke();
-}
-
-/** @param {(number|null|undefined)[]} values @param {number} at */
-function valueNear(values, at) {
-  return values[at] === undefined && at > 0 ? values[at - 1] : values[at];
 }
 
 /** @param {(number|null|undefined)[]} values */

@@ -9,7 +9,7 @@ import { MOST_LINES, alike, lines, range, smooth } from "../drawing/curves.js";
 const POINTS = { few: 1000, many: 250 }; // a rank; of many more than these a software rasteriser does not draw at 30 Hz
 const MOST_LABELS = 8;
 
-/** @typedef {{key: string, label: string, values: (number|null|undefined)[], colour: string, dash: number[], width: number, alpha: number, ranks: number[], broken: string}} Line */
+/** @typedef {{key: string, label: string, values: (number|null|undefined)[], colour: string, dash: number[], width: number, alpha: number, ranks: number[], broken: string, unit?: string}} Line */
 /** @typedef {Omit<Line, "values"> & {course: import("../drawing/curves.js").Course}} Raw  a line before neighbouring steps go together */
 /** @typedef {{colours: import("../drawing/colours.js").Palette, everyRank: boolean, compact?: boolean}} Options */
 /** @typedef {{run: import("../data/courses.js").RunOfCells, name: string, points: Map<number, import("../data/courses.js").Points>}} Shown */
@@ -103,7 +103,7 @@ function heldOf({ points }) {
 function runLines(store, runs, groups, at, colours) {
   const isLabelled = groups.reduce((sum, one) => sum + one.length, 0) <= MOST_LABELS;
   return groups[at].map(({ ranks, course }, place) => {
-    const line = { ...lineOf(colours, ranks, 1.6), course, broken: brokenOf(course, runs[at].run.unit) };
+    const line = { ...lineOf(colours, ranks, 1.6), course, broken: brokenOf(course, runs[at].run.unit), unit: runs[at].run.unit };
     const label = ranks.length > 1 && ranks.length === store.worldSize ? "all ranks" : ranksInWords(ranks);
     if (runs.length === 1) return { ...line, label };
     const name = groups[at].length === 1 ? runs[at].name : isLabelled ? `${runs[at].name} ${label}` : place ? "" : runs[at].name;
@@ -112,11 +112,12 @@ function runLines(store, runs, groups, at, colours) {
 }
 
 /** @param {import("../drawing/colours.js").Palette} colours @param {Shown} shown @param {number} at @returns {Raw[]} */
-function mediansOf(colours, { name, points }, at) {
+function mediansOf(colours, { run, name, points }, at) {
   const { x, low, high, median } = range([...points.values()], POINTS.many);
   const one = /** @param {string} what @param {(number|null)[]} values @param {Partial<Raw>} more */ (what, values, more) => ({
     ...lineOf(colours, [...points.keys()], 1.6),
     ...ofRun(colours, at),
+    unit: run.unit,
     key: `${name} ${what}`,
     label: "",
     course: { steps: Float64Array.from(x), values: Float64Array.from(values, (value) => value ?? NaN) },
@@ -164,6 +165,24 @@ export function endOf(line) {
   let at = line.values.length - 1;
   while (at >= 0 && (line.values[at] === null || line.values[at] === undefined)) at--;
   return { at, value: at < 0 ? NaN : /** @type {number} */ (line.values[at]) };
+}
+
+/**
+ * The value of a line at the pointer, or its last one. Its step is given if the line ends before the others.
+ * @param {Line} line
+ * @param {{x: number[], ends: number[]}} picture
+ * @param {number|null|undefined} pointed index of the pointer; null: there is none
+ * @returns {{value: number|null|undefined, step: number|null}} value: null where it is no number
+ */
+export function lastValue({ values }, { x, ends }, pointed) {
+  if (pointed !== null && pointed !== undefined) {
+    const isBetween = values[pointed] === undefined && pointed > 0;
+    return { value: values[isBetween ? pointed - 1 : pointed], step: null };
+  }
+  let at = values.length - 1;
+  while (at > 0 && values[at] === undefined) at--;
+  const isEarlier = at >= 0 && ends[at] < x[Math.max(0, x.length - 2)];
+  return { value: values[at], step: isEarlier ? ends[at] : null };
 }
 
 /** The first value of a course that is no number, and where. @param {import("../drawing/curves.js").Course|undefined} course @param {string} unit */
