@@ -27,8 +27,8 @@ def find(name: str = "") -> Found:
     session, job = current(), jobs.current()
     if not name and job is not None and job.is_running:
         return finding.find(job.name, TORCHRUN)
-    if not name and session is not None and session.is_kept and session.is_running:
-        return finding.find(session.kept_as, SESSION)
+    if not name and session is not None and session._is_kept and session.is_running:
+        return finding.find(session._kept_as, SESSION)
     return finding.find(name)
 
 
@@ -51,16 +51,16 @@ def attach_session(name: str = "", *, take_over: bool = False, look: bool = Fals
     Example: in a script, where `%ddp_attach --wait` is not there::
 
         session = ddp_notebook.attach_session("kept-1")
-        session.show_unseen(wait=True)
+        session._show_unseen(wait=True)
     """
     refuse_on_rank("ranks attach to no session: call attach_session")
     if (running := current()) is not None:
-        if not running.is_kept:
+        if not running._is_kept:
             raise SessionExistsError(
                 f"{running!r} is already running; end it with %ddp_stop before you attach to another"
             )
-        is_it = running.kept_as == name or not name
-        if is_it and running.is_running and (running.drives or not take_over) and not look:
+        is_it = running._kept_as == name or not name
+        if is_it and running.is_running and (running._drives or not take_over) and not look:
             return running
         if running.is_running:
             finding.find(name, SESSION)  # or its error, before this one is left
@@ -78,7 +78,7 @@ def others_in_a_line() -> str:
     """Name the kept sessions and torchrun jobs of this user on this machine that this notebook does not have, those of
     its folder first; "" if there are none."""
     session, job = current(), jobs.current()
-    own = {(SESSION, session.kept_as)} if session is not None else set()
+    own = {(SESSION, session._kept_as)} if session is not None else set()
     own |= {(TORCHRUN, job.name)} if job is not None else set()
     found = [one for one in finding.everything() if (one.kind, one.name) not in own]
     found.sort(key=lambda one: (not one.is_here, one.kind != SESSION))

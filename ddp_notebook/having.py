@@ -27,7 +27,7 @@ def start(asked: StartOptions) -> None:
     """
     before = sessions.current()
     running = starting.running()
-    if running is not None and running.drives:
+    if running is not None and running._drives:
         print(_already(asked, running))
         return
     if before is not None and running is None and sessions.current() is None:
@@ -38,8 +38,8 @@ def start(asked: StartOptions) -> None:
     with progress.shown("starting:", waits) as report:
         session = sessions.Session(asked, report=report)
     _let_go_of_job()
-    if session.synced is not None:
-        print(session.synced)
+    if session.files.synced is not None:
+        print(session.files.synced)
     print(session.status())
 
 
@@ -61,7 +61,7 @@ def _already(asked: StartOptions, running: sessions.Session) -> str:
             f"{_ranks(running)} {_is(count)} already running, with other options: {they} {have}, and this line asks "
             f"for {want}. {resize}%ddp_stop ends {them}"
         )
-    kept = f" (kept as {running.kept_as})" if running.is_kept else ""
+    kept = f" (kept as {running._kept_as})" if running._is_kept else ""
     sync = "; %ddp_sync sends changed files" if asked.elsewhere is not None and asked.elsewhere.sync is not None else ""
     dead = running._dead
     if len(dead) == count:
@@ -105,8 +105,8 @@ def attach(name: str, *, take_over: bool, look: bool, wait: bool) -> None:
     if found.kind == SESSION:
         session = attaching.attach_session(found.name, take_over=take_over, look=look)
         _let_go_of_job()
-        print(f"{session.kept_as}: {session!r}" if session.drives else session.trouble)
-        if runs := session.show_unseen(wait=wait):
+        print(f"{session._kept_as}: {session!r}" if session._drives else session._trouble)
+        if runs := session._show_unseen(wait=wait):
             print("\n".join(runs))
     elif look or wait:
         raise UsageError(
@@ -133,14 +133,14 @@ def end(session: sessions.Session) -> str:
     Returns:
         What was done.
     """
-    if session.outlives_stop or session._ended_elsewhere:
+    if session._outlives_stop or session._ended_elsewhere:
         keep = "keeps" if session.world_size == 1 else "keep"
         whether = "it has ended" if session._ended_elsewhere else f"its {_ranks(session)} {keep} running"
         session.stop()
-        return f"detached from {session.kept_as}; {whether}"
-    if session.is_running and (trouble := session.trouble):
-        pids = ", ".join(map(str, session.pids("host server")))
-        which = trouble if session.is_kept else f"the host server (pid {pids}) does not answer"
+        return f"detached from {session._kept_as}; {whether}"
+    if session.is_running and (trouble := session._trouble):
+        pids = ", ".join(map(str, session.ranks.pids("host server")))
+        which = trouble if session._is_kept else f"the host server (pid {pids}) does not answer"
         print(f"{which}; its processes are ended anyway")
     left = session.jobs.unended
     session.stop()
@@ -152,7 +152,7 @@ def end(session: sessions.Session) -> str:
 def has_session() -> bool:
     """Whether there are ranks that cells can be sent to."""
     session = sessions.current()
-    return session is not None and session.is_running and session.drives
+    return session is not None and session.is_running and session._drives
 
 
 def restart(session: sessions.Session) -> None:
@@ -161,7 +161,7 @@ def restart(session: sessions.Session) -> None:
     Raises:
         StartError: it could not be started; the session is unchanged.
     """
-    session.check_restart()
+    session._check_restart()
     end(session)
     start(session.options)
 
@@ -220,7 +220,7 @@ def of_session() -> sessions.Session:
 
 
 def _stop_verb(session: sessions.Session) -> str:
-    return "detaches from" if session.outlives_stop or session._ended_elsewhere else "ends"
+    return "detaches from" if session._outlives_stop or session._ended_elsewhere else "ends"
 
 
 def _forget_ended_job() -> None:

@@ -79,8 +79,8 @@ class DDPMagics(Magics):
         """End the ranks and start new ones with the same options."""
         _refuse_arguments("%ddp_restart", line)
         session = having.of_session()
-        if session.outlives_stop:
-            name = session.kept_as
+        if session._outlives_stop:
+            name = session._kept_as
             raise UsageError(
                 f"{name} goes on elsewhere, and what this notebook restarts are its own ranks: %ddp_attach {name} "
                 "--take-over takes it over, %ddp_stop detaches from it"
@@ -120,7 +120,7 @@ class DDPMagics(Magics):
         given = parser.parse_line(line)
         source = given.from_rank
         from_rank = None if source is None else parser.number(int, "--from", source, "rank number")
-        print("\n".join(having.of_session().heal(from_rank, given.names)))
+        print("\n".join(having.of_session().ranks.heal(from_rank, given.names)))
 
     @line_magic
     @line_of(magic_lines.resize)
@@ -129,7 +129,7 @@ class DDPMagics(Magics):
         parser = magic_lines.resize()
         given = parser.parse_line(line)
         world_size = parser.number(int, "N", given.world_size, "number of ranks")
-        print("\n".join(having.of_session().resize(world_size, build=given.build, without=given.without)))
+        print("\n".join(having.of_session().ranks.resize(world_size, build=given.build, without=given.without)))
 
     @line_magic
     @line_of(magic_lines.fault)
@@ -139,7 +139,7 @@ class DDPMagics(Magics):
         given = parser.parse_line(line)
         after_s = None if given.after is None else parser.number(float, "--after", given.after, "number of seconds")
         by_s = parser.number(float, "--by", given.by, "number of seconds")
-        print(having.of_session().fault(given.kind, given.ranks, after_s=after_s, by_s=by_s))
+        print(having.of_session().ranks.fault(given.kind, given.ranks, after_s=after_s, by_s=by_s))
 
     @line_magic
     @line_of(magic_lines.check)
@@ -162,7 +162,7 @@ class DDPMagics(Magics):
     @line_of(magic_lines.record)
     def ddp_record(self, line: str) -> None:
         """Set or show how much the ranks record from now on."""
-        level = line.strip() or having.of_session().recorded
+        level = line.strip() or having.of_session()._level
         having.of_session().record(level)
         print(
             {
@@ -203,7 +203,7 @@ class DDPMagics(Magics):
         """Write a trace that https://ui.perfetto.dev opens."""
         parser = magic_lines.trace()
         path = parser.parse_line(line).file
-        profiles, lost = having.recorded().write_trace(path)
+        profiles, lost = having.recorded()._write_trace(path)
         also = f", with torch's profile of {len(profiles)} rank{'s' * (len(profiles) > 1)}" if profiles else ""
         also += f", without that of {list_ranks(lost)}, which is lost" if lost else ""
         print(f"{path}: {Path(path).stat().st_size / 1e6:.1f} MB{also}. Open it at https://ui.perfetto.dev")
@@ -333,7 +333,7 @@ class DDPMagics(Magics):
         given = parser.parse_line(line)
         session = having.of_session()
         with progress.shown("sync:") as report:
-            synced = session.sync(
+            synced = session.files.sync(
                 given.folder, overwrite=given.overwrite, also=given.also, large=given.large, report=report
             )
         print(synced)
@@ -346,7 +346,7 @@ class DDPMagics(Magics):
         given = parser.parse_line(line)
         session = having.of_session()
         with progress.shown("fetching:") as report:
-            fetched = session.fetch(given.path, given.ranks, given.to, given.overwrite, report)
+            fetched = session.files.fetch(given.path, given.ranks, given.to, given.overwrite, report)
         print(fetched)
 
     # ---- help
@@ -360,17 +360,17 @@ class DDPMagics(Magics):
 
     def _run(self, options: cell_options.CellOptions, code: str) -> None:
         session = having.of_session()
-        done = session.run(
+        send = session.submit if options.background else session.run
+        done = send(
             code,
             options.ranks,
             options.timeout_s,
-            wait=not options.background,
             quiet=options.quiet,
             fold=options.fold,
             file=self._cell_file(code),
             record=options.record,
         )
-        if isinstance(done, Job) and is_run_by_program():  # which shows nothing of a cell that has ended
+        if isinstance(done, Job) and is_run_by_program():  # it drops output that arrives after the cell's end
             session.jobs.wait(done.number)
         if options.here:
             self._run_here(code)

@@ -121,7 +121,7 @@ def running() -> Session | None:
     if session is None or not session._ready:  # a second start next to a starting session is an error of `Session`
         return None
     if not session.is_running:
-        if not session.outlives_stop:
+        if not session._outlives_stop:
             session.stop()
         return None
     return session

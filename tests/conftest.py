@@ -208,8 +208,8 @@ def nothing_is_left() -> Iterator[None]:
         new = {process for process in _processes() - before if not _is_of_browser(process, before)}
         if session is None:
             return new
-        controllers = [p.pid for pid in session.pids("controller") for p in descendants(pid)]
-        known = {*session.pids(), *controllers}
+        controllers = [p.pid for pid in session.ranks.pids("controller") for p in descendants(pid)]
+        known = {*session.ranks.pids(), *controllers}
         return {process for process in new if process.pid not in known}
 
     wait_until(lambda: not left(), _LEFTOVER_DEADLINE_S, f"processes are left: {left()}")

@@ -438,11 +438,11 @@ def reset_stop_and_go_on(session: Any, program: str, wait: str, directory: Path,
         run_until_stopped(session, code, directory)
     count = 0 if program in SILENT else 1
     for _ in range(1 + forms_anew):
-        after = session.run(AFTER, timeout=30, quiet=True)
+        after = session.run(AFTER, timeout_s=30, quiet=True)
         # IPython may print text about hooks that fail before and after it
         assert [after[rank].stdout.count("text 2 10\n") for rank in after.ranks] == [count] * 2
         if forms_anew and program not in FORM_NO_GROUP:
-            session.reform()
+            session.ranks.reform()
 
 
 def run_until_stopped(session: Any, code: str, directory: Path) -> None:
@@ -457,7 +457,7 @@ def run_until_stopped(session: Any, code: str, directory: Path) -> None:
     presses = threading.Thread(target=press)
     presses.start()
     try:
-        session.run(code, timeout=40, quiet=True)
+        session.run(code, timeout_s=40, quiet=True)
     finally:
         ended.set()
         presses.join()

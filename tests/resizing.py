@@ -39,7 +39,7 @@ def train(count):
 
 def losses(session, count: int) -> list[float]:
     """The losses of so many further steps, which are the same on all ranks."""
-    result = session.run(f"train({count})", quiet=True, timeout=60)
+    result = session.run(f"train({count})", quiet=True, timeout_s=60)
     every = [ast.literal_eval(str(result[rank].result)) for rank in range(session.world_size)]
     assert all(one == every[0] for one in every), every
     return every[0]

@@ -111,7 +111,7 @@ def test_the_same_traceback_is_shown_once(session):
 
 def test_a_script_shows_one_frame_of_ours_of_a_cell_that_takes_too_long(session):
     with pytest.raises(CellTimeoutError) as caught:
-        session.run("import time\ntime.sleep(60)", timeout=0.1)
+        session.run("import time\ntime.sleep(60)", timeout_s=0.1)
     frames = traceback.extract_tb(caught.value.__traceback__)
     assert [os.path.basename(frame.filename) for frame in frames] == ["test_cells.py", "face.py"]
 
@@ -162,18 +162,18 @@ def test_a_syntax_error_is_an_error(session):
 
 @pytest.mark.parametrize("code", ["exit()", "quit()", "import sys; sys.exit(1)"])
 def test_leaving_python_ends_no_rank(session, code):
-    before = session.pids()
+    before = session.ranks.pids()
     with pytest.raises(RankError):
         session.run(code)
     assert session.run("dist.barrier()").ok
-    assert session.pids() == before
+    assert session.ranks.pids() == before
 
 
 def test_input_without_anyone_to_type_says_so(session):
     with pytest.raises(RankError, match=r"input\(\) cannot be answered here"):
         session.run("input('name? ')")
     with pytest.raises(RankError, match="can be answered only while the notebook waits for its cell"):
-        session.run("input('name? ')", wait=False).result(30)
+        session.submit("input('name? ')").result(30)
 
 
 def test_a_stop_while_ipython_itself_has_failed_does_not_lose_the_end_of_the_cell(session):
@@ -189,9 +189,9 @@ def test_a_stop_while_ipython_itself_has_failed_does_not_lose_the_end_of_the_cel
             "        sys.setprofile(None); _thread.interrupt_main()\n"
             "history.store_output = fail",
             ranks=0,
-            timeout=20,
+            timeout_s=20,
         )
-    assert session.run("print('goes on')", ranks=0, timeout=20)[0].stdout == "goes on\n"
+    assert session.run("print('goes on')", ranks=0, timeout_s=20)[0].stdout == "goes on\n"
 
 
 def test_a_forked_child_that_comes_back_is_ended(session):
@@ -274,7 +274,7 @@ def test_a_function_of_a_cell_travels_by_value(session):
 
 def test_status_tells_of_every_rank(session):
     status = session.status()
-    assert [row.pid for row in status.rows] == session.pids()
+    assert [row.pid for row in status.rows] == session.ranks.pids()
     text = repr(status)
     assert text.startswith("rank  host") and "idle" in text and "backend gloo, group 1" in text
 
@@ -309,7 +309,7 @@ def test_a_flood_waits_in_the_ranks(session, monkeypatch):
 
 def test_a_flood_of_displays_waits_in_the_ranks(session):
     """They come by the wire, which takes all that it is given, and the end of the cell came behind them."""
-    processes = [psutil.Process(), *(psutil.Process(pid) for pid in session.pids())]
+    processes = [psutil.Process(), *(psutil.Process(pid) for pid in session.ranks.pids())]
     before = [process.memory_info().rss for process in processes]
     threading.Timer(3.0, os.kill, (os.getpid(), signal.SIGINT)).start()
     began = time.monotonic()
@@ -362,7 +362,7 @@ def test_a_group_formed_again_by_the_users_own_code(session):
     """As in scripts: the store of the session is there, and rank 0 does not try to start one."""
     session.run("dist.destroy_process_group()\ndist.init_process_group('gloo')")
     assert session.run("x = torch.ones(1); dist.all_reduce(x); x")[0].result == "tensor([2.])"
-    session.reform()
+    session.ranks.reform()
     assert session.run("x = torch.ones(1); dist.all_reduce(x); x")[0].result == "tensor([2.])"
 
 

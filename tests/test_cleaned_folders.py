@@ -63,21 +63,21 @@ def test_a_session_goes_on_without_its_folders(make_session):
     clean()
     assert session.client.ids == [0, 1]
     clean()
-    assert session.client[:].apply_sync(os.getpid) == session.pids()
-    [controller] = session.pids("controller")
+    assert session.client[:].apply_sync(os.getpid) == session.ranks.pids()
+    [controller] = session.ranks.pids("controller")
     os.kill(controller, signal.SIGKILL)
-    wait_until(lambda: not session.pids("controller"), what="the controller has ended")
+    wait_until(lambda: not session.ranks.pids("controller"), what="the controller has ended")
     clean()
-    assert session.client[:].apply_sync(os.getpid) == session.pids()
+    assert session.client[:].apply_sync(os.getpid) == session.ranks.pids()
     clean()
-    os.kill(session.pids()[1], signal.SIGKILL)
-    wait_until(lambda: len(session.pids()) == 1, what="rank 1 has died")
-    session.heal()
+    os.kill(session.ranks.pids()[1], signal.SIGKILL)
+    wait_until(lambda: len(session.ranks.pids()) == 1, what="rank 1 has died")
+    session.ranks.heal()
     assert session.run("print(kept)", 0)[0].stdout == "of before\n"
     clean()
     assert "profile" not in session.run("torch.ones(2) + 1", record=RecordOptions(profile=True))[0].stderr
     clean()
-    session.resize(3)
+    session.ranks.resize(3)
     clean()
     assert session.run("import os; print(rank)")[2].stdout == "2\n"
     assert "first" in session.log(0)
@@ -103,9 +103,9 @@ def test_a_restart_that_cannot_succeed_ends_no_rank(make_session):
         with pytest.raises(StartError, match=r"is a link.*none was ended: 2 of 2 ranks live, with their variables"):
             having.restart(session)
         assert session.run("print(kept)")[0].stdout == "1\n"
-        for pid in session.pids():
+        for pid in session.ranks.pids():
             os.kill(pid, signal.SIGKILL)
-        wait_until(lambda: not session.pids(), what="all ranks have died")
+        wait_until(lambda: not session.ranks.pids(), what="all ranks have died")
         with pytest.raises(StartError, match=r"is a link.*none was ended: no rank is left$"):
             having.restart(session)
     finally:

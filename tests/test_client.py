@@ -27,7 +27,7 @@ def close_the_client(session):
 
 def test_the_first_use_during_a_job_names_the_job(session):
     """The engine of a rank registers and answers between two cells."""
-    job = session.run("import time\nif rank: time.sleep(60)", wait=False, quiet=True)
+    job = session.submit("import time\nif rank: time.sleep(60)", quiet=True)
     wait_until(lambda: job.run is not None and job.run.pending == [1])
     began_s = time.monotonic()
     sentence = r"between two cells. rank 1 runs job 1 since \d+ s: %ddp_wait 1 waits for it, %ddp_cancel 1 ends it"
@@ -35,14 +35,14 @@ def test_the_first_use_during_a_job_names_the_job(session):
         session.client.close()
     assert time.monotonic() - began_s < 5
     job.cancel()
-    assert session.client[:].apply_sync(os.getpid) == session.pids()
+    assert session.client[:].apply_sync(os.getpid) == session.ranks.pids()
 
 
 def test_a_plain_client_of_the_same_processes(session):
     client = session.client
     assert client is session.client
     assert client.ids == [0, 1]
-    assert client[:].apply_sync(os.getpid) == session.pids()
+    assert client[:].apply_sync(os.getpid) == session.ranks.pids()
     client[:].push({"pushed": 5}, block=True)
     assert session.run("pushed + rank")[1].result == "6"
 
@@ -126,11 +126,11 @@ def test_without_a_controller_all_else_goes_on(make_session_alone):
     client = session.client
     assert client.ids == [0, 1]
     waiting = client[:].apply_async(time.sleep, 1)
-    controller = psutil.Process(session.pids("controller")[0])
+    controller = psutil.Process(session.ranks.pids("controller")[0])
     for process in controller.children(recursive=True)[:4]:  # without them it would take calls and never answer
         with contextlib.suppress(psutil.NoSuchProcess):  # the controller may have noticed the first one already
             process.kill()
-    wait_until(lambda: not session.pids("controller"))
+    wait_until(lambda: not session.ranks.pids("controller"))
     with pytest.raises(
         ipyparallel.CompositeError, match="controller of ipyparallel has ended, and the reply to this call is lost"
     ):
@@ -139,7 +139,7 @@ def test_without_a_controller_all_else_goes_on(make_session_alone):
     with pytest.raises(RuntimeError, match="closed"):
         client[:].apply_sync(int)
     assert session.run("x = torch.ones(1); dist.all_reduce(x); x")[0].result == "tensor([2.])"
-    assert session.client[:].apply_sync(os.getpid) == session.pids()
+    assert session.client[:].apply_sync(os.getpid) == session.ranks.pids()
     assert session.run("x")[0].result == "tensor([2.])"
 
 
@@ -147,7 +147,7 @@ def test_a_call_to_a_rank_that_dies_gets_an_error_and_the_next_one_reaches_the_n
     session = make_session_alone(2)
     client = session.client
     waiting, balanced = client[:].apply_async(time.sleep, 1), client.load_balanced_view([1])
-    os.kill(session.pids()[1], signal.SIGKILL)
+    os.kill(session.ranks.pids()[1], signal.SIGKILL)
     wait_until(lambda: "rank 1 died (killed by SIGKILL) during a call of session.client" in capsys.readouterr().err, 3)
     with pytest.raises(ipyparallel.CompositeError, match=r"rank 1 died .*%ddp_heal replaces it") as raised:
         waiting.get(10)
@@ -159,8 +159,8 @@ def test_a_call_to_a_rank_that_dies_gets_an_error_and_the_next_one_reaches_the_n
     with pytest.raises(IndexError, match="No such engine: 2"):
         client[2]
 
-    session.heal()
-    assert session.client[:].apply_sync(os.getpid) == session.pids()
+    session.ranks.heal()
+    assert session.client[:].apply_sync(os.getpid) == session.ranks.pids()
 
 
 @pytest.mark.long
@@ -168,7 +168,7 @@ def test_a_call_of_a_load_balanced_view_names_the_rank_that_died_with_it(make_se
     session = make_session_alone(2)
     waiting = session.client.load_balanced_view([1]).apply_async(time.sleep, 60)
     wait_until(lambda: "call of session.client" in session.status().rows[1].state)
-    os.kill(session.pids()[1], signal.SIGKILL)
+    os.kill(session.ranks.pids()[1], signal.SIGKILL)
     with pytest.raises(
         ipyparallel.RemoteError, match=r"rank 1 died \(killed by SIGKILL\), .*%ddp_heal replaces it"
     ) as raised:
@@ -194,7 +194,7 @@ def test_a_call_ends_when_all_ranks_end(make_session, kind, capsys):
     with ThreadPoolExecutor() as pool:
         waiting = pool.submit(view.execute, "import time; time.sleep(60)", block=True)
         wait_until(lambda: len(session.client.outstanding) == 2)
-        for pid in session.pids(kind):
+        for pid in session.ranks.pids(kind):
             os.kill(pid, signal.SIGKILL)
         with pytest.raises(ipyparallel.CompositeError, match=r"ranks 0-1 died|ranks 0,1 died|the ranks have ended"):
             waiting.result(5)
@@ -214,32 +214,32 @@ def test_a_controller_waits_for_its_ports_and_is_started_again_where_it_ends_mea
     """Schedulers of one that was killed have its sockets until the last of their threads has ended."""
     session = make_session_alone(2)
     url = session.client._config["registration"]
-    os.kill(session.pids("controller")[0], signal.SIGKILL)
-    wait_until(lambda: not session.pids("controller"))
+    os.kill(session.ranks.pids("controller")[0], signal.SIGKILL)
+    wait_until(lambda: not session.ranks.pids("controller"))
     with socket.socket() as other, ThreadPoolExecutor() as pool:
         other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         wait_until(lambda: _binds(other, int(url.rpartition(":")[2])))
         client = pool.submit(lambda: session.client)
-        wait_until(lambda: session.pids("controller"))
-        [first] = session.pids("controller")
+        wait_until(lambda: session.ranks.pids("controller"))
+        [first] = session.ranks.pids("controller")
         os.kill(first, signal.SIGKILL)
-        wait_until(lambda: session.pids("controller") not in ([], [first]), 10, "another controller")
+        wait_until(lambda: session.ranks.pids("controller") not in ([], [first]), 10, "another controller")
         other.close()
-        assert client.result(20)[:].apply_sync(os.getpid) == session.pids()
+        assert client.result(20)[:].apply_sync(os.getpid) == session.ranks.pids()
 
 
 @pytest.mark.long
 def test_the_controller_is_started_by_its_first_use_and_knows_who_was_replaced_before(make_session_alone):
     session = make_session_alone(2)
-    assert session.pids("controller") == []
+    assert session.ranks.pids("controller") == []
     for replaced, controllers in ((1, 0), (0, 1), (1, 1)):  # ranks, and how many controllers there are then
-        pid = session.pids()[replaced]
+        pid = session.ranks.pids()[replaced]
         os.kill(pid, signal.SIGKILL)
-        wait_until(lambda pid=pid: pid not in session.pids())
-        session.heal()
-        assert len(session.pids("controller")) == controllers
+        wait_until(lambda pid=pid: pid not in session.ranks.pids())
+        session.ranks.heal()
+        assert len(session.ranks.pids("controller")) == controllers
         assert session.client.ids == [0, 1]
-        assert session.client[:].apply_sync(os.getpid) == session.pids()
+        assert session.client[:].apply_sync(os.getpid) == session.ranks.pids()
         hear_late(session.client, "unregistration_notification")  # of the next one
 
 

@@ -51,7 +51,7 @@ torch.save(model, "checkpoints/1.pt")
 
 # Examples that no test runs, and why.
 _SKIPPED = {
-    "FileFace.sync": "there are no hosts that do not share the folder",
+    "SessionFiles.sync": "there are no hosts that do not share the folder",
     "Recording.calls": "it needs a program of remote calls; tests.rpc.test_recorded has some",
     "start": "ddp_notebook.record.start records the process that it is called in, to its end",
     "survive": "it is for ranks, with a model and an optimizer there; tests.test_survive runs it",
@@ -156,15 +156,15 @@ def _a_cell_that_waits(session) -> Iterator[None]:
 
 @contextmanager
 def _a_rank_that_died(session) -> Iterator[None]:
-    os.kill(session.pids()[1], signal.SIGKILL)
-    wait_until(lambda: len(session.pids()) == 1)
+    os.kill(session.ranks.pids()[1], signal.SIGKILL)
+    wait_until(lambda: len(session.ranks.pids()) == 1)
     yield
 
 
 # What happens just before the examples of a docstring.
 _SCENES: dict[str, Callable[[Any], AbstractContextManager[None]]] = {
-    "GroupFace.interrupt": _a_cell_that_waits,
-    "GroupFace.heal": _a_rank_that_died,
+    "Session.interrupt": _a_cell_that_waits,
+    "SessionRanks.heal": _a_rank_that_died,
 }
 
 

@@ -92,10 +92,10 @@ def check_it_goes_on(session, sentence: str, free: str) -> None:
     assert "psutil" not in str(failed.value)
     for _ in range(2):
         with pytest.raises(CellTimeoutError):
-            session.run(_NOT_ENTERED, timeout=0.5)
+            session.run(_NOT_ENTERED, timeout_s=0.5)
         assert took_s(session.run, "print(rank)") < 2.0
     assert session.run("dist.all_reduce(torch.ones(1)); print('reduced')")[1].stdout == "reduced\n"
-    assert session.heal() == ["no rank has died"]
+    assert session.ranks.heal() == ["no rank has died"]
     session.run(free)
     assert not re.search(sentence, repr(session.status()))
     assert session.run("t = torch.ones(1); dist.all_reduce(t); print(kept, t.item())")[1].stdout == "kept 2.0\n"
@@ -133,7 +133,7 @@ def test_a_limit_of_descriptors_below_those_that_are_open(make_session, capfd):
     assert "idle" in session.status().rows[1].state
     session.run("resource.setrlimit(resource.RLIMIT_NOFILE, before)")
     assert session.run("t = torch.ones(1); dist.all_reduce(t); print(kept, t.item())")[1].stdout == "kept 2.0\n"
-    assert session.client[:].apply_sync(os.getpid) == session.pids()
+    assert session.client[:].apply_sync(os.getpid) == session.ranks.pids()
     shown = capfd.readouterr()
     assert "psutil" not in shown.err and "was lost" not in shown.out + shown.err
 
@@ -160,7 +160,7 @@ def test_client_and_rpc_without_file_descriptors(make_session, capfd):
     session.run("if rank == 1: [os.close(file) for file in files]")
     assert session.client.ids == [0, 1]
     assert not session.status().rows[1].shortages
-    session.resize(3)
+    session.ranks.resize(3)
     assert session.run("t = torch.ones(1); dist.all_reduce(t); t.item()")[2].result == "3.0"
     answer = "rpc.rpc_sync(f'w{(rank + 1) % 3}', int, ('5',)) if rank < 3 else 0"
     assert session.run(f"{init_rpc.replace('=2', '=3')}; x = {answer}; rpc.shutdown(); x")[1].result == "5"
@@ -246,7 +246,7 @@ def test_threads_of_a_rank(make_session):
         session.run("if rank == 1: os.fork()")
     assert took_s(session.run, "print(rank)") < 2.0
     with pytest.raises(CellTimeoutError):
-        session.run(_NOT_ENTERED, timeout=0.5)
+        session.run(_NOT_ENTERED, timeout_s=0.5)
 
     session.run("if rank == 1: go.set(); [thread.join() for thread in threads]")
     session.run("if rank == 1: resource.setrlimit(resource.RLIMIT_NPROC, before)")
@@ -321,7 +321,7 @@ if rank == 1:
         session.run("if rank == 1: os.fork()")
     assert re.search(sentence, repr(session.status()))
     with pytest.raises(CellTimeoutError):
-        session.run(_NOT_ENTERED, timeout=0.5)
+        session.run(_NOT_ENTERED, timeout_s=0.5)
     assert took_s(session.run, "print(rank)") < 2.0
     session.run("go.set(); [thread.join() for thread in threads]")
     session.run("t = torch.ones(1); dist.all_reduce(t)")
@@ -353,7 +353,7 @@ def kill(code):
     except ddp_notebook.DDPNotebookError as error:
         print(str(error).splitlines()[0])
 kill("if rank == 1: x = b'1' * (2 << 30)")
-print(session.heal())
+print(session.ranks.heal())
 print(session.run("kept", ranks=0, quiet=True)[0].result)
 kill("if rank == 1:\\n    import os; os.kill(os.getpid(), 9)")
 """)
@@ -511,12 +511,12 @@ def test_file_descriptors_of_the_host_server(make_session):
 
     assert session.run("print(kept)")[1].stdout == "kept\n"
     with pytest.raises(CellTimeoutError):
-        session.run(_NOT_ENTERED, timeout=0.5)
+        session.run(_NOT_ENTERED, timeout_s=0.5)
     assert "idle" in repr(session.status())
     with pytest.raises(RankDiedError):
         session.run("if rank == 1: os.kill(os.getpid(), 9)")
     with pytest.raises(DDPNotebookError, match=r"the host server has no file descriptor left: \d+ of \d+"):
-        session.heal()
+        session.ranks.heal()
     assert session.run("print(kept)", ranks=0)[0].stdout == "kept\n"
     assert "died" in repr(session.status())
     session.stop()
@@ -548,7 +548,7 @@ for free in (*range(0, 60, 4), 100):
     for file in files[free:]: os.close(file)
     if session is not None: session.stop()
 with ddp_notebook.start(2) as session:
-    session.pids("controller")
+    session.ranks.pids("controller")
     files = []
     try:
         while True: files.append(os.open(os.devnull, os.O_RDONLY))

@@ -18,8 +18,8 @@ ODD_ERRORS = {
 @pytest.mark.parametrize("code", ODD_ERRORS.values(), ids=ODD_ERRORS)
 def test_whatever_a_cell_raises_it_ends(session, code):
     with pytest.raises(RankError):
-        session.run(code, timeout=20)
-    assert session.run("dist.barrier()", timeout=20).ok
+        session.run(code, timeout_s=20)
+    assert session.run("dist.barrier()", timeout_s=20).ok
 
 
 def test_code_that_is_no_text_is_refused(session):
@@ -38,13 +38,13 @@ def test_a_forked_child_may_display_and_may_not_ask(session):
         "    except EOFError as error: print(error)\n"
         "process = mp.get_context('fork').Process(target=child); process.start(); process.join(20)\nprocess.exitcode"
     )
-    result = session.run(code, timeout=30)
+    result = session.run(code, timeout_s=30)
     assert result[0].result == "0"
     assert result[0].stdout.splitlines()[-2:] == [
         "<IPython.core.display.HTML object>",
         "input() does not work in a process forked from a rank",
     ]
-    assert session.run("display(1)", timeout=20).ok
+    assert session.run("display(1)", timeout_s=20).ok
 
 
 def test_results_keep_the_last_form_of_a_display(session):
@@ -58,11 +58,11 @@ def test_results_keep_the_last_form_of_a_display(session):
 def test_the_death_of_a_rank_that_does_not_run_the_cell_is_told_to_the_next(make_session_alone, capsys):
     """The last test: it takes the module's session."""
     session = make_session_alone(2)
-    future = session.run("import time; time.sleep(1); print('done')", ranks=0, wait=False)
+    future = session.submit("import time; time.sleep(1); print('done')", ranks=0)
     import os
     import signal
 
-    os.kill(session.pids()[1], signal.SIGKILL)
+    os.kill(session.ranks.pids()[1], signal.SIGKILL)
     assert future.result(20)[0].stdout == "done\n"
     result = session.run("rank")
     assert result.ranks == [0]

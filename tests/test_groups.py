@@ -43,7 +43,7 @@ def stop_in(session, code: str) -> str:
 
 
 def results(session, code: str) -> list[str | None]:
-    result = session.run(code, timeout=20)
+    result = session.run(code, timeout_s=20)
     return [result[rank].result for rank in result.ranks]
 
 
@@ -59,7 +59,7 @@ def test_a_wait_may_last_longer_than_the_forming_of_a_group(make_session_alone, 
     session = make_session_alone(2)
     for again in (False, True):
         if again:
-            session.reform()
+            session.ranks.reform()
         for wait in waits:
             session.run(f"import time\nx = torch.ones(1)\nif rank: time.sleep(2.5)\n{wait}")
     session.stop()
@@ -70,24 +70,24 @@ def test_a_group_whose_operation_has_timed_out_forms_again(session):
     session.run("from datetime import timedelta; import time; short = dist.new_group(timeout=timedelta(seconds=1))")
     for code in ("{}", "try:\n    {}\nexcept RuntimeError: pass"):
         wait = code.format("time.sleep(2) if rank else dist.all_reduce(torch.ones(1), group=short)")
-        epoch = session.epoch
+        epoch = session.ranks.epoch
         if "try" in code:
             session.run(wait)
         else:
             with pytest.raises(RankError, match="imed out"):
                 session.run(wait)
-        assert session.epoch == epoch + 1
+        assert session.ranks.epoch == epoch + 1
         assert results(session, "x = torch.ones(1); dist.all_reduce(x, group=short); int(x)") == ["2", "2"]
     session.run("dist.destroy_process_group(short); del short")
 
 
 def test_a_sub_group_in_a_variable(session):
     session.run("g = dist.new_group([0, 1], group_desc='pair')")
-    epoch = session.epoch
+    epoch = session.ranks.epoch
     said = stop_in(session, "dist.all_reduce(torch.ones(3), group=g) if rank else dist.barrier()")
     assert "rank 0 waited in barrier #1 of group default (cell line 1)" in said
     assert "rank 1 waited in all_reduce #1 of group pair (float32[3], cell line 1)" in said
-    assert session.epoch == epoch + 1
+    assert session.ranks.epoch == epoch + 1
     assert results(session, "x = torch.ones(1); dist.all_reduce(x, group=g); dist.barrier(g); int(x)") == ["2", "2"]
 
 
@@ -153,7 +153,7 @@ def test_groups_that_only_members_make_meet_although_ranks_are_in_different_numb
     )
     session.run("mine = dist.new_group([0])")
     assert results(session, f"{make}; int(x)") == ["2", "2"]
-    session.run("alone = dist.new_group([1], use_local_synchronization=True)", timeout=20)
+    session.run("alone = dist.new_group([1], use_local_synchronization=True)", timeout_s=20)
     assert results(session, f"first = local\n{make}; int(x) if local is not first else 0") == ["2", "2"]
     session.run("dist.destroy_process_group(local)")
     assert results(session, f"{make}; int(x)") == ["2", "2"]
@@ -225,7 +225,7 @@ def test_a_model_in_ddp_goes_on_after_its_backward_was_cut(session):
     session.run(MODEL)
     said = stop_in(session, "if rank == 0: step()\nelse:\n    import time; time.sleep(60)")
     assert "rank 0 waited in all_reduce #" in said and "rank 1 was interrupted at cell line 3" in said
-    session.run("for _ in range(3): step()", timeout=20)
+    session.run("for _ in range(3): step()", timeout_s=20)
     assert session.check("model").agrees
 
 
@@ -267,7 +267,7 @@ def test_fsdp_and_a_mesh_go_on(session):
     )
     for at in (0, 2):
         with pytest.raises(RankError, match="here"):
-            session.run(f"stop_at = {at}\nstep()", timeout=20)
+            session.run(f"stop_at = {at}\nstep()", timeout_s=20)
         assert results(session, "stop_at = -1\nstep() == first == step()") == ["True", "True"]
     assert results(session, "table.full_tensor().sum().item(), mesh.get_group().size()") == ["(28.0, 2)"] * 2
 
@@ -351,12 +351,12 @@ def test_a_handler_of_asyncio_gets_it(session):
 def test_a_failure_on_all_ranks_alike_leaves_the_group_as_it_is(session):
     names = ("model", "net", "opt", "sharded", "layers", "layer", "step")
     session.run(f"for name in {names}: globals().pop(name, None)\nimport gc; gc.collect()")
-    epoch = session.epoch
+    epoch = session.ranks.epoch
     for code in ("1 / 0", SUM + "\n1 / 0", "w = dist.all_reduce(torch.ones(1), async_op=True); w.wait(); 1 / 0"):
         with pytest.raises(RankError):
             session.run(code)
     # once a class of modules was sharded, a half-done forward cannot be told from none
-    assert session.epoch - epoch in (0, 2)
+    assert session.ranks.epoch - epoch in (0, 2)
     assert results(session, SUM) == ["2", "2"]
 
 
@@ -400,7 +400,7 @@ def test_whether_ranks_are_in_step(states, expected):
 
 def test_a_release_that_is_noticed_late_does_not_touch_the_next_cell(session):
     """The thread that waits for the signal may get the interpreter only when another cell has begun."""
-    future = session.run("import time\ntime.sleep(1)\n" + SUM, wait=False)
+    future = session.submit("import time\ntime.sleep(1)\n" + SUM)
     wait_until(lambda: all("in a cell" in row.state for row in session.status().rows))
     session._cluster.signal([0, 1], RELEASE, value=1)  # the number of a cell that is long over
     assert [future.result(20)[rank].result for rank in (0, 1)] == ["2", "2"]
@@ -439,13 +439,13 @@ def test_connections_are_closed_of_groups_that_were_formed_anew_and_of_destroyed
     session = make_session_alone(2)
 
     def sockets() -> list[int]:
-        return [sockets_of(pid) for pid in session.pids()]
+        return [sockets_of(pid) for pid in session.ranks.pids()]
 
     for _ in range(4):
-        session.reform()
+        session.ranks.reform()
     before = sockets()
     for _ in range(6):
-        session.reform()
+        session.ranks.reform()
     wait_until(lambda: all(map(int.__le__, sockets(), before)), what=f"{sockets()} instead of {before} sockets")
 
     session.run(GROUPS)

@@ -36,17 +36,17 @@ MISMATCHES = {
 
 @pytest.mark.parametrize(("code", "words"), MISMATCHES.values(), ids=MISMATCHES)
 def test_a_mismatch_is_told_on_every_rank_and_the_group_stays(session, code, words):
-    epoch = session.epoch
+    epoch = session.ranks.epoch
     with pytest.raises(RankError) as caught:
-        session.run(code, timeout=20)
+        session.run(code, timeout_s=20)
     message = str(caught.value)
     assert message.startswith("CollectiveMismatchError: collective #") and words in message
     assert "Nothing was sent, and the group can be used (ranks 0-1)" in message
     assert set(caught.value.summaries) == {0, 1}
     shown = "\n".join(caught.value._render_traceback_())
     assert "recorder.py" not in shown and "c10d" not in shown  # it ends at the user's line
-    assert session.epoch == epoch
-    assert session.run("x = torch.ones(1); dist.all_reduce(x); int(x)", timeout=20)[1].result == "2"
+    assert session.ranks.epoch == epoch
+    assert session.run("x = torch.ones(1); dist.all_reduce(x); int(x)", timeout_s=20)[1].result == "2"
 
 
 @pytest.mark.parametrize(
@@ -69,8 +69,8 @@ def test_a_mismatch_is_told_on_every_rank_and_the_group_stays(session, code, wor
 )
 def test_what_does_not_fit_in_an_all_to_all_is_told(session, code, words):
     with pytest.raises(RankError, match=words):
-        session.run(code, timeout=20)
-    assert session.run("x = torch.ones(1); dist.all_reduce(x); int(x)", timeout=20)[1].result == "2"
+        session.run(code, timeout_s=20)
+    assert session.run("x = torch.ones(1); dist.all_reduce(x); int(x)", timeout_s=20)[1].result == "2"
 
 
 LEGAL = {
@@ -130,8 +130,8 @@ LEGAL = {
 
 @pytest.mark.parametrize("code", LEGAL.values(), ids=LEGAL)
 def test_what_is_legal_passes(session, code):
-    assert session.run(code, timeout=20).ok
-    assert session.run("x = torch.ones(1); dist.all_reduce(x); int(x)", timeout=20)[0].result == "2"
+    assert session.run(code, timeout_s=20).ok
+    assert session.run("x = torch.ones(1); dist.all_reduce(x); int(x)", timeout_s=20)[0].result == "2"
 
 
 @pytest.mark.parametrize(
@@ -162,9 +162,9 @@ def test_a_message_to_a_rank_that_is_not_there_is_an_error_at_once(session, code
 )
 def test_one_tensor_that_would_be_filled_for_all_ranks_is_an_error(session, code):
     with pytest.raises(RankError, match=r"gather would fill one tensor for 2 ranks.*write \[torch.zeros\(2\) for _ in"):
-        session.run(code, timeout=20)
-    assert session.run("x = torch.ones(1); dist.all_reduce(x); int(x)", timeout=20)[0].result == "2"
-    assert session.run("dist.all_gather([torch.zeros(0)] * 2, torch.zeros(0))", timeout=20).ok, "which holds nothing"
+        session.run(code, timeout_s=20)
+    assert session.run("x = torch.ones(1); dist.all_reduce(x); int(x)", timeout_s=20)[0].result == "2"
+    assert session.run("dist.all_gather([torch.zeros(0)] * 2, torch.zeros(0))", timeout_s=20).ok, "which holds nothing"
 
 
 def test_of_an_async_operation_its_wait_tells(session):
@@ -172,13 +172,13 @@ def test_of_an_async_operation_its_wait_tells(session):
         session.run(
             "dist.all_reduce(torch.ones(4), list((dist.ReduceOp.SUM, dist.ReduceOp.MAX))[rank], async_op=True).wait()"
         )
-    assert session.run("x = torch.ones(1); dist.all_reduce(x); int(x)", timeout=20)[0].result == "2"
+    assert session.run("x = torch.ones(1); dist.all_reduce(x); int(x)", timeout_s=20)[0].result == "2"
 
 
 def test_where_only_some_wait_all_are_told(session):
     with pytest.raises(RankError, match="is not what another rank calls there"):
-        session.run("w = dist.all_reduce(torch.ones(4 + rank), async_op=rank == 0)\nif w: w.wait()", timeout=20)
-    assert session.run("x = torch.ones(1); dist.all_reduce(x); int(x)", timeout=20)[0].result == "2"
+        session.run("w = dist.all_reduce(torch.ones(4 + rank), async_op=rank == 0)\nif w: w.wait()", timeout_s=20)
+    assert session.run("x = torch.ones(1); dist.all_reduce(x); int(x)", timeout_s=20)[0].result == "2"
 
 
 def test_buckets_of_ddp_are_not_looked_at(session):
@@ -191,7 +191,7 @@ def test_buckets_of_ddp_are_not_looked_at(session):
         "model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))\n"
         "for _ in range(3): model(torch.ones(2, 4)).sum().backward()\n"
         "before = list(seen); dist.all_reduce(torch.ones(2)); guard._mark = mark",
-        timeout=20,
+        timeout_s=20,
     )
     assert session.run("set(before), seen[len(before):]")[0].result == "({'broadcast'}, ['all_reduce'])"
 
@@ -220,11 +220,11 @@ def test_a_model_in_ddp_that_one_rank_evaluates_alone_is_told(session, code, wor
         "model = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)))"
     )
     with pytest.raises(RankError, match=words) as caught:
-        session.run(code, timeout=20)
+        session.run(code, timeout_s=20)
     assert "; what one rank is to compute alone, model.module(x) does (ranks 0-1)" in str(caught.value)
     right = code.replace("model(torch.randn(8, 4))\n", "model.module(torch.randn(8, 4))\n")
     right = right.replace("torch.no_grad(): model(", "torch.no_grad(): model.module(")
-    assert session.run(right, timeout=20).ok and "module" in right
+    assert session.run(right, timeout_s=20).ok and "module" in right
 
 
 def test_what_was_stopped_between_two_passes_of_an_accumulation_goes_on(session):
@@ -239,8 +239,8 @@ def test_what_was_stopped_between_two_passes_of_an_accumulation_goes_on(session)
         "step()"
     )
     with pytest.raises(RankError, match="bad batch"):
-        session.run("step(bad=True)", timeout=20)
-    assert session.run("step(); step()", timeout=20).ok
+        session.run("step(bad=True)", timeout_s=20)
+    assert session.run("step(); step()", timeout_s=20).ok
 
 
 def test_threads_may_use_one_group_and_make_their_own(session):
@@ -255,7 +255,7 @@ def test_threads_may_use_one_group_and_make_their_own(session):
         "for thread in threads: thread.join()\n"
         "print(totals)"
     )
-    assert session.run(code, timeout=20)[0].stdout == f"{[2] * 16}\n"
+    assert session.run(code, timeout_s=20)[0].stdout == f"{[2] * 16}\n"
 
 
 def test_a_thread_sends_while_the_main_one_waits_in_a_collective(session):
@@ -278,7 +278,7 @@ else:
     dist.all_reduce(x)
 int(x), int(message)
 """
-    result = session.run(code, timeout=20)
+    result = session.run(code, timeout_s=20)
     assert [result[rank].result for rank in (0, 1)] == ["(2, 0)", "(2, 7)"]
 
 
@@ -303,7 +303,7 @@ for _ in range({groups}):
 done.set(); thread.join()
 told
 """
-    result = session.run(code, timeout=60)
+    result = session.run(code, timeout_s=60)
     assert [result[rank].result for rank in (0, 1)] == [str(groups)] * 2
 
 
@@ -317,8 +317,8 @@ if rank == 0:
 dist.barrier()
 """
     with pytest.raises(RankError, match=r"barrier is collective #\d+ on rank 0 and #\d+ on rank 1 of group default"):
-        session.run(code, timeout=20)
-    assert session.run("x = torch.ones(1); dist.all_reduce(x); int(x)", timeout=20)[1].result == "2"
+        session.run(code, timeout_s=20)
+    assert session.run("x = torch.ones(1); dist.all_reduce(x); int(x)", timeout_s=20)[1].result == "2"
 
 
 def test_ranks_that_share_no_memory_are_compared_too(session):
@@ -336,7 +336,7 @@ for call in (lambda: dist.all_reduce(torch.ones(2 + rank), group=g),
 x = torch.ones(1); dist.all_reduce(x, group=g)
 said, int(x)
 """
-    result = session.run(code, timeout=20)
+    result = session.run(code, timeout_s=20)
     for rank in (0, 1):
         said = result[rank].result
         assert "rank 0 calls all_reduce(SUM, float32[2]); rank 1 calls all_reduce(SUM, float32[3])" in said
@@ -397,9 +397,9 @@ found, wrong
 @pytest.mark.parametrize("world_size", [2, pytest.param(4, marks=pytest.mark.long)])
 def test_1000_of_1000_random_mistakes_are_told_before_anything_is_sent(make_session_alone, world_size):
     session = make_session_alone(world_size)
-    result = session.run(f"COUNT, SEED = 1000, {world_size}\n{MISTAKES}", timeout=240)
+    result = session.run(f"COUNT, SEED = 1000, {world_size}\n{MISTAKES}", timeout_s=240)
     assert [result[rank].result for rank in range(world_size)] == ["(1000, [])"] * world_size
-    assert session.epoch == 1  # no group was formed anew
+    assert session.ranks.epoch == 1  # no group was formed anew
 
 
 def test_who_waits_for_a_rank_that_fails_is_interrupted_and_recorded(make_session_alone):
@@ -407,9 +407,9 @@ def test_who_waits_for_a_rank_that_fails_is_interrupted_and_recorded(make_sessio
     session = make_session_alone(3)
     for _ in range(6):
         with pytest.raises(RankError, match=r"bad \(rank 2\); interrupted: ranks 0-1\n"):
-            session.run("x = torch.ones(2)\nif rank == 2: raise ValueError('bad')\ndist.all_reduce(x)", timeout=20)
+            session.run("x = torch.ones(2)\nif rank == 2: raise ValueError('bad')\ndist.all_reduce(x)", timeout_s=20)
     with pytest.raises(RankError, match="is not the same on all ranks"):
-        session.run("dist.all_reduce(torch.ones(2 + rank))", timeout=20)
+        session.run("dist.all_reduce(torch.ones(2 + rank))", timeout_s=20)
     calls = session.recording.collectives(op="all_reduce")
     assert sorted((call.cell, call.rank, call.state) for call in calls) == [
         *((cell, rank, "failed") for cell in range(1, 7) for rank in (0, 1)),
@@ -427,7 +427,7 @@ try: dist.all_reduce(torch.ones(2))
 except RuntimeError as error: print("told:", error)
 """
     with pytest.raises(RankDiedError) as caught:
-        session.run(code, timeout=20)
+        session.run(code, timeout_s=20)
     assert "told: Connection closed by peer" in session.log(0), caught.value
 
 
@@ -435,4 +435,4 @@ def test_without_the_guard_gloo_ends_a_rank(make_session_alone):
     """The last test: it takes the module's session. If this fails, gloo has learned to say it by itself."""
     session = make_session_alone(2, guard=False)
     with pytest.raises(RankDiedError, match="killed by SIGABRT"):
-        session.run("dist.all_reduce(torch.ones(4 + rank))", timeout=20)
+        session.run("dist.all_reduce(torch.ones(4 + rank))", timeout_s=20)

@@ -65,14 +65,14 @@ for work in dist.batch_isend_irecv([op]): work.wait()
 @pytest.mark.parametrize("kind", _MESSAGES)
 def test_both_ranks_are_told_and_keep_their_tensors(session, kind, way):
     sent, taken, words = _MESSAGES[kind]
-    epoch = session.epoch
+    epoch = session.ranks.epoch
     before = (
         f"sent, taken = {sent}, {taken}; sends, takes = len(sent), len(taken); t = sent if rank == 0 else taken\n"
         f"store = dist.PrefixStore({f'{kind} {way}'!r}, dist.distributed_c10d._get_default_store()); was = t.clone()"
     )
     session.run(before)
     with pytest.raises(RankError) as caught:
-        session.run(_ORDERS[way], timeout=20)
+        session.run(_ORDERS[way], timeout_s=20)
     message = str(caught.value)
     assert (
         message.startswith("MessageMismatchError: message #")
@@ -82,8 +82,8 @@ def test_both_ranks_are_told_and_keep_their_tensors(session, kind, way):
     shown = "\n".join(caught.value._render_traceback_())
     assert "recorder.py" not in shown and "guard" not in shown  # it ends at the user's line
     assert session.run("bool((t == was).all())")[1].result == "True"
-    assert session.run("dist.send(sent, 1) if rank == 0 else dist.recv(sent, 0)", timeout=20).ok
-    assert session.run(_REDUCES, timeout=20)[1].result == "2" and session.epoch == epoch
+    assert session.run("dist.send(sent, 1) if rank == 0 else dist.recv(sent, 0)", timeout_s=20).ok
+    assert session.run(_REDUCES, timeout_s=20)[1].result == "2" and session.ranks.epoch == epoch
 
 
 def test_in_a_group_its_name_and_the_sessions_ranks_are_told(session):
@@ -94,9 +94,9 @@ def test_in_a_group_its_name_and_the_sessions_ranks_are_told(session):
         session.run(
             "one = torch.ones(1, dtype=torch.bool if rank else torch.float32)\n"
             "dist.send(one, 0, group=pair) if rank else dist.recv(one, 1, group=pair)",
-            timeout=20,
+            timeout_s=20,
         )
-    assert session.run(_REDUCES, timeout=20)[1].result == "2"
+    assert session.run(_REDUCES, timeout_s=20)[1].result == "2"
 
 
 _LEGAL = {
@@ -155,8 +155,8 @@ assert (into == 1 - rank).all()
 
 @pytest.mark.parametrize("code", _LEGAL.values(), ids=_LEGAL)
 def test_what_is_legal_passes(session, code):
-    assert session.run(code, timeout=30).ok
-    assert session.run(_REDUCES, timeout=20)[0].result == "2"
+    assert session.run(code, timeout_s=30).ok
+    assert session.run(_REDUCES, timeout_s=20)[0].result == "2"
 
 
 @pytest.mark.parametrize(
@@ -166,12 +166,12 @@ def test_a_receive_from_any_rank_is_told_when_it_has_come(session, taken, words)
     with pytest.raises(
         RankError, match=rf"from rank 0 to rank 1 with tag 7 does not fit: .* 2 float32 .* {words} .*src="
     ):
-        session.run(f"dist.send(torch.ones(2), 1, tag=7) if rank == 0 else dist.recv({taken}, tag=7)", timeout=20)
+        session.run(f"dist.send(torch.ones(2), 1, tag=7) if rank == 0 else dist.recv({taken}, tag=7)", timeout_s=20)
     code = "t = torch.ones(3); dist.send(t, 1, tag=7) if rank == 0 else dist.recv(t, {}, tag=7)"
-    assert session.run(code.format("None"), timeout=20).ok and session.run(code.format("0"), timeout=20).ok
+    assert session.run(code.format("None"), timeout_s=20).ok and session.run(code.format("0"), timeout_s=20).ok
     with pytest.raises(RankError, match="does not fit"):
-        session.run(f"dist.send(torch.ones(2), 1, tag=7) if rank == 0 else dist.recv({taken}, 0, tag=7)", timeout=20)
-    assert session.run(_REDUCES, timeout=20)[0].result == "2"
+        session.run(f"dist.send(torch.ones(2), 1, tag=7) if rank == 0 else dist.recv({taken}, 0, tag=7)", timeout_s=20)
+    assert session.run(_REDUCES, timeout_s=20)[0].result == "2"
 
 
 @pytest.mark.parametrize("first", ["", "rank == 0", "rank == 1"], ids=["at once", "sends first", "receives first"])
@@ -194,9 +194,9 @@ def test_one_of_very_many_under_way_is_told(session, first):
         "    except RuntimeError as error: told.append((k, 'does not fit' in str(error)))\n"
         "told, [k for k, t in enumerate(ts) if rank and (t != k).any()]"
     )
-    result = session.run(code, timeout=30)
+    result = session.run(code, timeout_s=30)
     assert [result[rank].result for rank in (0, 1)] == ["([(3, True)], [])", "([(3, True)], [3])"]
-    assert session.run(_REDUCES, timeout=20)[0].result == "2"
+    assert session.run(_REDUCES, timeout_s=20)[0].result == "2"
 
 
 @pytest.mark.long
@@ -237,10 +237,10 @@ def wait(one, told):
         told.append(number)
 """)
     result = session.run(
-        "[(seed, w) for seed in range(150) for w in (False, True) if not exchange(seed, w)]", timeout=60
+        "[(seed, w) for seed in range(150) for w in (False, True) if not exchange(seed, w)]", timeout_s=60
     )
     assert [result[rank].result for rank in (0, 1)] == ["[]", "[]"]
-    assert session.run(_REDUCES, timeout=20)[0].result == "2"
+    assert session.run(_REDUCES, timeout_s=20)[0].result == "2"
 
 
 def test_a_message_that_was_counted_and_interrupted_has_the_group_formed_anew(session):
@@ -254,10 +254,10 @@ def test_a_message_that_was_counted_and_interrupted_has_the_group_formed_anew(se
             "def interrupt(call): recorder.guard = guard; raise KeyboardInterrupt\n"
             "if rank: recorder.guard = interrupt; dist.recv(torch.zeros(2), 0)\n"
             "else: dist.isend(torch.full((2,), 7.0), 1)",
-            timeout=20,
+            timeout_s=20,
         )
     code = "t = torch.full((2,), 9.0 - rank); dist.send(t, 1) if rank == 0 else dist.recv(t, 0)\nt.tolist()"
-    assert session.run(code, timeout=20)[1].result == "[9.0, 9.0]"
+    assert session.run(code, timeout_s=20)[1].result == "[9.0, 9.0]"
 
 
 def test_after_a_stop_messages_are_counted_from_the_beginning(session):
@@ -265,10 +265,10 @@ def test_after_a_stop_messages_are_counted_from_the_beginning(session):
         session.run(
             "dist.send(torch.ones(2), 1) if rank == 0 else dist.recv(torch.ones(2), 0)\n"
             "if rank == 0: dist.recv(torch.ones(3), 1)",
-            timeout=3,
+            timeout_s=3,
         )
     code = "dist.send(torch.ones(5), 1 - rank) if rank else dist.recv(torch.ones(5), 1)\n"
-    assert session.run(code + "dist.recv(torch.ones(4), 0) if rank else dist.send(torch.ones(4), 1)", timeout=20).ok
+    assert session.run(code + "dist.recv(torch.ones(4), 0) if rank else dist.send(torch.ones(4), 1)", timeout_s=20).ok
 
 
 def _both() -> list[Messages]:

@@ -41,10 +41,10 @@ before
 def test_an_optimizer_comes_with_its_model(session):
     session.run(MEET, quiet=True)
     code = f"if rank == 0:\n{_indented(GIVE)}\nelse:\n{_indented(TAKE)}\nbefore"
-    result = session.run(code, quiet=True, timeout=30)
+    result = session.run(code, quiet=True, timeout_s=30)
     assert result[0].result == result[1].result
     assert session.pull("refused", 1)[1] == "the rank that was to give its variables could not"
-    assert session.run("x = torch.ones(1); dist.all_reduce(x); int(x)", quiet=True, timeout=30)[1].result == "2"
+    assert session.run("x = torch.ones(1); dist.all_reduce(x); int(x)", quiet=True, timeout_s=30)[1].result == "2"
 
 
 def test_a_pickle_that_another_process_has_sent_is_not_read(session, tmp_path):
@@ -66,7 +66,7 @@ else:
         print(error)
 handover.close()
 """
-    assert "did not come from this session, and was not read" in session.run(code, timeout=30)[1].stdout
+    assert "did not come from this session, and was not read" in session.run(code, timeout_s=30)[1].stdout
     assert not marker.exists()
 
 

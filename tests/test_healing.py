@@ -52,13 +52,13 @@ def session(waiting_host_server):
 
 def kill(session, rank: int) -> None:
     """Between two cells."""
-    os.kill(session.pids()[rank], signal.SIGKILL)
+    os.kill(session.ranks.pids()[rank], signal.SIGKILL)
     wait_until(lambda: "died" in repr(session), what="the death was not noticed")
 
 
 def test_a_rank_that_dies_in_a_cell(session, capsys):
     session.run("kept = rank * 10")
-    others = [pid for rank, pid in enumerate(session.pids()) if rank != 1]
+    others = [pid for rank, pid in enumerate(session.ranks.pids()) if rank != 1]
     with pytest.raises(RankDiedError, match=r"^exited with status 3 \(rank 1\)") as caught:
         session.run("import os\nif rank == 1: os._exit(3)\ndist.all_reduce(torch.ones(8))")
     acts = "\n".join(caught.value.others)  # a rank that comes to it when the other is gone does not begin
@@ -78,11 +78,11 @@ def test_a_rank_that_dies_in_a_cell(session, capsys):
     with pytest.raises(SessionBrokenError, match=r"rank 1 died: exited with status 3(.|\n)*%ddp_heal"):
         session.run("1", ranks=1)
 
-    assert session.heal() == [
+    assert session.ranks.heal() == [
         "rank 1 was replaced and begins without variables: run the cells that define them again, or copy them with "
         "%ddp_heal --from RANK"
     ]
-    assert [pid for rank, pid in enumerate(session.pids()) if rank != 1] == others
+    assert [pid for rank, pid in enumerate(session.ranks.pids()) if rank != 1] == others
     result = session.run(SUM + ", 'kept' in globals(), (rank, local_rank, world_size)")
     assert [result[r].result for r in range(3)] == [f"(3, {r != 1}, ({r}, {r}, 3))" for r in range(3)]
 
@@ -93,7 +93,7 @@ def test_the_group_of_a_mesh_is_made_again_with_its_mesh(session):
         f"{imported}\nnamed, plain = DeviceMesh('cpu', [0, 1], mesh_dim_names=('b',)), DeviceMesh('cpu', [0, 1])"
     )
     kill(session, 1)
-    notes = "\n".join(session.heal())
+    notes = "\n".join(session.ranks.heal())
     again = "make its mesh again on all ranks: mesh = init_device_mesh(...), and take mesh.get_group({}) of the new one"
     assert again.format('"b"') in notes and again.format("0") in notes, notes
     with pytest.raises(RankError, match=re.escape(again.format('"b"'))):
@@ -107,26 +107,26 @@ def test_that_an_idle_rank_has_died_is_told_once(session, capsys):
         with pytest.raises(RankError, match="ZeroDivisionError"):
             session.run("1 / 0", ranks=0)
         assert ("rank 1 died. %ddp_heal replaces it" in capsys.readouterr().err) == is_told
-    session.heal()
+    session.ranks.heal()
     kill(session, 1)
     with pytest.raises(RankError, match="ZeroDivisionError"):
         session.run("1 / 0", ranks=0)
     assert "rank 1 died. %ddp_heal replaces it" in capsys.readouterr().err, "another one"
-    session.heal()
+    session.ranks.heal()
 
 
 def test_what_each_rank_has_of_its_own_is_named(session):
     session.run("%reset -f")
     session.run("mine, path, same = rank * 10, f'log-{rank}', [1, 2]")
     kill(session, 1)
-    said = session.heal(from_rank=2)
+    said = session.ranks.heal(from_rank=2)
     assert said[1].endswith("copied to rank 1: mine, path, same")
     assert said[2:] == ["each rank has its own mine, path: on rank 1 now as on rank 2, so set rank 1 right"]
     kill(session, 1)
-    assert session.heal(2, ["mine"]) == ["rank 1 was replaced", "1 variable of rank 2 copied to rank 1: mine"]
+    assert session.ranks.heal(2, ["mine"]) == ["rank 1 was replaced", "1 variable of rank 2 copied to rank 1: mine"]
     kill(session, 0)
     session.run("path = 'log'", ranks=2)
-    assert session.heal(from_rank=2)[1:] == ["3 variables of rank 2 copied to rank 0: mine, path, same"], (
+    assert session.ranks.heal(from_rank=2)[1:] == ["3 variables of rank 2 copied to rank 0: mine, path, same"], (
         "mine is equal"
     )
 
@@ -134,13 +134,13 @@ def test_what_each_rank_has_of_its_own_is_named(session):
 def test_a_model_and_its_optimizer_come_from_another_rank(session):
     session.run(TRAIN)
     kill(session, 0)
-    said = session.heal(from_rank=2)
+    said = session.ranks.heal(from_rank=2)
     assert said[0] == "rank 0 was replaced"
     assert said[1].endswith("variables of rank 2 copied to rank 0: kept, x, net, model, opt, step, os") or (
         "variables of rank 2 copied to rank 0" in said[1]
     )
     assert any(line.startswith("lock was not copied: a lock cannot be pickled") for line in said)
-    session.run("for _ in range(3): step()", timeout=30)
+    session.run("for _ in range(3): step()", timeout_s=30)
     assert session.check("net", "opt").agrees
     assert session.run("opt.param_groups[0]['params'][0] is net[0].weight")[0].result == "True"
 
@@ -154,12 +154,12 @@ def test_samplers_of_another_rank_share_out_data_for_the_new_one(session):
     items = "sorted(int(item) for batch in loader for item in batch)"
     before = [session.run(items)[rank].result for rank in range(3)]
     kill(session, 1)
-    session.heal()
+    session.ranks.heal()
     session.run(
         "from torch.utils.data import DistributedSampler\nown = DistributedSampler(range(60), rank=0, num_replicas=3)",
         ranks=1,
     )
-    session.heal(from_rank=0)
+    session.ranks.heal(from_rank=0)
     assert [session.run(items)[rank].result for rank in range(3)] == before
     assert session.run("loader.sampler is sampler, sampler.rank")[1].result == "(True, 1)"
     assert session.run("own.rank", ranks=1)[1].result == "0", "the new rank has made it, and means it"
@@ -172,7 +172,7 @@ def test_samplers_of_some_ranks_are_left_and_told(session, capsys):
         "del sampler, loader\nhalf = DistributedSampler(range(60), rank=rank % 2, num_replicas=2)"
     )
     kill(session, 1)
-    session.heal(0, ["half"])
+    session.ranks.heal(0, ["half"])
     session.run("pass")
     assert (
         "1 DistributedSampler is not for all the ranks that there were, and left as before" in capsys.readouterr().err
@@ -183,7 +183,7 @@ def test_samplers_of_some_ranks_are_left_and_told(session, capsys):
 def test_functions_of_another_rank_see_what_later_cells_change(session):
     session.run("factor = 2\ndef times(x): return factor * x, rank")
     kill(session, 1)
-    session.heal(from_rank=0)
+    session.ranks.heal(from_rank=0)
     session.run("factor = 3")
     result = session.run("times(5)")
     assert [result[rank].result for rank in range(3)] == ["(15, 0)", "(15, 1)", "(15, 2)"]
@@ -192,16 +192,16 @@ def test_functions_of_another_rank_see_what_later_cells_change(session):
 def test_named_variables_only_and_afterwards(session):
     session.run("a, b = 1, 2")
     kill(session, 2)
-    session.heal()
+    session.ranks.heal()
     with pytest.raises(UsageError, match="copied from which rank"):
-        session.heal(names=["a"])
+        session.ranks.heal(names=["a"])
     with pytest.raises(UsageError, match="rank 2 is new itself"):
-        session.heal(2)
+        session.ranks.heal(2)
     with pytest.raises(UsageError, match="there is no rank 7"):
-        session.heal(7)
+        session.ranks.heal(7)
     with pytest.raises(DDPNotebookError, match="rank 0: there is no variable 'nothing'"):
-        session.heal(0, ["nothing"])
-    assert session.heal(0, ["a"]) == ["1 variable of rank 0 copied to rank 2: a"]
+        session.ranks.heal(0, ["nothing"])
+    assert session.ranks.heal(0, ["a"]) == ["1 variable of rank 0 copied to rank 2: a"]
     result = session.run("[name for name in ('a', 'b') if name in globals()]")
     assert result[2].result == "['a']" and result[0].result == "['a', 'b']"
 
@@ -209,42 +209,44 @@ def test_named_variables_only_and_afterwards(session):
 def test_a_name_that_is_not_there_is_said_before_anything_is_done(session):
     kill(session, 1)
     with pytest.raises(DDPNotebookError, match=r"^rank 0: there is no variable 'nosuch'$"):
-        session.heal(0, ["nosuch"])
+        session.ranks.heal(0, ["nosuch"])
     assert "rank 1 died" in repr(session) or "1 died" in repr(session)
-    assert session.heal()[0].startswith("rank 1 was replaced")
+    assert session.ranks.heal()[0].startswith("rank 1 was replaced")
 
 
 def test_a_sub_group_with_the_new_rank_says_how_to_make_it_again(session):
     session.run("with_2 = dist.new_group([0, 2]); without = dist.new_group([0, 1])")
     kill(session, 2)
-    said = session.heal()
+    said = session.ranks.heal()
     assert any("group [0,2] of ranks 0,2 is not known on rank 2" in line for line in said)
-    result = session.run("x = torch.ones(1)\nif rank < 2: dist.all_reduce(x, group=without); print(int(x))", timeout=20)
+    result = session.run(
+        "x = torch.ones(1)\nif rank < 2: dist.all_reduce(x, group=without); print(int(x))", timeout_s=20
+    )
     assert result[1].stdout == "2\n"
     with pytest.raises(RankError, match=r"make it again on all ranks: dist.new_group\(\[0, 2\]\)"):
         session.run("if rank == 0: dist.barrier(with_2)")
     code = "with_2 = dist.new_group([0, 2]); x = torch.ones(1)\nif rank != 1: dist.all_reduce(x, group=with_2); int(x)"
-    assert session.run(f"{code}\nx", timeout=20)[2].result == "tensor([2.])"
+    assert session.run(f"{code}\nx", timeout_s=20)[2].result == "tensor([2.])"
 
 
 def test_ipyparallels_client_knows_the_new_rank(session):
     assert session.client.ids == [0, 1, 2]
     kill(session, 1)
-    session.heal()
+    session.ranks.heal()
     pids = session.client[:].apply_sync(os.getpid)
-    assert sorted(pids) == sorted(session.pids())
-    assert session.client[1].apply_sync(os.getpid) == session.pids()[1]
+    assert sorted(pids) == sorted(session.ranks.pids())
+    assert session.client[1].apply_sync(os.getpid) == session.ranks.pids()[1]
     session._parts.client.close()  # its sockets are this process's
 
 
 def test_a_cell_that_waited_for_its_turn_while_a_rank_died(session):
-    first = session.run("import os\nif rank == 1: os._exit(3)", wait=False)
-    second = session.run("rank", wait=False)
+    first = session.submit("import os\nif rank == 1: os._exit(3)")
+    second = session.submit("rank")
     with pytest.raises(RankDiedError):
         first.result(20)
     with contextlib.suppress(RankDiedError):
         assert second.result(20).ranks == [0, 2]
-    session.heal()
+    session.ranks.heal()
 
 
 def test_a_healing_that_fails_can_be_tried_again(session, monkeypatch):
@@ -260,9 +262,9 @@ def test_a_healing_that_fails_can_be_tried_again(session, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(Engines, "call", call_and_kill)
         with pytest.raises(StartError, match="no new process for rank 1"):
-            session.heal()
-    assert session.heal()[0].startswith("rank 1 was replaced")
-    assert session.run(SUM, timeout=20)[1].result == "3"
+            session.ranks.heal()
+    assert session.ranks.heal()[0].startswith("rank 1 was replaced")
+    assert session.run(SUM, timeout_s=20)[1].result == "3"
 
 
 def _begin_call(session, begun):
@@ -277,16 +279,16 @@ def test_a_call_of_the_client_is_named_when_it_is_in_the_way_of_a_healing(sessio
     call = _begin_call(session, tmp_path / "begun")
     kill(session, 1)
     assert session.status().rows[0].state.startswith("in a call of session.client for")
-    began, epoch = time.monotonic(), session.epoch
+    began, epoch = time.monotonic(), session.ranks.epoch
     with pytest.raises(StartError, match=r"^rank 0 is in a call of session.client, and .*%ddp_interrupt"):
-        session.heal()
-    assert session.epoch == epoch, "a group was to form that rank 0 cannot join"
+        session.ranks.heal()
+    assert session.ranks.epoch == epoch, "a group was to form that rank 0 cannot join"
     assert time.monotonic() - began < forming._FORM_TIMEOUT_S
 
     assert session.interrupt() == ["a call of session.client was ended on rank 0; all variables are kept"]
-    assert session.heal()[0].startswith("rank 1 was replaced")
+    assert session.ranks.heal()[0].startswith("rank 1 was replaced")
     assert not call.successful()
-    assert session.run(SUM, timeout=20)[1].result == "3"
+    assert session.run(SUM, timeout_s=20)[1].result == "3"
     session._parts.client.close()
 
 
@@ -325,12 +327,12 @@ def test_the_rank_that_did_not_join_a_group_is_named_and_no_key_of_the_store_is_
         patch.setattr(forming, "_FORM_TIMEOUT_S", 1.0)
         patch.setattr(session._parts.cells.mend, "check_calls", lambda *_: None)
         with pytest.raises(StartError, match=r"^rank 0 did not join the group in time, .*%ddp_interrupt") as raised:
-            session.reform()
+            session.ranks.reform()
     assert "keys" not in str(raised.value) and "/" not in str(raised.value)
     session.interrupt()
     assert not call.successful()
-    session.reform()
-    assert session.run(SUM, timeout=20)[1].result == "3"
+    session.ranks.reform()
+    assert session.run(SUM, timeout_s=20)[1].result == "3"
     session._parts.client.close()
 
 
@@ -369,30 +371,30 @@ def test_a_press_of_stop_in_each_phase(session, monkeypatch, capsys):
 
     session.run(SLOW, ranks=0)
     kill(session, 1)
-    others = [session.pids()[0], session.pids()[1]]
+    others = [session.ranks.pids()[0], session.ranks.pids()[1]]
     for owner, step in ((Members, "_start_rank"), (Members, "call_to_form"), (Engines, "call")):
         with monkeypatch.context() as patch:
             patch.setattr(forming, "_FORM_TIMEOUT_S", 60.0)  # the others wait for the new process until the next call
             press_after(patch, owner, step)
             began = time.monotonic()
             with pytest.raises(KeyboardInterrupt) as caught:
-                session.heal()
+                session.ranks.heal()
         assert time.monotonic() - began < 10  # well within that
         assert str(caught.value) == "the healing was interrupted: rank 1 got no new process; %ddp_heal tries again"
-        assert session.pids() == others and "rank 1 died" in repr(session)
+        assert session.ranks.pids() == others and "rank 1 died" in repr(session)
     press_stop(0.2)
     with pytest.raises(KeyboardInterrupt, match=r"^the healing was interrupted: nothing was changed$"):
-        session.heal(0, ["slow"])
+        session.ranks.heal(0, ["slow"])
     with monkeypatch.context() as patch:
         press_after(patch, Mend, "heal")
         with pytest.raises(KeyboardInterrupt) as caught:
-            session.heal(0, ["fine"])
+            session.ranks.heal(0, ["fine"])
     again = "not everything was copied, and %ddp_heal --from 0 copies it again"
     assert str(caught.value) == f"the healing was interrupted: rank 1 was replaced, {again}"
     assert not any("ddp_notebook" in line for line in caught.value._render_traceback_())  # type: ignore[attr-defined]
-    assert session.heal(0, ["fine"]) == ["1 variable of rank 0 copied to rank 1: fine"]
+    assert session.ranks.heal(0, ["fine"]) == ["1 variable of rank 0 copied to rank 1: fine"]
     capsys.readouterr()
-    assert session.run(SUM, timeout=20)[1].result == "3"
+    assert session.run(SUM, timeout_s=20)[1].result == "3"
     assert "between cells" not in capsys.readouterr().out
 
 
@@ -402,10 +404,10 @@ def test_a_press_while_the_group_forms(session, monkeypatch):
     with monkeypatch.context() as patch:
         press_after(patch, Members, "call_to_form")
         with pytest.raises(KeyboardInterrupt, match=r"^the forming of the group was interrupted: the next cell begins"):
-            session.reform()
+            session.ranks.reform()
         with pytest.raises(KeyboardInterrupt, match=r"^interrupted while the group was formed again: the cell was not"):
             session.run(SUM)
-    assert session.run(SUM, timeout=20)[1].result == "3"
+    assert session.run(SUM, timeout_s=20)[1].result == "3"
 
 
 # Run a leftover thread of the previous Form while the new group is about to connect: a busy machine does it by itself.
@@ -431,7 +433,7 @@ Renewal.renew = renew_late
 def test_a_late_thread_of_a_call_that_is_over_cuts_nothing(session):
     session.run(LATE_THREADS)
     try:
-        session.reform()
+        session.ranks.reform()
     finally:
         session.run("Renewal.renew = renew")
     assert session.run(SUM)[0].result == "3"
@@ -442,7 +444,7 @@ def test_a_copied_function_has_its_text(session):
     session.run("def twice(x):\n    return 2 * x + offset\noffset = 1")
     session.run("def wait():\n    import time; time.sleep(60)")
     kill(session, 1)
-    session.heal(0)
+    session.ranks.heal(0)
     read = "import inspect\ntext = inspect.getsource(twice), twice(rank)"
     session.run(read)
     assert session.pull("text") == {
@@ -455,25 +457,25 @@ def test_a_copied_function_has_its_text(session):
         session.run("twice(None)")
     assert len({*map(tuple, caught.value.tracebacks.values())}) == 1, "the cell has one name on all ranks"
     with pytest.raises(CellTimeoutError, match=r"ranks 0-2: at .*line 2 in wait"):
-        session.run("wait()", timeout=0.5)
+        session.run("wait()", timeout_s=0.5)
 
 
 def test_variables_that_fail_oddly_are_named(session):
     session.run("class Odd:\n    def __reduce_ex__(self, _): raise NotImplementedError\nodd, fine = Odd(), 1")
     kill(session, 2)
-    said = session.heal(0)
+    said = session.ranks.heal(0)
     assert any(line.startswith("odd was not copied: a Odd cannot be pickled (NotImplementedError)") for line in said)
 
 
 def test_nothing_to_heal(session):
-    assert session.heal() == ["no rank has died"]
+    assert session.ranks.heal() == ["no rank has died"]
 
 
 def test_nobody_to_copy_from_where_all_have_died(make_session_alone):
     session = make_session_alone(2)
     with pytest.raises(RankDiedError):
         session.run("import os; os._exit(1)")
-    assert session.heal() == [
+    assert session.ranks.heal() == [
         "ranks 0,1 were replaced and begin without variables: run the cells that define them again"
     ]
 
@@ -490,4 +492,4 @@ def test_healing_by_itself(make_session_alone, capsys):
         session.run("import os\nif rank == 1: os.kill(os.getpid(), 9)\ndist.barrier()")
     assert "rank 1 died. The next cell begins with replacing it, and so does %ddp_heal" in capsys.readouterr().err
     assert session.run(SUM)[1].result == "2"
-    assert len(session.pids()) == 2 and all(psutil.pid_exists(pid) for pid in session.pids())
+    assert len(session.ranks.pids()) == 2 and all(psutil.pid_exists(pid) for pid in session.ranks.pids())

@@ -24,67 +24,67 @@ def reduce(): dist.all_reduce(torch.ones(1), async_op=True).wait()
 
 def test_one_that_raises(session):
     session.run("kept = rank")
-    said = session.fault("raise", 1, after_s=0.1)
+    said = session.ranks.fault("raise", 1, after_s=0.1)
     assert said == "rank 1 will raise an error: 0.1 s into the cell that runs, or the next one"
     with pytest.raises(RankError, match=r"InjectedFaultError: rank 1 fails, as %ddp_fault has asked for \(rank 1\)"):
-        session.run(f"{LOOP}\ndist.barrier()", timeout=20)
+        session.run(f"{LOOP}\ndist.barrier()", timeout_s=20)
     assert session.run("kept")[1].result == "1"
     session.run(LOOP[: LOOP.index("2000")] + "20): time.sleep(0.005)")  # it happens once
 
 
 def test_one_that_hangs_until_its_time_is_up(session):
-    session.fault("hang", 0)
+    session.ranks.fault("hang", 0)
     with pytest.raises(CellTimeoutError, match=r"rank 0: running, at cell line 2(.|\n)*rank 1: waits in barrier|rank"):
-        session.run(f"{LOOP}\ndist.barrier()", timeout=1)
+        session.run(f"{LOOP}\ndist.barrier()", timeout_s=1)
     assert session.run("x = torch.ones(1); dist.all_reduce(x); int(x)")[0].result == "2"
 
 
 def test_a_slow_one_and_off(session):
     session.run(STEPS)
-    assert "longer for each step and each collective until %ddp_fault off" in session.fault("slow", 1, by_s=1.0)
+    assert "longer for each step and each collective until %ddp_fault off" in session.ranks.fault("slow", 1, by_s=1.0)
     result = session.run("import time; time.sleep(0.1); took_s(step), took_s(reduce)")
     of_0, of_1 = (eval(result[rank].result) for rank in (0, 1))
     assert of_0[0] < 0.9 and min(of_1) > 1.0
     assert of_0[1] > 0.5  # it waits for the slow one
-    assert session.fault("off") == "no more faults on ranks 0,1"
+    assert session.ranks.fault("off") == "no more faults on ranks 0,1"
     assert max(eval(session.run("took_s(step), took_s(reduce)")[1].result)) < 0.9
 
 
 def test_what_was_asked_for_is_forgotten(session):
-    session.fault("kill", 1, after_s=0.0)
-    session.fault("off", 1)
+    session.ranks.fault("kill", 1, after_s=0.0)
+    session.ranks.fault("off", 1)
     session.run("import time; time.sleep(0.2)")
 
 
 @pytest.mark.parametrize("kind", ["kill", "raise"])
 def test_a_cell_that_ends_before_is_not_struck_and_nor_is_the_next_one(session, capsys, kind):
-    before = session.pids()
-    session.fault(kind, 1, after_s=2.0)
+    before = session.ranks.pids()
+    session.ranks.fault(kind, 1, after_s=2.0)
     session.run("x = 1")
     said = f"[1] %ddp_fault {kind} 2 s into it: the cell ended before, and nothing happens"
     assert said in capsys.readouterr().err
     session.run("import time; time.sleep(2.2)")  # it would be struck
-    assert session.pids() == before
+    assert session.ranks.pids() == before
 
 
 def test_a_cell_that_ends_before_and_has_closed_stderr(session):
-    session.fault("raise", 1, after_s=60)
+    session.ranks.fault("raise", 1, after_s=60)
     assert session.run("import sys; sys.stderr.close()", quiet=True)[1].status == "ok"
 
 
 def test_at_once_however_short_the_cell_is(session):
-    session.fault("raise", 1)
+    session.ranks.fault("raise", 1)
     with pytest.raises(RankError, match=r"InjectedFaultError") as raised:
-        session.run("1 + 1", timeout=20)
+        session.run("1 + 1", timeout_s=20)
     plain = re.sub(r"\x1b\[[0-9;]*m", "", "\n".join(raised.value.tracebacks[1]))
     assert re.search(r"\n-+> 1 1 ?\+ ?1\n", plain), plain
     session.run("1 + 1")
 
 
 def test_in_a_cell_that_runs(session):
-    later = session.run(LOOP, wait=False)
+    later = session.submit(LOOP)
     began = time.monotonic()
-    session.fault("raise", 0)
+    session.ranks.fault("raise", 0)
     with pytest.raises(RankError, match="InjectedFaultError"):
         later.result(timeout=10)
     assert time.monotonic() - began < 6  # the other one has a grace
@@ -97,18 +97,18 @@ def test_what_cannot_be(session):
         ("hang", 7): "rank",
     }.items():
         with pytest.raises(UsageError, match=words):
-            session.fault(*arguments)
+            session.ranks.fault(*arguments)
     with pytest.raises(UsageError, match=r"--after is -1; give seconds from 0 to 3600"):
-        session.fault("kill", 0, after_s=-1)
+        session.ranks.fault("kill", 0, after_s=-1)
 
 
 def test_one_that_is_killed_in_a_cell_and_between_two(session):
-    session.fault("kill", 1, after_s=0.1)
+    session.ranks.fault("kill", 1, after_s=0.1)
     with pytest.raises(RankDiedError, match="SIGKILL"):
-        session.run(f"{LOOP}\ndist.barrier()", timeout=20)
+        session.run(f"{LOOP}\ndist.barrier()", timeout_s=20)
     with pytest.raises(SessionBrokenError, match="rank 1 died"):
-        session.fault("hang", 1)
-    session.heal()
-    assert session.fault("kill", 0) == "rank 0 was killed"
+        session.ranks.fault("hang", 1)
+    session.ranks.heal()
+    assert session.ranks.fault("kill", 0) == "rank 0 was killed"
     assert "rank 0 died" in repr(session) or "0 died" in repr(session)
-    assert session.heal()[0].startswith("rank 0 was replaced")
+    assert session.ranks.heal()[0].startswith("rank 0 was replaced")

@@ -147,8 +147,8 @@ _INNER = {
     [
         ("%ddp_check", "agree/checking.py", "_ask"),
         ("%ddp_status", "groups/states.py", "status"),
-        ("%ddp_report", "record/face.py", "report"),
-        ("%ddp_monitor", "widgets/face.py", "monitor"),
+        ("%ddp_report", "ddp_notebook/session.py", "report"),
+        ("%ddp_monitor", "ddp_notebook/session.py", "monitor"),
         ("%ddp_resize 3", "groups/resizing.py", "_inspect"),
         ("session.client", "launch/client.py", "get"),
         ("session.check()", "run/questions.py", "ask_all"),
@@ -158,9 +158,9 @@ _INNER = {
         ("%ddp_pull rank", "values/exchange.py", "pull"),
         ("session['rank']", "values/exchange.py", "_pull"),
         ("%ddp_heal", "groups/healing.py", "_ask_all"),
-        ("session.reform()", "groups/healing.py", "reform"),
+        ("session.ranks.reform()", "groups/healing.py", "reform"),
         ("%on_all_ranks 1", "cells/cells.py", "run"),
-        ("%%on_all_ranks\n1", "cells/face.py", "run"),
+        ("%%on_all_ranks\n1", "ddp_notebook/session.py", "run"),
         ("%ddp_interrupt", "cells/unended.py", "end"),
         ("session.recording", "record/recordings.py", "now"),
         ("session.recording.steps()", "observe/recording.py", "steps"),
@@ -200,7 +200,7 @@ def test_an_interrupt_shows_one_line(notebook, line, file, function):
 
 @pytest.mark.parametrize("line", ["job.result()", "job.exception()"])
 def test_an_interrupted_wait_for_a_job_shows_one_line(notebook, line):
-    assert notebook.run("job = session.run('import time; time.sleep(30)', wait=False)").status == "ok"
+    assert notebook.run("job = session.submit('import time; time.sleep(30)')").status == "ok"
     message = notebook.start(f"print('waits')\n{line}")
     wait_until(lambda: notebook.client.get_iopub_msg(timeout=5)["msg_type"] == "stream")
     notebook.interrupt()

@@ -20,16 +20,16 @@ SLEEP = "import time; time.sleep(60)"
 
 
 def test_a_job_is_a_future_whose_output_is_shown(session, capsys):
-    job = session.run("print('hello'); rank", wait=False)
+    job = session.submit("print('hello'); rank")
     assert job.result(10)[1].result == "1"
     assert (job.state, job.done(), job.ranks) == ("done", True, [0, 1])
     assert capsys.readouterr().out == "[0-1] hello\n[0] 0\n[1] 1\n"
-    assert session.run("print('hello')", wait=False, quiet=True).result(10).ok
+    assert session.submit("print('hello')", quiet=True).result(10).ok
     assert capsys.readouterr() == ("", "")
 
 
 def test_whoever_awaits_a_job_may_be_stopped_alone(session):
-    job = session.run("import time; time.sleep(0.5); rank", wait=False, quiet=True)
+    job = session.submit("import time; time.sleep(0.5); rank", quiet=True)
 
     async def wait() -> None:
         with pytest.raises(TimeoutError):
@@ -45,16 +45,16 @@ async def _of(job):
 
 def test_mistakes_are_told_at_once_and_not_by_the_job(session):
     with pytest.raises(UsageError, match="7"):
-        session.run("1", ranks=7, wait=False)
+        session.submit("1", ranks=7)
     with pytest.raises(UsageError, match="timeout must be a positive number of seconds"):
-        session.run("1", timeout=0, wait=False)
+        session.submit("1", timeout_s=0)
     with pytest.raises(UsageError, match=r"there is no job 99999: there (are|is) "):
         session.jobs[99999]
 
 
 def test_the_wait_raises_what_the_first_that_failed_has_raised(session):
     session.jobs.wait()
-    jobs = [session.run(code, wait=False, quiet=True) for code in ("1/0", "rank", "[][1]")]
+    jobs = [session.submit(code, quiet=True) for code in ("1/0", "rank", "[][1]")]
     told: list[str] = []
     with pytest.raises(RankError, match="ZeroDivisionError"):
         session.jobs.wait(report=lambda job: told.append(job.state))
@@ -65,7 +65,7 @@ def test_the_wait_raises_what_the_first_that_failed_has_raised(session):
 
 
 def test_what_a_script_is_told_of_a_failure_is_plain_text(session, capsys):
-    job = session.run("1/0", wait=False)
+    job = session.submit("1/0")
     with pytest.raises(RankError):
         session.jobs.wait(job.number)
     told = ""
@@ -80,9 +80,9 @@ def test_what_a_script_is_told_of_a_failure_is_plain_text(session, capsys):
 
 
 def test_one_that_waits_is_cancelled_without_having_begun(session):
-    first = session.run(SLEEP, wait=False, quiet=True)
-    second = session.run("began = True", wait=False, quiet=True)
-    third = session.run("rank", wait=False, quiet=True)
+    first = session.submit(SLEEP, quiet=True)
+    second = session.submit("began = True", quiet=True)
+    third = session.submit("rank", quiet=True)
     assert repr(third) == f"job {third.number} waits for jobs {first.number} and {second.number}"
     assert second.cancel() and not first.done()
     with pytest.raises(JobCancelledError, match=f"job {second.number} was cancelled after 0.0 s"):
@@ -98,7 +98,7 @@ def test_one_that_waits_is_cancelled_without_having_begun(session):
 
 def test_one_that_is_cancelled_as_it_begins_ends(session):
     for _ in range(20):
-        job = session.run(SLEEP, wait=False, quiet=True)
+        job = session.submit(SLEEP, quiet=True)
         session.jobs.cancel(job.number)
         wait_until(job.done)
         assert job.state == "cancelled"
@@ -106,33 +106,33 @@ def test_one_that_is_cancelled_as_it_begins_ends(session):
 
 
 def test_only_the_last_jobs_are_kept(session):
-    jobs = [session.run("1", wait=False, quiet=True) for _ in range(30)]
+    jobs = [session.submit("1", quiet=True) for _ in range(30)]
     assert all(job.result(20).ok for job in jobs)
-    session.run("1", wait=False, quiet=True).result(10)
+    session.submit("1", quiet=True).result(10)
     assert len(session.jobs) == 21 and jobs[0] not in list(session.jobs)
 
 
 def test_a_timeout_counts_from_its_turn(session):
-    first = session.run("import time; time.sleep(0.6)", wait=False, quiet=True)
-    second = session.run("rank", timeout=0.4, wait=False, quiet=True)
+    first = session.submit("import time; time.sleep(0.6)", quiet=True)
+    second = session.submit("rank", timeout_s=0.4, quiet=True)
     assert first.result(10).ok and second.result(10).ok
 
 
 def test_a_rank_that_dies_ends_its_job_and_the_next_one_runs_on_the_others(session):
-    job = session.run("dist.barrier()\nimport time; time.sleep(60)", wait=False, quiet=True)
-    after = session.run("rank", wait=False, quiet=True)
+    job = session.submit("dist.barrier()\nimport time; time.sleep(60)", quiet=True)
+    after = session.submit("rank", quiet=True)
     wait_until(lambda: job.state == "running")
-    os.kill(session.pids()[1], signal.SIGKILL)
+    os.kill(session.ranks.pids()[1], signal.SIGKILL)
     with pytest.raises(RankDiedError):
         job.result(10)
     assert after.result(10).ranks == [0]
-    assert session.heal()[0].startswith("rank 1 was replaced")
+    assert session.ranks.heal()[0].startswith("rank 1 was replaced")
 
 
 def test_with_heal_the_next_job_begins_with_it(make_session_alone):
     session = make_session_alone(2, heal=True)
-    job = session.run("import os, time\nif rank: os._exit(3)\ntime.sleep(60)", wait=False, quiet=True)
-    after = session.run("rank", wait=False, quiet=True)
+    job = session.submit("import os, time\nif rank: os._exit(3)\ntime.sleep(60)", quiet=True)
+    after = session.submit("rank", quiet=True)
     with pytest.raises(RankDiedError):
         job.result(20)
     assert after.result(20).ranks == [0, 1]
@@ -141,7 +141,7 @@ def test_with_heal_the_next_job_begins_with_it(make_session_alone):
 def test_the_end_of_the_session_cancels_what_runs_and_what_waits(make_session_alone, capsys):
     """Behind the module's session."""
     session = make_session_alone(2)
-    jobs = [session.run(SLEEP, wait=False) for _ in range(2)]
+    jobs = [session.submit(SLEEP) for _ in range(2)]
     wait_until(lambda: jobs[0].state == "running")
     session.stop()
     for job in jobs:
@@ -155,7 +155,7 @@ def test_the_end_of_the_session_cancels_what_runs_and_what_waits(make_session_al
 def test_the_end_of_the_program_cancels_with_a_sentence(is_deaf):
     code = "sum(range(10**11))" if is_deaf else "import time\ntime.sleep(60)"
     script = (
-        f"import ddp_notebook\nsession = ddp_notebook.start(2)\njob = session.run({code!r}, wait=False)\n"
+        f"import ddp_notebook\nsession = ddp_notebook.start(2)\njob = session.submit({code!r})\n"
         "import time\nwhile job.state == 'waiting': time.sleep(0.01)\ntime.sleep(0.2)\nprint('last')"
     )
     began = time.monotonic()

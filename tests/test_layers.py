@@ -18,6 +18,7 @@ import ddp_notebook
 from ddp_notebook import display, errors, stdlib
 from ddp_notebook.observe.figures import drawing
 from ddp_notebook.run.kernel import has_front_end
+from ddp_notebook.session import Session
 from ddp_notebook.widgets import bundles
 
 ROOT = Path(__file__).parents[1]
@@ -492,3 +493,9 @@ def test_how_to_draw_and_show_is_public():
     with pytest.raises(AttributeError, match=r"^module 'ddp_notebook.display' has no attribute 'label_ends'$"):
         display.label_ends  # noqa: B018
     assert "matplotlib" not in loaded_by("import ddp_notebook.display")
+
+
+def test_a_session_has_at_most_30_public_names_and_no_base_class():
+    assert Session.__mro__ == (Session, object)
+    names = {name for name in dir(Session) if not name.startswith("_")} | {"options", "files", "ranks"}
+    assert len(names) <= 30, sorted(names)

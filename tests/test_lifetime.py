@@ -203,7 +203,7 @@ def test_a_host_server_that_hangs(make_session, monkeypatch):
     with pytest.raises(
         SessionBrokenError, match=r"the host server \(pid \d+\) did not answer 'ping' in 1.5 s; %ddp_res"
     ):
-        session.heal()
+        session.ranks.heal()
     assert "did not answer" in repr(session.status())
     session.stop()
     assert time.monotonic() - began < 12
@@ -260,7 +260,7 @@ def test_a_forked_child_of_the_notebook_ends_nothing(make_session):
 @pytest.mark.long
 def test_sigkill_of_the_host_server_during_a_cell(make_session):
     session = make_session(2)
-    (server,) = session.pids("host server")
+    (server,) = session.ranks.pids("host server")
     with pytest.raises(SessionBrokenError, match="the host server ended"):
         session.run(f"import os, signal, time\nif rank == 0: os.kill({server}, signal.SIGKILL)\ntime.sleep(60)")
 
@@ -270,7 +270,7 @@ def test_what_a_dead_rank_leaves_behind_goes_with_it(make_session):
     session = make_session(2)
     session.run("import os, subprocess\nchild = subprocess.Popen(['sleep', '600']).pid; me = os.getpid()")
     children = session.pull("child")
-    os.kill(session.pids()[1], signal.SIGKILL)
+    os.kill(session.ranks.pids()[1], signal.SIGKILL)
     wait_until(lambda: not psutil.pid_exists(children[1]))
     assert psutil.pid_exists(children[0])
 
@@ -281,7 +281,7 @@ def test_semaphores_and_shared_memory_of_ranks_go_with_them(make_session):
     session = make_session(2)
     made = session.run(MAKES_SHARED, quiet=True)
     of_rank = [in_shared_memory(made[rank].stdout) for rank in made.ranks]
-    os.kill(session.pids()[1], signal.SIGKILL)
+    os.kill(session.ranks.pids()[1], signal.SIGKILL)
     wait_until(lambda: not any(path.exists() for path in of_rank[1]), 5.0, "they outlive a rank that was killed")
     assert all(path.exists() for path in of_rank[0])
     session.stop()

@@ -261,7 +261,7 @@ def test_auto_sends_what_the_user_runs_and_nothing_else(ranks):
 def test_a_cell_may_be_run_later_and_from_a_thread(ranks):
     code = (
         "import ddp_notebook, threading\nsession = ddp_notebook.current()\n"
-        "future = session.run('import time; time.sleep(0.2); print(rank)', ranks='::2', wait=False)\n"
+        "future = session.submit('import time; time.sleep(0.2); print(rank)', ranks='::2')\n"
         "other = session.run('print(1)', ranks=1)\n"
         "print([future.result()[rank].stdout for rank in (0, 2)], other.ranks)"
     )

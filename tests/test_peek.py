@@ -40,7 +40,7 @@ def prepared(session):
 def job(session, code: str) -> Iterator[Job]:
     """A cell in the background, which is cancelled at the end of the block."""
     session.run("history.clear()", quiet=True)
-    running = session.run(code, wait=False, quiet=True)
+    running = session.submit(code, quiet=True)
     try:
         while running.state == "waiting" or min(map(int, session.peek("len(history)").values())) < 3:
             assert not running.done(), running

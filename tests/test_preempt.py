@@ -31,7 +31,7 @@ for step in ddp_notebook.survive(model, optimizer, scheduler, loader, losses, st
 @pytest.fixture(scope="module")
 def undisturbed(session) -> list[str]:
     session.run(SETUP, quiet=True)
-    session.run(LOOP.format(folder="", pause=20), quiet=True, timeout=60)
+    session.run(LOOP.format(folder="", pause=20), quiet=True, timeout_s=60)
     result = session.run(STATE, quiet=True)
     return [result[rank].result for rank in (0, 1)]
 
@@ -59,7 +59,7 @@ def test_a_signal_to_the_kernel(undisturbed, make_kernel, make_session_alone, tm
     session.run(SETUP + LOAD.format(path=f"{folder}/step-{step}"), quiet=True)
     assert session.run("found", quiet=True)[1].result in saved
     session.run(SETUP, quiet=True)
-    session.run(LOOP.format(folder=folder, pause=20), timeout=60)
+    session.run(LOOP.format(folder=folder, pause=20), timeout_s=60)
     result = session.run(STATE, quiet=True)
     assert [result[rank].result for rank in (0, 1)] == undisturbed
 
@@ -79,7 +79,7 @@ def test_a_file_in_the_folder_and_other_ranks_then(make_session_alone, tmp_path,
     session.run(SETUP, quiet=True)
     (tmp_path / "preempt").touch()
     with pytest.raises(RankError, match=r"saved what they had before step \d+"):
-        session.run(LOOP.format(folder=str(tmp_path), pause=1), timeout=60)
+        session.run(LOOP.format(folder=str(tmp_path), pause=1), timeout_s=60)
     assert "survive: nothing was saved in" in capsys.readouterr().err
     step = int(session.run("len(losses)", quiet=True)[0].result)
     wanted = session.run("[float(p.sum()).hex() for p in model.parameters()]", quiet=True)[0].result
@@ -88,7 +88,7 @@ def test_a_file_in_the_folder_and_other_ranks_then(make_session_alone, tmp_path,
     session = make_session_alone(3, on_preempt=str(tmp_path))
     session.run(SETUP, quiet=True)
     loop = LOOP.format(folder=str(tmp_path), pause=20).replace("steps=20", f"steps={step}")
-    session.run(loop, timeout=60)
+    session.run(loop, timeout_s=60)
     assert "it was saved by 2 ranks and there are 3 now: random numbers" in capsys.readouterr().err
     found = session.run("[float(p.sum()).hex() for p in model.parameters()]", quiet=True)
     assert {found[rank].result for rank in range(3)} == {wanted}

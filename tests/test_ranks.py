@@ -79,7 +79,7 @@ def test_cores_are_shared_between_ranks(session):
 
 
 def test_the_host_server_imports_and_nothing_else(session):
-    (server,) = session.pids("host server")
+    (server,) = session.ranks.pids("host server")
     threads = os.listdir(f"/proc/{server}/task")
     assert len(threads) == 1, [Path(f"/proc/{server}/task/{t}/comm").read_text() for t in threads]
     maps = Path(f"/proc/{server}/maps").read_text()
@@ -107,7 +107,7 @@ def test_what_a_host_server_imports_asks_no_driver():
 def test_every_listening_socket_is_on_loopback(session):
     assert len(session.client.ids) == 2  # its sockets too
     session.run("pg = dist.new_group([0, 1]); x = torch.ones(1); dist.all_reduce(x, group=pg)")
-    everyone = {os.getpid(), *(p.pid for pid in session.pids("host server") for p in processes.descendants(pid))}
+    everyone = {os.getpid(), *(p.pid for pid in session.ranks.pids("host server") for p in processes.descendants(pid))}
     assert len(everyone) > 10
     listening = [
         (pid, connection.laddr.ip)
@@ -130,7 +130,7 @@ def test_files_are_private(session):
 def test_no_key_on_any_command_line(session):
     spec = session._cluster._engines._spec
     secrets = [*spec["curve"], session._cluster._admission._keyring._secret.decode()]
-    for process in processes.descendants(session.pids("host server")[0]):
+    for process in processes.descendants(session.ranks.pids("host server")[0]):
         line = " ".join(process.cmdline())
         assert not any(secret in line for secret in secrets)
 
@@ -192,10 +192,10 @@ _OF_NOTEBOOK = {  # what would start, check, attach to or take over ranks
 
 @pytest.mark.parametrize("code", _OF_NOTEBOOK.values(), ids=_OF_NOTEBOOK)
 def test_a_rank_starts_and_attaches_to_no_ranks(session, code):
-    before = processes.descendants(session.pids("host server")[0])
+    before = processes.descendants(session.ranks.pids("host server")[0])
     with pytest.raises(RankError, match=r"UsageError: this process is a rank, and .*\(ranks 0-1\)"):
         session.run(f"import ddp_notebook\nfrom ddp_notebook.launch.options import StartOptions\n{code}")
-    assert processes.descendants(session.pids("host server")[0]) == before
+    assert processes.descendants(session.ranks.pids("host server")[0]) == before
 
 
 def test_a_session_is_reused_where_it_is_as_asked_for(session):

@@ -36,7 +36,7 @@ def test_a_forgotten_sampler_is_told(session):
 
 def test_a_busy_rank_is_not_asked(session):
     session.run(TRAINS)
-    job = session.run("import time; time.sleep(20)", ranks=0, wait=False)
+    job = session.submit("import time; time.sleep(20)", ranks=0)
     assert SAYS not in str(session.report())
     job.cancel()
     assert SAYS in str(session.report())

@@ -93,7 +93,7 @@ def test_a_name_that_a_thread_replaces_is_told_of_the_right_cell(session, tmp_pa
     begin = "threading.Thread(target=replace, args=({},), daemon=True).start()"
     code = f"folder = {str(tmp_path)!r}{_REPLACES}{begin.format(1)}"
     assert session.run(code)[0].stderr == ""
-    said = session.run("open(f'{folder}/go-1', 'w').close(); wait(1)", timeout=20)[0].stderr
+    said = session.run("open(f'{folder}/go-1', 'w').close(); wait(1)", timeout_s=20)[0].stderr
     assert "_oh was replaced while this cell ran; IPython needs it, so it was put back" in said
     assert session.run(begin.format(2))[0].stderr == ""
     (tmp_path / "go-2").touch()
@@ -203,7 +203,7 @@ def test_a_loaders_worker_that_resets_signals_harms_nothing(make_session_alone, 
     """User code runs in ranks and their child processes. Keeper, watchdog and host server run none."""
     session = make_session_alone(2)
     session.run(_LOADER)
-    pids = session.pids()
+    pids = session.ranks.pids()
     for number in range(2):
         begun = f"open({str(tmp_path)!r} + f'/begun-{{rank}}', 'w').close()"
         code = f"for batch in loader:\n    seen += 1\n    if seen % 5 == 0: {begun}"
@@ -213,7 +213,7 @@ def test_a_loaders_worker_that_resets_signals_harms_nothing(make_session_alone, 
         assert [after[rank].stdout for rank in (0, 1)] == ["2 10 True\n"] * 2, number
         for file in tmp_path.iterdir():
             file.unlink()
-    assert session.pids() == pids
+    assert session.ranks.pids() == pids
 
 
 def test_the_rank_calls_nothing_that_a_cell_has_replaced_or_made(make_session_alone):

@@ -22,7 +22,7 @@ SUM = "x = torch.ones(1); dist.all_reduce(x); int(x)"
 
 
 def ask(session, code: str) -> list[str | None]:
-    result = session.run(code, quiet=True, timeout=30)
+    result = session.run(code, quiet=True, timeout_s=30)
     return [result[rank].result for rank in range(session.world_size)]
 
 
@@ -39,10 +39,10 @@ def test_a_training_goes_on_with_3_and_1_of_2_ranks(make_session):
     session.run(TRAINING.format(width=20), quiet=True)
     group = "group = dist.new_group([0, 1]); kept = [rank]; ddp_of_group = torch.nn.parallel.DistributedDataParallel"
     session.run(f"{group}(torch.nn.Linear(2, 2), process_group=group)", quiet=True)
-    pids = session.pids()
+    pids = session.ranks.pids()
     found = losses(session, 3)
 
-    said = session.resize(3)
+    said = session.ranks.resize(3)
 
     assert said[0] == "3 ranks now: rank 2 is new"
     assert any(line.startswith("group [0,1] of ranks 0,1 was made before the session had 3 ranks") for line in said)
@@ -51,7 +51,7 @@ def test_a_training_goes_on_with_3_and_1_of_2_ranks(make_session):
     )
     [own] = [line for line in said if line.startswith("not copied, since each rank has its own: ")]
     assert "kept" in own and "mine" in own and own.endswith("; define what you need on rank 2")
-    assert session.pids()[:2] == pids and session.world_size == 3
+    assert session.ranks.pids()[:2] == pids and session.world_size == 3
     assert ask(session, THREADS) == [shares_of(3)] * 3
     found += losses(session, 3)
     assert ask(session, "rank, world_size, steps, os.environ['WORLD_SIZE'] if (os := __import__('os')) else 0") == [
@@ -63,7 +63,7 @@ def test_a_training_goes_on_with_3_and_1_of_2_ranks(make_session):
     agreed = session.check()
     assert agreed.agrees, agreed
 
-    assert session.resize(1) == ["1 rank now: ranks 1,2 have left", "sampler goes over 1 rank now"]
+    assert session.ranks.resize(1) == ["1 rank now: ranks 1,2 have left", "sampler goes over 1 rank now"]
     assert ask(session, THREADS) == [shares_of(1)]
 
     wait_until(lambda: not any(psutil.pid_exists(pid) for pid in pids[1:]), what="ranks that have left still run")
@@ -79,23 +79,23 @@ def test_a_training_goes_on_with_3_and_1_of_2_ranks(make_session):
 def test_rank_0_leaves_and_everybody_has_another_number(make_session):
     session = make_session(3)
     session.run("print('I am', rank); was = rank", quiet=True)
-    first = session.pids()
+    first = session.ranks.pids()
     assert session.client.ids == [0, 1, 2]
 
-    said = session.resize(2, without=0)
+    said = session.ranks.resize(2, without=0)
 
     assert said == ["2 ranks now: rank 0 has left; rank 1 is rank 0, rank 2 is rank 1"]
-    assert session.pids() == first[1:]
+    assert session.ranks.pids() == first[1:]
     assert ask(session, "(rank, was, dist.get_rank())") == ["(0, 1, 0)", "(1, 2, 1)"]
     assert ask(session, SUM) == ["2", "2"]
     assert [session.log(rank).splitlines()[0] for rank in range(2)] == ["I am 1", "I am 2"]
     client = session.client
     assert client.ids == [0, 1] and client[:]["was"] == [1, 2]
-    assert client.broadcast_view().apply_async(os.getpid).get(10) == session.pids()
+    assert client.broadcast_view().apply_async(os.getpid).get(10) == session.ranks.pids()
 
-    os.kill(session.pids()[0], signal.SIGKILL)
+    os.kill(session.ranks.pids()[0], signal.SIGKILL)
     wait_until(lambda: "died" in repr(session))
-    said = session.resize(2)  # who has died leaves before others
+    said = session.ranks.resize(2)  # who has died leaves before others
 
     assert said[0] == "2 ranks now: rank 0 has left; rank 1 is rank 0; rank 1 is new"
     assert ask(session, SUM) == ["2", "2"] and ask(session, "was")[0] == "2"
@@ -105,23 +105,23 @@ def test_rank_0_leaves_and_everybody_has_another_number(make_session):
 def test_a_rank_that_was_replaced_leaves(make_session):
     """The one that had its number before, and has died, is no reason that the group does not form."""
     session = make_session(2)
-    session.fault("kill", 1)
-    session.heal()
-    assert session.resize(1) == ["1 rank now: rank 1 has left"]
-    assert session.resize(2)[0] == "2 ranks now: rank 1 is new" and ask(session, SUM) == ["2", "2"]
+    session.ranks.fault("kill", 1)
+    session.ranks.heal()
+    assert session.ranks.resize(1) == ["1 rank now: rank 1 has left"]
+    assert session.ranks.resize(2)[0] == "2 ranks now: rank 1 is new" and ask(session, SUM) == ["2", "2"]
 
 
 def test_threads_that_a_cell_has_set_stay(make_session):
     session = make_session(2)
     session.run("torch.set_num_threads(7)", ranks=[0], quiet=True)
-    session.resize(1)
+    session.ranks.resize(1)
     assert ask(session, "torch.get_num_threads()") == ["7"]
 
 
 def test_a_rank_that_has_left_is_told_nothing(make_session):
     """Threads tell ranks something, the one that compares clocks say, which have left since they were counted."""
     session = make_session(2)
-    session.resize(1)
+    session.ranks.resize(1)
     for rank in (1, 0):
         session._cluster.send(rank, ClockProbe(request=0, sent_ns=time.monotonic_ns()))
 
@@ -131,26 +131,26 @@ def test_what_cannot_be_changes_nothing(make_session):
     session.run("kept = rank\nimport time", quiet=True)
     for bad in (0, -1, True, "3", 3_000_000):
         with pytest.raises(UsageError, match=r"at least one has to stay|a positive integer|at most 4,096 ranks"):
-            session.resize(bad)
+            session.ranks.resize(bad)
     with pytest.raises(UsageError, match="no rank would stay"):
-        session.resize(2, without=[0, 1])
+        session.ranks.resize(2, without=[0, 1])
     with pytest.raises(UsageError, match="there is no rank 2"):
-        session.resize(2, without=[2])
+        session.ranks.resize(2, without=[2])
     with pytest.raises(UsageError, match=r"^the hosts have memory for \d+ ranks, not for 4096: %ddp_resize \d+$"):
-        session.resize(4096)
-    assert session.resize(2) == ["there are 2 ranks already"]
-    future = session.run("time.sleep(1)", wait=False)
+        session.ranks.resize(4096)
+    assert session.ranks.resize(2) == ["there are 2 ranks already"]
+    future = session.submit("time.sleep(1)")
     wait_until(lambda: "in a cell" in repr(session.status()))
     with pytest.raises(SessionBrokenError, match="a cell is running"):
-        session.resize(3)
+        session.ranks.resize(3)
     future.result()
     session.run(
         "from torch.distributed import rpc\nrpc.init_rpc(f'w{rank}', rank=rank, world_size=world_size)", quiet=True
     )
     with pytest.raises(UsageError, match=r"^the number of ranks cannot change now: RPC runs .* call rpc.shutdown\(\)$"):
-        session.resize(1)
+        session.ranks.resize(1)
     session.run("rpc.shutdown()", quiet=True)
-    assert ask(session, "kept") == ["0", "1"] and session.epoch == 1 and ask(session, SUM) == ["2", "2"]
+    assert ask(session, "kept") == ["0", "1"] and session.ranks.epoch == 1 and ask(session, SUM) == ["2", "2"]
 
 
 def test_a_process_that_does_not_come_up_changes_nothing(make_session, monkeypatch):
@@ -167,23 +167,23 @@ def test_a_process_that_does_not_come_up_changes_nothing(make_session, monkeypat
 
     monkeypatch.setattr(Members, "_start_rank", start_and_kill)
     with pytest.raises(StartError, match="no new process came up, and all is as it was: rank 2 died while waiting"):
-        session.resize(3)
+        session.ranks.resize(3)
     monkeypatch.undo()
     assert session.world_size == 2 and ask(session, "kept") == ["0", "1"] and ask(session, SUM) == ["2", "2"]
-    assert session.resize(3)[0] == "3 ranks now: rank 2 is new" and ask(session, SUM) == ["3", "3", "3"]
+    assert session.ranks.resize(3)[0] == "3 ranks now: rank 2 is new" and ask(session, SUM) == ["3", "3", "3"]
 
     def start_and_kill_all(*args):
         process = start(*args)
-        for pid in [*session.pids(), process.pid]:
+        for pid in [*session.ranks.pids(), process.pid]:
             os.kill(pid, signal.SIGKILL)
-        wait_until(lambda: not session.pids(), what="the ranks have ended")
+        wait_until(lambda: not session.ranks.pids(), what="the ranks have ended")
         return process
 
     monkeypatch.setattr(Members, "_start_rank", start_and_kill_all)
     with pytest.raises(
         StartError, match="no new process came up, and all ranks have died; start new ones with "
     ) as said:
-        session.resize(4)
+        session.ranks.resize(4)
     assert "othing was changed" not in str(said.value)
 
 
@@ -206,7 +206,7 @@ def test_a_press_of_stop_in_each_phase(make_session, monkeypatch):
 
     press(Members, "_start_rank")
     with pytest.raises(KeyboardInterrupt, match=r"^the resizing was interrupted: nothing was changed$"):
-        session.resize(3)
+        session.ranks.resize(3)
     monkeypatch.undo()
     assert session.world_size == 2 and ask(session, SUM) == ["2", "2"]
     press(Engines, "forget_all")
@@ -214,17 +214,17 @@ def test_a_press_of_stop_in_each_phase(make_session, monkeypatch):
         r"3 ranks now: rank 2 is new, and the next cell forms their group. Rank 2 may lack variables: %ddp_heal --from"
     )
     with pytest.raises(KeyboardInterrupt, match=f"^the resizing was interrupted: {later}"):
-        session.resize(3)
+        session.ranks.resize(3)
     monkeypatch.undo()
     assert ask(session, SUM) == ["3", "3", "3"]
-    session.heal(0, ["kept"])
+    session.ranks.heal(0, ["kept"])
     assert ask(session, "kept") == ["0", "1", "0"]
 
 
 def test_functions_find_the_variables_of_their_rank(make_session):
     session = make_session(1)
     session.run("scale = 10\ndef who(): return scale * rank + world_size\nclass Who:\n    def me(self): return who()")
-    session.resize(2)
+    session.ranks.resize(2)
     assert ask(session, "who(), Who().me()") == ["(2, 2)", "(12, 12)"]
     session.run("scale = 100")
     assert ask(session, "who()") == ["2", "102"]
@@ -233,7 +233,7 @@ def test_functions_find_the_variables_of_their_rank(make_session):
 def test_random_states_are_handed_over_where_they_are_the_same(make_session):
     session = make_session(2)
     session.run("import random, numpy as np\ntorch.manual_seed(3); random.seed(3); np.random.seed(3 + rank)")
-    said = session.resize(3)
+    said = session.ranks.resize(3)
     assert "each rank has its own random state of NumPy, and so rank 2" in said
     drawn = ask(session, "float(torch.rand(())), random.random()")
     assert len(set(drawn)) == 1
@@ -248,7 +248,7 @@ def test_a_loader_of_each_ranks_own_data_is_not_copied(make_session):
         "shared = DataLoader(whole, batch_size=2, sampler=DistributedSampler(whole))\n"
         "of_own = DataLoader(own.dataset, batch_size=2, sampler=DistributedSampler(own.dataset))"
     )
-    said = session.resize(3)
+    said = session.ranks.resize(3)
     assert "of_own goes over 3 ranks now, but rank 2 lacks it: define it there too" in said, said
     assert "shared goes over 3 ranks now: with batches of 2 a step has 6 samples, and had 4" in said
     assert "not copied, since each rank has its own: of_own, own; define what you need on rank 2" in said
@@ -266,10 +266,10 @@ def test_a_sampler_and_data_that_a_loader_has_too_are_variables_of_new_ranks(mak
         "order = DistributedSampler(shard)\n"
         "feed = DataLoader(shard, sampler=order)"
     )
-    said = session.resize(3)
+    said = session.ranks.resize(3)
     assert "not copied, since each rank has its own: feed, order, shard; define what you need on rank 2" in said
     with pytest.raises(UsageError, match=r"^rank 2 is new itself; name another one$"):
-        session.heal(2)
+        session.ranks.heal(2)
     of_loader = ask(session, "loader.sampler is sampler, loader.dataset is train_set, sampler.rank")
     assert of_loader == [f"(True, True, {rank})" for rank in range(3)]
     session.run("del shard, order, feed", ranks=[0, 1], quiet=True)
@@ -310,27 +310,29 @@ def test_shards_are_gathered_and_built_anew(make_session):
     session.run(SHARDED, quiet=True)
     found = losses(session, 2)
     with pytest.raises(UsageError) as caught:
-        session.resize(3)
+        session.ranks.resize(3)
     assert str(caught.value).startswith("the number of ranks cannot change: mesh is a device mesh, model is a ")
     assert "%ddp_resize N --build make; or save it with torch.distributed.checkpoint" in str(caught.value)
     with pytest.raises(UsageError, match=r"^rank 0 gathers what is in shards, so it has to stay"):
-        session.resize(1, build="make", without=0)
+        session.ranks.resize(1, build="make", without=0)
     with pytest.raises(RankError, match="there is no function nothing on this rank") as missing:
-        session.resize(3, build="nothing")
+        session.ranks.resize(3, build="nothing")
     assert "__import__" not in "".join(missing.value.tracebacks[0]), "no line of ours is shown"
     found += losses(session, 1)
 
     with pytest.raises(RankError) as failed:
-        session.resize(3, build="wrong")
+        session.ranks.resize(3, build="wrong")
     assert "there are 3 ranks now, and rank 0 has what was gathered: correct wrong() and repeat" in str(failed.value)
-    assert session.resize(3, build="make") == ["make() has rebuilt the sharded objects, with the state that they had"]
+    assert session.ranks.resize(3, build="make") == [
+        "make() has rebuilt the sharded objects, with the state that they had"
+    ]
     found += losses(session, 2)
-    assert session.resize(1, build="make")[0] == "1 rank now: ranks 1,2 have left"
+    assert session.ranks.resize(1, build="make")[0] == "1 rank now: ranks 1,2 have left"
     found += losses(session, 2)
 
     session.run("part = next(model.parameters())", quiet=True)
     with pytest.raises(UsageError, match=r"part is a DTensor: keep part.full_tensor\(\) in its place"):
-        session.resize(2, build="make")
+        session.ranks.resize(2, build="make")
     session.stop()
     session = make_session(2)
     session.run(SHARDED, quiet=True)
@@ -342,17 +344,17 @@ def test_no_cell_comes_between_the_plan_and_what_is_built_anew(make_session):
     session.run(SHARDED, quiet=True)
     resizing = session._parts.resizing
     jobs = []
-    resizing.on_resized = lambda: jobs.append(session.run("type(model).__name__", wait=False, quiet=True))
-    session.resize(3, build="make")
+    resizing.on_resized = lambda: jobs.append(session.submit("type(model).__name__", quiet=True))
+    session.ranks.resize(3, build="make")
     assert set(jobs[0].result(timeout=30).by_rank) == {0, 1, 2}, "rank 2 has no model before it is built"
 
 
 def test_the_recording_goes_on(make_session):
     session = make_session(3)
     session.run("log(loss=float(rank)); dist.all_reduce(torch.ones(1))", quiet=True)
-    session.resize(2, without=[0])
+    session.ranks.resize(2, without=[0])
     session.run("log(loss=10.0 + rank); dist.all_reduce(torch.ones(1))", quiet=True)
-    session.resize(4)
+    session.ranks.resize(4)
     session.run("log(loss=20.0 + rank)", quiet=True)
 
     recording = session.recording
@@ -365,7 +367,7 @@ def test_the_recording_goes_on(make_session):
 def test_a_thread_may_resize(make_session):
     session = make_session(1)
     said: list[list[str]] = []
-    thread = threading.Thread(target=lambda: said.append(session.resize(2)))
+    thread = threading.Thread(target=lambda: said.append(session.ranks.resize(2)))
     thread.start()
     thread.join(30)
     assert said[0][0] == "2 ranks now: rank 1 is new"

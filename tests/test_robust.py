@@ -12,7 +12,7 @@ SUM = "x = torch.ones(1); dist.all_reduce(x); int(x)"
 
 
 def expect_healthy(session) -> None:
-    result = session.run(SUM, timeout=30, quiet=True)
+    result = session.run(SUM, timeout_s=30, quiet=True)
     assert [result[rank].result for rank in result.ranks] == ["2", "2"]
 
 
@@ -46,7 +46,7 @@ GOES_ON = {
 @pytest.mark.parametrize("code", GOES_ON.values(), ids=GOES_ON)
 def test_what_a_cell_leaves_alive_goes_on(session, code):
     session.run("kept = rank + 1")
-    session.run(code, timeout=30)
+    session.run(code, timeout_s=30)
     expect_healthy(session)
     assert session.run("kept")[1].result == "2"
 
@@ -82,7 +82,7 @@ FAILS = {
 @pytest.mark.parametrize(("code", "words"), FAILS.values(), ids=FAILS)
 def test_what_fails_on_one_rank_ends_the_cell_on_all(session, code, words):
     with pytest.raises(RankError, match=words) as caught:
-        session.run(f"if rank == 1:\n    {code}\ndist.barrier()", timeout=30)
+        session.run(f"if rank == 1:\n    {code}\ndist.barrier()", timeout_s=30)
     assert not isinstance(caught.value, RankDiedError)
     expect_healthy(session)
 
@@ -99,19 +99,19 @@ DIES = {
 def test_what_destroys_a_rank_is_told_and_healed(session, code, words):
     session.run("kept = rank + 1")
     with pytest.raises(RankDiedError, match=words):
-        session.run(f"if rank == 1:\n    {code}\ndist.barrier()", timeout=30)
+        session.run(f"if rank == 1:\n    {code}\ndist.barrier()", timeout_s=30)
     with pytest.raises(SessionBrokenError) as caught:
         session.run("1", ranks=1)
     assert "last words" not in str(caught.value), "they were told once"
     assert session.run("kept", ranks=0)[0].result == "1"
-    session.heal(from_rank=0)
+    session.ranks.heal(from_rank=0)
     expect_healthy(session)
     assert session.run("kept")[1].result == "1"
 
 
 @pytest.mark.long
 def test_two_hundred_megabytes_of_text(session):
-    result = session.run("line = 'x' * 999_999\nfor _ in range(200): print(line)", quiet=True, timeout=60)
+    result = session.run("line = 'x' * 999_999\nfor _ in range(200): print(line)", quiet=True, timeout_s=60)
     assert result[0].stdout.startswith("... ") and len(result[0].stdout) < 7e6, "of a flood the end is kept"
     assert len(session.log(0)) <= 64 << 20
     expect_healthy(session)
@@ -128,7 +128,7 @@ def test_a_full_disk(make_session_alone):
         expect_healthy(session)
         with pytest.raises(RankDiedError):
             session.run("import os\nif rank == 1: os._exit(1)\ndist.barrier()", quiet=True)
-        session.heal()
+        session.ranks.heal()
         expect_healthy(session)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)

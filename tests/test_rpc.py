@@ -133,7 +133,7 @@ def test_some_ranks_may_be_all_workers(make_session):
 def test_a_stop_ends_a_wait_and_calls_work_at_once(session, wait):
     session.run(INIT)
     with pytest.raises(CellTimeoutError):
-        session.run(f"if rank == 0: {wait}", timeout=0.3)
+        session.run(f"if rank == 0: {wait}", timeout_s=0.3)
     assert said(session, CALL) == ["1", "2"]
 
 
@@ -148,13 +148,13 @@ def test_a_timeout_of_0_is_no_limit(session):
 
 def test_what_not_all_do_ends_and_says_who_is_missing(session):
     with pytest.raises(CellTimeoutError):
-        session.run("if rank: " + INIT, timeout=0.5)
+        session.run("if rank: " + INIT, timeout_s=0.5)
     options = "rpc_backend_options=rpc.TensorPipeRpcBackendOptions(rpc_timeout=0.5)"
     with pytest.raises(RankError, match=r"of the 2 workers, rank 0 did not come within 0.5 s"):
         session.run(f"if rank: rpc.init_rpc('a', rank=rank, world_size=2, {options})")
     assert said(session, INIT + CALL)[1].endswith("\n2")
     with pytest.raises(CellTimeoutError, match="waits for shutdown on worker0, "):
-        session.run("if rank: rpc.shutdown()", timeout=0.8)
+        session.run("if rank: rpc.shutdown()", timeout_s=0.8)
 
 
 def test_a_worker_that_dies_and_its_successor(session):
@@ -165,7 +165,7 @@ def test_a_worker_that_dies_and_its_successor(session):
         session.run("if rank == 0: rpc.rpc_sync(other, die)")
     with pytest.raises(RankError, match=r"RankLostError: rank 1 died.*%ddp_heal replaces it"):
         session.run(INIT)
-    session.heal()
+    session.ranks.heal()
     session.run(DEFINITIONS, ranks=[1])
     for _ in range(2):
         assert [one.splitlines()[-1] for one in said(session, INIT + CALL + "\n")] == ["1", "2"]
@@ -183,7 +183,7 @@ def test_a_worker_that_dies_while_the_other_waits_for_it(session):
             session.run(code)
         result = died.value.result
         assert result is not None and "RankLostError: rank 1 died" in result[0].error
-        session.heal()
+        session.ranks.heal()
         session.run(DEFINITIONS, ranks=[1])
 
 
@@ -193,7 +193,7 @@ def test_a_wait_for_a_late_worker_says_nothing_and_has_an_end(session):
     assert not any(result[rank].stderr for rank in result.ranks)
     options = "rpc_backend_options=rpc.TensorPipeRpcBackendOptions(rpc_timeout=0.501)"
     with pytest.raises(RankError, match=r"of the 2 workers, rank 0 did not come within 0.501 s"):
-        session.run(f"if rank: rpc.init_rpc('a', rank=rank, world_size=2, {options})", timeout=20)
+        session.run(f"if rank: rpc.init_rpc('a', rank=rank, world_size=2, {options})", timeout_s=20)
 
 
 def test_a_shutdown_ends_after_references_whose_making_has_failed(session):
@@ -201,20 +201,20 @@ def test_a_shutdown_ends_after_references_whose_making_has_failed(session):
     session.run(INIT + "def which(): return 1")
     session.run("def which(): return 2", ranks=[0])
     with pytest.raises(RankError, match="rank 1 has another version of which than the caller"):
-        session.run("if rank == 0: rpc.remote(other, which).to_here()", timeout=10)
-    session.run("rpc.shutdown()", timeout=5)
+        session.run("if rank == 0: rpc.remote(other, which).to_here()", timeout_s=10)
+    session.run("rpc.shutdown()", timeout_s=5)
     session.run(INIT + CALL)
     # Where the callee has ended before torch has noted the reference, making it raises that.
     lost = r"the value of this reference was on worker1 \(rank 1\)|worker1 \(rank 1\) has ended before it answered die"
     with pytest.raises(RankError, match=lost):
-        session.run("if rank == 0: rpc.remote(other, die).to_here()", timeout=10)
-    session.heal()
+        session.run("if rank == 0: rpc.remote(other, die).to_here()", timeout_s=10)
+    session.ranks.heal()
     session.run(DEFINITIONS, ranks=[1])
     session.run(INIT + CALL)
     with pytest.raises(CellTimeoutError) as stopped:
-        session.run("time.sleep(5)", timeout=0.6)
+        session.run("time.sleep(5)", timeout_s=0.6)
     assert "waits for" not in str(stopped.value)
-    session.run("rpc.shutdown()", timeout=5)
+    session.run("rpc.shutdown()", timeout_s=5)
 
 
 def test_a_callee_that_ends_as_it_is_called_is_named():
@@ -238,13 +238,13 @@ def test_a_lost_reference_is_not_sent_to_others(make_session):
     session.run(INIT.replace("1 - rank", "(rank + 1) % 3") + "held = rpc.remote(other, Counter)\nheld.to_here()")
     with pytest.raises((RankError, RankDiedError)):
         session.run("if rank == 0: rpc.rpc_sync(other, die)")
-    session.heal()
+    session.ranks.heal()
     session.run(DEFINITIONS, ranks=[1])
     session.run(INIT)
     for use in "rpc.rpc_sync('worker2', add, args=(held, 1))", "held.local_value()":
         with pytest.raises(RankError, match=r"the value of this reference was on worker1 \(rank 1\), a process that"):
-            session.run(use, ranks=[0], timeout=10)
-    session.run("rpc.shutdown()", timeout=5)
+            session.run(use, ranks=[0], timeout_s=10)
+    session.run("rpc.shutdown()", timeout_s=5)
 
 
 @pytest.mark.parametrize(
@@ -432,7 +432,7 @@ def test_a_stop_says_what_a_rank_waits_for(session, wait, what):
         INIT + "class Held:\n    def rest(self, s): time.sleep(s)\nheld = rpc.remote(other, Held)\nheld.to_here()"
     )
     with pytest.raises(CellTimeoutError, match=rf"waits for {what} on worker1 \(rank 1\), call \d+, 1 s"):
-        session.run(f"if rank == 0: {wait}", timeout=1)
+        session.run(f"if rank == 0: {wait}", timeout_s=1)
     assert said(session, "rpc.rpc_sync(other, add, args=(1, 2))") == ["3", "3"]
 
 
@@ -453,7 +453,7 @@ def test_a_stop_ends_a_backward_of_distributed_autograd(session):
         "        dist_autograd.backward(context, [rpc.rpc_sync(other, twice, args=(x,)).sum()])"
     )
     with pytest.raises(CellTimeoutError, match=r"waits for backward|in backward"):
-        session.run(code, timeout=1.5)  # a busy machine may take a second to get there
+        session.run(code, timeout_s=1.5)  # a busy machine may take a second to get there
     assert said(session, CALL) == ["1", "2"]
     session.run("def twice(x): return 2 * x")
     assert said(session, code + "\n        print(dist_autograd.get_gradients(context)[x])")[0] == "tensor([2.])"
@@ -466,6 +466,6 @@ def test_a_stale_function_is_refused_where_the_callee_already_waits_in_shutdown(
     session.run("def rule(x): return 2 * x")
     session.run("def rule(x): return 10 * x", ranks=[0])
     with pytest.raises(RankError, match="rank 1 has another version of rule than the caller: run the cell that"):
-        session.run(INIT + "if rank == 0: rpc.rpc_sync(other, rule, args=(3,))\nrpc.shutdown()", timeout=20)
+        session.run(INIT + "if rank == 0: rpc.rpc_sync(other, rule, args=(3,))\nrpc.shutdown()", timeout_s=20)
     code = "def rule(x): return 10 * x\n" + INIT + "if rank == 0: print(rpc.rpc_sync(other, rule, args=(3,)))\n"
     assert said(session, code + "rpc.shutdown()")[0].endswith("30")

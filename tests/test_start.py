@@ -93,8 +93,8 @@ def test_where_engines_cannot_wait_the_controller_comes_with_them(make_session, 
     )
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
     session = make_session(2)
-    assert len(session.pids("controller")) == 1
-    assert session.client[:].apply_sync(os.getpid) == session.pids()
+    assert len(session.ranks.pids("controller")) == 1
+    assert session.client[:].apply_sync(os.getpid) == session.ranks.pids()
     assert session.run("dist.barrier()").ok
 
 
@@ -102,14 +102,14 @@ def test_where_engines_cannot_wait_the_controller_comes_with_them(make_session, 
 def test_stop_twice(make_session):
     session = make_session(1)
     assert session.client.ids == [0]
-    pids = [*session.pids(), *session.pids("store"), *session.pids("controller")]
+    pids = [*session.ranks.pids(), *session.ranks.pids("store"), *session.ranks.pids("controller")]
     assert len(pids) == 3
     session.stop()
     session.stop()
     assert not any(psutil.pid_exists(pid) for pid in pids)
     assert ddp_notebook.current() is None
     assert repr(session) == "<Session: stopped>"
-    for refused in (session.heal, session.interrupt, session.status):
+    for refused in (session.ranks.heal, session.interrupt, session.status):
         with pytest.raises(SessionBrokenError, match=r"^this session was stopped; start another with %ddp_start$"):
             refused()
 
@@ -161,7 +161,7 @@ def test_a_torch_that_is_too_old_is_named(tmp_path, monkeypatch):
 @pytest.mark.long
 def test_a_session_whose_host_server_is_gone_is_not_reused(make_session):
     session = make_session(2)
-    os.kill(session.pids("host server")[0], signal.SIGKILL)
+    os.kill(session.ranks.pids("host server")[0], signal.SIGKILL)
     wait_until(lambda: not session.is_running, what="the end of the host server is known")
     with ddp_notebook.start(2, reuse=True) as fresh:
         assert fresh is not session and fresh.run("rank").ok
@@ -239,7 +239,7 @@ def test_a_rank_that_is_killed_while_starting(make_session):
         if stage.startswith("processes"):
             session = ddp_notebook.current()
             assert session is not None
-            os.kill(session.pids()[1], 9)
+            os.kill(session.ranks.pids()[1], 9)
 
     with pytest.raises(StartError, match=r"rank 1 died while waiting for .*killed by SIGKILL"):
         make_session(2, report=kill_one)
@@ -255,17 +255,17 @@ def test_a_new_group_on_a_new_store(make_session, monkeypatch):
 
     session = make_session(2)
     session.run("kept = torch.arange(3.)")
-    (store,) = session.pids("store")
+    (store,) = session.ranks.pids("store")
     os.kill(store, 9)
-    wait_until(lambda: not session.pids("store"))
+    wait_until(lambda: not session.ranks.pids("store"))
     with monkeypatch.context() as patch:
         patch.setattr(session._hosts.all[0], "start", fail)
         assert session.run("x = torch.ones(1); dist.all_reduce(x); x")[0].result == "tensor([2.])"
         with pytest.raises(StartError, match="no process left"):
-            session.reform()
-    session.reform()
-    assert session.epoch == 2
-    assert session.pids("store") not in ([], [store])
+            session.ranks.reform()
+    session.ranks.reform()
+    assert session.ranks.epoch == 2
+    assert session.ranks.pids("store") not in ([], [store])
     result = session.run("x = kept.clone(); dist.all_reduce(x); g = dist.new_group([0, 1]); x")
     assert result[1].result == "tensor([0., 2., 4.])"
 
@@ -276,7 +276,7 @@ def test_the_host_server_dies_while_the_ranks_start(make_session):
         if stage.startswith("processes"):
             session = ddp_notebook.current()
             assert session is not None
-            os.kill(session.pids("host server")[0], 9)
+            os.kill(session.ranks.pids("host server")[0], 9)
 
     with pytest.raises(StartError, match=r"the host server .*ended"):
         make_session(2, report=kill_it, timeout_s=60.0)

@@ -305,12 +305,12 @@ def test_the_tcpstore_of_programs_goes_on_after_a_stop_and_comes_back_after_its_
         "store = dist.TCPStore(os.environ['MASTER_ADDR'], int(os.environ['MASTER_PORT']), is_master=False)\n"
         "store.set(f'key {rank}', 'value'); print(store.get(f'key {rank}'))"
     )
-    [parent] = session.pids("store")
+    [parent] = session.ranks.pids("store")
 
     def use_it(after: str) -> int:
         capsys.readouterr()
         said = ""
-        assert session.run(use, timeout=20)[1].stdout == "b'value'\n"
+        assert session.run(use, timeout_s=20)[1].stdout == "b'value'\n"
 
         def is_said() -> bool:
             nonlocal said

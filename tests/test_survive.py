@@ -58,7 +58,7 @@ tensors = [*model.parameters(), *model.buffers(), *(v for s in optimizer.state.v
 def run(session, steps: int, first: str = "pass", last: str = "pass", *, quiet: bool = True) -> list[str]:
     """What a training leaves on each rank."""
     session.run(SETUP, quiet=True)
-    session.run(LOOP.format(steps=steps, first=first, last=last), quiet=quiet, timeout=240)
+    session.run(LOOP.format(steps=steps, first=first, last=last), quiet=quiet, timeout_s=240)
     result = session.run(STATE, quiet=True)
     return [result[rank].result for rank in result.ranks]
 
@@ -73,7 +73,7 @@ def undisturbed(session) -> list[str]:
 @pytest.mark.parametrize("where", ["first", "last"])
 def test_a_rank_that_dies_in_a_step(session, undisturbed, tmp_path, capsys, victim, where):
     """At its beginning nobody has the step, and at its end others may have begun the next one."""
-    others = [pid for rank, pid in enumerate(session.pids()) if rank != victim]
+    others = [pid for rank, pid in enumerate(session.ranks.pids()) if rank != victim]
     die = f"if int(step) == 11 and rank == {victim}: die_once({str(tmp_path / 'died')!r})"
     assert run(session, 20, **{where: die}, quiet=False) == undisturbed
     said = capsys.readouterr()
@@ -81,18 +81,18 @@ def test_a_rank_that_dies_in_a_step(session, undisturbed, tmp_path, capsys, vict
         rf"rank {victim} died \(killed by SIGKILL\) and was replaced in \d\.\d s: all do step 11 again", said.err
     ), said
     assert "[0-1] 20 kept" in said.out
-    assert [pid for rank, pid in enumerate(session.pids()) if rank != victim] == others
+    assert [pid for rank, pid in enumerate(session.ranks.pids()) if rank != victim] == others
     assert session.run("x = torch.ones(1); dist.all_reduce(x); int(x)")[victim].result == "2"
 
 
 def test_with_a_fault_that_is_asked_for(session, undisturbed):
     session.run(SETUP, quiet=True)
-    before = session.pids()
-    session.fault("kill", 1, after_s=0.2)
-    session.run(LOOP.format(steps=20, first="time.sleep(0.02)", last="pass"), quiet=True, timeout=60)
+    before = session.ranks.pids()
+    session.ranks.fault("kill", 1, after_s=0.2)
+    session.run(LOOP.format(steps=20, first="time.sleep(0.02)", last="pass"), quiet=True, timeout_s=60)
     result = session.run(STATE, quiet=True)
     assert [result[rank].result for rank in (0, 1)] == undisturbed
-    assert session.pids()[0] == before[0] and session.pids()[1] != before[1]
+    assert session.ranks.pids()[0] == before[0] and session.ranks.pids()[1] != before[1]
 
 
 IN_A_FUNCTION = """
@@ -123,10 +123,10 @@ def test_a_model_that_is_made_in_a_function_and_the_second_of_two_loops(session,
 def test_a_model_that_was_trained_before(session, tmp_path):
     """torch says which buckets a reducer has in its first ten steps, and then in each hundredth."""
     session.run(SETUP, quiet=True)
-    session.run(LOOP.format(steps=15, first="pass", last="pass"), quiet=True, timeout=60)
+    session.run(LOOP.format(steps=15, first="pass", last="pass"), quiet=True, timeout_s=60)
     die = f"if int(step) == 3 and rank == 1: die_once({str(tmp_path / 'died')!r})"
-    session.run(LOOP.format(steps=8, first=die, last="pass"), quiet=True, timeout=60)
-    session.run("x = torch.ones(1); dist.all_reduce(x)", quiet=True, timeout=20)
+    session.run(LOOP.format(steps=8, first=die, last="pass"), quiet=True, timeout_s=60)
+    session.run("x = torch.ones(1); dist.all_reduce(x)", quiet=True, timeout_s=20)
     asked = "model._has_rebuilt_buckets, model._get_ddp_logging_data()['rebuilt_per_bucket_param_indices']"
     result = session.run(asked, quiet=True)
     assert result[0].result == result[1].result and "5 4 2, 3 1 0" in result[0].result, result
@@ -136,7 +136,7 @@ def test_an_error_of_the_users_ends_the_cell(session):
     session.run(SETUP, quiet=True)
     with pytest.raises(RankError, match=r"ValueError: no \(rank 1\)"):
         session.run(
-            LOOP.format(steps=9, first="if rank and int(step) == 3: raise ValueError('no')", last=""), timeout=20
+            LOOP.format(steps=9, first="if rank and int(step) == 3: raise ValueError('no')", last=""), timeout_s=20
         )
     assert session.run("len(losses)")[1].result == "3"
 
@@ -145,9 +145,9 @@ def test_a_death_outside_of_the_loop_ends_the_cell(session):
     session.run(SETUP, quiet=True)
     with pytest.raises(RankDiedError):
         session.run(
-            LOOP.format(steps=3, first="pass", last="pass") + "if rank: os._exit(3)\ndist.barrier()", timeout=20
+            LOOP.format(steps=3, first="pass", last="pass") + "if rank: os._exit(3)\ndist.barrier()", timeout_s=20
         )
-    session.heal()
+    session.ranks.heal()
 
 
 def test_bytes_that_another_process_has_sent_are_not_read(session):
@@ -166,13 +166,13 @@ else:
     except RuntimeError as error:
         print(error)
 """
-    first, second = session.run(code, timeout=30)[1].stdout.splitlines()
+    first, second = session.run(code, timeout_s=30)[1].stdout.splitlines()
     assert first == "b'genuine'" and "in the place of rank 0 did not come from this session" in second
 
 
 def test_the_stop_button(session):
     session.run(SETUP, quiet=True)
-    running = session.run(LOOP.format(steps=2000, first="time.sleep(0.005)", last="pass"), wait=False, quiet=True)
+    running = session.submit(LOOP.format(steps=2000, first="time.sleep(0.005)", last="pass"), quiet=True)
     wait_until(lambda: len(session._cells.survival._loops) == 2)
     assert session.interrupt()[0] == f"job {running.number} was ended on ranks 0,1; all variables are kept"
     with pytest.raises(JobCancelledError):
@@ -256,16 +256,16 @@ dist.all_reduce(after)
 @pytest.mark.parametrize("victim", [0, 1])
 def test_training_goes_on_with_fewer_ranks(make_session_alone, capsys, tmp_path, victim):
     session = make_session_alone(3)
-    pids = session.pids()
+    pids = session.ranks.pids()
 
-    session.run(SHRINK.format(source="loader", victims=[victim], folder=str(tmp_path)), timeout=60)
+    session.run(SHRINK.format(source="loader", victims=[victim], folder=str(tmp_path)), timeout_s=60)
 
     said = capsys.readouterr()
     again = r"2 ranks instead of 3 \(now (rank \d is rank \d[,)] ?)+do step 2 again"
     assert re.search(rf"rank {victim} died \(killed by SIGKILL\) and left in \d\.\d s: {again}", said.err), said
     assert "[0] survive: loader goes over 2 ranks now: with batches of 2 a step has 4 samples, and had 6" in said.err
     stayed = [rank for rank in range(3) if rank != victim]
-    assert session.pids() == [pids[rank] for rank in stayed] and session.world_size == 2
+    assert session.ranks.pids() == [pids[rank] for rank in stayed] and session.world_size == 2
     names = "was, rank, world_size, sampler.num_replicas, int(after), sizes, model.module.weight.item(), rows"
     result = session.run(names, quiet=True)
     first, second = (ast.literal_eval(result[rank].result) for rank in (0, 1))
@@ -311,21 +311,21 @@ values, errors
 def test_a_rank_dies_that_has_half_of_a_message(make_session_alone, tmp_path):
     """gloo does not end that send, so we do, with words of our own, which are known as those of a loss."""
     session = make_session_alone(2)
-    result = session.run(HALF_SENT.format(folder=str(tmp_path)), timeout=60, quiet=True)
+    result = session.run(HALF_SENT.format(folder=str(tmp_path)), timeout_s=60, quiet=True)
     assert ast.literal_eval(result[0].result) == ([0, 1, 2], ["the connection of this operation was cut"])
 
 
 def test_one_rank_is_left_of_three(make_session_alone, capsys, tmp_path):
     session = make_session_alone(3)
     code = SHRINK.format(source="sampler", victims=[0, 2], folder=str(tmp_path))
-    session.run(code.replace("= step.batch", "= data[step.batch]"), timeout=60)
+    session.run(code.replace("= step.batch", "= data[step.batch]"), timeout_s=60)
     said = capsys.readouterr().err
     assert re.search(r"1 rank instead of [23] (\(now rank 1 is rank 0\) )?does step 2 again", said), said
     assert "loader goes over 1 rank now: with batches of 2 a step has 2 samples, and had 6" in said
     assert "a step has 1/3 of the samples that it had, if each rank's batch stays as large" in said  # of the sampler's
     result = session.run("was, len(rows), sizes[-1], int(after)", quiet=True)
     assert result.ranks == [0] and result[0].result == "(1, 5, 1, 1)"
-    assert session.resize(2)[0] == "2 ranks now: rank 1 is new"
+    assert session.ranks.resize(2)[0] == "2 ranks now: rank 1 is new"
 
 
 @contextmanager
@@ -340,7 +340,7 @@ def killing(session, kills: int, steps: int, seed: int, *, comers: bool = False)
 
     def can_be_replaced() -> bool:
         size = session.world_size
-        return len(survival._loops) == size == len(session.pids()) and not survival._stalled
+        return len(survival._loops) == size == len(session.ranks.pids()) and not survival._stalled
 
     def kill() -> None:
         for _ in range(kills):
@@ -359,10 +359,10 @@ def killing(session, kills: int, steps: int, seed: int, *, comers: bool = False)
                 strike(rank)
 
     def strike(rank: int) -> None:
-        victim = session.pids()[rank]
+        victim = session.ranks.pids()[rank]
         os.kill(victim, signal.SIGKILL)
         killed.append(rank)
-        while victim in session.pids() or len(session.pids()) < session.world_size:
+        while victim in session.ranks.pids() or len(session.ranks.pids()) < session.world_size:
             if over.wait(0.001):
                 return
 

@@ -148,8 +148,8 @@ def test_the_timeout_of_the_group_that_exists_is_set(session):
     assert texts(session, code) == [f"{there} is 2 s now, it was 1800 s\n2.0"] * 2
     assert texts(session, "dist.init_process_group('gloo')\n" + read) == [f"{there} stays 2 s\n2.0"] * 2
     with pytest.raises(RankError, match=r"[Tt]imed? ?out"):
-        session.run("import time\nif rank == 0: dist.barrier()\nelse: time.sleep(4)", timeout=20)
-    session.reform()
+        session.run("import time\nif rank == 0: dist.barrier()\nelse: time.sleep(4)", timeout_s=20)
+    session.ranks.reform()
     assert texts(session, read) == ["2.0"] * 2, "the group has kept it"
     code = "dist.init_process_group('gloo', timeout=timedelta(minutes=30))\n" + read
     assert texts(session, code) == [f"{there} is 1800 s now, it was 2 s\n1800.0"] * 2
@@ -213,7 +213,7 @@ def test_the_environment_of_a_script_disturbs_nothing(session):
     )
     session.run("dist.destroy_process_group()\ndist.init_process_group()\npair = dist.new_group([0, 1])")
     assert texts(session, "x = torch.ones(1); dist.all_reduce(x, group=pair); print(x)") == ["tensor([2.])"] * 2
-    session.reform()
+    session.ranks.reform()
     assert texts(session, "import os; print(os.environ['RANK'], os.environ['MASTER_ADDR'])")[1] == "1 127.0.0.1"
 
 
@@ -228,7 +228,7 @@ def test_groups_formed_again_and_again(session):
         session.run("pair = dist.new_group([0, 1]); dist.all_reduce(x, group=pair)")
     epoch = "backend gloo, group "
     assert repr(session.status()).split(epoch)[1] == before.split(epoch)[1]
-    session.reform()
+    session.ranks.reform()
     assert texts(session, _ALL_REDUCE) == ["0 2 tensor([3.])", "1 2 tensor([3.])"]
     session.run("dist.destroy_process_group()\ndist.init_process_group()")
     assert texts(session, _ALL_REDUCE) == ["0 2 tensor([3.])", "1 2 tensor([3.])"]
@@ -257,7 +257,7 @@ def test_a_rank_that_was_alone_finds_the_others_again(session, by):
             "if rank == 0: dist.init_process_group('gloo', timeout=timedelta(seconds=0.5))"
         )
     if by == "session":
-        session.reform()
+        session.ranks.reform()
     else:
         session.run("dist.init_process_group()\ndist.destroy_process_group()\ndist.init_process_group()")
     assert texts(session, _ALL_REDUCE)[0] == "0 2 tensor([3.])"
@@ -279,7 +279,7 @@ def test_a_rank_that_is_stopped_within_finds_the_others_again(session, function,
         "assert not dist.is_initialized()"
     )
     if by == "session":
-        assert session.reform() == []
+        assert session.ranks.reform() == []
     else:
         session.run("dist.init_process_group()")
     assert texts(session, _ALL_REDUCE)[0] == "0 2 tensor([3.])"
@@ -324,7 +324,7 @@ step(); step()
 def test_a_model_whose_group_was_destroyed_goes_on_where_the_group_forms_anew(session, then):
     session.run(_STEP)
     with pytest.raises(RankError, match="a mistake"):
-        session.run(f"dist.destroy_process_group()\n{then}", timeout=20)
+        session.run(f"dist.destroy_process_group()\n{then}", timeout_s=20)
     assert texts(session, "model.zero_grad(); print(step())") == ["3.0", "3.0"]
 
 
@@ -334,7 +334,7 @@ def test_a_model_goes_on_where_one_rank_has_destroyed_the_group(session, capsys)
     assert (
         "rank 0: no default process group after this cell; ddp_notebook.current().reform()" in capsys.readouterr().err
     )
-    assert session.reform() == []
+    assert session.ranks.reform() == []
     assert (
         texts(session, "model.zero_grad(); print(step(), int(model.process_group is dist.group.WORLD))")
         == ["3.0 1"] * 2
@@ -355,7 +355,7 @@ def test_forming_anew_leaves_a_group_of_the_cells_own_for_the_sessions(session, 
         "store = dist.distributed_c10d._get_default_store()\n"
         f"dist.destroy_process_group()\ndist.init_process_group({own})"
     )
-    assert [note.split(":")[0] for note in session.reform()] == [
+    assert [note.split(":")[0] for note in session.ranks.reform()] == [
         "the default group is the session's, of 2 ranks, again"
     ]
     assert texts(session, _ALL_REDUCE)[0] == "0 2 tensor([3.])"
@@ -733,5 +733,5 @@ try: time.sleep(20)
 except KeyboardInterrupt: print(said)
 finally: threading.Thread.start = start
 """
-    result = session.run(code.replace("HOOK_S", str(hook_s)), timeout=30)
+    result = session.run(code.replace("HOOK_S", str(hook_s)), timeout_s=30)
     assert [result[rank].stdout for rank in (0, 1)] == ["behind it\n"] * 2

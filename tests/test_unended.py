@@ -46,7 +46,7 @@ def impatience(monkeypatch):
 
 def leave_rank_1_in(session, code: str) -> None:
     with pytest.raises(CellTimeoutError, match=r"rank 1 not stopped yet; .* until %ddp_interrupt ends it"):
-        session.run(code, timeout=0.3)
+        session.run(code, timeout_s=0.3)
 
 
 def test_the_others_can_be_used_until_it_is_ended_without_loss(session, capsys):
@@ -62,7 +62,7 @@ def test_the_others_can_be_used_until_it_is_ended_without_loss(session, capsys):
             SessionBrokenError, match=r"not ended on rank 1 .*%ddp_interrupt, .*keeps all.*%%on_ranks 0,2, or"
         ):
             refused()
-    for refused in (session.heal, session.reform):
+    for refused in (session.ranks.heal, session.ranks.reform):
         with pytest.raises(SessionBrokenError, match=r"not ended on rank 1 .*or end it there with %ddp_interrupt"):
             refused()
 
@@ -77,9 +77,9 @@ def test_the_others_can_be_used_until_it_is_ended_without_loss(session, capsys):
     assert session.recording is not None
     assert "press" not in capsys.readouterr().out.partition("works")[2]
 
-    epoch = session.epoch
+    epoch = session.ranks.epoch
     assert session.interrupt() == ["the cell was ended on rank 1; all variables are kept"]
-    assert session.epoch == epoch + 1
+    assert session.ranks.epoch == epoch + 1
     result = session.run(f"{SUM}, kept, presses")
     assert [result[rank].result for rank in (0, 1)] == ["(3, 5, 0)", "(3, 1, 2)"]
     assert "[1] (between cells) press 2" in capsys.readouterr().out
@@ -92,9 +92,9 @@ def test_what_cannot_be_ended_is_replaced_on_demand(session):
     said = session.interrupt()
     assert said[0].startswith("rank 1 has not ended yet: no answer")
     assert said[1].startswith("wait, or %ddp_interrupt --replace")
-    pids = session.pids()
+    pids = session.ranks.pids()
     assert session.interrupt(replace=True)[0].startswith("rank 1 was replaced and begins without variables")
-    assert [old == new for old, new in zip(pids, session.pids(), strict=True)] == [True, False, True]
+    assert [old == new for old, new in zip(pids, session.ranks.pids(), strict=True)] == [True, False, True]
     result = session.run(f"{SUM}, 'before' in globals()")
     assert [result[rank].result for rank in (0, 1)] == ["(3, True)", "(3, False)"]
 
@@ -102,18 +102,18 @@ def test_what_cannot_be_ended_is_replaced_on_demand(session):
 @pytest.mark.long
 def test_a_cell_of_another_thread_loses_variables_only_on_demand(session):
     session.run("before = 1")
-    pids = session.pids()
+    pids = session.ranks.pids()
     rank_1 = psutil.Process(pids[1])
     used_s = rank_1.cpu_times().user
-    future = session.run(DEAF, wait=False)
+    future = session.submit(DEAF)
     # It is in its call: before that an interrupt would end it.
     wait_until(lambda: session._cells.busy == [1] and rank_1.cpu_times().user > used_s + 0.2)
     for _ in range(2):  # the second one comes later than presses that count as one
         assert session.interrupt()[0].startswith("rank 1 has not ended yet: no answer")
         time.sleep(ONE_PRESS_S)
-    assert session.pids() == pids
+    assert session.ranks.pids() == pids
     assert session.interrupt(replace=True)[0].startswith("rank 1 was replaced and begins without variables")
-    assert [old == new for old, new in zip(pids, session.pids(), strict=True)] == [True, False, True]
+    assert [old == new for old, new in zip(pids, session.ranks.pids(), strict=True)] == [True, False, True]
     with pytest.raises(JobCancelledError, match="was cancelled"):
         future.result(5)
     result = session.run(f"{SUM}, 'before' in globals()")
@@ -130,7 +130,7 @@ def test_a_cell_that_ends_by_itself_after_all(session):
 
 def test_a_cell_of_another_thread(session):
     """It is ended as by the stop button; a wait for the turn behind it ends at a press, in words of its own."""
-    future = session.run("import time; time.sleep(60)", wait=False)
+    future = session.submit("import time; time.sleep(60)")
     wait_until(lambda: session._cells.watched is not None)
     threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
     began = time.monotonic()
@@ -147,7 +147,7 @@ def test_a_cell_of_another_thread(session):
 
 def test_the_views_stop_button_ends_a_cell_of_another_thread(session):
     assert session._live.interrupt() == "no cell runs on the ranks"
-    future = session.run("import time; time.sleep(60)", wait=False)
+    future = session.submit("import time; time.sleep(60)")
     wait_until(lambda: session._cells.watched is not None)
     assert session._live.interrupt() == "interrupted"
     with pytest.raises(JobCancelledError, match="was cancelled"):
@@ -157,7 +157,7 @@ def test_the_views_stop_button_ends_a_cell_of_another_thread(session):
 def test_cells_that_wait_behind_the_one_that_is_ended(session, monkeypatch):
     """They begin; nobody waits for them to end."""
     monkeypatch.setattr(unended, "_END_S", 10.0)  # how soon they end on a busy machine is not asked here
-    futures = [session.run("import time; time.sleep(60)", wait=False) for _ in range(2)]
+    futures = [session.submit("import time; time.sleep(60)") for _ in range(2)]
     for ended, job in enumerate(futures, 1):
         wait_until(lambda: session._cells.watched is not None)
         said = session.interrupt()
@@ -172,7 +172,7 @@ def test_cells_that_wait_behind_the_one_that_is_ended(session, monkeypatch):
 
 def test_the_message_alone_ends_what_no_signal_of_python_ends(session):
     """The signals may have come before the cell began: then this rank has heard nothing else."""
-    future = session.run("kept = 7\ndist.recv(torch.ones(1), 1)", ranks=0, wait=False)
+    future = session.submit("kept = 7\ndist.recv(torch.ones(1), 1)", ranks=0)
     wait_until(lambda: session._cells.watched is not None)
     run = session._cells.under_way
     wait_until(lambda: "recv" in session._cells.look(run)[0].doing)
@@ -233,7 +233,7 @@ def interrupt_in_a_hook():
 )
 def test_an_interrupt_while_the_cell_begins_is_not_lost(session, when):
     session.run(INTERRUPTED_IN_ITS_BEGIN + when, ranks=0)
-    future = session.run("import time; time.sleep(60)", ranks=0, wait=False)
+    future = session.submit("import time; time.sleep(60)", ranks=0)
 
     def is_past_its_begin() -> bool:
         run = session._cells.under_way

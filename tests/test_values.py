@@ -232,7 +232,7 @@ def test_what_has_no_names_cannot_be_pushed_and_a_timeout_is_a_number(session):
     with pytest.raises(UsageError, match=r"^push takes names and values, not 1: push\(x=1\) or push"):
         session.push(1)
     with pytest.raises(UsageError, match=r"^timeout must be a number of seconds, e.g. timeout=60, got '5'"):
-        session.run("1", timeout="5")
+        session.run("1", timeout_s="5")
 
 
 def test_what_the_notebook_cannot_unpickle_is_named(session):

@@ -40,7 +40,8 @@ NEXT = "%%on_all_ranks\nprint(train(kept), train(load()), workers() == pids)"
 NEXT_OF_CLIENT = """
 import os, ddp_notebook
 session = ddp_notebook.current()
-print(session.client[:].apply_sync(os.getpid) == session.pids(), *session.pids(), *session.pids("controller"))
+pids = session.ranks.pids()
+print(session.client[:].apply_sync(os.getpid) == pids, *pids, *session.ranks.pids("controller"))
 """
 SLEEP = ("sleep", 2)
 # cells, and how many processes of which name are below the kernel when all ranks are where they stay
@@ -140,7 +141,7 @@ def test_a_stop_does_what_it_does_everywhere(kernel, in_order, cell):
 def test_a_cell_that_nobody_waits_for_goes_on_when_a_local_one_is_stopped(kernel, in_order, code):
     begins = f"dist.barrier(); open('{{there}}' + str(rank), 'w').close()\n{code}\nprint('ended')"
     kernel.run("import tempfile, os, time; there = tempfile.mkdtemp() + '/'")
-    sent = f"job = session.run({begins!r}.replace('{{there}}', there), wait=False)"
+    sent = f"job = session.submit({begins!r}.replace('{{there}}', there))"
     message = kernel.start(f"{sent}\nwhile len(os.listdir(there)) < 2: time.sleep(0.01)\ntime.sleep(0.3)\n"
                            "print('there', flush=True)\ntime.sleep(600)")  # fmt: skip
     kernel.wait_for_text("there")
@@ -282,7 +283,7 @@ def test_ranks_end_at_sigterm_only_together_with_their_notebook(kernel):
     kernel.run("%%on_all_ranks\ndel kept")
     wait_until(lambda: not below(kernel, "pt_data_worker"))
     before = kernel.run(NEXT_OF_CLIENT).stdout
-    kernel.run("job = session.run('for n in range(20): time.sleep(0.05); dist.barrier()\\nn', wait=False)")
+    kernel.run("job = session.submit('for n in range(20): time.sleep(0.05); dist.barrier()\\nn')")
     got = kernel.signal_below(signal.SIGTERM)
     ended = kernel.run("print({rank: job.result(20)[rank].result for rank in (0, 1)})")
     assert ended.stdout.endswith("{0: '19', 1: '19'}\n"), ended

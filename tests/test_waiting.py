@@ -59,7 +59,7 @@ def test_waits_end_as_torchs_own_do(session):
         "    for name, wait in waits.items(): print(name, outcome(wait) == others[name].result(), outcome is None)\n"
         "print(outcome(waits['future']), outcome(waits['HashStore.get']), outcome(waits['future that fails']))",
         ranks=0,
-        timeout=30,
+        timeout_s=30,
     )
     *compared, values = result[0].stdout.splitlines()
     assert compared == [f"{name} True False" for name in _WAITS]
@@ -72,7 +72,7 @@ def test_a_client_says_who_did_not_listen(session):
         "try: dist.TCPStore('localhost', 1, timeout=timedelta(milliseconds=300))\n"
         "except dist.DistNetworkError as error: print(error, 0.2 < time.monotonic() - began < 2)",
         ranks=0,
-        timeout=20,
+        timeout_s=20,
     )
     assert result[0].stdout.startswith(
         "The client socket has timed out after 300ms while trying to connect to (localhost, 1): "
@@ -88,14 +88,14 @@ def test_a_client_may_come_before_its_server(session):
         "threading.Timer(0.3, serve).start()\n"
         "client = dist.TCPStore('localhost', port); client.set('a', 'b'); print(client.get('a')); del client, kept",
         ranks=0,
-        timeout=20,
+        timeout_s=20,
     )
     assert result[0].stdout == "b'b'\n"
 
 
 def test_a_stop_says_where_a_future_was_waited_for(session):
     with pytest.raises(CellTimeoutError, match=r"ranks 0,1: at cell line 2 in deep, in wait_all$"):
-        session.run("def deep():\n    torch.futures.wait_all([torch.futures.Future()])\ndeep()", timeout=0.5)
+        session.run("def deep():\n    torch.futures.wait_all([torch.futures.Future()])\ndeep()", timeout_s=0.5)
 
 
 def test_what_computes_after_a_stop_is_not_interrupted_again(session):
@@ -110,7 +110,7 @@ def test_what_computes_after_a_stop_is_not_interrupted_again(session):
         "    finally: saved += ', then left'"
     )
     with pytest.raises(CellTimeoutError):
-        session.run(code, timeout=0.3)
+        session.run(code, timeout_s=0.3)
     assert session.run("print(saved)")[0].stdout == "whole, then left\n"
 
 
@@ -191,7 +191,7 @@ def test_a_stop_in_a_finalizer_is_raised_after_it(session):
 
 def test_a_stop_ends_a_finalizer_that_does_not_end(session):
     with pytest.raises(CellTimeoutError):
-        session.run(_CLOSES + "Closes(60)\nwhile True: pass", timeout=0.3)
+        session.run(_CLOSES + "Closes(60)\nwhile True: pass", timeout_s=0.3)
     assert session.run("print(Closes.closed)")[0].stdout == "False\n"
 
 
@@ -209,7 +209,7 @@ def test_a_stop_in_a_callback_of_a_weak_reference_is_raised_after_it(session):
     code = _IN_CALLBACK + "key = Key(); reference = weakref.ref(key, lambda _: spin(2)); del key\nwhile True: pass"
     began_s = time.monotonic()
     with pytest.raises(CellTimeoutError) as stopped:
-        session.run(code, timeout=0.5)
+        session.run(code, timeout_s=0.5)
     assert time.monotonic() - began_s < 2
     result = stopped.value.result
     assert result is not None and result[0].stderr == result[1].stderr == ""
@@ -231,7 +231,7 @@ def test_a_stop_leaves_no_dead_key_in_a_weak_dictionary(session):
 def test_a_stop_ends_the_wait_for_a_lock(session):
     code = "import threading\ntaken = threading.Condition(threading.Lock())\ntaken.acquire()\nwith taken: pass"
     with pytest.raises(CellTimeoutError, match="at cell line 4"):
-        session.run(code, timeout=0.3)
+        session.run(code, timeout_s=0.3)
 
 
 def test_a_command_after_a_stop_is_not_interrupted_again(session):
@@ -241,7 +241,7 @@ def test_a_command_after_a_stop_is_not_interrupted_again(session):
         "finally: saved = subprocess.run('sleep 0.8; echo whole', shell=True, capture_output=True, text=True).stdout"
     )
     with pytest.raises(CellTimeoutError):
-        session.run(code, timeout=0.3)
+        session.run(code, timeout_s=0.3)
     assert session.run("print(saved, end='')")[0].stdout == "whole\n"
 
 
@@ -254,6 +254,6 @@ def test_a_stop_that_was_sent_again_leaves_the_next_one_its_effect(session):
         "except KeyboardInterrupt: heard += 1\n"
     )
     with pytest.raises(CellTimeoutError):
-        session.run(code + "raise KeyboardInterrupt", ranks=0, timeout=0.3)
+        session.run(code + "raise KeyboardInterrupt", ranks=0, timeout_s=0.3)
     wait_until(lambda: not session._cells.busy, 30.0, "the end of the call in C")
     assert session.run("print(heard)", ranks=0)[0].stdout == "2\n"

@@ -205,7 +205,7 @@ def test_a_callback_waits_for_the_cells_awaits(front_end):
     sliders = front_end.of("IntSliderModel")[-2:]
     front_end.run("import ddp_notebook\nsession = ddp_notebook.current()")
     code = "log.append('begin'); await asyncio.sleep(0.5); log.append('end')"
-    front_end.run(f'future = session.run("{code}", wait=False)')
+    front_end.run(f'future = session.submit("{code}")')
     for slider in sliders:
         front_end.set(slider, value=50)
     front_end.run("future.result(20)")

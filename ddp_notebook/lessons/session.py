@@ -57,7 +57,7 @@ class Runner:
             level: how much is recorded, whatever the session records otherwise: the lessons count by it.
             quiet: show nothing.
         """
-        self.session.run(code, timeout=timeout_s, quiet=quiet, record=RecordOptions(level=level))
+        self.session.run(code, timeout_s=timeout_s, quiet=quiet, record=RecordOptions(level=level))
 
     def mark(self) -> None:
         """Let `calls` begin here."""

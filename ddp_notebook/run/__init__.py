@@ -11,7 +11,6 @@ agree/      whether ranks hold the same
 sharding/   who holds which part of a model, and the memory that it takes
 record/     what cells record, and the recording up to now
 
-kept        the public methods of `Session` where a keeper has the ranks
 assembly    the parts of a session, put together
 dispatch    a table: the kind of a message, and who handles it
 questions   questions to ranks, and their answers

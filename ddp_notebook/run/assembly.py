@@ -15,7 +15,6 @@ from ddp_notebook.launch.hosts import Hosts
 from ddp_notebook.launch.keep.recorded import batches
 from ddp_notebook.launch.keep.remote import Remote
 from ddp_notebook.launch.options import StartOptions
-from ddp_notebook.launch.placement import Placement
 from ddp_notebook.observe.observer import Observer
 from ddp_notebook.run.agree.checking import Checking
 from ddp_notebook.run.cells.adopted import Adopted
@@ -202,29 +201,6 @@ def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-class Assembled:
-    """What has parts once it has ranks: the base of `Session`'s faces."""
-
-    _assembled: Parts | None = None
-
-    @property
-    def _placement(self) -> Placement:
-        """Which rank has which device."""
-        return self._parts.cluster.placement
-
-    @property
-    def world_size(self) -> int:
-        return self._placement.world_size
-
-    @property
-    def backend(self) -> str:
-        return self._placement.backend
-
-    @property
-    def _parts(self) -> Parts:
-        return there_already(self._assembled)
-
-
 def _folder_of(cluster: Cluster) -> str:
     """Where ranks leave profiles.
 
@@ -236,8 +212,12 @@ def _folder_of(cluster: Cluster) -> str:
     return cluster.directory
 
 
-def there_already(part: T | None) -> T:
-    """A part of a session; a clear error for who asks from another thread while the session starts."""
+def require(part: T | None) -> T:
+    """Return a part of a session.
+
+    Raises:
+        SessionBrokenError: the session is still starting, and another thread uses it.
+    """
     if part is None:
         raise SessionBrokenError("this session has no ranks yet: wait until its start has ended")
     return part

@@ -18,6 +18,7 @@ from ddp_notebook.registry.entries import Entry
 from ddp_notebook.registry.finding import TORCHRUN
 from ddp_notebook.registry.identities import Identity
 from ddp_notebook.registry.torchrun import Place
+from ddp_notebook.run.assembly import require
 from ddp_notebook.run.groups.diagnosis import Views
 from ddp_notebook.run.interrupted import OF_TORCHRUN_JOB, tells_interrupts
 from ddp_notebook.run.output.log import RankLog
@@ -30,7 +31,6 @@ from ddp_notebook.torchrun.rounds import Events, Round
 from ddp_notebook.torchrun.shown import JobLooks, ShownJob
 from ddp_notebook.torchrun.status import JobStatus, status_of
 from ddp_notebook.widgets.ended import Ended
-from ddp_notebook.widgets.face import ViewFace
 from ddp_notebook.widgets.placing import Placing
 from ddp_notebook.wire.bulk import BulkFetcher
 from ddp_notebook.wire.cutting import WasCut
@@ -44,7 +44,7 @@ _log = logging.getLogger(__name__)
 
 
 @tells_interrupts(OF_TORCHRUN_JOB)
-class TorchrunJob(ViewFace):
+class TorchrunJob:
     """One job, from its first rank that was found to `close`, through restarts and changes of its members.
 
     It only looks: ranks whose notebook goes, go on.
@@ -72,6 +72,7 @@ class TorchrunJob(ViewFace):
         self._refused: RefusedError | None = None
         self._logs: dict[int, RankLog] = {}
         self._log_folder = ""
+        self._live: Placing | None = None
         self._closing = threading.Event()
         self._stale: list[Placing] = []  # of recordings that have ended, to be closed by the main thread
         self._keyring = Keyring()
@@ -144,8 +145,8 @@ class TorchrunJob(ViewFace):
         """
         return self.recording.report(cell)
 
-    def write_trace(self, path: str) -> tuple[list[int], list[int]]:
-        """Write the recording as a Chrome trace. See `Session.write_trace`; there are no profiles of torch's."""
+    def _write_trace(self, path: str) -> tuple[list[int], list[int]]:
+        """Write the recording as a Chrome trace. See `Session.trace`; there are no profiles of torch's."""
         return trace.write(self.recording, path, None, iter(()))
 
     def look(self) -> Views:
@@ -203,7 +204,7 @@ class TorchrunJob(ViewFace):
         if self.round is None:
             return None
         whose, title = f"this notebook is detached from {self.name}", _title(self.name, self.world_size)
-        return Ended(self.recording, whose, title, [], draws_html=self.views.draws_html)
+        return Ended(self.recording, whose, title, [], draws_html=self._views.draws_html)
 
     def stop(self) -> str:
         """Look at it no more; it goes on. Returns what was done, in words."""
@@ -232,12 +233,23 @@ class TorchrunJob(ViewFace):
         for observer in {run.observer for run in self._rounds}:
             observer.close()
 
+    def monitor(self, cell: int | None = None) -> None:
+        """Show what the ranks do, live: losses, gradient synchronisation, a timeline, tensors and ranks.
+
+        Args:
+            cell: only this one; None: all, and those to come.
+
+        Raises:
+            UsageError: nothing was recorded of this cell.
+        """
+        self._views.show(cell)
+
     @property
-    def views(self) -> Placing:
-        """Where its monitors stand. `widgets.Monitor(job)` is one more."""
+    def _views(self) -> Placing:
+        """The monitors of the job."""
         self._close_stale()
         self._some_round()
-        return super().views
+        return require(self._live)
 
     def __repr__(self) -> str:
         size = self.world_size

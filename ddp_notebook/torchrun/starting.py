@@ -303,7 +303,7 @@ def _look(job: TorchrunJob, view: tuple[int, Any] | None) -> tuple[int, Any] | N
     if view is None or view[0] != run.number:
         if view is not None:
             view[1].end(view[0])
-        beside = job.views.beside(Here())
+        beside = job._views.beside(Here())
         view = None if beside is None else (run.number, beside)
     if view is not None:
         view[1].look(view[0])

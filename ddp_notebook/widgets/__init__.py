@@ -1,7 +1,6 @@
 """The live monitor: what a recording holds, drawn while it grows.
 
 monitor    the widget
-face       the session's methods for looking on
 placing    where views appear: under a running cell, at %ddp_monitor
 ended      what a session has recorded, for the magics behind its end
 under_cell when one comes under a running cell

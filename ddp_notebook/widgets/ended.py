@@ -58,8 +58,8 @@ class Ended:
         self.close()
         self._shown = self._view(cell)
 
-    def write_trace(self, path: str | os.PathLike[str]) -> tuple[list[int], list[int]]:
-        """See `Session.write_trace`. There are no profiles of torch's any more."""
+    def _write_trace(self, path: str | os.PathLike[str]) -> tuple[list[int], list[int]]:
+        """See `Session.trace`. There are no profiles of torch's any more."""
         trace.write(self.recording, path, None, ())
         return [], self._profiled
 

@@ -35,7 +35,7 @@ class Watchable(Protocol):
     """A running session, as `ddp_notebook.start` makes one."""
 
     @property
-    def views(self) -> Views: ...
+    def _views(self) -> Views: ...
 
 
 class Views(Protocol):
@@ -93,7 +93,7 @@ class Monitor(anywidget.AnyWidget):
         self._is_own = publisher is None and not isinstance(recording, Watchable)
         if publisher is None:
             if isinstance(recording, Watchable):
-                publisher, interrupt = recording.views.publisher_apart(cell), interrupt or recording.views.interrupt
+                publisher, interrupt = recording._views.publisher_apart(cell), interrupt or recording._views.interrupt
             else:
                 publisher = _publisher_of(recording, cell, live)
         self._interrupt = interrupt

@@ -9,7 +9,7 @@ import torch side by side, and so do the two processes that a cold start is comp
               machine, and in two host servers of this machine without ssh: the least that two servers take on the
               same cores
     freed     a ring of recv across hosts, from the cell's limit to its end
-    healed    a rank of the far host that was killed, from `session.heal` to the end of an all_reduce
+    healed    a rank of the far host that was killed, from `session.ranks.heal` to the end of an all_reduce
 """
 
 from __future__ import annotations
@@ -213,7 +213,7 @@ def _warm_s(front_end: FrontEnd, start: str) -> float:
 def _freed_s(session: Session) -> float:
     began = time.perf_counter()
     with contextlib.suppress(CellTimeoutError):
-        session.run("dist.recv(torch.ones(1), (rank + 1) % world_size)", timeout=_LIMIT_S, quiet=True)
+        session.run("dist.recv(torch.ones(1), (rank + 1) % world_size)", timeout_s=_LIMIT_S, quiet=True)
     freed_s = time.perf_counter() - began - _LIMIT_S
     session.run(_SUM, quiet=True)
     return freed_s
@@ -223,7 +223,7 @@ def _healed_s(session: Session) -> float:
     with contextlib.suppress(RankDiedError):
         session.run(f"import os\nif rank == {_WORLD_SIZE - 1}: os.kill(os.getpid(), 9)\ndist.barrier()", quiet=True)
     began = time.perf_counter()
-    session.heal()
+    session.ranks.heal()
     session.run(_SUM, quiet=True)
     return time.perf_counter() - began
 

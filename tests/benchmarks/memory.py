@@ -34,7 +34,7 @@ def measure() -> list[Figure]:
 def _of_ranks() -> Figure:
     with ddp_notebook.start(WORLD_SIZE) as session:
         session.run("x = torch.ones(1)\ndist.all_reduce(x)", quiet=True)
-        own = [psutil.Process(pid).memory_full_info().uss / _MIB for pid in session.pids()]
+        own = [psutil.Process(pid).memory_full_info().uss / _MIB for pid in session.ranks.pids()]
     return Figure(
         what="private memory of a rank after its first cell",
         value=median(own),

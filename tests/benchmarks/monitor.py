@@ -199,7 +199,7 @@ def training(seconds: float = 20.0) -> list[Figure]:
         publisher = Publisher(its_feed, Present(its_feed, session._cells, ""))
         nbytes: list[int] = []
         publisher.add(lambda message: nbytes.append(message.nbytes))
-        result = session.run(f"SECONDS = {seconds}\n{_TRAINS}", quiet=True, timeout=seconds + 60)
+        result = session.run(f"SECONDS = {seconds}\n{_TRAINS}", quiet=True, timeout_s=seconds + 60)
         publisher.close()
     used_s = 0.0
     by_name: dict[str, float] = {}

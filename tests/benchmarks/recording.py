@@ -259,7 +259,7 @@ def _blocks(session: Any, model: str, seconds: float, modes: Sequence[str], seed
     """Blocks of each mode in turn."""
     code = f"MODEL, MODES, SEED = ({MODELS[model]}), {list(modes)}, {seed}\n"
     code += f"SECONDS, BLOCK_MS = {seconds * len(modes)}, {_BLOCK_MS}\n{_STEPS}"
-    result = session.run(code, quiet=True, timeout=3600)
+    result = session.run(code, quiet=True, timeout_s=3600)
     return [json.loads(result[rank].stdout) for rank in result.ranks]
 
 
@@ -308,7 +308,7 @@ def _readable(session: Any, count: int = 300) -> Figure:
     """The clock of ranks on this machine is the notebook's."""
     recording = session.recording
     _, index, _ = recording.follow("metric", 0)
-    running = session.run(f"COUNT = {count}\n{_LOGS}", quiet=True, wait=False)
+    running = session.submit(f"COUNT = {count}\n{_LOGS}", quiet=True)
     took_ms: list[float] = []
     until = time.monotonic() + 60
     while len(took_ms) < count * session.world_size and time.monotonic() < until:

@@ -123,7 +123,7 @@ def measure() -> list[Figure]:
         with _plain("") as default:
             default_init_ms = default.init_ms
             beside_default = _in_turn(_BLOCKS, ours, lambda: default.run(_BLOCK))
-            idle, torchs_idle = _idle_percent(session.pids()), _idle_percent(default.pids)
+            idle, torchs_idle = _idle_percent(session.ranks.pids()), _idle_percent(default.pids)
         with _plain("uv") as sockets:
             beside_sockets = _in_turn(_BLOCKS, ours, lambda: sockets.run(_BLOCK))
             costs = _costs(session, sockets)
@@ -212,7 +212,7 @@ def _costs(session: ddp_notebook.Session, sockets: _Plain) -> list[dict[str, _Co
     def ours(level: str, wait: str = "_ours") -> _Cost:
         session.record(level)
         session.run(f"torch._C.Future.wait = {wait}", quiet=True)
-        stretch = _stretch([*session.pids(), os.getpid()])
+        stretch = _stretch([*session.ranks.pids(), os.getpid()])
         return _Cost(*json.loads(session.run(f"{stretch} if rank == 0 else None", quiet=True)[0].result or ""))
 
     runs = {

@@ -26,7 +26,7 @@ def measure() -> list[Figure]:
     pairs, pulls, pushes, in_all = [], [], [], []
     with ddp_notebook.start(1) as session:
         session.run(f"x = torch.ones({NBYTES // 4})", quiet=True)
-        processes = [psutil.Process(), *map(psutil.Process, session.pids())]
+        processes = [psutil.Process(), *map(psutil.Process, session.ranks.pids())]
         value = torch.ones(NBYTES // 4)
         session.pull("x")
         for _ in range(ROUNDS):

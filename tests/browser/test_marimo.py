@@ -19,7 +19,7 @@ import ddp_notebook
 from ddp_notebook.widgets import Monitor
 
 session = ddp_notebook.start(2, reuse=True)
-print("started", session.pids())
+print("started", session.ranks.pids())
 """
 SUM = """
 summed = session.run("x = torch.full((2,), float(rank))\\ndist.all_reduce(x)\\nx")
@@ -41,12 +41,12 @@ with mo.redirect_stdout():
     session.run("x = torch.full((2,), float(rank))\\ndist.all_reduce(x)\\nprint('sum', x.tolist())")
 """
 JOB = """
-job = session.run("import time\\nfor step in range(12): print('step', step); time.sleep(0.25)", wait=False)
+job = session.submit("import time\\nfor step in range(12): print('step', step); time.sleep(0.25)")
 """
 MEANWHILE = """
 print("meanwhile", job.state)
 """
-PIDS = 'mo.md(f"ranks {session.pids()}")'
+PIDS = 'mo.md(f"ranks {session.ranks.pids()}")'
 
 pytestmark = [pytest.mark.browser, pytest.mark.long, pytest.mark.timeout(600)]
 

@@ -38,7 +38,7 @@ LINES = {
     "running": SLEEP,
     "status": "%ddp_status",
     "heal": "%ddp_heal",
-    "reform": "session.reform()",
+    "reform": "session.ranks.reform()",
     "pull": "%ddp_pull kept",
     "check": "%ddp_check",
     "resize": "%ddp_resize 3",
@@ -88,7 +88,7 @@ class Stopping:
         return self._pids(name)[-1]
 
     def _pids(self, kind: str) -> list[int]:
-        return [int(pid) for pid in self.kernel.run(f"print(*session.pids({kind!r}))").stdout.split()]
+        return [int(pid) for pid in self.kernel.run(f"print(*session.ranks.pids({kind!r}))").stdout.split()]
 
     @contextlib.contextmanager
     def stopped(self, pid: int) -> Iterator[None]:

@@ -41,7 +41,7 @@ _ASKED = [
 @pytest.fixture(scope="module")
 def told(session: Any) -> list[tuple[dict[str, Any], dict[str, Any]]]:
     """What each rank was told: by itself, and in a cell."""
-    cell = session.run(_PROGRAM.read_text(), quiet=True, timeout=120)
+    cell = session.run(_PROGRAM.read_text(), quiet=True, timeout_s=120)
     return [(_read(alone), _read(cell[rank].stdout)) for rank, alone in enumerate(_on_bare_ranks())]
 
 

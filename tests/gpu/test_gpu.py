@@ -145,9 +145,9 @@ def test_gloo_does_not_end_ranks_that_send_tensors_of_a_gpu(make_session):
             session.run(
                 "from torch.distributed._functional_collectives import all_gather_tensor\n"
                 f"x = torch.ones(4, device=device)\n{call}",
-                timeout=60,
+                timeout_s=60,
             )
-    assert session.run(_SUM, timeout=60)[0].result == "2"
+    assert session.run(_SUM, timeout_s=60)[0].result == "2"
 
 
 def _expect_equal_parameters(session) -> None:
@@ -184,13 +184,13 @@ def test_a_gpu_is_chosen_by_number_and_by_uuid(make_session, gpus):
 def test_the_host_server_has_no_cuda_context(make_session):
     session = make_session(None)
     session.run(_ALL_REDUCE)
-    (server,) = session.pids("host server")
-    ranks = session.pids()
+    (server,) = session.ranks.pids("host server")
+    ranks = session.ranks.pids()
     assert all(map(has_cuda, ranks)), "else the next line would prove nothing"
     assert not has_cuda(server)
     assert not has_cuda(os.getpid())
     assert session.client.ids == list(range(session.world_size))
-    others = [*session.pids("store"), *session.pids("controller")]
+    others = [*session.ranks.pids("store"), *session.ranks.pids("controller")]
     assert len(others) == 2 and not any(map(has_cuda, others))
     known = {int(line) for line in driver_says("--query-compute-apps=pid") if line.strip().isdigit()}
     assert not known & {server, os.getpid(), *others}
@@ -213,7 +213,7 @@ def test_after_stop_no_process_holds_a_gpu(warm_server, make_session, record_pro
         pytest.skip("the driver does not say how much memory is in use")
     session = make_session(None)
     session.run("held = torch.ones(512 << 18, device=device)  # 512 MiB\ntorch.cuda.synchronize()")
-    ranks = session.pids()
+    ranks = session.ranks.pids()
     wait_until(lambda: sum(gpu_memory_mib()) > sum(before_mib) + 400, what="the ranks take memory")
     session.stop()
     assert not any(Path(f"/proc/{pid}").exists() for pid in ranks)
@@ -231,7 +231,7 @@ def test_the_same_host_server_serves_again_after_cuda_was_used(warm_server, make
         session = make_session(None)
         session.run(_ALL_REDUCE)
         assert {x.max().item() for x in session.pull("x").values()} == {sum(range(1, session.world_size + 1))}
-        servers += session.pids("host server")
+        servers += session.ranks.pids("host server")
         session.stop()
     assert servers[0] == servers[1]
 
@@ -246,8 +246,8 @@ def test_an_error_that_poisons_the_context_is_a_death_and_is_healed(make_session
         session.run(
             "if rank == 0:\n"
             "    torch.zeros(2, device=device)[torch.tensor([5], device=device)]; torch.cuda.synchronize()",
-            timeout=60,
+            timeout_s=60,
         )
     assert "this process can no longer use its GPU" in "\n".join(caught.value.tracebacks[0])
-    session.heal()
-    assert session.run(_SUM, timeout=120)[0].result == str(session.world_size)
+    session.ranks.heal()
+    assert session.run(_SUM, timeout_s=120)[0].result == str(session.world_size)

@@ -240,14 +240,14 @@ def test_a_rank_that_waits_in_vain_is_named_and_stopped(ranks, record_property, 
     ranks.run("kept = rank")
     began_s = time.monotonic()
     with pytest.raises(CellTimeoutError) as caught:
-        ranks.run(HANG, timeout=4)
+        ranks.run(HANG, timeout_s=4)
     record_property("stopped after", f"{time.monotonic() - began_s - 4:.2f} s")
     record_property("said", " / ".join(str(caught.value).splitlines()))
     assert re.search(
         r"rank 0: waiting in all_reduce #\d+ of group default \(float32\[4\], 16 B, cell line 2(, in item)?\)",
         str(caught.value),
     )
-    result = ranks.run(f"{SUM}\nkept, int(x)", timeout=60)
+    result = ranks.run(f"{SUM}\nkept, int(x)", timeout_s=60)
     assert [result[rank].result for rank in (0, 1)] == ["(0, 2)", "(1, 2)"]
 
 
@@ -261,10 +261,10 @@ def test_the_card_says_who_waits_for_whom(ranks):
     thread = threading.Thread(target=look)
     thread.start()
     with pytest.raises(CellTimeoutError):
-        ranks.run(HANG, timeout=4)
+        ranks.run(HANG, timeout_s=4)
     thread.join()
     assert seen and "all_reduce" in seen[0]
-    assert ranks.run(SUM, timeout=60)[1].result == "2"
+    assert ranks.run(SUM, timeout_s=60)[1].result == "2"
 
 
 def test_different_numbers_of_collectives_are_stopped_again_and_again(ranks, record_property):
@@ -275,10 +275,10 @@ def test_different_numbers_of_collectives_are_stopped_again_and_again(ranks, rec
             ranks.run(
                 "for _ in range(3 - rank):\n    z = torch.ones(1 << 20, device=device); dist.all_reduce(z)\n"
                 "torch.cuda.synchronize()",
-                timeout=2,
+                timeout_s=2,
             )
         took.append(time.monotonic() - began_s - 2)
-        assert ranks.run(SUM, timeout=60)[0].result == "2"
+        assert ranks.run(SUM, timeout_s=60)[0].result == "2"
     record_property("stopped after", ", ".join(f"{s:.2f}" for s in took) + " s")
 
 
@@ -287,12 +287,12 @@ def test_other_groups_and_models_work_after_a_stop(ranks):
     ranks.run(DDP_LOOP, quiet=True)
     ranks.run("step(); torch.cuda.synchronize()", quiet=True)
     with pytest.raises(CellTimeoutError):
-        ranks.run("if rank == 0: step().item()\nelse: import time; time.sleep(60)", timeout=3)
-    ranks.run("for _ in range(3): step()\ntorch.cuda.synchronize()", timeout=60, quiet=True)
+        ranks.run("if rank == 0: step().item()\nelse: import time; time.sleep(60)", timeout_s=3)
+    ranks.run("for _ in range(3): step()\ntorch.cuda.synchronize()", timeout_s=60, quiet=True)
     same = ranks.run(
         "y = torch.ones(1, device=device); dist.all_reduce(y, group=pair)\n"
         "int(y), [float(p.sum()) for p in net.parameters()]",
-        timeout=60,
+        timeout_s=60,
     )
     assert same[0].result == same[1].result and same[0].result.startswith("(2,")
 
@@ -302,17 +302,19 @@ def test_an_error_on_one_rank_ends_the_cell_of_the_other(ranks, record_property)
     with pytest.raises(RankError, match=r"ValueError: no \(rank 1\)"):
         ranks.run(
             "if rank: raise ValueError('no')\ny = torch.ones(4, device=device); dist.all_reduce(y); y.sum().item()",
-            timeout=60,
+            timeout_s=60,
         )
     record_property("ended after", f"{time.monotonic() - began_s:.2f} s")
-    assert ranks.run(SUM, timeout=60)[0].result == "2"
+    assert ranks.run(SUM, timeout_s=60)[0].result == "2"
 
 
 def test_out_of_memory_leaves_the_rank_and_its_variables(ranks):
     ranks.run("kept = torch.full((4,), 7., device=device)")
     with pytest.raises(RankError, match="OutOfMemoryError"):
-        ranks.run("big = [torch.empty(1 << 36, dtype=torch.uint8, device=device) for _ in range(4)]", timeout=60)
-    ranks.run("dist.all_reduce(kept)\nfound = kept.tolist(), torch.cuda.memory_allocated(device) < 1 << 34", timeout=60)
+        ranks.run("big = [torch.empty(1 << 36, dtype=torch.uint8, device=device) for _ in range(4)]", timeout_s=60)
+    ranks.run(
+        "dist.all_reduce(kept)\nfound = kept.tolist(), torch.cuda.memory_allocated(device) < 1 << 34", timeout_s=60
+    )
     assert ranks.pull("found") == {0: ([14.0] * 4, True), 1: ([14.0] * 4, True)}
 
 
@@ -326,13 +328,13 @@ def test_a_rank_that_dies_in_a_collective_is_replaced(own_ranks, record_property
     with pytest.raises(RankDiedError, match=r"exited with status 3 \(rank 1\)"):
         own_ranks.run(
             "import os\nif rank == 1: os._exit(3)\n" + HANG,
-            timeout=60,
+            timeout_s=60,
         )
     record_property("ended after", f"{time.monotonic() - began_s:.2f} s")
     began_s = time.monotonic()
     own_ranks.heal()
     record_property("healed after", f"{time.monotonic() - began_s:.2f} s")
-    assert own_ranks.run(SUM, timeout=60)[1].result == "2"
+    assert own_ranks.run(SUM, timeout_s=60)[1].result == "2"
     assert own_ranks.run("kept", ranks=0)[0].result == "0"
 
 
@@ -347,19 +349,19 @@ for s in ddp_notebook.survive(model, optimizer, losses, steps=12):
             pathlib.Path({flag!r}).touch(); os.kill(os.getpid(), signal.SIGKILL)
         losses.append(step().item())
 """,
-        timeout=120,
+        timeout_s=120,
         quiet=True,
     )
-    result = own_ranks.run("len(losses), [float(p.double().sum()).hex() for p in net.parameters()]", timeout=60)
+    result = own_ranks.run("len(losses), [float(p.double().sum()).hex() for p in net.parameters()]", timeout_s=60)
     assert result[0].result == result[1].result and result[0].result.startswith("(12,")
 
 
 def test_more_ranks_and_fewer(own_ranks):
     own_ranks.run("kept = torch.ones(3, device=device) * 5")
     own_ranks.resize(1)
-    assert own_ranks.run(SUM, timeout=60)[0].result == "1"
+    assert own_ranks.run(SUM, timeout_s=60)[0].result == "1"
     own_ranks.resize(2)
-    result = own_ranks.run(SUM, timeout=60)
+    result = own_ranks.run(SUM, timeout_s=60)
     assert [result[rank].result for rank in (0, 1)] == ["2", "2"]
     assert own_ranks.run("kept.tolist()", ranks=0)[0].result == "[5.0, 5.0, 5.0]"
 
@@ -367,9 +369,9 @@ def test_more_ranks_and_fewer(own_ranks):
 def test_variables_of_the_gpu_are_copied_to_a_new_rank(own_ranks):
     own_ranks.run("kept = torch.arange(3., device=device) + rank")
     with pytest.raises(RankDiedError):
-        own_ranks.run("import os\nif rank == 1: os._exit(3)\nimport time; time.sleep(5)", timeout=60)
+        own_ranks.run("import os\nif rank == 1: os._exit(3)\nimport time; time.sleep(5)", timeout_s=60)
     own_ranks.heal(from_rank=0)
-    result = own_ranks.run("str(kept.device), kept.tolist()", timeout=60)
+    result = own_ranks.run("str(kept.device), kept.tolist()", timeout_s=60)
     place = "cuda:1" if "cuda:1" in str(own_ranks.status()) else "cuda:0"
     assert result[1].result == f"('{place}', [0.0, 1.0, 2.0])"
 
@@ -386,6 +388,6 @@ found = rpc.rpc_sync(f"worker{1 - rank}", double, args=(torch.ones(3, device=dev
 found = str(found.device.type), found.tolist()
 rpc.shutdown()
 """,
-        timeout=90,
+        timeout_s=90,
     )
     assert own_ranks.pull("found") == {0: ("cuda", [2.0] * 3), 1: ("cuda", [4.0] * 3)}

@@ -53,7 +53,7 @@ def _expect_the_same(session, program: Path, directory: Path, says: str = "") ->
     expected = _under_torchrun(program, directory)
     assert all(len(figures) >= 3 for figures in expected), expected
     for _ in range(2):
-        result = session.run(program.read_text(), quiet=True, timeout=300)
+        result = session.run(program.read_text(), quiet=True, timeout_s=300)
         for rank in range(_WORLD_SIZE):
             assert says.format(rank=rank) in result[rank].stdout
             assert _FIGURE.findall(result[rank].stdout) == expected[rank], (program.name, rank)

@@ -55,7 +55,7 @@ def _in_a_cell(session, name: str, directory: Path) -> list[str]:
     from ddp_notebook.errors import DDPNotebookError
 
     try:
-        session.run(f"ended = torchs_own.run({name!r}, rank, {str(directory)!r})", quiet=True, timeout=LIMIT_S)
+        session.run(f"ended = torchs_own.run({name!r}, rank, {str(directory)!r})", quiet=True, timeout_s=LIMIT_S)
     except DDPNotebookError as error:
         return [f"the cell: {error}"] * _WORLD_SIZE
     return list(session["ended"].values())

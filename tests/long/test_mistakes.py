@@ -147,7 +147,7 @@ def _generated(count: int) -> Iterator[str]:
 
 
 def _mistakes(session: Any, code: str) -> tuple[str, ...]:
-    session.run(code, quiet=True, timeout=60)
+    session.run(code, quiet=True, timeout_s=60)
     return session.check().mistakes
 
 
@@ -187,7 +187,7 @@ def test_no_false_alarm_in_torchs_tests_of_ddp(make_session_alone, tally: Tally,
     told = {}  # of those that pass
     for name in names:
         code = f"ended = torchs_own.run({name!r}, rank, {str(tmp_path / name)!r})"
-        session.run(code, quiet=True, timeout=LIMIT_S)
+        session.run(code, quiet=True, timeout_s=LIMIT_S)
         if list(session["ended"].values()) == [torchs_own.PASSED] * 2:
             told[name] = session.check().mistakes
     for n in tally(len(told), "of torch's tests of DDP, which pass on two CPUs, without a false alarm"):

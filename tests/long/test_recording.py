@@ -111,7 +111,7 @@ def test_100_000_operations_leave_nothing(tally):
 
 
 def _part(session: Any) -> list[dict[str, Any]]:
-    session.run(f"part({_OPERATIONS // _PARTS})", quiet=True, timeout=600)
+    session.run(f"part({_OPERATIONS // _PARTS})", quiet=True, timeout_s=600)
     states: list[dict[str, Any]] = []
 
     def is_quiet() -> bool:

@@ -28,7 +28,7 @@ def test_losses_are_those_of_an_uninterrupted_run(make_session, tally):
         found = losses(session, 2)
         for size in _SIZES:
             began = time.monotonic()
-            session.resize(size)
+            session.ranks.resize(size)
             took[size].append(time.monotonic() - began)
             found += losses(session, 2)
         assert found == pytest.approx(wanted, rel=1e-9)
@@ -46,9 +46,9 @@ def test_a_hundred_times(make_session, tally):
     for at in tally(100, "the group works after a resize, whoever has left"):
         size = 1 + (5 * at + 3) % 4
         without = [0] if at % 3 == 0 and session.world_size > 1 else None
-        session.resize(size, without=without)
-        result = session.run("x = torch.ones(1); dist.all_reduce(x); int(x)", quiet=True, timeout=30)
+        session.ranks.resize(size, without=without)
+        result = session.run("x = torch.ones(1); dist.all_reduce(x); int(x)", quiet=True, timeout_s=30)
         assert [result[rank].result for rank in range(size)] == [str(size)] * size
         if at % 10 == 0:
             assert session.client[:]["rank"] == list(range(size))
-    assert len(session.pids()) == session.world_size
+    assert len(session.ranks.pids()) == session.world_size

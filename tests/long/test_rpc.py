@@ -62,13 +62,13 @@ def _strike(session, wait: str, how: str, victim: int) -> float:
     """One fault. Returns what the cell took to its end, less the time until it was stopped."""
     is_stopped = how in _STOPPED
     if wait == "init_rpc":
-        session.run("rpc.shutdown()", quiet=True, timeout=_AGAIN_S)
+        session.run("rpc.shutdown()", quiet=True, timeout_s=_AGAIN_S)
     code = f"how = {how!r}\n" + (f"{_EXHAUST}" if how == "exhaust" else f"if rank != {victim}: {_WAITS[wait]}")
     if wait in _ENDS_RPC:
         code += "\nelse: act(how)"
     began = time.monotonic()
     with pytest.raises(CellTimeoutError if is_stopped else DDPNotebookError):
-        session.run(code, timeout=_STOP_AFTER_S if is_stopped else 15.0, quiet=True)
+        session.run(code, timeout_s=_STOP_AFTER_S if is_stopped else 15.0, quiet=True)
     took_s = time.monotonic() - began
     if not is_stopped:
         assert took_s < 15.0
@@ -78,7 +78,7 @@ def _strike(session, wait: str, how: str, victim: int) -> float:
 def _goes_on(session, has_died: bool = False) -> float:
     """The ranks call each other again. Returns after how many seconds."""
     if has_died:
-        session.heal()
+        session.ranks.heal()
     session.run(DEFINITIONS + _FUNCTIONS, quiet=True)
     began = time.monotonic()
     result = session.run(INIT + CALL, quiet=True)
@@ -117,7 +117,7 @@ def test_calls_work_after_each_of_140_healings(make_session, tally):
         victim = n % 2
         with pytest.raises(RankDiedError):
             session.run("import os; os._exit(3)", ranks=[victim], quiet=True)
-        session.heal()
+        session.ranks.heal()
         session.run(DEFINITIONS, quiet=True)
-        result = session.run(INIT + CALL, quiet=True, timeout=20)
+        result = session.run(INIT + CALL, quiet=True, timeout_s=20)
         assert [result[rank].result for rank in result.ranks] == ["1", "2"], n

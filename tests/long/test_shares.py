@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.alone, pytest.mark.long]
 
 def _threads(session) -> list[tuple[str, str]]:
     """Each rank's host, and how many threads it has."""
-    result = session.run("torch.get_num_threads()", quiet=True, timeout=30)
+    result = session.run("torch.get_num_threads()", quiet=True, timeout_s=30)
     return [(row.host, str(result[row.rank].result)) for row in session.status().rows]
 
 
@@ -32,12 +32,12 @@ def test_each_host_shares_its_own_cores_anew(tmp_path, monkeypatch):
             hosts=ddp_notebook.Ssh("a:1,b:1", python=sshd.python(tmp_path), lease_s=5), grace_s=0.3
         ) as session:
             assert _threads(session) == [("a", share(1)), ("b", share(1))]
-            session.resize(4)
+            session.ranks.resize(4)
             assert sorted(_threads(session)) == [("a", share(2))] * 2 + [("b", share(2))] * 2
             session.run("torch.set_num_threads(7)", ranks=[0], quiet=True)
-            session.resize(2)
+            session.ranks.resize(2)
             assert _threads(session) == [("a", "7"), ("b", share(1))], "what a cell has set stays"
             made.kill("b")
             wait_until(lambda: session.status().rows[1].state == "died", 10.0, "the session knows that b is lost")
-            session.heal()
+            session.ranks.heal()
             assert _threads(session) == [("a", "7"), ("a", share(2))]

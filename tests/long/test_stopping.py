@@ -56,7 +56,7 @@ def test_in_a_kept_session(name, runtime):  # noqa: F811
 @pytest.mark.parametrize("name", ["rank", "store", "host server", "keeper"])
 def test_a_process_that_a_debugger_holds(name, runtime):  # noqa: F811
     env = {"XDG_RUNTIME_DIR": str(runtime), "DDP_NOTEBOOK_PRELOAD": "0"}
-    lines = [SUM, GROUP, "%ddp_status", "%ddp_heal", "session.reform()"]
+    lines = [SUM, GROUP, "%ddp_status", "%ddp_heal", "session.ranks.reform()"]
     with closing(Stopping("%ddp_start 2 --keep 1", env)) as notebook:
-        for line in lines if name != "store" else ["session.reform()"]:
+        for line in lines if name != "store" else ["session.ranks.reform()"]:
             notebook.play_held(name, line)

@@ -57,7 +57,7 @@ def _in_a_cell(session: Any, name: str, directory: Path, capsys: pytest.CaptureF
     session.run("looks.seen.clear()", quiet=True)
     code = f"ended = torchs_files.run(module, {name!r}, rank, world_size, {str(directory)!r}); seen = looks.seen"
     try:
-        session.run(code, timeout=2 * LIMIT_S)
+        session.run(code, timeout_s=2 * LIMIT_S)
     except DDPNotebookError as error:
         return f"the cell: {error}"
     ended = [one for one in session["ended"].values() if one != torchs_files.PASSED]

@@ -42,7 +42,7 @@ def test_it_ends_its_cell_and_nothing_else(kernel, tally):
     for n in tally(TIMES, "VS Code's stop button ends the cell and nothing else"):
         is_local = n % 2
         if is_local:
-            assert kernel.run(f"job = session.run({JOB!r}, wait=False)").status == "ok"
+            assert kernel.run(f"job = session.submit({JOB!r})").status == "ok"
             message = _send(kernel, f"print('there', flush=True)\n{choice.choice(LOCAL)}")
             kernel.wait_for_text("there")
         else:

@@ -517,7 +517,7 @@ def test_off_records_nothing_and_keeps_the_table_of_what_is_under_way(ranks):
         assert _counts(ranks) == before
         code = "import time\nif rank == 0: dist.all_reduce(torch.ones(3), op=dist.ReduceOp.MAX)\nelse: time.sleep(60)"
         with pytest.raises(CellTimeoutError, match=r"rank 0: waiting in all_reduce #\d+ of group default.*cell line 2"):
-            ranks.run(code, timeout=1.0, quiet=True)
+            ranks.run(code, timeout_s=1.0, quiet=True)
     finally:
         ranks.record("values")
     ranks.run("step(torch.randn(8, 4)); log(x=1)", quiet=True)

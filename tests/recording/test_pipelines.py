@@ -185,7 +185,7 @@ def test_a_batch_that_microbatches_do_not_divide_is_refused(ranks):
 def test_who_waits_says_for_which_microbatch_of_which_stage_and_who_computes_says_so_too(ranks):
     code = "schedule, stages, model = make(ScheduleGPipe, (rank,), 2)\nstep(schedule, stages)\n"
     with pytest.raises(CellTimeoutError) as caught:
-        ranks.run(code + "SLEEP_S = 30 * rank\nstep(schedule, stages)", quiet=True, timeout=4)
+        ranks.run(code + "SLEEP_S = 30 * rank\nstep(schedule, stages)", quiet=True, timeout_s=4)
     said = str(caught.value)
     assert re.search(
         r"rank 0: waiting in \w+ #\d+ \w+ rank 1 \((activations|gradients) of microbatch \d \w+ stage 0, ", said

@@ -178,7 +178,7 @@ def ends(waiting_host_server, tmp_path_factory) -> dict[str, tuple[str, str]]:
     waiting_host_server()
     with starting.start(1) as session:
         loop = f"_ended = []\nfor _call in json.loads({json.dumps(calls)!r}): _ended.append(_ends(_call))"
-        result = session.run(f"{_HEAD}{loop}\njson.dumps(_ended)", timeout=120)
+        result = session.run(f"{_HEAD}{loop}\njson.dumps(_ended)", timeout_s=120)
         on_rank = json.loads(ast.literal_eval(result[0].result or ""))
     return dict(zip(_CALLS, zip(said, on_rank, strict=True), strict=True))
 

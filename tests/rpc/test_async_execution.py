@@ -84,9 +84,9 @@ def test_a_stopped_wait_for_an_operator_does_not_hold_up_shutdown(session):
                 "    for _ in range(100000000): x = x + 1\n    return x")  # fmt: skip
     session.run(INIT)
     with pytest.raises(CellTimeoutError, match=r"rank 0: at cell line 1 \(waits for long on worker1"):
-        session.run("if rank == 0: rpc.remote('worker1', long, args=(two,)).to_here(timeout=0)", timeout=1.0)
+        session.run("if rank == 0: rpc.remote('worker1', long, args=(two,)).to_here(timeout=0)", timeout_s=1.0)
     began_s = time.monotonic()
-    session.run("rpc.shutdown()", timeout=10)
+    session.run("rpc.shutdown()", timeout_s=10)
     assert time.monotonic() - began_s < 5.0
 
 

@@ -30,7 +30,7 @@ def session(make_session):
 def replace_rank_1(session) -> None:
     with pytest.raises(RankDiedError):
         session.run("import os; os._exit(3)", ranks=[1], quiet=True)
-    session.heal()
+    session.ranks.heal()
     session.run(DEFINITIONS, ranks=[1], quiet=True)
 
 
@@ -109,4 +109,4 @@ def test_calls_work_up_to_the_last_number_and_then_name_the_remedy(session):
         assert [text.splitlines()[-1] for text in said(session, INIT + CALL)] == ["1", "2"]
     replace_rank_1(session)
     with pytest.raises(RankError, match=r"torch numbers RPC workers up to 32767.*%ddp_restart"):
-        session.run(INIT, timeout=10)
+        session.run(INIT, timeout_s=10)

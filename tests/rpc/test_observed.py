@@ -71,7 +71,7 @@ def _on_ranks(cases: str, waiting_host_server: Any) -> dict[str, str]:
     waiting_host_server()
     with starting.start(2) as session:
         session.run((_FOLDER / "cases.py").read_text() + (_FOLDER / "observed.py").read_text(), quiet=True)
-        return _read(session.run(_CELL.replace("__cases__", cases), timeout=150, quiet=True)[0].stdout)
+        return _read(session.run(_CELL.replace("__cases__", cases), timeout_s=150, quiet=True)[0].stdout)
 
 
 def _read(stdout: str) -> dict[str, Any]:

@@ -50,7 +50,7 @@ def test_a_program_has_the_outcome_of_bare_processes(make_session, tmp_path, nam
     session = make_session(workers)
     pasted = text.partition("\nif __name__")[0] + "\nrun_worker(rank, world_size)"
     for _ in range(2):
-        result = session.run(pasted, timeout=120)
+        result = session.run(pasted, timeout_s=120)
         assert [_FIGURE.findall(result[rank].stdout) for rank in range(workers)] == expected
 
 

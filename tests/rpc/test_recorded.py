@@ -249,7 +249,7 @@ def test_both_sides_tell_of_ten_thousand_calls(session):
         "for one in threads: one.start()\n"
         "for one in threads: one.join()"
         f"{END}",
-        timeout=120,
+        timeout_s=120,
     )
 
     calls = [call for call in session.recording.calls() if call.function == "double"]

@@ -68,7 +68,7 @@ def stopped(session, code: str, after_s: float = 0.7) -> str:
     session.run(INIT)
     began_s = time.monotonic()
     with pytest.raises(CellTimeoutError) as failed:
-        session.run("if rank == 0:\n    " + code.strip().replace("\n", "\n    "), timeout=after_s)
+        session.run("if rank == 0:\n    " + code.strip().replace("\n", "\n    "), timeout_s=after_s)
     assert time.monotonic() - began_s < after_s + _AT_ONCE_S
     return str(failed.value)
 
@@ -101,7 +101,7 @@ def test_what_a_callee_executes_ends_with_the_cell(session, code, function):
     told = stopped(session, code)
     assert "still runs" not in told
     wait_until(lambda: frames(session, function) == [0, 0], 10.0)  # for a backward the stop does not wait
-    session.run("rpc.shutdown()", timeout=5)
+    session.run("rpc.shutdown()", timeout_s=5)
     result = session.run(INIT + CALL)
     assert [result[rank].result for rank in range(2)] == ["1", "2"]
 
@@ -140,7 +140,7 @@ def test_the_end_of_one_threads_wait_is_not_that_of_anothers_for_the_same_call(s
 
 def test_a_shutdown_does_not_wait_for_what_a_stopped_cell_has_called(session):
     stopped(session, "rpc.rpc_sync(other, never)")
-    session.run(INIT + "rpc.shutdown()", timeout=5)
+    session.run(INIT + "rpc.shutdown()", timeout_s=5)
 
 
 def test_threads_that_are_used_up_by_recursion_are_named_and_freed(session):
@@ -158,7 +158,7 @@ def test_the_card_names_both_ends(make_session_alone, capfd):
     session.run(INIT)
     capfd.readouterr()
     with pytest.raises(CellTimeoutError):
-        session.run("if rank == 0: rpc.rpc_sync(other, spin_in_vain)", timeout=2.5)
+        session.run("if rank == 0: rpc.rpc_sync(other, spin_in_vain)", timeout_s=2.5)
     told = capfd.readouterr().err
     assert re.search(r"no progress for 1 s: rank 0 waits for spin_in_vain on worker1 \(rank 1\), call 1, 1 s, w", told)
     assert re.search(r"which is at cell line \d+ in spin_in_vain", told), told
@@ -172,7 +172,7 @@ def test_however_the_cell_is_stopped(make_session_alone, capfd):
     with pytest.raises(RankError, match="bad"):
         session.run("if rank == 0: rpc.rpc_sync(other, spin_in_vain)\ntime.sleep(0.6); raise ValueError('bad')")
     assert frames(session, "spin_in_vain") == [0, 0]
-    job = session.run("if rank == 0: rpc.rpc_sync(other, spin_in_vain)", wait=False)
+    job = session.submit("if rank == 0: rpc.rpc_sync(other, spin_in_vain)")
     wait_until(lambda: "waits for spin_in_vain" in str(session.status()), what="the call")
     capfd.readouterr()
     job.cancel()

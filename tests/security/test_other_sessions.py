@@ -45,12 +45,12 @@ def _is_jupyters(_: Listener, protocol: str) -> bool:
 @pytest.mark.long
 def test_ipyparallels_controller_answers_nobody_without_its_key(make_session, stranger, tmp_path):
     session = make_session()
-    assert session.client[:].apply_sync(os.getpid) == session.pids()
-    controllers = {one.pid for pid in session.pids("controller") for one in descendants(pid)}
+    assert session.client[:].apply_sync(os.getpid) == session.ranks.pids()
+    controllers = {one.pid for pid in session.ranks.pids("controller") for one in descendants(pid)}
     found = attack(stranger, tmp_path / "marker")
     assert found.rows(controllers) >= {*_ONE_MACHINE, "ipyparallel's controller"}
     found.check_nothing_was_read()
-    assert session.client[:].apply_sync(os.getpid) == session.pids()
+    assert session.client[:].apply_sync(os.getpid) == session.ranks.pids()
     assert not (tmp_path / "marker").exists()
 
 

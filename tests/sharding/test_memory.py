@@ -6,8 +6,8 @@ import re
 
 import pytest
 
+from ddp_notebook import session as sessions
 from ddp_notebook.errors import RankError
-from ddp_notebook.run.sharding import face
 
 D, BLOCKS = 128, 4
 NUMEL = BLOCKS * (2 * 4 * D * D + 5 * D)
@@ -90,7 +90,7 @@ def test_a_model_may_be_called_several_times(ranks):
 
 
 def test_code_that_fails_leaves_no_tracker(ranks, monkeypatch):
-    monkeypatch.setattr(face, "cell_number", lambda: 7)
+    monkeypatch.setattr(sessions, "cell_number", lambda: 7)
     with pytest.raises(RankError, match="NameError") as raised:
         ranks.memory("no_such_step()")
     [traceback] = {re.sub(r"\x1b\[[0-9;]*m", "", "\n".join(lines)) for lines in raised.value.tracebacks.values()}

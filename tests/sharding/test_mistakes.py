@@ -365,7 +365,7 @@ def test_the_card_says_that_a_checkpoint_takes_all_ranks(ranks, tmp_path):
         ranks.run(
             f"forget()\n{_SHARDED}if rank == 0: dcp.save(model.state_dict(), checkpoint_id='{tmp_path}/a')",
             quiet=True,
-            timeout=3,
+            timeout_s=3,
         )
     assert ranks.check().mistakes == ()  # it was not saved
 

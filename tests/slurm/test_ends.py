@@ -73,7 +73,7 @@ def _by_the_limit(slurm, job):
 def test_what_ends_a_job_ends_the_cell_and_is_named(slurm, end, words):
     with ddp_notebook.start(2, slurm="-N2 --exclusive -t 10") as session:
         [job] = slurm.jobs()
-        later = session.run("import time\nwhile True: dist.all_reduce(torch.ones(1)); time.sleep(0.1)", wait=False)
+        later = session.submit("import time\nwhile True: dist.all_reduce(torch.ones(1)); time.sleep(0.1)")
         end(slurm, job)
         with pytest.raises(SessionBrokenError, match=f"Slurm job {job} {words}"):
             later.result(timeout=60)
@@ -142,7 +142,7 @@ def test_tasks_that_were_warned_remove_what_they_have_written(slurm, tmp_path, e
         [job] = slurm.jobs()
         said = session.run("import os; print(os.environ['TMPDIR'])")[1].stdout.strip()
         assert said == tempfile.gettempdir(), "which the tasks share with the notebook"
-        later = session.run("import time; time.sleep(100)", wait=False, quiet=True)
+        later = session.submit("import time; time.sleep(100)", quiet=True)
         end(slurm, job)
         with pytest.raises(SessionBrokenError, match=f"Slurm job {job} "):
             later.result(timeout=60)
@@ -170,7 +170,7 @@ def test_what_says_that_the_time_is_nearly_over_has_loops_save(slurm, tmp_path, 
         begun = tmp_path / "begun"
         loop = LOOP.format(folder="", pause=0).replace("train()", f"train(); pathlib.Path({str(begun)!r}).touch()")
         loop = loop.replace("steps=20", "steps=1000")  # Slurm looks at limits twice a minute
-        later = session.run(loop, wait=False, quiet=True)
+        later = session.submit(loop, quiet=True)
         wait_until(begun.exists, 20.0, "a step")
         warn(slurm, job)
         with pytest.raises(RankError, match=rf"saved what they had before step \d+: {tmp_path}/step-\d+\."):

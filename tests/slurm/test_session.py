@@ -54,7 +54,7 @@ def test_the_time_that_is_left_is_in_the_status(session):
 def test_a_deadlock_across_nodes_is_freed(session):
     session.run("kept = rank + 40")
     with pytest.raises(CellTimeoutError, match="from rank 2"):
-        session.run("dist.recv(torch.ones(1), (rank + 1) % 4)", timeout=0.3)
+        session.run("dist.recv(torch.ones(1), (rank + 1) % 4)", timeout_s=0.3)
     assert session.run("print(kept)")[3].stdout == "43\n" and _sum(session) == ["4\n"] * 4
 
 
@@ -62,7 +62,7 @@ def test_a_deadlock_across_nodes_is_freed(session):
 def test_a_rank_of_either_node_is_replaced(session, rank):
     with pytest.raises(RankDiedError):
         session.run(f"import os\nif rank == {rank}: os.kill(os.getpid(), 9)\ndist.barrier()")
-    session.heal()
+    session.ranks.heal()
     assert _sum(session) == ["4\n"] * 4
 
 
@@ -72,7 +72,7 @@ def test_a_rank_says_nothing_of_a_sigterm_that_ends_its_job(session):
 
 
 def test_nothing_is_left_of_a_session(slurm, session):
-    pids = [*session.pids(), *session.pids("store"), *session.pids("host server")]
+    pids = [*session.ranks.pids(), *session.ranks.pids("store"), *session.ranks.pids("host server")]
     assert len(pids) == 7
     session.stop()
     assert slurm.jobs() == [] and list(slurm.shared_folder.iterdir()) == []
@@ -86,7 +86,7 @@ def test_a_job_that_is_cancelled_ends_the_cell_with_a_sentence(slurm, capsys):
         session.run("import time; time.sleep(1.5)")
         line = f"Slurm job {job} ends in 9 min, and all ranks with it: save what is to be kept\n"
         assert capsys.readouterr().err == line
-        later = session.run("import time; time.sleep(60)", wait=False)
+        later = session.submit("import time; time.sleep(60)")
         slurm.ask("scancel", job)
         with pytest.raises(
             SessionBrokenError, match=f"Slurm job {job} was cancelled, by scancel or by an administrator"

@@ -81,10 +81,10 @@ def said(session, expression):
 
 @pytest.mark.long
 def test_ranks_begin_in_the_folder_with_its_files(session, project):
-    assert session.synced.folders == {"one": str(project), "two": str(project)}
-    for line, host in zip(session.synced.lines[:2], ("one", "two"), strict=True):
+    assert session.files.synced.folders == {"one": str(project), "two": str(project)}
+    for line, host in zip(session.files.synced.lines[:2], ("one", "two"), strict=True):
         assert line.startswith(f"{host}: 6 files (2.6 MB) sent to {project} in "), line
-    assert session.synced.lines[2:] == (
+    assert session.files.synced.lines[2:] == (
         "left out, since files of such names hold keys: .env; %ddp_sync --also .env sends one",
         "left out, since these links lead out of the folder: out",
     )
@@ -102,14 +102,14 @@ def test_ranks_begin_in_the_folder_with_its_files(session, project):
 
 
 def test_only_what_changed_is_sent_again(session, project):
-    assert session.sync().sent == {"one": [], "two": []}
+    assert session.files.sync().sent == {"one": [], "two": []}
     (project / "mod.py").write_text("value = 42\n")
     os.utime(project / "big.bin")  # of the same content
-    again = session.sync()
+    again = session.files.sync()
     assert again.sent == {"one": ["mod.py"], "two": ["mod.py"]}
     assert again.lines[0].endswith("; there already: 5")
     assert said(session, "open('mod.py').read()") == ["value = 42"] * 2
-    assert session.sync().sent == {"one": [], "two": []}, "the time of the other one was taken over"
+    assert session.files.sync().sent == {"one": [], "two": []}, "the time of the other one was taken over"
 
 
 def test_sending_takes_nothing_of_the_time_to_start(session):
@@ -123,17 +123,17 @@ def test_nothing_there_is_deleted_and_what_is_newer_there_stays(session, project
     (project / "data" / "x.csv").rename(project / "data" / "y.csv")
     make(project, **{"data/x.csv": "1,2,3\n"})
     os.utime(project / "data" / "x.csv", (1, 1))
-    kept = session.sync()
+    kept = session.files.sync()
     newer = "newer on {}, and left as they are: data/x.csv; %ddp_sync --overwrite sends those from here"
     assert kept.sent == {"one": ["data/y.csv"], "two": ["data/y.csv"]}
     assert [line for line in kept.lines if "newer" in line] == [newer.format("one"), newer.format("two")]
     assert said(session, "open('data/x.csv').read(), open('result.txt').read()") == ["1,2\n mine", "1,2\n3,4\n mine"]
-    session.sync(overwrite=True)
+    session.files.sync(overwrite=True)
     assert said(session, "open('data/x.csv').read(), open('result.txt').read()") == ["1,2,3\n mine"] * 2
 
 
 def test_a_key_is_sent_when_it_is_named(session):
-    assert session.sync(also=[".env"]).sent == {"one": [".env"], "two": [".env"]}
+    assert session.files.sync(also=[".env"]).sent == {"one": [".env"], "two": [".env"]}
     assert said(session, "open('.env').read()") == ["TOKEN=1"] * 2
 
 
@@ -143,9 +143,9 @@ def test_what_is_in_the_way_is_told(session, project):
     with pytest.raises(
         HostError, match=r"folder/a.py cannot be written on (one|two): .*a file is there where a folder"
     ):
-        session.sync()
+        session.files.sync()
     session.run("os.unlink('folder')", quiet=True)
-    told = session.sync()
+    told = session.files.sync()
     assert "no file on one, and left as it is: new.py; move it away there" in told.lines
     session.run("os.rmdir('new.py')", quiet=True)
 
@@ -162,7 +162,7 @@ def test_a_file_that_changes_while_it_is_read_is_not_sent(session, project):
     writer = threading.Thread(target=grow)
     writer.start()
     try:
-        told = session.sync()
+        told = session.files.sync()
     finally:
         stop.set()
         writer.join()
@@ -180,7 +180,7 @@ def test_a_full_disk_is_told_and_nothing_half_is_left(session, project):
         with pytest.raises(
             HostError, match=r"huge.bin cannot be written on (one|two): No space left .*; the disk is full"
         ):
-            session.sync()
+            session.files.sync()
     finally:
         (project / "huge.bin").unlink()
     wait_until(lambda: said(session, f"[n for n in os.listdir() if n[:4] in ('{MARK[:4]}', 'huge')]") == ["[]"] * 2)
@@ -196,7 +196,7 @@ def test_an_interrupt_leaves_nothing_half(session, project):
 
     try:
         with pytest.raises(KeyboardInterrupt, match="interrupted: what was sent by then is there, and no half file"):
-            session.sync(report=press)
+            session.files.sync(report=press)
     finally:
         connection.send_signal(signal.SIGCONT)
         (project / "slow.bin").unlink()
@@ -207,19 +207,19 @@ def test_an_interrupt_leaves_nothing_half(session, project):
 
 def test_files_of_ranks_come_apart(session, tmp_path):
     session.run("open('log.txt', 'w').write(f'of {rank}'); open(f'only{rank}.txt', 'w').close()", quiet=True)
-    fetched = session.fetch("log.txt", to=tmp_path)
+    fetched = session.files.fetch("log.txt", to=tmp_path)
     assert [path.read_text() for path in fetched] == ["of 0", "of 1"]
     assert repr(fetched) == f"1 file (4 B) of rank 0 in {tmp_path}/rank0\n1 file (4 B) of rank 1 in {tmp_path}/rank1"
     with pytest.raises(DDPNotebookError, match=r"rank 0: there is no 'only1.txt' in .*/project, the working directory"):
-        session.fetch("only1.txt", to=tmp_path)
-    [path] = session.fetch("only1.txt", to=tmp_path, ranks=1)
+        session.files.fetch("only1.txt", to=tmp_path)
+    [path] = session.files.fetch("only1.txt", to=tmp_path, ranks=1)
     assert path == tmp_path / "only1.txt"
 
 
 def test_hosts_that_share_the_folder_get_nothing(session, tmp_path):
     make(tmp_path, **{"a.py": ""})
     os.truncate(tmp_path / "a.py", 2 * 10**9)  # more than would be sent without a word
-    told = session.sync(tmp_path)
+    told = session.files.sync(tmp_path)
     assert told.lines == (f"one: shares {tmp_path}, nothing was sent", f"two: shares {tmp_path}, nothing was sent")
     assert os.listdir(tmp_path) == ["a.py"]
 
@@ -229,7 +229,7 @@ def test_hosts_that_share_a_folder_of_their_own(session, project, home):
     path = project.parent / "file" / "code"
     make(path, **{"a.py": "1"})
     session.run(f"open({str(path.parent)!r}, 'w').close()", quiet=True)
-    told = session.sync(path)
+    told = session.files.sync(path)
     assert told.folders == {"one": f"{home}/code", "two": f"{home}/code"}
     assert told.lines[0].startswith(f"one: 1 file (1 B) sent to {home}/code ({path} cannot be made there) in ")
     assert told.lines[1] == f"two: has {home}/code from one, which shares it"
@@ -238,16 +238,16 @@ def test_hosts_that_share_a_folder_of_their_own(session, project, home):
     (home / "code" / NOTE).unlink()
     os.utime(home / "code" / "a.py", (1, 1))
     with pytest.raises(HostError, match=rf"and {home}/code there has files that no sync has sent, .*: echo > {home}/c"):
-        session.sync(path)
+        session.files.sync(path)
     assert (home / "code" / "a.py").read_text() == "of somebody else"
     (home / "code" / NOTE).write_text("\n")
-    assert session.sync(path).sent == {"one": ["a.py"], "two": []}
+    assert session.files.sync(path).sent == {"one": ["a.py"], "two": []}
 
 
 def test_a_folder_that_is_a_link_is_not_followed(session, project, home):
     session.run(f"if local_rank == 0: os.symlink({str(home)!r}, 'linked')", quiet=True)
     make(project, **{"linked/a.py": "1"})
-    told = session.sync()
+    told = session.files.sync()
     assert ("in a folder that is a link on one, and not sent: linked/a.py; move the link away there") in told.lines
     assert "a.py" not in os.listdir(home)
     session.run("if local_rank == 0: os.unlink('linked')", quiet=True)
@@ -267,6 +267,6 @@ def test_what_cannot_be_sent_stops_the_start(session, project):
 def test_a_rank_that_is_replaced_begins_in_the_folder_too(session, project):
     with pytest.raises(RankDiedError):
         session.run("if rank: os.kill(os.getpid(), 9)\ndist.barrier()", quiet=True)
-    session.heal()
+    session.ranks.heal()
     session.run("import os", quiet=True)
     assert said(session, "os.getcwd()") == [str(project)] * 2

@@ -31,7 +31,7 @@ from tests.ssh import sshd
 
 def test_nothing_is_left_of_a_session(python):
     with ddp_notebook.start(hosts=ddp_notebook.Ssh("one:1", python=python)) as session:
-        pids = [*session.pids(), *session.pids("store"), *session.pids("host server")]
+        pids = [*session.ranks.pids(), *session.ranks.pids("store"), *session.ranks.pids("host server")]
         directories = [host.directory for host in session._hosts.all]
         assert session.run("print(1)")[0].stdout == "1\n"
     wait_until(lambda: not any(map(psutil.pid_exists, pids)))
@@ -44,7 +44,7 @@ def test_a_notebook_that_is_killed_leaves_nothing(python):
         code = f"""
 import sys, ddp_notebook
 with ddp_notebook.start(hosts=ddp_notebook.Ssh("one:1", python={python!r})) as session:
-    print(*session.pids(), *session.pids("host server"), flush=True)
+    print(*session.ranks.pids(), *session.ranks.pids("host server"), flush=True)
     sys.stdin.read()
 """
         env = {**os.environ, "TMPDIR": folder, "PYTHONPATH": str(Path(__file__).parents[2])}
@@ -67,7 +67,7 @@ def test_a_notebook_keeps_its_hosts_for_the_next_session(python, monkeypatch):
             assert [one.stdout for one in result.by_rank.values()] == ["2\n", "2\n"]
             assert session._cluster is not None
             urls = [host.way.reach(session._cluster._endpoint.url) for host in session._hosts.all]
-            return session.pids("host server"), urls
+            return session.ranks.pids("host server"), urls
 
     monkeypatch.setattr(warm, "_is_preparing", True)
     first, urls = servers()
@@ -92,7 +92,7 @@ def test_a_host_whose_shell_has_another_environment_by_now_is_started_afresh(ssh
     def server_and_variable() -> tuple[list[int], str]:
         with ddp_notebook.start(hosts=ddp_notebook.Ssh("one:1", python=python)) as session:
             edited = session.run("import os; print(os.environ['EDITED'])")[0].stdout
-            return session.pids("host server"), edited
+            return session.ranks.pids("host server"), edited
 
     first, edited = server_and_variable()
     assert edited == "no\n" and server_and_variable() == (first, edited)
@@ -111,7 +111,7 @@ def _connection(host: Host) -> subprocess.Popen[bytes]:
 @pytest.mark.long
 def test_a_connection_that_ends_is_told_and_ends_the_ranks(python):
     with ddp_notebook.start(hosts=ddp_notebook.Ssh("one:1", python=python)) as session:
-        pids = [*session.pids(), *session.pids("store"), *session.pids("host server")]
+        pids = [*session.ranks.pids(), *session.ranks.pids("store"), *session.ranks.pids("host server")]
         _connection(session._hosts.all[0]).kill()
         wait_until(lambda: not session.is_running)
         wait_until(lambda: not any(map(psutil.pid_exists, pids)))

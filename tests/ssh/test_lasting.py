@@ -165,12 +165,12 @@ def test_a_link_that_is_away_for_longer_than_a_connection_lives(tmp_path, runtim
         with ddp_notebook.start(
             hosts=ddp_notebook.Ssh("a:2", python=sshd.python(tmp_path)), keep=ddp_notebook.Keep(hours=1)
         ) as session:
-            job = session.run(STEPS, wait=False, quiet=True)
+            job = session.submit(STEPS, quiet=True)
             [carrier] = carriers()
             made.cut("a")
             wait_until(lambda: not carrier.is_running(), 30, "it is silent, and given up")
             wait_until(lambda: carriers(), 30, "another one is tried")
-            assert "Nothing is lost" in session.trouble
+            assert "Nothing is lost" in session._trouble
             made.cut("a", is_up=True)
             result = job.result(60)
             assert [result[rank].stdout for rank in (0, 1)] == ["".join(f"step {n}\n" for n in range(40))] * 2

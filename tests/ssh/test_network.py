@@ -64,7 +64,7 @@ def test_they_reach_each_other_by_the_address_that_ssh_has_used(session):
 )
 def test_a_wait_across_hosts_is_freed(session, code):
     with pytest.raises(CellTimeoutError):
-        session.run(code, timeout=0.3)
+        session.run(code, timeout_s=0.3)
     assert _sum(session) == ["2\n"] * 2
 
 
@@ -78,7 +78,7 @@ def test_calls_that_do_not_fit_are_told_before_data_moves(session):
 def test_a_rank_of_either_host_is_replaced(session, rank):
     with pytest.raises(RankDiedError):
         session.run(f"import os\nif rank == {rank}: os.kill(os.getpid(), 9)\ndist.barrier()")
-    session.heal()
+    session.ranks.heal()
     assert _sum(session) == ["2\n"] * 2
 
 
@@ -140,7 +140,7 @@ def _kept(session) -> list[int]:
 def _goes_through(session, made: namespaces.Namespaces, host: str, cut_s: float, name: str = "") -> tuple[float, float]:
     """A cell is cut off for some time and loses nothing. Returns after how many seconds this was told, by the host's
     name in its session, and how long the link was restored until it was back."""
-    steps, epoch, name = 25, session.epoch, name or host
+    steps, epoch, name = 25, session.ranks.epoch, name or host
     session.run("kept = 0")
     with cut_for(made, host, cut_s) as moment, contextlib.redirect_stderr(Clocked()) as said:
         result = session.run(STEPS.format(steps=steps))
@@ -149,7 +149,7 @@ def _goes_through(session, made: namespaces.Namespaces, host: str, cut_s: float,
     newest = int(session.recording.rows("call")["cell"].max())
     calls = session.recording.collectives(op="all_reduce", cell=newest)
     assert Counter(call.rank for call in calls) == dict.fromkeys(result.ranks, steps)
-    assert _kept(session) == [1, 1] and session.epoch == epoch
+    assert _kept(session) == [1, 1] and session.ranks.epoch == epoch
     told = said.when(f"{name} has sent nothing for") - moment[0] if cut_s > 4 else 0.0
     back = said.when(f"{name} is back after") - moment[0] - cut_s if cut_s > 4 else 0.0
     return told, back
@@ -168,8 +168,8 @@ def test_while_a_host_is_not_heard_no_time_runs_out(session, network):
     made, _ = network
     session.run("kept = rank + 1")
     with cut_for(made, "b", 5.0), pytest.raises(RankError, match="ZeroDivisionError") as error:
-        session.run("import time\ntime.sleep(1 if rank == 0 else 8)\nif rank == 0: 1 / 0", timeout=7)
-    wait_until(lambda: not session.trouble)
+        session.run("import time\ntime.sleep(1 if rank == 0 else 8)\nif rank == 0: 1 / 0", timeout_s=7)
+    wait_until(lambda: not session._trouble)
     result = error.value.result
     assert result is not None and result[1].status == "interrupted"
     assert _kept(session) == [1, 2] and _sum(session) == ["2\n"] * 2
@@ -282,7 +282,7 @@ def test_a_host_is_lost_and_its_ranks_go_elsewhere(network, host, rank, after):
             assert session.is_running and session.status().rows[rank].state == "died"
             assert session.run("print(kept)")[1 - rank].stdout == f"{41 - rank}\n"
             began = time.monotonic()
-            _, went = session.heal()
+            _, went = session.ranks.heal()
             assert went == f"rank {rank} is on {'ab'[1 - rank]} now" and time.monotonic() - began < 3
             assert session.recording.hosts == (), "all are on one machine"
             assert _places(session) == after
@@ -303,9 +303,9 @@ def test_a_host_that_is_not_heard_is_given_up_by_who_asks_for_it(network):
             with pytest.raises(SessionBrokenError, match=r"b has sent nothing .* %%on_ranks 0 runs without it"):
                 session.run("1")
             assert session.run("print(kept)", ranks=0)[0].stdout == "40\n"
-            assert session.trouble.startswith("b has sent nothing for ")
+            assert session._trouble.startswith("b has sent nothing for ")
             began = time.monotonic()
-            assert session.heal()[1] == "rank 1 is on a now" and time.monotonic() - began < 3
+            assert session.ranks.heal()[1] == "rank 1 is on a now" and time.monotonic() - began < 3
             assert _places(session) == ["2 40 0 2 0 1", "2 None 1 2 0 1"]
         finally:
             made.cut("b", is_up=True)
@@ -324,7 +324,7 @@ def test_a_host_that_is_killed_is_told(network, number):
         with pytest.raises(RankDiedError, match=f"{host} was lost: the host server on {host} ended, or the connection"):
             session.run(FOREVER)
         assert time.monotonic() - moment[0] < 5
-        session.heal()
+        session.ranks.heal()
         assert _places(session)[1 - number % 2].startswith(f"2 {41 - number % 2} ")
 
 
@@ -377,7 +377,7 @@ def test_an_outpost_is_heard_and_lost_as_other_hosts_are(network, monkeypatch):
             with pytest.raises(RankDiedError, match=f"{name} was lost: nothing was heard of it for 9 s"):
                 session.run(FOREVER)
             assert time.monotonic() - moment[0] < 10.5
-            session.heal()
+            session.ranks.heal()
             assert _places(session) == ["2 40 0 2 0 1", "2 None 1 2 0 1"]
             wait_until(lambda: not made.started("b"), 10.0, "the host ends all, with its lease")
         finally:

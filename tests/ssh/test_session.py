@@ -40,7 +40,7 @@ def test_values_travel(session):
 def test_a_deadlock_is_freed_and_a_failure_ends_the_others(session):
     session.run("kept = rank + 40")
     with pytest.raises(DDPNotebookError, match=r"waiting in recv #1 from rank 1"):
-        session.run("dist.recv(torch.ones(1), 1 - rank)", timeout=0.3)
+        session.run("dist.recv(torch.ones(1), 1 - rank)", timeout_s=0.3)
     with pytest.raises(RankError, match="ZeroDivisionError"):
         session.run("1 / rank\ndist.barrier()")
     assert session.run("x = torch.tensor(kept); dist.all_reduce(x); print(int(x))")[0].stdout == "81\n"
@@ -51,7 +51,7 @@ def test_a_rank_that_dies_is_replaced_on_its_host(session):
     pid_of = {state.rank: state.pid for state in session.status().rows}
     with pytest.raises(RankDiedError):
         session.run("import os\nif rank == 1: os.kill(os.getpid(), 9)\ndist.barrier()")
-    session.heal()
+    session.ranks.heal()
     result = session.run(
         "import os\nx = torch.ones(1); dist.all_reduce(x)\n"
         "print(int(x), globals().get('kept'), os.environ['GROUP_RANK'])"
@@ -79,19 +79,19 @@ def test_a_rank_goes_back_to_its_host_where_no_other_has_room(session, monkeypat
     monkeypatch.setitem(here.facts(), "memory_mib", 150)  # of which one rank gets 100
     session.run("kept = 'there'")
     client = session.client
-    assert client.ids == [0, 1] and client[:].apply_sync(os.getpid) == session.pids()
+    assert client.ids == [0, 1] and client[:].apply_sync(os.getpid) == session.ranks.pids()
     theirs = client[:].execute("print('theirs', rank, kept)", block=True)
     theirs.wait_for_output(10)
     assert theirs.stdout == ["theirs 0 there\n", "theirs 1 there\n"]
     threading.Timer(0.3, there.way._ssh.kill).start()
     with pytest.raises(RankDiedError, match="two was lost: the host server on two ended, or the connection to it"):
         session.run("dist.recv(torch.ones(1), 1 - rank)")
-    assert session.heal()[1:] == ["rank 1 is on two now"]
+    assert session.ranks.heal()[1:] == ["rank 1 is on two now"]
     result = session.run("x = torch.ones(1); dist.all_reduce(x); print(int(x), globals().get('kept'))")
     assert [result[rank].stdout for rank in (0, 1)] == ["2 there\n", "2 None\n"]
-    assert session.pids("host server") == [here.pid, session._hosts.all[1].pid] and not there.is_alive
-    assert session.client is client and client[:].apply_sync(os.getpid) == session.pids()
-    controller = psutil.Process(session.pids("controller")[0])
-    assert controller.ppid() not in session.pids("host server")
+    assert session.ranks.pids("host server") == [here.pid, session._hosts.all[1].pid] and not there.is_alive
+    assert session.client is client and client[:].apply_sync(os.getpid) == session.ranks.pids()
+    controller = psutil.Process(session.ranks.pids("controller")[0])
+    assert controller.ppid() not in session.ranks.pids("host server")
     session.stop()
     assert not controller.is_running()

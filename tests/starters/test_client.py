@@ -36,9 +36,9 @@ def test_engines_start_ranks_and_stay_their_users(engines, cache):
     with ddp_notebook.start(4, client="profile=running") as session:
         assert sum_of(session) == ["4"] * 4
         assert said(session, "import os; print(os.environ['LOCAL_RANK'], os.environ['LOCAL_WORLD_SIZE'])")[3] == "3 4"
-        assert len(session.pids("host server")) == 1, "both engines have the same machine and cores"
+        assert len(session.ranks.pids("host server")) == 1, "both engines have the same machine and cores"
         assert engines[:].apply_sync(os.getpid) == pids
-        of_ranks = session.pids()
+        of_ranks = session.ranks.pids()
     assert not any(map(psutil.pid_exists, of_ranks)) and not invitations(cache)
     assert engines[:]["mine"] == [7, 7] and engines[:].apply_sync(os.getpid) == pids
     assert [len(psutil.Process(pid).children()) for pid in pids] == children

@@ -50,7 +50,7 @@ def test_all_of_a_session_but_its_client_works_by_ipv6(monkeypatch):
         assert said(session, "import os; print(os.environ['MASTER_ADDR'])") == ["::1", "::1"]
         assert sum_of(session) == ["2", "2"]
         with pytest.raises(CellTimeoutError):
-            session.run("dist.recv(torch.ones(1), 1 - rank)", timeout=0.3)
+            session.run("dist.recv(torch.ones(1), 1 - rank)", timeout_s=0.3)
         assert sum_of(session) == ["2", "2"], "formed anew"
         session.push({"large": bytes(3_000_000)})
         assert said(session, "print(len(large))") == ["3000000"] * 2

@@ -41,14 +41,14 @@ def test_nobody_sees_the_invitation(session, cache):
 
 def test_a_deadlock_is_freed(session):
     with pytest.raises(CellTimeoutError):
-        session.run("dist.recv(torch.ones(1), (rank + 1) % 4)", timeout=0.3)
+        session.run("dist.recv(torch.ones(1), (rank + 1) % 4)", timeout_s=0.3)
     assert sum_of(session) == ["4"] * 4
 
 
 def test_a_rank_is_replaced_in_its_task(session):
     with pytest.raises(RankDiedError):
         session.run("import os\nif rank == 3: os.kill(os.getpid(), 9)\ndist.barrier()")
-    session.heal()
+    session.ranks.heal()
     assert sum_of(session) == ["4"] * 4
     assert said(session, "import os; print(os.environ['OMPI_COMM_WORLD_RANK'])") == ["0", "0", "1", "1"]
 

@@ -52,11 +52,11 @@ def test_two_hosts(network, cache):
         assert "orted" in command_lines() and secret not in command_lines()
         send_to_all_below(signal.SIGINT)
         with pytest.raises(CellTimeoutError):
-            session.run("dist.recv(torch.ones(1), (rank + 2) % 4)", timeout=0.3)
+            session.run("dist.recv(torch.ones(1), (rank + 2) % 4)", timeout_s=0.3)
         assert sum_of(session) == ["4"] * 4
-        pids = [*session.pids(), *session.pids("host server")]
-        assert session.client.ids == [0, 1, 2, 3] and session.client[:].apply_sync(os.getpid) == session.pids()
-        (controller,) = session.pids("controller")
+        pids = [*session.ranks.pids(), *session.ranks.pids("host server")]
+        assert session.client.ids == [0, 1, 2, 3] and session.client[:].apply_sync(os.getpid) == session.ranks.pids()
+        (controller,) = session.ranks.pids("controller")
         listening = _listens_on(controller)
         assert {at.ip for at in listening} == {"127.0.0.1", session._hosts.listening.host}
         assert all(40000 <= at.port <= 40100 for at in listening if at.ip != "127.0.0.1")
@@ -73,7 +73,7 @@ def _listens_on(pid: int) -> set[Any]:
 _OWNER = """
 import ddp_notebook
 with ddp_notebook.start(mpi=ddp_notebook.Mpi({line!r}, python={python!r}, lease_s=5.0)) as session:
-    print(*session.pids(), *session.pids("host server"), flush=True)
+    print(*session.ranks.pids(), *session.ranks.pids("host server"), flush=True)
     session.run("import time; time.sleep(1000)")
 """
 

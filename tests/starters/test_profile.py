@@ -37,10 +37,10 @@ def test_processes_of_this_machine(make_profile, in_folder, cache):
         place = "print(*(os.environ[n] for n in ('LOCAL_RANK', 'LOCAL_WORLD_SIZE', 'GROUP_RANK')), os.getcwd())"
         assert said(session, "import os; " + place) == [f"0 2 0 {in_folder}", f"1 2 0 {in_folder}"]
         with pytest.raises(CellTimeoutError):
-            session.run("dist.recv(torch.ones(1), 1 - rank)", timeout=0.3)
+            session.run("dist.recv(torch.ones(1), 1 - rank)", timeout_s=0.3)
         with pytest.raises(RankDiedError):
             session.run("import os\nif rank == 1: os.kill(os.getpid(), 9)\ndist.barrier()")
-        session.heal()
+        session.ranks.heal()
         assert sum_of(session) == ["2"] * 2
     assert files_in(folder) == {"ipcluster_config.py"} and not list(in_folder.iterdir()) and not invitations(cache)
 

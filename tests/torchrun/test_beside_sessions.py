@@ -125,7 +125,7 @@ def test_an_attempt_that_is_there_can_be_shown(jobs, monkeypatch):
         with subprocess.Popen(command, cwd=jobs.folder, env=env) as process:
             try:
                 wait_until(lambda: job.round is not None, 20)
-                assert job.views is not None and job.recordings == [job.recording]
+                assert job._views is not None and job.recordings == [job.recording]
             finally:
                 jobs.touch("end")
     assert process.returncode == 0

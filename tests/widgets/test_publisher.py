@@ -53,11 +53,10 @@ def watched(make_session):
 def test_it_tells_of_a_hang_who_waits_for_whom(watched):
     session, view = watched
     wait_until(lambda: view.ranks.get(1, {}).get("state") == "idle", what="idle")
-    running = session.run(
+    running = session.submit(
         "import time\nx = torch.ones(2)\ndist.all_reduce(x)\nif rank == 1:\n    time.sleep(60)\ndist.all_reduce(x)",
         quiet=True,
-        wait=False,
-        timeout=8,
+        timeout_s=8,
     )
     wait_until(lambda: view.head["state"] == "stuck", 10, "stuck")
 

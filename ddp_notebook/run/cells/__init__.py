@@ -1,6 +1,5 @@
 """One cell after the other: sent to its ranks, waited for, and ended.
 
-face        the public methods of `Session` for cells
 cells       sends cells one after the other
 arrivals    what ranks say of them: to which cell it goes
 options     what a cell's magic line asks for

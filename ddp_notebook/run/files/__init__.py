@@ -1,6 +1,6 @@
 """Files between the notebook and its ranks.
 
-face      the public methods of `Session` for both directions
+files     methods of `session.files`: send and fetch files
 fetching  files of ranks: found, told apart, and brought here in pieces
 landing   how they are written here: whole or not at all
 

@@ -1,5 +1,6 @@
 """The ranks as one group: what they wait in, and how they come together again.
 
+ranks       methods of `session.ranks`: heal, resize, reform, fault
 living      which ranks live, and what is said where one does not
 looks       what each rank is doing: asked of it, or found out
 busy        which cells keep ranks from answering
@@ -13,5 +14,4 @@ sharded     what is in shards meanwhile: gathered before, built anew after
 survival    replacing ranks that died while their cell runs, where that survives it
 preemption  the machine is about to be taken away: loops save and end
 faults      makes something go wrong on ranks, to see what follows
-face        the public methods of `Session` for all that
 """

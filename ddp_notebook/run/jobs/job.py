@@ -47,7 +47,7 @@ class Job(Future[CellResult]):
         seconds: for how long it has run.
 
     Example:
-        >>> job = session.run("import time; time.sleep(0.1); rank", wait=False, quiet=True)
+        >>> job = session.submit("import time; time.sleep(0.1); rank", quiet=True)
         >>> job.result(timeout=10)[1].result, job.state
         ('1', 'done')
     """

@@ -36,7 +36,7 @@ class Jobs:
         unended: ends them.
 
     Example:
-        >>> job = session.run("1", wait=False, quiet=True)
+        >>> job = session.submit("1", quiet=True)
         >>> session.jobs.wait(job.number) == [job], session.jobs[job.number] is job
         (True, True)
     """

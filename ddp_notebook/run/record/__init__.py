@@ -2,7 +2,6 @@
 
 recordings  how much cells record, and the recording up to now
 baseline    the last training on rank 0 alone, to compare with
-face        the public methods of `Session` for all that
 told        a recording, and `load`, with a line about an interrupt
 trace       the recording as a file for Perfetto, with what torch's profiler has left
 """

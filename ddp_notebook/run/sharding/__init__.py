@@ -2,5 +2,4 @@
 
 placements  which rank holds which part of which tensor
 memory      bytes by what they are for, on each rank
-face        the public methods of `Session`
 """

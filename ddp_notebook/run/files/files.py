@@ -1,4 +1,4 @@
-"""`Session` as it is used to move files: the public methods for that."""
+"""Methods of `session.files`: send files to the ranks' hosts, and fetch files of the ranks."""
 
 from __future__ import annotations
 
@@ -6,25 +6,27 @@ import os
 from collections.abc import Callable, Sequence
 
 from ddp_notebook.errors import UsageError
-from ddp_notebook.launch.hosts import Hosts
 from ddp_notebook.launch.sync.sync import Synced
-from ddp_notebook.run.assembly import Assembled
+from ddp_notebook.run.assembly import Parts
 from ddp_notebook.run.cells.interrupt import Interrupts, keyboard_interrupt
 from ddp_notebook.run.files.fetching import Fetched
+from ddp_notebook.run.interrupted import OF_FILES, tells_interrupts
 from ddp_notebook.run.rank_sets import RankSet
 
 Progress = Callable[[str], None]
 
 
-class FileFace(Assembled):
-    """The part of `Session` that moves files.
+@tells_interrupts(OF_FILES)
+class SessionFiles:
+    """Files of a session.
 
     Attributes:
-        synced: what was sent before the ranks were started; None: nothing was to be.
+        synced: what was sent before the ranks were started; None if nothing was.
     """
 
-    _hosts: Hosts
-    synced: Synced | None = None
+    def __init__(self, parts: Callable[[], Parts]) -> None:
+        self._parts = parts
+        self.synced: Synced | None = None
 
     def sync(
         self,
@@ -51,15 +53,15 @@ class FileFace(Assembled):
             KeyboardInterrupt: it was interrupted; no half file is there.
 
         Example:
-            >>> session.sync()  # doctest: +SKIP
+            >>> session.files.sync()  # doctest: +SKIP
             gpu1: 1 file (2.1 kB) sent to /home/me/project in 0.1 s, 41 were there already
         """
         if isinstance(also, str):
             raise UsageError(f"also takes a list of names, not {also!r}: also=[{also!r}]")
-        self._parts.living.check_host()
+        self._parts().living.check_host()
         with Interrupts(lambda: None) as interrupts:
             try:
-                return self._hosts.sync(
+                return self._parts().hosts.sync(
                     None if folder is None else os.fspath(folder),
                     overwrite=overwrite,
                     also=also,
@@ -100,7 +102,7 @@ class FileFace(Assembled):
             KeyboardInterrupt: it was interrupted; no half file is here.
 
         Example:
-            >>> session.fetch("checkpoints/*.pt", ranks=0, to="results")
+            >>> session.files.fetch("checkpoints/*.pt", ranks=0, to="results")
             1 file (... kB) of rank 0 in results
         """
-        return self._parts.fetching.fetch(os.fspath(path), ranks, os.fspath(to), overwrite=overwrite, report=report)
+        return self._parts().fetching.fetch(os.fspath(path), ranks, os.fspath(to), overwrite=overwrite, report=report)
