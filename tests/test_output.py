@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
 
@@ -106,6 +107,18 @@ def test_lines_of_late_ranks_stand_in_the_order_of_ranks(ranks):
     code = "import time\ntime.sleep(0.4 * (2 - rank))\nprint('abc'[rank]); print('end of', 'xyz'[rank])"
     lines = ranks.run("%%on_all_ranks\n" + code).stdout.splitlines()
     assert lines == ["[0] a", "[0] end of x", "[1] b", "[1] end of y", "[2] c", "[2] end of z"]
+
+
+def test_captured_text_is_in_the_captured_streams(ranks):
+    """A display that may change would be in `outputs`, and its changes too."""
+    code = "import sys, time\ntime.sleep(0.3 * (2 - rank))\nprint('abc'[rank]); print('err', file=sys.stderr)\n"
+    code += "print('unfinished', end='', flush=True); time.sleep(0.3); print()"
+    assert ranks.run(f"%%capture found\n%%on_all_ranks\n{code}").status == "ok"
+    out, err, outputs = json.loads(
+        ranks.run("import json\nprint(json.dumps([found.stdout, found.stderr, len(found.outputs)]))").stdout
+    )
+    assert outputs == 0 and sorted(re.findall(r"\] ([abc])$", out, re.MULTILINE)) == ["a", "b", "c"]
+    assert "] unfinished" in out and "] err" in err and "err" not in out
 
 
 def test_bars_of_late_ranks_stand_in_the_order_of_ranks(ranks):

@@ -14,6 +14,7 @@ class Page:
     """A sink that keeps the displays as a front end does: in order, each with its last content."""
 
     can_update = is_live = True
+    is_captured = False
 
     def __init__(self) -> None:
         self.displays: dict[str, dict[str, Any]] = {}

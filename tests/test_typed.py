@@ -80,6 +80,14 @@ def test_a_script_in_the_shell_is_no_rank(ranks, script):
     assert ranks.run(f"%on_all_ranks %run {script}").stdout == "[0-1] started\n[0] 1\n[1] 2\n"
 
 
+def test_the_hint_appears_once_if_the_scripts_fail_one_after_another(ranks, tmp_path):
+    (tmp_path / "late.py").write_text("import sys, time\ntime.sleep(float(sys.argv[1]))\nsys.exit(1)\n")
+    run = f"!{{sys.executable}} {tmp_path / 'late.py'} {{rank}}"
+    for _ in range(2):
+        reply = ranks.run(f"%%on_all_ranks\nimport sys\n{run}\n{run}", timeout_s=30)
+        assert reply.stderr.count(_IS_NO_RANK) == 1, reply.stderr
+
+
 @pytest.mark.parametrize(
     "command",
     [

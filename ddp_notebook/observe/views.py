@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ddp_notebook.records.meaning import meaning
+from ddp_notebook.records.schema import STEP_UNITS
 
 WARM_UP = 2  # steps at the start of a cell that are not typical: lazy initialisation, and DDP orders its buckets anew
 
@@ -129,11 +130,18 @@ class Metric:
     times_ns: npt.NDArray[np.int64]  # (n,)
     cells: npt.NDArray[np.uint32]  # (n,)
     is_given: npt.NDArray[np.bool]  # (n,) whether the program gave the step, as in log(loss=..., step=...)
+    units: npt.NDArray[np.uint8]  # (n,) what the steps count, indexes of `records.STEP_UNITS`
 
     def of_rank(self, rank: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
         """The steps and values of one rank."""
         mine = self.ranks == rank
         return self.steps[mine], self.values[mine]
+
+    def unit_of(self, cell: int | None = None) -> str:
+        """What its steps count in a cell, or in all of them: "step"; "value" if values were counted; "optimizer step"
+        if each step of several optimizers counts."""
+        units = self.units if cell is None else self.units[self.cells == cell]
+        return STEP_UNITS[int(units.max(initial=0))]
 
     @property
     def is_continued(self) -> bool:

@@ -46,6 +46,9 @@ SPANS = (
     "checkpoint",  # `torch.save` or `torch.distributed.checkpoint.save`
     "future",  # the thread waits for a `torch.futures.Future`
 )
+# What the steps of a metric count. Step: of the training loop, or as the program gave it. Optimizer step: of several
+# optimizers, each of whose steps counts.
+STEP_UNITS = ("step", "value", "optimizer step")
 SIDES = ("input", "output", "local gradient", "synchronised gradient")
 RPC_SIDES = ("caller", "callee")
 RPC_KINDS = ("rpc_sync", "rpc_async", "remote", "to_here", "torch")  # torch: what it asks for itself, such as types
@@ -150,6 +153,7 @@ METRIC = np.dtype(
         ("value", "<f8"),
         ("time_ns", "<i8"),
         ("is_given", "?"),  # the step, by the program; False: counted from 0 in each cell
+        ("unit", "u1"),  # what `step` counts, an index of `STEP_UNITS`
     ]
 )
 
@@ -269,7 +273,7 @@ LATER = ("loader", "rpc", "reference", "context")  # tables that files of before
 EARLIER = {  # of files from before the last columns
     "call": (np.dtype(CALL.descr[:-1]),),
     "span": (np.dtype(SPAN.descr[:-3]),),
-    "metric": (np.dtype(METRIC.descr[:-1]),),
+    "metric": (np.dtype(METRIC.descr[:-1]), np.dtype(METRIC.descr[:-2])),
     "resource": tuple(np.dtype(RESOURCE.descr[:-left_out]) for left_out in (4, 5, 6)),
 }
 TEXTS = {  # the columns of each table that hold numbers of texts

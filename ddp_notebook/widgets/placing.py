@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from ddp_notebook.widgets.publisher import Publisher
 
 _MOST_NAMED = 8  # cells, in a message
+_AGAIN_S = 0.5  # at least, until the next look at numbers that are not current
 _SETTLE_S = 0.6  # after a cell: what ranks have recorded has come, and steps that waited for it are known
 _log = logging.getLogger(__name__)
 
@@ -268,8 +269,17 @@ class Placing:
     def _look_alone(self) -> None:
         try:
             self.look()
+            self._look_until_current()
         except Exception:
             _log.exception("the monitor is as it was")
+
+    def _look_until_current(self) -> None:
+        """Look again if HTML shows older numbers of the run than the ranks have sent: nothing else redraws it now."""
+        view = self._shown
+        if view is None or isinstance(view, WidgetView) or view.publisher is None or self._cells.under_way is not None:
+            return
+        if (behind_s := view.publisher.behind_s()) is not None:
+            self._look_later(max(behind_s, _AGAIN_S))
 
     def _publisher_of(self, cell: int | None) -> Publisher:
         if cell not in self._publishers:

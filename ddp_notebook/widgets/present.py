@@ -100,6 +100,10 @@ class Present:
             **self._numbers.look(cell),
         }
 
+    def behind_s(self) -> float | None:
+        """Return the seconds until newer numbers of the training run may be computed; None if they are current."""
+        return self._numbers.behind_s()
+
     def look(self, now_s: float) -> Rows | None:
         """Rows of `rank` where they are new; None: it is not time, or answers are still to come."""
         if self._asked is not None:
@@ -188,6 +192,12 @@ class _Numbers:
         self._end = -1  # end of the spans that were read
         self._next_s = 0.0
         self._found: dict[str, Any] = {}
+
+    def behind_s(self) -> float | None:
+        """See `Present.behind_s`."""
+        if self._end == self._feed.recording.store.rings["span"].end:
+            return None
+        return max(0.0, self._next_s - time.monotonic())
 
     def look(self, cell: int) -> dict[str, Any]:
         """`label` and `training`.

@@ -85,6 +85,10 @@ class Publisher:
         """What a message's header says of the session now."""
         return self._present.head()
 
+    def behind_s(self) -> float | None:
+        """See `Present.behind_s`."""
+        return self._present.behind_s()
+
     def catch_up(self, sink: Sink) -> None:
         """Send a view that has missed something a snapshot."""
         with self._lock:

@@ -96,6 +96,15 @@ def test_a_monitor_that_is_opened_after_the_cell_draws_its_run(tmp_path):
         drawn = curve(view)
         assert drawn["runs"] == ["In [2]"]
         is_the_recording(drawn, early)
+        assert drawn["unit"] == "value", "no optimizer has stepped"
+        view.root.get_by_text("Run: In [2]").click()
+        view.root.get_by_label("In [3]", exact=True).check()
+        view.page.keyboard.press("Escape")
+        both = curve(view)
+        places = {one["label"]: one["x"] for one in both["labels"]}
+        assert places["In [3] rank 0"] < places["In [2]"] / 2, "the label of the shorter run stands at its end"
+        assert both["readout"].count(f"(value {STEPS - 1})") == 2 and "\N{EN DASH}" not in both["readout"]
+        view.root.screenshot(path=SCREENSHOTS / "overlay.png")
         a_picture_is_saved_and_shown(lab, path)
 
 

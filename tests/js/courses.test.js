@@ -4,14 +4,15 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 
 import { Store } from "../../ddp_notebook/widgets/js/data/store.js";
+import { placeInside } from "../../ddp_notebook/widgets/js/drawing/axis.js";
 import { palette } from "../../ddp_notebook/widgets/js/drawing/colours.js";
 import { MissingPoints } from "../../ddp_notebook/widgets/js/panels/loss_missing.js";
 import { inWords } from "../../ddp_notebook/widgets/js/parts/notices.js";
-import { lossPicture } from "../../ddp_notebook/widgets/js/panels/loss_picture.js";
+import { lastValue, lossPicture } from "../../ddp_notebook/widgets/js/panels/loss_picture.js";
 import { TEXTS, deliver, metric } from "./messages.js";
 
 const draw = (/** @type {any} */ store) => lossPicture(store, { colours: palette("light"), everyRank: false });
-const course = (/** @type {number} */ points, /** @type {Record<string, any>} */ more = {}) => ({ cell: 1, name: 1, points, begin: 0, end: points - 1, is_given: 0, ...more });
+const course = (/** @type {number} */ points, /** @type {Record<string, any>} */ more = {}) => ({ cell: 1, name: 1, points, begin: 0, end: points - 1, is_given: 0, unit: 0, ...more });
 /** Some rows of a cell. @param {number} cell @param {number[]} values @param {number} [first] */
 const rows = (cell, values, first = 0) => values.map((value, at) => metric(0, first + at, value, { cell }));
 
@@ -29,6 +30,42 @@ test("each run is kept, the newest is drawn, and others can be chosen and laid o
   assert.deepEqual(x, [0, 1, 2, 3, 4]);
   assert.deepEqual(lines.map(({ label, values }) => [label, values]), [["In [3] to In [4]", [5, 4, 3, 2, 1]], ["cell 4", [9, 8, undefined, undefined, undefined]]]);
   assert.notEqual(lines[0].colour, lines[1].colour);
+});
+
+test("a shorter run has its last value, and the step of it", () => {
+  const store = new Store();
+  deliver(store, { seq: 1, texts: TEXTS }, { metric: rows(1, [5, 4]), course: [course(2)] });
+  deliver(store, { seq: 2, cell: 2 }, { metric: rows(2, [9, 8, 7, 6, 5]), course: [course(5, { cell: 2 })] });
+  deliver(store, { seq: 3, cell: 3 }, { metric: rows(3, [3, 2, 1, NaN]), course: [course(4, { cell: 3 })] });
+  store.choose({ runs: new Set([1, 2, 3]) });
+  const { lines, ...picture } = draw(store);
+  assert.deepEqual(lines.map((line) => lastValue(line, picture, null)), [{ value: 4, step: 1 }, { value: 5, step: null }, { value: null, step: null }]);
+  assert.deepEqual(lines.map((line) => lastValue(line, picture, 3)), [{ value: undefined, step: null }, { value: 6, step: null }, { value: null, step: null }]);
+});
+
+test("labels within the chart stand at the ends of their lines and do not overlap", () => {
+  const box = { left: 0, right: 400, top: 0, bottom: 100 };
+  const noLines = () => [];
+  const [one, other, third, far] = placeInside([{ x: 100, y: 50, width: 60 }, { x: 110, y: 52, width: 60 }, { x: 250, y: 50, width: 60 }, { x: 380, y: 99, width: 60 }], noLines, 14, box);
+  assert.deepEqual(one, { x: 100, y: 50 });
+  assert.deepEqual(other, { x: 110, y: 64 });
+  assert.deepEqual(third, { x: 250, y: 50 });
+  assert.deepEqual(far, { x: 340, y: 93 }, "within the chart");
+  const [moved] = placeInside([{ x: 100, y: 50, width: 60 }], (x0, x1) => (x0 === 100 && x1 === 160 ? [[40, 55]] : []), 14, box);
+  assert.deepEqual(moved, { x: 100, y: 62 }, "next to a line");
+});
+
+test("a run names what its steps count", () => {
+  const store = new Store();
+  const values = [5, NaN, 3];
+  deliver(store, { seq: 1, texts: TEXTS }, { metric: rows(1, values), course: [course(3, { unit: 1 })] });
+  assert.equal(draw(store).unit, "value");
+  assert.deepEqual(draw(store).lines.map(({ broken }) => broken), ["NaN from value 1"]);
+  deliver(store, { seq: 2, cell: 2 }, { metric: rows(2, [2]), course: [course(1, { cell: 2 })] });
+  deliver(store, { seq: 3, cell: 2 }, { metric: rows(2, [1], 1), course: [course(1, { cell: 2, begin: 1, end: 1, unit: 2 })] });
+  assert.equal(draw(store).unit, "optimizer step", "of the newest run");
+  store.choose({ runs: new Set([1, 2]) });
+  assert.equal(draw(store).unit, "value or optimizer step");
 });
 
 test("cells are one run only where the program gave their steps", () => {

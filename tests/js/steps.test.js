@@ -106,6 +106,9 @@ test("when no cell runs any more, the steps that were left out are asked for onc
   const left = "timeline and buckets: one of 8 steps is shown · 40 rows of the timeline left out";
   assert.equal(look({ state: "running", notes: { units_shown_of: 8, rows_left_out: 40 } }), 0, "while it runs they would be too many");
   assert.equal(inWords(store).join(" · "), left);
+  assert.deepEqual(inWords(store, ["loss"]), [], "a note about the timeline does not stand below another panel");
+  assert.deepEqual(inWords(store, ["loss", "sync"]), [left.split(" · ")[0]]);
+  assert.deepEqual(inWords(store, ["timeline"]), [left.split(" · ")[1]], "it says itself which steps it has");
   assert.equal(look({ state: "idle" }), 1);
   assert.equal(look({ state: "idle" }), 1);
   store.feed({ kind: "answer", request: 1, steps_left_out: 0, steps_shown_of: 1, tables: {} });

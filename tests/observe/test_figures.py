@@ -25,19 +25,21 @@ from ddp_notebook.observe.steps.steps import steps
 from ddp_notebook.observe.views import WARM_UP, Bandwidth
 from ddp_notebook.records import names
 from ddp_notebook.records.codec import Batch
-from ddp_notebook.records.schema import METRIC
+from ddp_notebook.records.schema import METRIC, STEP_UNITS
 from ddp_notebook.widgets.html.page import of_recording
+from ddp_notebook.widgets.still import summary
 from tests.observe.batches import Rank
 from tests.observe.synthetic import MS, Synthetic, simulate
 
 
-def logged(values, name="loss", cell=1, first=0, into=None, is_given=True):
+def logged(values, name="loss", cell=1, first=0, into=None, is_given=True, unit="step"):
     """A recording of a metric: by rank what it logged, a value for each step, which the program gave or not."""
     recording = into or Recording(max(values) + 1)
     for rank, own in values.items():
         rows = np.zeros(len(own), METRIC)
         rows["rank"], rows["name"], rows["cell"] = rank, 1, cell
         rows["step"], rows["value"], rows["is_given"] = first + np.arange(len(own)), own, is_given
+        rows["unit"] = STEP_UNITS.index(unit)
         stream = hash((rank, name, cell)) % 2**31
         recording.feed(Batch(rank=rank, stream=stream, texts={1: name}, tables={"metric": rows}))
     return recording
@@ -137,6 +139,20 @@ def test_cells_that_go_on_are_one_line_and_others_only_the_last():
         UsageError, match=r"^loss was not recorded in cell 4, but in cells 1 \(In \[6\]\), 2 \(In \[9\]\)$"
     ):
         figures.loss(anew, cell=4)
+
+
+@pytest.mark.parametrize("unit", STEP_UNITS)
+def test_the_axis_names_what_the_steps_count(unit):
+    recording = logged({0: [2, 1, 0.5], 1: [2, np.nan, 1]}, is_given=False, unit=unit)
+    figure = figures.loss(recording)
+    assert figure.axes[0].get_xlabel() == unit
+    assert title(figure) == f"loss becomes nan at {unit} 1 on rank 1"
+    assert f"rank 1: nan from {unit} 1" in words(figure.axes[0])
+    again = logged({0: [2, 1]}, is_given=False, unit=unit)
+    assert title(figures.loss(again)) == f"loss falls from 2 to 1 in 2 {unit}s"
+    assert summary.text(recording).endswith(f"loss nan from {unit} 1")
+    page = of_recording(recording, None, "2 ranks", "key")
+    assert f"; by {unit}, " in page and f">{unit}</text>" in page
 
 
 def test_the_metric_that_is_drawn_can_be_chosen():

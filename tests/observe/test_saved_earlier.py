@@ -20,6 +20,7 @@ def test_a_recording_of_a_notebook():
     loss = recording.metrics["loss"]
     assert loss.steps.tolist() == [1, 2, 3, 4, 5, 6] * 2
     assert (loss.values[0], loss.values[-1]) != (0, 0)
+    assert loss.unit_of() == "step"
     assert recording.left_out == 0 and not any(call.left_out for call in calls)
 
 

@@ -45,6 +45,12 @@ def step(x):
 """
 
 
+def units_of_last_cell(session: Any) -> dict[str, str]:
+    """What the steps of each metric of the last cell count."""
+    cell = int(session.recording.rows("span")["cell"].max())
+    return {name: metric.unit_of(cell) for name, metric in session.recording.metrics_of(cell).items()}
+
+
 @pytest.fixture(scope="module")
 def ranks(session) -> Any:
     session.run(_TRAIN, quiet=True)
@@ -208,6 +214,29 @@ for n in range(6):
 """
     )
     assert metrics_of(ranks, code)["loss"] == [(list(range(6)), [float(n) for n in range(6)])] * 2
+    assert units_of_last_cell(ranks) == {"loss": "value"}, "the bars count three steps"
+
+
+def test_each_step_of_several_optimizers_counts(ranks):
+    """The first turn of a GAN looks like steps of one optimizer, so the number of turns is not known in time."""
+    code = (
+        _MODEL
+        + """
+other = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], 0.1)
+for n in range(3):
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+    other.step()
+    log(loss=float(n))
+    log(given=float(n), step=n)
+"""
+    )
+    found = metrics_of(ranks, code, watch="n")
+    assert found["loss"] == [([1, 3, 5], [0.0, 1.0, 2.0])] * 2
+    assert found["n"] == [(list(range(6)), [0.0, 0.0, 1.0, 1.0, 2.0, 2.0])] * 2
+    assert units_of_last_cell(ranks) == {"loss": "optimizer step", "n": "optimizer step", "given": "step"}
+    frame = ranks.recording.to_pandas("metric")
+    assert set(frame["unit"][(frame["cell"] == frame["cell"].max()) & (frame["name"] == "loss")]) == {"optimizer step"}
 
 
 def test_what_is_logged_every_second_step_and_in_an_evaluation(ranks):
@@ -269,7 +298,7 @@ def logging_loop(monkeypatch):
     tape, is_busy = Tape({}), threading.Event()
     drain = Drain(tape, Maker(), lambda data: None, is_busy.is_set)  # type: ignore[arg-type]
     drain.start()
-    metrics = Metrics(tape, SimpleNamespace(on_step=[]), {})  # type: ignore[arg-type]
+    metrics = Metrics(tape, SimpleNamespace(on_step=[], has_several_optimizers=False), {})  # type: ignore[arg-type]
 
     def run(count: int, *, nobody_takes: bool = False) -> tuple[int, float]:
         is_busy.set() if nobody_takes else is_busy.clear()
@@ -293,7 +322,7 @@ def test_a_loop_that_only_logs_waits_for_the_recorder(logging_loop):
 def test_large_records_displace_no_numbers_that_were_logged_before():
     """A loop has logged much, and the training loop of the next cell begins before all of it is taken."""
     tape = Tape({})
-    metrics = Metrics(tape, SimpleNamespace(on_step=[]), {})  # type: ignore[arg-type]
+    metrics = Metrics(tape, SimpleNamespace(on_step=[], has_several_optimizers=False), {})  # type: ignore[arg-type]
     for number in range(5_000):
         metrics.log(loss=float(number))
     for _ in range(taping.MOST):

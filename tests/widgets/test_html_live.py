@@ -142,6 +142,19 @@ def test_monitor_is_redrawn_under_the_cells_and_settles_after_them(page):
     assert " In [" in new and "recorded" in new
 
 
+def test_the_numbers_of_the_run_are_current_when_its_cell_is_over(page):
+    """They are computed at most once a second, so the first look after the cell may be too early for them."""
+    page.run("%ddp_monitor")
+    page.run("from ddp_notebook.widgets import present\npresent._PERIOD_S = 2.0")
+    page.messages.clear()
+    page.run(TRAINS.format(steps=12))
+    page.read_until(lambda: drawn(page) and "mean of steps 2 to 11" in drawn(page)[-1][1])  # no further cell runs
+    shown = drawn(page)[-1][1]
+    page.run("present._PERIOD_S = 1.0\nprint(ddp_notebook.current().recording.runs()[-1].per_step)")
+    [per_step] = re.findall(r"[\d.]+ m?s/step", shown)
+    assert per_step in "".join(m["content"]["text"] for m in page.messages if m["msg_type"] == "stream")
+
+
 @pytest.mark.long
 def test_an_idle_kernel_replaces_a_widget_and_hears_it_when_it_answers_after_all(page):
     page.run("%ddp_restart")  # a session that does not know yet

@@ -54,22 +54,27 @@ def loss(recording: RowSource, metrics: Mapping[str, Metric], name: str | None, 
         raise UsageError(f"{readable(metric.name)} was not recorded in cell {cell}, but in {where}")
     lines, shown_cell = lines_of(metric, cell)
     where = "" if shown_cell is None else f" ({label_of(recording, shown_cell)})"
-    figure, (axes,) = picture(_title(metric.name, lines, where), 4.2)
-    ends = draw_metric(axes, metric.name, lines)
+    unit = metric.unit_of(shown_cell)
+    figure, (axes,) = picture(_title(metric.name, lines, where, unit), 4.2)
+    ends = draw_metric(axes, metric.name, lines, unit)
     figure.draw_without_rendering()  # labels are placed by where the axes have come to lie
     label_ends(axes, ends)
     return figure
 
 
 def draw_metric(
-    axes: Axes, name: str, lines: Sequence[Line], most: int = _MOST_LINES
+    axes: Axes, name: str, lines: Sequence[Line], unit: str, most: int = _MOST_LINES
 ) -> list[tuple[float, float, str, str]]:
-    """A line for each rank, or the range of all if there are more than `most`. Returns their ends for `label_ends`."""
-    ends = _draw_ranks(axes, lines) if len(lines) <= most else _draw_range(axes, lines)
+    """A line for each rank, or the range of all if there are more than `most`. Returns their ends for `label_ends`.
+
+    Args:
+        unit: what the steps count, see `Metric.unit_of`.
+    """
+    ends = _draw_ranks(axes, lines, unit) if len(lines) <= most else _draw_range(axes, lines, unit)
     finite = np.concatenate([line.values[np.isfinite(line.values)] for line in lines])
     if len(finite) and finite.min() > 0 and finite.max() / finite.min() > _LOG_FROM:
         axes.set_yscale("log")
-    axes.set_xlabel("step")
+    axes.set_xlabel(unit)
     axes.set_ylabel(name)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     return ends
@@ -105,7 +110,7 @@ def lines_of(metric: Metric, cell: int | None) -> tuple[list[Line], int | None]:
     return lines, cell
 
 
-def _draw_ranks(axes: Axes, lines: Sequence[Line]) -> list[tuple[float, float, str, str]]:
+def _draw_ranks(axes: Axes, lines: Sequence[Line], unit: str) -> list[tuple[float, float, str, str]]:
     ends = []
     for at, line in enumerate(lines):
         style = line_style(at)
@@ -115,18 +120,18 @@ def _draw_ranks(axes: Axes, lines: Sequence[Line]) -> list[tuple[float, float, s
         x, y = (line.steps[finite[-1]], line.values[finite[-1]]) if len(finite) else (line.steps[-1], np.nan)
         if len(finite) < len(line.values):  # the last finite value before the first that is not
             axes.plot([x], [y], marker="x", markersize=9, markeredgewidth=2, **style)
-        ends.append((float(x), float(y), _label(line), str(style["color"])))
+        ends.append((float(x), float(y), _label(line, unit), str(style["color"])))
     return ends
 
 
-def _draw_range(axes: Axes, lines: Sequence[Line]) -> list[tuple[float, float, str, str]]:
+def _draw_range(axes: Axes, lines: Sequence[Line], unit: str) -> list[tuple[float, float, str, str]]:
     steps, values = _table(lines)
     low, middle, high = np.nanmin(values, axis=0), np.nanmedian(values, axis=0), np.nanmax(values, axis=0)
     ranks = sum(len(line.ranks) for line in lines)
     axes.fill_between(steps, low, high, color=FAINT, linewidth=0)
     axes.plot(steps, middle, color=INK, linewidth=2)
     worst = _furthest(lines, values, middle)
-    ends = _draw_ranks(axes, worst)
+    ends = _draw_ranks(axes, worst, unit)
     axes.text(
         0.99,
         0.97,
@@ -159,11 +164,11 @@ def _furthest(lines: Sequence[Line], values: Values, middle: Values) -> list[Lin
     return [lines[at] for at in order[:_WORST]]
 
 
-def _label(line: Line) -> str:
+def _label(line: Line, unit: str) -> str:
     label = list_ranks(line.ranks)
     wrong = line.values[~np.isfinite(line.values)]
     if len(wrong):
-        return f"{label}: {wrong[0]:g} from step {_first_wrong(line)}"
+        return f"{label}: {wrong[0]:g} from {unit} {_first_wrong(line)}"
     return f"{label}: {at_most_three_figures(line.end)}"
 
 
@@ -171,13 +176,13 @@ def _first_wrong(line: Line) -> int:
     return int(line.steps[np.flatnonzero(~np.isfinite(line.values))[0]])
 
 
-def _title(name: str, lines: Sequence[Line], where: str) -> str:
+def _title(name: str, lines: Sequence[Line], where: str, unit: str) -> str:
     wrong = [line for line in lines if not np.isfinite(line.values).all()]
     if wrong:
         first = min(wrong, key=_first_wrong)
         value = first.values[~np.isfinite(first.values)][0]
         ranks = [rank for line in wrong if _first_wrong(line) == _first_wrong(first) for rank in line.ranks]
-        return f"{name} becomes {value:g} at step {_first_wrong(first)} on {list_ranks(ranks)}{where}"
+        return f"{name} becomes {value:g} at {unit} {_first_wrong(first)} on {list_ranks(ranks)}{where}"
     weights = [len(line.ranks) for line in lines]
     begin = float(np.average([line.values[0] for line in lines], weights=weights))
     end = float(np.average([line.end for line in lines], weights=weights))
@@ -185,9 +190,9 @@ def _title(name: str, lines: Sequence[Line], where: str) -> str:
     if count == 1:
         course = f"{name} is {end:.3g}"
     elif abs(end - begin) <= 0.005 * max(abs(begin), abs(end)):
-        course = f"{name} stays at {end:.3g} for {count} steps"
+        course = f"{name} stays at {end:.3g} for {count} {unit}s"
     else:
-        course = f"{name} {'falls' if end < begin else 'rises'} from {begin:.3g} to {end:.3g} in {count} steps"
+        course = f"{name} {'falls' if end < begin else 'rises'} from {begin:.3g} to {end:.3g} in {count} {unit}s"
     ends = [line.end for line in lines]
     if len(lines) > 1 and f"{min(ends):.3g}" != f"{max(ends):.3g}":
         return f"{course}; at the end the ranks are between {min(ends):.3g} and {max(ends):.3g}{where}"

@@ -19,6 +19,7 @@ _COLUMNS = {
     "times_ns": "time_ns",
     "cells": "cell",
     "is_given": "is_given",
+    "units": "unit",
 }
 
 

@@ -42,7 +42,7 @@ from ddp_notebook.observe.trace.remote import add_remote
 from ddp_notebook.observe.trace.tracks import Slice, Trace
 from ddp_notebook.observe.views import Step
 from ddp_notebook.observe.writing import in_a_folder, write_whole
-from ddp_notebook.records.schema import SPANS, Rows
+from ddp_notebook.records.schema import SPANS, STEP_UNITS, Rows
 from ddp_notebook.records.units import ms
 from ddp_notebook.records.words import rank_on
 
@@ -220,13 +220,13 @@ def _add_steps(trace: Trace, found: Sequence[Step]) -> None:
 
 
 def _add_metrics(trace: Trace, recording: RowSource, metrics: Rows) -> None:
-    columns = ("rank", "name", "step", "value", "time_ns")
-    for rank, number, step, value, time_ns in zip(*(metrics[column].tolist() for column in columns), strict=True):
+    columns = ("rank", "name", "step", "unit", "value", "time_ns")
+    for rank, number, step, unit, value, time_ns in zip(*(metrics[column].tolist() for column in columns), strict=True):
         name = recording.text(number)
         if math.isfinite(value):
             trace.add_counter(rank, name, time_ns, {"value": value})
         else:  # JSON has no such number and a curve no such point, but the user should see it
-            trace.add_instant(rank, "cell", f"{name} is {value:g}", time_ns, {"step": step})
+            trace.add_instant(rank, "cell", f"{name} is {value:g}", time_ns, {STEP_UNITS[unit]: step})
 
 
 def _add_resources(trace: Trace, resources: Rows) -> None:

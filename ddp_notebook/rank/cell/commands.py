@@ -82,7 +82,7 @@ def install(
 
         status = once.run(command, lambda: (run(),))[-1] if _INSTALLS.search(command) else run()
         if isinstance(status, int) and status > 0:  # a negative one is a signal, as of a stop
-            _tell_about_program(command)
+            _tell_about_program(command, once)
         return status
 
     def output_and_status(command: Any) -> tuple[str, int | None]:
@@ -104,7 +104,7 @@ def install(
         run = functools.partial(output_and_status, command)
         output, status = once.run(text, run, is_captured=True) if _INSTALLS.search(text) else run()
         if status is not None and status > 0:
-            _tell_about_program(text)
+            _tell_about_program(text, once)
         return str(output)
 
     @functools.wraps(_get_output_error_code)
@@ -134,7 +134,7 @@ def _of_scripts(shell: Any, children: Children, names: Callable[[], Collection[s
                 return original(self, f"env {_unset(names())} {line}", cell)
             except Exception:
                 for command in cell.splitlines():
-                    _tell_about_program(command)
+                    _tell_about_program(command, once)
                 raise
 
     script.ScriptMagics.shebang = shebang  # type: ignore[method-assign]
@@ -151,9 +151,13 @@ def _say_nothing(*_: Any, **__: Any) -> None:
     """Print nothing. Replaces `print`."""
 
 
-def _tell_about_program(command: str) -> None:
-    """Print how a Python program runs on ranks, if the failed command runs one."""
+def _tell_about_program(command: str, once: _Once) -> None:
+    """Print how a Python program runs on ranks, if the failed command runs one. One rank of each host prints it, once
+    for each program of a cell."""
     if (program := program_of(command)) is None:
+        return
+    name = program[: 1 + (program[0] == "-m")]
+    if not once.is_first(f"hint {shlex.join(name)}"):
         return
     # %run takes options for itself up to the name of a script, but also after -m NAME.
     is_split = program[0] == "-m" and len(program) > 2
@@ -250,6 +254,16 @@ class _Once:
             )
         return result
 
+    def is_first(self, what: str) -> bool:
+        """Whether this is the first call with this text in the cell, on all ranks of the host."""
+        try:
+            os.close(os.open(self._file(what, is_counted=False), os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+        except FileExistsError:
+            return False
+        except OSError:  # the disk is full, or the folder is gone: a repeated hint does no harm
+            return True
+        return True
+
     @contextlib.contextmanager
     def alone(self, command: str) -> Iterator[None]:
         """Lock this Python environment during the block, if the command changes it."""
@@ -264,9 +278,9 @@ class _Once:
         finally:
             os.close(folder)
 
-    def _file(self, command: str) -> str:
+    def _file(self, command: str, *, is_counted: bool = True) -> str:
         private.restore(self._folder)
         what = f"{self._session} {self._cell()} {sys.prefix} {command}"
-        self._counts[what] += 1
+        self._counts[what] += is_counted
         name = hashlib.sha256(f"{what} {self._counts[what]}".encode()).hexdigest()[:32]
         return os.path.join(self._folder, f"command-{name}")

@@ -349,8 +349,8 @@ class BatchMaker:
         )
 
     def _metric(self, rank: int, one: Logged) -> bytes:
-        name = self._texts.number(one.name)
-        return _PACK["metric"](rank, name, one.moment.cell, one.step, float(one.value), one.time_ns, one.is_given)
+        name, value = self._texts.number(one.name), float(one.value)
+        return _PACK["metric"](rank, name, one.moment.cell, one.step, value, one.time_ns, one.is_given, one.unit)
 
     def _layout(self, rank: int, one: Layout) -> bytes:
         return _packed(

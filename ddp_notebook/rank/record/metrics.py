@@ -16,9 +16,11 @@ from ddp_notebook.rank.record.previews import on_its_way
 from ddp_notebook.rank.record.tape import OFF, Moment, Tape
 from ddp_notebook.rank.record.training.stretches import Training
 from ddp_notebook.rank.unseen import unseen
+from ddp_notebook.records.schema import STEP_UNITS
 from ddp_notebook.records.words import in_function
 from ddp_notebook.stdlib import time
 
+_STEP, _VALUE, _OPTIMIZER_STEP = map(STEP_UNITS.index, ("step", "value", "optimizer step"))
 _MOST_STEP = 2**63 - 1
 _OWN_REFERENCES = 3  # to the copy of a frame's variables; with more the user has it too, from `locals()`
 _DEEPEST = 64  # frames around an optimizer's step that are looked at
@@ -34,6 +36,7 @@ class Logged(NamedTuple):
     is_given: bool  # by the program
     time_ns: int
     moment: Moment
+    unit: int = _STEP  # what `step` counts, an index of `STEP_UNITS`
 
 
 class Metrics:
@@ -51,6 +54,7 @@ class Metrics:
         self._counts: dict[str, int] = {}  # number of values that are counted, by name
         self._tape = tape
         self._cells = cells
+        self._training = training
         self._on_step = training.on_step
 
     def begin_cell(self, watched: Sequence[str]) -> None:
@@ -86,8 +90,9 @@ class Metrics:
 
         Args:
             step: a whole number. None: the optimizer step in progress, or else the last one, counted from 0 in the
-                cell. Of a name that is logged several times before the first step, as in an evaluation or with
-                accumulated gradients, the values are counted. Steps of several optimizers all count.
+                cell. The values themselves are counted if a name is logged several times before the first step, as in
+                an evaluation or with accumulated gradients; views then name the axis "value". If several optimizers
+                step in the cell, each of their steps counts; views then name the axis "optimizer step".
             values: numbers, or tensors of one element, by name.
 
         Raises:
@@ -103,26 +108,34 @@ class Metrics:
             self._log(values, None if step is None else _whole_number(step), is_given=step is not None)
 
     def _log(self, values: Mapping[str, Any], step: int | None, *, is_given: bool) -> None:
+        given_unit = _STEP if is_given else self._unit
         tape = self._tape
         tape.hold_back()
         moment, now_ns = tape.moment, time.monotonic_ns()
         for name, value in values.items():
-            at = self._step_of(name, moment.step) if step is None else step
+            at, unit = self._step_of(name, moment.step) if step is None else (step, given_unit)
             if type(value) is float:
-                tape.put(Logged(name, value, None, at, is_given, now_ns, moment), hurries=True)
+                tape.put(Logged(name, value, None, at, is_given, now_ns, moment, unit), hurries=True)
             else:
-                tape.put(unseen(_logged, name, value, at, is_given, now_ns, moment), hurries=True)
+                tape.put(unseen(_logged, name, value, at, is_given, now_ns, moment, unit), hurries=True)
 
-    def _step_of(self, name: str, steps: int) -> int:
-        """Return the number of the step that a value belongs to, after so many optimizer steps in the cell."""
+    @property
+    def _unit(self) -> int:
+        """What optimizer steps are called. Whether several of them are one step of the training loop is known only
+        later, when the optimizers have taken turns."""
+        return _OPTIMIZER_STEP if self._training.has_several_optimizers else _STEP
+
+    def _step_of(self, name: str, steps: int) -> tuple[int, int]:
+        """Return the number of the step that a value belongs to, after so many optimizer steps in the cell, and its
+        unit."""
         if not steps or self._counts.get(name, 0) > 1:
             at = self._counts.get(name, 0)
             self._counts[name] = at + 1
-            return at
+            return at, _VALUE if at else _STEP
         tape = self._tape
         # Without forwards, a loop that logged this name before its first optimizer step does so before each of them.
         is_before = tape.has_begun or (not tape.sees_forwards and name in self._counts)
-        return steps if is_before else steps - 1
+        return (steps if is_before else steps - 1), self._unit
 
     def _read_watched(self) -> None:
         """After an optimizer step: read the watched variables in the cell's functions, or else in the cell."""
@@ -174,7 +187,7 @@ def _whole_number(step: Any) -> int:
     return number
 
 
-def _logged(name: str, value: Any, step: int, is_given: bool, now_ns: int, moment: Moment) -> Logged:
+def _logged(name: str, value: Any, step: int, is_given: bool, now_ns: int, moment: Moment, unit: int) -> Logged:
     if isinstance(value, torch.Tensor):
         if value.numel() != 1:
             raise TypeError(
@@ -185,10 +198,10 @@ def _logged(name: str, value: Any, step: int, is_given: bool, now_ns: int, momen
             raise TypeError(f"log({name}=...) takes a real number, and this tensor is complex: log its .abs()")
         if value.is_cuda:
             pinned, event = on_its_way(value.detach().reshape(()))
-            return Logged(name, pinned, event, step, is_given, now_ns, moment)
-        return Logged(name, float(value.detach()), None, step, is_given, now_ns, moment)
+            return Logged(name, pinned, event, step, is_given, now_ns, moment, unit)
+        return Logged(name, float(value.detach()), None, step, is_given, now_ns, moment, unit)
     try:
-        return Logged(name, float(value), None, step, is_given, now_ns, moment)
+        return Logged(name, float(value), None, step, is_given, now_ns, moment, unit)
     except (TypeError, ValueError, OverflowError):
         raise TypeError(
             f"log({name}=...) takes a number, or a tensor of one element, not {type(value).__name__}"

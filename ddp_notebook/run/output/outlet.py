@@ -70,6 +70,7 @@ class Outlet:
     def __init__(self, sink: Sink | None = None) -> None:
         self.sink = Here() if sink is None else sink
         self.can_update = self.sink.can_update
+        self.can_change_text = self.can_update and not self.sink.is_captured  # text can be shown as a display
         self.is_live = self.sink.is_live
         self.has_shown = False  # since it was cleared
         self._waiting: deque[_Text | _Data | _Clear] = deque()

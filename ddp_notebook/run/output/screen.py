@@ -278,8 +278,12 @@ class Screen:
         return []
 
     def _new_tail(self, entries: list[Folded], now: float, talking: Collection[int]) -> list[Folded]:
-        """The last lines, if other ranks may still write them and the front end can change what it shows."""
-        if not self._outlet.can_update or not talking or now < self._no_tail_until_s:
+        """The last lines, if other ranks may still write them and the front end can change what it shows.
+
+        Lines of stderr are never among them: JupyterLab shows a display with the MIME type of stderr in red, but
+        exported HTML and other readers of a saved notebook take it for plain text.
+        """
+        if not self._outlet.can_change_text or not talking or now < self._no_tail_until_s:
             return []
         tail: list[Folded] = []
         chars = 0
@@ -324,7 +328,7 @@ class Screen:
         for (rank, stream), (text, since) in self._partial.items():
             if (wait_s := since + _PARTIAL_LINE_S - now) > 0:
                 soonest = wait_s if soonest is None else min(soonest, wait_s)
-            elif self._outlet.can_update and len(text) <= MOST_CHARS_OF_RANK:
+            elif self._outlet.can_change_text and len(text) <= MOST_CHARS_OF_RANK:
                 self._unfinished.set_line(rank, stream, visible(text))
         waits = [wait for wait in (soonest, self._unfinished.refresh(now)) if wait is not None]
         return min(waits, default=None)

@@ -13,6 +13,7 @@ class Sink(Protocol):
     """Destination of text and displays."""
 
     can_update: bool  # a display that is shown can be changed
+    is_captured: bool  # text goes to something else than the front end, as under %%capture: it must stay text
 
     @property
     def is_live(self) -> bool:
@@ -39,6 +40,7 @@ class Here:
 
     def __init__(self) -> None:
         self.can_update = kernel() is not None  # a terminal cannot change what it has shown
+        self.is_captured = _is_captured()
 
     @property
     def is_live(self) -> bool:
@@ -86,6 +88,7 @@ class OfCell:
     """
 
     can_update = True
+    is_captured = False
 
     def __init__(self, running: Any) -> None:
         self._kernel = running
@@ -143,6 +146,12 @@ def of_this_cell() -> Sink:
     if running is not None and all(hasattr(running, name) for name in ("get_parent", "iopub_socket", "session")):
         return OfCell(running)
     return OfMarimo() if is_marimo() else Here()
+
+
+def _is_captured() -> bool:
+    """Whether this thread's text goes to something else than the kernel's streams."""
+    streams = getattr(sys.modules.get("ipykernel.iostream"), "OutStream", None)
+    return streams is not None and not all(isinstance(one, streams) for one in (sys.stdout, sys.stderr))
 
 
 def _traceback_of(error: BaseException) -> list[str]:

@@ -108,8 +108,8 @@ def _shared(parts: list[Rows], room: int) -> Rows:
 
 
 def courses(rows: Rows) -> Rows:
-    """Return rows of the table `course`: how many points each course has, its first and its last step, and whether the
-    program gave all steps.
+    """Return rows of the table `course`: how many points each course has, its first and its last step, whether the
+    program gave all steps, and what the steps count.
 
     Args:
         rows: (n,) of `records.METRIC`, before they are thinned.
@@ -120,7 +120,7 @@ def courses(rows: Rows) -> Rows:
 def _sizes(rows: Rows) -> Rows:
     """Return a row of the table `course` for each course."""
     logged = empty("course", len(rows))
-    for name in ("cell", "name", "is_given"):
+    for name in ("cell", "name", "is_given", "unit"):
         logged[name] = rows[name]
     logged["points"], logged["begin"], logged["end"] = 1, rows["step"], rows["step"]
     return _added(logged)
@@ -134,7 +134,8 @@ def _added(sizes: Rows) -> Rows:
     order = np.argsort(key, kind="stable")
     sizes, begins = sizes[order], np.flatnonzero(np.diff(key[order], prepend=-1))
     found = sizes[begins]
-    for name, of in (("points", np.add), ("begin", np.minimum), ("end", np.maximum), ("is_given", np.minimum)):
+    of_columns = {"points": np.add, "begin": np.minimum, "end": np.maximum, "is_given": np.minimum, "unit": np.maximum}
+    for name, of in of_columns.items():
         found[name] = of.reduceat(sizes[name], begins)
     return found
 

@@ -40,7 +40,15 @@ FEED_TABLES: dict[str, np.dtype[np.void]] = {
         [("rank", "<u2"), ("name", TEXT), ("cell", "<u4"), ("step", "<f8"), ("value", "<f4"), ("time", "<f8")]
     ),
     "course": np.dtype(
-        [("cell", "<u4"), ("name", TEXT), ("points", "<f8"), ("begin", "<f8"), ("end", "<f8"), ("is_given", "u1")]
+        [
+            ("cell", "<u4"),
+            ("name", TEXT),
+            ("points", "<f8"),
+            ("begin", "<f8"),
+            ("end", "<f8"),
+            ("is_given", "u1"),
+            ("unit", "u1"),  # what the steps count, an index of `records.STEP_UNITS`
+        ]
     ),
     "step": np.dtype(
         [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from ddp_notebook.records.schema import Rows
+from ddp_notebook.records.schema import STEP_UNITS, Rows
 
 SLOTS = 64  # slots of a line, each with two points
 
@@ -35,6 +35,7 @@ class Course:
     def _clear(self) -> None:
         self.cells: set[int] = set()  # of the run
         self._is_given = True  # the program gave all steps of the run
+        self._unit = 0  # what its steps count, an index of `records.STEP_UNITS`
         self.width = 2  # steps of a slot, which holds both values as long as each step has one
         self.logged = np.zeros(self.world_size, np.int64)  # (R,) values
         self.first_wrong: dict[int, tuple[int, float]] = {}  # by rank: the first value that is not finite, and its step
@@ -49,6 +50,11 @@ class Course:
         self._counts: Values = np.zeros((self.world_size, SLOTS))
 
     @property
+    def unit(self) -> str:
+        """What its steps count, see `Metric.unit_of`."""
+        return STEP_UNITS[self._unit]
+
+    @property
     def end(self) -> Values:
         """(R,) the last value of each rank."""
         return self.end_point[:, 1]
@@ -60,6 +66,7 @@ class Course:
         values: Values,
         cell: int,
         is_given: bool = False,
+        unit: int = 0,
     ) -> None:
         """Add the values that were logged in one cell. Rows of a cell of an earlier run are left out.
 
@@ -67,6 +74,7 @@ class Course:
             ranks, steps, values: (n,) in the order in which they came.
             cell: its number.
             is_given: the program gave all steps.
+            unit: what the steps count, an index of `records.STEP_UNITS`.
         """
         if not len(steps) or (cell not in self.cells and cell < max(self.cells, default=0)):
             return
@@ -75,6 +83,7 @@ class Course:
             self._clear()
         self.cells.add(cell)
         self._is_given &= is_given
+        self._unit = max(self._unit, unit)
         if self.last_step < self.first_step:
             self.first_step = self._origin = low
         self._make_room(low, high)
@@ -189,4 +198,8 @@ def add_rows(courses: dict[int, Course], rows: Rows, world_size: int, most: int)
                 continue
             courses[name] = Course(world_size)
         mine = rows[of == at]
-        courses[name].add(mine["rank"], mine["step"], mine["value"], cell, is_given=bool(mine["is_given"].all()))
+        courses[name].add(
+            *(mine["rank"], mine["step"], mine["value"], cell),
+            is_given=bool(mine["is_given"].all()),
+            unit=int(mine["unit"].max()),
+        )

@@ -48,7 +48,8 @@ def chart(name: str, course: Course, others: Mapping[str, Course]) -> Markup:
     drawn = element(
         "svg",
         element(
-            "title", f"{name} {result}; by step, {'the range of the ranks' if band is not None else 'of each rank'}"
+            "title",
+            f"{name} {result}; by {course.unit}, {'the range of the ranks' if band is not None else 'of each rank'}",
         ),
         *_draw(course, steps, lines, band),
         viewBox=f"0 0 {WIDTH} {HEIGHT}",
@@ -77,7 +78,7 @@ def in_words(course: Course) -> str:
     if course.first_wrong:
         step, value = min(course.first_wrong.values())
         ranks = [rank for rank, one in course.first_wrong.items() if one[0] == step]
-        return f"{value:g} from step {step} on {shorten(list_ranks(sorted(ranks)), _RANKS)}"
+        return f"{value:g} from {course.unit} {step} on {shorten(list_ranks(sorted(ranks)), _RANKS)}"
     begin, end = _mean(course.begin[:, 1]), _mean(course.end)
     is_single = course.first_step == course.last_step
     return three_figures(end) if is_single else f"{three_figures(begin)} → {three_figures(end)}"
@@ -110,7 +111,8 @@ def _missing(course: Course, is_band: bool) -> str:
     if is_band:
         if not len(course.steps):
             return ""
-        return f"per {course.width} steps: lowest and highest value of the ranks, and the median of the ranks' means"
+        means = "lowest and highest value of the ranks, and the median of the ranks' means"
+        return f"per {course.width} {course.unit}s: {means}"
     logged, drawn = int(course.logged.sum()), course.drawn
     if drawn >= logged:
         return ""
@@ -147,7 +149,7 @@ def _lines(course: Course, steps: Values) -> tuple[list[_Line], tuple[Values, Va
 def _line(course: Course, ranks: list[int], points: tuple[Values, Values], colour: str) -> _Line:
     wrong = course.first_wrong.get(ranks[0])
     label = "all ranks" if 1 < len(ranks) == course.world_size else shorten(list_ranks(ranks), _RANKS)
-    end = f"{wrong[1]:g} from step {wrong[0]}" if wrong else three_figures(float(course.end[ranks[0]]))
+    end = f"{wrong[1]:g} from {course.unit} {wrong[0]}" if wrong else three_figures(float(course.end[ranks[0]]))
     return _Line(label, end, *points, colour, wrong)
 
 
@@ -165,7 +167,7 @@ def _draw(course: Course, steps: Values, lines: list[_Line], band: tuple[Values,
     is_log = low > 0 and high / low > _LOG_FROM
     y = (low / 1.2, high * 1.2) if is_log else room(low, high)
     axes = Axes(x=_reach(course), y=y, is_log=is_log)
-    drawn = [axes.frame("step")]
+    drawn = [axes.frame(course.unit)]
     if band is not None:
         edges = [*_places(axes, steps, band[1]), *reversed(_places(axes, steps, band[0]))]
         drawn.append(element("path", class_="band", d=f"{line(edges)}z"))

@@ -63,7 +63,9 @@ class HtmlView:
 
     def look(self, now_s: float) -> None:
         """Draw the view again if there is new data and the last drawing was long enough ago."""
-        if self._publisher is None or not self._has_news or now_s < self._drawn_s + PERIOD_S:
+        if self._publisher is None or now_s < self._drawn_s + PERIOD_S:
+            return
+        if not self._has_news and self._publisher.behind_s() != 0.0:
             return
         self._has_news = False  # before the look: what comes during it is drawn the next time
         self._drawn_s = now_s

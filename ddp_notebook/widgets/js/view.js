@@ -294,7 +294,7 @@ class View {
     // A hang is shown above; here it is only read out.
     this.statusEl.classList.toggle("ddpm-hidden", alarm !== "" && words.endsWith(alarm));
     const answers = this.compact ? "" : answersInWords(store); // there is nothing to ask in a compact view
-    const notes = [...this.current.flatMap((one) => one.panel.notes()), ...inWords(store), answers].filter(Boolean).join(" · ");
+    const notes = [...this.current.flatMap((one) => one.panel.notes()), ...inWords(store, this.current.map(({ name }) => name)), answers].filter(Boolean).join(" · ");
     if (this.notes.textContent !== notes) this.notes.textContent = notes;
   }
 

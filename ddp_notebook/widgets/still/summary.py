@@ -177,7 +177,7 @@ def _metric(metrics: Mapping[str, Metric]) -> Metric | None:
     if metric.is_continued:
         return metric
     mine = np.isin(metric.cells, metric.runs[-1])
-    columns = ("ranks", "steps", "values", "times_ns", "cells", "is_given")
+    columns = ("ranks", "steps", "values", "times_ns", "cells", "is_given", "units")
     return Metric(name=metric.name, **{name: getattr(metric, name)[mine] for name in columns})
 
 
@@ -190,7 +190,7 @@ def _course(metric: Metric | None) -> list[str]:
     if wrong.any():
         first = int(metric.steps[wrong].min())
         value = metric.values[wrong & (metric.steps == first)][0]
-        return [f"{name} {value:g} from step {first}"]
+        return [f"{name} {value:g} from {metric.unit_of()} {first}"]
     ranks, firsts = np.unique(metric.ranks, return_index=True)
     _, lasts = np.unique(metric.ranks[::-1], return_index=True)
     begin, end = float(metric.values[firsts].mean()), float(metric.values[::-1][lasts].mean())
@@ -224,7 +224,7 @@ def _draw(facts: _Facts) -> Picture:
         key(figure, shown, is_placed=True)
     if facts.metric is not None:
         lines, _ = curves.lines_of(facts.metric, None)
-        ends = curves.draw_metric(found[0], facts.metric.name, lines, _MOST_LINES)
+        ends = curves.draw_metric(found[0], facts.metric.name, lines, facts.metric.unit_of(), _MOST_LINES)
         # "rank 3: nan from step 21" would not fit.
         labels = [(x, y, label.partition(" from ")[0], color) for x, y, label, color in ends]
         if not has_steps:

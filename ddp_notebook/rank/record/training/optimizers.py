@@ -35,6 +35,7 @@ class Optimizers:
         self._stepping: dict[int, list[tuple[int, int]]] = {}
         self._naming = threading.Lock()  # they may be new in several threads at once
         self._names: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+        self.of_cell: set[str] = set()  # names of those that have stepped in the cell
         self._last: tuple[Callable[[], Any], str] = nothing, ""  # that was asked for: probably the next one again
 
     def look(self) -> None:
@@ -45,6 +46,7 @@ class Optimizers:
     def begin_cell(self) -> None:
         """A cell begins: forget what an interrupted one has left half done."""
         self._stepping.clear()
+        self.of_cell.clear()
         self._last = nothing, ""
 
     def name(self, optimizer: Any) -> str:

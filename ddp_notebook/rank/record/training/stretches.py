@@ -327,12 +327,18 @@ class Training:
     def stepped(self, optimizer: Any, began_ns: int) -> str:
         """An optimizer has stepped since then. Returns its name."""
         name = self._optimizers.name(optimizer)
+        self._optimizers.of_cell.add(name)
         self.put(OPTIMIZER, name, began_ns, moment=self._tape.count_step())
         for call in self.on_step:
             call()
         if self.between:
             self.between.stepped(self._tape.moment.step)
         return name
+
+    @property
+    def has_several_optimizers(self) -> bool:
+        """Whether more than one optimizer has stepped in the cell."""
+        return len(self._optimizers.of_cell) > 1
 
     def tell_again(self) -> None:
         """Somebody reads from now on who was told of no model."""

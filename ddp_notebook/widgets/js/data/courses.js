@@ -5,6 +5,8 @@
  * neighbouring ones where there are too many. So a course knows how many of its points are missing here.
  */
 
+import { STEP_UNITS } from "./tables.js";
+
 const MOST_NAMES = 256; // as many as the kernel sends of one cell
 const MOST_POINTS = 1 << 19; // of all courses; more than a saved page brings
 
@@ -23,6 +25,7 @@ export class Course {
     this.first = Infinity; // step
     this.last = -Infinity;
     this.isGiven = true; // the program gave all steps
+    this.unit = 0; // what the steps count, an index of STEP_UNITS
     /** @type {Map<number, Series>} */
     this.series = new Map(); // by rank
   }
@@ -84,6 +87,11 @@ export class RunOfCells {
 
   get last() {
     return Math.max(...this.courses.map(({ last }) => last));
+  }
+
+  /** What its steps count, in words. */
+  get unit() {
+    return STEP_UNITS[Math.max(...this.courses.map(({ unit }) => unit))];
   }
 
   get logged() {

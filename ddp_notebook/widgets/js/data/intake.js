@@ -175,12 +175,13 @@ export class Intake extends Run {
     /** @type {Set<import("./courses.js").Course>} */
     const answered = new Set();
     const sent = rowsOfEach(metric);
-    const { name: names, cell: cells, points, begin, end, is_given: given } = course.columns;
+    const { name: names, cell: cells, points, begin, end, is_given: given, unit } = course.columns;
     for (let at = 0; at < course.rows; at++) {
       const one = metrics.of(this.text(names[at]), cells[at], names[at], worldSize);
       if (!one) continue;
       one.reach(begin[at], end[at]);
       one.isGiven &&= Boolean(given[at]);
+      one.unit = Math.max(one.unit, unit[at]);
       if (kind === "answer") answered.add(one);
       if (!isWhole) one.counted = one.logged + points[at];
       // The rows of an answer are equally dense, and those that are here are not: after the last answer few have come.

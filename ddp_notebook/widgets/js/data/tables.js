@@ -13,6 +13,8 @@ export const KINDS = [
   "cell", "forward", "backward", "optimizer", "input", "input gradient", "weight gradient", "pipeline", "block",
   "execution", "collective", "send", "recv", "remote call",
 ];
+/** What the steps of a metric count: steps of the training loop or as the program gave them, values, or steps of several optimizers. */
+export const STEP_UNITS = ["step", "value", "optimizer step"];
 export const CELL = KINDS.indexOf("cell");
 export const COLLECTIVE = KINDS.indexOf("collective");
 /** The two ends of a remote call: what its callee does, and what its caller waits for. */

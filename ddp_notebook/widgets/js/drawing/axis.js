@@ -142,3 +142,30 @@ export function spread(places, step, low, high) {
   const raised = found.map((place, at) => Math.max(place, low + step * at));
   return raised.map((place, at) => Math.min(place, high - step * (raised.length - 1 - at)));
 }
+
+/**
+ * Where labels stand that begin at the ends of lines within a chart: moved left to fit, and down or up where they overlap each
+ * other or a line.
+ * @param {{x: number, y: number, width: number}[]} labels by y
+ * @param {(x0: number, x1: number) => [number, number][]} lines returns the range that each line covers between two places
+ * @param {number} height of a label, whose middle is at y
+ * @param {{left: number, right: number, top: number, bottom: number}} box
+ * @returns {{x: number, y: number}[]}
+ */
+export function placeInside(labels, lines, height, { left, right, top, bottom }) {
+  /** @type {{x: number, y: number, width: number}[]} */
+  const placed = [];
+  for (const { x: wanted, y: own, width } of labels) {
+    const x = Math.max(left, Math.min(wanted, right - width));
+    const low = top + height / 2;
+    const high = bottom - height / 2;
+    const start = Math.max(low, Math.min(own, high));
+    const near = placed.filter((one) => one.x < x + width && x < one.x + one.width).map(({ y }) => [y - height / 2, y + height / 2]);
+    const taken = [...near, ...lines(x, x + width)];
+    const isFree = /** @param {number} y */ (y) => taken.every(([above, below]) => y + height / 2 <= above || y - height / 2 >= below);
+    const places = [start, ...taken.flatMap(([above, below]) => [above - height / 2, below + height / 2])].filter((y) => y >= low && y <= high && isFree(y));
+    const y = places.sort((a, b) => Math.abs(a - start) - Math.abs(b - start))[0] ?? start;
+    placed.push({ x, y, width });
+  }
+  return placed.map(({ x, y }) => ({ x, y }));
+}

@@ -5,11 +5,11 @@
  */
 
 import uPlot from "uplot";
-import { logTicks, plainTicks, spread } from "../drawing/axis.js";
+import { logTicks, placeInside, plainTicks, spread } from "../drawing/axis.js";
 import { FONT, font } from "../drawing/canvas.js";
 import { metricControls, runPicker } from "../parts/controls.js";
 import { number, plural } from "../data/format.js";
-import { endOf, lossPicture } from "./loss_picture.js";
+import { endOf, lastValue, lossPicture } from "./loss_picture.js";
 import { MissingPoints } from "./loss_missing.js";
 
 const LABEL_PX = 14;
@@ -37,13 +37,15 @@ export function lossPanel(el, store, env) {
   const missing = new MissingPoints(store, env);
   let asked = ""; // what becomes of the points that are missing
   let everyRank = false;
+  /** @type {{label: string, words: string, x: number}[]} */
+  let labels = []; // at the ends of lines, as drawn
   let width = 600;
   let height = 260;
 
   function draw() {
     picture = lossPicture(store, { colours: env.colours, everyRank, compact: env.compact });
     const { log } = store.choice;
-    const wanted = [picture.isBand, log, env.colours.theme, env.colours.paper, env.dpr, picture.lines.map(({ key, width: stroke }) => `${key}/${stroke}`)].join();
+    const wanted = [picture.isBand, picture.unit, log, env.colours.theme, env.colours.paper, env.dpr, picture.lines.map(({ key, width: stroke }) => `${key}/${stroke}`)].join();
     const drawable = /** @param {Line["values"]} values */ (values) => (log ? values.map((value) => (typeof value === "number" && value <= 0 ? null : value)) : values);
     const courses = [...(picture.band ? [picture.band.high, picture.band.low] : []), ...picture.lines.map((line) => line.values)];
     /** @type {uPlot.AlignedData} */
@@ -90,7 +92,7 @@ export function lossPanel(el, store, env) {
           ...axis,
           size: 22,
           gap: 5,
-          label: compact ? undefined : "step",
+          label: compact ? undefined : picture.unit,
           labelFont: font(11),
           labelSize: 15,
           labelGap: 0,
@@ -143,14 +145,39 @@ export function lossPanel(el, store, env) {
         return { line, value, x: isDrawn ? plotted.valToPos(picture.x[at], "x", true) : bbox.left + bbox.width, y: isDrawn ? plotted.valToPos(value, "y", true) : bbox.top + bbox.height };
       })
       .sort((a, b) => a.y - b.y);
-    const places = spread(ends.map(({ y }) => y), LABEL_PX * dpr, bbox.top, bbox.top + bbox.height);
-    const left = bbox.left + bbox.width + 14 * dpr;
+    const box = { left: bbox.left, right: bbox.left + bbox.width, top: bbox.top, bottom: bbox.top + bbox.height };
+    const left = box.right + 14 * dpr;
     ctx.save();
     ctx.font = `${11.5 * dpr}px ${FONT}`;
     ctx.textBaseline = "middle";
     ctx.textAlign = "left";
+    // The label of a run that is shorter than another stands where the run ends.
+    const isShort = /** @param {{x: number}} end */ ({ x }) => picture.runs.length > 1 && x < box.right - 14 * dpr;
+    const short = ends.filter(isShort);
+    const inside = placeInside(
+      short.map(({ line, value, x, y }) => ({ x: x + 7 * dpr, y, width: ctx.measureText(endWords(line, value)).width })),
+      (x0, x1) => rangesBetween(plotted, x0, x1),
+      LABEL_PX * dpr,
+      box,
+    );
+    short.forEach(({ line, value, x, y }, at) => {
+      ctx.strokeStyle = ctx.fillStyle = line.colour;
+      ctx.fillText(endWords(line, value), inside[at].x, inside[at].y);
+      ctx.lineWidth = dpr;
+      if (line.broken) cross(ctx, x, y, 4 * dpr);
+      if (Math.abs(inside[at].y - y) < (LABEL_PX / 2) * dpr) return;
+      ctx.globalAlpha = 0.55;
+      ctx.beginPath();
+      ctx.moveTo(x + 2 * dpr, y);
+      ctx.lineTo(inside[at].x - 2 * dpr, inside[at].y);
+      ctx.stroke();
+      ctx.globalAlpha = 1;
+    });
     ctx.lineWidth = dpr;
-    ends.forEach(({ line, value, x, y }, at) => {
+    const long = ends.filter((end) => !isShort(end));
+    const places = spread(long.map(({ y }) => y), LABEL_PX * dpr, box.top, box.bottom);
+    labels = ends.map((end) => ({ label: end.line.label, words: endWords(end.line, end.value), x: (isShort(end) ? inside[short.indexOf(end)].x : left) / dpr }));
+    long.forEach(({ line, value, x, y }, at) => {
       ctx.strokeStyle = ctx.fillStyle = line.colour;
       ctx.globalAlpha = 0.55;
       ctx.setLineDash([]);
@@ -167,6 +194,23 @@ export function lossPanel(el, store, env) {
     ctx.restore();
   }
 
+  /** The lowest and the highest place of each line between two places, in pixels. @param {uPlot} plotted @param {number} x0 @param {number} x1 */
+  function rangesBetween(plotted, x0, x1) {
+    const { x } = picture;
+    const [from, to] = [plotted.posToVal(x0, "x", true), plotted.posToVal(x1, "x", true)];
+    const room = 2 * devicePixelRatio;
+    return picture.lines.flatMap(({ values }) => {
+      const places = [];
+      for (let at = 0; at < x.length; at++) {
+        const value = values[at];
+        // The neighbours too: the line goes on to them.
+        if ((x[at + 1] ?? x[at]) < from || (x[at - 1] ?? x[at]) > to || value === null || value === undefined) continue;
+        if (!store.choice.log || value > 0) places.push(plotted.valToPos(value, "y", true));
+      }
+      return places.length ? [/** @type {[number, number]} */ ([Math.min(...places) - room, Math.max(...places) + room])] : [];
+    });
+  }
+
   /** What an axis of the chart reaches from and to. @param {"x"|"y"} axis */
   function range(axis) {
     return [plot?.scales[axis].min ?? 0, plot?.scales[axis].max ?? 0];
@@ -175,7 +219,7 @@ export function lossPanel(el, store, env) {
   /** Values at the pointer, or the newest. */
   function read() {
     if (env.compact) return;
-    const { x, ends } = picture;
+    const { x, ends, unit } = picture;
     const pointed = plot?.cursor.idx;
     const at = pointed ?? x.length - 1;
     if (at < 0 || !picture.lines.length) {
@@ -184,17 +228,17 @@ export function lossPanel(el, store, env) {
     }
     const parts = picture.lines
       .filter((line) => line.label)
-      .map(({ label, values, colour, broken }) => ({ label, value: valueNear(values, at), colour, broken }));
-    const edge = { colour: "", broken: "" };
+      .map((line) => ({ label: line.label, ...lastValue(line, picture, pointed), colour: line.colour, broken: line.broken, unit: line.unit ?? unit }));
+    const edge = { colour: "", broken: "", step: null, unit };
     if (picture.band) parts.push({ ...edge, label: "lowest", value: picture.band.low[at] }, { ...edge, label: "highest", value: picture.band.high[at] });
     readout.replaceChildren(
-      span("ddpm-step", `${pointed === null || pointed === undefined ? "last " : ""}${ends[at] > x[at] ? `steps ${x[at]}–${ends[at]}` : `step ${x[at]}`}`),
-      ...parts.map(({ label, value, colour, broken }) => {
+      span("ddpm-step", `${pointed === null || pointed === undefined ? "last " : ""}${ends[at] > x[at] ? `${unit}s ${x[at]}–${ends[at]}` : `${unit} ${x[at]}`}`),
+      ...parts.map(({ label, value, step, colour, broken, unit: own }) => {
         const item = span("", `${label} `);
         const strong = span("ddpm-number", value === null || value === undefined ? (broken && value === null ? "no number" : "–") : number(value));
         if (colour) item.style.setProperty("--mark", colour);
         item.className = colour ? "ddpm-item ddpm-marked" : "ddpm-item";
-        item.append(strong);
+        item.append(strong, step === null ? "" : ` (${own} ${step})`);
         return item;
       }),
     );
@@ -224,12 +268,12 @@ export function lossPanel(el, store, env) {
     },
     height: () => 330,
     describe() {
-      const { name, x, ranks, runs } = picture;
+      const { name, unit, x, ranks, runs } = picture;
       if (!name || !x.length) return "No metric has been logged yet. Write log(loss=loss) in the cell.";
       const ends = picture.lines.filter((line) => line.label).map((line) => `${line.label} ${line.broken || number(lastOf(line.values))}`);
       const first = picture.lines.find((line) => line.label);
       const from = first ? first.values.find((value) => value !== null && value !== undefined) : undefined;
-      return `${name} of ${plural(ranks.length, "rank")} in ${runs.map((one) => one.name).join(" and ")}, steps ${x[0]} to ${x[x.length - 1]}, from ${number(from ?? NaN)}; at the end ${ends.join(", ")}.`;
+      return `${name} of ${plural(ranks.length, "rank")} in ${runs.map((one) => one.name).join(" and ")}, ${unit}s ${x[0]} to ${x[x.length - 1]}, from ${number(from ?? NaN)}; at the end ${ends.join(", ")}.`;
     },
     table() {
       const head = ["run", "rank", "points", "first", "last"];
@@ -244,9 +288,9 @@ export function lossPanel(el, store, env) {
       const behind = picture.band ? 2 : 0;
       const named = Object.fromEntries(picture.lines.map(({ key, ranks, label, colour }, at) => [key, { ranks, label, colour, values: [...(courses[at + behind] ?? [])] }]));
       const band = picture.band ? { high: [...(courses[0] ?? [])], low: [...(courses[1] ?? [])] } : null;
-      const { name, ends, each, drawn, logged, isBand, notes, runs } = picture;
+      const { name, unit, ends, each, drawn, logged, isBand, notes, runs } = picture;
       const chart = plot ? { box: plot.bbox, x: range("x"), y: range("y") } : null;
-      return { metric: name, chart, x: [...x], ends, each, drawn, logged, lines: named, band, isBand, log: store.choice.log, notes, asked, runs: runs.map((one) => one.name) };
+      return { metric: name, unit, labels, readout: readout.textContent, chart, x: [...x], ends, each, drawn, logged, lines: named, band, isBand, log: store.choice.log, notes, asked, runs: runs.map((one) => one.name) };
     },
     onKey(event) {
       if (!plot || !picture.x.length) return false;
@@ -293,11 +337,6 @@ function cross(pen, x, y, size) {
   pen.moveTo(x - size, y + size);
   pen.lineTo(x + size, y - size);
   pen.stroke();
-}
-
-/** @param {(number|null|undefined)[]} values @param {number} at */
-function valueNear(values, at) {
-  return values[at] === undefined && at > 0 ? values[at - 1] : values[at];
 }
 
 /** @param {(number|null|undefined)[]} values */

@@ -9,7 +9,7 @@ import { MOST_LINES, alike, lines, range, smooth } from "../drawing/curves.js";
 const POINTS = { few: 1000, many: 250 }; // a rank; of many more than these a software rasteriser does not draw at 30 Hz
 const MOST_LABELS = 8;
 
-/** @typedef {{key: string, label: string, values: (number|null|undefined)[], colour: string, dash: number[], width: number, alpha: number, ranks: number[], broken: string}} Line */
+/** @typedef {{key: string, label: string, values: (number|null|undefined)[], colour: string, dash: number[], width: number, alpha: number, ranks: number[], broken: string, unit?: string}} Line */
 /** @typedef {Omit<Line, "values"> & {course: import("../drawing/curves.js").Course}} Raw  a line before neighbouring steps go together */
 /** @typedef {{colours: import("../drawing/colours.js").Palette, everyRank: boolean, compact?: boolean}} Options */
 /** @typedef {{run: import("../data/courses.js").RunOfCells, name: string, points: Map<number, import("../data/courses.js").Points>}} Shown */
@@ -36,11 +36,12 @@ export function lossPicture(store, { colours, everyRank, compact = false }) {
   }
   const { x, ends, lines: drawn, band, each } = found;
   const ranks = [...new Set(runs.flatMap(({ points }) => [...points.keys()]))];
-  return { name, runs, isBand, x, ends, lines: drawn, band, notes, ranks, each, ...counts, most: smoothing > 0 ? Infinity : POINTS.few * Math.max(1, ranks.length) };
+  const unit = [...new Set(runs.map(({ run }) => run.unit))].join(" or ") || "step";
+  return { name, unit, runs, isBand, x, ends, lines: drawn, band, notes, ranks, each, ...counts, most: smoothing > 0 ? Infinity : POINTS.few * Math.max(1, ranks.length) };
 }
 
 /** The range of many ranks, their median and the ranks that are furthest from it. @param {import("../data/store.js").Store} store @param {Shown} shown @param {Options} options */
-function bandOf(store, { points }, { colours, compact }) {
+function bandOf(store, { run, points }, { colours, compact }) {
   const ranks = [...points.keys()];
   const found = range([...points.values()], compact ? 125 : POINTS.many, store.choice.smoothing);
   /** @type {Line[]} */
@@ -48,10 +49,10 @@ function bandOf(store, { points }, { colours, compact }) {
   // Three ranks out of 64 often have similar colours of their own: here they get three that are far apart.
   found.worst.sort((a, b) => a - b).forEach((at, index) => {
     const line = { ...lineOf(colours, [ranks[at]], 1), values: found.means[at] };
-    drawn.push({ ...line, colour: colours.ranks[index + 1], dash: [], broken: brokenOf(points.get(ranks[at])) });
+    drawn.push({ ...line, colour: colours.ranks[index + 1], dash: [], broken: brokenOf(points.get(ranks[at]), run.unit) });
   });
   const notes = [`band: lowest to highest of ${ranks.length} ranks${compact ? "" : "; lines: the median and the three ranks furthest from it"}`];
-  if (found.each > 1 && !compact) notes.push(`a point of a line is the mean of ${found.each} steps`);
+  if (found.each > 1 && !compact) notes.push(`a point of a line is the mean of ${found.each} ${run.unit}s`);
   const held = [...points.values()].reduce((sum, { steps }) => sum + steps.length, 0);
   return { x: found.x, ends: found.ends, lines: drawn, band: { low: found.low, high: found.high }, notes, drawn: held, each: found.each };
 }
@@ -102,7 +103,7 @@ function heldOf({ points }) {
 function runLines(store, runs, groups, at, colours) {
   const isLabelled = groups.reduce((sum, one) => sum + one.length, 0) <= MOST_LABELS;
   return groups[at].map(({ ranks, course }, place) => {
-    const line = { ...lineOf(colours, ranks, 1.6), course, broken: brokenOf(course) };
+    const line = { ...lineOf(colours, ranks, 1.6), course, broken: brokenOf(course, runs[at].run.unit), unit: runs[at].run.unit };
     const label = ranks.length > 1 && ranks.length === store.worldSize ? "all ranks" : ranksInWords(ranks);
     if (runs.length === 1) return { ...line, label };
     const name = groups[at].length === 1 ? runs[at].name : isLabelled ? `${runs[at].name} ${label}` : place ? "" : runs[at].name;
@@ -111,11 +112,12 @@ function runLines(store, runs, groups, at, colours) {
 }
 
 /** @param {import("../drawing/colours.js").Palette} colours @param {Shown} shown @param {number} at @returns {Raw[]} */
-function mediansOf(colours, { name, points }, at) {
+function mediansOf(colours, { run, name, points }, at) {
   const { x, low, high, median } = range([...points.values()], POINTS.many);
   const one = /** @param {string} what @param {(number|null)[]} values @param {Partial<Raw>} more */ (what, values, more) => ({
     ...lineOf(colours, [...points.keys()], 1.6),
     ...ofRun(colours, at),
+    unit: run.unit,
     key: `${name} ${what}`,
     label: "",
     course: { steps: Float64Array.from(x), values: Float64Array.from(values, (value) => value ?? NaN) },
@@ -165,8 +167,26 @@ export function endOf(line) {
   return { at, value: at < 0 ? NaN : /** @type {number} */ (line.values[at]) };
 }
 
-/** The first value of a course that is no number, and where. @param {import("../drawing/curves.js").Course|undefined} course */
-function brokenOf(course) {
+/**
+ * The value of a line at the pointer, or its last one. Its step is given if the line ends before the others.
+ * @param {Line} line
+ * @param {{x: number[], ends: number[]}} picture
+ * @param {number|null|undefined} pointed index of the pointer; null: there is none
+ * @returns {{value: number|null|undefined, step: number|null}} value: null where it is no number
+ */
+export function lastValue({ values }, { x, ends }, pointed) {
+  if (pointed !== null && pointed !== undefined) {
+    const isBetween = values[pointed] === undefined && pointed > 0;
+    return { value: values[isBetween ? pointed - 1 : pointed], step: null };
+  }
+  let at = values.length - 1;
+  while (at > 0 && values[at] === undefined) at--;
+  const isEarlier = at >= 0 && ends[at] < x[Math.max(0, x.length - 2)];
+  return { value: values[at], step: isEarlier ? ends[at] : null };
+}
+
+/** The first value of a course that is no number, and where. @param {import("../drawing/curves.js").Course|undefined} course @param {string} unit */
+function brokenOf(course, unit) {
   const at = course ? course.values.findIndex((value) => !Number.isFinite(value)) : -1;
-  return at < 0 || !course ? "" : `${number(course.values[at])} from step ${course.steps[at]}`;
+  return at < 0 || !course ? "" : `${number(course.values[at])} from ${unit} ${course.steps[at]}`;
 }

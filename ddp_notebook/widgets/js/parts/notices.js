@@ -76,7 +76,7 @@ export function answersInWords({ answersWhen, state }) {
 /** What the kernel says, in words; nothing where nothing is missing. @type {Record<string, (value: any) => string[]>} */
 const NOTES = {
   units_shown_of: () => [], // said below, as it is since the steps that were left out have come
-  remote_shown_of: (every) => (every > 1 ? [`timeline: one of ${every} remote calls is shown`] : []),
+  remote_shown_of: () => [], // the timeline says this
   rows_left_out: () => [], // likewise
   dropped_rows: (count) => (count ? [`${plural(count, "row")} lost on the ranks`] : []),
   values_left_out: () => [], // where tensors are shown
@@ -86,12 +86,17 @@ const NOTES = {
 /**
  * What was left out, in words: `notes` of the kernel, and what is missing here.
  * @param {import("../data/store.js").Store} store
+ * @param {string[]} panels that are shown; a note about others is left out
  * @returns {string[]}
  */
-export function inWords(store) {
-  const found = store.stepsShownOf > 1 ? [`timeline and buckets: one of ${store.stepsShownOf} steps is shown`] : [];
-  const leftOut = store.answeredShownOf === 1 ? 0 : (store.notes.rows_left_out ?? 0) - store.rowsLeftOutCame;
-  if (leftOut > 0) found.push(`${plural(leftOut, "row")} of the timeline left out`);
+export function inWords(store, panels = ["sync", "timeline"]) {
+  const found = [];
+  // The timeline itself says this of steps, and of remote calls.
+  if (store.stepsShownOf > 1 && panels.includes("sync")) found.push(`timeline and buckets: one of ${store.stepsShownOf} steps is shown`);
+  if (panels.includes("timeline")) {
+    const leftOut = store.answeredShownOf === 1 ? 0 : (store.notes.rows_left_out ?? 0) - store.rowsLeftOutCame;
+    if (leftOut > 0) found.push(`${plural(leftOut, "row")} of the timeline left out`);
+  }
   for (const [name, value] of Object.entries(store.notes)) {
     const known = NOTES[name];
     if (known) found.push(...known(value));
