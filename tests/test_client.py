@@ -107,6 +107,12 @@ def test_px_waits_while_our_cell_awaits(session):
         assert "ab" in "".join(order) and sorted(order) == sorted(["begin", "end", "px", "a", "b"])
 
 
+def test_builtins_that_a_call_of_the_client_replaces_are_put_back(session):
+    for name in ("len", "isinstance", "dict"):
+        session.client[:].execute(f"import builtins; builtins.{name} = None", block=False)
+        assert session.run("dist.barrier(); len([1])", timeout=10)[1].result == "1"
+
+
 def test_its_interrupt_reaches_a_px_cell(session, tmp_path):
     if ipyparallel.version_info < (9,):
         pytest.skip("ipyparallel 8 hears it when the cell is over")

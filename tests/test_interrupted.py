@@ -41,7 +41,7 @@ _LOOKS_UP |= {"part_from_clock", "preview", "set_aside", "shapes_of", "text"}
 _FUNCTIONS_AT_ONCE = {"current", "log", "survive"}
 # Public classes whose methods wait for nothing: values in memory.
 _VALUES = {"Agreement", "CellResult", "HostTable", "Memory", "Placements", "RecordOptions", "Report", "Status"}
-_VALUES |= {"TensorPlacement"}
+_VALUES |= {"TensorPlacement", *("Client", "Keep", "Mpi", "Profile", "Slurm", "Ssh")}
 
 
 def test_every_public_function_that_may_wait_has_a_sentence():
@@ -52,7 +52,9 @@ def test_every_public_function_that_may_wait_has_a_sentence():
 
     assert functions - _FUNCTIONS_AT_ONCE == set(OF_FUNCTIONS) - {"load_ipython_extension"}
     assert all(hasattr(members[name], "__wrapped__") for name in functions - _FUNCTIONS_AT_ONCE)
-    assert set(classes) - errors - _VALUES == {"RankValues", "Recording", "Session", "TorchrunJob"}, "see below"
+    assert set(classes) - errors - _VALUES == {"RankValues", "Recording", "Session", "TorchrunJob"}, (
+        "test its methods below"
+    )
 
 
 def test_every_magic_has_a_sentence():
@@ -175,7 +177,7 @@ _INNER = {
         ("%ddp_start 2", "launch/start_line.py", "read"),
         ("ddp_notebook.load('run.npz')", "observe/files.py", "load"),
         ("ddp_notebook.check(2)", "survey/asking.py", "ask_all"),
-        ("ddp_notebook.start(2)", "launch/options.py", "with_defaults"),
+        ("ddp_notebook.start(2)", "launch/start_line.py", "with_defaults"),
         ("ddp_notebook.load_ipython_extension(get_ipython())", "ddp_notebook/magics.py", "load"),
         ("session.jobs.cancel()", "jobs/jobs.py", "unended"),
         ("repr(session.jobs)", "jobs/jobs.py", "__repr__"),

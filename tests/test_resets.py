@@ -133,6 +133,23 @@ def test_print_of_a_program_stays_and_len_does_not(make_session_alone):
     assert [printed[rank].stdout for rank in (0, 1)] == ["here 0\n", ""]
 
 
+def test_builtins_that_a_thread_replaces_between_cells_are_put_back(make_session_alone, tmp_path):
+    """The event loop fails without `len` and `range`, the next cell without `isinstance` and `hasattr`, and threads of
+    the rank without `int` and `max`."""
+    session = make_session_alone(2)
+    session.run("import builtins, os, threading; kept = 5; make, write, begin = os.mkdir, setattr, threading.Thread")
+    for names in ("len range", "hasattr getattr isinstance", "int max"):
+        session.run(f"""
+def replace(ended=threading.Event(), folder=f'{tmp_path}/{names} {{rank}}'):
+    ended.wait(0.05)
+    for name in {names.split()}: write(builtins, name, None)
+    make(folder)
+begin(target=replace).start()
+""")
+        wait_until(lambda names=names: all((tmp_path / f"{names} {rank}").exists() for rank in (0, 1)))
+        assert session.run("dist.barrier(); kept, len([1]), isinstance(1, int)", timeout=10)[1].result == "(5, 1, True)"
+
+
 def test_what_a_cell_replaces_is_compared_by_identity(make_session_alone):
     """An `__eq__` of a user's object is not called, and a module is missed though the number of modules is the same."""
     session = make_session_alone(2)

@@ -16,6 +16,7 @@ from traitlets import default
 from ddp_notebook.rank import shortage
 from ddp_notebook.rank.cell import handlers, kernel_api
 from ddp_notebook.rank.cell.interpreter import say
+from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
 from ddp_notebook.stdlib import logging, os, signal
 from ddp_notebook.wire.signals import END, INTERRUPT
 
@@ -76,7 +77,8 @@ class RankEngine(IPEngine):
 
     def start(self) -> None:
         """Serve until the host server or a client asks for the end. If a cell's callback stops the event loop or raises
-        SystemExit, the loop is started again."""
+        SystemExit, the loop is started again, and also if it failed without a function that a thread has replaced in
+        `builtins`."""
         loop: Any = self.loop
         run = loop.asyncio_loop.run_forever
 
@@ -88,6 +90,9 @@ class RankEngine(IPEngine):
                     if self._is_to_end or not self._publishers:
                         raise
                     say("ddp_notebook: SystemExit in a callback of the event loop does not end a rank")
+                except Exception:
+                    if self._is_to_end or self._rank is None or not self._rank.put_replaced_back():
+                        raise
                 if not self._publishers:  # it has no kernel yet: ipyparallel has stopped the loop
                     return
 
@@ -209,10 +214,10 @@ class RankEngine(IPEngine):
         self._publishers = {**streams, "execute_result": hook, "displaypub": self.kernel.shell.display_pub}
         self._name_topics()
         sys.displayhook = hook
-        _capture_text(self.kernel, streams)
+        assert self._rank is not None
+        _capture_text(self.kernel, streams, self._rank.put_replaced_back)
         self.kernel.control_handlers["signal_request"] = self._on_signal_request
         self.kernel.do_shutdown = self._before(self.kernel.do_shutdown)
-        assert self._rank is not None
         self._rank.adopt(self)
 
     def _name_topics(self) -> None:
@@ -254,8 +259,12 @@ class _TextOfPx(OutStream):
         super().__init__(session, iopub, name, watchfd=False)
 
 
-def _capture_text(kernel: Any, streams: dict[str, Any]) -> None:
-    """Send the text of `%%px` cells and `apply` calls to ipyparallel's client."""
+def _capture_text(kernel: Any, streams: dict[str, Any], put_replaced_back: Callable[[], object]) -> None:
+    """Send the text of `%%px` cells and `apply` calls to ipyparallel's client.
+
+    Args:
+        put_replaced_back: called after each, before ipykernel sends the reply.
+    """
 
     class to_client:
         def __enter__(self) -> None:
@@ -265,6 +274,7 @@ def _capture_text(kernel: Any, streams: dict[str, Any]) -> None:
             sys.stdout, sys.stderr = streams["stdout"], streams["stderr"]
 
         def __exit__(self, *_: object) -> None:
+            put_replaced_back()
             for stream in streams.values():
                 stream.flush()
             sys.stdout, sys.stderr = self.saved

@@ -226,8 +226,13 @@ class Rank:
 
     def _read_inbox(self) -> None:
         assert self._loop is not None
+        self.put_replaced_back()
         if not self._inbox.read():
             self._loop.remove_reader(self._inbox.fileno())
+
+    def put_replaced_back(self) -> bool:
+        """See `Runner.put_replaced_back`."""
+        return self.runner is not None and self.runner.put_replaced_back()
 
     def _on_lost_cell(self, head: bytes) -> None:
         """End a cell that could not be read for lack of memory, so that the notebook does not wait for it."""

@@ -103,7 +103,8 @@ def wait_for_release() -> int:
     """
     assert RELEASE is not None
     libc = ctypes.CDLL(None)
-    wanted, info = ctypes.create_string_buffer(_SIGNAL_BYTES), ctypes.create_string_buffer(_SIGNAL_BYTES)
+    buffer = ctypes.c_char * _SIGNAL_BYTES  # `create_string_buffer` needs `isinstance` and `int` of `builtins`
+    wanted, info = buffer(), buffer()
     libc.sigemptyset(wanted)
     libc.sigaddset(wanted, RELEASE)
     while libc.sigwaitinfo(wanted, info) != RELEASE:

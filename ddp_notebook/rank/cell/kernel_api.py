@@ -24,6 +24,7 @@ from ipykernel import ipkernel
 from ipykernel.kernelbase import Kernel
 from ipykernel.zmqshell import ZMQInteractiveShell
 
+from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
 from ddp_notebook.stdlib import asyncio, contextlib
 
 _own_locks: dict[int, asyncio.Lock] = {}

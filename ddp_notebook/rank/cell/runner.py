@@ -154,8 +154,17 @@ class Runner:
         self._for_client_since_s = time.monotonic()
         self._is_for_client = True
 
+    def put_replaced_back(self) -> bool:
+        """Put back what a thread or a call of `session.client` has replaced in `builtins` while no cell runs. Called in
+        the main thread. Returns whether there was something."""
+        lines = [] if self.running else self._interpreter.put_builtins_back("while no cell ran")
+        for line in lines:
+            say(line)
+        return bool(lines)
+
     def _end_for_client(self) -> None:
         self._is_for_client = False
+        self.put_replaced_back()
         self._parents.forget()
         self._handlers.put_back()
 
