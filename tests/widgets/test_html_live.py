@@ -153,6 +153,7 @@ def test_the_numbers_of_the_run_are_current_when_its_cell_is_over(page):
     page.run("present._PERIOD_S = 1.0\nprint(ddp_notebook.current().recording.runs()[-1].per_step)")
     [per_step] = re.findall(r"[\d.]+ m?s/step", shown)
     assert per_step in "".join(m["content"]["text"] for m in page.messages if m["msg_type"] == "stream")
+    page.run(MONITOR_2)  # the live one is closed
 
 
 @pytest.mark.long
