@@ -110,7 +110,7 @@ def test_px_waits_while_our_cell_awaits(session):
 def test_builtins_that_a_call_of_the_client_replaces_are_put_back(session):
     for name in ("len", "isinstance", "dict"):
         session.client[:].execute(f"import builtins; builtins.{name} = None", block=False)
-        assert session.run("dist.barrier(); len([1])", timeout=10)[1].result == "1"
+        assert session.run("dist.barrier(); len([1])", timeout_s=10)[1].result == "1"
 
 
 def test_its_interrupt_reaches_a_px_cell(session, tmp_path):

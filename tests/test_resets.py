@@ -147,7 +147,9 @@ def replace(ended=threading.Event(), folder=f'{tmp_path}/{names} {{rank}}'):
 begin(target=replace).start()
 """)
         wait_until(lambda names=names: all((tmp_path / f"{names} {rank}").exists() for rank in (0, 1)))
-        assert session.run("dist.barrier(); kept, len([1]), isinstance(1, int)", timeout=10)[1].result == "(5, 1, True)"
+        assert (
+            session.run("dist.barrier(); kept, len([1]), isinstance(1, int)", timeout_s=10)[1].result == "(5, 1, True)"
+        )
 
 
 def test_what_a_cell_replaces_is_compared_by_identity(make_session_alone):
