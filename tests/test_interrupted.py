@@ -11,12 +11,17 @@ import pytest
 
 import ddp_notebook
 from ddp_notebook.magics import DDPMagics
-from ddp_notebook.observe.recording import Recording
+from ddp_notebook.observe.recording import Plots, Recording
+from ddp_notebook.run.files.files import SessionFiles
+from ddp_notebook.run.groups.ranks import SessionRanks
 from ddp_notebook.run.interrupted import (
+    OF_FILES,
     OF_FUNCTIONS,
     OF_JOB,
     OF_JOBS,
     OF_MAGICS,
+    OF_PLOTS,
+    OF_RANKS,
     OF_RECORDING,
     OF_SESSION,
     OF_TORCHRUN_JOB,
@@ -32,11 +37,9 @@ from tests.conftest import wait_until
 from tests.kernels import NotebookKernel
 
 # Public names of `Session` that wait for nothing.
-_AT_ONCE = {"backend", "drives", "epoch", "is_kept", "is_running", "jobs", "kept_as", "outlives_stop", "pids"}
-_AT_ONCE |= {"recorded", "views", "world_size"}
+_AT_ONCE = {"backend", "is_running", "jobs", "world_size"}
 # Public names of `Recording` that look something up, or that the package itself calls.
-_LOOKS_UP = {"as_it_is", "clock_error_ns", "dropped", "feed", "feed_dropped", "follow", "group_of", "left_out"}
-_LOOKS_UP |= {"part_from_clock", "preview", "set_aside", "shapes_of", "text"}
+_LOOKS_UP = {"clock_error_ns", "dropped", "feed", "follow", "group_of", "left_out", "plot", "text"}
 # Public functions that wait for nothing in the notebook: `log` and `survive` belong to cells on ranks.
 _FUNCTIONS_AT_ONCE = {"current", "log", "survive"}
 # Public classes whose methods wait for nothing: values in memory.
@@ -64,13 +67,16 @@ def test_every_magic_has_a_sentence():
 
 
 def test_every_command_of_a_session_has_a_sentence():
-    assert public(Session) - _AT_ONCE == set(OF_SESSION) - {"__repr__"}
+    assert public(Session) - _AT_ONCE == {name for name in OF_SESSION if not name.startswith("_")}
 
 
 @pytest.mark.parametrize(
     ("cls", "at_once", "sentences"),
     [
         (Recording, _LOOKS_UP, OF_RECORDING),
+        (Plots, set(), OF_PLOTS),
+        (SessionRanks, {"epoch", "pids"}, OF_RANKS),
+        (SessionFiles, set(), OF_FILES),
         (RankValues, {"get", "items", "keys", "values"}, OF_VALUES),
         (Jobs, {"close", "join", "start", "unended"}, OF_JOBS),
         (TorchrunJob, {"is_running", "round", "world_size"}, OF_TORCHRUN_JOB),
@@ -81,7 +87,7 @@ def test_every_method_that_may_wait_has_a_sentence(cls, at_once, sentences):
     inherited = dir(Future) if issubclass(cls, Future) else ()
     own = {name for name in public(cls) if name in vars(cls) or name not in inherited}
 
-    assert own - at_once == set(sentences) - {"__repr__"}
+    assert own - at_once == {name for name in sentences if not name.startswith("_")}
     members = {name: inspect.getattr_static(cls, name) for name in sentences}
     assert all(hasattr(getattr(one, "fget", one), "__wrapped__") for one in members.values())
 
@@ -93,7 +99,8 @@ def public(cls):
 
 
 @pytest.mark.parametrize(
-    "sentences", [OF_SESSION, OF_MAGICS, OF_RECORDING, OF_JOB, OF_JOBS, OF_TORCHRUN_JOB, OF_FUNCTIONS]
+    "sentences",
+    [OF_SESSION, OF_MAGICS, OF_RECORDING, OF_JOB, OF_JOBS, OF_TORCHRUN_JOB, OF_FUNCTIONS, OF_RANKS, OF_FILES, OF_PLOTS],
 )
 def test_a_sentence_is_one_line(sentences):
     for name, sentence in sentences.items():
@@ -139,7 +146,7 @@ sys.setprofile(_signal)
 _INNER = {
     "%ddp_trace run.json": "the file is not complete",
     "session.recording.save('run.npz')": "the file is not complete",
-    "session.recording.plot_loss()": "the figure is not complete",
+    "session.recording.plot.loss()": "the figure is not complete",
     "session.recording.steps()": "nothing was read",
 }
 
@@ -169,11 +176,11 @@ _INNER = {
         ("session.recording.to_pandas()", "observe/recording.py", "to_pandas"),
         ("session.recording.report()", "run/questions.py", "ask_for"),
         ("repr(session)", "ddp_notebook/session.py", "__repr__"),
-        ("session.recording.plot_steps()", "observe/recording.py", "plot_steps"),
+        ("session.recording.plot.steps()", "observe/recording.py", "steps"),
         ("session.recording.save_html('page.html')", "still/page.py", "save"),
         ("%ddp_trace run.json", "tables/recorded.py", "rows"),
         ("session.recording.save('run.npz')", "tables/saved.py", "save"),
-        ("session.recording.plot_loss()", "tables/recorded.py", "metrics_until"),
+        ("session.recording.plot.loss()", "tables/recorded.py", "_metrics_until"),
         ("%ddp_start 2", "launch/start_line.py", "read"),
         ("ddp_notebook.load('run.npz')", "observe/files.py", "load"),
         ("ddp_notebook.check(2)", "survey/asking.py", "ask_all"),

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import ddp_notebook
-from ddp_notebook import display, errors, stdlib
+from ddp_notebook import Recording, display, errors, stdlib
 from ddp_notebook.observe.figures import drawing
 from ddp_notebook.run.kernel import has_front_end
 from ddp_notebook.session import Session
@@ -498,4 +498,9 @@ def test_how_to_draw_and_show_is_public():
 def test_a_session_has_at_most_30_public_names_and_no_base_class():
     assert Session.__mro__ == (Session, object)
     names = {name for name in dir(Session) if not name.startswith("_")} | {"options", "files", "ranks"}
+    assert len(names) <= 30, sorted(names)
+
+
+def test_a_recording_has_at_most_30_public_names():
+    names = {name for name in dir(Recording) if not name.startswith("_")}
     assert len(names) <= 30, sorted(names)

@@ -155,7 +155,7 @@ class Intake:
     def _feed(self, rank: int, what: bytes | Batch) -> None:
         try:
             if isinstance(what, Batch):
-                self.recording.feed_dropped(what)
+                self.recording._feed_dropped(what)
             else:
                 self.recording.feed(decode(what))
         except Exception as error:  # one rank's bad batch must not stop the others'

@@ -107,7 +107,7 @@ class Observer:
         """A rank's process is on another host now, which has a clock of its own."""
         self.recording.hosts = self._hosts()
         self.flush()
-        self.recording.part_from_clock(rank)
+        self.recording._part_from_clock(rank)
         self._ask(rank, ClockProbe(request=0, sent_ns=time.monotonic_ns()))
 
     def on_renumbered(self, stayed: Mapping[int, int], world_size: int) -> None:
@@ -122,7 +122,7 @@ class Observer:
         self._renumber(Renumbered(stayed, world_size))
         recording.hosts = self._hosts()
         for rank in [rank for rank in recording.clock.shifted() if stayed.get(rank) != rank]:
-            recording.part_from_clock(rank)
+            recording._part_from_clock(rank)
 
     def _renumber(self, told: Renumbered) -> None:
         recording = self.recording

@@ -301,71 +301,16 @@ class Recording(RecordedTables):
 
     # ---- figures and files
 
-    def plot_loss(self, name: str | None = None, cell: int | None = None) -> Figure:
-        """A metric by step, a line for each rank.
+    @property
+    def plot(self) -> Plots:
+        """Figures of the recording: `plot.loss()`, `plot.steps()`, `plot.buckets()` and others.
 
-        Args:
-            name: of the metric; None: the one that looks like a loss, or else the first.
-            cell: number of a cell; None: all.
+        Example:
+            >>> from ddp_notebook.widgets import simulate
+            >>> simulate(world_size=2).plot.loss()
+            <Figure size ...>
         """
-        from ddp_notebook.observe.figures import figures
-
-        return figures.loss(self, name=name, cell=cell)
-
-    def plot_steps(self, cell: int | None = None) -> Figure:
-        """What the time of the steps went into, by rank or by step.
-
-        Args:
-            cell: number of a cell; None: the last one with steps.
-        """
-        from ddp_notebook.observe.figures import figures
-
-        return figures.steps(self, cell=cell)
-
-    def plot_buckets(self, rank: int = 0, step: int | None = None, cell: int | None = None) -> Figure:
-        """When the buckets of one step were synchronised, beside its backward.
-
-        Args:
-            rank: whose step.
-            step: its number in its cell, from 0; None: a typical one.
-            cell: number of a cell; None: the last one with steps.
-        """
-        from ddp_notebook.observe.figures import figures
-
-        return figures.buckets(self, rank=rank, step=step, cell=cell)
-
-    def plot_pipeline(self, cell: int | None = None, step: int | None = None, rank: int | None = None) -> Figure:
-        """What each stage did with each microbatch, above the same if messages took no time.
-
-        Arguments as those of `pipeline`.
-        """
-        from ddp_notebook.observe.figures import figures
-
-        return figures.pipeline(self, self.pipeline(cell, step, rank))
-
-    def plot_bandwidth(self, cell: int | None = None) -> Figure:
-        """Bus bandwidth of each operation by message size.
-
-        Args:
-            cell: number of a cell; None: all.
-        """
-        from ddp_notebook.observe.figures import figures
-
-        return figures.bandwidth(self, cell=cell)
-
-    def plot_calls(self, cell: int | None = None, most: int = 12) -> Figure:
-        """Calls between ranks: a column for each rank, an arrow for each call, and below who has a reference to what.
-
-        Args:
-            cell: number of a cell; None: the last one with calls.
-            most: calls that are drawn, the first ones; the title says how many there were.
-
-        Raises:
-            UsageError: no call was recorded.
-        """
-        from ddp_notebook.observe.figures import figures
-
-        return figures.calls(self, cell, most)
+        return Plots(self)
 
     def save_trace(self, path: str | os.PathLike[str], cell: int | None = None) -> Path:
         """Write a trace for https://ui.perfetto.dev. Returns its path.
@@ -415,3 +360,80 @@ class Recording(RecordedTables):
             if not 0 <= one < self.world_size:
                 raise UsageError(f"there is no rank {one}; the ranks are 0 to {self.world_size - 1}")
         return ranks
+
+
+class Plots:
+    """Figures of a recording, drawn with matplotlib.
+
+    Args:
+        recording: the recorded tables.
+    """
+
+    def __init__(self, recording: Recording) -> None:
+        self._recording = recording
+
+    def loss(self, name: str | None = None, cell: int | None = None) -> Figure:
+        """A metric by step, a line for each rank.
+
+        Args:
+            name: of the metric; None: the one that looks like a loss, or else the first.
+            cell: number of a cell; None: all.
+        """
+        from ddp_notebook.observe.figures import figures
+
+        return figures.loss(self._recording, name=name, cell=cell)
+
+    def steps(self, cell: int | None = None) -> Figure:
+        """What the time of the steps went into, by rank or by step.
+
+        Args:
+            cell: number of a cell; None: the last one with steps.
+        """
+        from ddp_notebook.observe.figures import figures
+
+        return figures.steps(self._recording, cell=cell)
+
+    def buckets(self, rank: int = 0, step: int | None = None, cell: int | None = None) -> Figure:
+        """When the buckets of one step were synchronised, beside its backward.
+
+        Args:
+            rank: whose step.
+            step: its number in its cell, from 0; None: a typical one.
+            cell: number of a cell; None: the last one with steps.
+        """
+        from ddp_notebook.observe.figures import figures
+
+        return figures.buckets(self._recording, rank=rank, step=step, cell=cell)
+
+    def pipeline(self, cell: int | None = None, step: int | None = None, rank: int | None = None) -> Figure:
+        """What each stage did with each microbatch, above the same if messages took no time.
+
+        Arguments as those of `pipeline`.
+        """
+        from ddp_notebook.observe.figures import figures
+
+        return figures.pipeline(self._recording, self._recording.pipeline(cell, step, rank))
+
+    def bandwidth(self, cell: int | None = None) -> Figure:
+        """Bus bandwidth of each operation by message size.
+
+        Args:
+            cell: number of a cell; None: all.
+        """
+        from ddp_notebook.observe.figures import figures
+
+        return figures.bandwidth(self._recording, cell=cell)
+
+    def calls(self, cell: int | None = None, most: int = 12) -> Figure:
+        """Calls between ranks: a column for each rank, an arrow for each call, and below who has a reference to what.
+
+        Args:
+            cell: number of a cell; None: the last one with calls.
+            most: calls that are drawn, the first ones; the title says how many there were.
+
+        Raises:
+            UsageError: no call was recorded.
+        """
+        from ddp_notebook.observe.figures import figures
+
+        return figures.calls(self._recording, cell, most)

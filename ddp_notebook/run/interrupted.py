@@ -68,17 +68,18 @@ OF_FILES: Mapping[str, str] = {
 }
 # The keys are names of methods of `Recording`.
 OF_RECORDING: Mapping[str, str] = {
-    **dict.fromkeys(
-        ("plot_loss", "plot_steps", "plot_buckets", "plot_pipeline", "plot_bandwidth", "plot_calls"),
-        "interrupted: the figure is not complete; the recording is",
-    ),
     **dict.fromkeys(("save", "save_html", "save_trace"), OF_SESSION["trace"]),
     **dict.fromkeys(("collectives", "steps", "runs", "waits", "straggler", "pipeline", "bandwidth", "calls"), _READ),
     **dict.fromkeys(("references", "contexts", "gradients", "resources", "layouts", "to_pandas"), _READ),
-    **dict.fromkeys(("rows", "metrics", "metrics_of", "metrics_until", "tensor"), _READ),
+    **dict.fromkeys(("rows", "metrics", "metrics_of", "_metrics_until", "tensor"), _READ),
     "__repr__": "interrupted: the recording was not described; it is unchanged",
     "report": OF_SESSION["report"],
 }
+# The keys are names of methods of `Plots`.
+OF_PLOTS: Mapping[str, str] = dict.fromkeys(
+    ("loss", "steps", "buckets", "pipeline", "bandwidth", "calls"),
+    "interrupted: the figure is not complete; the recording is",
+)
 # The keys are names of methods of `Job`, a cell in the background.
 OF_JOB: Mapping[str, str] = {
     "cancel": "interrupted: %ddp_jobs shows whether the job still runs; %ddp_cancel again ends it",

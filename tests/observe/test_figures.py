@@ -499,15 +499,15 @@ def test_a_message_that_lists_names_has_no_control_characters_and_is_short():
     many = [*odd, *(f"x{at}" for at in range(2000))]
     recording.feed(rank.batch(*(rank.row("metric", name=name, value=3.0, cell=1) for name in many)))
     with pytest.raises(UsageError) as error:
-        recording.plot_loss("no\x1bpe")
+        recording.plot.loss("no\x1bpe")
     assert str(error.value) == (
         r"metric 'no\x1bpe' was not recorded; recorded are '\x1b[31mred', 'n\nl', '', loss, x0, x1, x2, "
         "x3 and 1,996 more"
     )
     with pytest.raises(UsageError) as error:
-        recording.plot_loss("\x1b[31mred", cell=2)
+        recording.plot.loss("\x1b[31mred", cell=2)
     assert str(error.value).startswith(r"'\x1b[31mred' was not recorded in cell 2")
-    assert recording.plot_loss("").get_suptitle() == " is 3"
+    assert recording.plot.loss("").get_suptitle() == " is 3"
     assert repr(recording.metrics).startswith(r"<Metrics: '\x1b[31mred', 'n\nl', '', loss, x0")
 
 

@@ -29,10 +29,10 @@ class Gate(Recording):
         assert self.opened.wait(10)
         super().feed(batch)
 
-    def feed_dropped(self, batch):
+    def _feed_dropped(self, batch):
         self.reached_dropped.set()
         assert self.opened_for_dropped.wait(10)
-        super().feed_dropped(batch)
+        super()._feed_dropped(batch)
 
 
 def test_batches_come_in_in_their_order():

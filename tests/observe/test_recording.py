@@ -149,10 +149,10 @@ def test_rows_keep_the_clock_that_their_rank_had(tmp_path):
     for second in (1, 2):  # the older ones go when others come
         feed(second * S, (second + 100) * S)
     recording.clock.add(1, sent_ns=2 * S, rank_ns=102 * S, received_ns=2 * S)
-    recording.part_from_clock(1)
+    recording._part_from_clock(1)
     feed(3 * S, 1003 * S)
     recording.clock.add(1, sent_ns=3 * S, rank_ns=1003 * S, received_ns=3 * S)
-    recording.part_from_clock(1)
+    recording._part_from_clock(1)
     feed(4 * S, 54 * S)
     recording.clock.add(1, sent_ns=4 * S, rank_ns=54 * S, received_ns=4 * S)
 
@@ -180,10 +180,10 @@ def test_readers_follow_at_their_own_pace():
 def test_the_values_of_a_call():
     recording = two_ranks()
 
-    assert there(recording.preview(1, 1, 1)).first.tolist() == [2]
-    assert there(recording.preview(0, 2, 0)).first.tolist() == [7]
-    assert recording.preview(0, 2, 1) is None
-    assert recording.preview(0, 99, 0) is None
+    assert there(recording._preview(1, 1, 1)).first.tolist() == [2]
+    assert there(recording._preview(0, 2, 0)).first.tolist() == [7]
+    assert recording._preview(0, 2, 1) is None
+    assert recording._preview(0, 99, 0) is None
 
 
 def test_values_that_are_not_kept_any_more():
@@ -194,8 +194,8 @@ def test_values_that_are_not_kept_any_more():
         calls.append(recording.collectives())
 
     assert [one.input and one.input.first.tolist() for one in recording.collectives()] == [None, None, [3], [4]]
-    assert recording.preview(0, 2, 0) is None
-    assert there(recording.preview(0, 3, 0)).first.tolist() == [3]
+    assert recording._preview(0, 2, 0) is None
+    assert there(recording._preview(0, 3, 0)).first.tolist() == [3]
     assert calls[0][0].input is None
 
 
@@ -352,7 +352,7 @@ def test_a_cell_that_was_set_aside_is_told_of_no_more(tmp_path):
         recording.feed(batch)
     assert recording.steps() and len(recording.collectives())
     (cell,) = {step.cell for step in recording.steps()}
-    recording.set_aside(cell)
+    recording._set_aside(cell)
     for one in (recording, load(recording.save(tmp_path / "run.npz"))):
         assert one.steps() == [] and one.straggler() is None and len(one.collectives()) == 0
         assert one.report().steps == 0
@@ -362,10 +362,10 @@ def test_every_picture_can_be_asked_of_a_recording(tmp_path):
     run, recording = simulate(world_size=2, steps=12), Recording(2)
     for batch in run.batches():
         recording.feed(batch)
-    for plot in (recording.plot_steps, recording.plot_buckets, recording.plot_bandwidth):
+    for plot in (recording.plot.steps, recording.plot.buckets, recording.plot.bandwidth):
         assert plot().get_suptitle(), plot
     with pytest.raises(UsageError, match="log"):
-        recording.plot_loss()
+        recording.plot.loss()
     trace = recording.save_trace(tmp_path / "run.json")
     assert json.loads(trace.read_text())["traceEvents"]
 
@@ -427,7 +427,7 @@ def test_times_of_earlier_metrics_stay_on_the_clock_that_their_rank_had():
     recording.clock.add(0, sent_ns=10**6, rank_ns=10, received_ns=10**6 + 2)
     for first in range(0, 40, 4):
         if first == 20:
-            recording.part_from_clock(0)
+            recording._part_from_clock(0)
         rows = np.zeros(4, METRIC)
         rows["name"], rows["cell"], rows["step"] = 1, 1, np.arange(first, first + 4)
         rows["time_ns"] = 100 * rows["step"]

@@ -769,7 +769,7 @@ def test_a_baseline_leaves_everything_as_it_was(trained):
     assert not [step for step in recording.steps() if step.cell == aside], "it is no training of the user's"
     recording.aside.clear()
     own = [step for step in recording.steps() if step.cell == aside]
-    recording.set_aside(aside)
+    recording._set_aside(aside)
     assert len(own) == 7, "two optimizers step in each"
     assert {step.rank for step in own} == {0}
     assert min(step.duration_ns for step in own) <= alone["step_ns"] <= max(step.duration_ns for step in own)

@@ -118,7 +118,7 @@ def test_the_report_has_a_line_about_the_bubble_and_blames_no_rank(ranks):
 def test_a_chart_a_trace_and_messages_name_stage_and_microbatch(ranks, tmp_path):
     ranks.run("schedule, stages, model = make(ScheduleGPipe, (rank,), 2, 4)\nstep(schedule, stages)", quiet=True)
     cell = int(ranks.recording.rows("span")["cell"].max())
-    title = ranks.recording.plot_pipeline(cell).get_suptitle()
+    title = ranks.recording.plot.pipeline(cell).get_suptitle()
     assert re.match(r"ScheduleGPipe with 2 stages and 4 microbatches: \d+ % of .* is bubble, \d+ % if messages", title)
     events = json.loads(ranks.recording.save_trace(tmp_path / "run.json", cell).read_text())["traceEvents"]
     names = {event["name"] for event in events if event["ph"] == "X"}
@@ -137,7 +137,7 @@ def test_what_is_not_there_is_said(ranks):
     with pytest.raises(UsageError, match=f"there is no step 9 of ScheduleGPipe in cell {found.cell}; it has 0 to 0"):
         ranks.recording.pipeline(cell=found.cell, step=9)
     with pytest.raises(UsageError, match=r"no pipeline in cell 999: no schedule of torch\.distributed"):
-        ranks.recording.plot_pipeline(cell=999)
+        ranks.recording.plot.pipeline(cell=999)
 
 
 # ---- bad input

@@ -162,7 +162,7 @@ class PipelineLesson:
             guess=guess,
             loss=next(one["loss"] for one in told.values() if one["loss"] is not None),
             is_same=all(one["is_same"] for one in told.values()),
-            figure=recording.plot_pipeline(measured.cell, measured.step),
+            figure=recording.plot.pipeline(measured.cell, measured.step),
         )
         self.runs.append(found)
         return found

@@ -114,7 +114,7 @@ class RemoteProgram(Shown):
             return self._asking()
         from ddp_notebook.display import INK
 
-        figure = self._runner.session.recording.plot_calls(cell=self._cell, most=len(self.calls))
+        figure = self._runner.session.recording.plot.calls(cell=self._cell, most=len(self.calls))
         title = f"{self.story.title}: {figure.get_suptitle()}"
         figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold", color=INK)
         return figure

@@ -96,7 +96,7 @@ class Collectives(Sequence[Collective]):
             peer=_or_none(of["peer"]),
             tag=of["tag"],
             dtype=recording.text(of["dtype"]),
-            shapes=recording.shapes_of(of["shapes"]),
+            shapes=recording._shapes_of(of["shapes"]),
             nbytes_in=of["nbytes_in"],
             nbytes_out=of["nbytes_out"],
             origin=name_of(ORIGINS, of["origin"]),

@@ -72,23 +72,23 @@ class RecordedTables:
         for listener in self.listeners:
             listener(batch)
 
-    def feed_dropped(self, batch: Batch) -> None:
+    def _feed_dropped(self, batch: Batch) -> None:
         """Take in what is left of a batch whose rows had to be dropped: its texts, and how many rows those were."""
         self.store.learn(batch)
 
-    def part_from_clock(self, rank: int) -> None:
+    def _part_from_clock(self, rank: int) -> None:
         """The rank has another clock from now on. The rows that are there keep the one that they have."""
         ends = {table: ring.end for table, ring in self.store.rings.items()}
         self.former.append(FormerClock(rank=rank, ends=ends, clock=self.clock.part(rank)))
 
-    def set_aside(self, cell: int) -> None:
+    def _set_aside(self, cell: int) -> None:
         """Show no rows of a cell any more: it ran for a comparison only."""
         self.aside.add(cell)
 
     # ---- rows
 
     @contextmanager
-    def as_it_is(self) -> Iterator[None]:
+    def _as_it_is(self) -> Iterator[None]:
         """Ask no rank for rows in the block: those that have come are all."""
         self._asks_nobody += 1
         try:
@@ -110,9 +110,9 @@ class RecordedTables:
         catch_up = self.catch_up  # read once: the end of a session takes it away
         if catch_up is not None and not self._asks_nobody:
             catch_up()
-        return self.metrics_until() if table == "metric" and not since else self.follow(table, since)[0]
+        return self._metrics_until() if table == "metric" and not since else self.follow(table, since)[0]
 
-    def metrics_until(self, end: int | None = None) -> Rows:
+    def _metrics_until(self, end: int | None = None) -> Rows:
         """Return a copy of the rows of `metric`, the thinned ones in front.
 
         Args:
@@ -203,7 +203,7 @@ class RecordedTables:
             found = self._groups[number] = group_of(self.text(number))
         return found
 
-    def shapes_of(self, number: int) -> tuple[tuple[int, ...], ...]:
+    def _shapes_of(self, number: int) -> tuple[tuple[int, ...], ...]:
         """The shapes that a text means."""
         return shapes_of(self.store.texts.parsed(number))
 
@@ -213,7 +213,7 @@ class RecordedTables:
 
     # ---- values of tensors
 
-    def preview(self, rank: int, call: int, side: int) -> Preview | None:
+    def _preview(self, rank: int, call: int, side: int) -> Preview | None:
         """What was in the tensors of a call; None where it was not recorded, or is not kept any more.
 
         Args:

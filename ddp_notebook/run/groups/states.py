@@ -65,7 +65,7 @@ def status(
     known: dict[str, int] = {}
     for row in rows:
         known[row.host] = max(known.get(row.host, 0), recording.clock.error_ns(row.rank) or 0)
-    with recording.as_it_is() if silent else nullcontext():  # else it would wait for ranks that do not answer
+    with recording._as_it_is() if silent else nullcontext():  # else it would wait for ranks that do not answer
         run = run_of(recording)
     return Status(
         backend=placement.backend,

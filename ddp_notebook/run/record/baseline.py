@@ -38,7 +38,7 @@ def measure(
         recording = recordings.now
         taken = [step for step in recording.steps(rank=0) if step.cell > trained]
         if taken:
-            recording.set_aside(taken[0].cell)
+            recording._set_aside(taken[0].cell)
     if not taken:
         raise UsageError("the cell took no optimizer step on rank 0 alone")
     recording.baseline = {"cell": trained, **alone(taken)}

@@ -202,7 +202,7 @@ class Feed:
             name: this metric only; None: all.
             cells: these only, which get equal shares; None: all, of which the newest get the most.
         """
-        rows = self.recording.metrics_until(self._metrics_end)
+        rows = self.recording._metrics_until(self._metrics_end)
         rows = courses.of_cells(rows[rows["rank"] < self.world_size], name, cells)
         rows = self._names.choose(rows if self.only is None else rows[rows["cell"] == self.only])
         kept = courses.newest_first(rows, most) if cells is None else courses.evenly(rows, most)

@@ -59,7 +59,7 @@ class Sources:
             rows, self._end, _ = recording.follow("metric", self._end)
         else:  # also those that the table has given up
             self._end = recording.store.rings["metric"].end
-            rows = recording.metrics_until(self._end)
+            rows = recording._metrics_until(self._end)
         rows = rows[rows["rank"] < feed.world_size]
         rows = rows if feed.only is None else rows[rows["cell"] == feed.only]
         add_rows(self._courses, rows, len(feed.last), _MOST_METRICS)
