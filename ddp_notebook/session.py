@@ -785,7 +785,7 @@ class Session:
             what `run` raises: of the first one that has not ended well.
 
         Example:
-            >>> session.show_unseen(wait=True)
+            >>> session._show_unseen(wait=True)
             []
         """
         if self._remote is None or not self._drives:

@@ -318,7 +318,7 @@ def ends(session_of_one, tmp_path_factory) -> dict[str, Any]:
     found = [json.loads(plain.stdout.splitlines()[-1])]
     inits = [one for one in calls if one.startswith("dist.init_")]
     for code in (_run_all(calls, None), _run_all(inits, True)):
-        result = session_of_one.run(code, timeout=120)
+        result = session_of_one.run(code, timeout_s=120)
         found.append(json.loads(ast.literal_eval(result[0].result)))
     return dict(zip(_CALLS, itertools.zip_longest(*found, fillvalue=None), strict=True))
 

@@ -190,18 +190,18 @@ def ranks(session, folder):
 
 @pytest.mark.long
 def test_one_file_of_all_ranks_comes_once(ranks, tmp_path):
-    fetched = ranks.fetch("a.txt", to=tmp_path / "to")
+    fetched = ranks.files.fetch("a.txt", to=tmp_path / "to")
     assert list(fetched) == [tmp_path / "to" / "a.txt"]
     its = fetched[0].stat()
     assert (fetched[0].read_text(), its.st_mode & 0o777, its.st_mtime_ns) == ("a.txt", 0o755, OLD)
     assert repr(fetched) == f"1 file (5 B) of ranks 0,1, who share it, in {tmp_path}/to"
-    again = ranks.fetch("a.txt", to=tmp_path / "to")
+    again = ranks.files.fetch("a.txt", to=tmp_path / "to")
     assert not again and repr(again) == f"{tmp_path}/to has all 1 file (5 B) of ranks 0,1, who share it, already"
 
 
 def test_ranks_that_are_elsewhere_have_files_of_their_own(ranks, tmp_path):
     ranks.run("os.chdir(f'runs/{rank + 1}')", quiet=True)
-    fetched = ranks.fetch("*", to=tmp_path / "to")
+    fetched = ranks.files.fetch("*", to=tmp_path / "to")
     assert sorted(str(path.relative_to(tmp_path / "to")) for path in fetched) == [
         "rank0/log.txt",
         "rank0/model.pt",
@@ -209,12 +209,12 @@ def test_ranks_that_are_elsewhere_have_files_of_their_own(ranks, tmp_path):
     ]
     assert repr(fetched).splitlines()[1] == f"1 file (15 B) of rank 1 in {tmp_path}/to/rank1"
     with pytest.raises(DDPNotebookError) as error:
-        ranks.fetch("log.txt", to=tmp_path / "to")
+        ranks.files.fetch("log.txt", to=tmp_path / "to")
     assert str(error.value) == (
         f"rank 1: there is no 'log.txt' in {tmp_path}/ranks/runs/2, the working directory; nothing was fetched: name "
         "the ranks that have it, --ranks 0"
     )
-    assert [path.name for path in ranks.fetch("log.txt", "0", tmp_path / "to")] == ["log.txt"]
+    assert [path.name for path in ranks.files.fetch("log.txt", "0", tmp_path / "to")] == ["log.txt"]
 
 
 def test_a_file_that_is_here_is_replaced_on_demand_only(ranks, tmp_path):
@@ -222,9 +222,9 @@ def test_a_file_that_is_here_is_replaced_on_demand_only(ranks, tmp_path):
     target.parent.mkdir()
     target.write_text("mine")
     with pytest.raises(DDPNotebookError, match=r"here already: .*/to/a.txt; nothing was fetched: .* --overwrite"):
-        ranks.fetch("**/*.txt", to=target.parent)
+        ranks.files.fetch("**/*.txt", to=target.parent)
     assert [path.name for path in target.parent.iterdir()] == ["a.txt"] and target.read_text() == "mine"
-    assert len(ranks.fetch("**/*.txt", to=target.parent, overwrite=True)) == 3
+    assert len(ranks.files.fetch("**/*.txt", to=target.parent, overwrite=True)) == 3
     assert target.read_text() == "a.txt"
 
 
@@ -232,7 +232,7 @@ def test_a_large_file_comes_in_pieces(ranks, folder, tmp_path):
     content = os.urandom(1 << 20) * 40
     (folder / "large.bin").write_bytes(content)
     told: list[str] = []
-    [path] = ranks.fetch("large.bin", 0, tmp_path, report=told.append)
+    [path] = ranks.files.fetch("large.bin", 0, tmp_path, report=told.append)
     assert path.read_bytes() == content
     assert told == [f"\r{done} MB of 42 MB" for done in (17, 34, 42)]
 
@@ -241,7 +241,7 @@ def test_an_interrupt_leaves_nothing_half(ranks, folder, tmp_path):
     with open(folder / "large.bin", "wb") as file:
         file.truncate(1 << 30)
     with pytest.raises(KeyboardInterrupt, match="interrupted: the transfer was dropped, the ranks go on"):
-        ranks.fetch("large.bin", 0, tmp_path / "to", report=lambda _: os.kill(os.getpid(), signal.SIGINT))
+        ranks.files.fetch("large.bin", 0, tmp_path / "to", report=lambda _: os.kill(os.getpid(), signal.SIGINT))
     assert list((tmp_path / "to").iterdir()) == []
     assert ranks.run("1 + 1", quiet=True)[0].result == "2"
 
@@ -250,14 +250,14 @@ def test_a_file_that_is_gone_meanwhile_is_told(ranks, folder, tmp_path):
     with open(folder / "large.bin", "wb") as file:
         file.truncate(40 << 20)
     with pytest.raises(DDPNotebookError, match=r"rank 0: .*large.bin cannot be read: No such file"):
-        ranks.fetch("large.bin", 0, tmp_path / "to", report=lambda _: (folder / "large.bin").unlink())
+        ranks.files.fetch("large.bin", 0, tmp_path / "to", report=lambda _: (folder / "large.bin").unlink())
     assert list((tmp_path / "to").iterdir()) == []
 
 
 def test_a_folder_that_cannot_be_made_here(ranks, tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(DDPNotebookError, match=r"file/to/a.txt cannot be written here: .*; name another folder"):
-        ranks.fetch("a.txt", to=tmp_path / "file" / "to")
+        ranks.files.fetch("a.txt", to=tmp_path / "file" / "to")
 
 
 def test_the_magics(ranks, tmp_path, monkeypatch, capsys):

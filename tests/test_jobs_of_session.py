@@ -1,4 +1,4 @@
-"""Cells in the background, as a program has them: `session.run(wait=False)` and `session.jobs`."""
+"""Cells in the background, as a program has them: `session.submit` and `session.jobs`."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def start_descendants_in(kernel) -> set[psutil.Process]:
 
 
 def host_server_of(kernel) -> int:
-    code = "import ddp_notebook; print(*ddp_notebook.current().pids('host server'))"
+    code = "import ddp_notebook; print(*ddp_notebook.current().ranks.pids('host server'))"
     return int(kernel.run(code).stdout)
 
 

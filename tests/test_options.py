@@ -157,7 +157,7 @@ def test_a_script_gives_a_whole_number_of_ranks():
 def test_a_start_of_running_ranks_counts_them_correctly():
     def said(asked: StartOptions, world_size: int, dead: list[int]) -> str:
         running: Any = SimpleNamespace(
-            options=StartOptions(), world_size=world_size, is_kept=False, kept_as="", _dead=dead
+            options=StartOptions(), world_size=world_size, _is_kept=False, _kept_as="", _dead=dead
         )
         return having._already(asked, running)
 

@@ -104,7 +104,7 @@ recording.begin_cell = begin_behind_the_question
 def test_a_question_that_comes_just_before_the_job_begins_is_answered_at_its_first_step(prepared, ask):
     """The rank has read the job already. Behind it the question would wait for its end."""
     prepared.run(f"history.clear()\n{LATE}", quiet=True)
-    running = prepared.run("train(10_000, 0.01)", wait=False, quiet=True)
+    running = prepared.submit("train(10_000, 0.01)", quiet=True)
     try:
         wait_until(lambda: running.state == "running", 5, what="the job was sent")
         seen = prepared.peek("len(history)") if ask == "peek" else prepared.pull("history")
@@ -115,7 +115,7 @@ def test_a_question_that_comes_just_before_the_job_begins_is_answered_at_its_fir
 
 def test_a_job_without_steps_answers_at_its_end_and_a_line_says_what_is_waited_for(prepared, capsys, tmp_path):
     begun = f"open({str(tmp_path)!r} + f'/{{rank}}', 'w').close()"
-    running = prepared.run(f"{begun}; history[:] = [7]; time.sleep(1.5)", wait=False, quiet=True)
+    running = prepared.submit(f"{begun}; history[:] = [7]; time.sleep(1.5)", quiet=True)
     wait_until(lambda: len(list(tmp_path.iterdir())) == 2, 10, what="both ranks have begun")
     assert dict(prepared.peek("history")) == {0: "[7]", 1: "[7]"} and running.state in ("running", "done")
     said = capsys.readouterr().err
@@ -130,7 +130,7 @@ def test_a_rank_that_waits_for_its_next_step_is_not_reported_as_blocked(prepared
     monkeypatch.setattr(questions, "_SLOW_S", (0.1, 0.3))
     monkeypatch.setattr(assembly, "_LONG_S", 0.2)
     begun = f"open({str(tmp_path)!r} + f'/{{rank}}', 'w').close()"
-    running = prepared.run(f"{begun}; history[:] = [8]; time.sleep(2)", wait=False, quiet=True)
+    running = prepared.submit(f"{begun}; history[:] = [8]; time.sleep(2)", quiet=True)
     wait_until(lambda: len(list(tmp_path.iterdir())) == 2, 10, what="both ranks have begun")
     assert dict(prepared.peek("history", ranks=0)) == {0: "[8]"}
     said = capsys.readouterr().err

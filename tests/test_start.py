@@ -67,7 +67,7 @@ def test_who_asks_a_session_that_starts_is_told_so(make_session):
 
     def ask(stage: str) -> None:
         if not told:  # at the first stage there are no ranks
-            for question in (lambda s: s.pull("rank"), lambda s: s.run("1"), lambda s: s.epoch):
+            for question in (lambda s: s.pull("rank"), lambda s: s.run("1"), lambda s: s.ranks.epoch):
                 with pytest.raises(SessionBrokenError, match="has no ranks yet: wait until its start has ended"):
                     question(ddp_notebook.current())
             told.append(repr(ddp_notebook.current()))

@@ -332,7 +332,8 @@ def test_a_model_goes_on_where_one_rank_has_destroyed_the_group(session, capsys)
     session.run(_STEP)
     session.run("if rank == 0: dist.destroy_process_group()")
     assert (
-        "rank 0: no default process group after this cell; ddp_notebook.current().reform()" in capsys.readouterr().err
+        "rank 0: no default process group after this cell; ddp_notebook.current().ranks.reform()"
+        in capsys.readouterr().err
     )
     assert session.ranks.reform() == []
     assert (

@@ -30,7 +30,7 @@ CELLS = [
 RELOADED = [
     *CELLS[: SLIDERS + 1],
     "%%on_all_ranks --background\nimport time\nfor _ in range(1200): time.sleep(0.1)",
-    "import os, signal, ddp_notebook\nos.kill(ddp_notebook.current().pids()[1], signal.SIGKILL)",
+    "import os, signal, ddp_notebook\nos.kill(ddp_notebook.current().ranks.pids()[1], signal.SIGKILL)",
     "%ddp_stop",
 ]
 

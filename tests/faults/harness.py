@@ -27,7 +27,7 @@ scene = on_rank.Scene({directory!r}, rank)
 """
 KEPT = "print(kept.tolist(), words['rank'])"
 SUM = "x = torch.ones(1024) * (rank + 1); dist.all_reduce(x); print('sum', x.unique().tolist())"
-_HOST_SERVERS = "import ddp_notebook; print(*ddp_notebook.current().pids('host server'))"
+_HOST_SERVERS = "import ddp_notebook; print(*ddp_notebook.current().ranks.pids('host server'))"
 
 
 class Ranks:

@@ -218,7 +218,7 @@ def test_a_profile_has_the_gpus_kernels(ranks, tmp_path):
     ranks.run(DDP_LOOP, quiet=True)
     code = "for _ in range(3): step()\ntorch.cuda.synchronize()"
     ranks.run(code, quiet=True, record=RecordOptions(profile=True))
-    profiles, lost = ranks.write_trace(tmp_path / "trace.json")
+    profiles, lost = ranks._write_trace(tmp_path / "trace.json")
     assert not lost and len(profiles) == 2
     text = (tmp_path / "trace.json").read_text()
     assert "ncclDevKernel_AllReduce" in text, re.findall(r"nccl\w+", text)[:9]
@@ -332,7 +332,7 @@ def test_a_rank_that_dies_in_a_collective_is_replaced(own_ranks, record_property
         )
     record_property("ended after", f"{time.monotonic() - began_s:.2f} s")
     began_s = time.monotonic()
-    own_ranks.heal()
+    own_ranks.ranks.heal()
     record_property("healed after", f"{time.monotonic() - began_s:.2f} s")
     assert own_ranks.run(SUM, timeout_s=60)[1].result == "2"
     assert own_ranks.run("kept", ranks=0)[0].result == "0"
@@ -358,9 +358,9 @@ for s in ddp_notebook.survive(model, optimizer, losses, steps=12):
 
 def test_more_ranks_and_fewer(own_ranks):
     own_ranks.run("kept = torch.ones(3, device=device) * 5")
-    own_ranks.resize(1)
+    own_ranks.ranks.resize(1)
     assert own_ranks.run(SUM, timeout_s=60)[0].result == "1"
-    own_ranks.resize(2)
+    own_ranks.ranks.resize(2)
     result = own_ranks.run(SUM, timeout_s=60)
     assert [result[rank].result for rank in (0, 1)] == ["2", "2"]
     assert own_ranks.run("kept.tolist()", ranks=0)[0].result == "[5.0, 5.0, 5.0]"
@@ -370,7 +370,7 @@ def test_variables_of_the_gpu_are_copied_to_a_new_rank(own_ranks):
     own_ranks.run("kept = torch.arange(3., device=device) + rank")
     with pytest.raises(RankDiedError):
         own_ranks.run("import os\nif rank == 1: os._exit(3)\nimport time; time.sleep(5)", timeout_s=60)
-    own_ranks.heal(from_rank=0)
+    own_ranks.ranks.heal(from_rank=0)
     result = own_ranks.run("str(kept.device), kept.tolist()", timeout_s=60)
     place = "cuda:1" if "cuda:1" in str(own_ranks.status()) else "cuda:0"
     assert result[1].result == f"('{place}', [0.0, 1.0, 2.0])"

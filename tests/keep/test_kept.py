@@ -190,7 +190,7 @@ for step in ddp_notebook.survive(model, optimizer, done, steps=60{more}):
 def test_a_training_that_survives_does_so_with_the_next_notebook_too(notebook, dies, tmp_path):
     go = tmp_path / "go"
     first = notebook("%ddp_start 2 --keep 1")
-    pid = int(first.run("import ddp_notebook; ddp_notebook.current().pids()[1]").displays[0]["text/plain"])
+    pid = int(first.run("import ddp_notebook; ddp_notebook.current().ranks.pids()[1]").displays[0]["text/plain"])
     first.start(SURVIVES.format(go=str(go), more=', on_loss="shrink"' if dies == "shrinks" else ""))
     first.wait_for_text("step 7")
     kill(first)

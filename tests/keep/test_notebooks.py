@@ -65,7 +65,7 @@ threading.Thread(target=hold, daemon=True).start()
 @pytest.mark.parametrize(("count", "ranks"), [(1, "its 1 rank keeps running"), (2, "its 2 ranks keep running")])
 def test_a_detached_session_keeps_running(count, ranks):
     session: Any = SimpleNamespace(
-        world_size=count, kept_as="kept-1", outlives_stop=True, _ended_elsewhere=False, stop=lambda: None
+        world_size=count, _kept_as="kept-1", _outlives_stop=True, _ended_elsewhere=False, stop=lambda: None
     )
     assert having.end(session) == f"detached from kept-1; {ranks}"
 

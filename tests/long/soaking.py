@@ -84,7 +84,7 @@ _FLOODS = [
 _FOR_EVER = 20_000  # steps: longer than any limit here
 _A_WHILE = 200  # more than a second, so that whatever strikes at its beginning strikes in it
 _STRIKES_S = 0.3  # within so long
-_SERVERS = "import ddp_notebook\nprint('pids', *ddp_notebook.current().pids('host server'))"
+_SERVERS = "import ddp_notebook\nprint('pids', *ddp_notebook.current().ranks.pids('host server'))"
 
 
 class Soak:

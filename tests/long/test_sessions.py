@@ -23,7 +23,7 @@ _CONTROLLER_PATIENCE_S = 40.0  # ipyparallel's engines give up after 30 s withou
 _CLIENT_IDS = "import ddp_notebook; print(ddp_notebook.current().client.ids)"
 _PROCESSES = """
 import ddp_notebook
-print(*(pid for kind in ("controller", "host server") for pid in ddp_notebook.current().pids(kind)))
+print(*(pid for kind in ("controller", "host server") for pid in ddp_notebook.current().ranks.pids(kind)))
 """
 
 

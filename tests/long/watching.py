@@ -8,7 +8,7 @@ from tests.kernels import NotebookKernel, Reply
 
 WORLD_SIZE = 4
 SUM = "%%on_all_ranks\nx = torch.ones(1); dist.all_reduce(x); print(f'sum of rank {rank} is {x.item():g}')"
-_PIDS = "import ddp_notebook; print('pids', *ddp_notebook.current().pids())"
+_PIDS = "import ddp_notebook; print('pids', *ddp_notebook.current().ranks.pids())"
 
 
 def start_ranks(kernel: NotebookKernel, world_size: int = WORLD_SIZE) -> None:

@@ -460,7 +460,7 @@ def test_resources_once_a_second(ranks):
     host = psutil.virtual_memory()
     for rank in (0, 1):
         mine = rows[rows["rank"] == rank]
-        rss_bytes = psutil.Process(ranks.pids()[rank]).memory_info().rss
+        rss_bytes = psutil.Process(ranks.ranks.pids()[rank]).memory_info().rss
         assert mine["rss_bytes"][-1] == pytest.approx(rss_bytes, rel=0.05)
         assert (mine["host_total_bytes"] == host.total).all()
         assert mine["host_used_bytes"][-1] == pytest.approx(host.total - host.available, rel=0.2)

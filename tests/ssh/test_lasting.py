@@ -124,7 +124,7 @@ for step in range(40):
 @pytest.mark.long
 def test_a_kept_session_goes_on_through_connections_that_end(ssh, python, notebook):  # noqa: F811
     kernel = notebook(f"%ddp_start --hosts one:2 --python {python} --keep 1")
-    pids = kernel.run("import ddp_notebook; ddp_notebook.current().pids()").displays[0]["text/plain"]
+    pids = kernel.run("import ddp_notebook; ddp_notebook.current().ranks.pids()").displays[0]["text/plain"]
     running = kernel.start(f"%%on_all_ranks\n{STEPS}")
     said = ""
     for step in (5, 15):
@@ -140,7 +140,7 @@ def test_a_kept_session_goes_on_through_connections_that_end(ssh, python, notebo
     assert kernel.run("%on_all_ranks rank").stdout == "[0] 0\n[1] 1\n"
     counted = kernel.run("len(ddp_notebook.current().recording.collectives())")
     assert counted.displays[0]["text/plain"] == "80", "no row is lost, and none is there twice"
-    assert kernel.run("ddp_notebook.current().pids()").displays[0]["text/plain"] == pids
+    assert kernel.run("ddp_notebook.current().ranks.pids()").displays[0]["text/plain"] == pids
     [entry] = entries.entries()
     os.kill(entry.pid, signal.SIGKILL)
     ranks = [int(pid) for pid in pids.strip("[]").split(",")]

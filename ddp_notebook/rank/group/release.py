@@ -32,7 +32,7 @@ _MOST_PUT_OFF = 2  # of an interrupt and those that are sent again
 _PATIENCE_S = 0.1  # then everything else is tried too: the recorder does not see a wait at a store
 _HELD_S = 0.25  # then a wait that was entered after the interrupt is interrupted too
 _MAKERS_S = 1.0  # given to threads that make groups, after the cell
-CUT = "the connections of this group were cut to free a cell; ddp_notebook.current().reform() makes them again"
+CUT = "the connections of this group were cut to free a cell; ddp_notebook.current().ranks.reform() makes them again"
 
 
 class RankLostError(RuntimeError):

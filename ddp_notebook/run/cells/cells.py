@@ -287,7 +287,7 @@ class Cells:
         lost = [rank for rank, one in result.by_rank.items() if not one.has_group]
         if not lost:
             return []
-        reform = "ddp_notebook.current().reform()"
+        reform = "ddp_notebook.current().ranks.reform()"
         if set(self._cluster.alive) - set(lost):  # those say that theirs exists, and do not come to the new one
             return [f"{name_ranks(lost)}: no default process group after this cell; {reform} forms it again"]
         return [
