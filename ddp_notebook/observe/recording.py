@@ -308,7 +308,7 @@ class Recording(RecordedTables):
         Example:
             >>> from ddp_notebook.widgets import simulate
             >>> simulate(world_size=2).plot.loss()
-            <Figure size ...>
+            <Picture ...>
         """
         return Plots(self)
 

@@ -84,7 +84,8 @@ class Resizing:
         """See `Session.resize`."""
         if isinstance(world_size, bool) or not isinstance(world_size, int):
             raise UsageError(
-                f"world_size must be a positive integer, as in %ddp_resize 4 (session.ranks.resize(4)), got {world_size!r}"
+                "world_size must be a positive integer, as in %ddp_resize 4 (session.ranks.resize(4)), got "
+                f"{world_size!r}"
             )
         if world_size < 1:
             raise UsageError(f"{world_size} ranks: at least one has to stay; %ddp_stop ends all of them")
