@@ -16,8 +16,8 @@ import IPython
 import psutil
 import pytest
 
+from ddp_notebook import session as sessions
 from ddp_notebook.errors import CellTimeoutError, DDPNotebookError, RankDiedError, RankError, SessionBrokenError
-from ddp_notebook.run.cells import face
 from ddp_notebook.run.foresee.warnings import foresee
 from tests.conftest import wait_until
 
@@ -113,7 +113,7 @@ def test_a_script_shows_one_frame_of_ours_of_a_cell_that_takes_too_long(session)
     with pytest.raises(CellTimeoutError) as caught:
         session.run("import time\ntime.sleep(60)", timeout_s=0.1)
     frames = traceback.extract_tb(caught.value.__traceback__)
-    assert [os.path.basename(frame.filename) for frame in frames] == ["test_cells.py", "face.py"]
+    assert [os.path.basename(frame.filename) for frame in frames] == ["test_cells.py", "session.py"]
 
 
 def test_a_script_shows_plain_text_and_one_frame_of_ours(session):
@@ -122,7 +122,7 @@ def test_a_script_shows_plain_text_and_one_frame_of_ours(session):
     shown = "".join(traceback.format_exception(caught.value))
     assert "---> 1 1 / 0" in shown and "\x1b" not in shown
     frames = traceback.extract_tb(caught.value.__traceback__)
-    assert [os.path.basename(frame.filename) for frame in frames] == ["test_cells.py", "face.py"], shown
+    assert [os.path.basename(frame.filename) for frame in frames] == ["test_cells.py", "session.py"], shown
 
 
 def test_a_failing_cell_keeps_what_the_script_was_handling(session):
@@ -351,7 +351,7 @@ def test_a_press_before_the_cell_is_sent_is_not_lost(session, monkeypatch):
         assert callback() is None
         return foresee(*args)
 
-    monkeypatch.setattr(face, "foresee", foresee_with_press)
+    monkeypatch.setattr(sessions, "foresee", foresee_with_press)
     with pytest.raises(KeyboardInterrupt):
         session.run("was_run = True")
     monkeypatch.undo()
