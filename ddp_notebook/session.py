@@ -253,7 +253,7 @@ class Session:
             'tensor([1.])'
         """
         cell = self._prepare(code, ranks, timeout_s, quiet, execution_count, file, record, fold)
-        sink = None if quiet else of_this_cell()
+        sink = Here() if not quiet and is_users_thread() else None
         try:
             return self._run(cell, sink, self._beside(sink))
         except (DDPNotebookError, KeyboardInterrupt) as error:
@@ -291,7 +291,7 @@ class Session:
             '2'
         """
         cell = self._prepare(code, ranks, timeout_s, quiet, execution_count, file, record, fold)
-        sink = Here() if not quiet and is_users_thread() else None
+        sink = None if quiet else of_this_cell()
         beside = self._beside(sink)
         self._parts.living.check_host()  # before the job has a thread of its own
 

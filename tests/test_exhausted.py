@@ -207,7 +207,7 @@ def test_a_stop_without_memory(make_session):
     loop = "bag = []\nwhile rank == 1:\n    use_up(bag, 32)"
     for code in (loop, f"{loop}\n    dist.barrier()", "dist.barrier() if rank == 1 else time.sleep(100)"):
         with pytest.raises(CellTimeoutError):
-            assert took_s(session.run, code, timeout=1.0) < 4.0
+            assert took_s(session.run, code, timeout_s=1.0) < 4.0
         assert session.run("print(kept)")[1].stdout == "kept\n"
 
 

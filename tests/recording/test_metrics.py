@@ -757,13 +757,13 @@ def trained(ranks) -> Any:
 def test_a_baseline_leaves_everything_as_it_was(trained):
     trained.run(_STATE, quiet=True)
     trained.run("_before = _state()", quiet=True)
-    epoch = trained.epoch
+    epoch = trained.ranks.epoch
     trained.baseline(steps=14)
     trained.run("_differs = [name for name, one in _state().items() if one != _before[name]]", quiet=True)
     assert trained["_differs"] == {0: [], 1: []}
     trained.run("x = torch.ones(1); dist.all_reduce(x); step(torch.randn(8, 4)); dist.barrier()", quiet=True)
     assert [float(x) for x in trained["x"].values()] == [2.0, 2.0]
-    assert trained.epoch == epoch, "the ranks are in step, and nothing had to be formed anew"
+    assert trained.ranks.epoch == epoch, "the ranks are in step, and nothing had to be formed anew"
     recording = trained.recording
     alone, (aside,) = recording.baseline, recording.aside
     assert not [step for step in recording.steps() if step.cell == aside], "it is no training of the user's"

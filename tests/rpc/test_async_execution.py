@@ -61,7 +61,7 @@ def test_an_error_comes_at_once_and_shutdown_ends(session, call):
         f"    try: {call}\n    except (RuntimeError, TypeError): failed += 1\nrpc.shutdown()\nfailed"
     )
     began_s = time.monotonic()
-    told = said(session, code, timeout=30)
+    told = said(session, code, timeout_s=30)
     assert told[0].splitlines()[-1] == "20"
     assert time.monotonic() - began_s < 15.0
 
@@ -74,7 +74,7 @@ def test_an_operator_that_fails_late(session):
         f"    try: {call}\n    except RuntimeError as error: failed.append('singular' in str(error))\n"
         "rpc.shutdown()\nfailed"
     )
-    told = said(session, code, timeout=30)
+    told = said(session, code, timeout_s=30)
     assert [text.splitlines()[-1] for text in told] == ["[True, True, True]", "[]"]
 
 
@@ -100,7 +100,7 @@ def test_shutdown_ends_after_a_call_that_has_timed_out_and_never_returns(session
         "    except RuntimeError as error: print('RPC ran for more than set timeout (200 ms)' in str(error))\n"
         "rpc.shutdown()"
     )
-    told = said(session, code, timeout=20)
+    told = said(session, code, timeout_s=20)
     assert [text.splitlines()[1:] for text in told] == [["True", "True"]] * 2
 
 
@@ -118,4 +118,4 @@ def test_an_operator_that_fails_late_for_a_third_worker(make_session_alone):
     )
     session = make_session_alone(3)  # the one of the module is stopped, so this test is the last
     session.run(DEFINITIONS)
-    assert said(session, code, timeout=30)[0].splitlines()[1:] == ["True True"]
+    assert said(session, code, timeout_s=30)[0].splitlines()[1:] == ["True True"]
