@@ -20,7 +20,7 @@ module; it imports neither.
     Lost       these ranks died: no collectives    Checked      what is to agree between ranks
     Check      what is to agree between ranks?     Recorded     what it has recorded
     ClockProbe what does your clock say?           ClockReply   its clock, behind all that it has recorded
-    Taken      these displays were shown
+    Taken      these displays were shown           ChildStopped a child process of the rank is stopped
 
     outpost <-> notebook: Arrived  a host server has begun; Stream  bytes between it and its owner;
                           Warned   its job is to end
