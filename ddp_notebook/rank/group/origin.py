@@ -86,6 +86,41 @@ def origin(depth: int = 1) -> str:
     return REDUCER
 
 
+class _Library:
+    """The part of a call's stack that belongs to torch's parallel libraries (DDP, FSDP, DTensor, autograd).
+
+    Args:
+        modules: knows their names.
+    """
+
+    __slots__ = ("_modules", "is_in_backward", "module", "origin")
+
+    def __init__(self, modules: Modules) -> None:
+        self._modules = modules
+        self.origin = ""
+        self.module = ""  # that the call is for
+        self.is_in_backward = False  # of that module: one further out is not the one that the call is for
+
+    def add(self, maker: str, frame: FrameType, caller: FrameType | None) -> None:
+        """Take the next frame, from the innermost one outwards.
+
+        Args:
+            maker: the library.
+            caller: the frame further inside that has called a module's forward.
+        """
+        if not self.origin or (self.origin is _FUNCTIONAL and maker is not REDUCER):  # DTensor calls those
+            self.origin = maker
+        if maker is REDUCER:
+            self.is_in_backward = self.is_in_backward or caller is None
+        elif self.module:
+            return
+        elif maker == "fsdp" and frame.f_code.co_filename.endswith(_PARAM_GROUP):
+            name = getattr(frame.f_locals.get("self"), "_module_fqn", None)
+            self.module = ROOT if name == "" else name or ""
+        elif maker == "dtensor" and caller is None:
+            self.module = self._modules.noted(frame) or ""
+
+
 class Sites:
     """Where calls come from.
 
@@ -121,11 +156,10 @@ class Sites:
             if user.f_code.co_filename in self._cells:
                 return USER, first, user.f_code, user.f_lasti, None, ""
         known, wrappers = _known, _WRAPPERS
-        origin = module = ""
         api: CodeType | None = None
         is_always_so = True  # the frames between the first one and the user's
         caller: FrameType | None = None  # that has called the innermost module's forward
-        is_in_backward = False  # of it: a module further out is not the one that the call is for
+        inside: _Library | None = None  # torch's parallel libraries that the call went through
         while frame is not None:
             code = frame.f_code
             file = code.co_filename
@@ -133,22 +167,13 @@ class Sites:
             if maker is None:
                 maker = known[file] = _maker(file)
             if maker is USER:
-                cell = None if file in self._cells else self._cell_above(frame)
-                if is_always_so and api is first and not origin and file in self._cells:
+                if is_always_so and api is first and inside is None and file in self._cells:
                     self._near[id(first)] = levels, first
-                if not module and origin in _FOR_MODULES and not is_in_backward:
-                    module = self._modules.name(caller or frame, code, frame.f_lasti)
-                return origin or USER, api, code, frame.f_lasti, cell, module
+                return self._of_user(frame, api, caller, inside)
             if maker and maker is not _NOBODY:
-                if not origin or (origin is _FUNCTIONAL and maker is not REDUCER):  # DTensor calls those
-                    origin = maker
-                if maker == "fsdp" and not module and file.endswith(_PARAM_GROUP):
-                    name = getattr(frame.f_locals.get("self"), "_module_fqn", None)
-                    module = ROOT if name == "" else name or ""
-                elif maker == "dtensor" and not module and caller is None:
-                    module = self._modules.noted(frame) or ""
-                elif maker is REDUCER and caller is None:
-                    is_in_backward = True
+                if inside is None:
+                    inside = _Library(self._modules)
+                inside.add(maker, frame, caller)
             elif code is CALL_IMPL and caller is None:
                 caller = frame
             if code.co_name not in wrappers and maker is not _NOBODY:
@@ -156,9 +181,23 @@ class Sites:
             if levels and not (code.co_name == "wrapper" and file.startswith(_TORCH)):
                 is_always_so = False
             frame, levels = frame.f_back, levels + 1
-        if not module and origin in _FOR_MODULES:
-            module = self._modules.name(caller, None, 0)
-        return origin or REDUCER, api, None, 0, None, module
+        if inside is None:
+            return REDUCER, api, None, 0, None, ""
+        if not inside.module and inside.origin in _FOR_MODULES:
+            inside.module = self._modules.name(caller, None, 0)
+        return inside.origin, api, None, 0, None, inside.module
+
+    def _of_user(
+        self, frame: FrameType, api: CodeType | None, caller: FrameType | None, inside: _Library | None
+    ) -> SiteFields:
+        """The fields of a `Site` whose line is that of the user's frame. The rest as in `site`."""
+        code, instruction = frame.f_code, frame.f_lasti
+        cell = None if code.co_filename in self._cells else self._cell_above(frame)
+        if inside is None:
+            return USER, api, code, instruction, cell, ""
+        if not inside.module and inside.origin in _FOR_MODULES and not inside.is_in_backward:
+            inside.module = self._modules.name(caller or frame, code, instruction)
+        return inside.origin, api, code, instruction, cell, inside.module
 
     def of_thread(self, thread: int) -> SiteFields:
         """Where a thread is that waits for what others call, such as autograd's backward."""
