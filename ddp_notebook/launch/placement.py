@@ -108,11 +108,7 @@ def place(
             f"('Duplicate GPU detected'). Start at most {len(gpus)}, or add --share-gpus to let ranks share "
             "them over gloo, or --gpus none for ranks on the CPU"
         )
-    if world_size * RANK_MIB > facts["memory_mib"]:
-        raise UsageError(
-            f"{world_size} ranks need some {world_size * RANK_MIB >> 10} GiB of memory, and this host has "
-            f"{facts['memory_mib'] >> 10}; start at most {facts['memory_mib'] // RANK_MIB}"
-        )
+    _check_memory(world_size, facts["memory_mib"])
     positions = [(taken + rank) % len(gpus) for rank in range(world_size)] if gpus else []
     return Placement(
         backend=backend,
@@ -147,6 +143,15 @@ def _check_devices_of_torch(gpus: Sequence[Gpu], ranks: int, changed: Sequence[s
         raise UsageError(
             f"{ranks} ranks on {_count(len(gpus), 'device')} of type {gpus[0].kind}: ranks "
             f"cannot share them. Start at most {len(gpus)}, or add --gpus none for ranks on the CPU"
+        )
+
+
+def _check_memory(world_size: int, memory_mib: int) -> None:
+    """Raise UsageError if so many ranks need more memory than the host has."""
+    if world_size * RANK_MIB > memory_mib:
+        raise UsageError(
+            f"{world_size} ranks need some {world_size * RANK_MIB >> 10} GiB of memory, and this host has "
+            f"{memory_mib >> 10}; start at most {memory_mib // RANK_MIB}"
         )
 
 
