@@ -102,12 +102,8 @@ def place(
         _check_devices_of_torch(gpus, taken + (options.world_size or 0), changed_variables(facts["env"], env))
     world_size = options.world_size or len(gpus) or max(2, min(_MAX_DEFAULT_CPU_RANKS, facts["cores"]))
     backend = _choose_backend(options, gpus, taken + world_size, facts)
-    if gpus and taken + world_size > len(gpus) and not options.share_gpus:
-        raise UsageError(
-            f"{taken + world_size} ranks on {_count(len(gpus), 'GPU')}: NCCL refuses two ranks on one GPU "
-            f"('Duplicate GPU detected'). Start at most {len(gpus)}, or add --share-gpus to let ranks share "
-            "them over gloo, or --gpus none for ranks on the CPU"
-        )
+    if gpus and not options.share_gpus:
+        _check_one_gpu_each(len(gpus), taken + world_size)
     _check_memory(world_size, facts["memory_mib"])
     positions = [(taken + rank) % len(gpus) for rank in range(world_size)] if gpus else []
     return Placement(
@@ -143,6 +139,16 @@ def _check_devices_of_torch(gpus: Sequence[Gpu], ranks: int, changed: Sequence[s
         raise UsageError(
             f"{ranks} ranks on {_count(len(gpus), 'device')} of type {gpus[0].kind}: ranks "
             f"cannot share them. Start at most {len(gpus)}, or add --gpus none for ranks on the CPU"
+        )
+
+
+def _check_one_gpu_each(gpus: int, ranks: int) -> None:
+    """Raise UsageError if ranks would have to share GPUs."""
+    if ranks > gpus:
+        raise UsageError(
+            f"{ranks} ranks on {_count(gpus, 'GPU')}: NCCL refuses two ranks on one GPU "
+            f"('Duplicate GPU detected'). Start at most {gpus}, or add --share-gpus to let ranks share "
+            "them over gloo, or --gpus none for ranks on the CPU"
         )
 
 
