@@ -69,7 +69,10 @@ class Kernel(Operator):
                     below = keys_after[bits] = keys & after
                 out = redispatch(below, *arguments)
             except BaseException as error:
-                _fail(recorder, call, error)
+                try:
+                    notice_interrupt()  # of a wait in C++, here: what follows is to be done in any case
+                finally:
+                    _note_failure(recorder, call, error)
                 raise
             finally:
                 waiting.pop(thread, None)
@@ -168,15 +171,12 @@ def _check_device(kernel: Kernel, group: ProcessGroup, arguments: tuple[Any, ...
         gloo_on_gpu.refuse(kernel.spec.name, group, flat(arguments[at_tensors]))
 
 
-def _fail(recorder: Recorder, call: Call | None, error: BaseException) -> None:
+def _note_failure(recorder: Recorder, call: Call | None, error: BaseException) -> None:
     """Note that an operation has raised. `call` is None if it was interrupted before it was noted."""
-    try:
-        notice_interrupt()  # of a wait in C++, here: what follows is to be done in any case
-    finally:
-        if call is not None:
-            recorder.live.pop(id(call), None)
-            recorder.note_failure(call, error)
-            _record_end(recorder, call, failed=True)
+    if call is not None:
+        recorder.live.pop(id(call), None)
+        recorder.note_failure(call, error)
+        _record_end(recorder, call, failed=True)
 
 
 def _record_end(recorder: Recorder, call: Call, *, failed: bool) -> None:
