@@ -98,41 +98,67 @@ def place(
     installed, setting = [Gpu(**gpu) for gpu in facts["gpus"]], env.get("CUDA_VISIBLE_DEVICES")
     gpus = _choose_gpus(options, installed, setting)
     is_nvidia = bool(installed) and not installed[0].told_by_torch
-    by_torch = any(gpu.told_by_torch for gpu in gpus)
-    if by_torch and (changed := changed_variables(facts["env"], env)):
-        raise UsageError(
-            f"{', '.join(changed)} has changed since torch listed the devices; set it before the kernel starts, or "
-            "restart the kernel"
-        )
-    if by_torch and gpus[0].kind != "cuda" and taken + (options.world_size or 0) > len(gpus):
-        raise UsageError(
-            f"{taken + (options.world_size or 0)} ranks on {_count(len(gpus), 'device')} of type {gpus[0].kind}: ranks "
-            f"cannot share them. Start at most {len(gpus)}, or add --gpus none for ranks on the CPU"
-        )
+    if any(gpu.told_by_torch for gpu in gpus):
+        _check_devices_of_torch(gpus, taken + (options.world_size or 0), changed_variables(facts["env"], env))
     world_size = options.world_size or len(gpus) or max(2, min(_MAX_DEFAULT_CPU_RANKS, facts["cores"]))
     backend = _choose_backend(options, gpus, taken + world_size, facts)
-    if gpus and taken + world_size > len(gpus) and not options.share_gpus:
-        raise UsageError(
-            f"{taken + world_size} ranks on {_count(len(gpus), 'GPU')}: NCCL refuses two ranks on one GPU "
-            f"('Duplicate GPU detected'). Start at most {len(gpus)}, or add --share-gpus to let ranks share "
-            "them over gloo, or --gpus none for ranks on the CPU"
-        )
-    if world_size * RANK_MIB > facts["memory_mib"]:
-        raise UsageError(
-            f"{world_size} ranks need some {world_size * RANK_MIB >> 10} GiB of memory, and this host has "
-            f"{facts['memory_mib'] >> 10}; start at most {facts['memory_mib'] // RANK_MIB}"
-        )
+    if gpus and not options.share_gpus:
+        _check_one_gpu_each(len(gpus), taken + world_size)
+    _check_memory(world_size, facts["memory_mib"])
+    positions = [(taken + rank) % len(gpus) for rank in range(world_size)] if gpus else []
     return Placement(
         backend=backend,
         hosts=(host,) * world_size,
         machines=(host,) * world_size,
-        devices=tuple(_device(gpus, (taken + rank) % len(gpus)) if gpus else "cpu" for rank in range(world_size)),
-        names=tuple(gpus[(taken + rank) % len(gpus)].name if gpus else "CPU" for rank in range(world_size)),
+        devices=tuple(_device(gpus, position) for position in positions) or ("cpu",) * world_size,
+        names=tuple(gpus[position].name for position in positions) or ("CPU",) * world_size,
         cuda_visible_devices=",".join(gpu.uuid for gpu in gpus) if options.gpus and is_nvidia else None,
         threads=threads_per_rank(env, facts["cores"], world_size),
         threads_asked=threads_asked(env) > 0,
         shares_gpus=options.share_gpus and taken + world_size > len(gpus) > 0,
     )
+
+
+def _check_devices_of_torch(gpus: Sequence[Gpu], ranks: int, changed: Sequence[str]) -> None:
+    """Check devices that torch has listed, and not nvidia-smi.
+
+    Args:
+        gpus: the chosen ones, at least one.
+        ranks: the number of ranks that have them, as far as it was asked for.
+        changed: environment variables that hide devices and that have changed since torch listed them.
+
+    Raises:
+        UsageError: the list is out of date, or there are too few devices.
+    """
+    if changed:
+        raise UsageError(
+            f"{', '.join(changed)} has changed since torch listed the devices; set it before the kernel starts, or "
+            "restart the kernel"
+        )
+    if gpus[0].kind != "cuda" and ranks > len(gpus):
+        raise UsageError(
+            f"{ranks} ranks on {_count(len(gpus), 'device')} of type {gpus[0].kind}: ranks "
+            f"cannot share them. Start at most {len(gpus)}, or add --gpus none for ranks on the CPU"
+        )
+
+
+def _check_one_gpu_each(gpus: int, ranks: int) -> None:
+    """Raise UsageError if ranks would have to share GPUs."""
+    if ranks > gpus:
+        raise UsageError(
+            f"{ranks} ranks on {_count(gpus, 'GPU')}: NCCL refuses two ranks on one GPU "
+            f"('Duplicate GPU detected'). Start at most {gpus}, or add --share-gpus to let ranks share "
+            "them over gloo, or --gpus none for ranks on the CPU"
+        )
+
+
+def _check_memory(world_size: int, memory_mib: int) -> None:
+    """Raise UsageError if so many ranks need more memory than the host has."""
+    if world_size * RANK_MIB > memory_mib:
+        raise UsageError(
+            f"{world_size} ranks need some {world_size * RANK_MIB >> 10} GiB of memory, and this host has "
+            f"{memory_mib >> 10}; start at most {memory_mib // RANK_MIB}"
+        )
 
 
 def place_on_hosts(
@@ -203,14 +229,35 @@ def _counts(
         times = (options.world_size or 0) // sum(shares.values()) or 1
         return {host: share * times for host, share in shares.items()}
     asked, total = options.ranks_of_hosts or dict.fromkeys(facts, None), options.world_size
-    open_ones = [host for host, count in asked.items() if count is None]
+    if total is None and options.hosts is None:
+        return _counts_of_tasks(options, facts, machines)
     if total is None:
-        if options.hosts is None:  # a task beside others, or without a GPU, is one rank: its launcher has counted
-            is_alone = {host: list(machines.values()).count(machines[host]) == 1 for host in facts}
-            return {host: (is_alone[host] and len(_seen(of, options))) or 1 for host, of in facts.items()}
         return asked
     if options.hosts is not None:
         host_list.check_sum(asked, total)
+    return _divide(total, asked)
+
+
+def _counts_of_tasks(
+    options: StartOptions, facts: Mapping[str, Mapping[str, Any]], machines: Mapping[str, str]
+) -> dict[str, int]:
+    """The number of ranks of each task of a launcher, such as Slurm. A task alone on its machine has a rank for each
+    GPU. A task alongside others, or without a GPU, is one rank, since its launcher has counted."""
+    tasks = Counter(machines.values())  # by machine
+    return {
+        host: max(1, len(_seen(of_host, options))) if tasks[machines[host]] == 1 else 1
+        for host, of_host in facts.items()
+    }
+
+
+def _divide(total: int, asked: Mapping[str, int | None]) -> dict[str, int | None]:
+    """The number of ranks of each host, with equal shares for hosts without a number.
+
+    Example:
+        >>> _divide(7, {"a": 3, "b": None, "c": None})
+        {'a': 3, 'b': 2, 'c': 2}
+    """
+    open_ones = [host for host, count in asked.items() if count is None]
     left = total - sum(count or 0 for count in asked.values())
     share, rest = divmod(left, len(open_ones)) if open_ones else (0, left)
     if rest or left < 0 or (open_ones and share == 0):
@@ -218,7 +265,7 @@ def _counts(
             f"{total} {'rank does' if total == 1 else 'ranks do'} not divide among {', '.join(asked)} as asked; "
             f"N is the sum of all: ask for a multiple of {len(asked)}, or leave N out"
         )
-    return asked | dict.fromkeys(open_ones, share)
+    return {**asked, **dict.fromkeys(open_ones, share)}
 
 
 def _choose_gpus(options: StartOptions, installed: Sequence[Gpu], setting: str | None) -> list[Gpu]:

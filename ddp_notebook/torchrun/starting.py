@@ -11,6 +11,7 @@ import shlex
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import IO, Any
@@ -119,36 +120,17 @@ def read(line: str) -> Asked:
     except ValueError as error:
         declared.error(f"{error}: {line!r}")
     refuse_on_rank("ranks start no jobs: call %ddp_torchrun")
-    own: dict[str, str] = {f"--{name}": declared.get_default(name) for name in ("agents", "name", "fold")}
-    script = 0
-    while script < len(words) and not words[script].endswith(".py") and words[script] not in ("-m", "--module"):
-        name, is_joined, value = words[script].partition("=")
-        if name not in own:
-            script += 1
-            continue
-        del words[script]
-        if not is_joined and script == len(words):
-            declared.error(f"{name} needs a value")
-        own[name] = value if is_joined else words.pop(script)
+    own, options, program = _split(words, declared)
     agents = own["--agents"]
     if not agents.isdecimal() or not 0 < int(agents[:10]) <= _MOST_AGENTS:
         declared.error(f"--agents must be a number from 1 to {_MOST_AGENTS} (got {agents[:40]!r})")
     if own["--fold"] not in ("on", "off"):
         declared.error(f"--fold must be on or off (got {own['--fold']!r})")
-    if script == len(words):
-        where = f" in {line!r}" if words else " to run"
+    if not program:
+        where = f" in {line!r}" if options else " to run"
         declared.error(f"there is no script{where}")
-    options, program = words[:script], words[script:]
     _check_numbers(options)
-    for word in options:
-        option = word.partition("=")[0].replace("_", "-")
-        if option in _NO_RANKS:
-            raise UsageError(f"%ddp_torchrun runs a Python script or, with -m, a module in each rank: leave out {word}")
-        if option in _OURS:
-            raise UsageError(
-                f"%ddp_torchrun makes the rendezvous itself, so leave out {word}; a job with one of yours is started "
-                "in a shell (torchrun ... -m ddp_notebook.attach train.py), and %ddp_attach shows it"
-            )
+    _check_ours(options)
     if program[0].endswith(".py"):
         if not os.path.isfile(program[0]):
             raise UsageError(f"there is no file {program[0]!r} in {os.getcwd()}")
@@ -160,6 +142,40 @@ def read(line: str) -> Asked:
         declared.error(f"{program[0]} needs the name of a module")
     name = own["--name"] or f"{stem}-{secrets.token_hex(2)}"
     return Asked(options=options, program=program, name=name, agents=int(agents), folds=own["--fold"] == "on")
+
+
+def _split(words: Sequence[str], declared: LineParser) -> tuple[dict[str, str], list[str], list[str]]:
+    """Split the words of a line.
+
+    Returns:
+        The values of our own options by name, the options of torchrun, and the program: it begins with the script or
+        with `-m`, and is empty if there is neither.
+    """
+    own: dict[str, str] = {f"--{name}": declared.get_default(name) for name in ("agents", "name", "fold")}
+    options, left = [], deque(words)
+    while left and not left[0].endswith(".py") and left[0] not in ("-m", "--module"):
+        word = left.popleft()
+        name, is_joined, value = word.partition("=")
+        if name not in own:
+            options.append(word)
+        elif is_joined or left:
+            own[name] = value if is_joined else left.popleft()
+        else:
+            declared.error(f"{name} needs a value")
+    return own, options, list(left)
+
+
+def _check_ours(options: Sequence[str]) -> None:
+    """Raise UsageError for options of torchrun that the magic sets itself, and that start no ranks."""
+    for word in options:
+        option = word.partition("=")[0].replace("_", "-")
+        if option in _NO_RANKS:
+            raise UsageError(f"%ddp_torchrun runs a Python script or, with -m, a module in each rank: leave out {word}")
+        if option in _OURS:
+            raise UsageError(
+                f"%ddp_torchrun makes the rendezvous itself, so leave out {word}; a job with one of yours is started "
+                "in a shell (torchrun ... -m ddp_notebook.attach train.py), and %ddp_attach shows it"
+            )
 
 
 def _check_numbers(options: Sequence[str]) -> None:
@@ -211,7 +227,7 @@ def run(asked: Asked) -> TorchrunJob:
         with process.stdout, process.stderr:
             pipes = Pipes(taker, [os.dup(process.stdout.fileno()), os.dup(process.stderr.fileno())])
         try:
-            _follow(asked, place.at, job, process, pipes, interrupts)
+            _Follower(asked, place.at, job, process, pipes, interrupts).follow()
         finally:
             try:
                 for one in pipes.close():
@@ -234,59 +250,80 @@ def _start(asked: Asked, endpoint: str, listener: int, output: str) -> subproces
     )
 
 
-def _follow(
-    asked: Asked,
-    endpoint: str,
-    job: TorchrunJob,
-    process: subprocess.Popen[bytes],
-    pipes: Pipes,
-    interrupts: Interrupts,
-) -> None:
-    screen, presses = Screen(range(_MOST_RANKS), folds=asked.folds, log="attach_job().log(rank)"), 0
-    joins = asked.joins(endpoint)
-    if asked.most_agents > asked.agents:
-        screen.write("stderr", f"one more agent joins from a shell with: {joins}\n")
-    alone_s = time.monotonic() + _ALONE_S
-    ends_s = float("inf")
-    pieces: int | None = None  # most pieces written before torchrun ended; None while torchrun runs
-    view = None
-    refreshed_s, pause_s = time.monotonic(), FLUSH_S
-    while time.monotonic() < ends_s or (pieces and not pipes.output.empty()):
-        if not pipes.is_open and pipes.output.empty():
-            break
-        with contextlib.suppress(queue.Empty):
-            one = pipes.output.get(timeout=pause_s)
-            _log(job, one)
-            if one.rank == TORCHRUN:
-                screen.write(one.stream, one.text)
-            elif one.text:
-                screen.show(Shown(one.rank, one.text, one.stream))
-            if pieces:
-                pieces -= 1
-        now_s = time.monotonic()
-        if pipes.output.empty() or screen.is_due or now_s - refreshed_s > _REFRESH_S:
-            is_idle = pipes.output.empty()
-            wait_s = screen.refresh(pipes.talking)
-            pause_s = 0.0 if not is_idle else FLUSH_S if wait_s is None else min(FLUSH_S, wait_s)
-            refreshed_s = now_s
-        if interrupts.count > presses:
-            if not presses:
-                screen.hurry()
-            _tell(process.stdin, "kill" if presses and now_s - interrupts.pressed_s < ONE_PRESS_S else "stop")
-            presses = interrupts.count
-        view = _look(job, view)
-        if job.round is None and now_s > alone_s:
-            alone_s = float("inf")
-            said = f"no rank has started within {_ALONE_S:.0f} s: torchrun waits for more agents"
-            screen.write("stderr", f"{said}; one more, in a shell: {joins}\n")
-        if pipes.has_ended and ends_s == float("inf"):
-            # A process that has left the job may hold a pipe open, and may go on writing.
-            pieces = pipes.most_waiting if pieces is None else pieces
-            if pipes.output.empty() or not pieces:
-                ends_s = now_s + _END_S
-    screen.finish()
-    if view is not None:
-        view[1].end(view[0])
+class _Follower:
+    """Shows a job under the cell until it ends. Arguments as in `run`; `endpoint`: of the rendezvous."""
+
+    def __init__(
+        self,
+        asked: Asked,
+        endpoint: str,
+        job: TorchrunJob,
+        process: subprocess.Popen[bytes],
+        pipes: Pipes,
+        interrupts: Interrupts,
+    ) -> None:
+        self._asked, self._job, self._process = asked, job, process
+        self._pipes, self._interrupts = pipes, interrupts
+        self._joins = asked.joins(endpoint)  # the command that starts one more agent
+        self._screen = Screen(range(_MOST_RANKS), folds=asked.folds, log="attach_job().log(rank)")
+        self._presses = 0  # of the stop button, that torchrun has been told of
+        self._alone_s = time.monotonic() + _ALONE_S  # then a line says that no rank has started
+        self._ends_s = float("inf")  # no more output is waited for then
+        self._pieces: int | None = None  # most pieces written before torchrun ended; None while torchrun runs
+        self._refreshed_s, self._pause_s = time.monotonic(), FLUSH_S
+
+    def follow(self) -> None:
+        """Return when torchrun has ended and its output is shown."""
+        output, view = self._pipes.output, None
+        if self._asked.most_agents > self._asked.agents:
+            self._screen.write("stderr", f"one more agent joins from a shell with: {self._joins}\n")
+        while time.monotonic() < self._ends_s or (self._pieces and not output.empty()):
+            if not self._pipes.is_open and output.empty():
+                break
+            with contextlib.suppress(queue.Empty):
+                self._show(output.get(timeout=self._pause_s))
+            now_s = time.monotonic()
+            if output.empty() or self._screen.is_due or now_s - self._refreshed_s > _REFRESH_S:
+                self._refresh(now_s)
+            self._forward_presses(now_s)
+            view = _look(self._job, view)
+            if self._job.round is None and now_s > self._alone_s:
+                self._alone_s = float("inf")
+                said = f"no rank has started within {_ALONE_S:.0f} s: torchrun waits for more agents"
+                self._screen.write("stderr", f"{said}; one more, in a shell: {self._joins}\n")
+            if self._pipes.has_ended and self._ends_s == float("inf"):
+                # A process that has left the job may hold a pipe open, and may go on writing.
+                self._pieces = self._pipes.most_waiting if self._pieces is None else self._pieces
+                if output.empty() or not self._pieces:
+                    self._ends_s = now_s + _END_S
+        self._screen.finish()
+        if view is not None:
+            view[1].end(view[0])
+
+    def _show(self, one: Written) -> None:
+        _log(self._job, one)
+        if one.rank == TORCHRUN:
+            self._screen.write(one.stream, one.text)
+        elif one.text:
+            self._screen.show(Shown(one.rank, one.text, one.stream))
+        if self._pieces:
+            self._pieces -= 1
+
+    def _refresh(self, now_s: float) -> None:
+        """Show what is folded, and set the time until the next look."""
+        is_idle = self._pipes.output.empty()
+        wait_s = self._screen.refresh(self._pipes.talking)
+        self._pause_s = 0.0 if not is_idle else FLUSH_S if wait_s is None else min(FLUSH_S, wait_s)
+        self._refreshed_s = now_s
+
+    def _forward_presses(self, now_s: float) -> None:
+        """Have the job end if stop was pressed; a second press soon after kills it."""
+        if self._interrupts.count > self._presses:
+            if not self._presses:
+                self._screen.hurry()
+            is_second = self._presses and now_s - self._interrupts.pressed_s < ONE_PRESS_S
+            _tell(self._process.stdin, "kill" if is_second else "stop")
+            self._presses = self._interrupts.count
 
 
 def _log(job: TorchrunJob, one: Written) -> None:

@@ -149,7 +149,7 @@ def test_output_that_waits_when_torchrun_ends_is_shown_and_logged(jobs, capsys, 
     job.keep_logs(str(jobs.folder))
     try:
         with subprocess.Popen(["true"]) as process, Interrupts(lambda: None) as interrupts:
-            starting._follow(starting.read("-m train"), "", job, process, pipes, interrupts)
+            starting._Follower(starting.read("-m train"), "", job, process, pipes, interrupts).follow()
         left = pipes.close()
         expected = "".join(f"line {number}\n" for number in range(60))
         log = job.log(0)

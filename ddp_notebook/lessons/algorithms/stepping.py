@@ -104,16 +104,12 @@ class Stepper(Shown):
         if dtype not in _DTYPES:
             raise UsageError(f"dtype {dtype!r} is none of {', '.join(_DTYPES)}")
         n = self._runner.session.world_size
-        item = np.dtype(dtype).itemsize
         if inputs is not None:
-            lengths = {len(values) for values in inputs.values()}
-            if len(lengths) != 1 or set(inputs) != set(range(n)):
-                raise UsageError(f"inputs: each of the {n} ranks has data of the same length")
-            elements = lengths.pop()
+            elements = _length(inputs, n)
         elif sizes is not None:
             elements = sum(sizes)
         elif elements is None:
-            elements = 2 * n if nbytes is None else nbytes // item
+            elements = 2 * n if nbytes is None else nbytes // np.dtype(dtype).itemsize
         if elements < 1:
             raise UsageError("there is no data: elements, nbytes, inputs or sizes says how much there is")
         chunk_sizes = tuple(sizes) if sizes is not None else _even(elements, n)
@@ -346,6 +342,14 @@ class Stepper(Shown):
             },
             bytes_moved=self._links,
         )
+
+
+def _length(inputs: Mapping[int, Sequence[float]], world_size: int) -> int:
+    """The number of elements that each rank has."""
+    lengths = {len(values) for values in inputs.values()}
+    if len(lengths) != 1 or set(inputs) != set(range(world_size)):
+        raise UsageError(f"inputs: each of the {world_size} ranks has data of the same length")
+    return lengths.pop()
 
 
 def _even(elements: int, n: int) -> tuple[int, ...]:

@@ -9,9 +9,10 @@ Source: https://docs.pytorch.org/docs/stable/distributed.html#collective-functio
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from importlib.metadata import version
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +21,7 @@ from ddp_notebook.errors import UsageError
 
 Array = npt.NDArray[Any]
 Values = dict[int, Array]  # by rank
+T = TypeVar("T")
 
 OPS = (
     "broadcast",
@@ -233,34 +235,35 @@ def expected(call: Call, inputs: Mapping[int, Sequence[float] | Array]) -> Value
         {0: array([11.], dtype=float32), 1: array([22.], dtype=float32)}
     """
     mine = {rank: np.asarray(inputs[rank], call.dtype) for rank in call.ranks}
-    nothing = np.array([], call.dtype)
+    values = list(mine.values())
     ranks, root = call.ranks, call.root
     match call.op:
         case "broadcast":
-            return {rank: mine[root].copy() for rank in ranks}
+            return _on_each_rank(call, mine[root])
         case "reduce":
-            return {root: _reduce(call, list(mine.values()))}
+            return {root: _reduce(call, values)}
         case "all_reduce":
-            total = _reduce(call, list(mine.values()))
-            return {rank: total.copy() for rank in ranks}
+            return _on_each_rank(call, _reduce(call, values))
         case "gather":
-            whole = np.concatenate([mine[rank] for rank in ranks])
-            return {rank: whole if rank == root else nothing for rank in ranks}
+            return dict.fromkeys(ranks, np.array([], call.dtype)) | {root: np.concatenate(values)}
         case "all_gather":
-            whole = np.concatenate([mine[rank] for rank in ranks])
-            return {rank: whole.copy() for rank in ranks}
+            return _on_each_rank(call, np.concatenate(values))
         case "scatter":
             return dict(zip(ranks, split(mine[root], call.chunk_sizes), strict=True))
         case "reduce_scatter":
-            return dict(zip(ranks, split(_reduce(call, list(mine.values())), call.chunk_sizes), strict=True))
+            return dict(zip(ranks, split(_reduce(call, values), call.chunk_sizes), strict=True))
         case "all_to_all":
-            chunks = {rank: split(mine[rank], call.chunk_sizes) for rank in ranks}
-            return {rank: np.concatenate([chunks[src][at] for src in ranks]) for at, rank in enumerate(ranks)}
+            chunks = [split(one, call.chunk_sizes) for one in values]
+            return dict(zip(ranks, map(np.concatenate, zip(*chunks, strict=True)), strict=True))
         case "barrier":
-            last = max(mine.values(), key=lambda one: float(one[0]))
-            return {rank: last.copy() for rank in ranks}
+            return _on_each_rank(call, max(values, key=lambda one: float(one[0])))
         case _:
             return {root: mine[root].copy(), call.peer: mine[root].copy()}
+
+
+def _on_each_rank(call: Call, result: T) -> dict[int, T]:
+    """A copy of the same result for each rank of the group."""
+    return {rank: copy(result) for rank in call.ranks}
 
 
 def contributors(call: Call) -> dict[int, list[tuple[int, ...]]]:
@@ -269,27 +272,31 @@ def contributors(call: Call) -> dict[int, list[tuple[int, ...]]]:
     n = call.sizes[0]
     match call.op:
         case "broadcast":
-            return {rank: [(root,)] * n for rank in ranks}
+            return _on_each_rank(call, [(root,)] * n)
         case "reduce":
             # The others hold intermediate results, which depend on the algorithm.
             return {rank: [ranks if rank == root else ()] * n for rank in ranks}
         case "all_reduce":
-            return {rank: [ranks] * n for rank in ranks}
+            return _on_each_rank(call, [ranks] * n)
         case "gather":
-            return {rank: [(src,) for src in ranks for _ in range(n)] if rank == root else [] for rank in ranks}
+            return {rank: _in_turn(ranks, n) if rank == root else [] for rank in ranks}
         case "all_gather":
-            return {rank: [(src,) for src in ranks for _ in range(n)] for rank in ranks}
+            return _on_each_rank(call, _in_turn(ranks, n))
         case "scatter":
             return {rank: [(root,)] * size for rank, size in zip(ranks, call.chunk_sizes, strict=True)}
         case "reduce_scatter":
             return {rank: [ranks] * size for rank, size in zip(ranks, call.chunk_sizes, strict=True)}
         case "all_to_all":
-            sizes = call.chunk_sizes
-            return {rank: [(src,) for src in ranks for _ in range(sizes[at])] for at, rank in enumerate(ranks)}
+            return {rank: _in_turn(ranks, size) for rank, size in zip(ranks, call.chunk_sizes, strict=True)}
         case "barrier":
-            return {rank: [ranks] for rank in ranks}
+            return _on_each_rank(call, [ranks])
         case _:
             return {root: [(root,)] * n, call.peer: [(root,)] * n}
+
+
+def _in_turn(ranks: Sequence[int], n: int) -> list[tuple[int, ...]]:
+    """The contributors where the data of each rank follows that of the rank before, `n` elements each."""
+    return [(src,) for src in ranks for _ in range(n)]
 
 
 def split(values: Array, sizes: Sequence[int]) -> list[Array]:

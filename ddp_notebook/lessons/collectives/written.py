@@ -82,29 +82,28 @@ def _sizes(
 ) -> tuple[list[float], list[int], list[int]]:
     """A rank's numbers, the sizes of its chunks, and those of what it gets."""
     inputs = values.tolist()
-    n = call.sizes[0]
     chunks = list(call.chunk_sizes) if call.op in theory.CHUNKED and inputs else []
-    out: list[int] = []
-    if rank in call.ranks:
-        place = call.ranks.index(rank)
-        if call.op == "all_gather" or (call.op == "gather" and rank == call.root):
-            out = [n] * len(call.ranks)
-        elif call.op in ("scatter", "reduce_scatter"):
-            out = [call.chunk_sizes[place]]
-        elif call.op == "all_to_all":
-            out = [call.chunk_sizes[place]] * len(call.ranks)
-    if kind == "root" and call.op in ("gather", "scatter") and rank == wrong_rank:
-        # This rank takes another one for the root, or itself: it needs the buffers for that.
-        out = out or [n] * len(call.ranks)
-    if kind == "size" and rank == wrong_rank:
-        if call.op in theory.CHUNKED and chunks:
-            inputs, chunks = [*inputs, *[0.0] * len(chunks)], [size + 1 for size in chunks]
-            out = [size + 1 for size in out]
-        elif call.op == "scatter":
-            out = [size + 1 for size in out]
-        else:
-            inputs, out = [*inputs, 0.0], [size + 1 for size in out]
+    out = _output_sizes(call, rank)
+    if rank == wrong_rank:
+        if kind == "root" and call.op in ("gather", "scatter"):
+            # This rank takes another one for the root, or itself: it needs the buffers for that.
+            out = out or [call.sizes[0]] * len(call.ranks)
+        if kind == "size":
+            added = len(chunks) if chunks else 0 if call.op == "scatter" else 1
+            return [*inputs, *[0.0] * added], [size + 1 for size in chunks], [size + 1 for size in out]
     return inputs, chunks, out
+
+
+def _output_sizes(call: Call, rank: int) -> list[int]:
+    """The sizes of the tensors that a rank gets; [] where the result is in its input, or it gets none."""
+    if rank not in call.ranks:
+        return []
+    n, chunk_size = call.sizes[0], call.chunk_sizes[call.ranks.index(rank)]
+    if call.op == "all_gather" or (call.op == "gather" and rank == call.root):
+        return [n] * len(call.ranks)
+    if call.op in ("scatter", "reduce_scatter"):
+        return [chunk_size]
+    return [chunk_size] * len(call.ranks) if call.op == "all_to_all" else []
 
 
 def _other_dtype(dtype: str) -> str:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ddp_notebook.display import INK
 from ddp_notebook.errors import UsageError
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.patches import Patch
+
     from ddp_notebook import Recording
     from ddp_notebook.display import Picture
     from ddp_notebook.observe.views import Collective
@@ -31,52 +37,91 @@ def exchanges(recording: Recording | None = None, cell: int | None = None) -> Pi
     Example:
         >>> exchanges(session.recording).savefig("exchanges.png")
     """
-    from matplotlib.patches import Patch, Rectangle
-
-    from ddp_notebook.display import INK, picture
+    from ddp_notebook.display import picture
 
     calls = _calls(_running() if recording is None else recording, cell)
-    began = min(call.issue_ns for call in calls)
-    width = max(call.end_ns or call.issue_ns for call in calls) - began or 1
     ranks = sorted({call.rank for call in calls} | {rank for call in calls for rank in call.ranks})
     figure, (axes,) = picture("", 0.9 + 0.45 * len(ranks))
     figure.suptitle("")
-    unit, unit_ns = ("s", 1e9) if width > 2e9 else ("ms", 1e6)
-
-    def bar(call: Collective, start_ns: int, end_ns: int, full: bool) -> None:
-        colour = _COLOURS[call.op]
-        length = max(end_ns - start_ns, _SHORTEST * width) / unit_ns
-        corner, offset = (start_ns - began) / unit_ns, 0.16 if call.op == "send" else -0.16
-        axes.add_patch(
-            Rectangle(
-                (corner, ranks.index(call.rank) - offset - 0.13), length, 0.26, fc=colour if full else "none", ec=colour
-            )
-        )
-
+    start_ns = min(call.issue_ns for call in calls)
+    end_ns = max(call.end_ns or call.issue_ns for call in calls)
+    timeline = _Timeline(axes=axes, ranks=ranks, start_ns=start_ns, width_ns=end_ns - start_ns or 1)
     for call in calls:
-        end_ns = call.end_ns or began + width
-        bar(call, call.issue_ns, end_ns, full=not call.is_async)
-        if call.is_async and call.blocked_ns > 0.05 * (end_ns - call.issue_ns):
-            bar(call, end_ns - min(call.blocked_ns, end_ns - call.issue_ns), end_ns, full=True)
+        timeline.draw_call(call)
     for sent, received in _messages(calls):
+        timeline.draw_message(sent, received)
+    timeline.label_axes()
+    figure.legend(
+        handles=_legend_keys(has_async=any(call.is_async for call in calls)),
+        loc="outside upper left",
+        ncols=3,
+        frameon=False,
+        fontsize=9,
+        labelcolor=INK,
+    )
+    return figure
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Timeline:
+    """Axes with time from left to right and a row for each rank."""
+
+    axes: Axes
+    ranks: Sequence[int]
+    start_ns: int
+    width_ns: int
+
+    @property
+    def unit(self) -> tuple[str, float]:
+        """The name of the time axis's unit, and its nanoseconds."""
+        return ("s", 1e9) if self.width_ns > 2e9 else ("ms", 1e6)
+
+    def draw_call(self, call: Collective) -> None:
+        """A full bar if the call blocks the program; else an outline, with a full bar for the time in `wait`."""
+        end_ns = call.end_ns or self.start_ns + self.width_ns
+        self._draw_bar(call, call.issue_ns, end_ns, full=not call.is_async)
+        if call.is_async and call.blocked_ns > 0.05 * (end_ns - call.issue_ns):
+            self._draw_bar(call, end_ns - min(call.blocked_ns, end_ns - call.issue_ns), end_ns, full=True)
+
+    def _draw_bar(self, call: Collective, start_ns: int, end_ns: int, *, full: bool) -> None:
+        from matplotlib.patches import Rectangle
+
+        colour = _COLOURS[call.op]
+        length = max(end_ns - start_ns, _SHORTEST * self.width_ns) / self.unit[1]
+        offset = 0.16 if call.op == "send" else -0.16
+        corner = self._position(start_ns), self.ranks.index(call.rank) - offset - 0.13
+        self.axes.add_patch(Rectangle(corner, length, 0.26, fc=colour if full else "none", ec=colour))
+
+    def draw_message(self, sent: Collective, received: Collective) -> None:
+        """An arrow from the sender's row to the receiver's, if both calls have ended."""
         if sent.end_ns is None or received.end_ns is None:
-            continue
-        at = (max(received.issue_ns, sent.issue_ns) - began) / unit_ns
-        axes.annotate(
+            return
+        self.axes.annotate(
             "",
-            xytext=(at, ranks.index(sent.rank)),
-            xy=((received.end_ns - began) / unit_ns, ranks.index(received.rank)),
+            xytext=(self._position(max(received.issue_ns, sent.issue_ns)), self.ranks.index(sent.rank)),
+            xy=(self._position(received.end_ns), self.ranks.index(received.rank)),
             arrowprops={"arrowstyle": "->", "color": INK},
         )
-    axes.set_xlim(-0.02 * width / unit_ns, 1.04 * width / unit_ns)
-    axes.set_ylim(len(ranks) - 0.4, -0.6)
-    axes.set_yticks(range(len(ranks)), [f"rank {rank}" for rank in ranks])
-    axes.set_xlabel(unit)
+
+    def label_axes(self) -> None:
+        """Set the limits, the ranks' names and the unit of time."""
+        unit, unit_ns = self.unit
+        self.axes.set_xlim(-0.02 * self.width_ns / unit_ns, 1.04 * self.width_ns / unit_ns)
+        self.axes.set_ylim(len(self.ranks) - 0.4, -0.6)
+        self.axes.set_yticks(range(len(self.ranks)), [f"rank {rank}" for rank in self.ranks])
+        self.axes.set_xlabel(unit)
+
+    def _position(self, moment_ns: int) -> float:
+        return (moment_ns - self.start_ns) / self.unit[1]
+
+
+def _legend_keys(*, has_async: bool) -> list[Patch]:
+    from matplotlib.patches import Patch
+
     keys = [Patch(fc=colour, ec=colour, label=f"stands still in {op}") for op, colour in _COLOURS.items()]
-    if any(call.is_async for call in calls):
+    if has_async:
         keys.append(Patch(fc="none", ec=INK, label="under way, the program goes on"))
-    figure.legend(handles=keys, loc="outside upper left", ncols=3, frameon=False, fontsize=9, labelcolor=INK)
-    return figure
+    return keys
 
 
 def _running() -> Recording:

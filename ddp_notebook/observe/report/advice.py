@@ -232,19 +232,7 @@ def suggestions(
                 "those of ranks without a core",
             )
         )
-    if slow is not None:
-        lost_ns = parts.step_ns * _mean_waiting([one for one in ranks if one.rank != slow.rank])
-        found.append((lost_ns, _balance(slow, lost_ns)))
-    elif bubble is not None:
-        found += [(bubble.loss(parts.step_ns)[0] * parts.step_ns, text) for text in bubble.suggestions()]
-    elif _waits(parts) >= _LARGE and len(ranks) > 1 and steps >= fewest_steps(len(ranks)):
-        found.append(
-            (
-                waiting_ns := parts.waiting_ns - parts.answers_ns,
-                "give all ranks batches of equal work, and each a core of its own: "
-                f"they wait {ms(waiting_ns)} of each step, mean of the ranks",
-            )
-        )
+    found += _for_waiting(parts, ranks, slow, bubble, steps)
     found += loading(loader, parts.step_ns, input_ns, workers_ns, has_gpu=has_gpu, cores_are_taken=cores_are_taken)
     if parts.share(faults_ns := page_faults * FAULT_NS) >= _NOTABLE:
         found.append(
@@ -259,6 +247,22 @@ def suggestions(
         found += [(ns, text) for ns, text in _for_communication(parts, gradients, is_sharded) if ns]
     found.sort(key=lambda one: -one[0])
     return tuple(text for _, text in found[:_MOST])
+
+
+def _for_waiting(
+    parts: Parts, ranks: Sequence[Parts], slow: Straggler | None, bubble: Bubble | None, steps: int
+) -> list[tuple[float, str]]:
+    """The time of a step that ranks lose by waiting for each other, and what to try. Arguments as of `suggestions`."""
+    if slow is not None:
+        lost_ns = parts.step_ns * _mean_waiting([one for one in ranks if one.rank != slow.rank])
+        return [(lost_ns, _balance(slow, lost_ns))]
+    if bubble is not None:
+        return [(bubble.loss(parts.step_ns)[0] * parts.step_ns, text) for text in bubble.suggestions()]
+    if _waits(parts) >= _LARGE and len(ranks) > 1 and steps >= fewest_steps(len(ranks)):
+        waiting_ns = parts.waiting_ns - parts.answers_ns
+        text = "give all ranks batches of equal work, and each a core of its own: "
+        return [(waiting_ns, f"{text}they wait {ms(waiting_ns)} of each step, mean of the ranks")]
+    return []
 
 
 def _balance(slow: Straggler, lost_ns: float) -> str:

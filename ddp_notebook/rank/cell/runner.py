@@ -501,15 +501,19 @@ class Runner:
         if os.getpid() != self._pid:  # a forked child: the wire is not its own
             print(content.get("text") or (content.get("data") or {}).get("text/plain", ""), flush=True)
         elif msg_type in _SHOWN:
-            self._uneventful = False
-            content = bounded_display(content)
-            if msg_type == "clear_output" and self._comms.is_capturing:
-                content = {**content, "inside": True}  # an Output widget, so it is not the cell that is cleared
-            handle = (content.get("transient") or {}).get("display_id")
-            key = ("display", handle) if msg_type == "update_display_data" and handle is not None else None
-            display = Display(cell=cell, msg_type=msg_type, content=content, place=0)
-            self._outgoing.send(display, bundle_chars(content.get("data") or {}), key)
+            self._send_display(cell, msg_type, content)
         return True
+
+    def _send_display(self, cell: int, msg_type: str, content: dict[str, Any]) -> None:
+        """Send what a cell displays. Of several updates of one display, the last one replaces those not sent yet."""
+        self._uneventful = False
+        content = bounded_display(content)
+        if msg_type == "clear_output" and self._comms.is_capturing:
+            content = {**content, "inside": True}  # an Output widget, so it is not the cell that is cleared
+        handle = (content.get("transient") or {}).get("display_id")
+        key = ("display", handle) if msg_type == "update_display_data" and handle is not None else None
+        display = Display(cell=cell, msg_type=msg_type, content=content, place=0)
+        self._outgoing.send(display, bundle_chars(content.get("data") or {}), key)
 
 
 def _lines_of(problem: BaseException) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -85,6 +85,10 @@ class Operator:
     def root_of(self, rest: tuple[Any, ...]) -> int | None:
         at = self._at_root
         return rest[at] if at is not None and at < len(rest) else None
+
+    def defaults_from(self, first: int, named: Mapping[str, Any]) -> tuple[Any, ...]:
+        """The arguments from the position `first` on: those that are given by name, else their default values."""
+        return tuple(named.get(one.name, one.default_value) for one in self.arguments[first:])
 
     def tag_of(self, rest: tuple[Any, ...]) -> int:
         at = self._at_tag

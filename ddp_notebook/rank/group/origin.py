@@ -38,6 +38,7 @@ _MAKERS = {
 _FOR_MODULES = frozenset(("fsdp", "dtensor", _FUNCTIONAL))
 MARKED = ("dtensor", _FUNCTIONAL)  # whose modules are known in a backward by marks only
 _TRANSPARENT = ("typing_extensions.py", "contextlib.py")
+_KNOW_MODULES = frozenset(("fsdp", "dtensor"))  # some of their frames know their module
 _PARAM_GROUP = "_fsdp_param_group.py"  # FSDP's: it knows its module
 # Functions that users do not call themselves.
 _WRAPPERS = frozenset(
@@ -46,7 +47,7 @@ _WRAPPERS = frozenset(
         *("wait", "<lambda>"),  # the hooks of tensor parallel are such
     )
 )
-_known: dict[str, str] = {}  # by file; "": a file of torch that has no maker in `_MAKERS`
+_makers: dict[str, str] = {}  # by file; "": a file of torch that has no maker in `_MAKERS`
 
 
 class Site(NamedTuple):
@@ -111,7 +112,7 @@ class Sites:
         except ValueError:  # in a thread that C++ has started
             return REDUCER, None, None, 0, None, ""
         assert frame is not None
-        first, levels = frame.f_code, 0
+        first = frame.f_code
         near = self._near.get(id(first))
         if near is not None:
             try:
@@ -120,45 +121,93 @@ class Sites:
                 user = frame
             if user.f_code.co_filename in self._cells:
                 return USER, first, user.f_code, user.f_lasti, None, ""
-        known, wrappers = _known, _WRAPPERS
-        origin = module = ""
+        makers, wrappers, innermost = _makers, _WRAPPERS, frame
         api: CodeType | None = None
-        is_always_so = True  # the frames between the first one and the user's
         caller: FrameType | None = None  # that has called the innermost module's forward
-        is_in_backward = False  # of it: a module further out is not the one that the call is for
         while frame is not None:
             code = frame.f_code
-            file = code.co_filename
-            maker = known.get(file)
-            if maker is None:
-                maker = known[file] = _maker(file)
+            try:
+                maker = makers[code.co_filename]
+            except KeyError:
+                maker = _maker_of(frame)
             if maker is USER:
-                cell = None if file in self._cells else self._cell_above(frame)
-                if is_always_so and api is first and not origin and file in self._cells:
-                    self._near[id(first)] = levels, first
-                if not module and origin in _FOR_MODULES and not is_in_backward:
-                    module = self._modules.name(caller or frame, code, frame.f_lasti)
-                return origin or USER, api, code, frame.f_lasti, cell, module
-            if maker and maker is not _NOBODY:
-                if not origin or (origin is _FUNCTIONAL and maker is not REDUCER):  # DTensor calls those
-                    origin = maker
-                if maker == "fsdp" and not module and file.endswith(_PARAM_GROUP):
-                    name = getattr(frame.f_locals.get("self"), "_module_fqn", None)
-                    module = ROOT if name == "" else name or ""
-                elif maker == "dtensor" and not module and caller is None:
-                    module = self._modules.noted(frame) or ""
-                elif maker is REDUCER and caller is None:
-                    is_in_backward = True
-            elif code is CALL_IMPL and caller is None:
-                caller = frame
-            if code.co_name not in wrappers and maker is not _NOBODY:
-                api = code
-            if levels and not (code.co_name == "wrapper" and file.startswith(_TORCH)):
-                is_always_so = False
+                if code.co_filename in self._cells:
+                    if api is first:
+                        self._note_distance(innermost, frame)
+                    return USER, api, code, frame.f_lasti, None, ""
+                return USER, api, code, frame.f_lasti, self._cell_above(frame), ""
+            if maker is not _NOBODY:
+                if maker:
+                    return self._through_libraries(frame, maker, api, caller)
+                if code is CALL_IMPL and caller is None:
+                    caller = frame
+                if code.co_name not in wrappers:
+                    api = code
+            frame = frame.f_back
+        return REDUCER, api, None, 0, None, ""
+
+    def _note_distance(self, first: FrameType, user: FrameType) -> None:
+        """Note the distance between the first frame and that of a cell, if there are only wrappers of torch's between
+        them: then it is always the same."""
+        levels, frame = 1, first.f_back
+        while frame is not None and frame is not user:
+            if frame.f_code.co_name != "wrapper" or not frame.f_code.co_filename.startswith(_TORCH):
+                return
             frame, levels = frame.f_back, levels + 1
-        if not module and origin in _FOR_MODULES:
-            module = self._modules.name(caller, None, 0)
-        return origin or REDUCER, api, None, 0, None, module
+        self._near[id(first.f_code)] = levels, first.f_code
+
+    def _through_libraries(
+        self, frame: FrameType | None, origin: str, api: CodeType | None, caller: FrameType | None
+    ) -> SiteFields:
+        """The fields of a `Site` for a call that comes from torch's parallel libraries or from autograd.
+
+        Args:
+            frame: the innermost one of such a library.
+            origin: that library.
+            api, caller: of the frames further inside, as in `site`.
+        """
+        makers, wrappers = _makers, _WRAPPERS
+        module = ""
+        is_in_backward = False  # of a module: one further out is not the one that the call is for
+        while frame is not None:
+            code = frame.f_code
+            try:
+                maker = makers[code.co_filename]
+            except KeyError:
+                maker = _maker_of(frame)
+            if maker is USER:
+                break
+            if maker is not _NOBODY:
+                if not maker:
+                    if code is CALL_IMPL and caller is None:
+                        caller = frame
+                elif maker is REDUCER:
+                    is_in_backward |= caller is None
+                else:
+                    if origin is _FUNCTIONAL:  # DTensor calls those
+                        origin = maker
+                    if not module and maker in _KNOW_MODULES:
+                        module = self._module_at(frame, maker, caller)
+                if code.co_name not in wrappers:
+                    api = code
+            frame = frame.f_back
+        if frame is None:
+            user, instruction, cell, is_in_backward = None, 0, None, False
+        else:
+            user, instruction = frame.f_code, frame.f_lasti
+            cell = None if user.co_filename in self._cells else self._cell_above(frame)
+        if not module and origin in _FOR_MODULES and not is_in_backward:
+            module = self._modules.name(caller or frame, user, instruction)
+        return origin, api, user, instruction, cell, module
+
+    def _module_at(self, frame: FrameType, maker: str, caller: FrameType | None) -> str:
+        """The module that a frame of FSDP or DTensor knows; "": none."""
+        if maker == "fsdp":
+            if not frame.f_code.co_filename.endswith(_PARAM_GROUP):
+                return ""
+            name = getattr(frame.f_locals.get("self"), "_module_fqn", None)
+            return ROOT if name == "" else name or ""
+        return (caller is None and self._modules.noted(frame)) or ""
 
     def of_thread(self, thread: int) -> SiteFields:
         """Where a thread is that waits for what others call, such as autograd's backward."""
@@ -175,11 +224,12 @@ class Sites:
 
     def line(self, frame: FrameType | None) -> Line:
         """The line of the site of this frame, for less than the site."""
-        known = _known
+        makers = _makers
         while frame is not None:
             code = frame.f_code
-            maker = known.get(code.co_filename)
-            if maker is None:
+            try:
+                maker = makers[code.co_filename]
+            except KeyError:
                 maker = _maker_of(frame)
             if maker is USER:
                 cell = None if code.co_filename in self._cells else self._cell_above(frame)
@@ -204,9 +254,9 @@ class Sites:
 
 def _maker_of(frame: FrameType) -> str:
     file = frame.f_code.co_filename
-    maker = _known.get(file)
+    maker = _makers.get(file)
     if maker is None:
-        maker = _known[file] = _maker(file)
+        maker = _makers[file] = _maker(file)
     return maker
 
 

@@ -7,7 +7,7 @@ Nothing here waits for another rank, or changes anything.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from typing import Any
 
 import torch
@@ -40,29 +40,37 @@ class Obstacles:
         parameters = {id(p) for module in modules.values() for p in module.parameters(recurse=False)}
         seen: set[int] = set()
         for name, value in _held(namespace):
-            kind = type(value)
-            if issubclass(kind, torch.nn.Module):
+            if issubclass(type(value), torch.nn.Module):
                 inside = {id(module) for module in torch.nn.Module.modules(value)}
                 if inside & modules.keys():
                     seen |= inside
-                    self.sharded[name] = f"a {kind.__name__} in shards"
-            elif _is(value, "torch.distributed.optim", "ZeroRedundancyOptimizer"):
-                self.others.append(f"{name} is a ZeroRedundancyOptimizer, whose state is spread over the ranks")
-            elif issubclass(kind, torch.optim.Optimizer):
-                its = [p for group in value.param_groups for p in group["params"]]
-                if any(id(p) in parameters or _is_dtensor(p) for p in its):
-                    self.sharded[name] = f"a {kind.__name__} of parameters in shards"
-            elif _is(value, "torch.distributed.device_mesh", "DeviceMesh"):
-                self.sharded[name] = "a device mesh"
-            elif _is_dtensor(value):
-                self.others.append(f"{name} is a DTensor: keep {name}.full_tensor() in its place")
-            elif _is(value, "torch.distributed.pipelining.stage", "_PipelineStageBase"):
-                self.others.append(f"{name} is a stage of a pipeline, and each rank has another one: del {name}")
+                    self.sharded[name] = f"a {type(value).__name__} in shards"
+            else:
+                self._take(name, value, parameters)
         if hidden := [type(module).__name__ for key, module in modules.items() if key not in seen]:
             kinds = ", ".join(dict.fromkeys(hidden))
             self.others.append(f"some object holds a model in shards ({kinds}) that no variable is: del that object")
         if _rpc_runs():
             self.others.append("RPC runs between the ranks, whose names and RRefs are of these: call rpc.shutdown()")
+
+    def _take(self, name: str, value: Any, sharded_parameters: Set[int]) -> None:
+        """Note a variable that is no module, if it is an obstacle.
+
+        Args:
+            sharded_parameters: the ids of the parameters of models in shards.
+        """
+        if _is(value, "torch.distributed.optim", "ZeroRedundancyOptimizer"):
+            self.others.append(f"{name} is a ZeroRedundancyOptimizer, whose state is spread over the ranks")
+        elif issubclass(type(value), torch.optim.Optimizer):
+            its = [p for group in value.param_groups for p in group["params"]]
+            if any(id(p) in sharded_parameters or _is_dtensor(p) for p in its):
+                self.sharded[name] = f"a {type(value).__name__} of parameters in shards"
+        elif _is(value, "torch.distributed.device_mesh", "DeviceMesh"):
+            self.sharded[name] = "a device mesh"
+        elif _is_dtensor(value):
+            self.others.append(f"{name} is a DTensor: keep {name}.full_tensor() in its place")
+        elif _is(value, "torch.distributed.pipelining.stage", "_PipelineStageBase"):
+            self.others.append(f"{name} is a stage of a pipeline, and each rank has another one: del {name}")
 
 
 def _sharded_modules() -> list[torch.nn.Module]:

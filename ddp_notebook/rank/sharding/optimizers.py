@@ -26,24 +26,36 @@ def of_optimizers(namespace: Mapping[str, Any]) -> list[str]:
     own = {name: value for name, value in namespace.items() if not name.startswith("_")}
     models = {name: one for name, one in own.items() if issubclass(type(one), torch.nn.Module)}
     from_models = [(name, p) for name, model in models.items() for p in torch.nn.Module.parameters(model)]
-    inside = {id(part) for model in models.values() for part in list(torch.nn.Module.modules(model))[1:]}
     held = {id(p) for _, p in from_models}
     sharded = [(name, p.shape) for name, p in from_models if hasattr(p, "placements")]
+    if not sharded:
+        return []
     found = []
     for name, optimizer in own.items():
-        if not sharded or not issubclass(type(optimizer), torch.optim.Optimizer):
+        if not issubclass(type(optimizer), torch.optim.Optimizer):
             continue
         orphans = [p for group in optimizer.param_groups for p in group["params"] if id(p) not in held]
         shapes = {p.shape for p in orphans}
-        its = {model for model, shape in sharded if shape in shapes and id(models[model]) not in inside}
         if orphans and shapes <= {shape for _, shape in sharded} and not _is_in_a_module(orphans):
-            of, was = " and ".join(sorted(its)), "was" if len(its) == 1 else "were"
-            count = f"{len(orphans)} parameter{'s' * (len(orphans) > 1)}"
             found.append(
-                f"{name} holds {count} that no model uses: it was made before {of} {was} sharded, so its steps change "
-                f"nothing of {of}; make it after fully_shard or parallelize_module"
+                _sentence(name, len(orphans), _outermost({m for m, shape in sharded if shape in shapes}, models))
             )
     return found
+
+
+def _outermost(names: set[str], models: Mapping[str, torch.nn.Module]) -> list[str]:
+    """Those of the models that are in no other model, sorted by name."""
+    inside = {id(part) for model in models.values() for part in list(torch.nn.Module.modules(model))[1:]}
+    return sorted(name for name in names if id(models[name]) not in inside)
+
+
+def _sentence(optimizer: str, orphans: int, models: list[str]) -> str:
+    """The mistake in words: the optimizer holds so many parameters from before these models were sharded."""
+    of, was = " and ".join(models), "was" if len(models) == 1 else "were"
+    return (
+        f"{optimizer} holds {orphans} parameter{'s' * (orphans > 1)} that no model uses: it was made before {of} {was} "
+        f"sharded, so its steps change nothing of {of}; make it after fully_shard or parallelize_module"
+    )
 
 
 def _is_in_a_module(parameters: list[torch.Tensor]) -> bool:

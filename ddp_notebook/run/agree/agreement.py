@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ddp_notebook.records.words import list_ranks
@@ -120,47 +120,20 @@ def compare(by_rank: Mapping[int, Mapping[str, Mapping[str, Any]]], *, is_whole:
     ranks = sorted(by_rank)
     mistakes = between({rank: by_rank[rank].get(MISTAKES, {}) for rank in ranks})
     shares = {rank: _of_kind(by_rank[rank], SHARE) for rank in ranks}
-    within = {rank: _of_kind(by_rank[rank], WITHIN) for rank in ranks}
     if is_whole:
         mistakes += unread(shares)
-    by_rank = {
-        rank: {
-            entry: fact
-            for entry, fact in by_rank[rank].items()
-            if entry != MISTAKES and fact["kind"] not in (SHARE, WITHIN)
-        }
-        for rank in ranks
-    }
-    by_variable: dict[str, list[str]] = {}
-    for entry in dict.fromkeys(entry for rank in ranks for entry in by_rank[rank]):
-        by_variable.setdefault(variable_of(entry), []).append(entry)
-    differences: list[Difference] = []
-    same: dict[str, Mapping[str, Any]] = {}
-    for variable, entries in by_variable.items():
-        holders = [rank for rank in ranks if any(_is_there(by_rank[rank].get(entry)) for entry in entries)]
-        having = [rank for rank in ranks if rank in holders or variable in within[rank]]
-        if absent := [rank for rank in ranks if rank not in having]:
-            differences.append(absence_of(variable, by_rank, having, absent))
-        whole = difference_of(variable, {rank: by_rank[rank].get(variable) for rank in holders})
-        if whole is not None:  # a variable that is a model here and None there differs once, not once per parameter
-            holders = [rank for rank in holders if any(e != variable and e in by_rank[rank] for e in entries)]
-            differences.append(whole)
-        for entry in [entry for entry in entries if holders and (entry != variable or whole is None)]:
-            facts = {rank: by_rank[rank].get(entry) for rank in holders if entry not in within[rank]}
-            if (difference := difference_of(entry, facts)) is not None:
-                differences.append(difference)
-            else:
-                same[entry] = next(fact for fact in facts.values() if fact is not None)
-    real = tuple(one for one in differences if one.kind != "random")
+    comparison = _Comparison(
+        facts={rank: _without(by_rank[rank], SHARE, WITHIN) for rank in ranks},
+        within={rank: _of_kind(by_rank[rank], WITHIN) for rank in ranks},
+    )
+    comparison.compare_all()
+    same, real = comparison.same, comparison.real_differences
     notes = notes_on(same)
-    if not {fact["kind"] for facts in by_rank.values() for fact in facts.values()} - {*_OF_PROCESS}:
+    if comparison.has_only_process_state:
         notes.append("there are no modules, optimizers or data")
-    notes += _random_notes(differences, same)
+    notes += _random_notes(comparison.differences, same)
     if is_whole and len(ranks) > 1 and (loaders := read_by_all(shares)):
         notes.append(f"each rank reads all of {list_names(loaders)}, without a DistributedSampler")
-    with_buffers = {variable_of(one.entry) for one in real if one.kind == "buffer"}
-    words = {by_rank[rank].get(variable, {}).get("value", "") for variable in with_buffers for rank in ranks}
-    hints = (_BUFFERS_HINT,) if any("DistributedDataParallel" in word for word in words) else ()
     compared = len(real) + sum(fact["kind"] != "random" and is_compared(fact) for fact in same.values())
     return Agreement(
         ranks=tuple(ranks),
@@ -168,9 +141,77 @@ def compare(by_rank: Mapping[int, Mapping[str, Mapping[str, Any]]], *, is_whole:
         compared=compared,
         same=summarize(same),
         notes=tuple(notes),
-        hints=hints,
+        hints=(_BUFFERS_HINT,) if comparison.has_buffers_of_ddp else (),
         mistakes=tuple(mistakes),
     )
+
+
+@dataclass(slots=True, kw_only=True)
+class _Comparison:
+    """The entries of all ranks, sorted into those that differ and those that are the same.
+
+    Args:
+        facts: by rank, in order: its entries that can be compared.
+        within: by rank: the entries that only say that another variable has what this one is.
+    """
+
+    facts: Mapping[int, Mapping[str, Mapping[str, Any]]]
+    within: Mapping[int, Mapping[str, str]]
+    differences: list[Difference] = field(default_factory=list)
+    same: dict[str, Mapping[str, Any]] = field(default_factory=dict)  # of one rank, by entry
+
+    def compare_all(self) -> None:
+        """Compare each variable."""
+        by_variable: dict[str, list[str]] = {}
+        for entry in dict.fromkeys(entry for facts in self.facts.values() for entry in facts):
+            by_variable.setdefault(variable_of(entry), []).append(entry)
+        for variable, entries in by_variable.items():
+            self._compare_variable(variable, entries)
+
+    def _compare_variable(self, variable: str, entries: Sequence[str]) -> None:
+        facts = self.facts
+        holders = [rank for rank in facts if any(_is_there(facts[rank].get(entry)) for entry in entries)]
+        having = [rank for rank in facts if rank in holders or variable in self.within[rank]]
+        if absent := [rank for rank in facts if rank not in having]:
+            self.differences.append(absence_of(variable, facts, having, absent))
+        whole = difference_of(variable, {rank: facts[rank].get(variable) for rank in holders})
+        if whole is not None:  # a variable that is a model here and None there differs once, not once per parameter
+            holders = [rank for rank in holders if any(e != variable and e in facts[rank] for e in entries)]
+            self.differences.append(whole)
+        if holders:
+            self._compare_entries([entry for entry in entries if entry != variable or whole is None], holders)
+
+    def _compare_entries(self, entries: Sequence[str], holders: Sequence[int]) -> None:
+        """Compare entries of one variable between the ranks that have it."""
+        for entry in entries:
+            facts = {rank: self.facts[rank].get(entry) for rank in holders if entry not in self.within[rank]}
+            if (difference := difference_of(entry, facts)) is not None:
+                self.differences.append(difference)
+            else:
+                self.same[entry] = next(fact for fact in facts.values() if fact is not None)
+
+    @property
+    def real_differences(self) -> tuple[Difference, ...]:
+        """The differences without those of random state, which is to differ."""
+        return tuple(one for one in self.differences if one.kind != "random")
+
+    @property
+    def has_only_process_state(self) -> bool:
+        """Whether no rank has modules, optimizers or data."""
+        kinds = {fact["kind"] for facts in self.facts.values() for fact in facts.values()}
+        return kinds <= {*_OF_PROCESS}
+
+    @property
+    def has_buffers_of_ddp(self) -> bool:
+        """Whether buffers differ of a model in DistributedDataParallel."""
+        variables = {variable_of(one.entry) for one in self.differences if one.kind == "buffer"}
+        values = [facts.get(variable, {}).get("value", "") for variable in variables for facts in self.facts.values()]
+        return any("DistributedDataParallel" in value for value in values)
+
+
+def _without(facts: Mapping[str, Mapping[str, Any]], *kinds: str) -> dict[str, Mapping[str, Any]]:
+    """The entries of all other kinds, without mistakes."""
+    return {entry: fact for entry, fact in facts.items() if entry != MISTAKES and fact["kind"] not in kinds}
 
 
 def _of_kind(facts: Mapping[str, Mapping[str, Any]], kind: str) -> dict[str, str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from ddp_notebook.errors import CellTimeoutError, RankDiedError, RankError
 from ddp_notebook.records.words import group_by_value, list_ranks, name_ranks
@@ -46,23 +46,25 @@ def raise_if_bad(
         acts = _acts(result, set(by_rank), killed)
         raise keyboard_interrupt("\n  ".join([f"the cell {stopped}", *acts, *going_on]))
     if timeout_s is not None and (views or bad) and not culprits:
+        then = "" if why else "; then"
         lines = [f"  {list_ranks(ranks)}: {doing}" for ranks, doing in by_what_they_do(views, lambda view: view.doing)]
-        left = f"\n{name_ranks(pending)} not stopped yet; {_NOT_YET}" if pending else ""
-        left += "".join(f"\n{sentence}" for sentence in going_on)
-        stopped += "" if why else "; then"
-        raise CellTimeoutError(
-            "\n".join([f"the cell took longer than {timeout_s:g} s and {stopped}", *lines]) + left, result
-        )
-    shown = culprits or bad
-    if not shown:
-        return
+        left = [f"{name_ranks(pending)} not stopped yet; {_NOT_YET}"] if pending else []
+        first = f"the cell took longer than {timeout_s:g} s and {stopped}{then}"
+        raise CellTimeoutError("\n".join([first, *lines, *left, *going_on]), result)
+    if shown := culprits or bad:
+        raise _error_of(result, shown, pending, going_on)
+
+
+def _error_of(result: CellResult, shown: Collection[int], pending: list[int], going_on: Sequence[str]) -> RankError:
+    """The error with the tracebacks of the ranks `shown`. `pending` and `going_on` as in `raise_if_bad`."""
+    by_rank = result.by_rank
     errors = {rank: by_rank[rank].error for rank in shown}
     kind = RankDiedError if any(by_rank[rank].status == "died" for rank in shown) else RankError
     tracebacks = {rank: by_rank[rank].traceback for rank in shown}
     others = {rank for rank in by_rank if rank not in shown and by_rank[rank].status != "ok"}
     known = advice(errors.values(), () if (shell := ipython()) is None else shell.user_ns)
     hint = "\n".join(filter(None, [f"{name_ranks(pending)}: {_NOT_YET}" if pending else "", *going_on, known]))
-    raise kind(tracebacks, errors, result, hint=hint, others=_acts(result, others))
+    return kind(tracebacks, errors, result, hint=hint, others=_acts(result, others))
 
 
 _NOT_YET = "the cell goes on there until it ends by itself, or until %ddp_interrupt ends it"

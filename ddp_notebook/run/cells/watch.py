@@ -160,17 +160,7 @@ class Watch:
         pause: float | None = None
         refreshed_s = time.monotonic()
         while True:
-            now = time.monotonic()
-            left = min(self._give_up_at, self._stop_at, self._grace_ends_at, self._look_at, self._card_at) - now
-            if self._asked:  # a question overtakes the text before it
-                left = min(left, _PIPES_S)
-            if screen is not None and screen.is_full:
-                time.sleep(_FULL_S)
-                item = None
-            else:
-                item = run.take(max(0.0, min(left, _LOOK_S if pause is None else pause)))
-            if item is not None:
-                self._take(item)
+            self._take_next(_LOOK_S if pause is None else pause)
             if self._asked:
                 self._answer_next()
             now = time.monotonic()
@@ -192,6 +182,23 @@ class Watch:
         if screen is not None:
             screen.card.remove()
             screen.finish()
+
+    def _take_next(self, pause_s: float) -> None:
+        """Take the next item of the cell, if one comes before there is something else to do.
+
+        Args:
+            pause_s: most seconds to wait.
+        """
+        if self._screen is not None and self._screen.is_full:
+            time.sleep(_FULL_S)
+            return
+        next_s = min(self._give_up_at, self._stop_at, self._grace_ends_at, self._look_at, self._card_at)
+        left = next_s - time.monotonic()
+        if self._asked:  # a question overtakes the text before it
+            left = min(left, _PIPES_S)
+        item = self._run.take(max(0.0, min(left, pause_s)))
+        if item is not None:
+            self._take(item)
 
     def _hear(self) -> None:
         """Let no time run out while a host is not heard."""

@@ -103,23 +103,33 @@ class Functions(Expressions, ABC):
     def _api(
         self, full_name: str, node: ast.Call, given: list[Value], named: dict[str, Value], is_whole: bool
     ) -> Value:
+        """The value of a call of a library's function."""
         module, _, name = full_name.rpartition(".")
-        is_c10d, is_torch = module in C10D, module.partition(".")[0] == "torch"
-        if is_c10d and name == "init_process_group" and ("store" in named or "fake" in (*given, *named.values())):
-            raise GiveUpError
-        at = GROUP_AT.get(name) if is_c10d else ELSEWHERE.get(name) if is_torch else None
-        if at is not None and is_whole:
+        package = module.partition(".")[0]
+        if module in C10D:
+            return self._c10d(name, node, given, named, is_whole)
+        if package == "torch" and (at := ELSEWHERE.get(name)) is not None and is_whole:
             return self._collective(name, node, at, given, named)
-        if is_c10d and name in ("get_rank", "get_world_size") and is_whole:
-            group = self._group(0, given, named)
-            return self._place(group)[name == "get_world_size"] if isinstance(group, Group) else UNKNOWN
         if module == "builtins":
             return compute(getattr(builtins, name), *given) if name in PURE and not named else UNKNOWN
         if full_name in ("os.getenv", "os.environ.get") and "os.environ" not in self._replaced:
             return self._environ.get(str(given[0]), UNKNOWN) if given else UNKNOWN
-        is_harmless = is_c10d or (is_torch and not module.startswith("torch.distributed"))
-        if not is_harmless and module.partition(".")[0] not in sys.stdlib_module_names:
+        may_communicate = package != "torch" or module.startswith("torch.distributed")
+        if may_communicate and package not in sys.stdlib_module_names:
             self.unseen.add(node)
+        return UNKNOWN
+
+    def _c10d(self, name: str, node: ast.Call, given: list[Value], named: dict[str, Value], is_whole: bool) -> Value:
+        """The value of a call of a function of `torch.distributed`."""
+        if name == "init_process_group" and ("store" in named or "fake" in (*given, *named.values())):
+            raise GiveUpError
+        if not is_whole:
+            return UNKNOWN
+        if (at := GROUP_AT.get(name)) is not None:
+            return self._collective(name, node, at, given, named)
+        if name in ("get_rank", "get_world_size"):
+            group = self._group(0, given, named)
+            return self._place(group)[name == "get_world_size"] if isinstance(group, Group) else UNKNOWN
         return UNKNOWN
 
     def _collective(self, name: str, node: ast.Call, at: int, given: list[Value], named: dict[str, Value]) -> Value:

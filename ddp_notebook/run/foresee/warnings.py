@@ -16,7 +16,7 @@ from __future__ import annotations
 import ast
 import re
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import product
 from typing import Final
 
@@ -78,16 +78,31 @@ def foresee(
             reader.block(tree.body)
     except (GiveUpError, RecursionError):
         return []
-    found: dict[str, set[Collective]] = {}  # by what is wrong with them
+    may_wait = ".wait(" in code
+    found = _found(readers, gone, lambda call: not call.is_async or may_wait)
+    warned = [(sorted(calls, key=lambda call: call.site), text) for text, calls in found.items()]
+    return [_sentence(calls, text) for calls, text in sorted(warned, key=lambda each: (each[0][0].site, each[1]))]
+
+
+def _found(
+    readers: Mapping[int, Reader], gone: Sequence[int], is_waited_for: Callable[[Collective], bool]
+) -> dict[str, set[Collective]]:
+    """The collectives that cannot work, by what is wrong with them.
+
+    Args:
+        readers: by rank of the cell, when it has read the cell.
+        gone: ranks that have died.
+        is_waited_for: whether a rank may wait for a collective in this cell. Else other ranks may call it later.
+    """
+    here = sorted(readers)
+    found: dict[str, set[Collective]] = {}
     for group in {call.group for reader in readers.values() for call in reader.trace}:
         members = [readers[rank] for rank in group.members if rank in readers]
         is_complete = len(members) == len(group.members)
         for call, text in _uneven(members, group) if is_complete else _too_few(members, group, here, gone):
-            # Other ranks may call an asynchronous one in a later cell, as long as nobody waits for it in this one.
-            if not call.is_async or ".wait(" in code:
+            if is_waited_for(call):
                 found.setdefault(text, set()).add(call)
-    warned = [(sorted(calls, key=lambda call: call.site), text) for text, calls in found.items()]
-    return [_sentence(calls, text) for calls, text in sorted(warned, key=lambda each: (each[0][0].site, each[1]))]
+    return found
 
 
 def _parse(code: str) -> ast.Module | None:

@@ -63,23 +63,8 @@ class Mend:
             return []
         if gone := self._cluster.gone:
             self._is_due = True
-            if killed and not set(gone) - set(killed) and not busy:
-                try:
-                    notes = self.heal(check)
-                except StartError as error:
-                    return [f"{error}. %ddp_heal tries again"]
-                except KeyboardInterrupt:
-                    return [f"{list_ranks(gone)} died, and replacing was interrupted. %ddp_heal replaces dead ranks"]
-                return [replaced_in_words(gone, len(self._cluster.ranks)), *notes]
-            it = "it" if len(gone) == 1 else "them"
-            if self._heals:
-                return [f"{list_ranks(gone)} died. The next cell begins with replacing {it}, and so does %ddp_heal"]
-            if self._told.issuperset(gone):  # under an earlier cell
-                return []
-            self._told = set(gone)
-            until = "; until then cells run on the remaining ranks, which cannot communicate"
-            is_any_left = len(gone) < len(self._cluster.ranks)
-            return [f"{list_ranks(gone)} died. %ddp_heal replaces {it}{until if is_any_left else ''}"]
+            are_all_killed = bool(killed) and set(gone) <= set(killed)
+            return self._replace_killed(gone, check) if are_all_killed and not busy else self._report_dead(gone)
         if busy or self._cluster.unheard:
             self._is_due = True
             return []
@@ -91,6 +76,28 @@ class Mend:
             except KeyboardInterrupt:
                 return ["the group was not formed again, since that was interrupted: the next cell forms it", *diverged]
         return diverged
+
+    def _replace_killed(self, gone: list[int], check: Check) -> list[str]:
+        """Replace ranks that were ended since they did not answer. Returns what the user has to know."""
+        try:
+            notes = self.heal(check)
+        except StartError as error:
+            return [f"{error}. %ddp_heal tries again"]
+        except KeyboardInterrupt:
+            return [f"{list_ranks(gone)} died, and replacing was interrupted. %ddp_heal replaces dead ranks"]
+        return [replaced_in_words(gone, len(self._cluster.ranks)), *notes]
+
+    def _report_dead(self, gone: list[int]) -> list[str]:
+        """A sentence about dead ranks that are not replaced now; none if an earlier cell has reported them."""
+        it = "it" if len(gone) == 1 else "them"
+        if self._heals:
+            return [f"{list_ranks(gone)} died. The next cell begins with replacing {it}, and so does %ddp_heal"]
+        if self._told.issuperset(gone):
+            return []
+        self._told = set(gone)
+        until = "; until then cells run on the remaining ranks, which cannot communicate"
+        is_any_left = len(gone) < len(self._cluster.ranks)
+        return [f"{list_ranks(gone)} died. %ddp_heal replaces {it}{until if is_any_left else ''}"]
 
     def what_was_left(self, busy: Collection[int], check: Check) -> list[str]:
         """Form the group before the next cell if an earlier cell was in the way of it, or if the store is gone: the

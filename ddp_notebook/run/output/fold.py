@@ -257,8 +257,7 @@ class Fold:
         heads = {rank: queue.head[1] for rank, queue in sorted(self._queues.items()) if queue}
         if not heads:
             return
-        most = len({*talking, *heads})  # ranks that could have it
-        is_all = len(heads) == most
+        is_all = len(heads) == len({*talking, *heads})
         if is_all and len({item.key for item in heads.values()}) == 1:
             yield list(heads), False
             return
@@ -266,10 +265,23 @@ class Fold:
         if is_all and len(families) == 1 and not self._passed and len({item.marker for item in heads.values()}) == 1:
             yield list(heads), False
             return
+        yield from self._ready_of_families(families.values(), heads, now, due_s, talking)
+
+    def _ready_of_families(
+        self,
+        families: Collection[list[int]],
+        heads: dict[int, Item],
+        now: float,
+        due_s: float,
+        talking: Collection[int],
+    ) -> Iterator[tuple[list[int], bool]]:
+        """As `_ready`, where the ranks do not all have the same first item. `heads`: the first item of each rank."""
+        most = len({*talking, *heads})  # ranks that could have it
+        is_all = len(heads) == most
         crossed: list[tuple[float, list[int]]] = []
         groups = 0
         found = False
-        for ranks in families.values():
+        for ranks in families:
             family_due_s = min(self._due_s(self._queues[rank]) for rank in ranks)
             is_due = family_due_s <= due_s
             if self._passed and (late := self._late(ranks, heads, now)):
@@ -279,8 +291,7 @@ class Fold:
             free: list[int] = []
             for marker, its_ranks in _by_marker(ranks, heads).items():
                 groups += 1
-                others = () if len(its_ranks) == len(heads) else [rank for rank in heads if rank not in its_ranks]
-                if not any(self._queues[rank].has(marker) for rank in others):
+                if not self._comes_elsewhere(marker, its_ranks, heads):
                     free += its_ranks
                 elif is_due or is_all:
                     crossed.append((family_due_s, its_ranks))
@@ -289,6 +300,11 @@ class Fold:
                 yield sorted(free), is_due
         if crossed and not found and len(crossed) == groups:  # each waits for another
             yield min(crossed, key=lambda one: one[0])[1], False
+
+    def _comes_elsewhere(self, marker: str, ranks: Collection[int], heads: Collection[int]) -> bool:
+        """Whether the queue of another rank has such an item, after its first one."""
+        others = () if len(ranks) == len(heads) else [rank for rank in heads if rank not in ranks]
+        return any(self._queues[rank].has(marker) for rank in others)
 
     def _families(self, heads: dict[int, Item]) -> dict[str, list[int]]:
         """The ranks whose first items may be shown together, by the name of their family."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -68,6 +69,32 @@ class Renewal:
         self._put_aside()
         if not groups:
             join.join(place, f"{place.store_prefix}/{place.epoch}")
+        notes += self._reconnect(groups, everybody, store, forming)
+        notes += self._models.reset(make_reducers=any(not one["groups"] for one in everybody))
+        world.group_count = max(world.group_count, *(one["count"] for one in everybody))  # or names would differ
+        if groups:
+            assert default is not None
+            backend, _ = world.pg_map[default]
+            world.pg_map[default] = (backend, PrefixStore(f"{_DEFAULT}/", store))
+            for each in (client, store):
+                each.set_timeout(timeout_of(default))
+        self._recorder.reset_counts()
+        self.joined(place)
+        return notes
+
+    def _reconnect(
+        self, groups: Mapping[str, Group], everybody: Sequence[Any], store: Any, forming: timedelta
+    ) -> list[str]:
+        """Make new connections for the groups that all their ranks still have, and retire the others.
+
+        Args:
+            groups: of this rank, by name.
+            everybody: by rank of the session: "groups", the ranks of its groups by name.
+
+        Returns:
+            A sentence for each group that is retired now.
+        """
+        notes: list[str] = []
         made: list[tuple[Group, ProcessGroup, Any]] = []
         for name, group in groups.items():
             # Its ranks are compared too: after ranks failed while making groups, two groups may have one name.
@@ -83,16 +110,6 @@ class Renewal:
             if (old := group.reference()) is not None:
                 self._recorder.keep_board(old, board)
         self._connections.replace({group.name: successor for group, successor, _ in made})
-        notes += self._models.reset(make_reducers=any(not one["groups"] for one in everybody))
-        world.group_count = max(world.group_count, *(one["count"] for one in everybody))  # or names would differ
-        if groups:
-            assert default is not None
-            backend, _ = world.pg_map[default]
-            world.pg_map[default] = (backend, PrefixStore(f"{_DEFAULT}/", store))
-            for each in (client, store):
-                each.set_timeout(timeout_of(default))
-        self._recorder.reset_counts()
-        self.joined(place)
         return notes
 
     def joined(self, place: Form) -> None:

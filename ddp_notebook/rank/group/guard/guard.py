@@ -43,7 +43,7 @@ _WORDS_BYTES = 256
 _BYTES_A_RANK = 16  # what a rank gives to and takes from each rank in an all_to_all
 _DDP = "ddp"
 _IN_FORWARD = " for a model in DDP"
-_FRAMES_OF_OURS = 3  # `origin`, `Guard.__call__` and the kernel
+_FRAMES_OF_OURS = 4  # `origin`, `Guard.__call__` and two of the kernel
 
 
 class CollectiveMismatchError(RuntimeError):

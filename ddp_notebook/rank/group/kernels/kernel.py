@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch._C._distributed_c10d import ProcessGroup, Work
 
 from ddp_notebook.rank import gpu
@@ -20,11 +21,6 @@ if TYPE_CHECKING:
     from ddp_notebook.rank.group.recorder import Recorder
 
 
-def _no_such_rank(peer: int, group: Group) -> str:
-    where = "" if group.title == "default" else f" of group {group.title}"
-    return f"there is no rank {peer}{where}: the ranks{where} are 0 to {len(group.ranks) - 1}"
-
-
 class Kernel(Operator):
     """Runs before one operator."""
 
@@ -38,60 +34,34 @@ class Kernel(Operator):
         """The kernel itself: a closure, since attribute lookups cost time (12 us a call, 7 of them for any kernel in
         Python, even one that does nothing)."""
         recorder, kernel, kind, at = self._recorder, self, self.spec.kind, self.at_rest - 1
-        live, waiting, by_work, groups = recorder.live, recorder.waiting, recorder.by_work, recorder.groups
+        live, waiting, groups = recorder.live, recorder.waiting, recorder.groups
         redispatch, after, unbox_group = self.redispatch, self.after, ProcessGroup.unbox
-        unbox_work: Callable[[Any], Work | None] = Work.unbox
-        get_ident, monotonic_ns, is_send = threading.get_ident, time.monotonic_ns, kind == "send"
-        unwaited, is_message = recorder.unwaited, kind != "collective"
-        at_async = None if self.at_async is None else self.at_async + self.at_rest
-        is_repeated = self.spec.name == "all_reduce"
-        is_on_gpu, may_end = gpu.is_in_use, self._ends_process
-        depth = 3 if is_repeated else 2  # of the caller
+        get_ident, monotonic_ns, is_message = threading.get_ident, time.monotonic_ns, kind != "collective"
+        begin, follow, may_end = self._make_begin(), self._make_follow(), self._ends_process
         keys_after: dict[int, Any] = {}  # by their bits: `&` takes twice as long as this lookup
 
         def run(keys: Any, *arguments: Any, **named: Any) -> Any:
             if named:
-                arguments += tuple(named.get(a.name, a.default_value) for a in self.arguments[len(arguments) :])
+                arguments += kernel.defaults_from(len(arguments), named)
             process_group = unbox_group(arguments[at])
             group = groups.get(id(process_group))
             if group is None or group.reference() is not process_group:
                 group = recorder.group(process_group)
-            if (pause := recorder.pause) is not None:
-                pause()
-            if (refuse := recorder.refusal) is not None:
-                raise refuse(group)
-            if group.retired:
-                raise RuntimeError(group.retired)
-            peer = kernel.root_of(arguments[at + 1 :]) if is_message else None
-            if peer is not None and not 0 <= peer < len(group.ranks):  # gloo looks in memory that is not its own
-                raise ValueError(_no_such_rank(peer, group))
+            _check_group(recorder, group)
+            peer = _peer(kernel, group, arguments[at + 1 :]) if is_message else None
             if (instead := recorder.instead) is not None:
                 return instead(kernel, arguments)
-            if may_end and is_on_gpu() and (at_tensors := kernel.at_tensors) is not None:
-                gloo_on_gpu.refuse(kernel.spec.name, process_group, flat(arguments[at_tensors]))
-            counts = group.counts
-            thread, tape, key, call = get_ident(), recorder.tape, 0, None
+            if may_end:
+                _check_device(kernel, process_group, arguments)
+            counts, thread, call = group.counts, get_ident(), None
             try:
                 with group.locks[kind]:  # until it is compared: calls are compared in the order of their numbers
                     counts[kind] = number = counts[kind] + 1
                     call = Call(kernel, group, number, arguments, thread, monotonic_ns())
-                    key = id(call)
-                    live[key] = waiting[thread] = call
-                    if is_message and recorder.meaning is not None:
-                        call.meaning = recorder.meaning(call)
-                    elif (look := recorder.look) is not None:
-                        look(call)
-                    if tape is not None:
-                        if tape.level:
-                            call.site = tape.site(depth)
-                            unseen(tape.begin, call)
-                        else:
-                            tape = None
-                    if is_send:
-                        group.sent[peer] = group.sent.get(peer, 0) + 1  # type: ignore[index,arg-type]  # a send has one
-                    if (guard := recorder.guard) is not None and (others := guard(call)) is not None:
+                    live[id(call)] = waiting[thread] = call
+                    if (tensors := begin(call, peer)) is not None:
                         first = kernel.at_tensors or 0
-                        arguments = (*arguments[:first], others, *arguments[first + 1 :])
+                        arguments = (*arguments[:first], tensors, *arguments[first + 1 :])
                 if group.connections is not None:
                     arguments = (*arguments[:at], group.connections, *arguments[at + 1 :])
                 bits = keys.raw_repr()
@@ -102,36 +72,114 @@ class Kernel(Operator):
                 try:
                     notice_interrupt()  # of a wait in C++, here: what follows is to be done in any case
                 finally:
-                    live.pop(key, None)
-                    if call is not None:
-                        recorder.note_failure(call, error)
-                        if tape is not None and call.moment is not None:
-                            tape.ended(call, True, call.since_ns)
+                    _note_failure(recorder, call, error)
                 raise
             finally:
                 waiting.pop(thread, None)
-            work = out[-1] if type(out) is tuple or type(out) is list else out
-            if work is None:  # monitored_barrier has waited
-                live.pop(key, None)
-                if tape is not None:
-                    tape.ended(call, False, call.since_ns)
-            elif at_async is not None and at_async < len(arguments) and not arguments[at_async]:
+            follow(call, out[-1] if type(out) is tuple or type(out) is list else out, arguments)
+            return out
+
+        return short_way(recorder, kernel, run) if self._is_repeated else run
+
+    @property
+    def _is_repeated(self) -> bool:
+        """Whether calls of DDP's buckets take the short way before this kernel."""
+        return self.spec.name == "all_reduce"
+
+    def _make_begin(self) -> Callable[[Call, int | None], Sequence[torch.Tensor] | None]:
+        """The part of the kernel before the operator, in the lock of the group: describe, record and compare a call."""
+        recorder, kind = self._recorder, self.spec.kind
+        is_message, is_send = kind != "collective", kind == "send"
+        depth = 4 if self._is_repeated else 3  # of the caller
+
+        def begin(call: Call, peer: int | None) -> Sequence[torch.Tensor] | None:
+            """Returns the tensors to begin a message with in place of its own, or None."""
+            if is_message and recorder.meaning is not None:
+                call.meaning = recorder.meaning(call)
+            elif (look := recorder.look) is not None:
+                look(call)
+            if (tape := recorder.tape) is not None and tape.level:
+                call.site = tape.site(depth)
+                unseen(tape.begin, call)
+            if is_send:
+                sent = call.group.sent
+                sent[peer] = sent.get(peer, 0) + 1  # type: ignore[index,arg-type]  # a send has one
+            return None if (guard := recorder.guard) is None else guard(call)
+
+        return begin
+
+    def _make_follow(self) -> Callable[[Call, Any, tuple[Any, ...]], None]:
+        """The part of the kernel after the operator: keep what is needed to see the end of a call."""
+        recorder, is_on_gpu = self._recorder, gpu.is_in_use
+        live, by_work, unwaited = recorder.live, recorder.by_work, recorder.unwaited
+        unbox_work: Callable[[Any], Work | None] = Work.unbox
+        at_async = len(self.arguments) if self.at_async is None else self.at_async + self.at_rest
+
+        def follow(call: Call, boxed: Any, arguments: tuple[Any, ...]) -> None:
+            """`boxed` is the operator's work, as operators return it."""
+            if boxed is None:  # monitored_barrier has waited
+                live.pop(id(call), None)
+                _record_end(recorder, call, failed=False)
+            elif at_async < len(arguments) and not arguments[at_async]:
+                thread = call.thread
                 if (other := unwaited.get(thread)) is not None:  # of a tensor made of two, of which one is waited for
                     recorder._forget(id(other), other)
-                if is_on_gpu() and unbox_work(work) is None:  # NCCL needs no wait where all is on one stream
+                if is_on_gpu() and unbox_work(boxed) is None:  # NCCL needs no wait where all is on one stream
                     unwaited.pop(thread, None)
                     recorder.queued(call)
                 else:
                     unwaited[thread] = call  # the next thing that this thread does is to wait
-            elif (work := unbox_work(work)) is None:  # a message of several that NCCL begins together
+            elif (work := unbox_work(boxed)) is None:  # a message of several that NCCL begins together
                 recorder.queued(call)
             else:
-                if tape is not None:
+                if call.moment is not None and (tape := recorder.tape) is not None:
                     tape.issued(call, work)
                 call.work = work  # from now on another thread may see that it is over and forget it
                 by_work[id(work)] = call
             if len(live) >= recorder.prune_at:
                 recorder.prune()
-            return out
 
-        return short_way(recorder, kernel, run) if is_repeated else run
+        return follow
+
+
+def _check_group(recorder: Recorder, group: Group) -> None:
+    """Raise if the group, or this process, may not begin an operation now."""
+    if (pause := recorder.pause) is not None:
+        pause()
+    if (refuse := recorder.refusal) is not None:
+        raise refuse(group)
+    if group.retired:
+        raise RuntimeError(group.retired)
+
+
+def _peer(kernel: Kernel, group: Group, rest: tuple[Any, ...]) -> int | None:
+    """The other rank of a message, by its rank in the group; None: any. `rest`: the arguments behind the group.
+
+    Raises:
+        ValueError: the group has no such rank. (gloo would read memory that is not its own.)
+    """
+    peer = kernel.root_of(rest)
+    if peer is not None and not 0 <= peer < len(group.ranks):
+        where = "" if group.title == "default" else f" of group {group.title}"
+        raise ValueError(f"there is no rank {peer}{where}: the ranks{where} are 0 to {len(group.ranks) - 1}")
+    return peer
+
+
+def _check_device(kernel: Kernel, group: ProcessGroup, arguments: tuple[Any, ...]) -> None:
+    """Raise if gloo would end the process, since the tensors are on a GPU."""
+    if gpu.is_in_use() and (at_tensors := kernel.at_tensors) is not None:
+        gloo_on_gpu.refuse(kernel.spec.name, group, flat(arguments[at_tensors]))
+
+
+def _note_failure(recorder: Recorder, call: Call | None, error: BaseException) -> None:
+    """Note that an operation has raised. `call` is None if it was interrupted before it was noted."""
+    if call is not None:
+        recorder.live.pop(id(call), None)
+        recorder.note_failure(call, error)
+        _record_end(recorder, call, failed=True)
+
+
+def _record_end(recorder: Recorder, call: Call, *, failed: bool) -> None:
+    """Record that the caller of a call goes on. Does nothing for a call that is not recorded."""
+    if call.moment is not None and (tape := recorder.tape) is not None:
+        tape.ended(call, failed, call.since_ns)
