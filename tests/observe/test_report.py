@@ -48,6 +48,10 @@ def test_the_text_says_what_the_steps_took_and_why():
             "waiting       33.3    50.0  50.0  50.0",
             "optimizer      2.0     2.0   2.0   2.0",
             "rest           0.5     0.5   0.5   0.5",
+            "",
+            "time of the cell       times     s  share",
+            "steps in the mean         16  1.35   80 %",
+            "steps not in the mean      4  0.34   20 %",
         ]
     )
 

@@ -131,19 +131,80 @@ def test_evaluation_and_checkpoints_belong_to_no_step():
     outside = report(run).outside
     assert outside is not None and outside.cell_ns == sum(step.duration_ns for step in found) + 2 * 157 * MS
     assert {name: (times, round(ns / MS)) for name, times, ns in outside.rows} == {
-        "evaluation": (2, 200),
+        "evaluation": (2, 202),
         "checkpoints": (2, 100),
-        "other time between steps": (0, 7),
-        "after the last step": (0, 7),
+        "other time between steps": (0, 6),
+        "after the last step": (0, 6),
     }
+
+
+def of_few_starts() -> Synthetic:
+    """Four epochs of 32 steps of 10 ms; workers start in the first step of each for 300 ms, the last one ends later."""
+    run, now = Synthetic(1), 0
+    for _ in range(4):
+        for batch in range(32):
+            for kind, name, lasts in (
+                ("input" if batch else "workers", "DataLoader 2", 1 if batch else 301),
+                ("forward", "Net", 3),
+                ("backward", "", 5),
+                ("optimizer", "SGD", 1),
+            ):
+                samples = 8 if kind in ("input", "workers") else -1
+                run.span(0, kind, name, BEGIN_NS + now * MS, BEGIN_NS + (now + lasts) * MS, samples=samples)
+                now += lasts
+        run.span(0, "workers", "DataLoader 2", BEGIN_NS + now * MS, BEGIN_NS + (now + 20) * MS)
+        now += 20
+    run.span(0, "cell", "In [6]", BEGIN_NS, BEGIN_NS + now * MS)
+    run.add("loader", rank=0, time_ns=BEGIN_NS, name="DataLoader 2", cell=1, workers=2, batches=32, prefetch=2)
+    return run
+
+
+def test_the_rows_of_a_cell_add_up_to_its_time_and_few_starts_of_workers_are_found():
+    run = of_few_starts()
+    found = report(run)
+    assert found.run is not None and found.overall is not None and found.outside is not None
+    assert found.run.step_ns == 10 * MS and not found.overall.workers_ns, "the longest steps are not in the mean"
+    assert found.outside.cell_ns == sum(found.outside.whole_ns) == 2560 * MS
+    assert {(name, times, round(ns / MS)) for name, times, ns in found.outside.steps} == {
+        ("steps in the mean", 112, 1120),
+        ("steps not in the mean", 16, 1420),
+        ("  start and end of workers", 4, 1264),
+    }
+    assert list(found.outside.rows) == [("start and end of workers", 1, 20.0 * MS)]
+    assert found.verdict == (
+        "50 % of the time of all steps is the start and the end of the data loader's workers, in 4 of 128 steps"
+    )
+    assert found.suggestions[0] == (
+        "persistent_workers=True in DataLoader(num_workers=2): its workers start again and end, in each of 4 epochs of "
+        "32 batches, which takes 1,284 ms of the cell's 2,560 ms"
+    )
+    assert str(found).endswith(
+        """
+time of the cell            times     s  share
+steps in the mean             112  1.12   44 %
+steps not in the mean          16  1.42   55 %
+  start and end of workers      4  1.26   49 %
+start and end of workers        1  0.02  0.8 %"""
+    )
+
+
+def test_one_epoch_is_not_told_to_keep_its_workers():
+    """They would start once anyway."""
+    run, more = Synthetic(1), of_few_starts()
+    end = BEGIN_NS + 640 * MS
+    for row in more._rows["span"]:
+        if row["end_ns"] <= end:
+            run._rows["span"].append(row)
+    run._rows["loader"], run._texts = more._rows["loader"], more._texts
+    assert not any("persistent_workers" in text for text in report(run).suggestions)
 
 
 def test_a_script_has_its_last_evaluation_and_checkpoint_too():
     outside = report(paused(cell="")).outside
     assert outside is not None
     rows = {name: (times, round(ns / MS)) for name, times, ns in outside.rows}
-    assert rows["evaluation"] == (2, 200) and rows["checkpoints"] == (2, 100)
-    assert rows["after the last step"] == (0, 3), "up to the end of the checkpoint"
+    assert rows["evaluation"] == (2, 202) and rows["checkpoints"] == (2, 100)
+    assert rows["after the last step"] == (0, 2), "up to the end of the checkpoint"
 
 
 def test_evaluation_of_a_model_that_does_not_train_is_a_part_of_the_step():

@@ -12,7 +12,7 @@ import numpy as np
 
 from ddp_notebook.observe.report.bubbles import Bubble
 from ddp_notebook.observe.report.cores import Taken
-from ddp_notebook.observe.report.loading import Loader, loading
+from ddp_notebook.observe.report.loading import Loader, Started, loading
 from ddp_notebook.observe.report.memory import FAULT_NS
 from ddp_notebook.observe.report.network import Network
 from ddp_notebook.observe.steps.steps import StepTable
@@ -82,6 +82,7 @@ def verdict(
     page_faults: float = 0.0,
     taken: Taken | None = None,
     *,
+    started: Started,
     world_size: int,
 ) -> str:
     """Return a sentence about the largest loss of time. If other processes use the cores, the sentence is about them,
@@ -96,6 +97,7 @@ def verdict(
         bubble: of the pipeline that the ranks are stages of: then no rank is waited for.
         page_faults: of a step, mean of the ranks.
         taken: how long ranks waited for a core; None: not known.
+        started: starts and ends of loaders' workers in all steps of the cell.
         world_size: number of ranks of the session.
     """
     if taken is not None and taken.is_large and taken.by_others:
@@ -111,13 +113,15 @@ def verdict(
         (exposed_ns, _LARGE, communication),
         (parts.answers_ns, _LARGE, "waits for answers of remote calls"),
         (parts.input_ns - parts.workers_ns, _LARGE, "waits for the data loader"),
-        (parts.workers_ns, _LARGE, "is the start and the end of the data loader's workers"),
         (parts.optimizer_ns, _LARGE_REST, "is the optimizer"),
         (parts.rest_ns, _LARGE_REST, "belongs to no phase: Python code between the phases"),
         (page_faults * FAULT_NS, _LARGE, "is page faults: the ranks get memory from the system again in each step"),
     ):
         if (share := parts.share(ns)) >= least:
             losses.append((share, f"{percent(share)} of the step {text}"))
+    if started.share >= _LARGE:  # they may be too few for the mean of the steps
+        text = f"is the start and the end of the data loader's workers, in {started.count} of {started.steps:,} steps"
+        losses.append((started.share, f"{percent(started.share)} of the time of all steps {text}"))
     if taken is not None and taken.is_large:
         losses.append((taken.share, taken.words(parts.step_ns, len(ranks))))
     if max(losses)[0]:
@@ -197,6 +201,7 @@ def suggestions(
     gradients: Gradients | None,
     *,
     steps: int,
+    started: Started,
     has_gpu: bool,
     is_sharded: bool = False,
     bubble: Bubble | None = None,
@@ -210,6 +215,7 @@ def suggestions(
         parts: of all ranks.
         ranks: of each.
         steps: that were looked at.
+        started: starts and ends of loaders' workers in all steps of the cell.
         is_sharded: see the function of this name.
         bubble: of the pipeline that the ranks are stages of.
         page_faults: of a step, mean of the ranks.
@@ -245,7 +251,15 @@ def suggestions(
                 f"they wait {ms(waiting_ns)} of each step, mean of the ranks",
             )
         )
-    found += loading(loader, parts.step_ns, input_ns, workers_ns, has_gpu=has_gpu, cores_are_taken=cores_are_taken)
+    found += loading(
+        loader,
+        parts.step_ns,
+        input_ns,
+        workers_ns,
+        started=started,
+        has_gpu=has_gpu,
+        cores_are_taken=cores_are_taken,
+    )
     if parts.share(faults_ns := page_faults * FAULT_NS) >= _NOTABLE:
         found.append(
             (

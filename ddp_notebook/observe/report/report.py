@@ -28,10 +28,10 @@ import numpy as np
 from ddp_notebook.observe.report.advice import Parts, gradients_of, is_sharded, suggestions, verdict
 from ddp_notebook.observe.report.bubbles import bubbles
 from ddp_notebook.observe.report.cores import Taken, shared, taken
-from ddp_notebook.observe.report.loading import loader_of
+from ddp_notebook.observe.report.loading import loader_of, started_in
 from ddp_notebook.observe.report.memory import page_faults
 from ddp_notebook.observe.report.network import network
-from ddp_notebook.observe.report.outside import Outside, outside
+from ddp_notebook.observe.report.outside import Outside, Row, outside
 from ddp_notebook.observe.report.remote import served
 from ddp_notebook.observe.report.sharing import blocks_of
 from ddp_notebook.observe.steps.apart import apart
@@ -46,7 +46,7 @@ from ddp_notebook.records.units import ms, percent
 from ddp_notebook.records.words import train_apart
 
 FEWEST_STEPS = 3  # a report on fewer steps lists only their durations
-_TOLD_OUTSIDE = 0.005  # share of a cell from which time outside of steps has a row
+_TOLD = 0.005  # share of a cell from which its part has a row, if it has no count
 _MOST_RANKS = 8  # a report on few steps lists each rank; with more ranks it shows the range
 _COLUMNS = ("input", "compute", "exposed", "waiting", "optimizer", "rest")
 _PASSES = ("forward", "backward", "input gradient", "weight gradient")
@@ -96,7 +96,7 @@ class Report:
     overall: Parts | None
     ranks: tuple[Parts, ...]
     phases: tuple[Phase, ...]
-    outside: Outside | None  # time of the cell that belongs to no step; None: not known
+    outside: Outside | None  # time of the cell in its steps and outside of them; None: not known
     taken: Taken | None  # time in which ranks waited for a core; None: not counted
     times: tuple[str, ...]  # lines with the durations of the steps, if there are too few for phases
     synchronises: bool  # the ranks synchronise gradients in buckets of DDP
@@ -138,8 +138,8 @@ class Report:
         if self.suggestions:
             lines += ["Try:", *(f"- {text}" for text in self.suggestions)]
         lines += ["", *_table_of_phases(self.phases)]
-        if self.outside is not None and len(table := _table_outside(self.outside)) > 1:
-            lines += ["", *table]
+        if self.outside is not None:
+            lines += ["", *_table_of_cell(self.outside)]
         return "\n".join(lines)
 
     def _head(self, run: TrainingRun, overall: Parts) -> str:
@@ -195,6 +195,8 @@ def report(recording: Bounded, cell: int | None = None) -> Report:
     faults = page_faults(own, found, overall.step_ns)
     cores = taken(own, found)
     gradients = gradients_of(own, found)
+    of_cell = outside(own, every, np.unique(kept.number))
+    started = started_in(every, None if of_cell is None else of_cell.cell_ns)
     return Report(
         cell=cell,
         run=run,
@@ -204,7 +206,7 @@ def report(recording: Bounded, cell: int | None = None) -> Report:
         overall=overall,
         ranks=ranks,
         phases=_phases(found, ranks),
-        outside=outside(own, every),
+        outside=of_cell,
         taken=cores,
         times=(),
         synchronises=gradients is not None,
@@ -231,6 +233,7 @@ def report(recording: Bounded, cell: int | None = None) -> Report:
             bubble,
             faults,
             cores,
+            started=started,
             world_size=recording.world_size,
         ),
         suggestions=suggestions(
@@ -239,6 +242,7 @@ def report(recording: Bounded, cell: int | None = None) -> Report:
             slow,
             gradients,
             steps=count,
+            started=started,
             has_gpu=bool((own.rows("resource")["gpu_allocated_bytes"] >= 0).any()),
             is_sharded=is_sharded(own, found),
             bubble=bubble,
@@ -448,11 +452,20 @@ def _table_of_phases(phases: Sequence[Phase]) -> list[str]:
     return _in_columns(table)
 
 
-def _table_outside(found: Outside) -> list[str]:
-    table = [["outside of steps", "times", "s", "of the cell"]]
-    for name, count, ns in found.rows:
-        if not count and ns < _TOLD_OUTSIDE * found.cell_ns:
-            continue
+def _table_of_cell(found: Outside) -> list[str]:
+    """The parts of the time of a cell; short ones that are not counted share the last row."""
+    rows: list[Row] = list(found.steps)
+    others = 0.0
+    for row in found.rows:
+        _, count, ns = row
+        if count or ns >= _TOLD * found.cell_ns:
+            rows.append(row)
+        else:
+            others += ns
+    if others >= _TOLD * found.cell_ns:
+        rows.append(("other", 0, others))
+    table = [["time of the cell", "times", "s", "share"]]
+    for name, count, ns in rows:
         share = percent(ns / found.cell_ns) if found.cell_ns else ""
         table.append([name, f"{count:,}" if count else "", f"{ns / 1e9:.2f}", share])
     return _in_columns(table)
