@@ -11,7 +11,10 @@ from ddp_notebook.observe.steps.steps import StepTable
 from ddp_notebook.observe.tables.matching import Numbers, RowSource, Times
 from ddp_notebook.records.schema import SPANS, Rows
 
-_CELL, _EVALUATION, _CHECKPOINT, _WORKERS = map(SPANS.index, ("cell", "evaluation", "checkpoint", "workers"))
+_CELL, _FORWARD, _EVALUATION, _CHECKPOINT, _WORKERS = map(
+    SPANS.index, ("cell", "forward", "evaluation", "checkpoint", "workers")
+)
+_BACKWARDS = [SPANS.index(kind) for kind in ("backward", "input gradient", "weight gradient")]
 _LOADS = [SPANS.index(kind) for kind in ("input", "workers")]
 _OF_WORKERS = "start and end of workers"
 Row = tuple[str, int, float]
@@ -52,25 +55,35 @@ def outside(recording: RowSource, found: StepTable, in_mean: Numbers) -> Outside
         of_ranks.append(_of_rank(own, steps))
     if not of_ranks:
         return None
+    saves = spans[spans["kind"] == _CHECKPOINT]
     rows = []
     for name in of_ranks[0]:
         some = [one[name] for one in of_ranks]
         rows.append((name, max(count for count, _ in some), sum(ns for _, ns in some) / len(some)))
     (_, _, cell_ns), *rows = rows
     return Outside(
-        cell_ns=cell_ns, rows=tuple(row for row in rows if row[2] > 0), steps=_of_steps(found, in_mean, len(of_ranks))
+        cell_ns=cell_ns, rows=tuple(row for row in rows if row[2] > 0), steps=_of_steps(found, in_mean, saves)
     )
 
 
-def _of_steps(found: StepTable, in_mean: Numbers, ranks: int) -> tuple[Row, ...]:
-    """Return the rows of the steps that are in the mean of the run, and of the others."""
-    is_in_mean, rows = np.isin(found.number, in_mean), []
+def _of_steps(found: StepTable, in_mean: Numbers, saves: Rows) -> tuple[Row, ...]:
+    """Return the rows of the steps that are in the mean of the run, and of the others, each with its parts."""
+    is_in_mean, rows = np.isin(found.number, in_mean), list[Row]()
+    saves_ns, counts = np.zeros(len(found), np.int64), np.zeros(len(found), np.int64)
+    for rank in found.ranks if len(saves) else ():
+        steps, own = np.flatnonzero(found.rank == rank), saves[saves["rank"] == rank]
+        at = _gap(found.start_ns[steps], found.end_ns[steps], own["start_ns"])
+        np.add.at(saves_ns, steps[at[at >= 0]], (own["end_ns"] - own["start_ns"])[at >= 0])
+        np.add.at(counts, steps[at[at >= 0]], 1)
+    workers_ns = found.parts["workers"]
     for name, chosen in (("steps in the mean", is_in_mean), ("steps not in the mean", ~is_in_mean)):
-        durations, workers = found.duration_ns[chosen], found.parts["workers"][chosen]
-        for row, is_part in ((name, np.ones(len(durations), bool)), (f"  {_OF_WORKERS}", workers > 0)):
-            if is_part.any():
-                ns = int((durations if row == name else workers).sum()) / ranks
-                rows.append((row, int(np.bincount(found.rank[chosen][is_part]).max()), ns))
+        for row, times, ns in (
+            (name, np.ones(len(found), np.int64), found.duration_ns),
+            (f"  {_OF_WORKERS}", workers_ns > 0, workers_ns),
+            ("  checkpoints", counts, saves_ns),
+        ):
+            if (count := int(np.bincount(found.rank[chosen], times[chosen]).max(initial=0))) > 0:
+                rows.append((row, count, int(ns[chosen].sum()) / len(found.ranks)))
     return tuple(rows)
 
 
@@ -116,8 +129,13 @@ def _evaluations(spans: Rows, saves: Rows, begins: Times, ends: Times) -> list[t
     It begins with the first load of the loader that gives the data of its first forward, and includes the end of the
     loader's workers.
     """
-    passes, loads = spans[spans["kind"] == _EVALUATION], spans[np.isin(spans["kind"], _LOADS)]
-    gap_of_pass, found = _gap(begins, ends, passes["start_ns"]), []
+    loads, found = spans[np.isin(spans["kind"], _LOADS)], []
+    is_pass = (spans["kind"] == _EVALUATION) | ((spans["kind"] == _FORWARD) & ~spans["is_training"])
+    passes, backwards = spans[is_pass], spans["start_ns"][np.isin(spans["kind"], _BACKWARDS)]
+    gap_of_pass = _gap(begins, ends, passes["start_ns"])
+    # A step that the program has not ended: its forwards are in the last gap, and have a backward.
+    trains = (passes["kind"] == _FORWARD) & (passes["start_ns"] < backwards.max(initial=-1))
+    gap_of_pass[trains & (gap_of_pass == len(begins) - 1)] = -1
     for gap in np.unique(gap_of_pass[gap_of_pass >= 0]).tolist():
         own = passes[gap_of_pass == gap]
         first, last = int(own["start_ns"].min()), int(own["end_ns"].max())
