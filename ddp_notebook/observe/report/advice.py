@@ -138,7 +138,7 @@ def _waiting(
     The mean is over the ranks that wait: if one of two ranks always waits, a mean over both would hide half of it.
     """
     if slow is not None:
-        lost = _mean_waiting([one for one in ranks if one.rank != slow.rank])
+        lost = parts.share(slow.lost_ns)
         return lost, f"{percent(lost)} of the step waits for {rank_on(slow.rank, hosts)}, {_because(slow)}"
     most = max(ranks, key=_waits)
     lost = _waits(most)
@@ -239,8 +239,7 @@ def suggestions(
             )
         )
     if slow is not None:
-        lost_ns = parts.step_ns * _mean_waiting([one for one in ranks if one.rank != slow.rank])
-        found.append((lost_ns, _balance(slow, lost_ns)))
+        found.append((slow.lost_ns, _balance(slow)))
     elif bubble is not None:
         found += [(bubble.loss(parts.step_ns)[0] * parts.step_ns, text) for text in bubble.suggestions()]
     elif _waits(parts) >= _LARGE and len(ranks) > 1 and steps >= fewest_steps(len(ranks)):
@@ -275,8 +274,8 @@ def suggestions(
     return tuple(text for _, text in found[:_MOST])
 
 
-def _balance(slow: Straggler, lost_ns: float) -> str:
-    lost = f"it costs the others {ms(lost_ns)} of each step"
+def _balance(slow: Straggler) -> str:
+    lost = f"it costs the others {ms(slow.lost_ns)} of each step (mean)"
     if slow.phase == "input":
         return f"look at what rank {slow.rank} loads, and from where: {lost}"
     where = "what it does between forward, backward and optimizer" if slow.phase == "between" else f"its {slow.phase}"

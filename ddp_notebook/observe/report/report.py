@@ -10,7 +10,8 @@ all      84.5    1 %     50 %      1 %     44 %        2 %  0.6 %      1515
 
 59 % of the step waits for rank 2, whose forward takes 6.0 times the others'.
 Try:
-- give rank 2 less work, or look for what slows its forward: it costs the others 50 ms of each step
+- give rank 2 less work, or look for what slows its forward: it costs the others 50 ms of each step \
+(mean)
 
 ms of a step  mean  median  90 %   max
 step          84.5    84.5  84.6  85.0
@@ -148,7 +149,7 @@ class Report:
             return f"{run.label}: {count}"
         text = f"{run.label}: {count}, {run.per_step} ({run.definition})"
         if overall.samples_per_s is not None:
-            text += f", {overall.samples_per_s:,.0f} samples/s"
+            text += f", {_rate(overall.samples_per_s, self.ranks)} samples/s"
         return text
 
     def _counted(self, run: TrainingRun) -> str:
@@ -386,7 +387,7 @@ def _compared(recording: RowSource, cell: int, efficiency: float | None, world_s
     if efficiency is None:
         return ()
     took = f"{ms(alone['step_ns'])} a step" if alone.get("step_ns") else ""
-    samples = f"{alone['samples_per_s']:,.0f} samples/s" if alone.get("samples_per_s") else ""
+    samples = f"{_rate(alone['samples_per_s'])} samples/s" if alone.get("samples_per_s") else ""
     figures = ", ".join(filter(None, [took, samples]))
     return (f"That is {percent(efficiency)} of {world_size} times one rank alone: {figures}",)
 
@@ -435,11 +436,18 @@ def _what_is_missing(recording: RowSource, cell: int | None) -> str:
     return f"No optimizer step was recorded{where}, only {' and '.join(seen) or 'the cell itself'}. {how}"
 
 
+def _rate(per_s: float, ranks: Sequence[Parts] = (), *, separator: str = ",") -> str:
+    """Format samples per second with enough decimals that those of the ranks add up to their sum as they are shown."""
+    least = min((one.samples_per_s for one in ranks if one.samples_per_s), default=per_s)
+    decimals = 0 if least >= 100 else 1 if least >= 10 else 2 if least >= 1 else 3
+    return format(per_s, f"{separator}.{decimals}f")
+
+
 def _table(rows: Sequence[Parts]) -> list[str]:
     table = [["rank", "step ms", *_COLUMNS, "samples/s"]]
     for parts in rows:
         shares = [percent(parts.share(getattr(parts, f"{name}_ns"))) for name in _COLUMNS]
-        samples = "" if parts.samples_per_s is None else f"{parts.samples_per_s:.0f}"
+        samples = "" if parts.samples_per_s is None else _rate(parts.samples_per_s, rows, separator="")
         table.append(["all" if parts.rank is None else str(parts.rank), f"{parts.step_ns / 1e6:.1f}", *shares, samples])
     return _in_columns(table)
 
