@@ -320,7 +320,7 @@ class Straggler:
 
     rank: int
     share: float  # of the steps looked at in which it was the last, 0 to 1
-    lost_ns: int  # median time per step that the others waited for it
+    lost_ns: int  # time per step that the others waited for it: mean over them, and over the steps in the run's mean
     phase: str  # where it loses the time: "input", "forward", "backward", "optimizer" or "between"
     own_ns: int  # its time in that phase, median
     theirs_ns: int  # the others' time in it, median

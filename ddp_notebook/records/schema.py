@@ -42,7 +42,7 @@ SPANS = (
     *("input gradient", "weight gradient"),  # the two halves of a backward, of schedules without bubbles
     *("pipeline", "block"),  # one `step` of a pipeline's schedule; code in `torch.profiler.record_function`
     "workers",  # a DataLoader with workers: their start, up to the first batch of an epoch, and their end
-    "evaluation",  # a forward without gradients of a model in eval mode
+    "evaluation",  # a forward without gradients
     "checkpoint",  # `torch.save` or `torch.distributed.checkpoint.save`
     "future",  # the thread waits for a `torch.futures.Future`
 )
@@ -141,6 +141,7 @@ SPAN = np.dtype(
         ("pipeline", "<u4"),  # the `span` of the pipeline's step that it is an action of, or that it is; 0: none
         ("stage", "<i2"),  # of an action; of a pipeline's step: how many stages the pipeline has
         ("microbatch", "<i4"),  # the same of microbatches
+        ("is_training", "?"),  # of a forward: the model was in training mode
     ]
 )
 
@@ -272,7 +273,7 @@ TABLES: dict[str, np.dtype[np.void]] = {
 LATER = ("loader", "rpc", "reference", "context")  # tables that files of before they were there do not have
 EARLIER = {  # of files from before the last columns
     "call": (np.dtype(CALL.descr[:-1]),),
-    "span": (np.dtype(SPAN.descr[:-3]),),
+    "span": (np.dtype(SPAN.descr[:-1]), np.dtype(SPAN.descr[:-4])),
     "metric": (np.dtype(METRIC.descr[:-1]), np.dtype(METRIC.descr[:-2])),
     "resource": tuple(np.dtype(RESOURCE.descr[:-left_out]) for left_out in (4, 5, 6)),
 }

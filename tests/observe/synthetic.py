@@ -88,7 +88,7 @@ class Synthetic:
 
     def span(self, rank: int, kind: str, name: str, start_ns: int, end_ns: int, **more: Any) -> int:
         number = self._counts["span", rank] = self._counts["span", rank] + 1
-        row = {"cell": 1, "step": 0, "samples": -1, "thread": 0} | more
+        row = {"cell": 1, "step": 0, "samples": -1, "thread": 0, "is_training": kind == "forward"} | more
         self.add(
             "span",
             span=number,

@@ -15,6 +15,7 @@ from ddp_notebook.observe.figures import figures
 from ddp_notebook.observe.recording import Recording
 from ddp_notebook.observe.report import remote
 from ddp_notebook.observe.report.report import report
+from ddp_notebook.observe.steps.waits import straggler
 from ddp_notebook.records.codec import Batch
 from ddp_notebook.records.units import ms, percent
 from ddp_notebook.widgets import simulate as simulated
@@ -37,7 +38,8 @@ def test_the_text_says_what_the_steps_took_and_why():
             "",
             "59 % of the step waits for rank 2, whose forward takes 6.0 times the others'.",
             "Try:",
-            "- give rank 2 less work, or look for what slows its forward: it costs the others 50 ms of each step",
+            "- give rank 2 less work, or look for what slows its forward: it costs the others 50 ms of each step "
+            "(mean)",
             "",
             "ms of a step  mean  median  90 %   max",
             "step          84.5    84.5  84.5  84.5",
@@ -48,6 +50,10 @@ def test_the_text_says_what_the_steps_took_and_why():
             "waiting       33.3    50.0  50.0  50.0",
             "optimizer      2.0     2.0   2.0   2.0",
             "rest           0.5     0.5   0.5   0.5",
+            "",
+            "time of the cell       times     s  share",
+            "steps in the mean         16  1.35   80 %",
+            "steps not in the mean      4  0.34   20 %",
         ]
     )
 
@@ -159,7 +165,7 @@ def test_the_repr_is_one_line():
         (
             {"slow": 0, "phase": "input", "extra_ms": 50, "world_size": 2},
             "59 % of the step waits for rank 0, whose input takes 51 ms, the others' 1 ms",
-            ["look at what rank 0 loads, and from where: it costs the others 50 ms of each step"],
+            ["look at what rank 0 loads, and from where: it costs the others 50 ms of each step (mean)"],
         ),
         (
             {"slow": 1, "phase": "between", "extra_ms": 50},
@@ -261,8 +267,31 @@ def test_what_a_slow_rank_costs_is_a_part_of_the_step():
     found = report(one_cell({"steps": 12}, {"slow": 0, "extra_ms": 400, "steps": 24}))
 
     assert found.straggler is not None and found.overall is not None
-    assert found.straggler.lost_ns > found.overall.step_ns
-    assert found.suggestions[0].endswith(f": it costs the others {ms(found.ranks[1].waiting_ns)} of each step")
+    assert found.straggler.lost_ns == round(found.ranks[1].waiting_ns) < found.overall.step_ns
+    assert found.suggestions[0].endswith(f": it costs the others {ms(found.ranks[1].waiting_ns)} of each step (mean)")
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_all_sentences_on_a_slow_rank_have_the_same_number(seed):
+    run = simulate(slow=2, phase="forward", extra_ms=50, noise_ms=8, seed=seed)
+    found, alone = report(run), straggler(run)
+
+    assert alone is not None and found.overall is not None and found.straggler == alone
+    waited = float(np.mean([parts.waiting_ns for parts in found.ranks if parts.rank != 2]))
+    assert alone.lost_ns == round(waited)
+    assert f"the others waited {ms(waited)} of each step for it (mean)" in alone.evidence
+    assert found.suggestions[0].endswith(f": it costs the others {ms(waited)} of each step (mean)")
+    assert found.verdict.startswith(f"{percent(waited / found.overall.step_ns)} of the step waits for rank 2")
+
+
+def test_samples_per_second_of_the_ranks_add_up_as_they_are_written():
+    """13.8 and not 3, 3, 4, 3 under 14."""
+    for samples, step_ms in ((3, 1000), (4, 1150), (100, 100), (1, 9000)):
+        lines = str(report(simulate(samples=samples, forward_ms=step_ms / 2, backward_ms=step_ms / 2))).splitlines()
+        first = next(at for at, line in enumerate(lines) if line.startswith("rank  step ms"))
+        total, *ranks = (line.split()[-1] for line in lines[first + 1 : first + 6])
+        assert float(total) == pytest.approx(sum(map(float, ranks)), rel=0.01)
+        assert f" {float(total):,.{len(total.partition('.')[2])}f} samples/s" in lines[0]
 
 
 def test_one_rank_that_steps_may_wait_for_others_that_do_not():

@@ -131,19 +131,162 @@ def test_evaluation_and_checkpoints_belong_to_no_step():
     outside = report(run).outside
     assert outside is not None and outside.cell_ns == sum(step.duration_ns for step in found) + 2 * 157 * MS
     assert {name: (times, round(ns / MS)) for name, times, ns in outside.rows} == {
-        "evaluation": (2, 200),
+        "evaluation": (2, 202),
         "checkpoints": (2, 100),
-        "other time between steps": (0, 7),
-        "after the last step": (0, 7),
+        "other time between steps": (0, 6),
+        "after the last step": (0, 6),
     }
+
+
+def of_few_starts() -> Synthetic:
+    """Four epochs of 32 steps of 10 ms; workers start in the first step of each for 300 ms, the last one ends later."""
+    run, now = Synthetic(1), 0
+    for _ in range(4):
+        for batch in range(32):
+            for kind, name, lasts in (
+                ("input" if batch else "workers", "DataLoader 2", 1 if batch else 301),
+                ("forward", "Net", 3),
+                ("backward", "", 5),
+                ("optimizer", "SGD", 1),
+            ):
+                samples = 8 if kind in ("input", "workers") else -1
+                run.span(0, kind, name, BEGIN_NS + now * MS, BEGIN_NS + (now + lasts) * MS, samples=samples)
+                now += lasts
+        run.span(0, "workers", "DataLoader 2", BEGIN_NS + now * MS, BEGIN_NS + (now + 20) * MS)
+        now += 20
+    run.span(0, "cell", "In [6]", BEGIN_NS, BEGIN_NS + now * MS)
+    run.add("loader", rank=0, time_ns=BEGIN_NS, name="DataLoader 2", cell=1, workers=2, batches=32, prefetch=2)
+    return run
+
+
+def test_the_rows_of_a_cell_add_up_to_its_time_and_few_starts_of_workers_are_found():
+    run = of_few_starts()
+    found = report(run)
+    assert found.run is not None and found.overall is not None and found.outside is not None
+    assert found.run.step_ns == 10 * MS and not found.overall.workers_ns, "the longest steps are not in the mean"
+    assert found.outside.cell_ns == sum(found.outside.whole_ns) == 2560 * MS
+    assert {(name, times, round(ns / MS)) for name, times, ns in found.outside.steps} == {
+        ("steps in the mean", 112, 1120),
+        ("steps not in the mean", 16, 1420),
+        ("  start and end of workers", 4, 1264),
+    }
+    assert list(found.outside.rows) == [("start and end of workers", 1, 20.0 * MS)]
+    assert found.verdict == (
+        "50 % of the time of all steps is the start and the end of the data loader's workers, in 4 of 128 steps"
+    )
+    assert found.suggestions[0] == (
+        "persistent_workers=True in DataLoader(num_workers=2): its workers start again and end, in each of 4 epochs of "
+        "32 batches, which takes 1,284 ms of the cell's 2,560 ms"
+    )
+    assert str(found).endswith(
+        """
+time of the cell            times     s  share
+steps in the mean             112  1.12   44 %
+steps not in the mean          16  1.42   55 %
+  start and end of workers      4  1.26   49 %
+start and end of workers        1  0.02  0.8 %"""
+    )
+
+
+def test_one_epoch_is_not_told_to_keep_its_workers():
+    """They would start once anyway."""
+    run, more = Synthetic(1), of_few_starts()
+    end = BEGIN_NS + 640 * MS
+    for row in more._rows["span"]:
+        if row["end_ns"] <= end:
+            run._rows["span"].append(row)
+    run._rows["loader"], run._texts = more._rows["loader"], more._texts
+    assert not any("persistent_workers" in text for text in report(run).suggestions)
 
 
 def test_a_script_has_its_last_evaluation_and_checkpoint_too():
     outside = report(paused(cell="")).outside
     assert outside is not None
     rows = {name: (times, round(ns / MS)) for name, times, ns in outside.rows}
-    assert rows["evaluation"] == (2, 200) and rows["checkpoints"] == (2, 100)
-    assert rows["after the last step"] == (0, 3), "up to the end of the checkpoint"
+    assert rows["evaluation"] == (2, 202) and rows["checkpoints"] == (2, 100)
+    assert rows["after the last step"] == (0, 2), "up to the end of the checkpoint"
+
+
+STEP = "load Train 1, train Net 4, back 8, step SGD 2"  # 15 ms
+EVALUATIONS = {
+    "no_grad without eval": "load Test 3, no_grad Net 7",
+    "no_grad and eval": "load Test 3, eval+no_grad Net 7",
+    "eval without no_grad": "load Test 3, eval Net 7",
+    "no_grad without eval, without a loader": "wait 3, no_grad Net 7",
+    "a model that does not train": "load Test 3, eval+no_grad Ema 7",
+    "no_grad over the loader of the training": "load Train 3, no_grad Net 7",
+}
+
+
+def run_of_words(words: str, repeats: int = 1) -> Synthetic:
+    """One rank whose cell has these spans one after the other: what it does, the name and the time in ms."""
+    run, now = Synthetic(1), BEGIN_NS
+    for one in (words.split(", ")) * repeats:
+        what, *name, lasts = one.split()
+        begin, now = now, now + int(lasts) * MS
+        kind = {
+            **{"load": "input", "train": "forward", "eval": "forward", "back": "backward", "step": "optimizer"},
+            **{"no_grad": "evaluation", "eval+no_grad": "evaluation", "save": "checkpoint"},
+        }.get(what, what)
+        if what != "wait":
+            run.span(0, kind, name[0] if name else "", begin, now, is_training=what in ("train", "no_grad"))
+    run.span(0, "cell", "In [6]", BEGIN_NS, now)
+    return run
+
+
+@pytest.mark.parametrize("evaluation", EVALUATIONS.values(), ids=EVALUATIONS)
+@pytest.mark.parametrize("where", ["between", "before", "middle"])
+def test_forwards_of_an_evaluation_are_in_no_step(evaluation, where):
+    pause, epoch = ", ".join([evaluation] * 3 + ["save Net 20"]), ", ".join([STEP] * 8)
+    words = {
+        "between": ", ".join([epoch, pause] * 3),  # the last one comes after the last step
+        "before": ", ".join([pause, epoch, pause, epoch]),
+        "middle": ", ".join([STEP, STEP, STEP, pause, epoch, pause, STEP]),
+    }[where]
+    run = run_of_words(words)
+    found, outside = steps(run), report(run).outside
+
+    lasted = [step.duration_ns // MS for step in found]
+    assert set(lasted) == {15} and {step.input_ns // MS for step in found} == {1}
+    assert outside is not None and sum(outside.whole_ns) == outside.cell_ns
+    rows = {name: (times, round(ns / MS)) for name, times, ns in outside.rows}
+    count, spent = words.count("save"), 27 if "wait" in evaluation else 30
+    assert rows["evaluation"] == (count, spent * count)
+    assert rows["checkpoints"] == (count, 20 * count)
+    recording = Recording(1)
+    for batch in run.batches():
+        recording.feed(batch)
+    shown = Feed(recording, is_live=False).kept("step")
+    assert shown["duration"].round(3).tolist() == pytest.approx(lasted), "the live monitor has the same steps"
+
+
+@pytest.mark.parametrize(
+    ("words", "lasts"),
+    [
+        ("load Train 1, no_grad Teacher 4, train Net 4, back 8, step SGD 2", 19),
+        ("load A 1, no_grad Teacher 4, load B 1, train Net 4, back 8, step SGD 2", 20),
+        ("load Train 1, no_grad G 3, train D 4, back 8, step D 2, train G 3, train D 4, back 8, step G 2", 35),
+        ("load Train 1, no_grad Net 4, train Net 4, back 8, step SGD 2", 19),  # pseudo-labels of the same batch
+        ("load Train 1, eval Net 4, back 8, step SGD 2", 15),  # with frozen statistics
+        ("load A 1, eval Net 4, load B 1, eval Net 4, back 8, step SGD 2", 20),
+        ("load A 1, load B 1, train Net 4, back 8, step SGD 2", 16),
+        ("load A 1, train Net 4, no_grad Net 3, back 8, save Net 5, step SGD 2", 23),
+    ],
+)
+def test_forwards_without_gradients_that_belong_to_the_step_are_in_it(words, lasts):
+    run = run_of_words(words, repeats=9)
+    outside = report(run).outside
+    assert {step.duration_ns // MS for step in steps(run)[1:]} == {lasts}
+    assert outside is not None and "evaluation" not in dict.fromkeys(name for name, *_ in outside.rows[:1])
+    assert sum(outside.whole_ns) == outside.cell_ns
+    saved = sum(times for name, times, _ in outside.steps if name == "  checkpoints")
+    assert saved == 9 * words.count("save"), "saves inside steps are counted"
+
+
+def test_an_evaluation_whose_forwards_are_not_recorded_is_in_no_step():
+    """As of `model.module`, which is in no DDP: only its batches are seen."""
+    run = run_of_words(", ".join([*[STEP] * 8, *["load Test 3, wait 7"] * 4]), repeats=3)
+    assert {step.duration_ns // MS for step in steps(run)} == {15}
 
 
 def test_evaluation_of_a_model_that_does_not_train_is_a_part_of_the_step():

@@ -19,18 +19,20 @@ class Slow(Dataset):
     def __getitem__(self, at):
         time.sleep(self.pause)
         return torch.randn(8)
-def train(loader, epochs, evaluates=False, saves=""):
+def evaluate(how, is_eval):
+    model.train(not is_eval)
+    with how():
+        for x in DataLoader(Slow(0.003), batch_size=16):
+            model(x)
+    model.train()
+def train(loader, epochs, evaluates=False, saves="", how=torch.no_grad, is_eval=True):
     for epoch in range(epochs):
         for x in loader:
             optimizer.zero_grad()
             model(x).square().mean().backward()
             optimizer.step()
         if evaluates:
-            model.eval()
-            with torch.no_grad():
-                for x in DataLoader(Slow(0.003), batch_size=16):
-                    model(x)
-            model.train()
+            evaluate(how, is_eval)
         if saves:
             torch.save(model.state_dict(), saves)
 model = DDP(torch.nn.Linear(8, 8))
@@ -74,6 +76,26 @@ def test_workers_that_start_in_each_epoch_are_named_and_no_more_workers_are_advi
     assert settings == {(2, False, 4)}
 
 
+def test_starts_of_workers_in_few_steps_are_found_and_the_parts_are_the_whole_cell(prepared):
+    """The mean leaves out the shortest and longest twentieth of the steps, among which are all starts of workers."""
+    prepared.run("other = DataLoader(Slow(0))\niter(other)", quiet=True)  # has the first name
+    begins_slowly = "worker_init_fn=lambda _: time.sleep(0.2)"
+    prepared.run(f"train(DataLoader(Slow(0), batch_size=1, num_workers=2, {begins_slowly}), 3)", quiet=True)
+    found = prepared.report()
+    assert found.overall is not None and found.outside is not None and found.all_steps == 192
+    assert not found.overall.workers_ns, "the mean has none of the steps with a start"
+    began = sum(ns for name, _, ns in found.outside.steps if name == "  start and end of workers")
+    assert began > 3 * 0.2e9
+    if found.taken is None or not found.taken.by_others:  # else the verdict is about the cores
+        assert " is the start and the end of the data loader's workers, in 3 of 192 steps" in found.verdict
+    advice = " ".join(found.suggestions)
+    assert (
+        "persistent_workers=True in DataLoader(num_workers=2): its workers start again and end, in each of 3 epochs of "
+        "64 batches, which takes "
+    ) in advice
+    assert sum(found.outside.whole_ns) == pytest.approx(found.outside.cell_ns, rel=1e-6)
+
+
 def test_evaluation_and_checkpoints_have_rows_and_no_part_in_steps(prepared, tmp_path):
     prepared.run(
         f"train(DataLoader(Slow(0), batch_size=8), 3, evaluates=True, saves='{tmp_path}/' + str(rank))", quiet=True
@@ -87,6 +109,22 @@ def test_evaluation_and_checkpoints_have_rows_and_no_part_in_steps(prepared, tmp
     assert sorted(step.duration_ns for step in steps)[-4] < 0.19e9, "no step has an evaluation in it"
     whole = sum(step.duration_ns for step in steps) + sum(ns for _, ns in rows.values())
     assert whole == pytest.approx(found.outside.cell_ns, rel=0.15)
+
+
+@pytest.mark.parametrize(
+    "how",
+    ["how=torch.no_grad, is_eval=False", "how=torch.inference_mode, is_eval=False", "how=torch.enable_grad"],
+)
+def test_forwards_of_an_evaluation_are_no_steps_in_any_mode(prepared, tmp_path, how):
+    saves = f"saves='{tmp_path}/' + str(rank)"
+    prepared.run(f"train(DataLoader(Slow(0), batch_size=8), 3, evaluates=True, {saves}, {how})", quiet=True)
+    found = prepared.report()
+    assert found.all_steps == 24 and found.outside is not None
+    rows = {name: (times, ns) for name, times, ns in found.outside.rows}
+    assert rows["evaluation"][0] == 3 and rows["evaluation"][1] > 3 * 0.19 * 1e9, "64 samples take 0.19 s"
+    assert rows["checkpoints"][0] == 3
+    assert max(step.duration_ns for step in prepared.recording.steps(found.cell)) < 0.19e9
+    assert sum(found.outside.whole_ns) == pytest.approx(found.outside.cell_ns, rel=1e-6)
 
 
 @pytest.mark.long

@@ -12,7 +12,7 @@ import numpy as np
 
 from ddp_notebook.observe.report.bubbles import Bubble
 from ddp_notebook.observe.report.cores import Taken
-from ddp_notebook.observe.report.loading import Loader, loading
+from ddp_notebook.observe.report.loading import Loader, Started, loading
 from ddp_notebook.observe.report.memory import FAULT_NS
 from ddp_notebook.observe.report.network import Network
 from ddp_notebook.observe.steps.steps import StepTable
@@ -82,6 +82,7 @@ def verdict(
     page_faults: float = 0.0,
     taken: Taken | None = None,
     *,
+    started: Started,
     world_size: int,
 ) -> str:
     """Return a sentence about the largest loss of time. If other processes use the cores, the sentence is about them,
@@ -96,6 +97,7 @@ def verdict(
         bubble: of the pipeline that the ranks are stages of: then no rank is waited for.
         page_faults: of a step, mean of the ranks.
         taken: how long ranks waited for a core; None: not known.
+        started: starts and ends of loaders' workers in all steps of the cell.
         world_size: number of ranks of the session.
     """
     if taken is not None and taken.is_large and taken.by_others:
@@ -111,13 +113,15 @@ def verdict(
         (exposed_ns, _LARGE, communication),
         (parts.answers_ns, _LARGE, "waits for answers of remote calls"),
         (parts.input_ns - parts.workers_ns, _LARGE, "waits for the data loader"),
-        (parts.workers_ns, _LARGE, "is the start and the end of the data loader's workers"),
         (parts.optimizer_ns, _LARGE_REST, "is the optimizer"),
         (parts.rest_ns, _LARGE_REST, "belongs to no phase: Python code between the phases"),
         (page_faults * FAULT_NS, _LARGE, "is page faults: the ranks get memory from the system again in each step"),
     ):
         if (share := parts.share(ns)) >= least:
             losses.append((share, f"{percent(share)} of the step {text}"))
+    if started.share >= _LARGE:  # they may be too few for the mean of the steps
+        text = f"is the start and the end of the data loader's workers, in {started.count} of {started.steps:,} steps"
+        losses.append((started.share, f"{percent(started.share)} of the time of all steps {text}"))
     if taken is not None and taken.is_large:
         losses.append((taken.share, taken.words(parts.step_ns, len(ranks))))
     if max(losses)[0]:
@@ -134,7 +138,7 @@ def _waiting(
     The mean is over the ranks that wait: if one of two ranks always waits, a mean over both would hide half of it.
     """
     if slow is not None:
-        lost = _mean_waiting([one for one in ranks if one.rank != slow.rank])
+        lost = parts.share(slow.lost_ns)
         return lost, f"{percent(lost)} of the step waits for {rank_on(slow.rank, hosts)}, {_because(slow)}"
     most = max(ranks, key=_waits)
     lost = _waits(most)
@@ -197,6 +201,7 @@ def suggestions(
     gradients: Gradients | None,
     *,
     steps: int,
+    started: Started,
     has_gpu: bool,
     is_sharded: bool = False,
     bubble: Bubble | None = None,
@@ -210,6 +215,7 @@ def suggestions(
         parts: of all ranks.
         ranks: of each.
         steps: that were looked at.
+        started: starts and ends of loaders' workers in all steps of the cell.
         is_sharded: see the function of this name.
         bubble: of the pipeline that the ranks are stages of.
         page_faults: of a step, mean of the ranks.
@@ -232,8 +238,16 @@ def suggestions(
                 "those of ranks without a core",
             )
         )
-    found += _for_waiting(parts, ranks, slow, bubble, steps)
-    found += loading(loader, parts.step_ns, input_ns, workers_ns, has_gpu=has_gpu, cores_are_taken=cores_are_taken)
+    found += _for_waiting(parts, len(ranks), slow, bubble, steps)
+    found += loading(
+        loader,
+        parts.step_ns,
+        input_ns,
+        workers_ns,
+        started=started,
+        has_gpu=has_gpu,
+        cores_are_taken=cores_are_taken,
+    )
     if parts.share(faults_ns := page_faults * FAULT_NS) >= _NOTABLE:
         found.append(
             (
@@ -250,23 +264,22 @@ def suggestions(
 
 
 def _for_waiting(
-    parts: Parts, ranks: Sequence[Parts], slow: Straggler | None, bubble: Bubble | None, steps: int
+    parts: Parts, world_size: int, slow: Straggler | None, bubble: Bubble | None, steps: int
 ) -> list[tuple[float, str]]:
     """The time of a step that ranks lose by waiting for each other, and what to try. Arguments as of `suggestions`."""
     if slow is not None:
-        lost_ns = parts.step_ns * _mean_waiting([one for one in ranks if one.rank != slow.rank])
-        return [(lost_ns, _balance(slow, lost_ns))]
+        return [(slow.lost_ns, _balance(slow))]
     if bubble is not None:
         return [(bubble.loss(parts.step_ns)[0] * parts.step_ns, text) for text in bubble.suggestions()]
-    if _waits(parts) >= _LARGE and len(ranks) > 1 and steps >= fewest_steps(len(ranks)):
+    if _waits(parts) >= _LARGE and world_size > 1 and steps >= fewest_steps(world_size):
         waiting_ns = parts.waiting_ns - parts.answers_ns
         text = "give all ranks batches of equal work, and each a core of its own: "
         return [(waiting_ns, f"{text}they wait {ms(waiting_ns)} of each step, mean of the ranks")]
     return []
 
 
-def _balance(slow: Straggler, lost_ns: float) -> str:
-    lost = f"it costs the others {ms(lost_ns)} of each step"
+def _balance(slow: Straggler) -> str:
+    lost = f"it costs the others {ms(slow.lost_ns)} of each step (mean)"
     if slow.phase == "input":
         return f"look at what rank {slow.rank} loads, and from where: {lost}"
     where = "what it does between forward, backward and optimizer" if slow.phase == "between" else f"its {slow.phase}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,10 +11,11 @@ import numpy.typing as npt
 from ddp_notebook.observe.steps.steps import StepTable
 from ddp_notebook.observe.tables.matching import RowSource
 from ddp_notebook.records.schema import SPANS, Rows
-from ddp_notebook.records.units import ms, percent
+from ddp_notebook.records.units import ms
 
 _NOTABLE = 0.1  # share of a step from which the report mentions it
 _LEAST_NS = 1e6  # a batch of a worker takes about as long where cores are busy
+_NUMBER = re.compile(r" \d+$")  # of one of several loaders of a class; the program has no such name
 _INPUT, _WORKERS = map(SPANS.index, ("input", "workers"))
 
 
@@ -21,11 +23,40 @@ _INPUT, _WORKERS = map(SPANS.index, ("input", "workers"))
 class Loader:
     """The loader that the steps wait for most."""
 
-    name: str
+    kind: str  # name of its class
     workers: int
     is_persistent: bool
     batches: int  # per epoch; -1: unknown
     epochs: int  # epochs in the cell, on the rank that has the most
+    started_ns: float  # total time of the start and the end of its workers in the cell, mean of the ranks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Started:
+    """Starts and ends of workers of loaders in all steps of a cell, mean of the ranks."""
+
+    count: int  # steps with one, on the rank that has the most
+    steps: int  # of the cell
+    workers_ns: float
+    steps_ns: float  # duration of all steps
+    cell_ns: float | None  # duration of the cell; None: not known
+
+    @property
+    def share(self) -> float:
+        """Share of the time of all steps."""
+        return self.workers_ns / self.steps_ns if self.steps_ns else 0.0
+
+
+def started_in(steps: StepTable, cell_ns: float | None) -> Started:
+    """Return the starts and ends of workers in these steps, at least one."""
+    workers, ranks = steps.parts["workers"], len(steps.ranks)
+    return Started(
+        count=int(np.bincount(steps.rank[workers > 0]).max(initial=0)),
+        steps=int(steps.number.max()) + 1,
+        workers_ns=int(workers.sum()) / ranks,
+        steps_ns=int(steps.duration_ns.sum()) / ranks,
+        cell_ns=cell_ns,
+    )
 
 
 def loader_of(recording: RowSource, steps: StepTable) -> Loader | None:
@@ -44,13 +75,15 @@ def loader_of(recording: RowSource, steps: StepTable) -> Loader | None:
     names, of = np.unique(waited["name"], return_inverse=True)
     name = names[np.bincount(of, waited["end_ns"] - waited["start_ns"]).argmax()]
     row = settings[settings["name"] == name][-1]
-    starts = spans[(spans["name"] == name) & (spans["kind"] == _WORKERS) & (spans["samples"] >= 0)]
+    started = spans[(spans["name"] == name) & (spans["kind"] == _WORKERS)]
+    starts = started[started["samples"] >= 0]
     return Loader(
-        name=recording.text(int(name)),
+        kind=_NUMBER.sub("", recording.text(int(name))),
         workers=int(row["workers"]),
         is_persistent=bool(row["is_persistent"]),
         batches=int(row["batches"]),
         epochs=int(np.unique(starts["rank"], return_counts=True)[1].max(initial=0)),
+        started_ns=int((started["end_ns"] - started["start_ns"]).sum()) / len(steps.ranks),
     )
 
 
@@ -66,7 +99,14 @@ def _is_in_a_step(spans: Rows, steps: StepTable) -> npt.NDArray[np.bool_]:
 
 
 def loading(
-    loader: Loader | None, step_ns: float, input_ns: float, workers_ns: float, *, has_gpu: bool, cores_are_taken: bool
+    loader: Loader | None,
+    step_ns: float,
+    input_ns: float,
+    workers_ns: float,
+    *,
+    started: Started,
+    has_gpu: bool,
+    cores_are_taken: bool,
 ) -> list[tuple[float, str]]:
     """Return things to try, each with the time per step in ns that it concerns.
 
@@ -75,19 +115,21 @@ def loading(
         step_ns: how long a step takes.
         input_ns: part of `step_ns`: wait for the loader.
         workers_ns: part of `input_ns`: start and end of workers.
+        started: starts and ends of workers in all steps of the cell.
         has_gpu: the ranks use GPUs.
         cores_are_taken: other processes use the cores, so more workers would not run.
     """
     found = []
     waits_ns = input_ns - workers_ns
-    if loader is not None and loader.workers and not loader.is_persistent and workers_ns >= _NOTABLE * step_ns:
-        epochs = f", in each of {loader.epochs} epochs" if loader.epochs > 1 else ""
-        each = f" of {loader.batches} batches" if epochs and loader.batches > 0 else ""
+    starts_again = loader is not None and loader.workers and not loader.is_persistent and loader.epochs > 1
+    if loader is not None and starts_again and started.share >= _NOTABLE:
+        each = f" of {loader.batches} batches" if loader.batches > 0 else ""
+        whole = "" if started.cell_ns is None else f" of the cell's {ms(started.cell_ns)}"
         found.append(
             (
-                workers_ns,
-                f"persistent_workers=True in {loader.name}(num_workers={loader.workers}): its workers start again and "
-                f"end{epochs}{each}, which takes {ms(workers_ns)} of a step, {percent(workers_ns / step_ns)}",
+                loader.started_ns / started.steps,
+                f"persistent_workers=True in {loader.kind}(num_workers={loader.workers}): its workers start again "
+                f"and end, in each of {loader.epochs} epochs{each}, which takes {ms(loader.started_ns)}{whole}",
             )
         )
     if waits_ns < _NOTABLE * step_ns or waits_ns <= _LEAST_NS:
@@ -98,12 +140,12 @@ def loading(
                 (
                     waits_ns,
                     f"more workers than num_workers={loader.workers} where cores are free, or less work for each "
-                    f"sample: each step still waits {ms(waits_ns)} for {loader.name}",
+                    f"sample: each step still waits {ms(waits_ns)} for {loader.kind}",
                 )
             )
         return found
     pinned = ", pin_memory=True" if has_gpu else ""
-    which = "the loader" if loader is None else f"{loader.name} has num_workers=0 and"
+    which = "the loader" if loader is None else f"{loader.kind} has num_workers=0 and"
     found.append(
         (
             waits_ns,

@@ -10,7 +10,8 @@ all      84.5    1 %     50 %      1 %     44 %        2 %  0.6 %      1515
 
 59 % of the step waits for rank 2, whose forward takes 6.0 times the others'.
 Try:
-- give rank 2 less work, or look for what slows its forward: it costs the others 50 ms of each step
+- give rank 2 less work, or look for what slows its forward: it costs the others 50 ms of each step \
+(mean)
 
 ms of a step  mean  median  90 %   max
 step          84.5    84.5  84.6  85.0
@@ -28,10 +29,10 @@ import numpy as np
 from ddp_notebook.observe.report.advice import Parts, gradients_of, is_sharded, suggestions, verdict
 from ddp_notebook.observe.report.bubbles import bubbles
 from ddp_notebook.observe.report.cores import Taken, shared, taken
-from ddp_notebook.observe.report.loading import loader_of
+from ddp_notebook.observe.report.loading import loader_of, started_in
 from ddp_notebook.observe.report.memory import page_faults
 from ddp_notebook.observe.report.network import network
-from ddp_notebook.observe.report.outside import Outside, outside
+from ddp_notebook.observe.report.outside import Outside, Row, outside
 from ddp_notebook.observe.report.remote import served
 from ddp_notebook.observe.report.sharing import blocks_of
 from ddp_notebook.observe.steps.apart import apart
@@ -46,7 +47,7 @@ from ddp_notebook.records.units import ms, percent
 from ddp_notebook.records.words import train_apart
 
 FEWEST_STEPS = 3  # a report on fewer steps lists only their durations
-_TOLD_OUTSIDE = 0.005  # share of a cell from which time outside of steps has a row
+_TOLD = 0.005  # share of a cell from which its part has a row, if it has no count
 _MOST_RANKS = 8  # a report on few steps lists each rank; with more ranks it shows the range
 _COLUMNS = ("input", "compute", "exposed", "waiting", "optimizer", "rest")
 _PASSES = ("forward", "backward", "input gradient", "weight gradient")
@@ -96,7 +97,7 @@ class Report:
     overall: Parts | None
     ranks: tuple[Parts, ...]
     phases: tuple[Phase, ...]
-    outside: Outside | None  # time of the cell that belongs to no step; None: not known
+    outside: Outside | None  # time of the cell in its steps and outside of them; None: not known
     taken: Taken | None  # time in which ranks waited for a core; None: not counted
     times: tuple[str, ...]  # lines with the durations of the steps, if there are too few for phases
     synchronises: bool  # the ranks synchronise gradients in buckets of DDP
@@ -138,8 +139,8 @@ class Report:
         if self.suggestions:
             lines += ["Try:", *(f"- {text}" for text in self.suggestions)]
         lines += ["", *_table_of_phases(self.phases)]
-        if self.outside is not None and len(table := _table_outside(self.outside)) > 1:
-            lines += ["", *table]
+        if self.outside is not None:
+            lines += ["", *_table_of_cell(self.outside)]
         return "\n".join(lines)
 
     def _head(self, run: TrainingRun, overall: Parts) -> str:
@@ -148,7 +149,7 @@ class Report:
             return f"{run.label}: {count}"
         text = f"{run.label}: {count}, {run.per_step} ({run.definition})"
         if overall.samples_per_s is not None:
-            text += f", {overall.samples_per_s:,.0f} samples/s"
+            text += f", {_rate(overall.samples_per_s, self.ranks)} samples/s"
         return text
 
     def _counted(self, run: TrainingRun) -> str:
@@ -195,6 +196,8 @@ def report(recording: Bounded, cell: int | None = None) -> Report:
     faults = page_faults(own, found, overall.step_ns)
     cores = taken(own, found)
     gradients = gradients_of(own, found)
+    of_cell = outside(own, every, np.unique(kept.number))
+    started = started_in(every, None if of_cell is None else of_cell.cell_ns)
     return Report(
         cell=cell,
         run=run,
@@ -204,7 +207,7 @@ def report(recording: Bounded, cell: int | None = None) -> Report:
         overall=overall,
         ranks=ranks,
         phases=_phases(found, ranks),
-        outside=outside(own, every),
+        outside=of_cell,
         taken=cores,
         times=(),
         synchronises=gradients is not None,
@@ -231,6 +234,7 @@ def report(recording: Bounded, cell: int | None = None) -> Report:
             bubble,
             faults,
             cores,
+            started=started,
             world_size=recording.world_size,
         ),
         suggestions=suggestions(
@@ -239,6 +243,7 @@ def report(recording: Bounded, cell: int | None = None) -> Report:
             slow,
             gradients,
             steps=count,
+            started=started,
             has_gpu=bool((own.rows("resource")["gpu_allocated_bytes"] >= 0).any()),
             is_sharded=is_sharded(own, found),
             bubble=bubble,
@@ -382,7 +387,7 @@ def _compared(recording: RowSource, cell: int, efficiency: float | None, world_s
     if efficiency is None:
         return ()
     took = f"{ms(alone['step_ns'])} a step" if alone.get("step_ns") else ""
-    samples = f"{alone['samples_per_s']:,.0f} samples/s" if alone.get("samples_per_s") else ""
+    samples = f"{_rate(alone['samples_per_s'])} samples/s" if alone.get("samples_per_s") else ""
     figures = ", ".join(filter(None, [took, samples]))
     return (f"That is {percent(efficiency)} of {world_size} times one rank alone: {figures}",)
 
@@ -431,11 +436,18 @@ def _what_is_missing(recording: RowSource, cell: int | None) -> str:
     return f"No optimizer step was recorded{where}, only {' and '.join(seen) or 'the cell itself'}. {how}"
 
 
+def _rate(per_s: float, ranks: Sequence[Parts] = (), *, separator: str = ",") -> str:
+    """Format samples per second with enough decimals that those of the ranks add up to their sum as they are shown."""
+    least = min((one.samples_per_s for one in ranks if one.samples_per_s), default=per_s)
+    decimals = 0 if least >= 100 else 1 if least >= 10 else 2 if least >= 1 else 3
+    return format(per_s, f"{separator}.{decimals}f")
+
+
 def _table(rows: Sequence[Parts]) -> list[str]:
     table = [["rank", "step ms", *_COLUMNS, "samples/s"]]
     for parts in rows:
         shares = [percent(parts.share(getattr(parts, f"{name}_ns"))) for name in _COLUMNS]
-        samples = "" if parts.samples_per_s is None else f"{parts.samples_per_s:.0f}"
+        samples = "" if parts.samples_per_s is None else _rate(parts.samples_per_s, rows, separator="")
         table.append(["all" if parts.rank is None else str(parts.rank), f"{parts.step_ns / 1e6:.1f}", *shares, samples])
     return _in_columns(table)
 
@@ -448,11 +460,20 @@ def _table_of_phases(phases: Sequence[Phase]) -> list[str]:
     return _in_columns(table)
 
 
-def _table_outside(found: Outside) -> list[str]:
-    table = [["outside of steps", "times", "s", "of the cell"]]
-    for name, count, ns in found.rows:
-        if not count and ns < _TOLD_OUTSIDE * found.cell_ns:
-            continue
+def _table_of_cell(found: Outside) -> list[str]:
+    """The parts of the time of a cell; short ones that are not counted share the last row."""
+    rows: list[Row] = list(found.steps)
+    others = 0.0
+    for row in found.rows:
+        _, count, ns = row
+        if count or ns >= _TOLD * found.cell_ns:
+            rows.append(row)
+        else:
+            others += ns
+    if others >= _TOLD * found.cell_ns:
+        rows.append(("other", 0, others))
+    table = [["time of the cell", "times", "s", "share"]]
+    for name, count, ns in rows:
         share = percent(ns / found.cell_ns) if found.cell_ns else ""
         table.append([name, f"{count:,}" if count else "", f"{ns / 1e9:.2f}", share])
     return _in_columns(table)

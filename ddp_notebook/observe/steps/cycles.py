@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,7 +18,7 @@ from ddp_notebook.records.schema import SPANS, Rows
 _OPTIMIZER, _CELL, _FORWARD, _EVALUATION, _CHECKPOINT = map(
     SPANS.index, ("optimizer", "cell", "forward", "evaluation", "checkpoint")
 )
-PAUSING = [_EVALUATION, _CHECKPOINT]
+_PAUSING = [_EVALUATION, _CHECKPOINT]
 _LOADS = [SPANS.index(kind) for kind in ("input", "workers")]
 _PASSES = [SPANS.index(kind) for kind in ("forward", "backward", "input gradient", "weight gradient")]
 
@@ -62,40 +63,73 @@ def cycles(spans: Rows) -> Cycles | None:
     return Cycles(begins_ns=begins, ends_ns=ends, first=first, threads=threads)
 
 
+class _Pass(NamedTuple):
+    """A forward that may belong to an evaluation."""
+
+    kind: int
+    name: int
+    start_ns: int
+    end_ns: int
+    is_training: bool
+
+
 class Pauses:
     """Finds where the next step begins after evaluation and checkpoints, which belong to no step.
 
-    An evaluation is a forward without gradients of a model in eval mode that also trains in the cell. The next step
-    begins with the first batch of the loader that its first forward or backward has its data from. Once a step has
-    computed something, all belongs to it up to its end.
+    A step begins to compute with its first forward with gradients in training mode, or with the forwards in eval mode
+    before its first backward. Once a step has computed something, all belongs to it up to its end. Forwards before that
+    are an evaluation in these cases:
+
+    - the model also trains in the cell, and was in eval mode and computed no gradients;
+    - a batch is loaded between the forward and the step;
+    - the model is that of the step, and no batch is loaded between two steps.
+
+    Otherwise the forward belongs to the step, as that of a teacher does. This includes a model that does not train and
+    has a forward in each step. The next step begins with the first batch of the loader that its first forward or
+    backward has its data from. A loader that neither feeds this step nor has fed the last one belongs to an evaluation
+    whose forwards are not recorded: those of a model outside DDP and FSDP.
 
     Spans have to be added in the order of their begins.
     """
 
     def __init__(self) -> None:
         self._trained: set[int] = set()  # models that have trained in the cell
-        self.is_open = False  # there was a pause since the last step
-        self._begins_ns = -1  # begin of the next step; -1: not known yet
-        self._loads: list[tuple[int, int]] = []  # loads since the pause: name of the loader, begin of the load
-        self._ends_ns = -1
-        self._computes = False  # the current step has begun to compute
+        self._is_first = True  # the current step is the first one of the cell
+        self._companions: set[int] = set()  # models that do not train, with a forward in the last step
+        self._fed: set[int] = set()  # loaders of the last step
+        self._forget()
 
-    def add(self, kind: int, name: int, start_ns: int, end_ns: int) -> None:
+    def _forget(self) -> None:
+        """Begin a step."""
+        self._passes: list[_Pass] = []  # that have come before the step computes
+        self._loads: list[tuple[int, int]] = []  # name of the loader, begin of the load
+        self._until_ns = -1  # end of the last pause; -1: there was none
+        self._begins_ns = -1  # begin of the step; -1: the end of the last one
+        self._computes = False
+        self._others: set[int] = set()  # models that do not train, with a forward in this step
+        self._feeds: set[int] = set()  # loaders of this step
+
+    def add(self, kind: int, name: int, start_ns: int, end_ns: int, is_training: bool) -> None:
         """Add a span."""
-        is_pause = kind == _CHECKPOINT or (kind == _EVALUATION and name in self._trained)
-        if kind == _FORWARD:
-            self._trained.add(name)
-        if is_pause and not self._computes:
-            self.is_open, self._ends_ns = True, max(end_ns, self._ends_ns)
-            self._loads.clear()
-        elif kind in _LOADS and self.is_open:
-            self._loads.append((name, start_ns))
-        elif kind in _PASSES and not self._computes:
-            self._computes = True
-            if self.is_open:
-                loader = self._loads[-1][0] if self._loads else None
-                own = [since_ns for name, since_ns in self._loads if name == loader]
-                self._begins_ns = max(self._ends_ns, min([start_ns, *own]))
+        if kind in _LOADS:
+            self._feeds.add(name)
+            if not self._computes:
+                self._loads.append((name, start_ns))
+        elif self._computes:
+            if kind == _FORWARD:
+                self._trained.add(name)
+            elif kind == _EVALUATION:
+                self._others.add(name)
+        elif kind == _CHECKPOINT:
+            self._until_ns = max(end_ns, self._until_ns)
+        elif kind == _EVALUATION or (kind == _FORWARD and not is_training):
+            self._passes.append(_Pass(kind, name, start_ns, end_ns, is_training))
+        elif kind == _FORWARD:
+            self._begin({name}, start_ns)
+        elif kind in _PASSES:
+            own = [one for one in self._passes if one.kind == _FORWARD]
+            self._passes = [one for one in self._passes if one.kind != _FORWARD]
+            self._begin({one.name for one in own}, min([start_ns, *(one.start_ns for one in own)]))
 
     def end_step(self, begin_ns: int) -> int:
         """End a step, and return its begin.
@@ -103,30 +137,92 @@ class Pauses:
         Args:
             begin_ns: the end of the step before it.
         """
-        begins_ns = begin_ns
-        if self.is_open:
-            begins_ns = max(begin_ns, self._begins_ns if self._begins_ns >= 0 else self._ends_ns)
-        self.is_open, self._begins_ns, self._ends_ns, self._computes = False, -1, -1, False
-        self._loads.clear()
+        if not self._computes:
+            ends = [one.end_ns for one in self._passes if self._evaluates(one, self._trained)]
+            self._begins_ns = max([self._until_ns, *ends])
+        begins_ns = max(begin_ns, self._begins_ns)
+        self._is_first, self._companions, self._fed = False, self._others - self._trained, self._feeds
+        self._forget()
         return begins_ns
+
+    def _begin(self, models: set[int], start_ns: int) -> None:
+        """Begin to compute.
+
+        Args:
+            models: of the first forwards of the step.
+            start_ns: begin of the first one.
+        """
+        self._computes = True
+        self._trained |= models
+        if not self._passes and self._until_ns < 0 and len({name for name, _ in self._loads}) < 2:
+            return
+        belongs, evaluating = [start_ns], set()
+        for one in self._passes:
+            loader = next((name for name, since_ns in reversed(self._loads) if since_ns <= one.start_ns), None)
+            if self._is_evaluation(one, models) or (loader in evaluating and one.name in self._trained):
+                self._until_ns = max(one.end_ns, self._until_ns)
+                evaluating |= {loader} - {None}
+            else:
+                belongs.append(one.start_ns)
+            self._others.add(one.name)
+        if (others_ns := self._begin_of_others()) >= 0:
+            self._until_ns = max(self._until_ns, others_ns)
+        if self._until_ns >= 0:
+            later = [(name, since_ns) for name, since_ns in self._loads if since_ns >= self._until_ns]
+            belongs += [since_ns for name, since_ns in later if name == later[-1][0]]
+            self._begins_ns = min((ns for ns in belongs if ns >= self._until_ns), default=self._until_ns)
+
+    def _evaluates(self, one: _Pass, models: set[int]) -> bool:
+        """Return whether this is certainly an evaluation of one of these models."""
+        return one.kind == _EVALUATION and not one.is_training and one.name in models
+
+    def _is_evaluation(self, one: _Pass, models: set[int]) -> bool:
+        if self._evaluates(one, self._trained):
+            return True
+        if not self._loads:
+            return one.name in models
+        if one.name not in self._trained and (self._is_first or one.name in self._companions):
+            return False
+        return self._loads[-1][1] > one.start_ns
+
+    def _begin_of_others(self) -> int:
+        """Return the first load of the loader of this step after those of a loader that does not feed steps; -1 if
+        there is no such loader."""
+        if self._is_first or not self._loads:
+            return -1
+        own = self._loads[-1][0]
+        others = [since_ns for name, since_ns in self._loads if name != own and name not in self._fed]
+        if not others:
+            return -1
+        return min(since_ns for name, since_ns in self._loads if name == own and since_ns >= others[-1])
 
 
 def _begins(spans: Rows, ends: Times, threads: Numbers) -> Times:
     """Return the begins (n,) of the steps with these ends. The first begin is at least -1."""
     begins = np.concatenate(([-1], ends[:-1]))
-    if not np.isin(spans["kind"], PAUSING).any():
+    if not _may_pause(spans):
         return begins
     own = spans[np.isin(spans["thread"], threads)]
     own = own[np.argsort(own["start_ns"], kind="stable")]
     pauses, at, until = Pauses(), 0, ends.tolist()
-    for kind, name, start_ns, end_ns in own[["kind", "name", "start_ns", "end_ns"]].tolist():
+    columns = (own[name].tolist() for name in ("kind", "name", "start_ns", "end_ns", "is_training"))
+    for kind, name, start_ns, end_ns, is_training in zip(*columns, strict=True):
         while at < len(until) and start_ns >= until[at]:
             begins[at] = min(pauses.end_step(int(begins[at])), until[at])
             at += 1
-        pauses.add(kind, name, start_ns, end_ns)
+        pauses.add(kind, name, start_ns, end_ns, is_training)
     for rest in range(at, len(until)):
         begins[rest] = min(pauses.end_step(int(begins[rest])), until[rest])
     return begins
+
+
+def _may_pause(spans: Rows) -> bool:
+    """Return whether there may be an evaluation or a checkpoint between two steps."""
+    if np.isin(spans["kind"], _PAUSING).any():
+        return True
+    modes = spans["is_training"][spans["kind"] == _FORWARD]
+    loaders = spans["name"][np.isin(spans["kind"], _LOADS)]
+    return bool((modes != modes[:1]).any() or (loaders != loaders[:1]).any())
 
 
 def outermost(spans: Rows) -> Rows:

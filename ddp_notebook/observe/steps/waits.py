@@ -11,12 +11,14 @@ rank shows by what it does *not* do: it is the one that waits least.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 
+from ddp_notebook.observe.steps.run import counted
 from ddp_notebook.observe.steps.steps import StepTable, measure
 from ddp_notebook.observe.tables.matching import RowSource, calls_of, match_collectives
 from ddp_notebook.observe.views import WARM_UP, Straggler, Wait
@@ -102,7 +104,8 @@ def straggler(recording: RowSource, cell: int | None = None) -> Straggler | None
     Example:
         >>> from tests.observe.synthetic import simulate
         >>> print(straggler(simulate(slow=2, phase="forward", extra_ms=50, noise_ms=3)).evidence)
-        rank 2 came last in 18 of 18 steps, and the others waited 51 ms for it; its forward takes 61 ms, theirs 10 ms
+        rank 2 came last in 18 of 18 steps, and the others waited 49 ms of each step for it (mean); its forward takes \
+61 ms, theirs 10 ms (medians)
         >>> straggler(simulate(noise_ms=3)) is None
         True
     """
@@ -127,6 +130,20 @@ def straggler_of(found: StepTable, hosts: Sequence[str] = ()) -> Straggler | Non
     return None if rounds is None else _judge(rounds, hosts)
 
 
+def cost_of(found: StepTable, rank: int) -> float:
+    """Return the time per step in ns that the other ranks wait for a slow rank: the mean of the other ranks, each over
+    the steps that are in the mean of the run. Waits for answers of remote calls do not count.
+
+    Args:
+        found: steps of one cell.
+        rank: the slow one.
+    """
+    typical = found.typical
+    waited = typical.parts["waiting"] - typical.parts["answers"]
+    means = [float(waited[typical.rank == other].mean()) for other in typical.ranks if other != rank]
+    return sum(means) / len(means) if means else 0.0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Rounds:
     """R ranks that meet n times."""
@@ -135,13 +152,14 @@ class _Rounds:
     ranks: tuple[int, ...]
     lasted_ns: Times  # (n,)
     waited_ns: Times  # (R, n)
+    cost_of: Callable[[int], float]  # time in ns for which the others wait per round for this rank, mean
     phases: dict[str, Times]  # (R, n) each, what a rank itself took
 
 
 def _rounds_of_steps(found: StepTable) -> _Rounds | None:
     """The steps that all ranks have, without those at the start. Waits for answers of remote calls are no sign of a
     slow rank: a server never waits."""
-    ranks = found.ranks
+    ranks, every = found.ranks, found
     found = found[found.number >= WARM_UP]
     numbers, counts = np.unique(found.number, return_counts=True)
     common = numbers[counts == len(ranks)]
@@ -160,6 +178,7 @@ def _rounds_of_steps(found: StepTable) -> _Rounds | None:
         ranks=tuple(ranks),
         lasted_ns=np.median(table(found.duration_ns), axis=0).astype(np.int64),
         waited_ns=table(parts["waiting"] - parts["answers"]),
+        cost_of=partial(cost_of, every),
         phases={
             "input": table(parts["input"]),
             "forward": table(parts["own_forward"]),
@@ -183,11 +202,14 @@ def _rounds_of_collectives(found: Sequence[Wait]) -> _Rounds | None:
         return None
     arrived = np.array([wait.arrived_ns for wait in own]).T  # (R, n + 1)
     ended = np.array([int(wait.arrived_ns.max()) + wait.transfer_ns for wait in own])
+    lasted, waited = np.diff(ended)[WARM_UP:], np.array([wait.waited_ns for wait in own]).T[:, 1 + WARM_UP :]
+    typical = counted(np.arange(len(lasted)) + WARM_UP, lasted)[0] - WARM_UP
     return _Rounds(
         unit="collectives",
         ranks=ranks,
-        lasted_ns=np.diff(ended)[WARM_UP:],
-        waited_ns=np.array([wait.waited_ns for wait in own]).T[:, 1 + WARM_UP :],
+        lasted_ns=lasted,
+        waited_ns=waited,
+        cost_of=lambda rank: float(waited[np.array(ranks) != rank][:, typical].mean()),
         phases={"between": np.maximum(arrived[:, 1:] - ended[:-1], 0)[:, WARM_UP:]},
     )
 
@@ -219,13 +241,14 @@ def _judge(rounds: _Rounds, hosts: Sequence[str]) -> Straggler | None:
     }
     phase = max(excess, key=lambda name: excess[name])
     rank = rounds.ranks[slow]
+    cost_ns = rounds.cost_of(rank)
     where = (
         f"its {phase}" if phase != "between" else f"between its {'phases' if rounds.unit == 'steps' else 'calls'} it"
     )
     return Straggler(
         rank=rank,
         share=float(share),
-        lost_ns=round(typical),
+        lost_ns=round(cost_ns),
         phase=phase,
         own_ns=round(own[phase]),
         theirs_ns=round(theirs[phase]),
@@ -233,7 +256,8 @@ def _judge(rounds: _Rounds, hosts: Sequence[str]) -> Straggler | None:
         steps=count,
         evidence=(
             f"{rank_on(rank, hosts)} came last in {times_last[slow]} of {count} {rounds.unit}, and the others waited "
-            f"{ms(typical)} for it; {where} takes {ms(own[phase])}, theirs {ms(theirs[phase])}"
+            f"{ms(cost_ns)} of each {rounds.unit.removesuffix('s')} for it (mean); {where} takes {ms(own[phase])}, "
+            f"theirs {ms(theirs[phase])} (medians)"
         ),
     )
 

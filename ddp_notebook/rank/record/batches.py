@@ -342,10 +342,11 @@ class BatchMaker:
         return _ORIGIN.get(name, _ORIGIN["torch"])
 
     def _span(self, rank: int, span: Span) -> bytes:
-        number, kind, name, moment, start_ns, end_ns, samples, thread, place = span
+        number, kind, name, moment, start_ns, end_ns, samples, thread, place, is_training = span
         name_at, thread_at = self._texts.number(name), self._thread(thread)
         return _PACK["span"](
-            *(number, rank, kind, name_at, moment.cell, moment.step, start_ns, end_ns, samples, thread_at, *place)
+            *(number, rank, kind, name_at, moment.cell, moment.step, start_ns, end_ns, samples, thread_at, *place),
+            is_training,
         )
 
     def _metric(self, rank: int, one: Logged) -> bytes:

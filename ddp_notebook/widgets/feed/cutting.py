@@ -66,7 +66,7 @@ class Cutter:
         threads = [thread for its, thread in self._names if its == rank] or np.unique(ends["thread"]).tolist()
         others = others[np.isin(others["thread"], threads)] if threads else others
         events = [(end_ns, 0, row) for *row, end_ns in ends[["thread", "name", "step", "end_ns"]].tolist()]
-        events += [(row[2], 1, row) for row in others[["kind", "name", "start_ns", "end_ns"]].tolist()]
+        events += [(row[2], 1, row) for row in others[["kind", "name", "start_ns", "end_ns", "is_training"]].tolist()]
         for time_ns, is_span, row in sorted(events, key=lambda event: event[:2]):
             if is_span:
                 self._pauses[rank].add(*row)

@@ -53,13 +53,14 @@ class Span(NamedTuple):
     samples: int
     thread: int
     place: tuple[int, int, int]  # of an action: the span of the pipeline's step, the stage, the microbatch
+    is_training: bool  # of a forward: the model was in training mode
 
 
 def span_of(backward: Backward) -> Span:
     """A backward that is over as a stretch of its step."""
     one, moment = backward, backward.moment
     assert moment is not None
-    return Span(one.number, BACKWARD, "", moment, one.began_ns, one.end_ns, -1, one.thread, (0, 0, 0))
+    return Span(one.number, BACKWARD, "", moment, one.began_ns, one.end_ns, -1, one.thread, (0, 0, 0), False)
 
 
 class Training:
@@ -143,17 +144,21 @@ class Training:
         end_ns: int = 0,
         moment: Moment | None = None,
         place: tuple[int, int, int] = (0, 0, 0),
+        is_training: bool = False,
     ) -> None:
         """Leave a span. Unless said otherwise it ends now and belongs to the present moment."""
         tape = self._tape
         number, moment, end_ns = number or next(tape.spans), moment or tape.moment, end_ns or time.monotonic_ns()
-        tape.put(new(Span, (number, kind, name, moment, start_ns, end_ns, samples, threading.get_ident(), place)))
+        thread = threading.get_ident()
+        tape.put(new(Span, (number, kind, name, moment, start_ns, end_ns, samples, thread, place, is_training)))
 
     # ---- forward
 
     def _put_forward(self, model: torch.nn.Module, name: str, began_ns: int, samples: int) -> None:
-        kind = FORWARD if model.training or torch.is_grad_enabled() else EVALUATION
-        self.put(kind, name, began_ns, samples)
+        kind = FORWARD if torch.is_grad_enabled() else EVALUATION
+        # The program may have set the mode of the model in DDP alone.
+        is_training = model.training and getattr(model, "module", model).training
+        self.put(kind, name, began_ns, samples, is_training=is_training)
         if kind == FORWARD:
             self._tape.has_begun = self._tape.sees_forwards = True
 
