@@ -339,7 +339,7 @@ def test_large_records_displace_no_numbers_that_were_logged_before():
 
 def test_a_loop_that_only_logs_goes_on_where_nobody_takes_its_numbers(logging_loop):
     _, took_s = logging_loop(120_000, nobody_takes=True)
-    assert took_s < 5.0
+    assert took_s < 60.0, "20,000 values would wait 0.2 s each"
     passed_on, _ = logging_loop(0)
     assert passed_on == 100_000
 
