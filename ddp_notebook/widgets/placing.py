@@ -369,7 +369,7 @@ class Placing:
             return SETTLE_S
         renewal.begin()
         try:
-            with self._recording.as_it_is() if runs else contextlib.nullcontext():
+            with self._recording._as_it_is() if runs else contextlib.nullcontext():
                 view.keep_picture(self._recording)
         finally:
             renewal.end()

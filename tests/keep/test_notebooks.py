@@ -120,10 +120,10 @@ def test_one_that_looks_sees_the_cells_of_the_other(notebook, tmp_path):
     ]
     head = (
         "import ddp_notebook; session = ddp_notebook.current()\n"
-        "print({name: session.views._new_publisher(None).head()[name] for name in ('state', 'label')})"
+        "print({name: session._views._new_publisher(None).head()[name] for name in ('state', 'label')})"
     )
     assert second.run(head).stdout == "{'state': 'running', 'label': 'In [3]'}\n"
-    assert second.run("print(session.views.interrupt())").stdout.startswith("this notebook only looks")
+    assert second.run("print(session._views.interrupt())").stdout.startswith("this notebook only looks")
     end.touch()
     wait_until(lambda: "no cell runs" in second.run("%ddp_jobs").stdout, what="the cells have ended")
     last = "{'state': 'idle', 'label': 'In [4]'}\n"
