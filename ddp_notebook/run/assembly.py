@@ -20,6 +20,7 @@ from ddp_notebook.run.agree.checking import Checking
 from ddp_notebook.run.cells.adopted import Adopted
 from ddp_notebook.run.cells.arrivals import Arrivals
 from ddp_notebook.run.cells.cells import Cells
+from ddp_notebook.run.cells.elsewhere import Elsewhere
 from ddp_notebook.run.cells.unended import Unended
 from ddp_notebook.run.dispatch import Dispatch
 from ddp_notebook.run.files.fetching import Fetching
@@ -138,6 +139,9 @@ class Parts:
             self.jobs.on_queue = lambda waiting: remote.tell("queue", [*self.adopted.waiting, *waiting])
             self.cells.before_turn = self.adopted.notes
             self.cells.on_shown = lambda cell: remote.tell("shown", cell)
+        else:
+            self.cells.elsewhere = self.jobs.elsewhere = elsewhere = Elsewhere(self.cells.on_prompt)
+            remote.running = elsewhere.take
         remote.say = _say
         self.observer.read_earlier(itertools.chain(told.left, batches(told.recorded)))
 

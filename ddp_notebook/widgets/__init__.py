@@ -5,6 +5,7 @@ placing    where views appear: under a running cell, at %ddp_monitor
 ended      what a session has recorded, for the magics behind its end
 under_cell when one comes under a running cell
 views      what stands at a place: a widget, a picture
+renewal    when the picture of %ddp_monitor in a saved notebook is drawn again
 answering  whether views answer, and whether while a cell runs
 publisher  the one thread that sends
 present    what the ranks do at this moment

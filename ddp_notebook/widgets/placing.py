@@ -27,6 +27,7 @@ from ddp_notebook.run.kernel import before_next_cell, cell_number, has_front_end
 from ddp_notebook.run.output.outlet import new_id
 from ddp_notebook.run.output.sink import Handle, OfCell, Sink
 from ddp_notebook.widgets.answering import ANSWER_S, Answering
+from ddp_notebook.widgets.renewal import SETTLE_S, Renewal
 from ddp_notebook.widgets.under_cell import UnderCell
 from ddp_notebook.widgets.views import StillView, View, WidgetView
 
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
 
 _MOST_NAMED = 8  # cells, in a message
 _AGAIN_S = 0.5  # at least, until the next look at numbers that are not current
-_SETTLE_S = 0.6  # after a cell: what ranks have recorded has come, and steps that waited for it are known
 _log = logging.getLogger(__name__)
 
 
@@ -77,8 +77,8 @@ class Placing:
         self._lock = threading.RLock()  # a cell in the background looks in a thread of its own
         self._loop: asyncio.AbstractEventLoop | None = None  # the kernel's own
         self._importing: threading.Thread | None = None  # what its picture will need
-        self._picture_due_s: float | None = None  # when the picture behind %ddp_monitor is drawn
-        self._picture_took_s, self._pictured_s = 0.0, -math.inf
+        self._again_s = math.inf  # when `_look_again` has asked for a look
+        self._renewal: Renewal | None = None  # of the picture behind %ddp_monitor, while there is a live one
 
     def prepare(self) -> None:
         """Import what the first view needs, in a thread, before anybody waits for it."""
@@ -105,8 +105,12 @@ class Placing:
         elsewhere = sink if isinstance(sink, OfCell) else None
         return UnderCell(self, self._recording, may_come=may_come, elsewhere=elsewhere)
 
-    def look(self) -> None:
-        """Redraw what has changed, and replace a widget that does not answer."""
+    def look(self) -> float | None:
+        """Redraw what has changed, and replace a widget that does not answer.
+
+        Returns:
+            Seconds until it should be called again though no cell runs here; None if that is not needed.
+        """
         now_s = time.monotonic()
         with self._lock:
             if self._under is not None:
@@ -115,7 +119,8 @@ class Placing:
             if self._shown is not None:
                 self._shown = self._checked(self._shown)
                 self._shown.look(now_s)
-                self._keep_picture(now_s)
+                return self._keep_picture()
+        return None
 
     def prepare_picture(self) -> None:
         """Import what a picture needs while the cell runs: its end, or the stop button, would wait for that for 0.5 s
@@ -146,8 +151,9 @@ class Placing:
                 if self._importing is not None:
                     before_next_cell(self._await_import)
             if self._shown is not None:
-                self._look_later(_SETTLE_S)
-                self._picture_later()
+                if self._renewal is not None:
+                    self._renewal.note_end()
+                self._look_later(SETTLE_S)
 
     # ---- %ddp_monitor
 
@@ -166,11 +172,12 @@ class Placing:
             if self._shown is not None:
                 self._freeze(self._shown, self._shown.cell)
                 self._shown = None
+            self._end_renewal()
             if has_front_end():
                 self._shown = self._view(cell, compact=False)
                 self._look_later(ANSWER_S)
-                if any(len(ring) for ring in self._recording.store.rings.values()):
-                    self._picture_later()
+                if isinstance(self._shown, WidgetView) and self._shown.is_live:
+                    self._begin_renewal()
             else:
                 self._shown = StillView(self._recording_now(), cell)
 
@@ -189,6 +196,7 @@ class Placing:
         with self._lock:
             views = [view for view in (self._under, self._shown) if view is not None]
             self._under = self._shown = None
+            self._end_renewal()
             for publisher in self._publishers.values():
                 publisher.close(session_ends=True)
             while self._apart:
@@ -266,9 +274,17 @@ class Placing:
             if self._loop is not None:  # else the next cell looks
                 self._loop.call_soon_threadsafe(self._loop.call_later, after_s + 0.05, self._look_alone)
 
+    def _look_again(self, after_s: float) -> None:
+        """Look again when no cell runs, unless a look is due by then."""
+        if (at_s := time.monotonic() + after_s) < self._again_s:
+            self._again_s = at_s
+            self._look_later(after_s)
+
     def _look_alone(self) -> None:
         try:
-            self.look()
+            self._again_s = math.inf
+            if (again_s := self.look()) is not None:
+                self._look_again(again_s)
             self._look_until_current()
         except Exception:
             _log.exception("the monitor is as it was")
@@ -322,29 +338,42 @@ class Placing:
 
     # ---- the picture behind %ddp_monitor
 
-    def _picture_later(self) -> None:
-        """Draw it when no cell runs, or while the next one does; not so often that drawing takes 5 % of the time."""
-        if not isinstance(self._shown, WidgetView) or not self._shown.is_live:
-            return
+    def _begin_renewal(self) -> None:
+        self._renewal = renewal = Renewal(self._recording)
+        renewal.on_rows = lambda: self._look_again(SETTLE_S)
+        if any(len(ring) for ring in self._recording.store.rings.values()):
+            renewal.make_stale()
+
+    def _end_renewal(self) -> None:
+        renewal, self._renewal = self._renewal, None
+        if renewal is not None:
+            renewal.close()
+
+    def _keep_picture(self) -> float | None:
+        """Draw the picture if it is stale. Returns the seconds until the next try; None if it is current.
+
+        It is drawn when no cell runs, or while the next one does; not so often then that drawing takes 5 % of the time.
+        """
+        view, renewal = self._shown, self._renewal
+        if renewal is None or not renewal.is_stale or not isinstance(view, WidgetView):
+            return None
         if "matplotlib.figure" not in sys.modules and self._importing is None:
             self.prepare_picture()
             before_next_cell(self._await_import)
-        now_s = time.monotonic()
-        self._picture_due_s = max(now_s + _SETTLE_S, self._pictured_s + 20 * self._picture_took_s)
-        self._look_later(self._picture_due_s - now_s)
-
-    def _keep_picture(self, now_s: float) -> None:
-        if self._picture_due_s is None or now_s < self._picture_due_s or not isinstance(self._shown, WidgetView):
-            return
-        if not is_users_thread():  # a job's thread: matplotlib may be in use in the main thread, which looks later
-            return
         if self._importing is not None and self._importing.is_alive():
-            self._look_later(_SETTLE_S)
-            return
-        self._picture_due_s = None
-        self._shown.keep_picture(self._recording)
-        self._pictured_s = time.monotonic()
-        self._picture_took_s = self._pictured_s - now_s
+            return SETTLE_S
+        runs = self._cells.under_way is not None
+        if (waits_s := renewal.waits_s(time.monotonic(), runs=runs)) > 0:
+            return waits_s
+        if not is_users_thread():  # a job's thread: matplotlib may be in use in the main thread, which looks later
+            return SETTLE_S
+        renewal.begin()
+        try:
+            with self._recording._as_it_is() if runs else contextlib.nullcontext():
+                view.keep_picture(self._recording)
+        finally:
+            renewal.end()
+        return None
 
     def _recording_now(self) -> RecordedTables:
         with contextlib.suppress(Exception):  # the ranks may be gone: then what has come must do

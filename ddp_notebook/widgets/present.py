@@ -96,7 +96,6 @@ class Present:
             "cell": cell,
             "title": self._title,
             "why": self._why if state == "stuck" else "",
-            "prompts": [[cell, prompt]] if (prompt := self._feed.recording.prompts.get(cell)) else [],
             **self._numbers.look(cell),
         }
 

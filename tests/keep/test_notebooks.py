@@ -98,6 +98,40 @@ def test_one_drives_and_the_other_looks(notebook):
 
 
 @pytest.mark.long
+def test_one_that_looks_sees_the_cells_of_the_other(notebook, tmp_path):
+    first = notebook("%ddp_start 2 --keep 1")
+    second = notebook("%ddp_attach --look")
+    assert second.run("%ddp_jobs").stdout == (
+        "no cell runs or waits in this session; this notebook only looks and has no jobs of its own\n"
+    )
+    end = tmp_path / "end"
+    for line in ("--background", "--background"):
+        first.run(
+            f"%%on_all_ranks {line}\nimport os, time\nlog(loss=1.0)\n"
+            f"while not os.path.exists({str(end)!r}): time.sleep(0.01)"
+        )
+    wait_until(lambda: "waiting" in second.run("%ddp_jobs").stdout, what="the cells of the other notebook are not seen")
+    title, *table = second.run("%ddp_jobs").stdout.splitlines()
+    assert title == "this notebook only looks; cells of the notebook that drives the session:"
+    assert [line.split()[:5] for line in table] == [
+        ["cell", "ranks", "state", "s", "code"],
+        ["In", "[3]", "0-1", "running", table[1].split()[4]],
+        ["In", "[4]", "all", "waiting", "import"],
+    ]
+    head = (
+        "import ddp_notebook; session = ddp_notebook.current()\n"
+        "print({name: session._views._new_publisher(None).head()[name] for name in ('state', 'label')})"
+    )
+    assert second.run(head).stdout == "{'state': 'running', 'label': 'In [3]'}\n"
+    assert second.run("print(session._views.interrupt())").stdout.startswith("this notebook only looks")
+    end.touch()
+    wait_until(lambda: "no cell runs" in second.run("%ddp_jobs").stdout, what="the cells have ended")
+    last = "{'state': 'idle', 'label': 'In [4]'}\n"
+    wait_until(lambda: second.run(head).stdout == last, what="the label of the last cell")
+    assert second.run("%ddp_monitor 4").status == "ok"
+
+
+@pytest.mark.long
 def test_taking_over_relieves_a_busy_notebook_which_can_end_nothing(notebook, tmp_path):
     first = notebook("%ddp_start 2 --keep 1")
     go, held, end = tmp_path / "go", tmp_path / "held", tmp_path / "end"

@@ -114,7 +114,7 @@ def test_a_view_comes_under_a_cell_that_logs_and_becomes_a_picture(browser):
     [shown] = reply.displays
     assert set(shown) == {"image/png", "text/plain"}, "nothing that a saved notebook could not show"
     assert base64.b64decode(shown["image/png"])[:4] == b"\x89PNG"
-    assert shown["text/plain"].startswith("2 ranks")
+    assert re.match(r"In \[\d+\]: 2 ranks", shown["text/plain"])
     assert comm_id in browser.closed
     order = [m["msg_type"] for m in browser.messages if m["msg_type"] in ("update_display_data", "comm_close")]
     assert order == ["update_display_data", "comm_close"], "the picture is there before the view goes"
@@ -271,6 +271,26 @@ def test_interrupt_ends_the_cell_where_the_kernel_hears_it(browser):
                 == ["no cell runs on the ranks"]
             )
         )
+
+
+def test_the_saved_picture_is_renewed_after_each_cell_that_recorded(browser):
+    """Also after a short cell, and soon after a cell whose picture was slow to draw."""
+    browser.run("%ddp_monitor")
+    browser.run("import ddp_notebook")
+    for step in range(3):
+        browser.run("%%on_all_ranks\nfor step in range(4):\n    log(loss=1 / (step + 1), step=step)")
+        label = browser.run("print([*ddp_notebook.current().recording.prompts.values()][-1])").stdout.strip()
+        assert re.fullmatch(r"In \[\d+\]", label)
+        begin = f"{label}: 2 ranks, loss 1"
+        began = time.monotonic()
+        browser.read_until(lambda begin=begin: any(said.startswith(begin) for said in saved(browser)))
+        assert time.monotonic() - began < 5, f"renewal {step}"
+
+
+def saved(browser: Browser) -> list[str]:
+    """Return the texts of the pictures that a saved notebook has had in place of its monitors."""
+    contents = [m["content"]["data"] for m in browser.messages if m["msg_type"] == "update_display_data"]
+    return [data["text/plain"] for data in contents if "ddpm-still" in data.get("text/html", "")]
 
 
 def test_where_nobody_can_type_nobody_looks(browser):

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
-from playwright.sync_api import Page, sync_playwright
+from playwright.sync_api import Page, expect, sync_playwright
 
 from ddp_notebook.observe.recording import Recording
 from ddp_notebook.records.codec import Batch
@@ -28,6 +28,7 @@ from ddp_notebook.widgets.feed.feed import Feed
 from ddp_notebook.widgets.feed.messages import FeedMessage
 from ddp_notebook.widgets.still import page as still_page
 from tests.browser import chromium
+from tests.widgets.test_summary import recorded
 
 NAMES = ("loss", "accuracy")
 PAGE = """<!doctype html><meta charset="utf-8"><body><script type="module">
@@ -344,6 +345,40 @@ def test_a_run_of_64_steps_after_a_cell_with_20000_values_is_drawn_whole(make_ke
     kernel.page.evaluate("monitor('after').store.choose({ runs: new Set([1]) })")
     state = drawn(kernel.page, "after")
     assert check(state, kernel.recording, [1]) and state["runs"] == ["In [3]"]
+
+
+def test_the_panel_names_the_only_run_that_logged(make_kernel):
+    kernel = make_kernel(2)
+    kernel.open("before")
+    assert kernel.page.locator(".ddpm-none").is_visible() and not kernel.page.locator(".ddpm-chart").is_visible()
+    kernel.begin(1)
+    kernel.log(0, "loss", np.arange(9), np.arange(9))
+    kernel.settle()
+    drawn(kernel.page, "before")
+    named = kernel.page.locator(".ddpm-only")
+    assert named.inner_text() == "Run: In [3]"
+    kernel.begin(2)  # logs nothing
+    kernel.settle()
+    drawn(kernel.page, "before")
+    assert named.inner_text() == "Run: In [3], the only one with logged values"
+
+
+@pytest.mark.parametrize("logs", [True, False])
+def test_a_small_view_leaves_out_the_panel_that_has_nothing_to_draw(make_kernel, logs):
+    kernel = make_kernel(2)
+    if logs:
+        kernel.begin(1)
+        kernel.log(0, "loss", np.arange(9), np.arange(9))
+        kernel.settle()
+    else:
+        kernel.recording = recorded(world_size=2, steps=12)
+        kernel.feed = Feed(kernel.recording, is_live=False)
+    kernel.open("small", compact=True)
+    view = kernel.page.locator(".ddpm-compact")
+    expect(view.locator(".ddpm-loss")).to_be_visible(visible=logs)
+    expect(view.locator(".ddpm-sync")).to_be_visible(visible=not logs)
+    width = view.locator(".ddpm-loss" if logs else ".ddpm-sync").bounding_box()["width"]
+    assert width > 900, "the other one has all of the room"
 
 
 def test_the_pixels_are_the_curve(make_kernel):

@@ -19,7 +19,7 @@ from ddp_notebook.launch import processes
 from ddp_notebook.launch.host.owner.pulse import Pulse
 from ddp_notebook.launch.host.owner.requests import HostSilentError
 from ddp_notebook.launch.keep.channel import Channel
-from ddp_notebook.launch.keep.state import Welcome
+from ddp_notebook.launch.keep.state import Running, Waiting, Welcome
 from ddp_notebook.registry import finding
 
 _LOOK_S = 0.2
@@ -43,6 +43,7 @@ class Remote:
         lacking: new ranks that may lack variables, as long as nobody has supplied them.
         renumbered: told the former number of each rank that has stayed, by its new one, where another notebook has
             resized the session.
+        running: told which cells run and wait, each time that this has changed.
     """
 
     def __init__(self, channel: Channel, welcome: Welcome, pid: int) -> None:
@@ -54,6 +55,7 @@ class Remote:
         self.told_all = threading.Event()
         self.lacking = welcome.lacking
         self.renumbered: Callable[[Mapping[int, int]], object] = lambda _: None
+        self.running: Callable[[list[Running], list[Waiting]], object] = lambda *_: None
         self.notices: list[str] = []
         self.say: Callable[[str], object] | None = None  # shows a notice while something is waited for
         self._is_elsewhere = False  # this notebook has left, or lost it to another

@@ -65,6 +65,7 @@ class KeptCluster(Cluster):
             {
                 "state": self._take,
                 "renumbered": self._on_renumbered,
+                "running": lambda *told: self._remote.running(*told),
                 "message": self._listener.on_message,
                 "text": self._on_text_of,
                 "ended rank": self._listener.on_ended,

@@ -82,6 +82,16 @@ class Waiting:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Running:
+    """A running cell, for notebooks that only look."""
+
+    told: RunCell
+    ranks: list[int]
+    pending: list[int]  # ranks on which it has not ended
+    for_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Welcome:
     """The first message to a notebook: all that it needs to have the session."""
 

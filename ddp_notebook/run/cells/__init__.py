@@ -9,6 +9,7 @@ watch       the thread that waits for one
 silence     hosts that are not heard meanwhile
 interrupt   the kernel's interrupt, as a flag
 adopted     cells of an earlier notebook, which a keeper had meanwhile
+elsewhere   running cells of another notebook, for a notebook that only looks
 unended     ends cells that nobody waits for any more
 outcome     how a cell ended: the error that the notebook raises
 advice      what to do about errors whose own words do not say it

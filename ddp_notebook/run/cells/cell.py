@@ -68,6 +68,11 @@ class CellRun:
         self._open = {rank: {"text", "done"} for rank in ranks}  # what is still to come, by rank
 
     @property
+    def ranks(self) -> list[int]:
+        """Its ranks."""
+        return list(self.result.by_rank)
+
+    @property
     def pending(self) -> list[int]:
         """Ranks on which the cell has not ended."""
         with self._lock:

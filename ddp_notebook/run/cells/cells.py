@@ -15,6 +15,7 @@ from ddp_notebook.records.words import format_ranks, list_ranks, name_ranks, tra
 from ddp_notebook.run.cells import outcome
 from ddp_notebook.run.cells.arrivals import Arrivals
 from ddp_notebook.run.cells.cell import CellRun
+from ddp_notebook.run.cells.elsewhere import Elsewhere, RunElsewhere
 from ddp_notebook.run.cells.interrupt import Interrupts, keyboard_interrupt, press_for_all
 from ddp_notebook.run.cells.result import CellResult
 from ddp_notebook.run.cells.silence import Halt, Reached
@@ -85,6 +86,7 @@ class Cells:
         self.before_turn: Callable[[], list[str]] = lambda: []  # returns what is to be said above the next cell
         self.on_shown: Callable[[int], object] = lambda _: None  # told of each cell that was shown
         self.on_prompt: Callable[[int, str], object] = lambda *_: None  # gets each cell's number and prompt, "In [6]"
+        self.elsewhere: Elsewhere | None = None  # cells of the notebook that drives; None: this one does
         self._closed = False
 
     # ---- running one
@@ -296,8 +298,11 @@ class Cells:
         ]
 
     @property
-    def under_way(self) -> CellRun | None:
-        """The cell that has not ended everywhere: the one that somebody waits for, or else the last one."""
+    def under_way(self) -> CellRun | RunElsewhere | None:
+        """The cell that has not ended everywhere: the one that somebody waits for, or else the last one; in a notebook
+        that only looks the one of the notebook that drives."""
+        if self.elsewhere is not None:
+            return self.elsewhere.under_way
         return next(reversed(self.unended()), None)
 
     @property
@@ -307,6 +312,8 @@ class Cells:
 
     def press_stop(self) -> str:
         """What the stop button of a view does. Returns what was done, in words."""
+        if self.elsewhere is not None:
+            return "this notebook only looks: the notebook that drives the session stops the cell"
         return press_for_all(self._watched and self._watched[1])
 
     def unended(self) -> list[CellRun]:

@@ -15,6 +15,7 @@ from ddp_notebook.launch.cluster import Cluster
 from ddp_notebook.records.operation import Operation
 from ddp_notebook.records.words import in_function, is_whole_stack
 from ddp_notebook.run.cells.cell import CellRun
+from ddp_notebook.run.cells.elsewhere import RunElsewhere
 from ddp_notebook.run.groups.diagnosis import RankView, State, Views
 from ddp_notebook.run.groups.remote import Remote
 from ddp_notebook.run.questions import Questions
@@ -41,7 +42,7 @@ class Looks:
         self._cluster = cluster
         self._questions = questions
 
-    def look(self, run: CellRun) -> Views:
+    def look(self, run: CellRun | RunElsewhere) -> Views:
         """Every rank of the session: those in the cell, those that have ended it, and those that are gone."""
         pending = self._pending(run)
         answers = self.vitals(self._cluster.alive)  # those that have ended it may serve others by RPC
@@ -51,11 +52,11 @@ class Looks:
         """What these ranks say of themselves, as far as they answer."""
         return self._questions.ask_for(ranks, lambda n: Probe(request=n), _ANSWER_S)
 
-    def ask(self, run: CellRun) -> dict[int, Future[Vitals]]:
+    def ask(self, run: CellRun | RunElsewhere) -> dict[int, Future[Vitals]]:
         """Ask those in the cell, without a wait. `views` takes the answers."""
         return {rank: self._questions.ask(rank, lambda n: Probe(request=n), lapses=True) for rank in self._pending(run)}
 
-    def views(self, run: CellRun, answers: Mapping[int, Vitals], silent: Mapping[int, str]) -> Views:
+    def views(self, run: CellRun | RunElsewhere, answers: Mapping[int, Vitals], silent: Mapping[int, str]) -> Views:
         """What these answers say.
 
         Args:
@@ -71,7 +72,7 @@ class Looks:
                 views[rank] = of_vitals(rank, answers[rank])
             elif rank in silent:
                 views[rank] = RankView(rank=rank, state="silent", place=silent[rank] or process.host.unheard)
-            elif rank not in run.result.by_rank:
+            elif rank not in run.ranks:
                 views[rank] = RankView(rank=rank, state="outside", remote=remote)
             elif rank in answers and rank in run.pending:
                 comes_first = "a call of session.client, which comes before the cell"
@@ -87,7 +88,7 @@ class Looks:
         processes = {rank: self._cluster.process(rank) for rank in self._cluster.gone}
         return {rank: process.how_it_ended().partition("\n")[0] for rank, process in processes.items()}
 
-    def _pending(self, run: CellRun) -> list[int]:
+    def _pending(self, run: CellRun | RunElsewhere) -> list[int]:
         return [rank for rank in run.pending if self._cluster.process(rank).is_alive]
 
 

@@ -12,6 +12,7 @@ from ddp_notebook.errors import UsageError
 from ddp_notebook.launch.keep.state import Waiting
 from ddp_notebook.records.words import format_ranks
 from ddp_notebook.run.cells.cells import Cells
+from ddp_notebook.run.cells.elsewhere import Elsewhere
 from ddp_notebook.run.cells.interrupt import Interrupts, keyboard_interrupt
 from ddp_notebook.run.cells.result import CellResult
 from ddp_notebook.run.cells.turn import Place, in_words
@@ -20,6 +21,7 @@ from ddp_notebook.run.interrupted import OF_JOBS, tells_interrupts
 from ddp_notebook.run.jobs.job import Job
 from ddp_notebook.run.kernel import thread_of_this_cell
 from ddp_notebook.run.output.sink import Sink
+from ddp_notebook.status import as_table
 
 _KEPT = 20  # of those that have ended; each holds what its cell has printed
 _LOOK_S = 0.2
@@ -47,6 +49,7 @@ class Jobs:
         self._jobs: dict[int, Job] = {}
         self.ranks_live_on = False  # when this process ends
         self.on_queue: Callable[[list[Waiting]], object] = lambda _: None  # told which jobs wait
+        self.elsewhere: Elsewhere | None = None  # cells of the notebook that drives, if this one only looks
         self.before: list[str] = []  # how cells of an earlier notebook have ended, in words
         self._telling = threading.Lock()
         self._last = 0
@@ -117,13 +120,12 @@ class Jobs:
             raise UsageError(f"there is no job {number}: {known}; of those that have ended {_KEPT} are kept") from None
 
     def __repr__(self) -> str:
+        if self.elsewhere is not None:
+            return _of_elsewhere(self.elsewhere)
         if not self._jobs:
             none = "no cell was run in the background: %%on_all_ranks --background runs one"
             return "\n".join(self.before or [none])
-        table = [("job", "cell", "ranks", "state", "s", "code"), *map(_row, self)]
-        widths = [max(len(row[column]) for row in table) for column in range(len(table[0]))]
-        lines = ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)) for row in table]
-        return "\n".join([*self.before, *(line.rstrip() for line in lines)])
+        return "\n".join([*self.before, *as_table([("job", "cell", "ranks", "state", "s", "code"), *map(_row, self)])])
 
     @property
     def unended(self) -> list[Job]:
@@ -211,9 +213,24 @@ class Jobs:
         futures.wait(self.unended, _END_S)
 
 
+def _of_elsewhere(elsewhere: Elsewhere) -> str:
+    rows = [
+        (f"In [{told.execution_count}]", ranks or "all", state, seconds, _first_line(told.code))
+        for told, ranks, state, seconds in elsewhere.rows()
+    ]
+    if not rows:
+        return "no cell runs or waits in this session; this notebook only looks and has no jobs of its own"
+    table = as_table([("cell", "ranks", "state", "s", "code"), *rows])
+    return "\n".join(["this notebook only looks; cells of the notebook that drives the session:", *table])
+
+
+def _first_line(code: str) -> str:
+    first = next((line.strip() for line in code.splitlines() if line.strip()), "")
+    return first if len(first) <= _MOST_CODE_CHARS else f"{first[: _MOST_CODE_CHARS - 3]}..."
+
+
 def _row(job: Job) -> tuple[str, ...]:
-    first = next((line.strip() for line in job.code.splitlines() if line.strip()), "")
-    code = first if len(first) <= _MOST_CODE_CHARS else f"{first[: _MOST_CODE_CHARS - 3]}..."
+    code = _first_line(job.code)
     state = repr(job).removeprefix(f"job {job.number} ") if job.state == "waiting" else job.state
     seconds = f"{job.seconds:.1f}" if job.seconds else ""
     return str(job.number), f"In [{job.prompt}]", format_ranks(job.ranks), state, seconds, code

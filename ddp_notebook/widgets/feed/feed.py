@@ -35,6 +35,7 @@ _COUNTS = {"step": ("cell", "step"), "bucket": ("cell", "step"), "value": _VALUE
 _EDGE = 1 << 12  # rows at the beginning and the end of a table, which tell when it begins and ends
 _MOST_WAITING_S = 4.0  # longest wait of a row
 _MOST_PROMPTS = 256  # most prompts in a snapshot
+_NEW_PROMPTS = 4  # the newest prompts, in a message that follows a snapshot
 _CELLS = 4  # cells whose rows may still come
 
 
@@ -120,6 +121,7 @@ class Feed:
         if ranks is not None:
             self._ranks = tables["rank"] = ranks
         said = {**head, "hosts": list(self.recording.hosts), "notes": self.notes(), "layouts": self._layouts}
+        said["prompts"] = list(self.recording.prompts.items())[-_NEW_PROMPTS:]
         new = {name: value for name, value in said.items() if self._said.get(name) != value}
         if not new and not any(map(len, tables.values())):
             return None

@@ -97,6 +97,7 @@ class View {
     const foot = make(document, "div", { class: "ddpm-foot" }, this.statusEl, this.notes);
     root.replaceChildren(...(this.neighbour ? [this.neighbour.el] : []), this.head.el, this.alarm, this.body, foot);
     this.panelName = panel;
+    this.empty = ""; // see #showFilled
     /** @type {Map<string, {tab: HTMLButtonElement, area: HTMLElement}>} */
     this.tabs = new Map();
     if (compact) {
@@ -218,8 +219,22 @@ class View {
     this.mark();
   }
 
+  /** Hide the panels of a compact view that have nothing to draw, unless that is true of all. Returns whether that is new. */
+  #showFilled() {
+    if (!this.compact) return false;
+    const empty = this.shown.map(({ panel }) => panel.isEmpty?.() ?? false);
+    const isAny = empty.includes(false);
+    const words = isAny ? empty.join() : "";
+    if (this.empty === words) return false;
+    this.empty = words;
+    this.shown.forEach(({ el }, at) => el.parentElement && show(el.parentElement, !(isAny && empty[at])));
+    this.body.classList.toggle("ddpm-alone", isAny && empty.includes(true));
+    return true;
+  }
+
   layout() {
     this.env.dpr = devicePixelRatio || 1;
+    this.#showFilled();
     for (const one of this.current) {
       const width = Math.floor(one.el.clientWidth);
       if (width <= 0) continue;
@@ -249,6 +264,7 @@ class View {
     if (!this.isDirty || !this.isVisible || !this.root.isConnected) return;
     this.isDirty = false;
     const begun = performance.now();
+    if (this.#showFilled()) this.layout();
     const isElsewhere = this.root.classList.contains("ddpm-elsewhere");
     for (const one of isElsewhere ? [] : this.current) {
       if (!one.width) continue;

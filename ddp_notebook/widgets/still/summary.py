@@ -105,7 +105,8 @@ class _Facts:
         metrics = recording.metrics_of(cell)
         metric = _metric(metrics)
         label = "" if cell is None else label_of(recording, cell)
-        if metric is not None and cell is None and not metrics[metric.name].is_continued:
+        is_all = metric is not None and metrics[metric.name].is_continued and len(np.unique(metric.cells)) > 1
+        if metric is not None and cell is None and not is_all:
             label = label_of(recording, int(metric.cells.max()))
         return cls(
             world_size=recording.world_size,

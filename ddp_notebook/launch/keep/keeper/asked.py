@@ -8,6 +8,7 @@ from typing import Any
 
 from ddp_notebook.errors import HostError, SessionBrokenError
 from ddp_notebook.launch.hosts import Hosts
+from ddp_notebook.launch.keep.keeper.heard import Heard
 from ddp_notebook.launch.keep.keeper.journal import Event, Journal
 from ddp_notebook.launch.keep.keeper.notebooks import Notebook, Notebooks
 from ddp_notebook.launch.keep.keeper.queue import Queue
@@ -26,7 +27,7 @@ class Asked:
 
     Args:
         cluster, hosts, journal, queue, notebooks: of the session.
-        take_all: acknowledges what ranks have sent to a notebook that has gone.
+        heard: acknowledges what ranks have sent to a notebook that has gone, and tells notebooks which cells run.
         changed: tells all how things are, after something was done that may change it.
         renumbered: told the former number of each rank that has stayed, by its new one.
         end: ends the session, and waits for that.
@@ -39,7 +40,7 @@ class Asked:
         journal: Journal,
         queue: Queue,
         notebooks: Notebooks,
-        take_all: Callable[[], None],
+        heard: Heard,
         changed: Callable[[], None],
         renumbered: Renumbered,
         end: Callable[[], None],
@@ -49,7 +50,7 @@ class Asked:
         self._journal = journal
         self._queue = queue
         self._notebooks = notebooks
-        self._take_all = take_all
+        self._heard = heard
         self._changed = changed
         self._renumbered = renumbered
         self._end = end
@@ -100,10 +101,12 @@ class Asked:
             if isinstance(message, RunCell):
                 self._journal.on_told(message, ranks, self._cluster.gone)
                 self._queue.on_told(message)
+                self._heard.tell_running()
         self._cluster.tell(message, ranks)
 
     def _on_queue(self, waiting: list[Waiting]) -> None:
         self._queue.waiting = waiting
+        self._heard.tell_running()
 
     def _hold(self, notebook: Notebook, hold: bool) -> None:
         with self._holding:
@@ -119,7 +122,7 @@ class Asked:
         with self._holding:
             if self._notebooks.driver is driver:
                 self._cluster.hold_text(False)
-                self._take_all()
+                self._heard.take_all()
 
     def _drop(self, rank: int, transfer: int) -> None:
         if rank in self._cluster.ranks:

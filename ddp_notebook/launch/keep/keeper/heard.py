@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
-from ddp_notebook.launch.keep.keeper.journal import Journal
+from ddp_notebook.launch.keep.keeper.journal import Event, Journal
 from ddp_notebook.launch.keep.keeper.notebooks import Notebooks
+from ddp_notebook.launch.keep.keeper.queue import Queue
 from ddp_notebook.launch.keep.recorded import Recorded as RecordedFiles
-from ddp_notebook.launch.keep.state import OwnCluster
+from ddp_notebook.launch.keep.state import OwnCluster, Running, Waiting
 from ddp_notebook.run.output.log import RankLog
 from ddp_notebook.run.output.receipts import Receipts
 from ddp_notebook.run.output.text import TextSplitter
@@ -42,22 +45,31 @@ class Heard:
         self.on_gone = on_gone
         self._texts: dict[int, _Text] = {}
         self._lock = threading.Lock()  # of those
+        self._running: tuple[list[Any], list[Waiting]] = [], []  # cells that run and wait, as notebooks know
         self._told = ""  # what was not kept, the last time that this was said
 
     def begin(
-        self, cluster: OwnCluster, journal: Journal, recorded: RecordedFiles, folder: str, changed: Callable[[], None]
+        self,
+        cluster: OwnCluster,
+        journal: Journal,
+        queue: Queue,
+        recorded: RecordedFiles,
+        folder: str,
+        changed: Callable[[], None],
     ) -> None:
         """Ranks are about to start. Nothing is heard before.
 
         Args:
             cluster: theirs.
             journal, recorded: what is kept of them.
+            queue: cells that wait.
             folder: for the logs of their text.
             changed: tells notebooks how things are.
         """
         self._cluster = cluster
         self._receipts = Receipts(cluster.send)
         self._journal = journal
+        self._queue = queue
         self._recorded = recorded
         self._changed = changed
         self._folder = Path(folder)
@@ -112,9 +124,27 @@ class Heard:
                 self._recorded.put(rank, message.data)
             else:
                 self._journal.on_message(rank, message)
+                self.tell_running()
             self._notebooks.tell("message", rank, message)
             if isinstance(message, Comm | Display) and not self._notebooks.may_come:
                 self._receipts.took(rank, message)  # no notebook drives and shows it: ranks need not wait for one
+
+    def tell_running(self) -> None:
+        """Tell notebooks that only look which cells run and wait, if that has changed. With the lock."""
+        now = time.monotonic()
+        running = self._journal.running
+        key = [(cell.told.cell, sorted(cell.open)) for cell in running], self._queue.waiting
+        if key != self._running:
+            self._running = key[0], list(key[1])
+            self._notebooks.tell(*self.running(now))
+
+    def running(self, now: float) -> Event:
+        """Return the message about cells that run and wait."""
+        cells = [
+            Running(told=cell.told, ranks=cell.ranks, pending=sorted(cell.open), for_s=now - cell.began_s)
+            for cell in self._journal.running
+        ]
+        return "running", cells, list(self._queue.waiting)
 
     def take_all(self) -> None:
         """The notebook that drove has gone, and acknowledges nothing that the ranks have sent it."""
@@ -125,6 +155,7 @@ class Heard:
         with self._notebooks.lock:
             self._journal.on_text(rank, fd, data)
             self._notebooks.tell("text", rank, fd, data)
+            self.tell_running()
         self._text_of(rank).add(fd, data)
 
     def on_ended(self, rank: int, how: str) -> None:
@@ -132,6 +163,7 @@ class Heard:
         with self._notebooks.lock:
             self._journal.on_ended(rank, ("ended rank", rank, how))
             self._notebooks.tell("ended rank", rank, how)
+            self.tell_running()
 
     def on_controller_ended(self) -> None:
         self._changed()

@@ -126,12 +126,12 @@ class Keeper:
         cluster.tell_what_is_slow(lambda text: self._notebooks.tell("notice", text))
         journal = Journal(cluster.mark_token, keep.output_bytes)
         recorded = Recorded(self._spool, keep.recording_bytes)
-        heard.begin(cluster, journal, recorded, self._spool, self._changed)
+        heard.begin(cluster, journal, self._queue, recorded, self._spool, self._changed)
         beginning.start(cluster)
         self._heard, self._journal, self._recorded = heard, journal, recorded
         self._hosts, self._synced = hosts, beginning.synced
         told = self._changed, heard.on_renumbered, lambda: self.end("stopped", wait=True)
-        asked = Asked(cluster, hosts, journal, self._queue, self._notebooks, heard.take_all, *told)
+        asked = Asked(cluster, hosts, journal, self._queue, self._notebooks, heard, *told)
         if (folder := self._spec.options.on_preempt) is not None:
             self._preemption = Preemption(folder, cluster, lambda: journal.is_in_loop, self._said.append)
             self._preemption.begin()
@@ -245,6 +245,7 @@ class Keeper:
             if self._notebooks.may_come:
                 return
             begun = self._queue.begin(self._journal, ranks=cluster.ranks, alive=cluster.alive)
+            self._heard.tell_running()
         if begun is not None:
             cluster.tell(*begun)
 
@@ -349,7 +350,7 @@ class Keeper:
             recorded=self._recorded.parts(),
             left=self._recorded.left(),
         )
-        notebook.welcome([("welcome", welcome), *journal.events(), ("told all",)])
+        notebook.welcome([("welcome", welcome), *journal.events(), self._heard.running(now), ("told all",)])
 
     def _in_words(self) -> dict[str, Any]:
         """What `python -m ddp_notebook list` shows."""

@@ -21,6 +21,7 @@ import { timelinePanel } from "./timeline.js";
  * @property {() => {head: string[], rows: string[][]}|null} table  the same as a table, for screen readers
  * @property {() => string[]} notes  what was left out or drawn together
  * @property {() => Record<string, any>} state  what is drawn, for tests
+ * @property {() => boolean} [isEmpty]  whether there is nothing to draw: a compact view leaves the panel out
  * @property {() => {metric: string|null}} [drawn]  whose latency is measured
  * @property {(event: KeyboardEvent) => boolean} onKey  whether the key was for it
  * @property {() => void} destroy

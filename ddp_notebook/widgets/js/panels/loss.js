@@ -11,8 +11,10 @@ import { metricControls, runPicker } from "../parts/controls.js";
 import { number, plural } from "../data/format.js";
 import { endOf, lastValue, lossPicture } from "./loss_picture.js";
 import { MissingPoints } from "./loss_missing.js";
+import { show } from "../parts/dom.js";
 
 const LABEL_PX = 14;
+const NONE = "No metric has been logged. Write log(loss=loss) in the cell.";
 
 /** @typedef {import("./loss_picture.js").Line} Line */
 
@@ -28,8 +30,11 @@ export function lossPanel(el, store, env) {
   chart.className = "ddpm-chart";
   const readout = document.createElement("div");
   readout.className = "ddpm-readout";
-  if (!env.compact) el.append(chart, readout);
-  else el.append(chart);
+  const none = document.createElement("p"); // in place of a chart without lines
+  none.className = "ddpm-none";
+  none.hidden = true;
+  el.append(chart, none);
+  if (!env.compact) el.append(readout);
   /** @type {uPlot|null} */
   let plot = null;
   let shape = "";
@@ -55,6 +60,10 @@ export function lossPanel(el, store, env) {
       shape = wanted;
       plot = new uPlot(options(), shown, chart);
     } else plot.setData(shown);
+    const isNone = !picture.lines.length;
+    show(chart, !isNone);
+    show(none, isNone);
+    none.textContent = isNone ? NONE : "";
     asked = missing.look(picture.runs.map(({ run }) => run), picture.most);
     read();
   }
@@ -269,7 +278,7 @@ export function lossPanel(el, store, env) {
     height: () => 330,
     describe() {
       const { name, unit, x, ranks, runs } = picture;
-      if (!name || !x.length) return "No metric has been logged yet. Write log(loss=loss) in the cell.";
+      if (!name || !x.length) return NONE;
       const ends = picture.lines.filter((line) => line.label).map((line) => `${line.label} ${line.broken || number(lastOf(line.values))}`);
       const first = picture.lines.find((line) => line.label);
       const from = first ? first.values.find((value) => value !== null && value !== undefined) : undefined;
@@ -280,6 +289,7 @@ export function lossPanel(el, store, env) {
       const rows = picture.runs.flatMap(({ name, points }) => [...points].map(([rank, { steps, values }]) => [name, String(rank), String(steps.length), number(values[0]), number(values[values.length - 1])]));
       return { head, rows };
     },
+    isEmpty: () => !store.metricNames().length,
     notes: () => [...picture.notes, ...(asked ? [asked] : [])],
     drawn: () => ({ metric: picture.name }),
     state() {

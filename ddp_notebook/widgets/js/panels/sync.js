@@ -160,6 +160,7 @@ export function syncPanel(el, store, env) {
       const rows = picture.bars.slice(-20).reverse().map((bar) => [`${store.cellName(bar.cell)}, step ${bar.step}`, duration(bar.duration), ...bar.parts.map(duration)]);
       return { head: ["step", "in all", ...PARTS.map((part) => WORDS[part])], rows };
     },
+    isEmpty: () => !store.steps().length,
     notes() {
       const { hidden, bars } = picture;
       const earlier = bars.length ? firstStep(store.steps(), bars[0].cell) : 0;

@@ -116,7 +116,9 @@ export function runPicker(document, store) {
   const summary = make(document, "summary", {});
   const boxes = make(document, "div", { class: "ddpm-runs", role: "group", "aria-label": "Runs" });
   const newest = make(document, "button", { type: "button", textContent: "Newest", title: "Show the newest run, and each new one", onclick: () => store.choose({ runs: null }) });
-  const el = make(document, "details", { class: "ddpm-picker" }, summary, make(document, "div", { class: "ddpm-drop" }, make(document, "div", { class: "ddpm-line" }, newest), boxes));
+  const details = make(document, "details", { class: "ddpm-picker" }, summary, make(document, "div", { class: "ddpm-drop" }, make(document, "div", { class: "ddpm-line" }, newest), boxes));
+  const only = make(document, "span", { class: "ddpm-only" }); // in place of the menu if there is nothing to choose
+  const el = make(document, "span", { class: "ddpm-field" }, details, only);
   let told = "";
   boxes.onchange = () => {
     const ticked = [...boxes.querySelectorAll("input")].filter((box) => box.checked).map((box) => Number(box.value));
@@ -127,7 +129,9 @@ export function runPicker(document, store) {
     const runs = store.runs(name).slice().reverse();
     const shown = store.shownRuns(name);
     const labels = runs.map((run) => store.runName(run));
-    show(el, runs.length > 1);
+    show(el, runs.length > 0);
+    show(details, runs.length > 1);
+    show(only, runs.length === 1);
     if (told !== labels.join("|")) {
       told = labels.join("|");
       boxes.replaceChildren(...runs.map(({ key }, at) => make(document, "label", {}, make(document, "input", { type: "checkbox", value: String(key) }), labels[at])));
@@ -139,8 +143,11 @@ export function runPicker(document, store) {
     const names = shown.map((run) => store.runName(run));
     const words = `${names.length > 1 ? "Runs" : "Run"}: ${names.length > 2 ? `${names.length} of ${runs.length}` : names.join(", ")}${store.choice.runs ? "" : " (newest)"}`;
     if (summary.textContent !== words) summary.textContent = words;
+    const isOlder = runs.length === 1 && store.cell > Math.max(...runs[0].cells);
+    const one = runs.length === 1 ? `Run: ${labels[0]}${isOlder ? ", the only one with logged values" : ""}` : "";
+    if (only.textContent !== one) only.textContent = one;
   }
-  return { el, update, destroy: closing(document, el, summary) };
+  return { el, update, destroy: closing(document, details, summary) };
 }
 
 /**

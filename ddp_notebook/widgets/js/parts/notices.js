@@ -67,10 +67,10 @@ export function stateOf(store, interrupt) {
   return { chip, words: choice.paused ? `Paused; what comes is taken in. ${what}`.trim() : what };
 }
 
-/** When the kernel answers what is clicked, in words; empty as long as that was not measured, and where no cell can run. @param {import("../data/store.js").Store} store */
+/** When the kernel answers what is clicked, in words; empty if that is at once, was not measured yet, or no cell can run. @param {import("../data/store.js").Store} store */
 export function answersInWords({ answersWhen, state }) {
   if (!answersWhen || ["recorded", "stopped", "gone"].includes(state)) return "";
-  return answersWhen === LATE ? "buttons here work only after the cell; while it runs, the notebook's stop button (■) interrupts it" : "buttons here work while a cell runs";
+  return answersWhen === LATE ? "buttons here work only after the cell; while it runs, the notebook's stop button (■) interrupts it" : "";
 }
 
 /** What the kernel says, in words; nothing where nothing is missing. @type {Record<string, (value: any) => string[]>} */

@@ -1,0 +1,63 @@
+"""The running cells of another notebook, as a notebook that only looks at its kept session has them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ddp_notebook.launch.keep.state import Running, Waiting
+from ddp_notebook.records.words import format_ranks
+from ddp_notebook.wire.events import RunCell
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunElsewhere:
+    """One running cell. `Looks` takes it where it takes a `CellRun`."""
+
+    number: int
+    told: RunCell
+    ranks: list[int]
+    pending: list[int]  # ranks on which it has not ended
+    began_s: float
+
+
+class Elsewhere:
+    """All running and waiting cells of the notebook that drives.
+
+    Args:
+        on_prompt: gets the number and the prompt of each cell.
+    """
+
+    def __init__(self, on_prompt: Callable[[int, str], object]) -> None:
+        self._on_prompt = on_prompt
+        self._running: list[RunElsewhere] = []
+        self._waiting: list[Waiting] = []
+
+    def take(self, running: list[Running], waiting: list[Waiting]) -> None:
+        """Replace what is known by the keeper's message. Called in the thread that reads from it."""
+        now = time.monotonic()
+        for one in running:
+            if one.told.file:
+                self._on_prompt(one.told.cell, f"In [{one.told.execution_count}]")
+        self._waiting = waiting
+        self._running = [
+            RunElsewhere(
+                number=one.told.cell, told=one.told, ranks=one.ranks, pending=one.pending, began_s=now - one.for_s
+            )
+            for one in running
+        ]
+
+    @property
+    def under_way(self) -> RunElsewhere | None:
+        """The newest running cell."""
+        running = self._running
+        return running[-1] if running else None
+
+    def rows(self) -> list[tuple[RunCell, str, str, str]]:
+        """Return the code, ranks, state and seconds of each cell."""
+        now = time.monotonic()
+        found = [(one.told, format_ranks(one.ranks), "running", f"{now - one.began_s:.1f}") for one in self._running]
+        for one in self._waiting:
+            found.append((one.told, "" if one.ranks is None else format_ranks(one.ranks), "waiting", ""))
+        return found

@@ -1,0 +1,80 @@
+"""When the picture that a saved notebook has in place of `%ddp_monitor` is drawn again."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from ddp_notebook.observe.tables.recorded import RecordedTables
+from ddp_notebook.records.codec import Batch
+from ddp_notebook.records.schema import SPANS
+
+SETTLE_S = 0.6  # after the last rows of a cell
+_SHARE = 20  # while a cell runs: drawing takes at most one of so many seconds
+_DRAWN = ("metric", "call", "rpc")  # tables of which every row may change the picture
+_CELL = SPANS.index("cell")
+
+
+class Renewal:
+    """The picture is drawn soon after each cell that has recorded something, and at most rarely while a cell runs.
+
+    Args:
+        recording: what the picture shows.
+    """
+
+    def __init__(self, recording: RecordedTables) -> None:
+        self._recording = recording
+        self._came = threading.Event()  # rows have come that the picture does not show
+        self._last_s = self._began_s = self._drawn_s = time.monotonic()
+        self._took_s = 0.0
+        self.on_rows: Callable[[], object] = lambda: None  # called when the picture becomes stale, in any thread
+        recording.listeners.append(self._on_batch)
+
+    def close(self) -> None:
+        """Do not watch the recording any more."""
+        if self._on_batch in self._recording.listeners:
+            self._recording.listeners.remove(self._on_batch)
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether rows have come that the picture does not show."""
+        return self._came.is_set()
+
+    def make_stale(self) -> None:
+        """The recording has rows already."""
+        self._came.set()
+        self.on_rows()
+
+    def note_end(self) -> None:
+        """A cell has ended, and its last rows may still come."""
+        self._last_s = time.monotonic()
+
+    def waits_s(self, now_s: float, *, runs: bool) -> float:
+        """Return the seconds until the picture may be drawn.
+
+        Args:
+            runs: a cell runs, so rows keep coming.
+        """
+        seldom_s = self._drawn_s + _SHARE * self._took_s
+        return (max(seldom_s, self._drawn_s + SETTLE_S) if runs else self._last_s + SETTLE_S) - now_s
+
+    def begin(self) -> None:
+        """The picture is drawn now."""
+        self._came.clear()  # first: rows that come from here on make it stale again
+        self._began_s = time.monotonic()
+
+    def end(self) -> None:
+        """The picture was drawn."""
+        self._drawn_s = time.monotonic()
+        self._took_s = self._drawn_s - self._began_s
+
+    def _on_batch(self, batch: Batch) -> None:
+        """Take notice of a batch. Called in the thread that feeds the recording."""
+        rows = batch.tables
+        spans = rows.get("span")
+        if any(len(rows.get(name, ())) for name in _DRAWN) or (spans is not None and (spans["kind"] != _CELL).any()):
+            self._last_s = time.monotonic()
+            if not self._came.is_set():
+                self._came.set()
+                self.on_rows()
