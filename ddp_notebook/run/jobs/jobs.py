@@ -212,6 +212,6 @@ class Jobs:
 def _row(job: Job) -> tuple[str, ...]:
     first = next((line.strip() for line in job.code.splitlines() if line.strip()), "")
     code = first if len(first) <= _MOST_CODE_CHARS else f"{first[: _MOST_CODE_CHARS - 3]}..."
-    state = repr(job).removeprefix(f"job {job.number} ") if job.state == "waiting" else job.state
+    state = job.waits if job.state == "waiting" else job.state
     seconds = f"{job.seconds:.1f}" if job.seconds else ""
     return str(job.number), f"In [{job.prompt}]", format_ranks(job.ranks), state, seconds, code
