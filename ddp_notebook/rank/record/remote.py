@@ -17,20 +17,33 @@ from ddp_notebook.records.schema import RPC_KINDS, RPC_SIDES
 
 CALLER, CALLEE = range(len(RPC_SIDES))
 TORCH = RPC_KINDS.index("torch")
-NO_WORKER = -1
+NO_WORKER = NO_RANK = -1
 
 
 class Sent:
     """A call on its caller's side."""
 
     __slots__ = (
-        *("number", "function", "to", "worker", "cell", "thread", "sent_ns", "came", "reference_future", "is_recorded"),
-        *("kind", "src", "dst", "site", "parent", "nbytes", "nbytes_back", "reference", "error", "moment"),
+        *("number", "function", "to", "callee", "worker", "cell", "thread", "sent_ns", "came", "reference_future"),
+        *(
+            "is_recorded",
+            "kind",
+            "src",
+            "dst",
+            "site",
+            "parent",
+            "nbytes",
+            "nbytes_back",
+            "reference",
+            "error",
+            "moment",
+        ),
         *("returned_ns", "is_told", "context"),
     )
     number: int
     function: str
     to: str  # "worker1 (rank 1)"
+    callee: int  # its rank; NO_RANK: a call to no rank, or to several
     worker: int  # number of the process that received the call; NO_WORKER: a call of a cell that itself sends calls
     cell: int  # that it was made for
     thread: int  # that has made it

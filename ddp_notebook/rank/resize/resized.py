@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import asdict
 from datetime import timedelta
 from typing import Any
 
@@ -58,4 +59,5 @@ def settle(message: Resized, place: Form, namespace: dict[str, Any]) -> dict[str
         finally:
             handover.close()
     before, now = (message.was_rank, message.was_world_size), (place.rank, place.world_size)
-    return {"names": given.names, "left": given.left, "notes": samplers.resize(before, now, namespace)}
+    changes = [asdict(change) for change in samplers.resize(before, now, namespace)]
+    return {"names": given.names, "left": given.left, "samplers": changes}

@@ -10,7 +10,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from ddp_notebook.rank.cell.exceptions import words
-from ddp_notebook.rank.record.remote import NO_WORKER, Sent
+from ddp_notebook.rank.record.remote import NO_RANK, NO_WORKER, Sent
 from ddp_notebook.stdlib import itertools, threading, time, weakref
 
 INVOKES = tuple(  # torch's functions that send a call
@@ -55,7 +55,8 @@ class Calls:
         call.number = number = next(self._numbers if is_call else self._waits)
         if is_call:
             self.made = number
-        call.function, call.cell, call.thread, call.worker = function, cell, threading.get_ident(), NO_WORKER
+        call.function, call.cell, call.thread = function, cell, threading.get_ident()
+        call.worker, call.callee = NO_WORKER, NO_RANK
         call.is_recorded, call.reference_future = False, None
         return call
 
@@ -119,10 +120,10 @@ class Calls:
                     self.on_answer(call, time_ns, None, None, its)
 
     @contextmanager
-    def during(self, function: str, to: str, *, is_call: bool = True) -> Iterator[None]:
+    def during(self, function: str, to: str, callee: int = NO_RANK, *, is_call: bool = True) -> Iterator[None]:
         """The block is a call, or waits for workers without one."""
         call = self.new(function, is_call=is_call)
-        call.to, call.sent_ns = to, time.monotonic_ns()
+        call.to, call.callee, call.sent_ns = to, callee, time.monotonic_ns()
         self.begin(call)
         try:
             yield
@@ -164,7 +165,13 @@ class Calls:
         if call is None or (waited_s := (time.monotonic_ns() - call.sent_ns) / 1e9) < _SHORTEST_S:
             return None
         number = max(0, call.number + 1 - self._first)
-        return {"function": call.function, "to": call.to, "number": number, "since_s": waited_s}
+        return {
+            "function": call.function,
+            "to": call.to,
+            "callee": call.callee,
+            "number": number,
+            "since_s": waited_s,
+        }
 
     def words(self, thread: int) -> str:
         """The same: `"waits for train on worker1 (rank 1), call 7, 12 s"`; "" if for nothing."""

@@ -32,7 +32,7 @@ from torch.distributed.rpc import api, backend_registry, internal
 from ddp_notebook.rank.group import waiting
 from ddp_notebook.rank.group.arguments import Arguments
 from ddp_notebook.rank.group.stores import connect
-from ddp_notebook.rank.record.remote import NO_WORKER
+from ddp_notebook.rank.record.remote import NO_RANK, NO_WORKER
 from ddp_notebook.rank.replacing import replace
 from ddp_notebook.rank.rpc import backends
 from ddp_notebook.rank.rpc.agent import Agent, Worker, note_ways
@@ -88,7 +88,7 @@ class Face:
         self._since_cell = 0
         self._arguments: Arguments | None = None
         self._met: Counter[str] = Counter()  # `init_rpc`s of this rank, by cell and what tells them apart
-        self._targets: dict[str, tuple[int, str, WorkerInfo]] = {}  # targets of calls, by the names of workers
+        self._targets: dict[str, tuple[int, str, int, WorkerInfo]] = {}  # targets of calls, by the names of workers
         self.calls = Calls(lambda call: self._losses.is_lost(call.worker) or self.serving.is_past(call.cell))
         self._losses = Losses(self.calls.of)
         self.context_ids = ContextIds(lambda: self.names)
@@ -96,7 +96,7 @@ class Face:
         self.sending = Sending(
             self.calls, self.serving, self._target, self.context_ids.of_call, self._losses.explain_call
         )
-        self._values = Values(self.calls, self._losses, self._described, self._me, self.serving.cell)
+        self._values = Values(self.calls, self._losses, self._callee, self._myself, self.serving.cell)
         self.on_let_go: list[Callable[[], None]] = []  # called when `shutdown` has let go the references of this rank
 
     def install(self) -> None:
@@ -227,7 +227,8 @@ class Face:
         was_open = self.names is not None
         api._ALL_WORKER_NAMES = {*names.workers}
         self._targets = {
-            one.name: (one.number, names.words[one.number], self._agent.info_of(one.number)) for one in workers
+            one.name: (one.number, names.words[one.number], one.here, self._agent.info_of(one.number))
+            for one in workers
         }
         self.names, self._meeting, self._since_cell = names, meeting, (self._running() or (0, 0.0))[0]
         meeting.exchange(None)  # nobody is called before it knows whom there is
@@ -322,10 +323,10 @@ class Face:
         names = self._initialized()
         return names.infos[names.find(to).name]
 
-    def _target(self, to: WorkerInfo | str) -> tuple[int, str, Any]:
-        """Return the number of a worker, its words for messages, and its `WorkerInfo` in the agent."""
+    def _target(self, to: WorkerInfo | str) -> tuple[int, str, int, Any]:
+        """Return the number of a worker, its words for messages, its rank, and its `WorkerInfo` in the agent."""
         name = to if isinstance(to, str) else to.name
-        return self._targets.get(name) or (NO_WORKER, name, to)
+        return self._targets.get(name) or (NO_WORKER, name, NO_RANK, to)
 
     def _kind_of_agent(self) -> type[TensorPipeAgent]:
         """A class of agents that name workers as cells do, for programs that ask the agent itself, as `RemoteModule`
@@ -341,7 +342,7 @@ class Face:
                 return [one.info for one in face._initialized().workers.values()]
 
             def _get_device_map(self, to: WorkerInfo) -> dict[torch.device, torch.device]:
-                return super()._get_device_map(face._target(face._to_worker_info(to))[2])
+                return super()._get_device_map(face._target(face._to_worker_info(to))[-1])
 
         Shown.__name__ = Shown.__qualname__ = TensorPipeAgent.__name__
         return Shown
@@ -363,6 +364,12 @@ class Face:
         assert here is not None
         return f"rank {here.rank}" if self.names is None else f"{self.names.mine.name} (rank {here.rank})"
 
+    def _myself(self) -> tuple[str, int]:
+        """This worker in words, and its rank."""
+        here = self._place()
+        assert here is not None
+        return self._me(), here.rank
+
     def _initialized(self) -> Names:
         if self.names is None:
             raise RuntimeError(_NO_RPC)
@@ -373,10 +380,10 @@ class Face:
         not_awaited = self.calls.not_awaited(self.names.by_number, self.serving.stopped)
         return self.calls.made, max(0, self._agent.calls_under_way - not_awaited)
 
-    def _described(self, number: int) -> str:
-        """A worker in words, by its number."""
+    def _callee(self, number: int) -> tuple[str, int]:
+        """A worker in words and its rank, by its number."""
         known = self._losses.find(number)
-        return f"worker {number}" if known is None else words_of(known)
+        return (f"worker {number}", NO_RANK) if known is None else (words_of(known), known.here)
 
     def _name_of_meeting(self, options: Any, world_size: int) -> str:
         """The same for all that this `init_rpc` is to bring together: those of one cell that name one address and one

@@ -42,7 +42,7 @@ class Sending:
         self,
         calls: Calls,
         serving: Serving,
-        target: Callable[[WorkerInfo | str], tuple[int, str, Any]],
+        target: Callable[[WorkerInfo | str], tuple[int, str, int, Any]],
         with_ids: Callable[[Any, tuple[Any, ...]], tuple[Any, ...]],
         explain: Callable[[Sent, BaseException], BaseException | None],
     ) -> None:
@@ -105,7 +105,7 @@ class Sending:
                     call.is_recorded, call.kind = True, -1
                     call.parent, call.context = recorder.here.of(call.thread)
                 args = self._with_ids(what, args)
-            call.worker, call.to, info = self._target(to)
+            call.worker, call.to, call.callee, info = self._target(to)
             if call.is_recorded:
                 assert recorder is not None
                 recorder.sends(call, what if is_python else None, args)

@@ -58,8 +58,8 @@ class Values:
     Args:
         calls: that have not returned.
         losses: knows workers that have ended.
-        described: returns a worker in words, by its number.
-        me: returns this worker in words.
+        callee: returns a worker in words and its rank, by its number.
+        me: returns this worker in words, and its rank.
         cell: returns the cell that this thread makes calls for.
     """
 
@@ -67,11 +67,11 @@ class Values:
         self,
         calls: Calls,
         losses: Losses,
-        described: Callable[[int], str],
-        me: Callable[[], str],
+        callee: Callable[[int], tuple[str, int]],
+        me: Callable[[], tuple[str, int]],
         cell: Callable[[], int],
     ) -> None:
-        self._calls, self._losses, self._described, self._me, self._cell = calls, losses, described, me, cell
+        self._calls, self._losses, self._callee, self._me, self._cell = calls, losses, callee, me, cell
         self._made: set[str] = set()  # texts of references whose values are made
         self._created: dict[int, weakref.ref[Any]] = {}  # references that `rpc.remote` has created here, by id
 
@@ -85,7 +85,7 @@ class Values:
         def local_value(reference: PyRRef[Any]) -> Any:
             values.check(reference)
             if not reference.is_owner():
-                where = values._described(_owner(reference).id)
+                where, _ = values._callee(_owner(reference).id)
                 raise RuntimeError(f"the value of this reference is on {where}: copy it with to_here()")
             return values._value_here(_local_value, reference)
 
@@ -116,7 +116,7 @@ class Values:
         if reference.is_owner():
             return self._value_here(_to_here, reference)
         number = _owner(reference).id
-        with self._calls.during("to_here", self._described(number)):
+        with self._calls.during("to_here", *self._callee(number)):
             try:
                 if waiting.can_end():
                     limit_s = get_rpc_timeout() if timeout_s == _UNSET_RPC_TIMEOUT else timeout_s
@@ -151,7 +151,8 @@ class Values:
             number: of the owner's agent.
         """
         call = self._calls.new("to_here", self._cell(), is_call=False)
-        call.worker, call.to, call.sent_ns = number, self._described(number), time.monotonic_ns()
+        call.worker, call.sent_ns = number, time.monotonic_ns()
+        call.to, call.callee = self._callee(number)
         self._calls.begin(call)
 
         @functools.wraps(_to_here)
@@ -163,7 +164,7 @@ class Values:
 
         if _is_in_context():
             return to_here()
-        return elsewhere_if_unseen(to_here, self._calls, self._described(number))()
+        return elsewhere_if_unseen(to_here, self._calls, *self._callee(number))()
 
     def _wait(self, reference: PyRRef[Any], limit_s: float, left_s: float) -> None:
         """Wait until the value in another process exists, or its creation has failed.
@@ -188,7 +189,7 @@ class Values:
         text = _text(reference)
         if text in self._made or not waiting.can_end():
             return fetch(reference)
-        value = elsewhere(fetch, self._calls, self._me())(reference)
+        value = elsewhere(fetch, self._calls, *self._me())(reference)
         self._note(text)
         return value
 

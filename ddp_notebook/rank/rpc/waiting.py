@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from ddp_notebook.rank.group import waiting
+from ddp_notebook.rank.record.remote import NO_RANK
 from ddp_notebook.rank.rpc.calls import Calls
 from ddp_notebook.rank.unseen import function_modes, operator_modes
 from ddp_notebook.stdlib import functools, threading
@@ -16,7 +17,7 @@ _keys_in, _keys_out = torch._C._dispatch_tls_local_include_set, torch._C._dispat
 _of_saved_tensors = torch._C._autograd._top_saved_tensors_default_hooks
 
 
-def elsewhere(function: Callable[..., Any], calls: Calls, on: str) -> Callable[..., Any]:
+def elsewhere(function: Callable[..., Any], calls: Calls, on: str, callee: int = NO_RANK) -> Callable[..., Any]:
     """The function, which a thread that can be stopped runs in another one. A stop leaves it there, where it ends with
     what it waits for.
 
@@ -24,6 +25,7 @@ def elsewhere(function: Callable[..., Any], calls: Calls, on: str) -> Callable[.
         function: such as distributed autograd's `backward`.
         calls: that a rank waits for, in words.
         on: whom it waits for, in words.
+        callee: the rank of that worker.
     """
 
     @functools.wraps(function)
@@ -46,7 +48,7 @@ def elsewhere(function: Callable[..., Any], calls: Calls, on: str) -> Callable[.
             threads.append(thread)
             thread.start()
 
-        with calls.during(function.__name__, on):
+        with calls.during(function.__name__, on, callee):
             waiting.wait_until(begin)
         threads.pop().join()  # it has no reference any more
         ended_well, value = outcome.pop()
@@ -57,7 +59,9 @@ def elsewhere(function: Callable[..., Any], calls: Calls, on: str) -> Callable[.
     return call
 
 
-def elsewhere_if_unseen(function: Callable[..., Any], calls: Calls, on: str) -> Callable[..., Any]:
+def elsewhere_if_unseen(
+    function: Callable[..., Any], calls: Calls, on: str, callee: int = NO_RANK
+) -> Callable[..., Any]:
     """Wrap the `backward` of distributed autograd like `elsewhere`, except for threads with state of torch.
 
     Torch passes the state of the calling thread to the threads of its engine: profilers, modes, autocast, hooks of
@@ -68,13 +72,13 @@ def elsewhere_if_unseen(function: Callable[..., Any], calls: Calls, on: str) -> 
         function: the `backward`.
         calls: as in `elsewhere`, and so on.
     """
-    in_a_thread = elsewhere(function, calls, on)
+    in_a_thread = elsewhere(function, calls, on, callee)
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         if not _has_state():
             return in_a_thread(*args, **kwargs)
-        with calls.during(function.__name__, on):
+        with calls.during(function.__name__, on, callee):
             return function(*args, **kwargs)
 
     return call

@@ -15,13 +15,13 @@ from typing import Any
 
 from torch.distributed.checkpoint.api import CheckpointException
 
-from ddp_notebook.rank.resize import samplers
 from ddp_notebook.rank.survive import checkpoint
 from ddp_notebook.rank.survive.members import Members
 from ddp_notebook.rank.survive.ring import Ring
 from ddp_notebook.rank.survive.survival import Survival
 from ddp_notebook.rank.unseen import unseen
 from ddp_notebook.stdlib import json
+from ddp_notebook.wire.resizing import SamplerChange
 from ddp_notebook.wire.survival import Resume
 
 
@@ -238,7 +238,9 @@ class Loop:
         batches = self._members.batches
         if batches is not None:
             unseen(batches.share_anew, step, was, now)
-        of_step = samplers.of_step(0 if batches is None else batches.batch_size, was, now)
-        notes = self._survival.resized
-        for note in notes if any(of_step in note for note in notes) else [of_step, *notes]:
-            self._say(note)
+        own = SamplerChange(batch_size=0 if batches is None else batches.batch_size, was=was, now=now)
+        changes = self._survival.resized
+        if not any(change.batch_size and change.of_step == own.of_step for change in changes):
+            self._say(own.of_step)
+        for change in changes:
+            self._say(str(change))

@@ -28,6 +28,7 @@ from ddp_notebook.rank.unseen import unseen
 from ddp_notebook.rank.variables import copying
 from ddp_notebook.stdlib import os, pickle, queue, re, threading, time
 from ddp_notebook.wire.events import Form, Message
+from ddp_notebook.wire.resizing import SamplerChange
 from ddp_notebook.wire.survival import Resume, Save, Stalls, Survives
 
 _LOOK_S = 0.1
@@ -80,7 +81,7 @@ class Survival:
         self._rings = (0, 0)  # the epoch, and how many rings were made in it
         self._loops: dict[int, int] = {}  # by line of the cell's statement: loops so far
         self.save_to = ""  # a folder: loops are to write their state there, and to end
-        self.resized: list[str] = []  # what became of samplers when there were fewer ranks, in words
+        self.resized: list[SamplerChange] = []  # of samplers, when there were fewer ranks
         self._resume: Resume | None = None  # this process is new, and the cell to come is to begin with that
         self.rejoining: tuple[Resume, Ring, bytes] | None = None  # until it is in its loop
 

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
-
-_RANK = re.compile(r"\(rank (\d+)\)$")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,8 +12,9 @@ class Remote:
     """Of one rank.
 
     Args:
-        function, to, number, since_s: of the call that its main thread waits for, such as `"train"`,
-            `"worker1 (rank 1)"`, 7 and 12.3; "" and 0: it waits for none. Without a number it is no call.
+        function, to, callee, number, since_s: of the call that its main thread waits for, such as `"train"`,
+            `"worker1 (rank 1)"`, 1, 7 and 12.3; "", -1 and 0: it waits for none. Without a number it is no call.
+            The callee is a rank; -1: a worker that is none.
         serves: functions that it executes for others, where each is, and for how many seconds it has run.
         exhausted: why it can serve nobody, in words.
         going_on: functions that it executes still though their cell was stopped, and the cell's number.
@@ -24,6 +22,7 @@ class Remote:
 
     function: str = ""
     to: str = ""
+    callee: int = -1
     number: int = 0
     since_s: float = 0.0
     serves: tuple[tuple[str, str, float], ...] = ()
@@ -39,12 +38,6 @@ class Remote:
             going_on=tuple((function, cell) for function, cell in told.get("going_on", ())),
             **(told.get("call") or {}),
         )
-
-    @property
-    def callee(self) -> int:
-        """The rank that the call has gone to; -1: none."""
-        found = _RANK.search(self.to)
-        return -1 if found is None else int(found[1])
 
     @property
     def serving(self) -> str:
@@ -67,7 +60,7 @@ class Remote:
             is_silent: that one does not answer.
 
         Example:
-            >>> caller = Remote(function="train", to="worker1 (rank 1)", number=7, since_s=12.3)
+            >>> caller = Remote(function="train", to="worker1 (rank 1)", callee=1, number=7, since_s=12.3)
             >>> caller.why(Remote(serves=(("train", "cell line 5 in train", 12.0),)), is_silent=False)
             'waits for train on worker1 (rank 1), call 7, 12 s, which is at cell line 5 in train'
         """

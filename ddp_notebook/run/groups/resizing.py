@@ -22,7 +22,7 @@ from ddp_notebook.run.questions import Questions
 from ddp_notebook.run.rank_sets import RankSet
 from ddp_notebook.run.values.exchange import check_name
 from ddp_notebook.wire.events import Checked, Pulled
-from ddp_notebook.wire.resizing import Inspect, Resized
+from ddp_notebook.wire.resizing import Inspect, Resized, SamplerChange
 
 _MOST_NAMED = 8
 _OF_RANDOM = "random state of "
@@ -219,7 +219,7 @@ class Resizing:
                 raise DDPNotebookError(f"{_now(plan)}. But rank {rank} failed: {answer.error}{_copy_later(plan)}")
         abouts = {rank: json.loads(answer.about) for rank, answer in answers.items()}
         copied = _copied(plan, abouts[0]) if new else []
-        return [*copied, *_notes(plan, {rank: about["notes"] for rank, about in abouts.items()})]
+        return [*copied, *_of_samplers(plan, {rank: about["samplers"] for rank, about in abouts.items()})]
 
 
 def _refuse(others: Sequence[str], sharded: Mapping[str, str], build: str | None) -> None:
@@ -268,16 +268,18 @@ def _copied(plan: _Plan, about: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _notes(plan: _Plan, by_rank: Mapping[int, Sequence[str]]) -> list[str]:
-    """What became of samplers. New ranks may lack the one of which the others tell."""
-    told = []
-    for note in dict.fromkeys(note for notes in by_rank.values() for note in notes):
-        lacking = [rank for rank in plan.new if note not in by_rank[rank]]
-        if lacking and " goes over " in note:
+def _of_samplers(plan: _Plan, by_rank: Mapping[int, Sequence[dict[str, Any]]]) -> list[str]:
+    """The changes of samplers. A new rank may lack the sampler that other ranks have."""
+    changes = {rank: [SamplerChange.of_json(one) for one in told] for rank, told in by_rank.items()}
+    said = []
+    for change in dict.fromkeys(one for of_rank in changes.values() for one in of_rank):
+        lacking = [rank for rank in plan.new if change not in changes[rank]]
+        if lacking and not change.is_left and change.count == 1:
             verb = "lacks" if len(lacking) == 1 else "lack"
-            note = f"{note.partition(': ')[0]}, but {list_ranks(lacking)} {verb} it: define it there too"
-        told.append(note)
-    return told
+            said.append(f"{change.what}, but {list_ranks(lacking)} {verb} it: define it there too")
+        else:
+            said.append(str(change))
+    return said
 
 
 def _few(names: Sequence[str]) -> str:

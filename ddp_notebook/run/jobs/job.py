@@ -110,11 +110,16 @@ class Job(Future[CellResult]):
     def __await__(self) -> Generator[Any, None, CellResult]:
         return asyncio.shield(asyncio.wrap_future(self)).__await__()
 
+    @property
+    def waits(self) -> str:
+        """What a waiting job waits for: `"waits for job 3"`."""
+        ahead = self.place.ahead
+        return f"waits for {in_words(ahead) if ahead else 'its turn'}"
+
     def __repr__(self) -> str:
         name, after = f"job {self.number}", f"after {self.seconds:.1f} s"
         if self.state == "waiting":
-            ahead = self.place.ahead
-            return f"{name} waits for {in_words(ahead) if ahead else 'its turn'}"
+            return f"{name} {self.waits}"
         if self.state == "running":
             return f"{name} runs on {list_ranks(self.ranks)}, since {self.seconds:.1f} s"
         if self.state == "failed":

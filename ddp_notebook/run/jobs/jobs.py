@@ -231,6 +231,6 @@ def _first_line(code: str) -> str:
 
 def _row(job: Job) -> tuple[str, ...]:
     code = _first_line(job.code)
-    state = repr(job).removeprefix(f"job {job.number} ") if job.state == "waiting" else job.state
+    state = job.waits if job.state == "waiting" else job.state
     seconds = f"{job.seconds:.1f}" if job.seconds else ""
     return str(job.number), f"In [{job.prompt}]", format_ranks(job.ranks), state, seconds, code

@@ -11,6 +11,7 @@ for errors and for whoever waits.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, NamedTuple, Protocol
 
@@ -42,11 +43,13 @@ class Action(NamedTuple):
         return f"stage {self.stage}, {SPANS[self.kind]} of microbatch {self.microbatch}"
 
 
-class _Step(NamedTuple):
+@dataclass(slots=True)
+class _Step:
     """One `step` of a schedule, under way."""
 
     span: int
     samples: int | None  # of the batch, where this rank has it
+    explained: BaseException | None = None  # the error that has its note already
 
 
 class Leave(Protocol):
@@ -171,7 +174,8 @@ class Pipelines:
     ) -> None:
         """Say in a note of the error which stage has failed, in what, and what it was given. The stage of an error
         before the first action, when torch asks every stage for its shapes, is the one whose module has raised."""
-        if any(str(note).startswith("in stage ") for note in getattr(error, "__notes__", ())):
+        step = self._steps.get(threading.get_ident())
+        if step is not None and step.explained is error:
             return
         of_stages = ((stage, _given(error, stage.submod)) for stage in stages)
         given = next(((stage, tensors) for stage, tensors in of_stages if tensors is not None), None)
@@ -183,7 +187,6 @@ class Pipelines:
         where += f"{SPANS[action.kind]} of microbatch {action.microbatch}" if action else "before the first microbatch"
         where += f" of {microbatches}"
         if given is not None and given[1]:
-            step = self._steps.get(threading.get_ident())
             giver = f"stage {stage.stage_index - 1}" if stage.stage_index else "the batch"
             where += f": {giver} gives it {', '.join(given[1])}"
             if not stage.stage_index and step is not None and step.samples is not None:
@@ -191,6 +194,8 @@ class Pipelines:
             module = " ".join(repr(stage.submod).split())
             where += f"; its module is {module if len(module) <= _MOST_SHOWN else module[:_MOST_SHOWN] + '...'}"
         error.add_note(where)
+        if step is not None:
+            step.explained = error
 
 
 def _kind_of_backward(loss: Any = None, full_backward: bool = True, last_backward: bool = False) -> int:
