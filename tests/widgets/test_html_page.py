@@ -413,7 +413,7 @@ def test_it_is_redrawn_when_there_is_news_and_at_most_twice_a_second():
         assert len(place.shown) <= count + 1, "what is drawn is what was drawn"
         view.freeze(recording, None)
         assert "recorded" in place.shown[-1]["text/html"]
-        assert place.shown[-1]["text/plain"] == "1 rank, loss 1.00 -> 0.0250"
+        assert place.shown[-1]["text/plain"] == "cell 0: 1 rank, loss 1.00 -> 0.0250"
         view.look(now_s + 100)
         assert "recorded" in place.shown[-1]["text/html"]
     finally:
