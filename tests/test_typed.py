@@ -69,6 +69,88 @@ def test_debug_after_an_error_of_the_notebooks_own(ranks):
         assert ranks.finish(message).status == "ok"
 
 
+# ---- errors that IPython's magics show and do not raise
+
+
+_FAILS_ON_1 = """
+import torch
+import torch.distributed as dist
+found = 7
+def check():
+    if dist.get_rank() == 1:
+        raise ValueError("bad data")
+check()
+dist.all_reduce(torch.ones(1))
+"""
+
+
+@pytest.fixture(scope="module")
+def failing(tmp_path_factory) -> Path:
+    """A script that fails on rank 1, while rank 0 waits for it."""
+    path = tmp_path_factory.mktemp("scripts") / "failing.py"
+    path.write_text(_FAILS_ON_1)
+    path.with_suffix(".ipy").write_text(_FAILS_ON_1)
+    return path
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [
+        "%run {script}",
+        pytest.param("%run -i {script}", marks=pytest.mark.long),
+        pytest.param("%run -p {script}", marks=pytest.mark.long),
+        pytest.param("%run -t -N3 {script}", marks=pytest.mark.long),
+        pytest.param("%run {script.parent}/failing.ipy", marks=pytest.mark.long),
+        pytest.param("import sys; sys.path.insert(0, '{script.parent}')\n%run -m failing", marks=pytest.mark.long),
+        pytest.param("get_ipython().run_line_magic('run', '{script}')", marks=pytest.mark.long),
+        pytest.param("%time %run {script}", marks=pytest.mark.long),
+        pytest.param("%%time\n%run {script}", marks=pytest.mark.long),
+        pytest.param("%%capture kept\n%run {script}", marks=pytest.mark.long),
+        pytest.param("%%time\nexec(open('{script}').read())", marks=pytest.mark.long),
+        pytest.param("%%timeit -n1 -r1\nexec(open('{script}').read())", marks=pytest.mark.long),
+        pytest.param("%%prun\nexec(open('{script}').read())", marks=pytest.mark.long),
+        "%%capture kept\nprint('before')\n" + _FAILS_ON_1,
+    ],
+)
+def test_an_error_under_a_magic_ends_the_cell_on_all_ranks(ranks, failing, cell):
+    began_s = time.monotonic()
+    lines = cell.format(script=failing) + ("" if cell.startswith("%%") else "\nprint('after it')")
+    reply = ranks.run(f"%%on_all_ranks\n{lines}", timeout_s=30)
+    assert reply.ename == "RankError" and "ValueError: bad data (rank 1)" in reply.evalue, reply.traceback
+    assert "after it" not in reply.stdout and time.monotonic() - began_s < 10
+    text = reply.traceback
+    assert text.count("in check()") == 1 and "execution.py" not in text, text
+    assert "ValueError" not in reply.stdout + reply.stderr  # it is shown once
+    if cell.startswith("%%capture kept\nprint"):
+        assert ranks.run("%on_all_ranks kept.stdout").stdout == "[0-1] 'before\\n'\n"
+
+
+def test_variables_of_a_failed_script_are_kept_and_a_cell_can_catch_its_error(ranks, failing):
+    code = f"try:\n    %run {failing}\nexcept ValueError as error:\n    print('caught', error)"
+    reply = ranks.run(f"%%on_ranks 1\nfound = 0\n{code}\nprint(found)")
+    assert (reply.status, reply.stdout, reply.stderr) == ("ok", "[1] caught bad data\n[1] 7\n", "")
+
+
+def test_the_exit_status_of_a_script(ranks, tmp_path):
+    (tmp_path / "leaves.py").write_text("import sys\nsys.exit(int(sys.argv[1]))")
+    (tmp_path / "takes.py").write_text("import argparse\nargparse.ArgumentParser().parse_args()")
+    reply = ranks.run(f"%%on_all_ranks\n%run {tmp_path}/leaves.py {{rank}}\nprint('goes on')")
+    assert reply.ename == "RankError" and reply.stdout == "[0] goes on\n"
+    assert "SystemExit: 1: the script has ended itself with this exit status" in reply.evalue
+    reply = ranks.run(f"%%on_all_ranks\n%run -e {tmp_path}/leaves.py {{rank}}\nprint('goes on')")
+    assert (reply.status, reply.stdout) == ("ok", "[0-1] goes on\n")
+    reply = ranks.run(f"%%on_all_ranks\n%run {tmp_path}/takes.py --epochs 3")
+    assert "the script rejected its arguments" in reply.evalue and "a rank has no command line" not in reply.evalue
+
+
+def test_what_the_user_runs_and_looks_at_itself_does_not_end_the_cell(ranks):
+    code = "result = get_ipython().run_cell('1 / 0')\nprint(type(result.error_in_exec).__name__)"
+    reply = ranks.run(f"%%on_ranks 0\n%%capture\n{code}")
+    assert reply.status == "ok", reply
+    reply = ranks.run("%%on_ranks 0\n%%capture\ndef f(:", timeout_s=20)
+    assert reply.ename == "RankError" and reply.stderr.count("SyntaxError") + reply.stdout.count("SyntaxError") == 0
+
+
 # ---- scripts in the shell
 
 

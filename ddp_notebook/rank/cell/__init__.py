@@ -8,6 +8,7 @@ handlers    the session's interrupt, and signals that come from elsewhere
 where       what the main thread is in, in the user's words
 streams     text on the pipes behind fd 1 and 2, and the marks in it
 tracebacks  which belong to the cell's end, and how long they may be
+magic_errors raises the errors that IPython's magics only show, such as those of a script under %run
 transforms  what IPython makes of a cell's text, whose lines keep their numbers; mostly nothing
 exceptions  the user's exceptions, handled without trusting them
 bounds      what is too long to be read is cut before it is sent

@@ -44,6 +44,8 @@ _INSTEAD = (
     "Print what you want to know, end the cell there with an error, or look at a variable afterwards: %on_all_ranks x, "
     "or %ddp_pull x in the notebook"
 )
+SCRIPT_ARGUMENTS = "the script rejected its arguments: give them after its name, as in %run train.py --epochs 3"
+SCRIPT_EXIT = "the script has ended itself with this exit status; its rank goes on"
 EXIT = "sys.exit() does not end a rank; %ddp_stop in the notebook ends them all"
 
 
@@ -65,12 +67,19 @@ def install(shell: Any) -> None:
     warnings.filterwarnings("ignore", message="To exit: use 'exit', 'quit', or Ctrl-D.")
 
 
-def advice_after_exit(error: SystemExit) -> str:
-    """What to do instead of `sys.exit()`, or about the command line that a cell lacks."""
+def advice_after_exit(error: SystemExit, *, is_of_script: bool) -> str:
+    """Return what to do instead of `sys.exit()`, or about the command line that a cell lacks.
+
+    Args:
+        error: raised by code of the cell.
+        is_of_script: a script raised it that `%run` has run.
+    """
     at = error.__traceback__
     while at is not None and at.tb_next is not None:
         at = at.tb_next
     raised_in = "" if at is None else str(at.tb_frame.f_globals.get("__name__", "")).partition(".")[0]
+    if is_of_script:
+        return SCRIPT_ARGUMENTS if raised_in in _COMMAND_LINES else SCRIPT_EXIT
     if raised_in == "hydra":
         return HYDRA
     return ARGUMENTS if raised_in in _COMMAND_LINES else EXIT

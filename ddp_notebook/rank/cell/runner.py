@@ -450,7 +450,7 @@ class Runner:
             shown.of_cell += filter(None, [why])
         if isinstance(failure, SystemExit):
             what = f"SystemExit: {message}" if failure.args else "SystemExit"
-            advice = hygiene.advice_after_exit(failure)
+            advice = hygiene.advice_after_exit(failure, is_of_script=shown.of_magics.is_exit_of_script(failure))
             return {
                 "status": "error",
                 "ename": "SystemExit",

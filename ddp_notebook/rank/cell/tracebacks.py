@@ -14,6 +14,7 @@ from ddp_notebook.rank import reserve
 from ddp_notebook.rank.cell import hygiene
 from ddp_notebook.rank.cell.bounds import bounded
 from ddp_notebook.rank.cell.exceptions import FormattingStopped, chain, first_line, known_words, notes_of, told
+from ddp_notebook.rank.cell.magic_errors import MagicErrors
 from ddp_notebook.rank.cell.where import Where
 from ddp_notebook.stdlib import asyncio, contextlib, threading
 
@@ -48,6 +49,7 @@ class Tracebacks:
         self.is_hidden = False  # an interrupt, from the code of the cell: it has to be raised once more
         self._was_stopped = False  # what is being formatted: the rest of that is ours
         self._said: tuple[BaseException, str] | None = None  # the error that ended the cell, and its message
+        self.of_magics = MagicErrors(shell, where.cells.__contains__)
         self._shell = shell
         self._where = where
         self._is_running = is_running
@@ -96,7 +98,10 @@ class Tracebacks:
 
     def take(self, content: dict[str, Any]) -> str:
         """Take a traceback that IPython shows. Returns the text to show instead, or "" if it is sent at the end of the
-        cell: for the error that ended it, and for one in a display if the kernel lets the cell fail because of it."""
+        cell: for the error that ended it, and for one in a display if the kernel lets the cell fail because of it.
+        IPython shows syntax errors without `_show`."""
+        if threading.get_ident() == self._main and self.of_magics.will_raise():
+            return ""
         text = bounded("\n".join(content["traceback"]))
         if self._left_out:
             text += f"\n[... {self._left_out:,} frames in the middle of this traceback are left out ...]"
@@ -132,6 +137,9 @@ class Tracebacks:
         if error is None:
             self._format(exc_tuple, *args, **kwargs)
             return
+        if self.of_magics.will_raise():
+            return
+        self.of_magics.hide_frames(error)
         hygiene.end_traceback_at_user(error)
         self._left_out = _leave_out_frames(error)
         ends_cell = self._ends_cell()

@@ -1,0 +1,150 @@
+"""Raise the errors that IPython's magics `%run` and `%%capture` only show.
+
+IPython prints the error of a script under `%run`, and the cell continues. On a rank the cell would seem to have
+succeeded, while the other ranks wait for its collectives. So the magic raises the error after it has done its work, and
+the cell fails as it does with any other error.
+"""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from collections.abc import Callable, Iterator
+from types import FrameType, TracebackType
+from typing import Any
+
+import IPython
+
+from ddp_notebook.rank.cell.where import OURS
+from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
+from ddp_notebook.stdlib import contextlib, functools, os
+
+_MAGICS = (("line", "run"), ("line", "rerun"), ("cell", "capture"))
+_IPYTHON = os.path.dirname(IPython.__file__) + os.sep
+_RUNNERS = (_IPYTHON, OURS, runpy.__file__, "<frozen runpy>")
+
+
+class MagicErrors:
+    """Makes magics of a shell raise the errors of the code that they run.
+
+    Args:
+        shell: its magics and the methods that they run code with are replaced.
+        is_cell: returns whether a file name is one of a cell.
+    """
+
+    def __init__(self, shell: Any, is_cell: Callable[[str], bool]) -> None:
+        self._shell = shell
+        self._is_cell = is_cell
+        self._depth = 0  # magics that run now, one within the other
+        self._error: BaseException | None = None  # of the code that the innermost of them has run
+        self._script_exit: SystemExit | None = None
+        self._execfile, self._execfile_ipy = shell.safe_execfile, shell.safe_execfile_ipy
+        self._module, self._cell = shell.safe_run_module, shell.run_cell
+        shell.safe_execfile, shell.safe_execfile_ipy = self._run_file, self._run_ipy
+        shell.safe_run_module = self._run_module
+        for kind, name in _MAGICS:
+            magic = shell.find_magic(name, kind)
+            shell.register_magic_function(self._raising(magic, with_cells=name != "run"), kind, name)
+
+    def is_exit_of_script(self, error: SystemExit) -> bool:
+        """Return whether a script under `%run` has raised this."""
+        return error is self._script_exit
+
+    def will_raise(self) -> bool:
+        """Return whether a magic will raise the error that IPython shows now, so that it need not be shown."""
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and not self._is_cell(frame.f_code.co_filename):
+            if frame.f_code is MagicErrors._run_cell.__code__:
+                return True
+            frame = frame.f_back
+        return False
+
+    def hide_frames(self, error: BaseException) -> None:
+        """Remove our frame of a magic and the frames of IPython that called it from the traceback of an error."""
+        kept: list[TracebackType] = []
+        at = error.__traceback__
+        while at is not None:
+            if at.tb_frame.f_code.co_filename != __file__:
+                kept.append(at)
+            else:
+                while len(kept) > 1 and kept[-1].tb_frame.f_code.co_filename.startswith(_IPYTHON):
+                    kept.pop()
+            at = at.tb_next
+        for one, after in zip(kept, [*kept[1:], None], strict=True):
+            one.tb_next = after
+
+    def _raising(self, magic: Callable[..., Any], *, with_cells: bool) -> Callable[..., Any]:
+        @functools.wraps(magic)
+        def raising(*args: Any, **kwargs: Any) -> Any:
+            outer, self._error = self._error, None
+            self._depth += 1
+            try:
+                with self._taking_cells() if with_cells else contextlib.nullcontext():
+                    value = magic(*args, **kwargs)
+                error = self._error
+            finally:
+                self._depth -= 1
+                self._error = outer
+            if error is not None:
+                raise error
+            return value
+
+        return raising
+
+    @contextlib.contextmanager
+    def _taking_cells(self) -> Iterator[None]:
+        """Keep the error of the code that IPython now runs as a cell."""
+        before = self._shell.run_cell
+        self._shell.run_cell = self._run_cell
+        try:
+            yield
+        finally:
+            self._shell.run_cell = before
+
+    def _run_cell(self, *args: Any, **kwargs: Any) -> Any:
+        self._shell.run_cell = self._cell  # a cell that the code runs itself shows its own errors
+        try:
+            result = self._cell(*args, **kwargs)
+        finally:
+            self._shell.run_cell = self._run_cell
+        self._keep(result.error_before_exec or result.error_in_exec)
+        return result
+
+    def _run_file(self, fname: Any, *where: Any, exit_ignore: bool = False, **options: Any) -> None:
+        if not self._depth or options.get("raise_exceptions"):
+            self._execfile(fname, *where, exit_ignore=exit_ignore, **options)
+            return
+        if self._error is not None:  # `%run -t -N5` would repeat a script that has failed
+            return
+        try:
+            self._execfile(fname, *where, **{**options, "raise_exceptions": True})
+        except SystemExit as error:
+            if not exit_ignore:
+                self._script_exit = error
+                self._keep(error)
+        except BaseException as error:
+            self._keep(error)
+
+    def _run_ipy(self, fname: Any, *args: Any, **kwargs: Any) -> None:
+        with self._taking_cells() if self._depth else contextlib.nullcontext():
+            self._execfile_ipy(fname, *args, **kwargs)
+
+    def _run_module(self, mod_name: Any, where: dict[str, Any]) -> None:
+        if not self._depth:
+            self._module(mod_name, where)
+            return
+        try:
+            where.update(runpy.run_module(str(mod_name), run_name="__main__", alter_sys=True))
+        except SystemExit as error:
+            if error.code:
+                self._script_exit = error
+                self._keep(error)
+        except BaseException as error:
+            self._keep(error)
+
+    def _keep(self, error: BaseException | None) -> None:
+        if error is None or self._error is not None:
+            return
+        while error.__traceback__ is not None and error.__traceback__.tb_frame.f_code.co_filename.startswith(_RUNNERS):
+            error.__traceback__ = error.__traceback__.tb_next
+        self._error = error
