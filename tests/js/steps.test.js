@@ -1,6 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { askForSteps, barOf, bucketsOf } from "../../ddp_notebook/widgets/js/data/steps.js";
+import { cutNames, namesIn } from "../../ddp_notebook/widgets/js/drawing/sync_draw.js";
 import { Store } from "../../ddp_notebook/widgets/js/data/store.js";
 import { COLLECTIVE, PARTS } from "../../ddp_notebook/widgets/js/data/tables.js";
 import { cutLabels, highest, stack, stepLabels } from "../../ddp_notebook/widgets/js/drawing/stepbars.js";
@@ -126,4 +127,25 @@ test("when no cell runs any more, the steps that were left out are asked for onc
   assert.deepEqual(inWords(store), ["1 row of the timeline left out"], "of the cell before, whose steps have not all come");
   assert.equal(look({ state: "running", cell: 4, notes: { units_shown_of: 8, rows_left_out: 60 } }), 2);
   assert.equal(look({ state: "idle", notes: { units_shown_of: 1, rows_left_out: 60 } }), 3, "it was fast only when it began");
+});
+
+test("names of equal blocks differ where there is little room", () => {
+  const measure = /** @param {string} words */ (words) => 6 * words.length;
+  const shown = /** @param {string} front @param {number} room */ (front, room) => {
+    const blocks = [3, 2, 1].flatMap((block) => ["mlp.bias", "norm1.weight"].map((name) => `blocks.${block}.${name}`));
+    const firsts = ["head.weight", ...blocks].map((name) => front + name);
+    return firsts.map((first) => namesIn([first, ...Array(11).fill("")], cutNames(firsts), room, measure));
+  };
+  assert.equal(shown("", 240)[2], "blocks.3.norm1.weight, 11 more");
+  assert.equal(shown("", 150)[2], "blocks.3.norm1.weight +11");
+  assert.equal(shown("", 130)[2], "blocks.3.norm1.\u2026 +11");
+  assert.deepEqual(shown("model.net.", 80).slice(0, 3), ["\u2026.head.weight", "\u2026.3.mlp.bias", "\u2026.3.norm1.\u2026"]);
+  for (const room of [80, 100, 120, 200]) assert.equal(new Set(shown("model.net.", room)).size, 7, `${room}: ${shown("model.net.", room)}`);
+});
+
+test("a name that cannot be cut so that it differs is cut all the same", () => {
+  const measure = /** @param {string} words */ (words) => 6 * words.length;
+  assert.equal(namesIn(["weight"], cutNames(["weight"]), 10, measure), "weight");
+  assert.equal(namesIn([], cutNames([]), 10, measure), "");
+  assert.equal(namesIn(["a.weight"], cutNames(["a.weight", "a.weight"]), 40, measure), "a.\u2026");
 });

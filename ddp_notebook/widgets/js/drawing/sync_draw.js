@@ -167,6 +167,7 @@ export function drawBuckets(brush, found, where, top) {
   bar("waiting", 0, Math.max(found.lastIssue, backward[0]), backward[1]);
   if (row >= 9) surface.write("backward", gutter, first + row / 2, { colour: colours.ink, size: 11.5, align: "right" });
   const every = Math.ceil(11 / row);
+  const known = cutNames(found.buckets.map((one) => one.names[0] ?? ""));
   found.buckets.forEach((one, index) => {
     const at = index + 1;
     bar("waiting", at, one.start, one.arrived);
@@ -178,7 +179,9 @@ export function drawBuckets(brush, found, where, top) {
       const right = `${bytes(one.nbytes)}  #${one.bucket}`;
       surface.write(right, gutter, y, { colour: colours.soft, size: 11, align: "right" });
       const taken = pen.measureText(right).width + 10;
-      surface.write(namesOf(one.names), gutter - taken, y, { colour: colours.ink, size: 11.5, align: "right", width: gutter - taken });
+      pen.font = font(11.5);
+      const name = namesIn(one.names, known, gutter - taken, (words) => pen.measureText(words).width);
+      surface.write(name, gutter - taken, y, { colour: colours.ink, size: 11.5, align: "right", width: gutter - taken });
     }
   });
   if (found.lastIssue < found.to) {
@@ -195,9 +198,45 @@ export function drawBuckets(brush, found, where, top) {
   return { first, row };
 }
 
-/** `layers.3.weight, 2 more`. @param {string[]} names */
-function namesOf(names) {
-  return names.length > 1 ? `${names[0]}, ${names.length - 1} more` : (names[0] ?? "");
+/**
+ * The names of a bucket in little room: `blocks.3.norm1.weight, 11 more`, `blocks.3.norm1.weight +11`, `blocks.3.… +11` or
+ * `….3.…`. The longest part of the first name that fits is taken, if no other bucket has the same.
+ * @param {string[]} names
+ * @param {Map<string, number>} known of `cutNames`
+ * @param {number} room pixels
+ * @param {(words: string) => number} measure
+ */
+export function namesIn(names, known, room, measure) {
+  const [name = "", ...others] = names;
+  const more = others.length ? [`, ${others.length} more`, ` +${others.length}`] : [""];
+  const whole = more.map((end) => name + end);
+  const fits = /** @param {string} words */ (words) => measure(words) <= room;
+  const found = whole.find(fits);
+  if (found !== undefined) return found;
+  const cut = cutsOf(name).sort((a, b) => b.words.length - a.words.length);
+  const own = cut.filter(({ key }) => known.get(key) === 1);
+  const words = (own.length ? own : cut).flatMap((one) => [one.words + more[more.length - 1], one.words]);
+  return words.find(fits) ?? words[words.length - 1] ?? whole[whole.length - 1];
+}
+
+/** How many of these names have each part between dots in common, at the same place. @param {string[]} names */
+export function cutNames(names) {
+  /** @type {Map<string, number>} */
+  const known = new Map();
+  for (const { key } of names.flatMap(cutsOf)) known.set(key, (known.get(key) ?? 0) + 1);
+  return known;
+}
+
+/** Parts of a name, with an ellipsis where it was cut. @param {string} name */
+function cutsOf(name) {
+  const parts = name.split(".");
+  const ends = parts.flatMap((_, from) => parts.map((_, to) => ({ from, to: to + 1 }))).filter(({ from, to }) => from < to);
+  return ends
+    .filter(({ from, to }) => to - from < parts.length)
+    .map(({ from, to }) => {
+      const kept = parts.slice(from, to).join(".");
+      return { key: `${from} ${kept}`, words: `${from ? "\u2026." : ""}${kept}${to < parts.length ? ".\u2026" : ""}` };
+    });
 }
 
 /** What each rank's time went into. @param {Brush} brush @param {Bar[]} byRank @param {string} where of which step @param {number} left @param {number} top */
