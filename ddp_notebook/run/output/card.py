@@ -106,7 +106,7 @@ def as_html(views: Views, seconds: float, why: str, ends: str = STOP) -> str:
     rows = "".join(
         f'<tr style="background:none"><td style="{cell}"><code>[{format_ranks(ranks)}]</code>'
         f"{html.escape(list_with_host(views, ranks).removeprefix(list_ranks(ranks)))}</td>"
-        f'<td style="{cell}">{html.escape(doing)}</td><td style="{cell}">{since}</td></tr>'
+        f'<td style="{cell}">{html.escape(doing)}</td><td style="{cell};white-space:nowrap">{since}</td></tr>'
         for ranks, doing, since in _rows(views)
     )
     return (
