@@ -255,7 +255,7 @@ class Session:
         cell = self._prepare(code, ranks, timeout_s, quiet, execution_count, file, record, fold)
         sink = Here() if not quiet and is_users_thread() else None
         try:
-            return self._run(cell, sink, self._beside(sink))
+            return self._run(cell, sink, self._beside(sink, code))
         except (DDPNotebookError, KeyboardInterrupt) as error:
             # In a script our frames would stand before what the ranks say.
             raise error.with_traceback(None)  # noqa: B904 - the same error, whose context is the script's
@@ -292,7 +292,7 @@ class Session:
         """
         cell = self._prepare(code, ranks, timeout_s, quiet, execution_count, file, record, fold)
         sink = None if quiet else of_this_cell()
-        beside = self._beside(sink)
+        beside = self._beside(sink, code)
         self._parts.living.check_host()  # before the job has a thread of its own
 
         def run(job: Job) -> CellResult:
@@ -697,8 +697,8 @@ class Session:
         """Where its monitors stand. `widgets.Monitor(session)` is one more."""
         return require(self._live)
 
-    def _beside(self, sink: Sink | None) -> Beside | None:
-        return None if sink is None else self._views.beside(sink)
+    def _beside(self, sink: Sink | None, code: str) -> Beside | None:
+        return None if sink is None else self._views.beside(sink, code)
 
     # ---- ranks
 
@@ -841,7 +841,7 @@ class Session:
 
     def _in_background(self, run: CellRun, cell: RunCell) -> Job:
         sink = of_this_cell()
-        beside = self._beside(sink)
+        beside = self._beside(sink, cell.code)
 
         def follow(job: Job) -> CellResult:
             return self._parts.adopted.follow(run, sink, job.place, job.waiter, beside, job.on_begin)

@@ -265,7 +265,8 @@ class _Follower:
         self._asked, self._job, self._process = asked, job, process
         self._pipes, self._interrupts = pipes, interrupts
         self._joins = asked.joins(endpoint)  # the command that starts one more agent
-        self._screen = Screen(range(_MOST_RANKS), folds=asked.folds, log="attach_job().log(rank)")
+        self._view: tuple[int, Any] | None = None  # number of an attempt, and what is shown beside its output
+        self._screen = Screen(range(_MOST_RANKS), holds=self._holds, folds=asked.folds, log="attach_job().log(rank)")
         self._presses = 0  # of the stop button, that torchrun has been told of
         self._alone_s = time.monotonic() + _ALONE_S  # then a line says that no rank has started
         self._ends_s = float("inf")  # no more output is waited for then
@@ -274,7 +275,7 @@ class _Follower:
 
     def follow(self) -> None:
         """Return when torchrun has ended and its output is shown."""
-        output, view = self._pipes.output, None
+        output = self._pipes.output
         if self._asked.most_agents > self._asked.agents:
             self._screen.write("stderr", f"one more agent joins from a shell with: {self._joins}\n")
         while time.monotonic() < self._ends_s or (self._pieces and not output.empty()):
@@ -286,7 +287,7 @@ class _Follower:
             if output.empty() or self._screen.is_due or now_s - self._refreshed_s > _REFRESH_S:
                 self._refresh(now_s)
             self._forward_presses(now_s)
-            view = _look(self._job, view)
+            self._view = _look(self._job, self._view)
             if self._job.round is None and now_s > self._alone_s:
                 self._alone_s = float("inf")
                 said = f"no rank has started within {_ALONE_S:.0f} s: torchrun waits for more agents"
@@ -297,8 +298,12 @@ class _Follower:
                 if output.empty() or not self._pieces:
                     self._ends_s = now_s + _END_S
         self._screen.finish()
-        if view is not None:
-            view[1].end(view[0])
+        if self._view is not None:
+            self._view[1].end(self._view[0])
+
+    def _holds(self, waits_s: float, quiet_s: float) -> bool:
+        """See `Beside.holds`."""
+        return self._view is not None and self._view[1].holds(waits_s, quiet_s)
 
     def _show(self, one: Written) -> None:
         _log(self._job, one)
@@ -340,7 +345,7 @@ def _look(job: TorchrunJob, view: tuple[int, Any] | None) -> tuple[int, Any] | N
     if view is None or view[0] != run.number:
         if view is not None:
             view[1].end(view[0])
-        beside = job._views.beside(Here())
+        beside = job._views.beside(Here(), "%run")  # as a cell that runs the script
         view = None if beside is None else (run.number, beside)
     if view is not None:
         view[1].look(view[0])

@@ -93,17 +93,18 @@ class Placing:
 
     # ---- beside a running cell
 
-    def beside(self, sink: Sink) -> UnderCell | None:
+    def beside(self, sink: Sink, code: str) -> UnderCell | None:
         """What goes beside the output of a cell that begins now; None: nothing.
 
         Args:
             sink: where the output goes.
+            code: of the cell.
         """
         may_come = self._mode != "off"
         if not has_front_end() or not (may_come or self._shown is not None):
             return None
         elsewhere = sink if isinstance(sink, OfCell) else None
-        return UnderCell(self, self._recording, may_come=may_come, elsewhere=elsewhere)
+        return UnderCell(self, self._recording, code, may_come=may_come, elsewhere=elsewhere)
 
     def look(self) -> float | None:
         """Redraw what has changed, and replace a widget that does not answer.

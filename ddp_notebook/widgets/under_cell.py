@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import time
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,12 @@ if TYPE_CHECKING:
 
 _AFTER_S = 1.0  # a cell that is over sooner needs no view
 _LOOK_S = 0.2
+_HOLD_S = 0.4  # output waits so long for rows of the step that has printed it
+_QUIET_S = 1.0  # it only does if nothing was printed for so long
+# Code that may train: only its output waits for a view.
+_MAY_TRAIN = re.compile(
+    r"(?<![.\w])log\(|\bbackward\(|\.step\(|\b\w*(train|fit|epoch|learn)\w*\(|\bmain\(|^\s*%run\b", re.MULTILINE | re.I
+)
 _SYNCHRONISES = [ORIGINS.index(name) for name in ("ddp", "ddp hook", "fsdp")]
 _MOST_ROWS = 2000  # calls that are searched for one of these
 _log = logging.getLogger(__name__)
@@ -29,12 +36,13 @@ class UnderCell:
     Args:
         placing: has the views.
         recording: the session's.
+        code: of the cell.
         may_come: a compact view comes under the cell, once there is something to see.
         elsewhere: where it comes, for a cell that another thread runs than the main one; None: here.
     """
 
     def __init__(
-        self, placing: Placing, recording: RecordedTables, *, may_come: bool, elsewhere: Sink | None = None
+        self, placing: Placing, recording: RecordedTables, code: str, *, may_come: bool, elsewhere: Sink | None = None
     ) -> None:
         self._placing = placing
         self._elsewhere = elsewhere
@@ -43,9 +51,24 @@ class UnderCell:
         self._looked_s = 0.0
         rings = self._recording.store.rings
         self._ends = {name: rings[name].end for name in ("metric", "call")}
+        self._may_train = may_train(code)
         self._is_wanted = False
         self._is_decided = not may_come
         self.is_shown = self._has_failed = False
+
+    def holds(self, waits_s: float, quiet_s: float) -> bool:
+        """Return whether output waits, so that the view stands above it and not between its lines.
+
+        No output waits once there is a view, or if none may come.
+        """
+        if self._is_decided or self._has_failed:
+            return False
+        if self._is_wanted:
+            return True  # until `_decide` shows the view
+        if not self._may_train:
+            return False
+        is_new = self._began_s is None or time.monotonic() < self._began_s + _AFTER_S
+        return is_new or (quiet_s > _QUIET_S and waits_s < _HOLD_S)
 
     def look(self, cell: int) -> None:
         now_s = time.monotonic()
@@ -88,3 +111,13 @@ class UnderCell:
         calls, _, _ = recording.follow("call", max(self._ends["call"], end - _MOST_ROWS))
         self._ends["call"] = end
         return bool((np.isin(calls["origin"], _SYNCHRONISES) & (calls["cell"] == cell)).any())
+
+
+def may_train(code: str) -> bool:
+    """Return whether a cell with this code may train.
+
+    Example:
+        >>> may_train("loss.backward()"), may_train("train(100)"), may_train("print(math.log(3))")
+        (True, True, False)
+    """
+    return _MAY_TRAIN.search(code) is not None

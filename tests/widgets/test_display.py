@@ -8,6 +8,7 @@ import queue
 import re
 import time
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 import pytest
@@ -144,6 +145,48 @@ def test_a_short_cell_and_one_that_does_not_log_have_no_view(browser):
     browser.run("%%on_all_ranks\nimport time; time.sleep(1.6)")
 
     assert browser.monitors() == []
+
+
+def under_it(browser):
+    """What was shown under the cell, in order."""
+    cell = next(m for m in browser.messages if m["msg_type"] == "execute_input")["parent_header"]["msg_id"]
+    own = [m for m in browser.messages if m["parent_header"].get("msg_id") == cell]
+    return [m for m in own if m["msg_type"] in ("display_data", "stream")]
+
+
+def test_the_view_stands_above_what_the_cell_prints(browser):
+    reply = browser.run(TRAINS.replace("log(loss", "print('at step', step)\n    log(loss"))
+
+    first, *others = under_it(browser)
+    assert VIEW in first["content"]["data"], "nothing was printed above it"
+    assert not any(VIEW in m["content"].get("data", {}) for m in others)
+    assert [int(line.split()[-1]) for line in reply.stdout.splitlines()] == list(range(30)), "in order, none is lost"
+    assert [set(shown) for shown in reply.displays] == [{"image/png", "text/plain"}]
+
+
+def test_lines_of_a_cell_that_needs_no_view_are_all_that_stays(browser):
+    reply = browser.run("%%on_all_ranks\nfor step in range(3): print('at step', step); log(loss=step)")
+
+    assert reply.displays == [] and reply.stdout.splitlines() == [f"[0-1] at step {step}" for step in range(3)]
+
+
+def waited_s(browser, code):
+    """Seconds from the start of a cell until it showed "loading"."""
+    browser.messages.clear()
+    asked = browser.kernel.start(code)
+    browser.read_until(
+        lambda: "loading" in browser.messages[-1]["content"].get("text", "") if browser.messages else False
+    )
+    began = next(m for m in browser.messages if m["msg_type"] == "execute_input")
+    found = sent_s(browser.messages[-1]) - sent_s(began)
+    assert finish(browser, asked).displays == []
+    return found
+
+
+def test_only_lines_of_a_cell_that_may_train_wait_for_its_view(browser):
+    says = "%%on_all_ranks\nimport time; print('loading', flush=True); time.sleep({})"
+    assert waited_s(browser, says.format(0.4)) < 0.4
+    assert 0.9 < waited_s(browser, says.format("1.4") + "\nif rank > 1: log(loss=1)") < 1.4, "it has none so far"
 
 
 def test_monitor_shows_all_until_it_is_replaced(browser):
@@ -355,6 +398,12 @@ def make_subshell(client: Any) -> str | None:
         answer = client.get_control_msg(timeout=10)
         if answer["parent_header"].get("msg_id") == message["header"]["msg_id"]:
             return answer["content"].get("subshell_id")
+
+
+def sent_s(message: dict[str, Any]) -> float:
+    """When a message was sent. jupyter_client leaves dates as text where another library has set it so."""
+    date = message["header"]["date"]
+    return (datetime.fromisoformat(date) if isinstance(date, str) else date).timestamp()
 
 
 def finish(browser: Browser, asked: str) -> Reply:

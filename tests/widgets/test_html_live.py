@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 import time
-from datetime import datetime
 from typing import Any
 
 import pytest
 
 from tests.test_widgets import VIEW
-from tests.widgets.test_display import OWN_BUNDLE, Browser, finish, make_subshell
+from tests.widgets.test_display import OWN_BUNDLE, Browser, finish, make_subshell, sent_s
 
 SET_UP = """%%on_all_ranks
 import time
@@ -30,12 +29,6 @@ MONITOR_2 = "import ddp_notebook\nddp_notebook.current().monitor(2)"
 
 # Stop the session of an earlier test if one is running.
 STOP = "from ddp_notebook import session\nif (running := session.current()) is not None: running.stop()"
-
-
-def sent_s(message: dict[str, Any]) -> float:
-    """When a message was sent. jupyter_client leaves dates as text where another library has set it so."""
-    date = message["header"]["date"]
-    return (datetime.fromisoformat(date) if isinstance(date, str) else date).timestamp()
 
 
 @pytest.fixture(scope="module")

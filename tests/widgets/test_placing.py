@@ -8,6 +8,7 @@ import pytest
 
 from ddp_notebook.errors import UsageError
 from ddp_notebook.widgets.placing import find_cell
+from ddp_notebook.widgets.under_cell import may_train
 from tests.observe.test_figures import logged
 
 PREPARES = """
@@ -61,3 +62,19 @@ def test_the_last_of_the_cells_with_one_prompt_is_found():
     recording.prompts.update({6: "In [9]"})
     with pytest.raises(UsageError, match=r"of In \[6\]; there is something of cell 1, cell 2, In \[9\]$"):
         find_cell(recording, 6)
+
+
+@pytest.mark.parametrize(
+    ("code", "may"),
+    [
+        ("for step in range(9):\n    log(loss=step)", True),
+        ("loss.backward()\noptimizer.step()", True),
+        ("train_one_epoch(model)", True),
+        ("%run train.py", True),
+        ("trainer.fit(model)", True),
+        ("print(rank)\ntotal = dist.all_reduce(torch.ones(1))", False),
+        ("math.log(3); print('a step')", False),
+    ],
+)
+def test_cells_that_may_train_are_known_by_their_code(code, may):
+    assert may_train(code) is may

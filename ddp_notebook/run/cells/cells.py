@@ -180,6 +180,7 @@ class Cells:
             waiter.ends,
             is_stopped=lambda: bool(interrupts.count),
             may_clear=lambda: waiter is NOTEBOOK and not (beside and beside.is_shown),
+            holds=lambda waits_s, quiet_s: beside is not None and beside.holds(waits_s, quiet_s),
             folds=self._folds if folds is None else folds,
         )
 

@@ -64,6 +64,14 @@ class Beside(Protocol):
     def is_shown(self) -> bool:
         """Whether there is something."""
 
+    def holds(self, waits_s: float, quiet_s: float) -> bool:
+        """Return whether output waits, since a view may come above it.
+
+        Args:
+            waits_s: for so long it has waited.
+            quiet_s: for so long nothing was sent before.
+        """
+
     def look(self, cell: int) -> None:
         """The cell goes on; called often."""
 

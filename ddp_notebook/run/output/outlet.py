@@ -65,9 +65,11 @@ class Outlet:
 
     Args:
         sink: where they go; None: where the output of the thread goes.
+        holds: returns whether `flush` keeps what waits, given the seconds since the first of it came and the seconds
+            for which nothing was sent before.
     """
 
-    def __init__(self, sink: Sink | None = None) -> None:
+    def __init__(self, sink: Sink | None = None, holds: Callable[[float, float], bool] = lambda *_: False) -> None:
         self.sink = Here() if sink is None else sink
         self.can_update = self.sink.can_update
         self.can_change_text = self.can_update and not self.sink.is_captured  # text can be shown as a display
@@ -77,9 +79,12 @@ class Outlet:
         self._allowed = float(_BURST_BYTES)
         self._refilled_s = time.monotonic()
         self._flushed_s = 0.0
+        self._holds = holds
+        self._waits_since_s = 0.0
+        self._has_sent = False  # since it was cleared
 
     def write(self, stream: str, text: str) -> None:
-        """Show text. `flush` brings it to the front end."""
+        """Show text. `flush` sends it to the front end."""
         self._begin()
         last = self._waiting[-1] if self._waiting else None
         if isinstance(last, _Text) and last.stream == stream and len(last.text) < 100_000:
@@ -94,6 +99,7 @@ class Outlet:
 
     def update(self, data: dict[str, Any], metadata: dict[str, Any] | None, display_id: str) -> None:
         """Change the display with this id. An earlier change that still waits is replaced."""
+        self._note_waiting()
         for part in self._waiting:
             if isinstance(part, _Data) and part.update and part.display_id == display_id:
                 part.data, part.metadata = data, metadata or {}
@@ -108,6 +114,7 @@ class Outlet:
         """
         if not wait:
             self._drop()
+        self._note_waiting()
         self._waiting.append(_Clear(wait))
         self.has_shown = False
 
@@ -116,7 +123,12 @@ class Outlet:
         if self._waiting and isinstance(last := self._waiting[-1], _Clear):
             self._drop()
             self._waiting.append(last)
+        self._note_waiting()
         self.has_shown = True
+
+    def _note_waiting(self) -> None:
+        if not self._waiting:
+            self._waits_since_s = time.monotonic()
 
     def _drop(self) -> None:
         """Give up what waits, but for changes of displays, which may be an earlier cell's."""
@@ -128,8 +140,16 @@ class Outlet:
             return None
         if (wait_s := self._flushed_s + FLUSH_S - now) > 0:
             return wait_s
+        if self._is_held(now):
+            return FLUSH_S
         self._flush_allowed(now)
         return FLUSH_S if self._waiting else None
+
+    def _is_held(self, now: float) -> bool:
+        if self.is_full or (self._has_sent and any(isinstance(part, _Clear) for part in self._waiting)):
+            return False  # a clear would also remove what is shown before it is sent
+        since_s = self._waits_since_s
+        return self._holds(now - since_s, since_s - self._flushed_s)
 
     def hurry(self) -> None:
         """Keep only the end of what waits, and let it go at once."""
@@ -175,12 +195,13 @@ class Outlet:
             if isinstance(part, _Text):
                 self.sink.write(part.stream, part.text)
                 written.add(part.stream)
-            elif isinstance(part, _Clear):
+            elif not isinstance(part, _Clear):
+                self.sink.publish(part.data, part.metadata, part.display_id, part.update)
+            elif self._has_sent:
                 for stream in written:
                     self.sink.flush(stream)
                 self.sink.clear(part.wait)
-            else:
-                self.sink.publish(part.data, part.metadata, part.display_id, part.update)
+            self._has_sent = not isinstance(part, _Clear)
         self._allowed -= _FRAMING_BYTES * len(written)
         FRONT_END.add(len(written))
         for stream in written:

@@ -49,6 +49,7 @@ class Screen:
         ends: what ends the cell, for the hang card.
         is_stopped: tells whether somebody has pressed stop while the rest of a cell that is over is shown.
         may_clear: tells whether nothing else stands under the cell that its ranks may not clear away.
+        holds: tells whether output waits for something that is to stand above it, see `Outlet`.
         folds: merge equal lines, and lines that differ only in numbers.
         log: where all text can be read, in words.
     """
@@ -60,13 +61,14 @@ class Screen:
         ends: str = STOP,
         is_stopped: Callable[[], bool] = lambda: False,
         may_clear: Callable[[], bool] = lambda: True,
+        holds: Callable[[float, float], bool] = lambda *_: False,
         *,
         folds: bool = True,
         log: str = "session.log(rank)",
     ) -> None:
         self._ranks = ranks
         self._may_clear = may_clear
-        self._outlet = Outlet(sink)
+        self._outlet = Outlet(sink, holds)
         self._log = log
         self._is_stopped = is_stopped
         self.card = Card(self._outlet, ends)
