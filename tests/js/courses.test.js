@@ -9,7 +9,7 @@ import { palette } from "../../ddp_notebook/widgets/js/drawing/colours.js";
 import { MissingPoints } from "../../ddp_notebook/widgets/js/panels/loss_missing.js";
 import { inWords } from "../../ddp_notebook/widgets/js/parts/notices.js";
 import { lastValue, lossPicture } from "../../ddp_notebook/widgets/js/panels/loss_picture.js";
-import { TEXTS, deliver, metric } from "./messages.js";
+import { TEXTS, deliver, metric, step } from "./messages.js";
 
 const draw = (/** @type {any} */ store) => lossPicture(store, { colours: palette("light"), everyRank: false });
 const course = (/** @type {number} */ points, /** @type {Record<string, any>} */ more = {}) => ({ cell: 1, name: 1, points, begin: 0, end: points - 1, is_given: 0, unit: 0, ...more });
@@ -212,4 +212,22 @@ test("a metric with an empty name can be chosen", () => {
   store.choose({ metric: "" });
   assert.equal(store.chosenMetric(), "");
   assert.deepEqual(draw(store).lines.map(({ values }) => values), [[7]]);
+});
+
+test("a cell's steps have the numbers that its program has logged, if it counts the same", () => {
+  const before = /** @param {number[]} logged @param {number} steps @param {Record<string, any>} [more] */ (logged, steps, more = {}) => {
+    const store = new Store();
+    const ofRank = /** @param {number} rank */ (rank) => logged.map((number) => metric(rank, number, 1));
+    const counted = course(2 * logged.length, { begin: logged[0], end: logged[logged.length - 1], is_given: 1, ...more });
+    const taken = [0, 1].flatMap((rank) => Array.from({ length: steps }, (_, at) => step(rank, at)));
+    deliver(store, { seq: 1, texts: TEXTS }, { metric: [...ofRank(0), ...ofRank(1)], course: [counted], step: taken });
+    return store.stepsBefore(1);
+  };
+  const numbers = /** @param {number} first @param {number} count @param {number} [by] */ (first, count, by = 1) => Array.from({ length: count }, (_, at) => first + by * at);
+  assert.equal(before(numbers(100, 30), 30), 100);
+  assert.equal(before(numbers(100, 30), 27), 100, "rows of the last steps are on their way");
+  assert.equal(before(numbers(0, 30), 30), 0);
+  assert.equal(before(numbers(0, 30), 30, { is_given: 0 }), 0);
+  assert.equal(before(numbers(100, 30, 7), 30), 0, "it counts something else, such as samples");
+  assert.equal(before(numbers(100, 5), 30), 0, "a value in so many steps");
 });

@@ -182,3 +182,24 @@ def test_many_names_hold_the_prompt_no_longer_than_one():
 
     assert words == "cell 1: 2 ranks, x0 0 (one of 20,000 metrics)"
     assert took < 0.5, "0.04 s were measured on a quiet machine"
+
+
+# ---- steps
+
+
+@pytest.mark.parametrize(
+    ("given", "labels", "begin"),
+    [
+        ({}, ("step", "step"), 0),
+        ({"first": 100}, ("step", "step"), 100),
+        ({"first": 100, "every": 7}, ("step, as logged", "step of the cell"), 0),
+    ],
+)
+def test_loss_and_bars_have_the_same_steps(given, labels, begin):
+    """A loss axis of 100 to 129 stood next to bars of steps 0 to 29."""
+    recording = recorded(world_size=2, steps=30)
+    values = np.arange(30.0)[:: given.get("every", 1)]
+    logged({0: values, 1: values}, cell=1, first=given.get("first", 0), into=recording, is_given=bool(given))
+    figure = summary._draw(summary._Facts.of(recording, None))
+    assert tuple(axes.get_xlabel() for axes in figure.axes) == labels
+    assert round(figure.axes[1].dataLim.x0 + 0.43) == begin

@@ -208,7 +208,8 @@ def _draw(facts: _Facts) -> Picture:
 
     last = facts.measured.number.max(initial=0) - _MOST_DRAWN // max(len(facts.measured.ranks), 1)
     steps = replace(facts.measured[facts.measured.number > last], buckets=()).steps()  # no bucket is drawn
-    numbers = [step.step for step in steps]
+    before = _steps_before(facts)  # a bar has the step of the value that was logged in it
+    numbers = [step.step + (before or 0) for step in steps]
     has_steps = len(set(numbers)) > 1
     columns = [1.0] * ((facts.metric is not None) + has_steps)
     height = _HEIGHT if columns else 0.4  # a line of text, and nothing below it
@@ -220,7 +221,7 @@ def _draw(facts: _Facts) -> Picture:
     if has_steps:
         shown = bars.draw_by_step(found[-1], steps, numbers, _MOST_COLUMNS)
         found[-1].set_ylabel("time of a step (ms)")
-        if min(numbers):
+        if min(step.step for step in steps):
             found[-1].set_xlabel(f"the last {len(set(numbers))} steps")
         key(figure, shown, is_placed=True)
     if facts.metric is not None:
@@ -231,7 +232,29 @@ def _draw(facts: _Facts) -> Picture:
         if not has_steps:
             figure.subplots_adjust(right=0.97 - _LETTER * max((len(label) for _, _, label, _ in labels), default=0))
         label_ends(found[0], labels)
+        if has_steps and before is None:
+            found[0].set_xlabel(f"{facts.metric.unit_of()}, as logged")
+            found[-1].set_xlabel(f"{found[-1].get_xlabel()} of the cell")
     return figure
+
+
+def _steps_before(facts: _Facts) -> int | None:
+    """Return the number that the program gave to the first step of the cell.
+
+    0 if it gave none; None if the numbers that it gave do not count the steps of the cell.
+    """
+    metric, run = facts.metric, facts.run
+    if metric is None or run is None:
+        return 0
+    mine = metric.cells == run.cell
+    if not metric.is_given[mine].any():
+        return 0
+    firsts = set()
+    for rank in np.unique(metric.ranks[mine]):
+        given = np.sort(metric.steps[mine & (metric.ranks == rank)])
+        is_each = len(given) and (np.diff(given) == 1).all() and abs(len(given) - run.steps) <= 1
+        firsts.add(int(given[0]) if is_each else None)
+    return firsts.pop() if len(firsts) == 1 else None
 
 
 def _small(png: io.BytesIO, about: Mapping[str, str]) -> bytes:

@@ -78,6 +78,20 @@ export class Store extends Intake {
     return this.stepIndex.all().filter((one) => one.since < limit && (wanted === undefined || one.cell === wanted));
   }
 
+  /**
+   * The number that the program gave to the first step of a cell; 0 if it gave none, or does not count these steps.
+   * @param {number} cell
+   */
+  stepsBefore(cell) {
+    const course = this.metrics.byName.get(this.chosenMetric() ?? "")?.get(cell);
+    if (!course?.isGiven || !course.series.size) return 0;
+    const values = course.logged / course.series.size; // of a rank
+    const count = this.steps(cell).reduce((most, { step }) => Math.max(most, step + 1), 0);
+    // While a cell runs, a few rows of either may be missing here.
+    const isByOne = Math.abs(course.last - course.first + 1 - values) <= 2;
+    return isByOne && Math.abs(values - count) <= 3 + count / 4 ? course.first : 0;
+  }
+
   /** @param {number} cell @param {number} step */
   stepOf(cell, step) {
     return this.stepIndex.get(cell, step);

@@ -66,12 +66,12 @@ export class Brush {
 
 /**
  * @param {Brush} brush
- * @param {{bars: Bar[], rects: import("./stepbars.js").Rectangle[], chosen: number, frame: import("./stepbars.js").Frame}} picture chosen: index of a bar
+ * @param {{bars: Bar[], rects: import("./stepbars.js").Rectangle[], chosen: number, before: number, frame: import("./stepbars.js").Frame}} picture chosen: index of a bar; before: the number of step 0
  * @param {boolean} compact
  * @param {(cell: number) => string} cellName
  * @returns {import("./stepbars.js").Label[]} the labels below the bars
  */
-export function drawBars(brush, { bars, rects, chosen, frame }, compact, cellName) {
+export function drawBars(brush, { bars, rects, chosen, before, frame }, compact, cellName) {
   const { surface } = brush;
   const { colours } = brush.env;
   const { pen } = surface;
@@ -105,7 +105,8 @@ export function drawBars(brush, { bars, rects, chosen, frame }, compact, cellNam
     pen.lineTo(x, bottom + 1);
     pen.fill();
   }
-  const labels = drawStepNumbers(brush, bars, frame, cellName);
+  const numbered = bars.map(({ cell, step }) => ({ cell, step: step + before }));
+  const labels = drawStepNumbers(brush, numbered, frame, cellName);
   // Bars that go beyond the axis are cut, and say how long they are.
   pen.font = font(11);
   for (const { words, x } of cutLabels(bars, frame, surface.width, (text) => pen.measureText(text).width)) {
@@ -114,7 +115,7 @@ export function drawBars(brush, { bars, rects, chosen, frame }, compact, cellNam
   return labels;
 }
 
-/** @param {Brush} brush @param {Bar[]} bars @param {import("./stepbars.js").Frame} frame @param {(cell: number) => string} cellName */
+/** @param {Brush} brush @param {{cell: number, step: number}[]} bars @param {import("./stepbars.js").Frame} frame @param {(cell: number) => string} cellName */
 function drawStepNumbers({ surface, env: { colours } }, bars, frame, cellName) {
   const { left, top, height, pitch } = frame;
   const bottom = top + height;
@@ -199,8 +200,8 @@ export function drawBuckets(brush, found, where, top) {
 }
 
 /**
- * The names of a bucket in little room: `blocks.3.norm1.weight, 11 more`, `blocks.3.norm1.weight +11`, `blocks.3.… +11` or
- * `….3.…`. The longest part of the first name that fits is taken, if no other bucket has the same.
+ * The names of a bucket in little room: `blocks.3.norm1.weight, 11 more`, `blocks.3.norm1.weight +11`, `blocks.3… +11` or
+ * `…3…`. The longest part of the first name that fits is taken, if no other bucket has the same.
  * @param {string[]} names
  * @param {Map<string, number>} known of `cutNames`
  * @param {number} room pixels
@@ -235,7 +236,7 @@ function cutsOf(name) {
     .filter(({ from, to }) => to - from < parts.length)
     .map(({ from, to }) => {
       const kept = parts.slice(from, to).join(".");
-      return { key: `${from} ${kept}`, words: `${from ? "\u2026." : ""}${kept}${to < parts.length ? ".\u2026" : ""}` };
+      return { key: `${from} ${kept}`, words: `${from ? "\u2026" : ""}${kept}${to < parts.length ? "\u2026" : ""}` };
     });
 }
 

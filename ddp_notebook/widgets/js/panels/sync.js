@@ -73,7 +73,9 @@ export function syncPanel(el, store, env) {
     const rank = bucketRank !== null && ranks.includes(bucketRank) ? bucketRank : (ranks[0] ?? 0);
     const byRank = entry && detail === "ranks" ? ranks.map((one) => newBar(store, entry, new Set([one]))).filter((one) => one !== null) : [];
     const buckets = entry && !compact ? { rank, ...bucketsOf(store, entry, rank) } : null;
-    return { bars, rects: stack(bars, frame), high, hidden: steps.length - bars.length, chosen, frame, buckets, byRank };
+    // The small view draws the loss next to these bars: both have the same steps.
+    const before = compact && bars.length ? store.stepsBefore(bars[0].cell) : 0;
+    return { bars, before, rects: stack(bars, frame), high, hidden: steps.length - bars.length, chosen, frame, buckets, byRank };
   }
 
   /** The chosen step. */
@@ -106,7 +108,7 @@ export function syncPanel(el, store, env) {
     const found = hit(event);
     tip.hidden = !found;
     if (!found) return;
-    const lines = found.bucket ? bucketLines(found.bucket) : barLines(picture.bars[found.bar], store.cellName(picture.bars[found.bar].cell));
+    const lines = found.bucket ? bucketLines(found.bucket) : barLines(picture.bars[found.bar], picture.before, store.cellName(picture.bars[found.bar].cell));
     tip.replaceChildren(...lines.map((words, at) => make(document, at ? "div" : "strong", { textContent: words })));
     const box = el.getBoundingClientRect();
     const x = event.clientX - box.left;
@@ -150,21 +152,21 @@ export function syncPanel(el, store, env) {
       return 34 + 170 + 44 + 60 + 26 + ROW * Math.min(Math.max(rows, 4), MOST_ROWS);
     },
     describe() {
-      const { bars, chosen } = picture;
+      const { bars, before, chosen } = picture;
       const bar = bars[chosen] ?? bars[bars.length - 1];
       if (!bar) return "No step has ended yet.";
       const told = PARTS.map((part, at) => ({ part, value: bar.parts[at] })).filter(({ value }) => value > 0.005 * bar.duration);
-      return `Step ${bar.step} of ${store.cellName(bar.cell)} took ${duration(bar.duration)}, mean of ${plural(bar.ranks.length, "rank")}: ${told.map(({ part, value }) => `${WORDS[part]} ${duration(value)}, ${percent(value / bar.duration)}`).join("; ")}.`;
+      return `Step ${bar.step + before} of ${store.cellName(bar.cell)} took ${duration(bar.duration)}, mean of ${plural(bar.ranks.length, "rank")}: ${told.map(({ part, value }) => `${WORDS[part]} ${duration(value)}, ${percent(value / bar.duration)}`).join("; ")}.`;
     },
     table() {
-      const rows = picture.bars.slice(-20).reverse().map((bar) => [`${store.cellName(bar.cell)}, step ${bar.step}`, duration(bar.duration), ...bar.parts.map(duration)]);
+      const rows = picture.bars.slice(-20).reverse().map((bar) => [`${store.cellName(bar.cell)}, step ${bar.step + picture.before}`, duration(bar.duration), ...bar.parts.map(duration)]);
       return { head: ["step", "in all", ...PARTS.map((part) => WORDS[part])], rows };
     },
     isEmpty: () => !store.steps().length,
     notes() {
-      const { hidden, bars } = picture;
+      const { hidden, bars, before } = picture;
       const earlier = bars.length ? firstStep(store.steps(), bars[0].cell) : 0;
-      if (compact) return bars.length ? [inShort(bars[bars.length - 1])] : [];
+      if (compact) return bars.length ? [inShort(bars[bars.length - 1], before)] : [];
       const { training, only } = store;
       const notes = [];
       if (training && (only === null || only === training.cell)) notes.push(`${training.label}: ${training.per_step} (${training.definition})`);
@@ -205,11 +207,11 @@ export function syncPanel(el, store, env) {
 
 // ---- in words
 
-/** @param {Bar} bar @param {string} cell its name */
-function barLines(bar, cell) {
+/** @param {Bar} bar @param {number} before the number of step 0 @param {string} cell its name */
+function barLines(bar, before, cell) {
   const parts = PARTS.map((part, at) => ({ part, value: bar.parts[at] })).filter(({ value }) => value > 0);
   return [
-    `step ${bar.step}, ${cell}: ${duration(bar.duration)}`,
+    `step ${bar.step + before}, ${cell}: ${duration(bar.duration)}`,
     ...parts.reverse().map(({ part, value }) => `${WORDS[part]}  ${duration(value)}  (${percent(value / bar.duration)})`),
   ];
 }
@@ -231,8 +233,8 @@ function firstStep(steps, cell) {
   return steps.find((one) => one.cell === cell)?.step ?? 0;
 }
 
-/** The last step in few words: `step 119: 49 ms, 4 % exposed communication`. @param {Bar} bar */
-function inShort(bar) {
+/** The last step in few words: `step 119: 49 ms, 4 % exposed communication`. @param {Bar} bar @param {number} before the number of step 0 */
+function inShort(bar, before) {
   const told = ["exposed", "waiting"].map((part) => ({ words: WORDS[part], share: bar.parts[PARTS.indexOf(part)] / bar.duration }));
-  return [`step ${bar.step}: ${duration(bar.duration)}`, ...told.filter(({ share }) => share > 0.005).map(({ words, share }) => `${percent(share)} ${words}`)].join(", ");
+  return [`step ${bar.step + before}: ${duration(bar.duration)}`, ...told.filter(({ share }) => share > 0.005).map(({ words, share }) => `${percent(share)} ${words}`)].join(", ");
 }
