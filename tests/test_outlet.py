@@ -1,88 +1,158 @@
-"""What leaves an outlet, and in which order, where output waits for a view that is to stand above it."""
+"""No more output leaves than Jupyter Server passes on. It drops what exceeds its limits, with a message in the cell."""
 
 from __future__ import annotations
 
-import time
+from collections import deque
 from typing import Any
 
-from ddp_notebook.run.output.outlet import FLUSH_S, Outlet
+import pytest
+from jupyter_client.session import Session
+from jupyter_server.services.kernels.connection.channels import ZMQChannelsWebsocketConnection
+
+from ddp_notebook.run.output import outlet, pace
+from ddp_notebook.run.output.outlet import Outlet
+
+# The defaults of Jupyter Server, https://jupyter-server.readthedocs.io/en/latest/other/full-config.html. They stand
+# here as numbers, and the rates of the outlet are not imported: a test has to fail if one of them changes.
+BYTES_PER_S, MESSAGES_PER_S, WINDOW_S = 1_000_000, 1000, 3.0
+LINE = "step 12 loss 0.123 " + "é" * 20 + "\n"
 
 
-class Page:
-    """A sink that keeps what it gets."""
+class Clock:
+    """The module `time` of the outlet."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+class FrontEnd:
+    """A sink that serialises messages as the kernel does, and counts them as Jupyter Server does."""
 
     can_update = is_live = True
     is_captured = False
 
-    def __init__(self) -> None:
-        self.got: list[Any] = []
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._session = Session(key=b"key")
+        self._window: deque[tuple[float, int]] = deque()
+        self._bytes = 0  # in the window
+        self._texts: list[tuple[str, str]] = []
+        self.most_bytes = self.most_messages = 0  # in any window
+        self.bytes_of_text = self.displays = 0
+        self.last = ""  # text
 
     def write(self, stream: str, text: str) -> None:
-        self.got.append(text)
+        self._texts.append((stream, text))
 
     def flush(self, stream: str) -> None:
-        pass
+        text = "".join(text for its, text in self._texts if its == stream)
+        self._texts = [one for one in self._texts if one[0] != stream]
+        if text:
+            self.last = text
+            self.bytes_of_text += self._send("stream", {"name": stream, "text": text})
 
     def publish(self, data: dict[str, Any], metadata: dict[str, Any], display_id: str | None, update: bool) -> None:
-        self.got.append(data)
+        self.displays += 1
+        self._send("display_data", {"data": data, "metadata": metadata, "transient": {"display_id": display_id}})
 
     def clear(self, wait: bool) -> None:
-        self.got.append("clear")
+        self._send("clear_output", {"wait": wait})
 
     def fail(self, error: BaseException) -> None:
-        raise AssertionError(error)
+        raise error
+
+    def _send(self, kind: str, content: dict[str, Any]) -> int:
+        parts = self._session.serialize(self._session.msg(kind, content, parent={"msg_id": "x" * 36}))
+        nbytes = sum(map(len, parts)) if kind == "stream" else 0  # other messages count only as messages
+        self._window.append((self._clock.now, nbytes))
+        self._bytes += nbytes
+        while self._window[0][0] <= self._clock.now - WINDOW_S:
+            self._bytes -= self._window.popleft()[1]
+        self.most_bytes = max(self.most_bytes, self._bytes)
+        self.most_messages = max(self.most_messages, len(self._window))
+        return nbytes
 
 
-class Held:
-    """An outlet that is held until `is_held` is false."""
-
-    def __init__(self) -> None:
-        self.page, self.is_held, self.asked = Page(), True, (0.0, 0.0)
-        self.outlet = Outlet(self.page, self._holds)
-
-    def _holds(self, waits_s: float, quiet_s: float) -> bool:
-        self.asked = waits_s, quiet_s
-        return self.is_held
-
-    def flush(self, after_s: float = 1.0) -> float | None:
-        return self.outlet.flush(time.monotonic() + after_s)
+@pytest.fixture
+def clock(monkeypatch) -> Clock:
+    clock = Clock()
+    for module in (outlet, pace):
+        monkeypatch.setattr(module, "time", clock)
+    monkeypatch.setattr(outlet, "FRONT_END", pace.Pace())
+    return clock
 
 
-def test_what_is_held_leaves_in_order_when_it_is_no_longer_held():
-    held = Held()
-    held.outlet.write("stdout", "a")
-    held.outlet.show({"text/plain": "b"})
-    assert held.flush() == FLUSH_S and held.page.got == []
-    assert 0.9 < held.asked[0] < 1.1 < held.asked[1], "it has waited for a second; nothing was sent before"
-    held.is_held = False
-    assert held.flush() is None and held.page.got == ["a", {"text/plain": "b"}]
-
-    held.is_held = True
-    held.outlet.write("stdout", "c")
-    held.outlet.drain()
-    assert held.page.got[-1] == "c", "the cell is over, or a note of ours comes"
+def test_these_are_the_limits_of_jupyter_server():
+    limits = ZMQChannelsWebsocketConnection.class_traits()
+    names = ("iopub_data_rate_limit", "iopub_msg_rate_limit", "rate_limit_window")
+    assert [limits[name].default_value for name in names] == [BYTES_PER_S, MESSAGES_PER_S, WINDOW_S]
 
 
-def test_a_clear_never_removes_what_was_shown_while_it_was_held():
-    held = Held()
-    held.outlet.write("stdout", "a")
-    held.outlet.clear(True)
-    held.outlet.write("stdout", "b")
-    held.flush()
-    held.is_held = False
-    held.flush()
-    assert held.page.got == ["b"], "nothing was there to clear"
-
-    held.is_held = True
-    held.outlet.clear(True)
-    held.outlet.write("stdout", "c")
-    held.flush(2.0)
-    assert held.page.got == ["b", "clear", "c"], "it is not held"
+@pytest.mark.parametrize("streams", [("stdout",), ("stdout", "stderr")])
+def test_a_flood_of_text_leaves_as_fast_as_jupyter_takes_it(clock, streams):
+    front_end = FrontEnd(clock)
+    shown, until = Outlet(front_end), clock.now + 10.0
+    while clock.now < until:  # 4 MB a second
+        for stream in streams:
+            shown.write(stream, LINE * (40_000 // len(LINE.encode()) // len(streams)))
+        shown.flush(clock.now)
+        clock.now += 0.01
+    assert front_end.most_bytes <= BYTES_PER_S * WINDOW_S
+    assert front_end.most_messages <= MESSAGES_PER_S * WINDOW_S
+    assert front_end.bytes_of_text > 0.7 * BYTES_PER_S * 10.0, "not much slower either"
 
 
-def test_more_displays_than_may_wait_are_not_held():
-    held = Held()
-    for number in range(202):
-        held.outlet.show({"text/plain": str(number)})
-    held.flush()
-    assert len(held.page.got) == 202
+def test_a_flood_of_displays_leaves_as_fast_as_jupyter_takes_it(clock):
+    front_end = FrontEnd(clock)
+    shown, until = Outlet(front_end), clock.now + 4.0
+    while clock.now < until:
+        if not shown.is_full:
+            for _ in range(30):
+                shown.show({"text/plain": "x"})
+        shown.write("stdout", "text between\n")
+        shown.flush(clock.now)
+        clock.now += 0.01
+    assert front_end.most_messages <= MESSAGES_PER_S * WINDOW_S
+    assert front_end.displays > 0.6 * MESSAGES_PER_S * 4.0
+
+
+def test_the_rest_of_a_cell_leaves_as_fast_as_jupyter_takes_it(clock):
+    """At its end a cell waits until all is shown."""
+    front_end = FrontEnd(clock)
+    shown = Outlet(front_end)
+    for _ in range(100):
+        shown.write("stdout", LINE * 1000)
+    shown.drain()
+    assert front_end.most_bytes <= BYTES_PER_S * WINDOW_S
+    assert front_end.bytes_of_text > 100 * 1000 * len(LINE)
+
+
+def test_after_a_press_of_stop_the_end_of_the_text_follows_soon(clock):
+    front_end = FrontEnd(clock)
+    shown = Outlet(front_end)
+    for at in range(300):
+        shown.write("stdout", LINE * 1000)
+        if at % 10 == 0:
+            shown.flush(clock.now)
+            clock.now += 0.05
+    shown.write("stdout", "the end\n")
+    pressed = clock.now
+    shown.drain(is_stopped=lambda: True)
+    assert clock.now - pressed < 0.5
+    assert front_end.most_bytes <= BYTES_PER_S * WINDOW_S
+    assert front_end.last.endswith("the end\n")
+
+
+def test_one_long_text_leaves_in_pieces(clock):
+    front_end = FrontEnd(clock)
+    shown = Outlet(front_end)
+    shown.write("stdout", "\x1b[1m" * 1_000_000)  # an escape takes six bytes
+    shown.drain()
+    assert front_end.most_bytes <= BYTES_PER_S * WINDOW_S
+    assert front_end.bytes_of_text > 9_000_000

@@ -551,5 +551,5 @@ def test_it_is_quick_and_never_keeps_other_threads_of_the_kernel_waiting():
     took = time.process_time() - began
     ends.set()
     ticking.join()
-    assert took < 0.5, f"{took:.2f} s"
+    assert took <= 0.45, f"{took:.2f} s"
     assert max(gaps) < 0.3, f"{max(gaps):.2f} s"

@@ -8,8 +8,8 @@ import threading
 import numpy as np
 import pytest
 
-from ddp_notebook.observe.tables.ring import Ring
-from ddp_notebook.records.schema import METRIC
+from ddp_notebook.observe.tables.ring import Ring, select
+from ddp_notebook.records.schema import CALL, METRIC
 from tests.observe.batches import there
 
 INT = np.dtype("<i8")
@@ -119,3 +119,14 @@ def test_one_thread_writes_while_others_read():
         reader.join()
 
     assert wrong == []
+
+
+@pytest.mark.parametrize("dtype", [METRIC, CALL])
+def test_selected_rows_are_those_that_an_index_gives(dtype):
+    chance = np.random.default_rng(1)
+    rows = np.frombuffer(chance.bytes(40 * dtype.itemsize), dtype)
+    for some in (rows, rows[::3], rows[:0]):
+        for chosen in (chance.random(len(some)) < 0.5, chance.permutation(len(some)), np.zeros(0, int)):
+            found = select(some, chosen)
+            assert found.dtype == dtype and found.tobytes() == some[chosen].tobytes()
+            assert not len(found) or not np.shares_memory(found, some)

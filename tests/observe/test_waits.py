@@ -9,7 +9,7 @@ import pytest
 
 from ddp_notebook.observe.recording import Recording
 from ddp_notebook.observe.steps.waits import straggler, waits
-from ddp_notebook.observe.tables.matching import match_messages
+from ddp_notebook.observe.tables.matching import _packed, match_messages
 from ddp_notebook.records.schema import CALL
 from tests.observe.synthetic import BEGIN_NS, MS, Synthetic, simulate
 
@@ -138,6 +138,18 @@ def test_messages_match_by_their_two_ends_and_tag():
     assert waits(run) == []
     assert calls["tag"][matched.index].tolist() == [0, 0, 0, 0, 5, 5, 0, 0]
     assert sorted((matched.waited_ns // MS).tolist()) == [0, 0, 0, 0, 2, 2, 2, 2]
+
+
+def test_one_number_for_several_keys_has_their_order():
+    """Also where the keys are so far apart that their product fits in no number."""
+    chance = np.random.default_rng(1)
+    for most in (3, 1 << 20, 1 << 40, 1 << 62):
+        keys = tuple(chance.integers(-most, most, 500) for _ in range(4))
+        keys = (*keys, keys[0] // max(1, most // 2), chance.integers(0, 5, 500).astype(np.uint32))
+        packed = _packed(keys)
+        rows = list(zip(*reversed(keys), strict=True))
+        assert packed.argsort(kind="stable").tolist() == np.lexsort(keys).tolist()
+        assert len(np.unique(packed)) == len(set(rows))
 
 
 def test_a_hundred_thousand_calls_are_matched_at_once():

@@ -18,6 +18,7 @@ from ddp_notebook.observe.report.network import Network
 from ddp_notebook.observe.steps.steps import StepTable
 from ddp_notebook.observe.steps.waits import fewest_steps
 from ddp_notebook.observe.tables.matching import Numbers, RowSource
+from ddp_notebook.observe.tables.ring import select
 from ddp_notebook.observe.views import Straggler
 from ddp_notebook.records.schema import ORIGINS, SPANS
 from ddp_notebook.records.units import ms, percent, size
@@ -365,10 +366,11 @@ def gradients_of(recording: RowSource, found: StepTable) -> Gradients | None:
     """How these steps have synchronised their gradients; None where DDP did not."""
     begin, end = found.start_ns.min(), found.end_ns.max()
     calls, spans = recording.rows("call"), recording.rows("span")
-    calls = calls[(calls["bucket"] >= 0) & (calls["issue_ns"] >= begin) & (calls["issue_ns"] < end)]
+    calls = select(calls, (calls["bucket"] >= 0) & (calls["issue_ns"] >= begin) & (calls["issue_ns"] < end))
     if not len(calls):
         return None
-    spans = spans[(spans["kind"] == SPANS.index("backward")) & (spans["start_ns"] >= begin) & (spans["end_ns"] <= end)]
+    in_steps = (spans["start_ns"] >= begin) & (spans["end_ns"] <= end)
+    spans = select(spans, (spans["kind"] == SPANS.index("backward")) & in_steps)
     steps, of_step, counts = np.unique(_keys(calls["rank"], calls["step"]), return_inverse=True, return_counts=True)
     # When the last bucket of each backward ended, and when the backward itself did.
     keys, of_backward = np.unique(_keys(calls["rank"], calls["backward"]), return_inverse=True)

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from ddp_notebook.observe.steps.steps import StepTable
 from ddp_notebook.observe.tables.matching import RowSource
+from ddp_notebook.observe.tables.ring import select
 from ddp_notebook.records.schema import SPANS, Rows
 from ddp_notebook.records.units import ms
 
@@ -67,9 +68,9 @@ def loader_of(recording: RowSource, steps: StepTable) -> Loader | None:
         steps: at least one.
     """
     settings, spans = recording.rows("loader"), recording.rows("span")
-    spans = spans[np.isin(spans["kind"], (_INPUT, _WORKERS)) & (spans["end_ns"] >= 0)]
-    spans = spans[np.isin(spans["name"], settings["name"])]
-    waited = spans[_is_in_a_step(spans, steps)]  # without waits of an evaluation
+    spans = select(spans, np.isin(spans["kind"], (_INPUT, _WORKERS)) & (spans["end_ns"] >= 0))
+    spans = select(spans, np.isin(spans["name"], settings["name"]))
+    waited = select(spans, _is_in_a_step(spans, steps))  # without waits of an evaluation
     if not len(waited):
         return None
     names, of = np.unique(waited["name"], return_inverse=True)

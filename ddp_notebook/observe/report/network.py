@@ -13,6 +13,7 @@ import numpy as np
 
 from ddp_notebook.observe.steps.steps import StepTable
 from ddp_notebook.observe.tables.matching import RowSource, match_collectives
+from ddp_notebook.observe.tables.ring import select
 from ddp_notebook.records.units import ms, size
 
 _MOST_NAMED = 3  # hosts in a sentence
@@ -62,7 +63,7 @@ def network(recording: RowSource, found: StepTable) -> Network | None:
         return None
     begin, end = found.start_ns.min(), found.end_ns.max()
     calls = recording.rows("call")
-    calls = calls[(calls["issue_ns"] >= begin) & (calls["issue_ns"] < end)]
+    calls = select(calls, (calls["issue_ns"] >= begin) & (calls["issue_ns"] < end))
     matched = match_collectives(recording, calls)
     if not len(matched):
         return None

@@ -9,6 +9,7 @@ import numpy as np
 
 from ddp_notebook.observe.steps.steps import StepTable
 from ddp_notebook.observe.tables.matching import Numbers, RowSource, Times
+from ddp_notebook.observe.tables.ring import select
 from ddp_notebook.records.schema import SPANS, Rows
 
 _CELL, _FORWARD, _EVALUATION, _CHECKPOINT, _WORKERS = map(
@@ -46,10 +47,10 @@ def outside(recording: RowSource, found: StepTable, in_mean: Numbers) -> Outside
         in_mean: numbers of the steps that are in the mean of the run.
     """
     spans = recording.rows("span")
-    spans = spans[spans["end_ns"] >= 0]
+    spans = select(spans, spans["end_ns"] >= 0)
     of_ranks = []
     for rank in found.ranks:
-        own, steps = spans[spans["rank"] == rank], found[found.rank == rank]
+        own, steps = select(spans, spans["rank"] == rank), found[found.rank == rank]
         if int(steps.number.min()) or (steps.start_ns[1:] < steps.end_ns[:-1]).any():
             return None  # the first rows are not kept any more, or several threads step at the same time
         of_ranks.append(_of_rank(own, steps))

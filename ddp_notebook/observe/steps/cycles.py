@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ddp_notebook.observe.tables.matching import Numbers, Times
+from ddp_notebook.observe.tables.ring import select
 from ddp_notebook.records.schema import SPANS, Rows
 
 _OPTIMIZER, _CELL, _FORWARD, _EVALUATION, _CHECKPOINT = map(
@@ -46,8 +47,8 @@ def cycles(spans: Rows) -> Cycles | None:
     Returns:
         None where no step has ended.
     """
-    spans = spans[(spans["end_ns"] >= 0) & (spans["kind"] != _CELL)]
-    optimizers = outermost(spans[spans["kind"] == _OPTIMIZER])
+    spans = select(spans, (spans["end_ns"] >= 0) & (spans["kind"] != _CELL))
+    optimizers = outermost(select(spans, spans["kind"] == _OPTIMIZER))
     if not len(optimizers):
         return None
     threads, ending = np.unique(optimizers["thread"]), _ending(optimizers)
@@ -202,8 +203,8 @@ def _begins(spans: Rows, ends: Times, threads: Numbers) -> Times:
     begins = np.concatenate(([-1], ends[:-1]))
     if not _may_pause(spans):
         return begins
-    own = spans[np.isin(spans["thread"], threads)]
-    own = own[np.argsort(own["start_ns"], kind="stable")]
+    own = select(spans, np.isin(spans["thread"], threads))
+    own = select(own, np.argsort(own["start_ns"], kind="stable"))
     pauses, at, until = Pauses(), 0, ends.tolist()
     columns = (own[name].tolist() for name in ("kind", "name", "start_ns", "end_ns", "is_training"))
     for kind, name, start_ns, end_ns, is_training in zip(*columns, strict=True):
@@ -227,14 +228,14 @@ def _may_pause(spans: Rows) -> bool:
 
 def outermost(spans: Rows) -> Rows:
     """Those that lie in no other of their thread, by their ends: an optimizer around another one steps once."""
-    spans = spans[np.lexsort((-spans["end_ns"], spans["start_ns"], spans["thread"]))]
+    spans = select(spans, np.lexsort((-spans["end_ns"], spans["start_ns"], spans["thread"])))
     is_outer = np.ones(len(spans), bool)
     begins = np.unique(spans["thread"], return_index=True)[1].tolist()
     for begin, end in itertools.pairwise([*begins, len(spans)]):
         own = spans[begin:end]
         is_outer[begin + 1 : end] = own["end_ns"][1:] > np.maximum.accumulate(own["end_ns"])[:-1]
-    found = spans[is_outer]
-    return found[np.argsort(found["end_ns"], kind="stable")]
+    found = select(spans, is_outer)
+    return select(found, np.argsort(found["end_ns"], kind="stable"))
 
 
 def _ending(optimizers: Rows) -> Numbers:

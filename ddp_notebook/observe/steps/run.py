@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from ddp_notebook.observe.steps.cycles import cycles
 from ddp_notebook.observe.tables.matching import RowSource, label_of
+from ddp_notebook.observe.tables.ring import select
 from ddp_notebook.observe.views import WARM_UP
 from ddp_notebook.records.schema import SPANS, Rows
 from ddp_notebook.records.units import ms, size
@@ -80,8 +81,11 @@ ranks), 4.2 MB of gradients in a step
     spans = recording.rows("span")
     cells = np.unique(spans["cell"][(spans["kind"] == _OPTIMIZER) & (spans["end_ns"] >= 0)])
     calls = recording.rows("call")
-    calls = calls[calls["bucket"] >= 0]
-    found = (_run(recording, cell, spans[spans["cell"] == cell], calls[calls["cell"] == cell]) for cell in cells)
+    calls = select(calls, calls["bucket"] >= 0)
+    found = (
+        _run(recording, cell, select(spans, spans["cell"] == cell), select(calls, calls["cell"] == cell))
+        for cell in cells
+    )
     return [one for one in found if one is not None]
 
 
@@ -99,8 +103,8 @@ def run_of(recording: RowSource, cell: int | None = None) -> TrainingRun | None:
             return None
         cell = int(cells.max())
     calls = recording.rows("call")
-    of_buckets = np.flatnonzero((calls["cell"] == cell) & (calls["bucket"] >= 0))
-    return _run(recording, cell, spans[spans["cell"] == cell], calls[["rank", "step", "nbytes_in"]][of_buckets])
+    of_buckets = (calls["cell"] == cell) & (calls["bucket"] >= 0)
+    return _run(recording, cell, select(spans, spans["cell"] == cell), select(calls, of_buckets))
 
 
 def counted(numbers: Numbers, durations_ns: Numbers) -> tuple[Numbers, int]:
@@ -133,7 +137,7 @@ def counted(numbers: Numbers, durations_ns: Numbers) -> tuple[Numbers, int]:
 def _run(recording: RowSource, cell: int, spans: Rows, buckets: Rows) -> TrainingRun | None:
     of_rank = {}
     for rank in np.unique(spans["rank"][spans["kind"] == _OPTIMIZER]).tolist():
-        if (found := cycles(spans[spans["rank"] == rank])) is not None:
+        if (found := cycles(select(spans, spans["rank"] == rank))) is not None:
             of_rank[rank] = found.first + np.arange(len(found.ends_ns)), found.ends_ns - found.begins_ns
     of_rank = {rank: both for rank, both in of_rank.items() if len(both[0])}
     if not of_rank:

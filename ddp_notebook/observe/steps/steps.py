@@ -40,6 +40,7 @@ from ddp_notebook.observe.tables.matching import (
     match_messages,
 )
 from ddp_notebook.observe.tables.remote import latest
+from ddp_notebook.observe.tables.ring import select
 from ddp_notebook.observe.views import WARM_UP, Bucket, Step
 from ddp_notebook.records.schema import ORIGINS, RPC_KINDS, RPC_SIDES, SPANS, Rows
 
@@ -171,22 +172,28 @@ def measure(recording: RowSource, cell: int | None = None, rank: int | None = No
     """Return the steps as a table."""
     spans, calls = recording.rows("span"), calls_of(recording, cell)
     if cell is not None:
-        spans = spans[spans["cell"] == cell]
+        spans = _all_or(spans, spans["cell"] == cell)
     waited = waited_for(recording, calls)
     remote = latest(recording.rows("rpc"))
     layouts = _Layouts(recording)
     found: list[StepTable] = []
-    keys = np.unique(spans[spans["kind"] == SPANS.index("optimizer")][["cell", "rank"]])
-    for its_cell, its_rank in keys.tolist():
+    keys = spans["cell"].astype(np.int64) << 32 | spans["rank"]
+    for key in np.unique(keys[spans["kind"] == SPANS.index("optimizer")]).tolist():
+        its_cell, its_rank = key >> 32, key & 0xFFFFFFFF
         if rank is not None and its_rank != rank:
             continue
-        own_spans = spans[(spans["cell"] == its_cell) & (spans["rank"] == its_rank)]
+        own_spans = select(spans, keys == key)
         own_calls = (calls["cell"] == its_cell) & (calls["rank"] == its_rank)
         bounds = cycles(own_spans)
         if bounds is not None and len(bounds.ends_ns):
-            own_remote = remote[remote["rank"] == its_rank]
-            found.append(_steps_of(bounds, own_spans, calls[own_calls], waited[own_calls], own_remote, layouts))
+            own_remote = select(remote, remote["rank"] == its_rank)
+            found.append(_steps_of(bounds, own_spans, select(calls, own_calls), waited[own_calls], own_remote, layouts))
     return _joined(found)
+
+
+def _all_or(rows: Rows, chosen: npt.NDArray[np.bool_]) -> Rows:
+    """Return the chosen rows; the table itself, without a copy, if those are all."""
+    return rows if chosen.all() else select(rows, chosen)
 
 
 def _joined(tables: Sequence[StepTable]) -> StepTable:
@@ -213,7 +220,7 @@ def _steps_of(bounds: Cycles, spans: Rows, calls: Rows, waited: Times, remote: R
     begins, ends = bounds.begins_ns, bounds.ends_ns
     count, edges = len(ends), np.unique(np.concatenate((begins, ends)))
     rank, cell = int(spans["rank"][0]), int(spans["cell"][0])
-    spans = spans[(spans["end_ns"] >= 0) & np.isin(spans["thread"], bounds.threads)]
+    spans = _all_or(spans, (spans["end_ns"] >= 0) & np.isin(spans["thread"], bounds.threads))
     is_pipelined = bool((spans["kind"] == SPANS.index("pipeline")).any())
     samples, taken = np.full(count, -1), {name: np.zeros(count, np.int64) for name in PARTS}
     if len(edges) > 1:
@@ -221,7 +228,7 @@ def _steps_of(bounds: Cycles, spans: Rows, calls: Rows, waited: Times, remote: R
         at = np.minimum(np.searchsorted(edges, begins), len(edges) - 2)
         calls, waited = in_order(calls, waited)
         is_own = np.isin(calls["thread"], bounds.threads)
-        answers = answers_of(remote[np.isin(remote["thread"], bounds.threads)], spans)
+        answers = answers_of(select(remote, np.isin(remote["thread"], bounds.threads)), spans)
         served = served_of(remote)
         between = parts(edges, spans, calls, waited, is_own, answers, served)
         taken = {name: np.where(lasts, between[name][at], 0) for name in PARTS}
@@ -235,7 +242,7 @@ def _steps_of(bounds: Cycles, spans: Rows, calls: Rows, waited: Times, remote: R
         samples=samples,
         is_pipelined=np.full(count, is_pipelined),
         parts=taken,
-        buckets=((calls[calls["bucket"] >= 0], begins, ends, layouts),),
+        buckets=((select(calls, calls["bucket"] >= 0), begins, ends, layouts),),
     )
 
 
@@ -281,8 +288,8 @@ def parts(
     Ranks whose times do not overlap, as they were moved apart, can be measured together.
     """
     count = len(edges) - 1
-    of_kind = {part: spans[np.isin(spans["kind"], [*map(SPANS.index, kinds)])] for part, kinds in _PARTS.items()}
-    intervals = {part: (rows["start_ns"], rows["end_ns"]) for part, rows in of_kind.items()}
+    of_kind = {part: np.isin(spans["kind"], [*map(SPANS.index, kinds)]) for part, kinds in _PARTS.items()}
+    intervals = {part: (spans["start_ns"][chosen], spans["end_ns"][chosen]) for part, chosen in of_kind.items()}
     begun, ended = ends_of(calls)
     blocked_from = _blocked_from(calls, begun, ended, is_own)
     is_blocking = blocked_from < ended
@@ -296,7 +303,7 @@ def parts(
     cuts = cuts[np.concatenate(([True], cuts[1:] != cuts[:-1]))]  # `np.unique` takes three times as long
     lengths, of_step = np.diff(cuts), np.searchsorted(edges, cuts[:-1], "right") - 1
     nothing = np.zeros(len(cuts) - 1, bool)
-    covered = {name: _covers(*both, cuts[:-1]) if len(both[0]) else nothing for name, both in intervals.items()}
+    covered = {name: _covers(*both, cuts) if len(both[0]) else nothing for name, both in intervals.items()}
 
     def total(mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
         """By step; exact, as sums of nanoseconds stay below 2**53."""
@@ -331,7 +338,7 @@ def parts(
 def in_order(calls: Rows, waited: Times) -> tuple[Rows, Times]:
     """Calls in the order of their issue, with how long each has waited."""
     order = np.argsort(calls["issue_ns"], kind="stable")
-    return calls[order], waited[order]
+    return select(calls, order), waited[order]
 
 
 def ends_of(calls: Rows) -> tuple[Times, Times]:
@@ -364,10 +371,15 @@ def _blocked_from(calls: Rows, begun: Times, ended: Times, is_own: npt.NDArray[n
     return since
 
 
-def _covers(starts: Times, ends: Times, at: Times) -> npt.NDArray[np.bool_]:
-    """(n,) whether any of the intervals covers what begins at each of these times."""
-    begun = np.searchsorted(np.sort(starts), at, "right")
-    return begun > np.searchsorted(np.sort(ends), at, "right")
+def _covers(starts: Times, ends: Times, cuts: Times) -> npt.NDArray[np.bool_]:
+    """(n,) whether any of the intervals covers the time between each cut and the next.
+
+    Args:
+        starts, ends: of the intervals.
+        cuts: (n + 1,) in order.
+    """
+    changes = [np.bincount(np.searchsorted(cuts, some), minlength=len(cuts) + 1) for some in (starts, ends)]
+    return np.cumsum(changes[0] - changes[1])[: len(cuts) - 1] > 0
 
 
 def samples_of(spans: Rows, edges: Times) -> Numbers:

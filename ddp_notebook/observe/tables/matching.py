@@ -14,11 +14,13 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from ddp_notebook.observe.tables.ring import select
 from ddp_notebook.records.operation import POINT_TO_POINT
 from ddp_notebook.records.schema import SPANS, Rows
 
 Times = npt.NDArray[np.int64]
 Numbers = npt.NDArray[np.int64]
+_MOST = 1 << 63  # numbers that fit
 
 
 class RowSource(Protocol):
@@ -73,7 +75,7 @@ def calls_of(recording: RowSource, cell: int | None = None) -> Rows:
     """The calls of a cell, or all."""
     calls = recording.rows("call")
     chosen = calls["cell"] == cell if cell is not None else np.ones(len(calls), bool)
-    return calls if chosen.all() else calls[chosen]
+    return calls if chosen.all() else select(calls, chosen)
 
 
 def prompt_of(recording: RowSource, cell: int) -> str:
@@ -130,7 +132,7 @@ def match_collectives(recording: RowSource, calls: Rows) -> Matched:
         calls: (n,) rows of `records.CALL`.
     """
     chosen = np.flatnonzero(~is_message(recording, calls))
-    rows = calls[chosen]
+    rows = calls if len(chosen) == len(calls) else select(calls, chosen)
     groups = _codes(rows["group"], lambda number: str(recording.group_of(number)["name"]))
     return _match(recording, rows, chosen, (rows["cell"], groups, rows["number"]), by_op=True)
 
@@ -144,7 +146,7 @@ def match_messages(recording: RowSource, calls: Rows) -> Matched:
     chosen = np.flatnonzero(is_message(recording, calls) & (calls["peer"] >= 0))
     if not len(chosen):
         return _nothing()
-    rows = calls[chosen]
+    rows = select(calls, chosen)
     is_send = _codes(rows["op"], recording.text, {"send": 1, "recv": 0}).astype(bool)
     groups = _codes(rows["group"], lambda number: str(recording.group_of(number)["name"]))
     source, destination = np.where(is_send, (rows["rank"], rows["peer"]), (rows["peer"], rows["rank"]))
@@ -164,36 +166,36 @@ def _match(
 ) -> Matched:
     if len(rows) < 2:
         return _nothing()
-    rank = rows["rank"].astype(np.int64)
+    rank, arrived, ends = rows["rank"].astype(np.int64), arrivals(rows), rows["end_ns"]
     # The k-th of a rank with the same key belongs to the k-th of the others: numbers begin anew with a group.
+    keys = (_packed(keys),)
     order = np.lexsort((rows["issue_ns"], rank, *keys))
     same_rank = _runs((*keys, rank), order)
     occurrence = np.empty(len(rows), np.int64)
     occurrence[order] = np.arange(len(rows)) - same_rank
     keys = (*keys, occurrence, rows["op"]) if by_op else (*keys, occurrence)
+    keys = (_packed(keys),)
 
     order = np.lexsort((rank, *keys))
     begins = _runs(keys, order)
     _, of, counts = np.unique(begins, return_inverse=True, return_counts=True)
     order, of = order[counts[of] > 1], of[counts[of] > 1]
-    rows, rank, index = rows[order], rank[order], index[order]
-    arrived = arrivals(rows)
-    _, of, counts = np.unique(of, return_inverse=True, return_counts=True)
-    if not len(rows):
+    if not len(order):
         return _nothing()
+    _, of, counts = np.unique(of, return_inverse=True, return_counts=True)
     first = np.concatenate(([0], np.cumsum(counts)))
 
     # In the order of the last arrivals, which is that of time.
-    all_arrived = np.maximum.reduceat(arrived, first[:-1])
+    all_arrived = np.maximum.reduceat(arrived[order], first[:-1])
     place = np.argsort(np.argsort(all_arrived, kind="stable"), kind="stable")
     again = np.argsort(place[of], kind="stable")
-    rows, rank, index, arrived, of = rows[again], rank[again], index[again], arrived[again], place[of][again]
+    order, of = order[again], place[of][again]
+    rank, index, arrived, ends = rank[order], index[order], arrived[order], ends[order]
     first = np.concatenate(([0], np.cumsum(np.bincount(of))))
     all_arrived = np.sort(all_arrived, kind="stable")
 
     by_arrival = np.lexsort((arrived, of))
     last = by_arrival[first[1:] - 1]
-    ends = rows["end_ns"]
     ended = np.maximum(np.maximum.reduceat(ends, first[:-1]), all_arrived)
     errors = np.array([recording.clock_error_ns(one) for one in range(int(rank.max()) + 1)], np.int64)
     waited = all_arrived[of] - arrived
@@ -223,6 +225,30 @@ def _nothing() -> Matched:
         all_arrived_ns=none,
         ended_ns=none,
     )
+
+
+def _packed(keys: tuple[npt.NDArray[Any], ...]) -> Numbers:
+    """(n,) one number for the keys of each row. The numbers have the order of the keys, of which the last one counts
+    most, as in `np.lexsort`. Sorting by one number takes less time than sorting by several keys.
+
+    Args:
+        keys: (n,) each, at least one row.
+
+    Example:
+        >>> _packed((np.array([1, 0, 5]), np.array([2, 3, 2]))).tolist()
+        [1, 6, 5]
+    """
+    packed = np.zeros(len(keys[0]), np.int64)
+    limit = 1  # all numbers are below it
+    for key in keys:
+        low, high = int(key.min()), int(key.max())
+        if limit * (high - low + 1) >= _MOST:
+            _, packed = np.unique(packed, return_inverse=True)
+            values, key = np.unique(key, return_inverse=True)
+            limit, low, high = len(packed), 0, len(values) - 1
+        packed += (key.astype(np.int64) - low) * limit
+        limit *= high - low + 1
+    return packed
 
 
 def _runs(keys: tuple[npt.NDArray[Any], ...], order: Numbers) -> Numbers:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from ddp_notebook.observe.tables.matching import RowSource
+from ddp_notebook.observe.tables.ring import select
 from ddp_notebook.records.schema import TABLES, Rows
 
 
@@ -66,6 +67,6 @@ class OfCell(Part):
             found = super().rows(table)
             if "cell" in (TABLES[table].names or ()) and table != "rpc":  # its other side may be of another cell
                 own = found["cell"] == self._cell
-                found = found if own.all() else found[own]
+                found = found if own.all() else select(found, own)
             self._tables[table] = found
         return found

@@ -1,7 +1,8 @@
 """The outlet to the front end: text in pieces, displays, and no more of either than Jupyter accepts.
 
-Jupyter drops all output above 1 MB a second (averaged over 3 s) or 1000 messages a second, and says so in the user's
-cell. So text leaves at most 20 times a second, and after the first 2 MB at 0.8 MB a second.
+Jupyter Server drops all output above 1 MB of text or 1000 messages a second, on average over 3 s, and a message in the
+user's cell says so. So text leaves at most 20 times a second, and after the first 0.3 MB at 0.7 MB a second. The bytes
+of displays are limited for the browser's sake.
 """
 
 from __future__ import annotations
@@ -18,8 +19,11 @@ from ddp_notebook.run.output.pace import FRONT_END
 from ddp_notebook.run.output.sink import Here, Sink
 
 FLUSH_S = 0.05
-_BURST_BYTES = 2_000_000
-_BYTES_PER_S = 800_000
+_TEXT_BYTES = 300_000  # text above the rate: 2.4 MB in any 3 s, since a busy server counts the text of more than 3 s
+_DISPLAY_BYTES = 2_000_000  # displays above the rate
+_BYTES_PER_S = 700_000
+_PIECE_CHARS = 50_000  # longer text is cut, so that a piece exceeds what is allowed by little
+_BYTES_AFTER_STOP = 200_000  # of what waits after a press of stop; they leave within 0.3 s
 _FRAMING_BYTES = 600  # of a message on iopub, measured
 _MOST_DISPLAYS = 200  # limit of waiting displays; as many are kept after a press of stop
 _PROCESS = secrets.token_hex(4)  # a notebook keeps outputs across restarts of its kernel
@@ -76,7 +80,7 @@ class Outlet:
         self.is_live = self.sink.is_live
         self.has_shown = False  # since it was cleared
         self._waiting: deque[_Text | _Data | _Clear] = deque()
-        self._allowed = float(_BURST_BYTES)
+        self._allowed_text, self._allowed_displays = float(_TEXT_BYTES), float(_DISPLAY_BYTES)
         self._refilled_s = time.monotonic()
         self._flushed_s = 0.0
         self._holds = holds
@@ -87,10 +91,11 @@ class Outlet:
         """Show text. `flush` sends it to the front end."""
         self._begin()
         last = self._waiting[-1] if self._waiting else None
-        if isinstance(last, _Text) and last.stream == stream and len(last.text) < 100_000:
-            last.text += text
-        else:
-            self._waiting.append(_Text(stream, text))
+        if isinstance(last, _Text) and last.stream == stream and len(last.text) < _PIECE_CHARS:
+            room = _PIECE_CHARS - len(last.text)
+            last.text, text = last.text + text[:room], text[room:]
+        for at in range(0, len(text), _PIECE_CHARS):
+            self._waiting.append(_Text(stream, text[at : at + _PIECE_CHARS]))
 
     def show(self, data: dict[str, Any], metadata: dict[str, Any] | None = None, display_id: str | None = None) -> None:
         """Display a MIME bundle; with an id it can be updated later. Only where `can_update`."""
@@ -152,18 +157,21 @@ class Outlet:
         return self._holds(now - since_s, since_s - self._flushed_s)
 
     def hurry(self) -> None:
-        """Keep only the end of what waits, and let it go at once."""
-        chars = displays = 0
+        """Keep only the end of what waits."""
+        text_bytes = display_bytes = displays = 0
         for number in range(len(self._waiting) - 1, -1, -1):
-            chars += self._waiting[number].cost
-            displays += not isinstance(self._waiting[number], _Text)
-            if chars > _BURST_BYTES or displays > _MOST_DISPLAYS:
+            part = self._waiting[number]
+            if isinstance(part, _Text):
+                text_bytes += part.cost
+            else:
+                display_bytes, displays = display_bytes + part.cost, displays + 1
+            if text_bytes > _BYTES_AFTER_STOP or display_bytes > _DISPLAY_BYTES or displays > _MOST_DISPLAYS:
                 dropped = [self._waiting.popleft() for _ in range(number + 1)]
                 self._waiting.appendleft(_Text("stderr", "... output left out after the interrupt ...\n"))
                 # changes of displays that are shown: the last value of each is wanted
                 self._waiting.extendleft(part for part in dropped if isinstance(part, _Data) and part.update)
                 break
-        self._allowed = float(_BURST_BYTES)
+        self._allowed_displays = float(_DISPLAY_BYTES)  # text keeps to its rate: Jupyter would drop it
 
     @property
     def is_full(self) -> bool:
@@ -182,27 +190,36 @@ class Outlet:
                 time.sleep(FLUSH_S)
 
     def _flush_allowed(self, now: float) -> None:
-        self._allowed = min(_BURST_BYTES, self._allowed + (now - self._refilled_s) * _BYTES_PER_S)
+        refilled = (now - self._refilled_s) * _BYTES_PER_S
+        self._allowed_text = min(_TEXT_BYTES, self._allowed_text + refilled)
+        self._allowed_displays = min(_DISPLAY_BYTES, self._allowed_displays + refilled)
         self._refilled_s = self._flushed_s = now
         written = set()
-        while self._waiting and (self._allowed > 0 or not self.can_update):
-            if self.can_update and not isinstance(self._waiting[0], _Text):
-                if FRONT_END.wait_s("displays"):
-                    break
-                FRONT_END.add(1)
+        while self._waiting and (self._may_leave(self._waiting[0]) or not self.can_update):
             part = self._waiting.popleft()
-            self._allowed -= part.cost
             if isinstance(part, _Text):
+                self._allowed_text -= part.cost
                 self.sink.write(part.stream, part.text)
                 written.add(part.stream)
-            elif not isinstance(part, _Clear):
+                self._has_sent = True
+                continue
+            self._allowed_displays -= part.cost
+            if self.can_update:
+                FRONT_END.add(1)
+            if not isinstance(part, _Clear):
                 self.sink.publish(part.data, part.metadata, part.display_id, part.update)
             elif self._has_sent:
                 for stream in written:
                     self.sink.flush(stream)
                 self.sink.clear(part.wait)
             self._has_sent = not isinstance(part, _Clear)
-        self._allowed -= _FRAMING_BYTES * len(written)
+        self._allowed_text -= _FRAMING_BYTES * len(written)
         FRONT_END.add(len(written))
         for stream in written:
             self.sink.flush(stream)
+
+    def _may_leave(self, part: _Text | _Data | _Clear) -> bool:
+        """Return whether the limits allow a part to leave now."""
+        if isinstance(part, _Text):
+            return self._allowed_text > 0
+        return self._allowed_displays > 0 and not FRONT_END.wait_s("displays")

@@ -9,8 +9,8 @@ from __future__ import annotations
 import threading
 import time
 
-_PER_S = 800.0  # with `BURST` of displays: 3000 in any 3 s
-BURST = {"comms": 300, "displays": 600}  # messages above the rate. Displays are not starved by a flood of the former
+_PER_S = 800.0  # with `BURST` of displays and some text: at most 3000 in any 3 s
+BURST = {"comms": 300, "displays": 590}  # messages above the rate. Displays are not starved by a flood of the former
 
 
 class Pace:
