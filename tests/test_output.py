@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import textwrap
 import time
 
 import pytest
@@ -65,6 +66,20 @@ def test_lines_that_differ_only_in_numbers_are_one(ranks):
     assert "epoch 0 step 31 loss 3.2" in log.splitlines()
     off = ranks.run("%%on_all_ranks --fold off\nprint('same'); print('loss', rank)").stdout.splitlines()
     assert sorted(off) == sorted(f"[{rank}] {text}" for rank in range(3) for text in ("same", f"loss {rank}"))
+
+
+def test_lines_of_stdout_and_stderr_keep_the_order_in_which_a_rank_wrote_them(ranks):
+    code = """
+        import sys
+        for number in range(20):
+            print("a", number); print("b", file=sys.stderr); print("c", rank)
+            print("d", number, file=sys.stderr, flush=True); print("e", rank, file=sys.stderr)
+    """
+    reply = ranks.run("%%on_all_ranks\n" + textwrap.dedent(code))
+    shown = "".join(text if name != "display" else text["data"]["text/plain"] + "\n" for name, text in reply.shown)
+    lines = ["[0-2] a {0}", "[0-2] b", "[0-2] c 0 | 1 | 2", "[0-2] d {0}", "[0-2] e 0 | 1 | 2"]
+    assert shown.splitlines() == [line.format(number) for number in range(20) for line in lines]
+    assert reply.stderr.count("b") == 20, "in its own stream"
 
 
 def test_times_addresses_and_lists_of_variables_are_folded(ranks):

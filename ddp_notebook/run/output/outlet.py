@@ -10,7 +10,7 @@ import itertools
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,7 @@ FLUSH_S = 0.05
 _BURST_BYTES = 2_000_000
 _BYTES_PER_S = 800_000
 _FRAMING_BYTES = 600  # of a message on iopub, measured
+_MOST_GATHERED_CHARS = 100_000
 _MOST_DISPLAYS = 200  # limit of waiting displays; as many are kept after a press of stop
 _PROCESS = secrets.token_hex(4)  # a notebook keeps outputs across restarts of its kernel
 _ids = itertools.count(1)
@@ -164,24 +165,47 @@ class Outlet:
     def _flush_allowed(self, now: float) -> None:
         self._allowed = min(_BURST_BYTES, self._allowed + (now - self._refilled_s) * _BYTES_PER_S)
         self._refilled_s = self._flushed_s = now
-        written = set()
+        written: dict[str, None] = {}  # streams that were not flushed since, in order
         while self._waiting and (self._allowed > 0 or not self.can_update):
             if self.can_update and not isinstance(self._waiting[0], _Text):
                 if FRONT_END.wait_s("displays"):
                     break
                 FRONT_END.add(1)
+            if self._changes_stream(written):
+                if self.can_update and FRONT_END.wait_s("changes"):
+                    self._gather()
+                else:  # Jupyter keeps a buffer for each stream, and would put one text before the other
+                    self._flush_streams(written)
             part = self._waiting.popleft()
             self._allowed -= part.cost
             if isinstance(part, _Text):
                 self.sink.write(part.stream, part.text)
-                written.add(part.stream)
+                written[part.stream] = None
             elif isinstance(part, _Clear):
-                for stream in written:
-                    self.sink.flush(stream)
+                self._flush_streams(written)
                 self.sink.clear(part.wait)
             else:
                 self.sink.publish(part.data, part.metadata, part.display_id, part.update)
+        self._flush_streams(written)
+
+    def _changes_stream(self, written: Mapping[str, None]) -> bool:
+        """Return whether the next part is text of another stream than what was written."""
+        part = self._waiting[0]
+        return bool(written) and isinstance(part, _Text) and part.stream not in written
+
+    def _flush_streams(self, written: dict[str, None]) -> None:
         self._allowed -= _FRAMING_BYTES * len(written)
         FRONT_END.add(len(written))
         for stream in written:
             self.sink.flush(stream)
+        written.clear()
+
+    def _gather(self) -> None:
+        """Put waiting text into one piece for each stream, where the stream changes more often than Jupyter takes."""
+        texts: dict[str, list[str]] = {}
+        chars = 0
+        while self._waiting and isinstance(part := self._waiting[0], _Text) and chars < _MOST_GATHERED_CHARS:
+            self._waiting.popleft()
+            texts.setdefault(part.stream, []).append(part.text)
+            chars += len(part.text)
+        self._waiting.extendleft(reversed([_Text(stream, "".join(its)) for stream, its in texts.items()]))
