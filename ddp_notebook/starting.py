@@ -132,10 +132,24 @@ def options_of(session: Session) -> StartOptions:
     return replace(session.options, world_size=session.world_size)
 
 
+def as_asked(asked: StartOptions, session: Session) -> StartOptions:
+    """Return `options_of(session)`, with the backend as `asked` writes it if both lead to the same backend.
+
+    `--backend auto` and the backend that it has chosen are the same. On CPUs it chooses gloo.
+    """
+    its = options_of(session)
+    if asked.backend != its.backend:
+        on_cpus = set(session._parts.cluster.placement.devices) == {"cpu"}
+        chooses = session.backend if its.backend == "auto" else "gloo" if on_cpus else ""
+        if chooses == (its.backend if asked.backend == "auto" else asked.backend):
+            return replace(its, backend=asked.backend)
+    return its
+
+
 def _reusable(asked: StartOptions) -> Session | None:
     if (session := running()) is None:
         return None
-    its = options_of(session)
+    its = as_asked(asked, session)
     if differing := asked.differing(its):
         differences = [f"{one.name} is {one.value(its)!r}, not {one.value(asked)!r}" for one in differing]
         raise SessionExistsError(
