@@ -53,7 +53,7 @@ def start(
         timeout_s: limit of the start in seconds; at most a week.
         live: "auto": a small view appears under a cell that logs or synchronises gradients, as HTML if the front end
             has no widgets. "html": always as HTML. "off": no view appears by itself.
-        fold: merge lines of several ranks that are equal or differ only in numbers.
+        fold: merge lines of several ranks that are equal or differ only in a few numbers.
         grace_s: seconds until the other ranks are stopped after a rank failed; None: they are not stopped.
         hang_after_s: seconds that a rank waits in an operation before the cell shows which ranks wait; None: never.
         guard: compare the calls of all ranks before each collective. None: with gloo only.

@@ -68,6 +68,23 @@ def test_lines_that_differ_only_in_numbers_are_one(ranks):
     assert sorted(off) == sorted(f"[{rank}] {text}" for rank in range(3) for text in ("same", f"loss {rank}"))
 
 
+def test_lists_and_lines_of_many_numbers_have_a_line_for_each_rank(ranks):
+    code = "first = [7 * k + rank for k in range(3)]\nprint(f'360 of 1437 images, starting with {first}')\n"
+    code += (
+        "print(torch.tensor([0.25, 0.5]) + rank)\nprint('a', *[rank + k for k in range(5)])\nprint('b', rank, 7, rank)"
+    )
+    starting = "360 of 1437 images, starting with"
+    assert ranks.run("%%on_ranks 0-1\n" + code).stdout.splitlines() == [
+        f"[0] {starting} [0, 7, 14]",
+        f"[1] {starting} [1, 8, 15]",
+        "[0] tensor([0.2500, 0.5000])",
+        "[1] tensor([1.2500, 1.5000])",
+        "[0] a 0 1 2 3 4",
+        "[1] a 1 2 3 4 5",
+        "[0-1] b 0 | 1 7 0 | 1",
+    ]
+
+
 def test_lines_of_stdout_and_stderr_keep_the_order_in_which_a_rank_wrote_them(ranks):
     code = """
         import sys

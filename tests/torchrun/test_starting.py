@@ -199,7 +199,8 @@ def test_one_that_fails_says_where(jobs, capsys):
     assert "ValueError: bad batch" in shown and "train.py" in shown
     frames = [line for line in shown.splitlines() if "File " in line and "ddp_notebook" in line]
     assert frames == [], shown
-    assert "attempt 1 has" not in repr(current.current().status())
+    job = current.current()
+    assert job is not None and "attempt 1 has" not in repr(job.status())
 
 
 @pytest.mark.long

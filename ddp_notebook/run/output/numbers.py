@@ -2,8 +2,9 @@
 
     loss 0.661  and  loss 0.676   ->   loss 0.661 | 0.676
 
-The text around the numbers must be equal. Addresses, dates, clock times and units belong to the numbers. A
-line without a letter is not merged: two bare numbers may mean different things.
+The text around the numbers must be equal. Addresses, dates, clock times and units belong to the numbers. Some lines are
+easier to read when they are not merged: lines in which more than four numbers differ, or several numbers of one list or
+tensor. A line without a letter is not merged either: two bare numbers may mean different things.
 """
 
 from __future__ import annotations
@@ -116,7 +117,7 @@ def merged(ranks: Sequence[int], forms: Sequence[Form]) -> str | None:
         forms: the line of each, all of one shape.
 
     Returns:
-        The line; None if too many numbers differ.
+        The line; None if too many numbers differ, in all or in one list.
 
     Example:
         >>> lines = ["loss 0.661", "loss 0.676"]
@@ -126,10 +127,13 @@ def merged(ranks: Sequence[int], forms: Sequence[Form]) -> str | None:
     first = forms[0].parts
     written = [first[0] or ""]
     different = 0
+    is_in_list, different_in_list = False, 0
     for at in range(1, len(first), _STRIDE):
         groups = first[at + 1 : at + _STRIDE - 1]
         of_ranks = [form.parts[at + 1 : at + _STRIDE - 1] for form in forms]
         written.append(first[at] or "")  # spaces
+        if (before := (first[at - 1] or "").strip()) not in ("", ","):
+            is_in_list, different_in_list = before.endswith(("[", "(")), 0
         if all(one == groups for one in of_ranks):
             written += filter(None, groups)
         else:
@@ -144,6 +148,9 @@ def merged(ranks: Sequence[int], forms: Sequence[Form]) -> str | None:
                 return None
             else:
                 different += 1
+                different_in_list += is_in_list
+                if different_in_list > 1 and len(numbers) <= MOST_LISTED:  # "[0.72 | 0.16, 0.89 | 0.71]"
+                    return None
                 written.append(_values(ranks, numbers))
         written.append(first[at + _STRIDE - 1] or "")
     return None if different > _MOST_DIFFERENT else "".join(written)
