@@ -3,12 +3,14 @@
 
 PYTHON ?= python3
 LAB_OPTIONS ?=
+# Added to each `pip install`. An index that is named here is used in addition to those of your own configuration.
+PIP_OPTIONS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 LIBRARIES := $(VENV)/.libraries
 DOCS := $(VENV)/.docs
-PIP_INSTALL := $(BIN)/python tools/pip_install.py
+PIP_INSTALL := $(BIN)/python tools/pip_install.py $(PIP_OPTIONS)
 
 # ipykernel 6.31 without its dependencies: put first on PYTHONPATH it lies over the newer one in $(VENV).
 IPYKERNEL6 := .venv-ipykernel6

@@ -49,7 +49,7 @@ def _already(asked: StartOptions, running: sessions.Session) -> str:
     Raises:
         SessionExistsError: they were started with other options.
     """
-    its = starting.options_of(running)
+    its = starting.as_asked(asked, running)
     count = running.world_size
     if differing := asked.differing(its):
         have, want = (", ".join(option.written(one) for option in differing) for one in (its, asked))

@@ -236,8 +236,8 @@ class Session:
             execution_count: the number in `In [n]` that tracebacks show; None: that of the calling cell.
             file: name of the cell's file that warnings show; "": one made from the code.
             record: what to record of the cell; None: the level of the session.
-            fold: merge lines that are equal on several ranks or differ only in numbers. False: show each line of each
-                rank. None: the option of the start.
+            fold: merge lines that are equal on several ranks or differ only in a few numbers. False: show each line of
+                each rank. None: the option of the start.
 
         Raises:
             UsageError: there is no such rank, or `timeout_s` is not a positive number.

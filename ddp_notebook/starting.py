@@ -53,7 +53,7 @@ def start(
         timeout_s: limit of the start in seconds; at most a week.
         live: "auto": a small view appears under a cell that logs or synchronises gradients, as HTML if the front end
             has no widgets. "html": always as HTML. "off": no view appears by itself.
-        fold: merge lines of several ranks that are equal or differ only in numbers.
+        fold: merge lines of several ranks that are equal or differ only in a few numbers.
         grace_s: seconds until the other ranks are stopped after a rank failed; None: they are not stopped.
         hang_after_s: seconds that a rank waits in an operation before the cell shows which ranks wait; None: never.
         guard: compare the calls of all ranks before each collective. None: with gloo only.
@@ -132,10 +132,24 @@ def options_of(session: Session) -> StartOptions:
     return replace(session.options, world_size=session.world_size)
 
 
+def as_asked(asked: StartOptions, session: Session) -> StartOptions:
+    """Return `options_of(session)`, with the backend as `asked` writes it if both lead to the same backend.
+
+    `--backend auto` and the backend that it has chosen are the same. On CPUs it chooses gloo.
+    """
+    its = options_of(session)
+    if asked.backend != its.backend:
+        on_cpus = set(session._parts.cluster.placement.devices) == {"cpu"}
+        chooses = session.backend if its.backend == "auto" else "gloo" if on_cpus else ""
+        if chooses == (its.backend if asked.backend == "auto" else asked.backend):
+            return replace(its, backend=asked.backend)
+    return its
+
+
 def _reusable(asked: StartOptions) -> Session | None:
     if (session := running()) is None:
         return None
-    its = options_of(session)
+    its = as_asked(asked, session)
     if differing := asked.differing(its):
         differences = [f"{one.name} is {one.value(its)!r}, not {one.value(asked)!r}" for one in differing]
         raise SessionExistsError(

@@ -116,7 +116,8 @@ def test_cells_and_transfers_wait_in_order_and_say_so(ranks):
     reply = ranks.run("print(session['x'])")
     assert reply.stdout == "[0] 1\n[1] 2\n"
     assert reply.stderr == (
-        f"waiting for jobs {first.number} and {second.number}, in order: stop ends the wait alone\n"
+        f"waiting until jobs {first.number} and {second.number} have ended, since cells and jobs run in turn. The stop "
+        "button ends this wait and not them\n"
     )
     first.wait_for("[0-1] first")
     second.wait_for("[1] second")

@@ -150,7 +150,7 @@ def test_text_appears_while_the_cell_runs(ranks):
 def test_a_start_with_the_same_options_goes_on_with_the_running_ranks(ranks):
     ranks.run("%on_all_ranks before = rank")
     said = "2 ranks are already running and keep their variables; %ddp_restart starts new ranks\n"
-    for line in ("2", "", "2 --timeout 7 --backend auto"):
+    for line in ("2", "", "2 --timeout 7 --backend auto", "2 --backend gloo"):
         reply = ranks.run(f"%ddp_start {line}")
         assert (reply.status, reply.stdout) == ("ok", said), line
     assert ranks.run("%on_all_ranks before").stdout == "[0] 0\n[1] 1\n"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import textwrap
 import time
 
 import pytest
@@ -14,6 +15,7 @@ from tests.kernels import Reply
 pytestmark = pytest.mark.alone
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
+_RANKS_OF = {"[0-2": (0, 1, 2), "[0-1": (0, 1), "[1-2": (1, 2), "[0,2": (0, 2), "[0": (0,), "[1": (1,), "[2": (2,)}
 _SLOT = re.compile(r"<div[^>]*><div[^>]*>(\[[\d,-]+\])</div>(.*?)</div>", re.DOTALL)
 
 
@@ -67,6 +69,40 @@ def test_lines_that_differ_only_in_numbers_are_one(ranks):
     assert sorted(off) == sorted(f"[{rank}] {text}" for rank in range(3) for text in ("same", f"loss {rank}"))
 
 
+def test_lists_and_lines_of_many_numbers_have_a_line_for_each_rank(ranks):
+    code = "first = [7 * k + rank for k in range(3)]\nprint(f'360 of 1437 images, starting with {first}')\n"
+    code += (
+        "print(torch.tensor([0.25, 0.5]) + rank)\nprint('a', *[rank + k for k in range(5)])\nprint('b', rank, 7, rank)"
+    )
+    starting = "360 of 1437 images, starting with"
+    assert ranks.run("%%on_ranks 0-1\n" + code).stdout.splitlines() == [
+        f"[0] {starting} [0, 7, 14]",
+        f"[1] {starting} [1, 8, 15]",
+        "[0] tensor([0.2500, 0.5000])",
+        "[1] tensor([1.2500, 1.5000])",
+        "[0] a 0 1 2 3 4",
+        "[1] a 1 2 3 4 5",
+        "[0-1] b 0 | 1 7 0 | 1",
+    ]
+
+
+def test_lines_of_stdout_and_stderr_keep_the_order_in_which_a_rank_wrote_them(ranks):
+    code = """
+        import sys
+        for number in range(20):
+            print("a", number); print("b", file=sys.stderr); print("c", rank)
+            print("d", number, file=sys.stderr, flush=True); print("e", rank, file=sys.stderr)
+    """
+    reply = ranks.run("%%on_all_ranks\n" + textwrap.dedent(code))
+    shown = "".join(text if name != "display" else text["data"]["text/plain"] + "\n" for name, text in reply.shown)
+    lines = [line.partition("] ") for line in shown.splitlines()]
+    for rank in range(3):  # a late rank has lines of its own
+        of_rank = [text[0] for label, _, text in lines if rank in _RANKS_OF[label]]
+        assert of_rank == list("abcde") * 20, shown
+    assert shown.count("[0-2] b\n") > 10, shown
+    assert set(re.findall(r"\] ([a-e])", reply.stderr)) == {"b", "d", "e"}, "in its own stream"
+
+
 def test_times_addresses_and_lists_of_variables_are_folded(ranks):
     code = "def load(): pass\nclass Net: pass\nnet = Net()\nshare = 0.5 + rank"
     assert ranks.run("%%on_all_ranks\n" + code).status == "ok"
@@ -88,7 +124,9 @@ def test_displays_of_late_ranks_have_slots_in_the_order_of_ranks(ranks):
     )
     reply = ranks.run("%%on_all_ranks\n" + code)
     assert _slots(reply) == [("[0]", "<b>0</b>"), ("[1]", "<b>1</b>"), ("[2]", "<b>2</b>")]
-    assert reply.stdout.splitlines() == ["[0-2]", "[0-2] after"], "the label of the first one, and a late twin"
+    assert reply.stdout.splitlines() == ["", "[0-2] after"], (
+        "the first one had a label, which is empty now; a late twin"
+    )
 
 
 def test_the_displays_of_a_late_rank_have_slots_in_the_rows_of_their_turn(ranks):

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from ddp_notebook.errors import DDPNotebookError
 from ddp_notebook.run.jobs.job import Job
 from tests.conftest import wait_until
 
@@ -84,6 +85,15 @@ def test_a_value_that_can_be_copied_is_pulled_and_another_one_waits(prepared, ca
         assert prepared.pull("model", ranks=0)[0].weight.shape == (2, 2)
         cancelling.join()
         assert running.state == "cancelled" and told in said.getvalue()
+
+
+def test_a_model_in_ddp_is_refused_at_once_during_a_job(prepared):
+    prepared.run("wrapped = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))", quiet=True)
+    with job(prepared, "train(10_000, 0.01)") as running:
+        remedy = f"when job {running.number} has ended: %on_all_ranks inner = wrapped.module, then %ddp_pull inner"
+        with pytest.raises(DDPNotebookError, match=rf"^'wrapped' \(DistributedDataParallel\) cannot .* {remedy}$"):
+            prepared.pull("wrapped")
+        assert not running.done()
 
 
 LATE = """

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import os
+import random
 
 import pytest
 
+from ddp_notebook.launch.host.merging import Merge
 from ddp_notebook.launch.host.pipes import Pipes
+from ddp_notebook.wire.marks import CellEnd, Change
+
+TOKEN = "0123456789abcdef"
 
 
 @pytest.fixture
@@ -66,3 +71,56 @@ def test_a_child_that_has_ended_takes_everything(pipes):
     pipes.close_far()
 
     assert pipes.tell(b"x" * 300_000)
+
+
+def change(number: int) -> bytes:
+    return Change(number).encode(TOKEN)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_both_streams_are_merged_in_the_order_in_which_they_were_written(seed):
+    drawn = random.Random(seed)
+    pipes, written, fd = {1: b"", 2: b""}, {0: b"", 1: b"", 2: b""}, 1
+    for number in range(60):
+        if drawn.random() < 0.6:
+            pipes = {its_fd: data + change(number + 1) for its_fd, data in pipes.items()}
+            fd = 3 - fd
+        text = f"{fd}:{number} {chr(0x1E) * drawn.randrange(2)}\n".encode()
+        pipes[fd] += text
+        written[0] += text
+        written[fd] += text
+    merge, read = Merge(TOKEN), {0: b"", 1: b"", 2: b""}
+    while any(pipes.values()):
+        its_fd = drawn.choice([fd for fd, data in pipes.items() if data])
+        size = drawn.randint(1, 40)
+        data, pipes[its_fd] = pipes[its_fd][:size], pipes[its_fd][size:]
+        for found_fd, text in merge.feed(its_fd, data):
+            read[0] += text
+            read[found_fd] += text
+    assert read == written
+    assert list(merge.rest()) == []
+
+
+def test_text_behind_half_a_change_waits_for_the_end_of_its_cell_at_most():
+    merge = Merge(TOKEN)
+    assert list(merge.feed(1, b"a" + change(1) + b"b")) == [(1, b"a")], "an interrupt came before the second mark"
+    end = CellEnd(7).encode(TOKEN)
+    assert list(merge.feed(1, end)) == [(1, b"b" + end)]
+    assert list(merge.feed(2, change(2) + b"d")) == []
+    assert list(merge.feed(1, b"c" + change(2))) == [(1, b"c"), (2, b"d")], "later changes count again"
+
+
+def test_text_of_a_dead_child_is_released(pipes):
+    os.write(pipes.stdout, b"a" + change(1) + b"b")
+    made = Pipes(inbox=False, mark_token=TOKEN)
+    os.write(made.stderr, b"x" + change(1) + b"y")
+    os.write(made.stdout, b"a")
+    assert list(made.rest()) == [(2, b"x"), (1, b"a"), (2, b"y")]
+    made.close_near()
+    made.close_far()
+    assert b"".join(data for _, data in pipes.rest()) == b"a" + change(1) + b"b", "without a token nothing is a mark"
+
+
+def test_a_long_text_does_not_wait():
+    merge = Merge(TOKEN)
+    assert list(merge.feed(2, change(1) + b"x" * (1 << 21))) == [(2, b"x" * (1 << 21))]

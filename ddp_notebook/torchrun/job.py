@@ -341,7 +341,8 @@ class TorchrunJob:
                 self._stale.append(self._live)
             self._live = self._new_placing(run.observer)
         self._rounds.append(run)  # now: who sees it may ask for its recording and for its monitor
-        self.events.add(f"attempt {run.number} has {run.world_size} rank{'s' * (run.world_size != 1)}")
+        if before is not None:  # the table of ranks shows the first one
+            self.events.add(f"attempt {run.number} has {run.world_size} rank{'s' * (run.world_size != 1)}")
 
     def _new_observer(self, world_size: int) -> Observer:
         return Observer(world_size, self._send, lambda: self.round.there if self.round else [], lambda: ())

@@ -1,9 +1,11 @@
-"""The marks that a rank puts into its pipe: where the text of a cell ends, and where something is displayed.
+"""The marks that a rank puts into its pipes: the end of a cell's text, the place of a display, a change of the stream.
 
     \\x1e TOKEN : CELL : [MICROSECONDS] \\x1e \\n    the text of a cell ends; with its duration the cell ended well
     \\x1e TOKEN : d DISPLAY : \\x1e \\n             the place of a display, by its number
+    \\x1e TOKEN : s NUMBER : \\x1e \\n              a change from stdout to stderr or back, in both pipes
 
-The token is the session's. A mark is shorter than PIPE_BUF, so it is written whole.
+The token is the session's. A mark is shorter than PIPE_BUF, so it is written whole. The host server puts the text of
+both pipes in order by the changes, and removes these marks (`launch.host.pipes`).
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ _LONGEST = 64  # bytes of a mark
 # The marks of any session.
 _CELL_END = re.compile(rb"\x1e[0-9a-f]+:\d+:\d*\x1e\n")
 _PLACE = re.compile(rb"\x1e[0-9a-f]+:d\d+:\x1e\n")
+_KINDS = b"ds"  # letters before the number
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +49,18 @@ class Place:
         return f"\x1e{token}:d{self.number}:\x1e\n".encode()
 
 
-Mark = CellEnd | Place
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A change from one of the streams stdout and stderr to the other. The same mark is in both pipes: text before it
+    in either pipe was written before all text after it in the other."""
+
+    number: int
+
+    def encode(self, token: str) -> bytes:
+        return f"\x1e{token}:s{self.number}:\x1e\n".encode()
+
+
+Mark = CellEnd | Place | Change
 
 
 class MarkReader:
@@ -63,15 +77,18 @@ class MarkReader:
     """
 
     def __init__(self, token: str) -> None:
-        self._mark = re.compile(rb"\x1e" + token.encode() + rb":(d?)(\d+):(\d*)\x1e\n")
-        self._unfinished = re.compile(rb"\x1e(" + token.encode() + rb"(:[d\d:]*(\x1e)?)?|[^\x1e]{0,15})$")
+        self._mark = re.compile(rb"\x1e" + token.encode() + rb":([" + _KINDS + rb"]?)(\d+):(\d*)\x1e\n")
+        begun = token.encode() + rb"(:[" + _KINDS + rb"\d:]*(\x1e)?)?"
+        self._unfinished = re.compile(rb"\x1e(" + begun + rb"|[^\x1e]{0,15})$")
         self._begin = b"\x1e" + token.encode()
 
     def find(self, data: bytes) -> Iterator[tuple[int, int, Mark]]:
         """The marks in these bytes: where each begins and ends, and what it says."""
         for found in self._mark.finditer(data):
             number = int(found[2])
-            mark = Place(number) if found[1] else CellEnd(number, int(found[3]) / 1e6 if found[3] else None)
+            mark: Mark = CellEnd(number, int(found[3]) / 1e6 if found[3] else None)
+            if found[1]:
+                mark = Place(number) if found[1] == b"d" else Change(number)
             yield found.start(), found.end(), mark
 
     def complete_until(self, data: bytes, at: int) -> int:

@@ -200,6 +200,7 @@ test("names of a new cell take the room of names of older cells, and the view sa
   assert.equal(store.runs("x257").length, 1);
   assert.equal(store.metrics.byName.size, 256);
   assert.deepEqual(inWords(store), ["2 metrics of earlier cells not drawn"]);
+  assert.deepEqual(inWords(store, ["timeline", "ranks"]), [], "a note about curves stands below them only");
   deliver(store, { seq: 3, cell: 2 }, { metric: of(1, 290, 1) });
   assert.equal(store.runs("x289").length, 0, "its cell is not newer");
   assert.deepEqual(inWords(store), ["3 metrics of earlier cells not drawn"]);

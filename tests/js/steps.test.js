@@ -104,7 +104,7 @@ test("when no cell runs any more, the steps that were left out are asked for onc
     askForSteps(store, env);
     return sent.length;
   };
-  const left = "timeline and buckets: one of 8 steps is shown · 40 rows of the timeline left out";
+  const left = "buckets: one of 8 steps is shown · 40 rows of the timeline left out";
   assert.equal(look({ state: "running", notes: { units_shown_of: 8, rows_left_out: 40 } }), 0, "while it runs they would be too many");
   assert.equal(inWords(store).join(" · "), left);
   assert.deepEqual(inWords(store, ["loss"]), [], "a note about the timeline does not stand below another panel");
@@ -120,7 +120,7 @@ test("when no cell runs any more, the steps that were left out are asked for onc
   assert.equal(inWords(store).length, 2, "of the next cell steps are left out again");
   assert.equal(look({ state: "idle" }), 2);
   store.feed({ kind: "answer", request: 2, steps_left_out: 0, steps_shown_of: 8, tables: {} });
-  assert.equal(inWords(store)[0], "timeline and buckets: one of 8 steps is shown", "the recording has only the last ones");
+  assert.equal(inWords(store)[0], "buckets: one of 8 steps is shown", "the recording has only the last ones");
 
   assert.equal(look({ state: "running", cell: 3, notes: { units_shown_of: 1, rows_left_out: 41 } }), 2);
   assert.equal(look({ state: "idle" }), 2, "of this cell nothing was left out");

@@ -186,10 +186,21 @@ def test_lines_are_not_folded_where_the_line_says_so(jobs, capsys, option):
 
 
 @pytest.mark.long
-def test_one_that_fails_says_where(jobs):
-    jobs.script("if rank == 1:\n    raise ValueError('bad batch')")
+def test_one_that_fails_says_where(jobs, capsys):
+    jobs.script(
+        "layer = torch.nn.Linear(2, 2)\ndef hook(*_):\n    raise ValueError('bad batch')\n"
+        "step = torch.optim.SGD(layer.parameters(), lr=0.1)\nstep.register_step_post_hook(hook)\n"
+        "layer(torch.ones(2)).sum().backward()\nif rank == 1:\n    step.step()"
+    )
     with pytest.raises(JobFailedError, match=r"status 1.*rank 1: ValueError: bad batch, at train.py:"):
         starting.run(starting.read("--nproc-per-node 2 train.py"))
+    shown = capsys.readouterr().err
+    assert "train.py FAILED" in shown and "ddp_notebook.attach FAILED" not in shown
+    assert "ValueError: bad batch" in shown and "train.py" in shown
+    frames = [line for line in shown.splitlines() if "File " in line and "ddp_notebook" in line]
+    assert frames == [], shown
+    job = current.current()
+    assert job is not None and "attempt 1 has" not in repr(job.status())
 
 
 @pytest.mark.long

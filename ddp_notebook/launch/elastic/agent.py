@@ -14,6 +14,8 @@ import sys
 
 from ddp_notebook.launch.elastic import rendezvous
 
+_ATTACH = "ddp_notebook.attach"  # the module under which the script runs
+
 OWN_STORES = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 
 
@@ -22,12 +24,29 @@ def main() -> None:
     os.environ.setdefault(OWN_STORES, "1")
     from torch.distributed import run as torchrun
     from torch.distributed.elastic.multiprocessing import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
     rendezvous.register()
     try:
         torchrun.main(sys.argv[1:])
     except SignalException as error:  # somebody has pressed stop: not the place for a traceback of torchrun's
         sys.exit(128 + error.sigval)
+    except ChildFailedError as error:  # its traceback has only frames of torchrun and of this file
+        print(ChildFailedError(_script(sys.argv, error.name), error.failures), file=sys.stderr)
+        sys.exit(1)
+
+
+def _script(arguments: list[str], name: str) -> str:
+    """Return the script or module that the ranks run; `name` if it does not run under `ddp_notebook.attach`.
+
+    Example:
+        >>> _script(["agent", "-m", "ddp_notebook.attach", "train.py", "--lr", "0.1"], "ddp_notebook.attach")
+        'train.py'
+    """
+    if name != _ATTACH or _ATTACH not in arguments:
+        return name
+    program = arguments[arguments.index(_ATTACH) + 1 :]
+    return next((word for word in program if word != "-m"), name)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ children     how it starts a process: a fork of itself, or afresh
 child        the first steps of a forked or spawned process
 texts        text that waits until the owner takes more
 pipes        between the server and each process: cells in, text out
+merging      text of stdout and stderr, merged in the order in which a process wrote it
 files        files that the notebook sends to the host
 oom          whether the kernel's OOM killer has ended a process
 limits       whether a limit of processor time or of file size has ended a process

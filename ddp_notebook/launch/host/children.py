@@ -32,7 +32,7 @@ def fork(process: int, spec: child.Spec, close_inherited: Callable[[], None]) ->
         spec: what it is to be.
         close_inherited: called in the child: closes what is the server's alone.
     """
-    pipes = Pipes(inbox=spec["kind"] == "rank")
+    pipes = Pipes(inbox=spec["kind"] == "rank", mark_token=spec.get("mark_token", ""))
     spec["inbox"] = pipes.inbox_of_child
     server = os.getpid()
     sys.stdout.flush()
@@ -68,7 +68,7 @@ def fork(process: int, spec: child.Spec, close_inherited: Callable[[], None]) ->
 
 def spawn(process: int, spec: child.Spec) -> Child:
     """Start a process afresh, which imports for itself."""
-    pipes = Pipes(inbox=spec["kind"] == "rank")
+    pipes = Pipes(inbox=spec["kind"] == "rank", mark_token=spec.get("mark_token", ""))
     spec["inbox"] = pipes.inbox_of_child
     spec_r, spec_w = os.pipe()
     code = f"import sys; sys.path[:] = {sys.path!r}; from ddp_notebook.launch.host.child import spawned; "

@@ -17,13 +17,21 @@ import os
 import termios
 from collections.abc import Iterator
 
+from ddp_notebook.launch.host.merging import Merge
+
 _READ_BYTES = 1 << 16
 
 
 class Pipes:
-    """Three pipes, made before the child, which gets the far ends. The near ends never block."""
+    """Three pipes, made before the child, which gets the far ends. The near ends never block.
 
-    def __init__(self, *, inbox: bool) -> None:
+    Args:
+        inbox: with the third one.
+        mark_token: of the marks in the child's text; "": it has none.
+    """
+
+    def __init__(self, *, inbox: bool, mark_token: str = "") -> None:
+        self._merge = Merge(mark_token)
         self._far: list[int] = []  # the child's ends: of its fd 1, its fd 2 and its inbox
         self.outputs: dict[int, int] = {}  # our end -> the child's fd
         self.ended: set[int] = set()  # those of them that are at their end
@@ -77,6 +85,7 @@ class Pipes:
         """What a pipe holds, as `(fd, bytes)`. Nothing if it is empty, or at its end, which puts it into `ended`.
 
         Text of fd 2 that was written before goes first, because only the pipe of fd 1 has the mark of a cell's end.
+        Text that Python code in the child wrote is in its order, see `merging`.
         """
         try:
             data = os.read(pipe, _READ_BYTES)
@@ -92,7 +101,14 @@ class Pipes:
                 while waiting > 0:
                     yield from self.read(other)
                     waiting -= _READ_BYTES
-        yield fd, data
+        yield from self._merge.feed(fd, data)
+
+    def rest(self) -> Iterator[tuple[int, bytes]]:
+        """All that the pipes hold, when the child has ended."""
+        for pipe in self.outputs:
+            while _bytes_in(pipe) > 0:
+                yield from self.read(pipe)
+        yield from self._merge.rest()
 
     def close(self, pipe: int) -> None:
         """Close one of our ends of the child's output."""

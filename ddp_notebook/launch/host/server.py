@@ -352,15 +352,12 @@ class HostServer:
             else:
                 self._selector.register(inbox, selectors.EVENT_WRITE, known)
 
-    def _read_text(self, owner: Child, pipe: int) -> bool:
-        """Pass on what a pipe holds. False when it is empty or at its end."""
-        found = False
+    def _read_text(self, owner: Child, pipe: int) -> None:
+        """Pass on what a pipe holds."""
         for fd, data in owner.pipes.read(pipe):
             self._texts.add(owner.process, fd, data)  # flushed once per round
-            found = True
         for ended in list(owner.pipes.ended):
             self._close_pipe(owner, ended)
-        return found
 
     def _close_pipe(self, owner: Child, pipe: int) -> None:
         if self._reading_text:
@@ -425,9 +422,8 @@ class HostServer:
             if not left:
                 break
             processes.kill(left)
-        for pipe in list(gone.pipes.outputs):
-            while self._read_text(gone, pipe):
-                pass
+        for fd, data in gone.pipes.rest():
+            self._texts.add(gone.process, fd, data)
         for pipe in list(gone.pipes.outputs):  # a descendant may hold the other end open
             self._close_pipe(gone, pipe)
         if gone.pipes.inbox is not None and gone.pipes.inbox in self._selector.get_map():

@@ -7,7 +7,7 @@ import sys
 from types import ModuleType, TracebackType
 from typing import Any
 
-from ddp_notebook.stdlib import os
+from ddp_notebook.stdlib import itertools, os
 
 _OURS = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
 
@@ -41,9 +41,27 @@ def run(arguments: list[str]) -> None:
 
 def _show(kind: type[BaseException], error: BaseException, at: TracebackType | None) -> Any:
     """Python's own, without the frames that are there only because the program runs in ours."""
-    while at is not None and at.tb_next is not None and _is_ours(at.tb_frame.f_code.co_filename):
+    seen: set[int] = set()
+    left: list[BaseException | None] = [error]
+    while left:
+        one = left.pop()
+        if one is not None and id(one) not in seen:
+            seen.add(id(one))
+            one.__traceback__ = _without_ours(one.__traceback__)
+            left += [one.__cause__, one.__context__]
+    sys.__excepthook__(kind, error, error.__traceback__)
+
+
+def _without_ours(at: TracebackType | None) -> TracebackType | None:
+    """Remove the frames of this package from a traceback. It keeps the last frame, which has raised the error."""
+    frames: list[TracebackType] = []
+    while at is not None:
+        if at.tb_next is None or not _is_ours(at.tb_frame.f_code.co_filename):
+            frames.append(at)
         at = at.tb_next
-    sys.__excepthook__(kind, error.with_traceback(at), at)
+    for one, following in itertools.pairwise(frames):
+        one.tb_next = following
+    return frames[0] if frames else None
 
 
 def _is_ours(file: str) -> bool:

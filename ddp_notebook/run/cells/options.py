@@ -26,7 +26,8 @@ class CellOptions:
         ranks: the set of ranks as written; None: all.
         timeout_s: seconds after which it is stopped; None: no limit.
         quiet: show nothing of what it prints and displays.
-        fold: show lines of several ranks as one that are equal or differ only in numbers; None: as the session does.
+        fold: show lines of several ranks as one that are equal or differ only in a few numbers; None: as the session
+            does.
         here: run it in the notebook too, after the ranks.
         background: do not wait for it.
         record: what to record of it; None: what is always recorded.
@@ -69,7 +70,10 @@ def _add_options(parser: LineParser) -> None:
     parser.add_argument("--timeout", metavar="S", help="stop the cell after S seconds")
     parser.add_argument("--quiet", action="store_true", help="show nothing that the cell prints or displays")
     parser.add_argument(
-        "--fold", choices=("on", "off"), metavar="on|off", help="off: show each line of each rank as it arrives"
+        "--fold",
+        choices=("on", "off"),
+        metavar="on|off",
+        help="on: merge lines if at most 4 numbers differ",
     )
     parser.add_argument("--here", action="store_true", help="then run the cell in the notebook too")
     parser.add_argument("--background", action="store_true", help="return at once; not together with --here")

@@ -69,7 +69,12 @@ class Place:
                     break
                 if time.monotonic() > say_at and (jobs := self.ahead):
                     say_at = float("inf")
-                    print(f"waiting for {in_words(jobs)}, in order: stop ends the wait alone", file=sys.stderr)
+                    it = "it" if len(jobs) == 1 else "them"
+                    print(
+                        f"waiting until {in_words(jobs)} {'has' if len(jobs) == 1 else 'have'} ended, since cells and "
+                        f"jobs run in turn. The stop button ends this wait and not {it}",
+                        file=sys.stderr,
+                    )
             if not interrupts.count:
                 return
         jobs = self.ahead

@@ -2,8 +2,9 @@
 
     loss 0.661  and  loss 0.676   ->   loss 0.661 | 0.676
 
-The text around the numbers must be equal. Addresses, dates, clock times and units belong to the numbers. A
-line without a letter is not merged: two bare numbers may mean different things.
+The text around the numbers must be equal. Addresses, dates, clock times and units belong to the numbers. Some lines are
+easier to read when they are not merged: lines in which more than four numbers differ, or several numbers of one list or
+tensor. A line without a letter is not merged either: two bare numbers may mean different things.
 """
 
 from __future__ import annotations
@@ -116,7 +117,7 @@ def merged(ranks: Sequence[int], forms: Sequence[Form]) -> str | None:
         forms: the line of each, all of one shape.
 
     Returns:
-        The line; None if too many numbers differ.
+        The line; None if too many numbers differ, in all or in one list.
 
     Example:
         >>> lines = ["loss 0.661", "loss 0.676"]
@@ -126,27 +127,38 @@ def merged(ranks: Sequence[int], forms: Sequence[Form]) -> str | None:
     first = forms[0].parts
     written = [first[0] or ""]
     different = 0
+    is_in_list, in_list, most_in_list = False, 0, 0
     for at in range(1, len(first), _STRIDE):
         groups = first[at + 1 : at + _STRIDE - 1]
         of_ranks = [form.parts[at + 1 : at + _STRIDE - 1] for form in forms]
         written.append(first[at] or "")  # spaces
+        if (before := (first[at - 1] or "").strip()) not in ("", ","):
+            is_in_list, in_list = before.endswith(("[", "(")), 0
         if all(one == groups for one in of_ranks):
             written += filter(None, groups)
         else:
             numbers = [Number(one[0], one[1], one[2], one[3] or "", one[4]) for one in of_ranks]
-            if all(one.address for one in numbers):
-                written.append("0x…")
-            elif clocks := [one.clock for one in numbers if one.clock]:
-                if len(clocks) < len(numbers):
-                    return None
-                written.append(f"{min(clocks)}..{max(clocks)}")
-            elif any(one.address for one in numbers):
+            text = _merged_number(ranks, numbers)
+            if text is None:
                 return None
-            else:
+            written.append(text)
+            if not (numbers[0].address or numbers[0].clock):
                 different += 1
-                written.append(_values(ranks, numbers))
+                in_list += is_in_list
+                most_in_list = max(most_in_list, in_list)
         written.append(first[at + _STRIDE - 1] or "")
+    if most_in_list > 1 and len(forms) <= MOST_LISTED:  # "[0.72 | 0.16, 0.89 | 0.71]"
+        return None
     return None if different > _MOST_DIFFERENT else "".join(written)
+
+
+def _merged_number(ranks: Sequence[int], numbers: Sequence[Number]) -> str | None:
+    """One number of a line, as the ranks have it. Returns None if they are of different kinds."""
+    if all(one.address for one in numbers):
+        return "0x…"
+    if clocks := [one.clock for one in numbers if one.clock]:
+        return f"{min(clocks)}..{max(clocks)}" if len(clocks) == len(numbers) else None
+    return None if any(one.address for one in numbers) else _values(ranks, numbers)
 
 
 def _values(ranks: Sequence[int], numbers: Sequence[Number]) -> str:

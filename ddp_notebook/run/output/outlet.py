@@ -11,7 +11,7 @@ import itertools
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -194,13 +194,18 @@ class Outlet:
         self._allowed_text = min(_TEXT_BYTES, self._allowed_text + refilled)
         self._allowed_displays = min(_DISPLAY_BYTES, self._allowed_displays + refilled)
         self._refilled_s = self._flushed_s = now
-        written = set()
+        written: dict[str, None] = {}  # streams that were not flushed since, in order
         while self._waiting and (self._may_leave(self._waiting[0]) or not self.can_update):
+            if self._changes_stream(written):
+                if self.can_update and FRONT_END.wait_s("changes"):
+                    self._gather()
+                else:  # Jupyter keeps a buffer for each stream, and would put one text before the other
+                    self._flush_streams(written)
             part = self._waiting.popleft()
             if isinstance(part, _Text):
                 self._allowed_text -= part.cost
                 self.sink.write(part.stream, part.text)
-                written.add(part.stream)
+                written[part.stream] = None
                 self._has_sent = True
                 continue
             self._allowed_displays -= part.cost
@@ -209,17 +214,35 @@ class Outlet:
             if not isinstance(part, _Clear):
                 self.sink.publish(part.data, part.metadata, part.display_id, part.update)
             elif self._has_sent:
-                for stream in written:
-                    self.sink.flush(stream)
+                self._flush_streams(written)
                 self.sink.clear(part.wait)
             self._has_sent = not isinstance(part, _Clear)
-        self._allowed_text -= _FRAMING_BYTES * len(written)
-        FRONT_END.add(len(written))
-        for stream in written:
-            self.sink.flush(stream)
+        self._flush_streams(written)
 
     def _may_leave(self, part: _Text | _Data | _Clear) -> bool:
         """Return whether the limits allow a part to leave now."""
         if isinstance(part, _Text):
             return self._allowed_text > 0
         return self._allowed_displays > 0 and not FRONT_END.wait_s("displays")
+
+    def _changes_stream(self, written: Mapping[str, None]) -> bool:
+        """Return whether the next part is text of another stream than what was written."""
+        part = self._waiting[0]
+        return bool(written) and isinstance(part, _Text) and part.stream not in written
+
+    def _flush_streams(self, written: dict[str, None]) -> None:
+        self._allowed_text -= _FRAMING_BYTES * len(written)
+        FRONT_END.add(len(written))
+        for stream in written:
+            self.sink.flush(stream)
+        written.clear()
+
+    def _gather(self) -> None:
+        """Put waiting text into one piece for each stream, where the stream changes more often than Jupyter takes."""
+        texts: dict[str, list[str]] = {}
+        chars = 0
+        while self._waiting and isinstance(part := self._waiting[0], _Text) and chars < _PIECE_CHARS:
+            self._waiting.popleft()
+            texts.setdefault(part.stream, []).append(part.text)
+            chars += len(part.text)
+        self._waiting.extendleft(reversed([_Text(stream, "".join(its)) for stream, its in texts.items()]))

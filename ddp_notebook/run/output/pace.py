@@ -10,7 +10,8 @@ import threading
 import time
 
 _PER_S = 800.0  # with `BURST` of displays and some text: at most 3000 in any 3 s
-BURST = {"comms": 300, "displays": 590}  # messages above the rate. Displays are not starved by a flood of the former
+# Messages above the rate. Widgets, and changes from stdout to stderr or back, leave room for displays.
+BURST = {"comms": 300, "changes": 300, "displays": 590}
 
 
 class Pace:

@@ -86,7 +86,7 @@ class Row:
             return [(label(ranks).rstrip(), bundle) for ranks, bundle in groups]
         text = "\n".join(labelled(ranks, str(data.get("text/plain", ""))) for ranks, (data, _) in groups)
         grid: Bundle = ({"text/html": _grid(groups), "text/plain": text}, {})
-        return [(label(self.ranks).rstrip() if self._outputs and has_label else "", grid)]
+        return [("", grid)]  # the labels are in it
 
     def _groups(self) -> list[tuple[list[int], Bundle]]:
         """Equal displays, with their ranks."""

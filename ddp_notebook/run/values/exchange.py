@@ -39,6 +39,7 @@ from ddp_notebook.wire.parts import join, split
 
 _MARGIN = 1.1  # a value on the wire may be so much larger than its rank has estimated
 _MOST_SHOWN = 1000  # characters of a rank's text in one line
+_DDP = "DistributedDataParallel"
 _SAY_S = 0.5  # shorter waits are not reported
 _TOLD_BYTES = 10_000_000  # the size of a value is reported from so many bytes on
 _T = TypeVar("_T")
@@ -131,8 +132,8 @@ class Exchange:
             if waiting:
                 late = [rank for rank, future in asked.items() if future in waiting]
                 print(
-                    f"waiting for the next optimizer step of {job.name} on {list_ranks(late)}, or for its end: stop "
-                    "ends the wait alone",
+                    f"waiting for the next optimizer step of {job.name} on {list_ranks(late)}, or for its end. The "
+                    "stop button ends this wait and not the job",
                     file=sys.stderr,
                 )
         is_due = job is None
@@ -155,6 +156,11 @@ class Exchange:
                 _check_answer(rank, name, answer, force)
             if job is not None and (kinds := {one.waits_for_cell for one in answers.values() if one.waits_for_cell}):
                 what = f"{name!r} ({printable(', '.join(sorted(kinds)))})"
+                if kinds == {_DDP} and not _has_group():  # it would be refused after the wait
+                    raise DDPNotebookError(
+                        f"{what} cannot be pulled: it needs the process group of the ranks. Its inner model can be "
+                        f"pulled when {job.name} has ended: %on_all_ranks inner = {name}.module, then %ddp_pull inner"
+                    )
                 print(
                     f"{what} is read when {job.name} has ended: while it runs, only numbers, text, tensors, arrays and "
                     "containers of them are copied",
@@ -313,6 +319,12 @@ class _Reader:
     def _take(self, size: int) -> memoryview:
         piece, self._rest = self._rest[:size], self._rest[size:]
         return piece
+
+
+def _has_group() -> bool:
+    """Return whether this process has a process group of torch. The notebook imports no torch for this."""
+    dist = sys.modules.get("torch.distributed")
+    return dist is not None and dist.is_available() and dist.is_initialized()
 
 
 def _unpickle(rank: int, name: str, about: str, data: bytearray | memoryview) -> Any:

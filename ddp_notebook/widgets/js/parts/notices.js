@@ -89,10 +89,10 @@ const NOTES = {
  * @param {string[]} panels that are shown; a note about others is left out
  * @returns {string[]}
  */
-export function inWords(store, panels = ["sync", "timeline"]) {
+export function inWords(store, panels = ["loss", "sync", "timeline"]) {
   const found = [];
   // The timeline itself says this of steps, and of remote calls.
-  if (store.stepsShownOf > 1 && panels.includes("sync")) found.push(`timeline and buckets: one of ${store.stepsShownOf} steps is shown`);
+  if (store.stepsShownOf > 1 && panels.includes("sync")) found.push(`buckets: one of ${store.stepsShownOf} steps is shown`);
   if (panels.includes("timeline")) {
     const leftOut = store.answeredShownOf === 1 ? 0 : (store.notes.rows_left_out ?? 0) - store.rowsLeftOutCame;
     if (leftOut > 0) found.push(`${plural(leftOut, "row")} of the timeline left out`);
@@ -103,7 +103,7 @@ export function inWords(store, panels = ["sync", "timeline"]) {
     else if (typeof value === "string" && value) found.push(value);
     else if (value) found.push(`${name.replaceAll("_", " ")}: ${value}`);
   }
-  if (store.metrics.leftOut.size) found.push(`${plural(store.metrics.leftOut.size, "metric")} of earlier cells not drawn`);
+  if (panels.includes("loss") && store.metrics.leftOut.size) found.push(`${plural(store.metrics.leftOut.size, "metric")} of earlier cells not drawn`);
   if (store.missed && !store.catchingUp) found.push(`${plural(store.missed, "message")} did not arrive; a snapshot filled in what it holds`);
   return found;
 }
