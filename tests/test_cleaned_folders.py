@@ -6,6 +6,8 @@ import os
 import shutil
 import signal
 import stat
+import subprocess
+import sys
 import tempfile
 import threading
 from pathlib import Path
@@ -234,6 +236,29 @@ def test_a_folder_below_a_removed_working_directory_is_not_made(tmp_path, monkey
     (tmp_path / "gone").rmdir()
     with pytest.raises(FileNotFoundError):
         private.restore("folder")
+
+
+_UNPICKLE_IN_A_REMOVED_DIRECTORY = """
+import os, tempfile
+from ddp_notebook.run.values import exchange
+from ddp_notebook.wire.parts import join
+removed = tempfile.mkdtemp()
+os.chdir(removed)
+os.rmdir(removed)
+pickled = b"\\x80\\x04\\x8c\\x05torch\\x8c\\x04Size\\x93."
+print(exchange._unpickle(0, "x", "a type", bytearray(b"".join(join([[pickled]])))))
+try:
+    os.getcwd()
+except FileNotFoundError:
+    print("still removed")
+"""
+
+
+def test_a_tensor_is_pulled_into_a_notebook_whose_working_directory_was_removed():
+    """oneMKL ends a process that imports torch in such a directory, and with it the notebook."""
+    code = _UNPICKLE_IN_A_REMOVED_DIRECTORY
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stdout) == (0, "<class 'torch.Size'>\nstill removed\n"), ended.stderr
 
 
 def test_private_folders_and_files_have_their_mode_under_any_umask(make_session):

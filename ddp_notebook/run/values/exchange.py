@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import keyword
+import os
 import pickle
 import sys
 import time
@@ -289,13 +290,33 @@ def _raise_errors(answers: Mapping[int, Pulled | Pushed], what: str = "") -> Non
         raise DDPNotebookError("; ".join(f"{name_ranks(ranks)}: {error}" for error, ranks in errors.items()))
 
 
+@contextmanager
+def _importing() -> Iterator[None]:
+    """Import without interruption, since a half-imported torch cannot be imported again, and in a directory that
+    exists: oneMKL ends a process that imports torch in a removed one."""
+    with uninterrupted():
+        try:
+            os.getcwd()
+        except FileNotFoundError:
+            removed = os.open(".", os.O_RDONLY)
+        else:
+            yield
+            return
+        try:
+            os.chdir("/")
+            yield
+        finally:
+            os.fchdir(removed)
+            os.close(removed)
+
+
 class _Unpickler(pickle.Unpickler):
-    """Imports what it needs without interruption: a half-imported torch cannot be imported again."""
+    """Imports what it needs."""
 
     def find_class(self, module: str, name: str) -> Any:
         if module in sys.modules:
             return super().find_class(module, name)
-        with uninterrupted():
+        with _importing():
             return super().find_class(module, name)
 
 
@@ -343,7 +364,7 @@ def _unpickle(rank: int, name: str, about: str, data: bytearray | memoryview) ->
 
 def _read_safely(rank: int, name: str, data: bytearray | memoryview) -> Any:
     try:
-        with uninterrupted():  # it may import torch, and a half-imported torch cannot be imported again
+        with _importing():  # it may import torch
             return safe.read(data)
     except ImportError as error:
         raise DDPNotebookError(
