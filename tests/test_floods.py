@@ -114,3 +114,16 @@ def test_ranks_answer_while_their_cell_floods(ranks, begun):
     assert "no answer" not in reply.stdout + reply.stderr
     assert ranks.run("%ddp_interrupt").status == "ok"
     assert ranks.run("%%on_all_ranks\npass").status == "ok"
+
+
+@pytest.mark.long
+def test_cells_end_while_a_process_writes_short_lines_without_end(ranks):
+    reply = ranks.run("%%on_all_ranks\nimport subprocess\nwriter = subprocess.Popen(['yes'])", timeout_s=60)
+    try:
+        assert reply.status == "ok"
+        for _ in range(2):
+            reply = ranks.run("%%on_all_ranks\nprint('alive')", timeout_s=60)
+            assert reply.status == "ok" and " y\n" in reply.stdout and "not shown:" in reply.stderr
+    finally:
+        assert ranks.run("%%on_all_ranks\nwriter.kill()", timeout_s=60).status == "ok"
+    assert "alive\n" in ranks.run("%%on_all_ranks\nprint('alive')", timeout_s=60).stdout

@@ -30,6 +30,7 @@ _OPEN_ROW_S = 5.0  # displays of late ranks have their slots in a row that was s
 _PARTIAL_LINE_S = 0.1  # a line without its end is shown after so long
 _TAIL_CHARS = 4000  # most text of lines that may be shown again with another label
 _MOST_CHARS = 5_000_000  # of a cell's text that are shown, without labels; more is a flood
+_MOST_LINES_OF_RANK = 50_000  # of a cell that are shown, of up to 8 ranks: 20 us each, and what comes next waits
 _MOST_SENT_BYTES = 10_000_000  # of text, with its labels
 _MOST_DISPLAY_CHARS = 5_000_000  # of displays that do not replace another one
 _LABEL_BYTES = 8  # of a line on iopub: its label and its end
@@ -91,10 +92,12 @@ class Screen:
         self._chars = self._display_chars = 0  # shown
         self._sent_bytes = 0  # of text, estimated
         self._received_chars = 0  # of text, before it is folded
+        self._received_lines = 0
         self._cost = 0  # the time of handling it, in characters
         self._hurries_at = float("inf")
         self._new_lines = 0  # since the last refresh
         self._most_received_chars = _MOST_CHARS * min(8, len(ranks))
+        self._most_received_lines = _MOST_LINES_OF_RANK * min(8, len(ranks))
         self._hidden: dict[int, int] = {}  # characters of a flood that were not shown
         self._hidden_displays = 0
         self._last_lines: dict[int, deque[str]] = {}
@@ -162,6 +165,7 @@ class Screen:
             self._chars > _MOST_CHARS
             or self._sent_bytes > _MOST_SENT_BYTES
             or self._received_chars > self._most_received_chars
+            or self._received_lines > self._most_received_lines
             or self._cost > self._hurries_at
         )
 
@@ -212,6 +216,7 @@ class Screen:
 
     def _count(self, chars: int) -> None:
         self._received_chars += chars
+        self._received_lines += 1
         self._cost += chars + _LINE_CHARS
         self._new_lines += 1
 
