@@ -106,19 +106,23 @@ def test_figures_bars_displays_and_widgets_of_a_job(ranks):
     assert "[0-1] 3 of 3" in reply.stdout and "2 of 3" not in reply.stdout
 
 
-def test_cells_and_transfers_wait_in_order_and_say_so(ranks):
-    first = Job(ranks, "time.sleep(0.8)\nx = 1\nprint('first')")
+def test_cells_and_transfers_wait_in_order_and_say_so(ranks, tmp_path):
+    go = tmp_path / "go"
+    first = Job(ranks, f"while not os.path.exists({str(go)!r}): time.sleep(0.01)\nx = 1\nprint('first')")
     second = Job(ranks, "x += 1\nprint('second')", " --ranks 1")
     assert f"job {second.number} waits for job {first.number}; %ddp_wait" in second.began.stdout
     table = ranks.run("%ddp_jobs").stdout
-    assert re.search(rf"{first.number} +In \[\d+\] +0-1 +running +\d\.\d +time.sleep\(0.8\)", table)
+    assert re.search(rf"{first.number} +In \[\d+\] +0-1 +running +\d+\.\d +while not os", table)
     assert re.search(rf"{second.number} +In \[\d+\] +1 +waits for job {first.number} ", table)
-    reply = ranks.run("print(session['x'])")
-    assert reply.stdout == "[0] 1\n[1] 2\n"
-    assert reply.stderr == (
+    message = ranks.start("print(session['x'])")
+    said = (
         f"waiting until jobs {first.number} and {second.number} have ended, since cells and jobs run in turn. The stop "
         "button ends this wait and not them\n"
     )
+    assert ranks.wait_for_text(said) == said
+    go.touch()
+    reply = ranks.finish(message)
+    assert (reply.stdout, reply.stderr) == ("[0] 1\n[1] 2\n", "")
     first.wait_for("[0-1] first")
     second.wait_for("[1] second")
 

@@ -46,10 +46,35 @@ NOTEBOOK_SIDE = [
 ]
 
 
+@functools.cache
+def parsed(source: str) -> ast.Module:
+    """The syntax tree of a source. Several tests read the whole package."""
+    return ast.parse(source)
+
+
+@functools.cache
+def statements(source: str) -> list[ast.stmt]:
+    """All statements of a source, nested ones too."""
+    found: list[ast.stmt] = []
+    below: list[ast.AST] = [parsed(source)]
+    while below:
+        children = [child for child in ast.iter_child_nodes(below.pop()) if not isinstance(child, ast.expr)]
+        found += [child for child in children if isinstance(child, ast.stmt)]
+        below += children
+    return found
+
+
+@pytest.fixture(scope="module", autouse=True)
+def forget_trees() -> Iterator[None]:
+    yield
+    parsed.cache_clear()
+    statements.cache_clear()
+
+
 def parts_imported(source: str, module: str) -> set[str]:
     """The parts of this package that a module's source imports, anywhere in it: `{"channel", "events"}`."""
     names = set()
-    for node in ast.walk(ast.parse(source)):
+    for node in statements(source):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -80,7 +105,7 @@ def test_a_layer_imports_only_what_is_below_it(part):
 def test_what_shares_a_process_with_cells_calls_no_function_that_a_cell_can_replace(part):
     """`import time` would find what the cell has put into the module."""
     for file, _ in files(part):
-        imports = [node for node in ast.parse(file.read_text()).body if isinstance(node, ast.Import)]
+        imports = [node for node in parsed(file.read_text()).body if isinstance(node, ast.Import)]
         replaceable = {alias.name for node in imports for alias in node.names} & stdlib.COPIED
         assert not replaceable, f"{file.relative_to(ROOT)}: from ddp_notebook.stdlib import {', '.join(replaceable)}"
 
@@ -112,7 +137,7 @@ _LAUNCH = "ddp_notebook.launch"
 def of_launch(source: str) -> set[str]:
     """The modules of `launch` that a source imports, or "" for the folder alone."""
     found = set()
-    for node in ast.walk(ast.parse(source)):
+    for node in statements(source):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -146,7 +171,7 @@ def test_only_who_takes_hosts_chooses_a_way():
     choose = {"warm.py": {"local"}, "hosts.py": {"ssh"}, "tasks.py": {"called", "outpost"}}
     for file, _ in files("launch"):
         if file.parent.name != "ways":
-            tree = ast.walk(ast.parse(file.read_text()))
+            tree = statements(file.read_text())
             imported = {node.module for node in tree if isinstance(node, ast.ImportFrom)}
             chosen = {way for way in ways if f"{_LAUNCH}.ways.{way}" in imported}
             assert chosen == choose.get(file.name, set()), file.relative_to(ROOT)
@@ -169,13 +194,13 @@ def test_the_notebooks_side_asks_hosts_about_ranks_and_not_this_machine():
 
 
 def _constants(file: Path) -> set[object]:
-    tree = ast.walk(ast.parse(file.read_text()))
+    tree = ast.walk(parsed(file.read_text()))
     return {node.value for node in tree if isinstance(node, ast.Constant) and isinstance(node.value, str)}
 
 
 def test_magics_only_delegate():
     """They import no library but IPython, and hold no object of ipyparallel's."""
-    tree = list(ast.walk(ast.parse((PACKAGE / "magics.py").read_text())))
+    tree = list(ast.walk(parsed((PACKAGE / "magics.py").read_text())))
     modules = {node.module or "" for node in tree if isinstance(node, ast.ImportFrom)}
     modules |= {alias.name for node in tree if isinstance(node, ast.Import) for alias in node.names}
 
@@ -327,7 +352,7 @@ def test_a_folders_docstring_is_its_contents_page(folder):
     """One line a file; the package's own docstring is for its users."""
     if folder == PACKAGE:
         return
-    contents = ast.get_docstring(ast.parse((folder / "__init__.py").read_text())) or ""
+    contents = ast.get_docstring(parsed((folder / "__init__.py").read_text())) or ""
     rooms = {f"{room.name}/" for room in folder.iterdir() if room in FOLDERS}
     entries = re.findall(r"^ *(\w+/?) +\S", contents, re.MULTILINE) + re.findall(r"──► (\w+)", contents)
     assert _modules_of(folder) | rooms <= set(entries), f"{sorted((_modules_of(folder) | rooms) - set(entries))}"
@@ -363,9 +388,10 @@ def imported(source: str, module: str, known: Collection[str], *, is_folder: boo
             names = {f"{base}.{alias.name}" for alias in node.names}
             found.update(name if name in known else base for name in names)
         for child in ast.iter_child_nodes(node):
-            visit(child)
+            if not isinstance(child, ast.expr):
+                visit(child)
 
-    visit(ast.parse(source))
+    visit(parsed(source))
     return (found & set(known)) - {module}
 
 
@@ -435,7 +461,7 @@ OPEN_TO_LESSONS = {
 def not_public(source: str, module: str) -> set[str]:
     """What a source imports of this package, for types too, that is neither public nor of the lessons."""
     found = set()
-    for node in ast.walk(ast.parse(source)):
+    for node in statements(source):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):

@@ -140,20 +140,22 @@ def test_options_of_memory_and_order_change_no_number(ddp, plain, options):
 
 
 def test_a_slower_link_shows_where_nothing_hides_it(ddp, plain):
-    found = ddp.run(link_mb_s=50)
+    found = ddp.run(steps=5, link_mb_s=20)
 
-    # A ring of two ranks moves each byte once: 69 ms, of which no more than the backward can be hidden.
-    moved_ms = 3_473_960 / 50e6 * 1e3
+    # A ring of two ranks moves each byte once: 174 ms, of which no more than the backward can be hidden.
+    moved_ms = 3_473_960 / 20e6 * 1e3
     assert found.ms["exposed"] + found.ms["compute"] > moved_ms
-    assert found.ms["exposed"] > plain.ms["exposed"] + 15
-    assert found.losses == plain.losses  # it is only slower
-    half = ddp.run(link_mb_s=50, comm_hook="fp16")
+    assert found.ms["exposed"] > plain.ms["exposed"] + moved_ms / 4
+    assert found.losses == {rank: losses[:5] for rank, losses in plain.losses.items()}  # it is only slower
+    half = ddp.run(steps=5, link_mb_s=20, comm_hook="fp16")
     assert half.sent_bytes == found.sent_bytes / 2
-    assert half.ms["exposed"] < found.ms["exposed"] - 15
+    assert half.ms["exposed"] + half.ms["compute"] > moved_ms / 2
+    # A busy machine can hide more of one run's communication than of the other's: half of the difference is enough.
+    assert half.ms["exposed"] < found.ms["exposed"] - moved_ms / 4
     rounded = half.gradients[0].synchronised.first
     np.testing.assert_array_equal(rounded.astype(np.float16), rounded)
-    assert not np.array_equal(rounded, plain.gradients[0].synchronised.first)
-    np.testing.assert_allclose(half.losses[0], plain.losses[0], rtol=1e-2)
+    assert not np.array_equal(rounded, found.gradients[0].synchronised.first)
+    np.testing.assert_allclose(half.losses[0], found.losses[0], rtol=1e-2)
 
 
 def test_powersgd_sends_little_and_its_ranks_agree(ddp, plain):

@@ -1,4 +1,8 @@
-"""The notebooks of the lessons: they run from the top with nobody there, their links lead somewhere, all are listed."""
+"""The notebooks of the lessons: they run from the top with nobody there, their links lead somewhere, all are listed.
+
+In `make test` a worker runs its lessons one after the other in one kernel, so that torch, matplotlib and ipykernel are
+imported once. In `make test-long` each lesson has a kernel of its own, as a reader has.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +10,17 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import nbformat
 import pytest
+from nbformat.v4 import new_output
+
+from tests.kernels import NotebookKernel, Reply
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "notebooks"
@@ -22,17 +31,93 @@ MOST_S = {"10": 60.0, "11": 60.0, "12": 60.0, "17": 60.0, "18": 90.0, "19": 90.0
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
 
 
-def execute(notebook: Path, executed: Path, world_size: int, is_short: bool = False) -> list[nbformat.NotebookNode]:
-    """Run a notebook and return its cells with their outputs.
+CELL_S = 300.0
+# What a lesson leaves in the kernel's process is undone, so that the next one finds what it would find in a new kernel.
+REMEMBER = """\
+import os, sys
+sys.at_first = list(sys.path), set(sys.modules), dict(os.environ)
+"""
+BEGIN = """\
+%reset -f
+import os, sys
+sys.path[:] = sys.at_first[0]
+for name in set(sys.modules) - sys.at_first[1]:
+    if str(getattr(sys.modules[name], "__file__", None) or "").startswith({temporary!r}):
+        del sys.modules[name]
+os.environ.clear()
+os.environ.update(sys.at_first[2], DDP_NOTEBOOK_RANKS="{world_size}")
+if "matplotlib.pyplot" in sys.modules:
+    sys.modules["matplotlib.pyplot"].close("all")
+%reset -f
+"""
 
-    Args:
-        is_short: shorten the durations of the two long lessons, and nothing else.
-    """
-    env = {**os.environ, "DDP_NOTEBOOK_RANKS": str(world_size), "DDP_NOTEBOOK_SHORT": "1" if is_short else ""}
+
+def execute(notebook: Path, executed: Path, world_size: int) -> list[nbformat.NotebookNode]:
+    """Run a notebook at its full length in a kernel of its own. Returns its cells with their outputs."""
+    env = {**os.environ, "DDP_NOTEBOOK_RANKS": str(world_size), "DDP_NOTEBOOK_SHORT": ""}
     command = [sys.executable, str(ROOT / "tools/demo.py"), str(notebook), "--output", str(executed)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     return nbformat.read(executed, as_version=4).cells
+
+
+def start_kernel() -> NotebookKernel:
+    """A kernel in which lessons have shortened durations."""
+    kernel = NotebookKernel(env={"DDP_NOTEBOOK_SHORT": "1"}, cwd=str(FOLDER))
+    kernel.run("%load_ext ddp_notebook\n%ddp_start 1\n%ddp_stop")  # the host server has all its processes
+    kernel.run(REMEMBER)
+    return kernel
+
+
+def outputs_of(reply: Reply) -> list[nbformat.NotebookNode]:
+    """What a cell has shown, as a notebook file has it."""
+    outputs = [new_output("stream", text=reply.stdout)] if reply.stdout else []
+    outputs += [new_output("display_data", data=data) for data in reply.displays]
+    if reply.status == "error":
+        outputs.append(new_output("error", ename=reply.ename, evalue=reply.evalue))
+    return outputs
+
+
+def execute_in(kernel: NotebookKernel, notebook: Path, world_size: int) -> list[nbformat.NotebookNode]:
+    """Run a notebook in a kernel that has run others. Returns its cells with their outputs."""
+    begun = kernel.run(BEGIN.format(temporary=tempfile.gettempdir(), world_size=world_size))
+    assert begun.status == "ok", begun
+    cells = nbformat.read(notebook, as_version=4).cells
+    for cell in cells:
+        if cell.cell_type == "code":
+            reply = kernel.run(cell.source, CELL_S)
+            is_expected = reply.status == "ok" or "raises-exception" in cell.metadata.get("tags", [])
+            assert is_expected, f"{cell.source}\n{reply.stdout[-1000:]}{reply.stderr[-1000:]}{reply.traceback[-3000:]}"
+            cell.outputs = outputs_of(reply)
+    return cells
+
+
+class LessonKernel:
+    """The kernel of a worker's lessons. After a lesson that failed each further one has its own."""
+
+    def __init__(self) -> None:
+        self.kernel: NotebookKernel | None = start_kernel()
+
+    def execute(self, notebook: Path, world_size: int) -> list[nbformat.NotebookNode]:
+        if self.kernel is None:
+            with closing(start_kernel()) as kernel:
+                return execute_in(kernel, notebook, world_size)
+        try:
+            return execute_in(self.kernel, notebook, world_size)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        if self.kernel is not None:
+            self.kernel.close()
+            self.kernel = None
+
+
+@pytest.fixture(scope="module")
+def lesson_kernel() -> Iterator[LessonKernel]:
+    with closing(LessonKernel()) as running:
+        yield running
 
 
 def check_shown(cells: list[nbformat.NotebookNode]) -> None:
@@ -51,9 +136,9 @@ def check_shown(cells: list[nbformat.NotebookNode]) -> None:
 
 @pytest.mark.timeout(300)  # a dozen processes of one of them import torch
 @pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.stem)
-def test_a_lesson_runs(path, tmp_path):
+def test_a_lesson_runs(path, lesson_kernel):
     """On two ranks where they suffice; `make test-long` runs all on four, at their full length."""
-    check_shown(execute(path, tmp_path / "executed.ipynb", 4 if path.name[:2] in OF_FOUR else 2, is_short=True))
+    check_shown(lesson_kernel.execute(path, 4 if path.name[:2] in OF_FOUR else 2))
 
 
 @pytest.mark.long
