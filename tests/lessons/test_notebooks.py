@@ -17,6 +17,7 @@ ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "notebooks"
 NOTEBOOKS = sorted(p for p in FOLDER.glob("[0-9][0-9]_*.ipynb") if not p.name.endswith(".executed.ipynb"))
 LESSONS = [path for path in NOTEBOOKS if path.name >= "04"]
+LONGEST = ("18", "19")  # they start up to a dozen processes; `make test-long` runs them, at their full length too
 OF_FOUR = ("07", "15")  # about trees and meshes, of which two ranks make none
 MOST_S = {"10": 60.0, "11": 60.0, "12": 60.0, "17": 60.0, "18": 90.0, "19": 90.0}  # else 30
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
@@ -49,8 +50,13 @@ def check_shown(cells: list[nbformat.NotebookNode]) -> None:
     assert said and "not yet" not in "".join(said)
 
 
+@pytest.mark.processes
 @pytest.mark.timeout(300)  # a dozen processes of one of them import torch
-@pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(path, marks=[pytest.mark.long] * (path.name[:2] in LONGEST)) for path in LESSONS],
+    ids=lambda path: path.stem,
+)
 def test_a_lesson_runs(path, tmp_path):
     """On two ranks where they suffice; `make test-long` runs all on four, at their full length."""
     check_shown(execute(path, tmp_path / "executed.ipynb", 4 if path.name[:2] in OF_FOUR else 2, is_short=True))
