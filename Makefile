@@ -46,13 +46,14 @@ OF_HOSTS = $(filter-out tests/ssh/test_host.py,$(filter tests/ssh/% tests/slurm/
 NOT_FAST := tests/browser tests/faults tests/gpu tests/installing tests/libraries tests/long tests/tools \
     tests/recording/test_scripts.py tests/test_cell_table.py tests/test_frontends.py tests/test_start.py tests/widgets/test_build.py tests/widgets/test_page.py
 
-.PHONY: help demo lab test test-fast checks tests-compiled tests-in-workers tests-of-hosts tests-of-times types-beside lint lint-js types \
+.PHONY: help demo lab test test-fast test-unit checks tests-compiled tests-in-workers tests-of-hosts tests-of-times types-beside lint lint-js types \
     test-js test-long test-matrix tests-without-ranks tests-of-ranks tests-of-recording tests-of-private-interfaces cluster-tools bench dist docs wheelhouse clean
 
 help:
 	@echo "make demo       run notebooks/01_first_process_group.ipynb in the terminal, and write a page with its monitor"
 	@echo "make lab        open JupyterLab on the notebooks (LAB_OPTIONS=--allow-root for root)"
 	@echo "make test       lint, types and tests"
+	@echo "make test-unit  the tests that start no process"
 	@echo "make test-fast  lint, and the tests to run between two edits"
 	@echo "make test-long  the tests that repeat, soak and measure for long"
 	@echo "make test-matrix  the quick tests with other versions of Python, torch and Jupyter's packages"
@@ -95,6 +96,10 @@ tests-of-times:
 # mypy needs a core for a minute.
 types-beside: $(INSTALLED)
 	nice -n 19 $(BIN)/mypy
+
+# Tests that start no process, with what tests/conftest.py has found at their collection. Two workers: they do not wait.
+test-unit: $(MONITOR)
+	$(PYTEST) -n 2 --no-loadscope-reorder -m unit
 
 # What needs no ranks, and one file that does.
 test-fast: lint lint-js $(MONITOR)

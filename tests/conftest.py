@@ -13,6 +13,7 @@ import faulthandler
 import os
 import shutil
 import signal
+import sys
 import tempfile
 import time
 import uuid
@@ -42,6 +43,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as of a script's jobs i
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 _LEFTOVER_DEADLINE_S = 5.0
 _STARTS_RANKS = {"session", "make_session", "kernel", "make_kernel", "ranks"}  # fixtures
+# A test with none of these marks is a unit test, which `make test-unit` runs. It cannot start a process.
+_NO_UNIT = ("long", "alone", "ranks", "browser", "gpu", "processes", "slow")
+_PROCESS_EVENTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn"}  # audit events, of this process alone
 _LONG_FILES = {  # more than a minute each
     "tests/browser/test_lessons.py",
     "tests/browser/test_monitor.py",
@@ -154,6 +158,50 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if _STARTS_RANKS & set(getattr(item, "fixturenames", ())):
             item.add_marker("ranks")
+        if not any(item.get_closest_marker(name) for name in _NO_UNIT):
+            item.add_marker("unit")
+
+
+class NoProcesses:
+    """Refuses to start a process while a unit test runs, and fails the test even if it catches that error."""
+
+    def __init__(self) -> None:
+        self.test = ""  # the unit test that runs; "": none does
+        self.started: list[str] = []
+
+    def refuse(self, event: str, arguments: tuple[Any, ...]) -> None:
+        """Handle an audit event."""
+        if self.test and event in _PROCESS_EVENTS:
+            self.started.append(f"{event}{arguments[:2]!r}")
+            raise RuntimeError(f"{self.test} starts a process, {self.started[-1]}: {self.advice}")
+
+    @property
+    def advice(self) -> str:
+        return "a test that does has pytest.mark.processes, or takes a fixture that starts ranks"
+
+
+_no_processes = NoProcesses()
+sys.addaudithook(_no_processes.refuse)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Let no unit test start a process, its fixtures included."""
+    _no_processes.test = item.nodeid if item.get_closest_marker("unit") else ""
+    _no_processes.started = []
+    try:
+        return (yield)
+    finally:
+        _no_processes.test = ""
+
+
+@pytest.fixture(autouse=True)
+def starts_no_process(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fail a unit test that has tried to start a process."""
+    yield
+    if _no_processes.test:
+        tried = _no_processes.started
+        assert not tried, f"the test starts a process, {tried[0]}: {_no_processes.advice}"
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -198,12 +246,15 @@ def nothing_is_left() -> Iterator[None]:
     The session of a module may have ranks that were replaced, as long as it has no more than before, and a controller,
     which the first test that asks for it starts. The browser of a module starts processes of its own when it likes.
     """
-    before, directories, sockets = _processes(), _directories(), _sockets()
+    is_unit = bool(_no_processes.test)  # it starts no process, and need not look for any
+    before, directories, sockets = set() if is_unit else _processes(), _directories(), _sockets()
     had_session = _current() is not None
     yield
     from ddp_notebook.launch.processes import descendants
 
     def left() -> set[psutil.Process]:
+        if is_unit:
+            return set()
         session = _current() if had_session else None
         new = {process for process in _processes() - before if not _is_of_browser(process, before)}
         if session is None:

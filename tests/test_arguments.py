@@ -327,6 +327,7 @@ def _function(call: str) -> str:
     return re.split(r"[.(]", call.removeprefix("dist."))[0]
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("function", dict.fromkeys(map(_function, _CALLS)))
 def test_a_rank_refuses_what_torch_refuses(ends, function):
     wrong = {}
@@ -338,11 +339,13 @@ def test_a_rank_refuses_what_torch_refuses(ends, function):
     assert not wrong
 
 
+@pytest.mark.processes
 def test_the_table_holds_calls_that_torch_accepts_and_calls_that_it_refuses(ends):
     accepted = [call for call, (plain, *_) in ends.items() if not plain]
     assert 60 < len(accepted) < len(ends) - 100
 
 
+@pytest.mark.processes
 def test_a_file_that_cannot_be_written_is_refused_at_once(session_of_one, tmp_path):
     """torch tries for five minutes."""
     call = f"dist.init_process_group('gloo', init_method='file://{tmp_path}/missing/c', rank=0, world_size=1)"

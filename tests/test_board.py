@@ -88,6 +88,7 @@ def test_notes_reach_everybody(boards):
         assert on_each(boards, swap) == [[b"of 0", b"of " + b"1" * 21, b"of " + b"2" * 41]] * 3
 
 
+@pytest.mark.slow
 def test_many_calls_at_full_speed():
     def run(board):
         return [tuple(board.compare(board.post(number % 5, number % 3 > 0))) for number in range(20_000)]

@@ -72,6 +72,7 @@ def run_table(world_size: int, start_method: str, pythonpath: str, rounds: Itera
         assert kernel.run("%ddp_stop").status == "ok"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("world_size", "start_method", "version"),
     [(2, "fork", "newest"), pytest.param(2, "fork", "6.31", marks=pytest.mark.long)],

@@ -383,6 +383,7 @@ def test_a_rank_that_dies_ends_the_cell_with_its_last_words(make_session_alone):
     assert [row.state for row in session.status().rows] == ["idle", "died"]
 
 
+@pytest.mark.slow
 def test_importing_the_package_stays_light():
     """The notebook's side imports no torch: a kernel without ranks stays small."""
     code = "import sys, ddp_notebook.session, ddp_notebook.magics; print('torch' in sys.modules)"

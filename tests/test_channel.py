@@ -230,6 +230,7 @@ def test_a_message_that_cannot_be_read_is_logged_and_silences_nobody(caplog):
         assert "a message of local/0 was lost: [b'']" in caplog.messages
 
 
+@pytest.mark.processes
 def test_an_end_reads_messages_of_all_kinds():
     """Whatever else its process imports: a keeper has no use of its own for most of them."""
     known = "import ddp_notebook.wire.endpoint; from ddp_notebook.wire.events import _KINDS; print(*sorted(_KINDS))"
@@ -257,6 +258,7 @@ def test_both_sockets_listen_on_loopback_only():
 # ---- cuts
 
 
+@pytest.mark.slow
 def test_across_a_cut_every_message_arrives_once_and_in_order_both_ways():
     messages = numbered(200)
     with wire() as w, proxy(w.endpoint.url) as between:
@@ -304,6 +306,7 @@ def test_a_rank_that_reconnects_takes_its_identity_over():
         assert rank.inbox.wait_for(1, timeout_s=2.0) == [Probe(request=3)]
 
 
+@pytest.mark.slow
 def test_a_silent_peer_is_noticed_and_an_idle_one_is_not_silent():
     with wire() as w, proxy(w.endpoint.url) as between:
         rank = w.join(through=between)
@@ -373,6 +376,7 @@ def test_ranks_are_fetched_from_one_after_the_other_by_several_threads():
         assert came == data
 
 
+@pytest.mark.slow
 def test_control_messages_do_not_wait_behind_bulk_data():
     data = bytes(100_000_000)
     with wire() as w:
@@ -442,6 +446,7 @@ def test_closing_ends_a_fetch_that_nobody_answers():
         assert [str(error) for error in failed] == [f"closed while 3000000 bytes were moved from or to {PEER}"]
 
 
+@pytest.mark.slow
 def test_a_fetch_goes_on_after_a_cut():
     data = os.urandom(20_000_000)
     with wire() as w, proxy(w.bulk.url) as between:
@@ -506,6 +511,7 @@ def test_what_is_put_arrives_equal_and_is_taken_once():
                 rank.bulk.take(transfer)
 
 
+@pytest.mark.slow
 def test_a_put_goes_on_after_a_cut():
     data = os.urandom(20_000_000)
     with wire() as w, proxy(w.bulk.url) as between:
@@ -624,6 +630,7 @@ def test_after_a_cut_what_was_lost_is_sent_again_once():
         assert between.passed["out"] - before < 5 * 200_000, "each message after the gap asked for all of them again"
 
 
+@pytest.mark.slow
 def test_messages_that_both_have_received_are_not_sent_again_forever():
     text = "x" * 100_000
     with wire() as w, proxy(w.endpoint.url) as between:

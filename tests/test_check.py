@@ -78,6 +78,7 @@ def trained(*, steps: int = 2, change: float = 0.0) -> dict[str, Any]:
 # ---- what is compared, and one line if it agrees
 
 
+@pytest.mark.slow
 def test_ranks_that_agree_are_one_line():
     assert repr(agreement_of(*(trained() for _ in range(4)))) == (
         "4 ranks agree: 6 parameters, 3 buffers (91 elements), 31 optimizer entries, 9 scheduler entries, data length, "
@@ -804,6 +805,7 @@ def test_a_default_device_changes_nothing():
 # ---- what is left behind
 
 
+@pytest.mark.slow
 def test_no_reference_is_kept_and_nothing_is_changed():
     space = trained()
     states = random_states()

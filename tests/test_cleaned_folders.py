@@ -146,6 +146,7 @@ def test_a_runtime_directory_that_another_user_holds_is_not_used(tmp_path, monke
     assert private.runtime() == tempfile.gettempdir()
 
 
+@pytest.mark.processes
 def test_the_directory_for_temporary_files_itself_is_made_again(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "of a batch job"))
 
@@ -204,6 +205,7 @@ def test_no_folder_of_multiprocessing_stays(make_session):
     assert not list(Path(tempfile.gettempdir()).glob("pymp-*"))
 
 
+@pytest.mark.slow
 def test_processes_that_make_a_folder_again_at_the_same_time(tmp_path):
     rounds, begin, end = 200, threading.Barrier(5), threading.Barrier(5)
     errors: list[Exception] = []

@@ -88,6 +88,7 @@ def mangled(data, chance):
     return bytes(data)
 
 
+@pytest.mark.slow
 def test_bytes_that_were_damaged_are_refused_or_still_the_same():
     samples = [(batch, encode(batch)) for batch in batches(20)]
     refused = 0
@@ -111,6 +112,7 @@ def sealed(body, tables):
     return struct.pack("<4sHHIQ", b"DDPB", VERSION, tables, zlib.crc32(body), len(body)) + body
 
 
+@pytest.mark.slow
 def test_words_that_make_no_sense_are_refused_though_their_checksum_is_right():
     data = encode(next(batch for batch in batches(30) if len(batch.tensors) == 2))
     length = struct.unpack_from("<I", data, 20)[0]

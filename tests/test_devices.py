@@ -85,6 +85,7 @@ def put_driver(folder, monkeypatch, script: str) -> None:
     monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
 
 
+@pytest.mark.processes
 def test_the_drivers_tool_is_asked(tmp_path, monkeypatch):
     (tmp_path / "answer").write_text(ANSWER)
     put_driver(tmp_path, monkeypatch, f'echo "$@" > {tmp_path}/asked; cat {tmp_path}/answer')
@@ -96,6 +97,7 @@ def test_the_drivers_tool_is_asked(tmp_path, monkeypatch):
     ]
 
 
+@pytest.mark.processes
 def test_a_host_without_a_working_driver_has_no_gpus(tmp_path, monkeypatch):
     put_driver(tmp_path, monkeypatch, "echo 'NVIDIA-SMI has failed'; exit 9")
     assert finish_query(start_query()) == []
@@ -105,6 +107,7 @@ def test_a_host_without_a_working_driver_has_no_gpus(tmp_path, monkeypatch):
     assert finish_query(None) == []
 
 
+@pytest.mark.processes
 def test_a_driver_that_hangs_is_given_up(tmp_path, monkeypatch):
     put_driver(tmp_path, monkeypatch, "exec sleep 60")
     query = start_query()
@@ -133,6 +136,7 @@ def test_a_gpu_that_is_named_twice_leaves_none():
     assert seen("GPU-77,GPU-77aa") == []
 
 
+@pytest.mark.processes
 def test_a_tool_that_says_something_else_means_no_gpus(tmp_path, monkeypatch):
     put_driver(tmp_path, monkeypatch, "echo 'No devices were found'")
 

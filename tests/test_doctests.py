@@ -25,6 +25,8 @@ from ddp_notebook import lessons
 from ddp_notebook.launch.ways.local import Local
 from tests.conftest import wait_until
 
+pytestmark = pytest.mark.slow
+
 _PACKAGE = Path(ddp_notebook.__file__).parent
 _OPTIONS = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
 
@@ -115,6 +117,7 @@ def where_files_may_be_written(tmp_path, monkeypatch):
         yield
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("test", _PURE, ids=_identity)
 def test_an_example_is_right(test):
     _run(test)

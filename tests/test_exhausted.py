@@ -459,6 +459,7 @@ except ddp_notebook.StartError as error:
     assert "a part of this rank's text is not kept" in done.stderr
 
 
+@pytest.mark.slow
 @AS_ROOT
 @pytest.mark.parametrize("write", ["save", "save_html", "save_trace", "fetch"])
 def test_the_disk_that_a_user_writes_to(tmp_path, write):

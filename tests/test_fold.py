@@ -206,6 +206,7 @@ def test_lines_of_one_step_are_folded_where_a_rank_has_more_of_them():
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_every_number_of_every_rank_is_there():
     """Over random programs of up to four ranks, the lines of each rank can be read from those that are shown."""
     chance = random.Random(2)

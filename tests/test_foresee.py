@@ -1063,6 +1063,7 @@ def test_a_warning_about_an_escape_is_left_to_the_rank():
     assert caught == []
 
 
+@pytest.mark.processes
 def test_it_imports_no_torch():
     code = "import sys, ddp_notebook.run.foresee.warnings; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)

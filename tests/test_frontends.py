@@ -155,6 +155,7 @@ def test_plain_ipython(monkeypatch):
         terminal.close(force=True)
 
 
+@pytest.mark.slow
 def test_a_script_prints_everything_once():
     code = (
         "import ddp_notebook\n"

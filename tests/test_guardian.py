@@ -29,6 +29,7 @@ sys.stdin.read()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", ["killed", "in order"])
 def test_what_is_guarded_goes_with_its_process(tmp_path, end):
     private = tmp_path / "ddp_notebook"
@@ -46,6 +47,7 @@ def test_what_is_guarded_goes_with_its_process(tmp_path, end):
     wait_until(lambda: below(tmp_path) == [private] and not shell.is_running())
 
 
+@pytest.mark.processes
 def test_with_the_last_folder_the_guard_ends(monkeypatch):
     monkeypatch.setattr(guardian, "_guarded", set())  # of earlier tests
     monkeypatch.setattr(guardian, "_shell", None)

@@ -84,6 +84,7 @@ if rank != 1: sum(range(10**12))
 """
 
 
+@pytest.mark.slow
 def test_a_group_on_two_hosts(cluster, hosts, heard):
     assert [cluster.process(rank).name.partition("/")[0] for rank in cluster.ranks] == ["a", "b", "b"]
     parents = [psutil.Process(cluster.process(rank).pid).ppid() for rank in cluster.ranks]

@@ -151,6 +151,7 @@ _INNER = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("line", "file", "function"),
     [
@@ -207,6 +208,7 @@ def test_an_interrupt_shows_one_line(notebook, line, file, function):
     assert notebook.run("%on_all_ranks rank").stdout == "[0] 0\n[1] 1\n"
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("line", ["job.result()", "job.exception()"])
 def test_an_interrupted_wait_for_a_job_shows_one_line(notebook, line):
     assert notebook.run("job = session.submit('import time; time.sleep(30)')").status == "ok"
@@ -220,6 +222,7 @@ def test_an_interrupted_wait_for_a_job_shows_one_line(notebook, line):
     assert notebook.run("print(job.done()); job.cancel()").stdout == "False\n"
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("delay_s", [0.05, 0.1, 0.15])
 def test_a_loop_that_reads_the_recording_shows_one_line(notebook, delay_s):
     message = notebook.start("print('begun')\nwhile True: session.recording.steps(), session.recording.waits()")

@@ -91,6 +91,7 @@ def files(part: str) -> Iterator[tuple[Path, str]]:
         yield file, ".".join(file.relative_to(ROOT).with_suffix("").parts)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", MAY_IMPORT)
 def test_a_layer_imports_only_what_is_below_it(part):
     found = list(files(part))
@@ -101,6 +102,7 @@ def test_a_layer_imports_only_what_is_below_it(part):
         assert not foreign, f"{file.relative_to(ROOT)} imports {sorted(foreign)}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", SHARES_A_PROCESS_WITH_CELLS)
 def test_what_shares_a_process_with_cells_calls_no_function_that_a_cell_can_replace(part):
     """`import time` would find what the cell has put into the module."""
@@ -110,6 +112,7 @@ def test_what_shares_a_process_with_cells_calls_no_function_that_a_cell_can_repl
         assert not replaceable, f"{file.relative_to(ROOT)}: from ddp_notebook.stdlib import {', '.join(replaceable)}"
 
 
+@pytest.mark.slow
 def test_the_notebooks_side_does_not_import_what_runs_in_a_rank():
     for part in NOTEBOOK_SIDE:
         for file, module in files(part):
@@ -148,6 +151,7 @@ def of_launch(source: str) -> set[str]:
     return found
 
 
+@pytest.mark.slow
 def test_nothing_else_knows_how_ranks_are_started():
     others = [file for file in sorted(PACKAGE.rglob("*.py")) if "launch" not in file.parts]
     found = {file: of_launch(file.read_text()) for file in others}
@@ -244,6 +248,7 @@ def heavy(modules: frozenset[str]) -> set[str]:
     return {name for name in modules if name in ("torch", "sklearn") or name.startswith("ddp_notebook.rank.")}
 
 
+@pytest.mark.slow
 def test_the_notebooks_side_imports_no_torch():
     modules = loaded_by("import ddp_notebook.session, ddp_notebook.magics, ddp_notebook.observe.files")
 
@@ -254,6 +259,7 @@ def test_the_notebooks_side_imports_no_torch():
     assert heavy(loaded_by("import " + ", ".join(f"ddp_notebook.lessons.{name}" for name in of_lessons))) == set()
 
 
+@pytest.mark.slow
 def test_the_monitor_imports_no_torch():
     modules = loaded_by("from ddp_notebook.widgets import Monitor; import ddp_notebook.widgets.still.summary")
 
@@ -261,6 +267,7 @@ def test_the_monitor_imports_no_torch():
     assert heavy(modules) == set()
 
 
+@pytest.mark.slow
 def test_a_view_imports_while_its_cell_runs_what_the_picture_at_the_end_needs():
     prepares = "Placing.prepare_picture(types.SimpleNamespace())"
     waits = "[one.join() for one in threading.enumerate() if one.name == 'ddp-picture-import']"
@@ -271,6 +278,7 @@ def test_a_view_imports_while_its_cell_runs_what_the_picture_at_the_end_needs():
     assert needs <= loaded_by(f"{before}; {prepares}; {waits}")
 
 
+@pytest.mark.processes
 def test_the_package_alone_imports_nearly_nothing():
     modules = loaded_by("import ddp_notebook")
 
@@ -327,6 +335,7 @@ def test_a_name_that_is_not_there_is_an_attribute_error():
         ddp_notebook.stop  # noqa: B018
 
 
+@pytest.mark.processes
 def test_every_public_name_is_offered_for_completion():
     done = subprocess.run(
         [sys.executable, "-c", "import ddp_notebook; print(set(ddp_notebook.__all__) - set(dir(ddp_notebook)))"],
@@ -404,6 +413,7 @@ def circle(graph: Mapping[str, Collection[str]]) -> list[str]:
     return []
 
 
+@pytest.mark.slow
 def test_no_two_files_import_each_other_not_even_in_a_circle():
     found = modules()
     graph = {
@@ -512,6 +522,7 @@ def test_what_is_not_public_would_be_seen(source, wrong):
     assert not_public(source, "ddp_notebook.lessons.ddp.inside") == wrong
 
 
+@pytest.mark.processes
 def test_how_to_draw_and_show_is_public():
     assert display.has_front_end is has_front_end and display.read_bundle is bundles.read
     rest = set(display.__all__) - {"calls_drawn", "has_front_end", "read_bundle"}

@@ -253,6 +253,7 @@ def test_a_repeated_message_is_acknowledged_again():
     assert ours.again(1.0) == []
 
 
+@pytest.mark.slow
 def test_two_sides_that_lost_their_acknowledgements_come_to_rest():
     texts = [f"{number}" for number in range(40)]
 

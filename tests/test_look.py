@@ -42,6 +42,7 @@ def finish(look: Look) -> float:
     return time.monotonic() - began
 
 
+@pytest.mark.processes
 @pytest.mark.skipif(STACK is None, reason="this system has no real-time signals")
 def test_a_stack_is_written_without_the_gil_and_an_earlier_one_is_not_told_again(busy, tmp_path):
     for _ in range(2):
@@ -53,6 +54,7 @@ def test_a_stack_is_written_without_the_gil_and_an_earlier_one_is_not_told_again
         assert look.advance() == {"seen": [[7, False, look.seen[7].stack]]}
 
 
+@pytest.mark.processes
 def test_a_stopped_process_is_told_at_once(busy, tmp_path):
     os.kill(busy.pid, signal.SIGSTOP)
     wait_until(lambda: Look({7: busy.pid}, str(tmp_path)).seen[7].is_stopped)
@@ -62,6 +64,7 @@ def test_a_stopped_process_is_told_at_once(busy, tmp_path):
     assert look.seen[7] == (True, "")
 
 
+@pytest.mark.processes
 def test_a_process_without_a_stack_file_gets_no_signal(tmp_path):
     """It would end it: the store, or a rank that has not begun."""
     with subprocess.Popen(["sleep", "60"]) as sleeper:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.benchmarks import many
 from tests.benchmarks.fake_ranks import EVENTS
 from tests.conftest import wait_until
@@ -9,6 +11,7 @@ from tests.conftest import wait_until
 RANKS = 24
 
 
+@pytest.mark.slow
 def test_all_answer_and_what_all_record_comes_in():
     with many.session(RANKS) as (notebook, ranks, _):
         answers = notebook.ask_all()

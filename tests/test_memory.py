@@ -33,6 +33,7 @@ def opened_elsewhere(held: Memory, **how) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True, **how).stdout.strip()
 
 
+@pytest.mark.processes
 def test_another_process_of_the_user_finds_it_and_none_after_it_is_closed():
     held = Memory(new_name(), [b"hello", bytes(100_000)])
     assert len(held) == 100_005 and bytes(held)[:6] == b"hello\0"
@@ -41,6 +42,7 @@ def test_another_process_of_the_user_finds_it_and_none_after_it_is_closed():
     assert opened_elsewhere(held) == "None"
 
 
+@pytest.mark.processes
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root, to be another user")
 def test_no_other_user_can_open_it():
     held = Memory(new_name(), [b"hello"])

@@ -65,6 +65,7 @@ def sent():
     return Sent()
 
 
+@pytest.mark.slow
 def test_of_a_widgets_values_only_the_newest_waits_and_each_key_keeps_its_own(sent):
     sent.open()
     for n in range(10_000):

@@ -353,6 +353,7 @@ def test_torch_lets_its_waits_be_replaced():
     assert sorted(names, key=words.index) == names, words
 
 
+@pytest.mark.slow
 def test_torch_lets_pipelines_be_seen():
     from torch.distributed import distributed_c10d as c10d
     from torch.distributed.pipelining import schedules, stage
@@ -376,6 +377,7 @@ def test_torch_lets_pipelines_be_seen():
         assert f"self.{name} = " in source
 
 
+@pytest.mark.slow
 def test_torch_lets_training_be_seen():
     from torch._compile import _disable_dynamo
     from torch.distributed.fsdp._fully_shard import _fsdp_param_group, _fsdp_state

@@ -56,6 +56,7 @@ def python(code: str, **options) -> contextlib.AbstractContextManager[Child]:
 # ---- identity
 
 
+@pytest.mark.processes
 def test_a_process_is_known_until_it_ends():
     with sleeper() as started:
         who = identity(started.pid)
@@ -71,6 +72,7 @@ def test_a_process_is_known_until_it_ends():
             identity(started.pid)
 
 
+@pytest.mark.processes
 def test_another_process_with_the_same_id_is_a_stranger():
     with sleeper() as started:
         pid, start = identity(started.pid)
@@ -79,11 +81,13 @@ def test_another_process_with_the_same_id_is_a_stranger():
         assert not is_running((pid, start + 1))
 
 
+@pytest.mark.processes
 def test_two_processes_agree_on_who_a_third_one_is():
     with python("print(processes.identity(os.getppid()))") as started:
         assert started.stdout.readline().strip() == repr(identity(os.getpid()))
 
 
+@pytest.mark.processes
 def test_the_name_of_a_command_may_be_anything(tmp_path):
     program = tmp_path / "a) Z 1 ("
     shutil.copy(shutil.which("sleep") or "", program)
@@ -98,6 +102,7 @@ def test_the_name_of_a_command_may_be_anything(tmp_path):
 # ---- relatives
 
 
+@pytest.mark.processes
 def test_descendants_are_the_process_and_all_below():
     with child("sh", "-c", "sleep 60 & sleep 60 & wait") as started:
         wait_until(lambda: [one.name() for one in descendants(started.pid)] == ["sh", "sleep", "sleep"])
@@ -108,6 +113,7 @@ def test_descendants_are_the_process_and_all_below():
     assert descendants(started.pid) == []
 
 
+@pytest.mark.processes
 def test_an_orphan_is_found_by_its_token_in_another_os_session():
     token = uuid.uuid4().hex
     leave_an_orphan = "(setsid sleep 60 >&- &)"
@@ -123,6 +129,7 @@ def test_an_orphan_is_found_by_its_token_in_another_os_session():
     assert relatives(token, []) == []
 
 
+@pytest.mark.processes
 def test_an_orphan_without_its_environment_is_found_by_its_os_session():
     token = uuid.uuid4().hex
     leave_an_orphan = "(env -i sleep 60 >&- &)"
@@ -145,6 +152,7 @@ def test_without_a_token_and_leaders_nobody_is_a_relative():
 # ---- the end
 
 
+@pytest.mark.processes
 def test_a_process_that_ends_when_it_is_asked_to_is_not_killed():
     with python(
         "signal.signal(signal.SIGTERM, lambda *_: (os.write(1, b'bye'), os._exit(0)));"
@@ -156,6 +164,7 @@ def test_a_process_that_ends_when_it_is_asked_to_is_not_killed():
         assert started.stdout.read() == "bye"
 
 
+@pytest.mark.processes
 def test_a_process_that_ignores_the_request_is_killed_after_the_grace():
     with child("sh", "-c", "trap '' TERM; echo ready; exec sleep 60") as started:
         started.stdout.readline()
@@ -166,6 +175,7 @@ def test_a_process_that_ignores_the_request_is_killed_after_the_grace():
         assert not psutil.pid_exists(started.pid)
 
 
+@pytest.mark.processes
 def test_without_grace_nobody_is_asked():
     with python(
         "signal.signal(signal.SIGTERM, lambda *_: os.write(1, b'asked'));"
@@ -177,6 +187,7 @@ def test_without_grace_nobody_is_asked():
         assert started.stdout.read() == ""
 
 
+@pytest.mark.processes
 def test_a_stopped_process_ends_too():
     with sleeper() as started:
         os.kill(started.pid, signal.SIGSTOP)
@@ -184,6 +195,7 @@ def test_a_stopped_process_ends_too():
         assert end([psutil.Process(started.pid)], grace_s=0.05) == []
 
 
+@pytest.mark.processes
 def test_who_is_gone_already_is_no_failure():
     with sleeper() as started:
         process = psutil.Process(started.pid)
@@ -193,6 +205,7 @@ def test_who_is_gone_already_is_no_failure():
         assert end([process], grace_s=1.0) == []
 
 
+@pytest.mark.processes
 def test_who_still_runs_is_told():
     with sleeper() as first, sleeper() as second:
         first.kill()
@@ -205,6 +218,7 @@ def test_who_still_runs_is_told():
 # ---- parents
 
 
+@pytest.mark.processes
 def test_a_process_dies_with_its_parent():
     with python(
         "parent = os.getpid()\n"
@@ -220,12 +234,14 @@ def test_a_process_dies_with_its_parent():
         assert wait_gone([grandchild], 5.0) == []
 
 
+@pytest.mark.processes
 def test_a_process_whose_parent_has_ended_meanwhile_ends_itself():
     with python("processes.die_with_parent(os.getppid() + 1); print('still here')") as started:
         assert started.wait() == 1
         assert started.stdout.read() == ""
 
 
+@pytest.mark.processes
 def test_orphans_are_adopted():
     with python(
         "processes.adopt_orphans()\n"

@@ -27,6 +27,7 @@ def test_the_stop_button_works_and_the_next_cell_finds_everything(session, progr
     reset_stop_and_go_on(session, program, "a loop", tmp_path)
 
 
+@pytest.mark.processes
 def test_no_signal_is_sent_to_a_process_that_it_would_end():
     reads, writes = os.pipe()
     if (pid := os.fork()) == 0:

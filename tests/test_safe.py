@@ -130,6 +130,7 @@ def test_a_tensor_that_occurs_twice_is_sent_once():
     assert sum(len(chunk) for chunk in join(write("x", [x, x, {"again": x}]))) < 5000
 
 
+@pytest.mark.slow
 def test_a_state_dict():
     model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
@@ -230,6 +231,7 @@ def test_what_is_too_large_is_refused_before_it_takes_memory():
         write("x", [bytes(600), bytes(600)], 1000)
 
 
+@pytest.mark.slow
 def test_lists_that_share_lists_end(monkeypatch):
     monkeypatch.setattr(safe, "MOST_JSON_BYTES", 1_000_000)
     value: list[Any] = [1]
@@ -341,6 +343,7 @@ def test_random_damage_is_an_error_or_a_plain_value():
     assert kept > 100, "some damage must reach the values"
 
 
+@pytest.mark.slow
 def test_bytes_that_were_made_from_the_grammar_at_random():
     """Every tag with arguments of every kind: an error, or a plain value."""
     dice = random.Random(11)

@@ -130,6 +130,7 @@ def test_what_shows_the_ranks_is_told_once_before_they_end(make_session, caplog)
     assert "ZeroDivisionError" in caplog.text
 
 
+@pytest.mark.processes
 def test_a_bad_option_starts_nothing(waiting_host_server):
     waiting_host_server()
     cases: list[tuple[dict[str, Any], str]] = [
@@ -145,6 +146,7 @@ def test_a_bad_option_starts_nothing(waiting_host_server):
         assert ddp_notebook.current() is None
 
 
+@pytest.mark.slow
 def test_a_torch_that_is_too_old_is_named(tmp_path, monkeypatch):
     """Before anything of it is imported that it does not have. (A real one of 2.10 takes gigabytes.)"""
     (tmp_path / "torch").mkdir()

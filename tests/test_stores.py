@@ -147,6 +147,7 @@ def test_a_wait_holds_up_no_other_request_and_is_ended_by_a_cut(client):
     assert client.get("meanwhile") == b"1"  # by a new connection
 
 
+@pytest.mark.processes
 def test_a_forked_child_has_connections_of_its_own(client):
     client.set("from", "parent")
     before = stores._connections._idle[0][1].socket
@@ -333,6 +334,7 @@ def test_the_tcpstore_of_programs_goes_on_after_a_stop_and_comes_back_after_its_
     assert use_it(f"(process {pid}) has ended (killed by SIGKILL), and its keys are lost. ") != pid
 
 
+@pytest.mark.processes
 def test_a_tcpstore_that_cannot_start_closes_the_connection_and_is_reported_once(monkeypatch, capfd):
     def fail(_):
         if pid := os.fork():

@@ -5,6 +5,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 import ddp_notebook
 
 PACKAGE = Path(ddp_notebook.__file__).parent
@@ -36,6 +38,7 @@ def too_complex(source: str) -> Iterator[tuple[str, int]]:
             yield f"{function.name}, line {function.lineno}", count
 
 
+@pytest.mark.slow
 def test_no_function_is_too_complex():
     files = sorted(PACKAGE.rglob("*.py"))
     assert len(files) > 300

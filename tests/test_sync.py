@@ -46,6 +46,7 @@ def make_ignoring(folder):
     make(folder, *LISTED, "a.log", "build/x", "data/big.csv", "sub/local.py", "__pycache__/a.pyc", **IGNORED)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("is_repository", [True, False])
 def test_what_git_ignores_is_not_listed(tmp_path, is_repository):
     if is_repository:
@@ -54,6 +55,7 @@ def test_what_git_ignores_is_not_listed(tmp_path, is_repository):
     assert names(tmp_path) == LISTED
 
 
+@pytest.mark.processes
 def test_what_is_tracked_is_listed_though_it_is_ignored(tmp_path):
     git(tmp_path, "init", "--quiet")
     make(tmp_path, "a.log", "b.log", "gone.py", **{".gitignore": "*.log"})
@@ -62,6 +64,7 @@ def test_what_is_tracked_is_listed_though_it_is_ignored(tmp_path):
     assert [entry.path for entry in choose(tmp_path).entries] == [".gitignore", "a.log"]
 
 
+@pytest.mark.processes
 def test_a_part_of_a_work_tree_has_the_rules_of_the_whole(tmp_path):
     git(tmp_path, "init", "--quiet")
     make(tmp_path, "part/a.py", "part/a.log", "other.py", **{".gitignore": "*.log\n/ignored/"})
@@ -70,6 +73,7 @@ def test_a_part_of_a_work_tree_has_the_rules_of_the_whole(tmp_path):
     assert names(tmp_path / "ignored") == [".gitignore", "b.py"], "which was asked for by its name"
 
 
+@pytest.mark.processes
 def test_a_repository_within_has_its_own_rules(tmp_path):
     for folder in (tmp_path, tmp_path / "within"):
         folder.mkdir(exist_ok=True)
@@ -82,6 +86,7 @@ def test_a_repository_within_has_its_own_rules(tmp_path):
     assert names(tmp_path) == ["a.py", "within/.gitignore", "within/b.py"]
 
 
+@pytest.mark.processes
 def test_a_submodule_that_is_not_checked_out_has_no_files(tmp_path):
     git(tmp_path, "init", "--quiet")
     make(tmp_path, "a.py")
@@ -90,11 +95,13 @@ def test_a_submodule_that_is_not_checked_out_has_no_files(tmp_path):
     assert names(tmp_path) == ["a.py"]
 
 
+@pytest.mark.processes
 def test_environments_and_caches_are_not_listed(tmp_path):
     make(tmp_path, "a.py", "env/pyvenv.cfg", "env/lib/b.py", "envs.py", ".ipynb_checkpoints/a.ipynb", "sub/.hg/x")
     assert names(tmp_path) == ["a.py", "envs.py"]
 
 
+@pytest.mark.processes
 def test_odd_names_are_listed(tmp_path):
     odd = ["a b.py", "new\nline", "ü.py", os.fsdecode(b"\xff.py"), "-x", '"q"']
     for name in odd:
@@ -102,6 +109,7 @@ def test_odd_names_are_listed(tmp_path):
     assert sorted(names(tmp_path)) == sorted(odd)
 
 
+@pytest.mark.processes
 def test_without_git(tmp_path, monkeypatch):
     make(tmp_path, "a.py", "sub/b.py", ".git/config", "env/pyvenv.cfg", "env/c.py")
     (tmp_path / "link").symlink_to("sub")
@@ -128,6 +136,7 @@ def test_names_that_are_none_of_keys(name):
     assert not may_hold_keys(name)
 
 
+@pytest.mark.processes
 def test_keys_are_sent_when_they_are_named(tmp_path):
     make(tmp_path, "a.py", ".env", "certs/a.pem", "certs/b.pem")
     left = choose(tmp_path)
@@ -136,6 +145,7 @@ def test_keys_are_sent_when_they_are_named(tmp_path):
     assert [entry.path for entry in named.entries] == [".env", "a.py", "certs/a.pem"] and named.keys == ["certs/b.pem"]
 
 
+@pytest.mark.processes
 def test_links_stay_links_within_the_folder_and_lead_nowhere_else(tmp_path):
     folder = tmp_path / "folder"
     make(tmp_path, "secret.txt", "folder/sub/a.py")
@@ -154,12 +164,14 @@ def test_links_stay_links_within_the_folder_and_lead_nowhere_else(tmp_path):
     assert chosen.leading_out == ["etc", "out"]
 
 
+@pytest.mark.processes
 def test_pipes_and_sockets_are_left_out(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     make(tmp_path, "a.py", f"{MARK}of-another-one")
     assert [entry.path for entry in choose(tmp_path).entries] == ["a.py"]
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("limit", "most", "words"),
     [
@@ -394,6 +406,7 @@ def test_links_to_folders_are_not_followed(files, tmp_path):
     assert planned(FILE, Found(*found[0]), overwrite=True) == Plan(behind=["a"])
 
 
+@pytest.mark.processes
 def test_the_folder_of_the_start_is_meant_wherever_the_notebook_goes(tmp_path, monkeypatch):
     (tmp_path / "sub").mkdir()
     monkeypatch.setenv("DDP_NOTEBOOK_SSH", "false")  # no host is reached

@@ -53,6 +53,7 @@ def test_what_is_ipythons_is_not(shell, code):
     assert not Plain(shell).is_left(code)
 
 
+@pytest.mark.slow
 def test_ipython_would_leave_all_that_is_left(shell):
     plain, left = Plain(shell), 0
     some = random.Random(7)

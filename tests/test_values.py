@@ -103,6 +103,7 @@ def test_vectors_are_lines():
     assert axes.get_legend_handles_labels()[1] == ["rank 0", "rank 1"]
 
 
+@pytest.mark.slow
 def test_matrices_are_maps_on_one_scale():
     figure = RankValues({0: torch.full((2, 3), -4.0), 1: torch.tensor([[1.0, float("nan")]])}).plot()
     assert isinstance(figure, Figure)

@@ -69,6 +69,7 @@ CELLS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.browser
 @pytest.mark.timeout(600)  # chromium may have to be installed first
 @pytest.mark.parametrize("app", ["jupyterlab", pytest.param("notebook", marks=pytest.mark.long)])

@@ -67,6 +67,7 @@ def test_the_wheel_is_for_every_machine_and_holds_the_package_and_its_javascript
     assert len(rest) == 1 and rest.pop().endswith(".dist-info"), "no tests, tools or notebooks"
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("name", ["colab", "kaggle"])
 def test_its_bounds_admit_what_is_there_already(wheel, name):
     """Or pip would replace it."""
@@ -77,6 +78,7 @@ def test_its_bounds_admit_what_is_there_already(wheel, name):
     assert [str(one) for one in ours if not one.specifier.contains(theirs[one.name.replace("_", "-")])] == []
 
 
+@pytest.mark.processes
 def test_its_bounds_are_those_of_the_code(wheel):
     found = metadata(wheel)
     asked = {one.name: one for one in map(Requirement, found.get_all("Requires-Dist", [])) if one.marker is None}
@@ -98,6 +100,7 @@ def test_a_torch_that_is_too_old_is_named_with_what_to_do():
         check_torch(version)
 
 
+@pytest.mark.processes
 def test_a_wheelhouse_has_all_but_torch(wheel):
     asked = {Requirement(text).name for text in requirements(wheel, "3.12")}
     assert {"ipyparallel", "numpy", "jupyterlab", "scikit-learn"} <= asked
@@ -105,6 +108,7 @@ def test_a_wheelhouse_has_all_but_torch(wheel):
     assert not any(";" in text for text in requirements(wheel, "3.12"))
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("version", ["3.10", "3.15", "three"])
 def test_a_wheelhouse_for_another_python_is_refused(tmp_path, version):
     command = [sys.executable, str(ROOT / "tools" / "wheelhouse.py"), str(tmp_path / "wheels")]

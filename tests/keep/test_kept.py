@@ -291,6 +291,7 @@ def test_bad_lines_say_what_to_write(runtime, line, words):
     assert words in str(caught.value)
 
 
+@pytest.mark.processes
 def test_a_full_disk_is_told(runtime):
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "full", runtime], capture_output=True)
     if mounted.returncode:

@@ -258,6 +258,7 @@ def test_what_a_notebook_says_while_another_takes_over_is_not_done():
     assert not serving.is_alive() and not ranks.told and not journal.cells and not queue.waiting
 
 
+@pytest.mark.slow
 def test_what_cannot_be_entered_leaves_nothing(runtime, tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setenv("TMPDIR", str(tmp_path))

@@ -134,6 +134,7 @@ def check_shown(cells: list[nbformat.NotebookNode]) -> None:
     assert said and "not yet" not in "".join(said)
 
 
+@pytest.mark.processes
 @pytest.mark.timeout(300)  # a dozen processes of one of them import torch
 @pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.stem)
 def test_a_lesson_runs(path, lesson_kernel):

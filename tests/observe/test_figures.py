@@ -31,6 +31,8 @@ from ddp_notebook.widgets.still import summary
 from tests.observe.batches import Rank
 from tests.observe.synthetic import MS, Synthetic, simulate
 
+pytestmark = pytest.mark.slow
+
 
 def logged(values, name="loss", cell=1, first=0, into=None, is_given=True, unit="step"):
     """A recording of a metric: by rank what it logged, a value for each step, which the program gave or not."""
@@ -425,6 +427,7 @@ print("matplotlib" in sys.modules, "matplotlib.pyplot" in sys.modules, "torch" i
 """
 
 
+@pytest.mark.processes
 def test_matplotlib_is_imported_at_the_first_picture_and_pyplot_never():
     done = subprocess.run([sys.executable, "-c", LAZY], capture_output=True, text=True, check=True)
 

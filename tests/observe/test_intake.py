@@ -201,6 +201,7 @@ def test_closing_feeds_what_waits_and_ends_the_thread():
     assert len(recording.collectives()) == 200
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("most_bytes", [2000, 1 << 20])
 def test_many_ranks_at_once_lose_nothing_that_is_not_counted(most_bytes):
     recording = Recording(8)

@@ -358,6 +358,7 @@ def test_a_cell_that_was_set_aside_is_told_of_no_more(tmp_path):
         assert one.report().steps == 0
 
 
+@pytest.mark.slow
 def test_every_picture_can_be_asked_of_a_recording(tmp_path):
     run, recording = simulate(world_size=2, steps=12), Recording(2)
     for batch in run.batches():
@@ -379,6 +380,7 @@ def test_without_pandas_its_package_is_named(monkeypatch):
         two_ranks().to_pandas("span")
 
 
+@pytest.mark.slow
 def test_a_table_for_pandas():
     pytest.importorskip("pandas")
     recording = two_ranks()
@@ -395,6 +397,7 @@ def test_a_table_for_pandas():
     assert all(len(recording.to_pandas(table)) == len(recording.rows(table)) for table in recording.store.rings)
 
 
+@pytest.mark.slow
 def test_a_curve_longer_than_the_table_keeps_its_beginning_and_its_extremes(tmp_path):
     recording = Recording(2, capacity={"metric": 1024})
     recording.store.earlier = Earlier(METRIC, most=1000)

@@ -15,6 +15,7 @@ from tests.observe.batches import there
 INT = np.dtype("<i8")
 
 
+@pytest.mark.slow
 def test_readers_see_every_row_once_or_are_told_how_many_they_have_lost():
     for seed in range(50):
         chance = random.Random(seed)

@@ -51,6 +51,7 @@ def test_every_display_shows_the_numbers_of_the_run(seed):
     assert set(recording.to_pandas("span").label) == {"In [6]"}
 
 
+@pytest.mark.slow
 def test_the_mean_is_that_of_its_definition():
     run = simulate(world_size=3, steps=45, noise_ms=5)
     found = run_of(run)

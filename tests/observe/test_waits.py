@@ -152,6 +152,7 @@ def test_one_number_for_several_keys_has_their_order():
         assert len(np.unique(packed)) == len(set(rows))
 
 
+@pytest.mark.slow
 def test_a_hundred_thousand_calls_are_matched_at_once():
     run = Synthetic(4)
     run.call(0, "all_reduce", BEGIN_NS, BEGIN_NS)

@@ -314,6 +314,7 @@ def logging_loop(monkeypatch):
     drain.close()
 
 
+@pytest.mark.slow
 def test_a_loop_that_only_logs_waits_for_the_recorder(logging_loop):
     passed_on, _ = logging_loop(150_000)
     assert passed_on == 150_000
@@ -337,6 +338,7 @@ def test_large_records_displace_no_numbers_that_were_logged_before():
     assert len(tape) == 1
 
 
+@pytest.mark.slow
 def test_a_loop_that_only_logs_goes_on_where_nobody_takes_its_numbers(logging_loop):
     _, took_s = logging_loop(120_000, nobody_takes=True)
     assert took_s < 60.0, "20,000 values would wait 0.2 s each"
@@ -594,6 +596,7 @@ def lonely(monkeypatch):
     drain.close()
 
 
+@pytest.mark.slow
 def test_a_rank_that_nobody_looks_at_looks_often_again_when_a_notebook_asks(lonely):
     monkeypatch, drain, looks = lonely
     monkeypatch.setattr(draining, "_ALONE_S", 60.0)
@@ -602,6 +605,7 @@ def test_a_rank_that_nobody_looks_at_looks_often_again_when_a_notebook_asks(lone
     wait_until(lambda: len(looks) >= 2, what="two looks")
 
 
+@pytest.mark.slow
 def test_a_rank_that_nobody_looks_at_looks_often_while_a_cell_runs(lonely):
     _, drain, looks = lonely
     drain.is_in_cell = True

@@ -400,6 +400,7 @@ def test_a_name_that_is_known_in_a_backward_must_be_the_same():
     assert names(calls) == ["a", "b", ""]
 
 
+@pytest.mark.slow
 def test_a_step_that_is_over_keeps_no_calls():
     known = Known()
     one, calls = sequence(known, "a", ">x", is_marked=True)

@@ -78,6 +78,7 @@ def test_torchrun_of_a_script_that_knows_nothing_of_it(tmp_path):
     assert [call.op for call in ddp_notebook.load(records).collectives()] == ["barrier", "barrier"]
 
 
+@pytest.mark.processes
 def test_without_a_script():
     for arguments in ([], ["-m"]):
         command = [sys.executable, "-m", "ddp_notebook.record", *arguments]
@@ -86,6 +87,7 @@ def test_without_a_script():
         assert (ran.returncode, ran.stderr) == (1, usage)
 
 
+@pytest.mark.processes
 def test_without_the_variable_nothing_is_recorded(tmp_path):
     path = tmp_path / "train.py"
     path.write_text("import ddp_notebook, sys\nddp_notebook.log(x=1)\nprint('torch' in sys.modules)")

@@ -207,6 +207,7 @@ def test_without_values_nothing_is_called_left_out(trained):
     assert not _calls(trained, f"train({STEPS})", level="meta").rows["left_out"].any()
 
 
+@pytest.mark.slow
 def test_a_loop_that_goes_on_is_told_of_at_full_seconds_and_what_is_logged_at_once(monkeypatch):
     told_s: list[float] = []
     tape = Tape({})

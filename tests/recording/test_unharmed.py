@@ -169,6 +169,7 @@ def test_large_complex_numbers_are_finite(ranks):
     assert preview.infs == 0 and preview.high == pytest.approx(1e200)
 
 
+@pytest.mark.slow
 def test_a_record_is_told_though_an_interrupt_kept_it_from_waking_the_recorder():
     sent: list[bytes] = []
     tape = Tape({})
@@ -374,6 +375,7 @@ def test_functions_that_save_can_be_sent_to_another_process(ranks):
     )
 
 
+@pytest.mark.slow
 def test_the_processor_time_of_ended_child_processes_is_that_of_the_rank():
     if not Path("/proc/self/schedstat").exists():
         pytest.skip("this system counts nothing")

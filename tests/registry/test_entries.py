@@ -36,6 +36,7 @@ def test_an_entry_is_found_until_it_is_removed(runtime):
     assert entries.entries() == [] and list(entry.path.parent.iterdir()) == []
 
 
+@pytest.mark.processes
 def test_what_a_killed_process_has_left_is_cleared_away(runtime):
     code = (
         "import os, signal; from ddp_notebook.registry import doors, entries\n"
@@ -104,6 +105,7 @@ def test_a_folder_that_goes_with_an_entry_goes_with_it(tmp_path):
     assert (own.exists(), other.exists()) == (False, True), "no file can have another folder removed"
 
 
+@pytest.mark.slow
 def test_names_that_are_counted_are_each_given_once(runtime):
     code = (
         "import sys; from ddp_notebook.registry import entries\nprint(entries.enter_next('session', 'kept', {}).name)"
@@ -174,6 +176,7 @@ def test_lines_go_both_ways(path):
                 doors.hear(here)
 
 
+@pytest.mark.processes
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
 def test_another_user_gets_nothing(path):
     """Even one who may look into the folder."""
@@ -213,6 +216,7 @@ sys.stdin.read()
 """
 
 
+@pytest.mark.slow
 def test_without_a_name_the_kept_session_of_this_folder_is_found(tmp_path):
     def enter(stack: ExitStack, name: str, directory: str) -> None:
         command = [sys.executable, "-c", _ENTERS, name, directory]

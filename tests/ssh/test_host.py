@@ -29,6 +29,7 @@ from tests.conftest import wait_until
 from tests.ssh import sshd
 
 
+@pytest.mark.slow
 def test_nothing_is_left_of_a_session(python):
     with ddp_notebook.start(hosts=ddp_notebook.Ssh("one:1", python=python)) as session:
         pids = [*session.ranks.pids(), *session.ranks.pids("store"), *session.ranks.pids("host server")]
@@ -182,6 +183,7 @@ def test_a_port_of_the_host_leads_to_the_notebooks_where_most_are_taken(python):
         host.close()
 
 
+@pytest.mark.slow
 def test_what_a_shell_complains_of_is_not_why_a_server_that_has_run_has_ended(ssh):
     noisy = sshd.python(ssh, first="echo \"rm: cannot remove 'x': No such file or directory\" >&2")
     with ddp_notebook.start(hosts=ddp_notebook.Ssh("one:1", python=noisy)) as session:
@@ -193,6 +195,7 @@ def test_what_a_shell_complains_of_is_not_why_a_server_that_has_run_has_ended(ss
         assert "--python" not in str(raised.value)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("host", "words"),
     [
@@ -209,6 +212,7 @@ def test_a_host_that_cannot_be_reached(ssh, host, words):
     assert ddp_notebook.current() is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("first", "words"),
     [
@@ -221,6 +225,7 @@ def test_a_python_that_will_not_do(ssh, first, words):
         ddp_notebook.start(hosts=ddp_notebook.Ssh("one", python=sshd.python(ssh, first=first)))
 
 
+@pytest.mark.slow
 def test_a_host_without_torch_is_reached(ssh):
     """The error names the packages that its Python lacks, by the names that a user knows."""
     bare = ssh / "bare"
@@ -233,6 +238,7 @@ def test_a_host_without_torch_is_reached(ssh):
     assert re.match(rf"one +reached\*, but {bare}/bin/python .* has no torch", row) and "not reached" not in row
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("python", "words"),
     [
@@ -265,6 +271,7 @@ def test_the_path_of_the_notebooks_interpreter_is_tried_first(ssh, tmp_path, mon
         assert ("ddp_notebook lacks torch" in done.stderr.decode()) == (ours != "/no/such/python")
 
 
+@pytest.mark.processes
 def test_a_torch_that_cannot_be_imported(ssh):
     """It is missed when the host server has begun."""
     (ssh / "without").mkdir()
@@ -285,6 +292,7 @@ def test_a_variable_that_python_reads_as_it_starts(ssh):
     assert said == subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True).stdout
 
 
+@pytest.mark.processes
 def test_without_ssh(monkeypatch):
     monkeypatch.setenv("DDP_NOTEBOOK_SSH", "/no/such/ssh")
     with pytest.raises(HostError, match=r"ssh cannot be run: .*; install it, or set DDP_NOTEBOOK_SSH"):

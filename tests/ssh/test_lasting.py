@@ -147,6 +147,7 @@ def test_a_kept_session_goes_on_through_connections_that_end(ssh, python, notebo
     wait_until(lambda: not carriers() and not any(map(psutil.pid_exists, ranks)), 20, "with the keeper all is gone")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("host", "words"),
     [("wants-a-password", r"Permission denied .*ssh-copy-id"), ("unknown-key", "Host key verification")],

@@ -98,6 +98,7 @@ def _wait_for(path: str) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("line", "kind", "words"),
     [
@@ -119,6 +120,7 @@ def test_a_cluster_that_is_not_there(line, kind, words, engines, make_profile, r
         ddp_notebook.start(client=line)
 
 
+@pytest.mark.slow
 def test_a_controller_that_has_gone(make_profile, monkeypatch):
     """And has left its file."""
     folder = make_profile("gone")

@@ -14,6 +14,7 @@ from tests.starters.conftest import invitations, need_mpi
 pytestmark = need_mpi
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("line", "words"),
     [
@@ -31,6 +32,7 @@ def test_what_mpirun_refuses_is_said_with_its_words(line, words, cache):
     assert ddp_notebook.current() is None and invitations(cache) == []
 
 
+@pytest.mark.processes
 def test_the_ssh_of_the_site(tmp_path, monkeypatch):
     site = tmp_path / "site.toml"
     site.write_text('[ssh]\ncommand = "/no/such/ssh -F here"\n')
@@ -40,11 +42,13 @@ def test_the_ssh_of_the_site(tmp_path, monkeypatch):
         ddp_notebook.start(mpi="--host nowhere.invalid")
 
 
+@pytest.mark.processes
 def test_a_python_that_is_not_there():
     with pytest.raises(StartError, match=r"Executable: /no/such/python .*; name the Python that has torch .* --python"):
         ddp_notebook.start(mpi=ddp_notebook.Mpi("", python="/no/such/python"))
 
 
+@pytest.mark.slow
 def test_a_python_without_torch(tmp_path):
     (tmp_path / "psutil.py").write_text("raise ModuleNotFoundError(\"No module named 'psutil'\")")
     python = sshd.python(tmp_path, variable=f'PYTHONPATH="{tmp_path}:$PYTHONPATH"')
@@ -57,6 +61,7 @@ def test_a_line_that_cannot_be_read():
         ddp_notebook.start(mpi="-np 1 'x")
 
 
+@pytest.mark.processes
 def test_without_mpirun(monkeypatch):
     monkeypatch.setenv("PATH", "/no/such")
     with pytest.raises(StartError, match=r"mpirun cannot be run: .*; install Open MPI"):
@@ -70,6 +75,7 @@ def test_ranks_that_do_not_divide_leave_nothing(cache):
     assert invitations(cache) == []
 
 
+@pytest.mark.processes
 def test_it_listens_no_wider_than_the_route_needs(tmp_path):
     (tmp_path / "hosts").write_text("# two\n127.0.0.1 slots=2\n\n198.51.100.7 slots=4 # RFC 5737\n")
     assert MpiStarter("").address == MpiStarter("--host localhost:2").address == "127.0.0.1"
@@ -92,6 +98,7 @@ def test_a_task_of_mpirun_in_a_job_of_slurm_knows_its_number():
     assert task_of({}) == (-1, 0)
 
 
+@pytest.mark.processes
 def test_what_would_be_run_is_shown():
     shown = MpiStarter("--hostfile 'my hosts'").preview()
     assert shown.startswith("mpirun -x DDP_NOTEBOOK_INVITATION ") and "--map-by ppr:1:node --bind-to none" in shown

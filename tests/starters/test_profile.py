@@ -88,6 +88,7 @@ def test_a_batch_system(launcher, delete, make_profile, batch_system, in_folder,
     assert files_in(folder) == {"ipcluster_config.py"} and not invitations(cache)
 
 
+@pytest.mark.processes
 def test_time_in_a_queue_is_none_of_the_start(make_profile, batch_system, in_folder):
     make_profile("queued", _CLASS.format("pbs"))
     (batch_system / "qsub").write_text("#!/bin/sh\necho 4712\n")
@@ -169,6 +170,7 @@ def test_ssh(make_profile, in_folder, tmp_path_factory):
 # ---- what cannot be
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("lines", "words"),
     [
@@ -208,6 +210,7 @@ def test_a_profile_that_will_not_do(lines, words, make_profile, in_folder, cache
         shutil.rmtree(folder)
 
 
+@pytest.mark.processes
 def test_a_template_that_starts_engines_by_name(make_profile, tmp_path):
     file = tmp_path / "template"
     file.write_text("#!/bin/sh\n# for ipengine\nmpiexec -n {n} ipengine --profile-dir={profile_dir}\n")
@@ -218,6 +221,7 @@ def test_a_template_that_starts_engines_by_name(make_profile, tmp_path):
         ddp_notebook.start(2, profile="by_name")
 
 
+@pytest.mark.processes
 def test_a_batch_system_that_refuses(make_profile, batch_system):
     (batch_system / "qsub").write_text("#!/bin/sh\necho 'qsub: no such queue: fast' >&2\nexit 170\n")
     make_profile("refused", _CLASS.format("pbs"))
@@ -226,6 +230,7 @@ def test_a_batch_system_that_refuses(make_profile, batch_system):
         ddp_notebook.start(2, profile="refused")
 
 
+@pytest.mark.processes
 def test_a_python_without_torch(make_profile, tmp_path):
     (tmp_path / "psutil.py").write_text("raise ModuleNotFoundError(\"No module named 'psutil'\")")
     python = sshd.python(tmp_path, variable=f'PYTHONPATH="{tmp_path}:$PYTHONPATH"')
@@ -234,6 +239,7 @@ def test_a_python_without_torch(make_profile, tmp_path):
         ddp_notebook.start(2, profile=ddp_notebook.Profile("without_torch", python=python))
 
 
+@pytest.mark.processes
 def test_a_profile_that_is_not_there_and_one_that_does_not_count(make_profile):
     make_profile("is_there")
     with pytest.raises(UsageError, match=r"there is no profile 'is_not' in .*; there are .*is_there"):
@@ -244,6 +250,7 @@ def test_a_profile_that_is_not_there_and_one_that_does_not_count(make_profile):
         ddp_notebook.start(profile="is_there")
 
 
+@pytest.mark.processes
 def test_the_command_keeps_what_a_user_has_put_before_the_interpreter(make_profile):
     make_profile("in_a_container", "c.EngineLauncher.engine_cmd = ['nice', 'python3', '-m', 'ipyparallel.engine']")
     profile = ProfileStarter("in_a_container", 1, None)
@@ -253,6 +260,7 @@ def test_the_command_keeps_what_a_user_has_put_before_the_interpreter(make_profi
         profile.end()
 
 
+@pytest.mark.processes
 def test_what_would_be_sent_is_shown(make_profile, in_folder):
     make_profile("shown", _CLASS.format("pbs"))
     make_profile("shown_too")
@@ -266,6 +274,7 @@ def test_what_would_be_sent_is_shown(make_profile, in_folder):
     assert not list(in_folder.iterdir())
 
 
+@pytest.mark.processes
 def test_a_check_leaves_nothing(make_profile, tmp_path, monkeypatch):
     make_profile("checked", _CLASS.format("pbs"))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))

@@ -108,6 +108,7 @@ def test_where_nobody_knows_how_many_tasks_there_are_the_first_one_is_not_all():
         tasks.end()
 
 
+@pytest.mark.processes
 def test_a_forked_child_of_the_notebook_ends_no_job(tmp_path):
     ended = tmp_path / "ended"
     tasks = Tasks(_Noted(ended), None, {}, lease_s=30)
@@ -123,6 +124,7 @@ def test_a_forked_child_of_the_notebook_ends_no_job(tmp_path):
         tasks.end()
 
 
+@pytest.mark.processes
 def test_the_end_of_a_host_is_told_though_its_launcher_fails():
     def why() -> str:
         raise RuntimeError("no such job")

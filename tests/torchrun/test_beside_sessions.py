@@ -110,6 +110,7 @@ def test_reports_are_about_the_ranks_again_when_a_job_has_ended(notebook, jobs):
     assert kernel.run("%ddp_stop").stdout == "stopped 2 ranks\n"
 
 
+@pytest.mark.slow
 def test_an_attempt_that_is_there_can_be_shown(jobs, monkeypatch):
     """Its monitor takes a while to make, in the thread that has seen the first rank."""
     make = TorchrunJob._new_placing
@@ -131,6 +132,7 @@ def test_an_attempt_that_is_there_can_be_shown(jobs, monkeypatch):
     assert process.returncode == 0
 
 
+@pytest.mark.slow
 def test_one_of_another_version_keeps_nobody_from_the_rest(jobs):
     entries.enter("torchrun", "old-1", {"key": "1", "is": "nothing that is known here"})
     command = [sys.executable, "-m", "ddp_notebook.attach", "--name", "plain", str(jobs.script("", head=WAITS))]

@@ -213,6 +213,7 @@ def test_of_the_ranks_of_a_job_that_failed_those_come_first_whose_own_code_did(m
     )
 
 
+@pytest.mark.processes
 def test_a_script_that_imports_no_torch(jobs):
     path = jobs.folder / "plain.py"
     path.write_text(
@@ -253,6 +254,7 @@ def test_a_rank_that_does_not_answer_is_asked_again(jobs):
     assert process.returncode == 0
 
 
+@pytest.mark.processes
 def test_a_script_whose_rank_cannot_be_entered_runs_all_the_same(jobs):
     (jobs.folder / "run" / "ddp_notebook").mkdir(mode=0o755)
     path = jobs.folder / "plain.py"
@@ -262,6 +264,7 @@ def test_a_script_whose_rank_cannot_be_entered_runs_all_the_same(jobs):
     assert ran.stderr.startswith("ddp_notebook: no notebook can attach to rank 0:") and "chmod 700" in ran.stderr
 
 
+@pytest.mark.processes
 def test_an_error_has_no_frames_of_ours(jobs):
     path = jobs.folder / "plain.py"
     path.write_text("def fail():\n    raise ValueError('no')\nfail()\n")

@@ -79,6 +79,7 @@ def test_options_of_the_notebooks_own_may_stand_among_torchruns():
     assert asked.program == ["-m", "train", "--agents", "7"]
 
 
+@pytest.mark.processes
 def test_lines_of_a_rank_are_whole():
     """Though two ranks write at once, and a character and a line come in several reads."""
     listener, place = listen_here("")
@@ -115,6 +116,7 @@ def _write_on(fd: int) -> None:
             time.sleep(0.001)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pipe", ["closed", "held open", pytest.param("written on", marks=pytest.mark.long)])
 def test_output_that_waits_when_torchrun_ends_is_shown_and_logged(jobs, capsys, monkeypatch, pipe):
     """All of it, however long it takes to show. A process that keeps a pipe of the rank open does not hold the cell."""
@@ -163,6 +165,7 @@ def test_output_that_waits_when_torchrun_ends_is_shown_and_logged(jobs, capsys, 
         job.close()
 
 
+@pytest.mark.slow
 def test_a_job_is_started_shown_and_looked_at(jobs, capsys):
     jobs.script("train(6)\nsys.stdout.write(f'done {sys.argv[1:]}\\n')\nprint('loss', 0.25 + rank, file=sys.stderr)")
     job = starting.run(starting.read("--name mine --nproc-per-node 2 train.py --lr 1"))

@@ -66,6 +66,7 @@ def without_node(folder: Path) -> dict[str, str]:
     return {"PATH": str(folder)}
 
 
+@pytest.mark.processes
 def test_the_bundle_is_one_small_module_with_the_licence_of_what_it_contains():
     done = python("hatch_build.py", cwd=ROOT)
     assert done.returncode == 0, done.stderr

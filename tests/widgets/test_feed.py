@@ -135,6 +135,7 @@ def test_who_comes_late_gets_the_last_steps_of_all_ranks(world_size):
             assert all(ranks == set(range(world_size)) for ranks in ranks_of.values()), table
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scene", SCENES)
 def test_what_is_told_piece_by_piece_is_the_same(scene):
     run = simulate(steps=30, **SCENES[scene])
@@ -159,6 +160,7 @@ def test_what_is_told_piece_by_piece_is_the_same(scene):
     assert len(tables["span"]) - len(told) == len(recording.rows("span"))
 
 
+@pytest.mark.slow
 def test_steps_that_were_fast_only_at_first_come_when_they_are_asked_for():
     fast = simulate(world_size=8, steps=60, input_ms=0.5, forward_ms=1, backward_ms=2, optimizer_ms=0.5)
     run = simulate(world_size=8, steps=30, into=fast, input_ms=20, forward_ms=150, backward_ms=150)
@@ -200,6 +202,7 @@ def test_sequence_numbers_grow_by_one_and_a_late_view_goes_on_where_its_snapshot
     assert seen == list(range(1, len(seen) + 1))
 
 
+@pytest.mark.slow
 def test_too_much_is_left_out_by_whole_steps_and_said_and_comes_when_it_is_asked_for(monkeypatch):
     run = simulate(
         world_size=8, steps=100, input_ms=0.5, forward_ms=1, backward_ms=2, optimizer_ms=0.5, transfer_ms=0.1
@@ -251,6 +254,7 @@ def metrics_of(message: Any, cell: int) -> tuple[Any, dict[str, float]]:
     }
 
 
+@pytest.mark.slow
 def test_a_snapshot_has_the_newest_cell_whole_and_of_earlier_ones_the_lowest_and_highest_of_neighbours():
     """The second cell was drawn as a single dot."""
     recording = Recording(2)
@@ -292,6 +296,7 @@ def test_a_snapshot_and_an_answer_are_as_old_as_the_last_delta():
     assert later is not None and metrics_of(later, 2)[0]["value"].tolist() == list(range(7))
 
 
+@pytest.mark.slow
 def test_a_flood_of_metrics_keeps_the_lowest_and_highest_and_tells_how_many_there_were():
     rank, recording = Rank(0), Recording(1)
     feed = Feed(recording)

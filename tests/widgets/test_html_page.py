@@ -196,6 +196,7 @@ def many(world_size: int, count: int, name: str = "loss") -> Recording:
     return recording
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world_size", [1, 2, 8, 9, 64])
 def test_it_is_small_and_quick_with_5000_steps(world_size):
     recording = many(world_size, 5000)

@@ -154,6 +154,7 @@ def test_values_that_stay_are_the_last_of_all_ranks(monkeypatch):
     assert value["rank"].tolist() == [0, 1] * 4
 
 
+@pytest.mark.slow
 def test_the_same_recording_gives_the_same_page_of_one_file(saved, recording, tmp_path):
     text = saved.read_text()
     again = recording.save_html(tmp_path / "again.html").read_text()
@@ -164,11 +165,13 @@ def test_the_same_recording_gives_the_same_page_of_one_file(saved, recording, tm
     assert len(text) < 700_000
 
 
+@pytest.mark.slow
 def test_a_saved_recording_makes_the_same_page(recording, saved, tmp_path):
     loaded = ddp_notebook.load(recording.save(tmp_path / "run.npz"))
     assert loaded.save_html(tmp_path / "run.html").read_text() == saved.read_text()
 
 
+@pytest.mark.slow
 def test_texts_cannot_leave_their_element(tmp_path):
     recording = logged({0: [1.0, 0.5], 1: [1.0, 0.6]}, name=EVIL)
     with opened(recording.save_html(tmp_path / "evil.html")) as shown:
@@ -177,6 +180,7 @@ def test_texts_cannot_leave_their_element(tmp_path):
         assert shown.locator("img").get_attribute("alt") == summary.text(recording)
 
 
+@pytest.mark.slow
 def test_without_scripts_the_picture_and_the_text_stand_there(saved, recording):
     with opened(saved, scripts=False, scheme="dark") as shown:
         assert shown.locator("h1").inner_text() == summary.text(recording)
@@ -184,6 +188,7 @@ def test_without_scripts_the_picture_and_the_text_stand_there(saved, recording):
         assert "Where scripts may run" in shown.locator("noscript").inner_text()
 
 
+@pytest.mark.slow
 def test_a_page_that_has_it_in_a_frame_says_the_theme(saved):
     with opened(saved, scheme="dark") as shown:
         monitor = shown.locator(".ddpm")
@@ -202,6 +207,7 @@ def test_the_packed_data_are_the_message(saved, recording):
     assert json.loads(header) == found.header
 
 
+@pytest.mark.slow
 def test_an_empty_recording_has_a_page_too(tmp_path):
     with opened(Recording(2).save_html(tmp_path / "empty.html")) as shown:
         assert shown.title() == "2 ranks, nothing recorded"

@@ -108,6 +108,7 @@ def test_a_rank_that_has_died_is_told(watched):
     assert "SIGKILL" in view.ranks[1]["line"]
 
 
+@pytest.mark.slow
 def test_it_sleeps_where_nothing_comes_and_its_thread_ends():
     recording = Recording(1)
     feed = Feed(recording)
@@ -150,6 +151,7 @@ def test_a_sink_that_fails_does_not_end_it():
         publisher.close()
 
 
+@pytest.mark.slow
 def test_a_view_of_which_nothing_is_heard_gets_the_snapshot_again(monkeypatch):
     """What was sent before its JavaScript ran is lost in marimo, and it cannot ask while a cell runs."""
     monkeypatch.setattr("ddp_notebook.widgets.publisher._AGAIN_S", (0.3, 0.9, 30.0))

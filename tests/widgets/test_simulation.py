@@ -54,6 +54,7 @@ def test_the_loss_falls_on_every_rank_over_both_cells(recording):
     assert list(recording.metrics) == ["loss", "accuracy"]
 
 
+@pytest.mark.slow
 def test_collectives_are_matched_and_their_sums_are_sums(recording):
     calls = recording.rows("call")
 
@@ -124,6 +125,7 @@ def test_nothing_cannot_be_simulated(arguments, words):
         simulate(**arguments)
 
 
+@pytest.mark.slow
 def test_64_ranks_for_500_steps_take_seconds():
     began = time.process_time()
     recording = simulate(world_size=64, steps=500)
@@ -146,6 +148,7 @@ def test_live_ranks_go_on_as_time_passes_until_they_are_stopped():
     assert {len(simulation.recording.metrics["loss"].of_rank(rank)[0]) for rank in range(4)} == {len(ring) // 8}
 
 
+@pytest.mark.slow
 def test_live_ranks_with_a_last_step_end_by_themselves():
     with simulate(world_size=2, steps=20, live=True, rate=200) as simulation:
         wait_until(lambda: not simulation.is_running, timeout_s=20)

@@ -125,6 +125,7 @@ def test_the_picture_is_small_fast_and_says_what_it_shows(world_size, steps):
     assert image.text["Description"] == summary.text(recording)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ground", [LIGHT, DARK])
 def test_it_reads_on_a_light_and_on_a_dark_page(ground):
     image = opened(summary.picture(simulate(4))).convert("RGBA")
@@ -141,6 +142,7 @@ def test_it_reads_on_a_light_and_on_a_dark_page(ground):
     assert (light + 0.05) / (dark + 0.05) > 3.5, "of the contrast that WCAG asks of large words, 3"
 
 
+@pytest.mark.slow
 def test_it_draws_what_there_is_and_of_nothing_only_the_words():
     heights = {}
     for name, recording in {
@@ -170,6 +172,7 @@ def test_the_users_pyplot_does_not_notice():
 # ---- many names
 
 
+@pytest.mark.slow
 def test_many_names_hold_the_prompt_no_longer_than_one():
     """A mask over all rows for each name took 4 s for 40,000 names."""
     recording, ranks = Recording(2), (Rank(0), Rank(1))
