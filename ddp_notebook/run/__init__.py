@@ -15,7 +15,6 @@ assembly    the parts of a session, put together
 dispatch    a table: the kind of a message, and who handles it
 questions   questions to ranks, and their answers
 rank_sets   sets of ranks as people write them: `--ranks 0,2-3`
-lines       the parser of a magic's line, which also gives its help and completions
 magic_lines  the declarations of most magics' lines
 help_texts  the texts of `%ddp_help`
 completing  options of magics complete with Tab

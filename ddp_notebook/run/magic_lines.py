@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 
+from ddp_notebook.line_parser import LineParser
 from ddp_notebook.registry import finding
-from ddp_notebook.run.lines import LineParser
 
 _RANKS = "only these ranks, as in 0,2-3, -1, ::2 or all"
 

@@ -11,7 +11,7 @@ import sysconfig
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -22,7 +22,6 @@ from ddp_notebook.stdlib import asyncio, os, threading
 
 if TYPE_CHECKING:
     from ddp_notebook.rank.cell.children import Children
-    from ddp_notebook.rank.rpc.serving import Serving
 
 # our functions in place of torch's, and what users call them
 _STAND_INS = {
@@ -55,6 +54,19 @@ _WAITS = (
     *(_PYTHON + name + os.sep for name in ("concurrent", "multiprocessing")),
     waiting.__file__,
 )
+
+
+class Serving(Protocol):
+    """Calls of other ranks that this one executes by RPC, see `rank.rpc.serving`."""
+
+    def words(self, thread: int, *, is_main: bool) -> str:
+        """Return what a thread executes for another rank or waits for; "": nothing."""
+
+    def told(self, main: int, place: Callable[[int], str]) -> dict[str, Any]:
+        """Return the same of all threads as JSON; nothing if this rank neither waits nor executes."""
+
+    def stop(self, cell: int) -> None:
+        """Stop the calls of a cell. Does not wait."""
 
 
 class Where:

@@ -12,13 +12,14 @@ import torch
 
 from ddp_notebook.rank import gpu
 from ddp_notebook.rank.group.calls import DONE, LEFT_OUT, Call
+from ddp_notebook.rank.group.calls import Backward as AnyBackward
 from ddp_notebook.rank.group.kernels.repeats import Repeat
 from ddp_notebook.rank.group.operators import nbytes
 from ddp_notebook.rank.group.origin import REDUCER, Site
+from ddp_notebook.rank.group.sequences import Moment
 from ddp_notebook.rank.record import previews, remote
 from ddp_notebook.rank.record.gpu_times import GpuClock
 from ddp_notebook.rank.record.metrics import Logged
-from ddp_notebook.rank.record.tape import Moment
 from ddp_notebook.rank.record.texts import Texts, dtype_name
 from ddp_notebook.rank.record.training.buckets import Backward, Layout
 from ddp_notebook.rank.record.training.comm_hooks import Hooked
@@ -394,7 +395,7 @@ class _Values:
         return rows
 
 
-def _end_ns(end_ns: int, backward: Backward | None) -> int:
+def _end_ns(end_ns: int, backward: AnyBackward | None) -> int:
     """When something ended that the backward waits for. gloo's thread notes it, and may get the GIL only after the main
     thread has gone on."""
     return end_ns if backward is None or not 0 < backward.end_ns < end_ns else backward.end_ns

@@ -11,7 +11,7 @@ from queue import SimpleQueue
 from typing import Any, NamedTuple
 
 from ddp_notebook.rank.group.origin import SiteFields
-from ddp_notebook.rank.record.tape import Moment
+from ddp_notebook.rank.group.sequences import Moment
 from ddp_notebook.rank.record.texts import Texts
 from ddp_notebook.records.schema import RPC_KINDS, RPC_SIDES
 

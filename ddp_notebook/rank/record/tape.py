@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 from types import CodeType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -31,7 +31,7 @@ from ddp_notebook.rank.group.kernels.repeats import Repeating
 from ddp_notebook.rank.group.modules import Modules
 from ddp_notebook.rank.group.operators import flat
 from ddp_notebook.rank.group.origin import MARKED, REDUCER, SiteFields, Sites
-from ddp_notebook.rank.group.sequences import Known, Sequence
+from ddp_notebook.rank.group.sequences import Known, Moment, Sequence
 from ddp_notebook.rank.record import previews
 from ddp_notebook.rank.record.gpu_times import marks_of
 from ddp_notebook.rank.record.thinning import FIRST_STEPS, Thinning
@@ -56,16 +56,6 @@ _MANY_LARGE = MOST // 2  # at a large one: what comes until then is not to reach
 
 
 new = tuple.__new__  # of a `NamedTuple`, in the middle of a step: its own is a function in Python
-
-
-class Moment(NamedTuple):
-    """Where in its training a rank is. Replaced when that changes, so that a call holds a single reference."""
-
-    cell: int
-    title: int  # the cell's number in `In [n]`
-    step: int  # optimizer steps of the cell
-    values: int  # whether calls keep theirs: `KEPT` and its like
-    sequence: Sequence | None = None  # the step's calls that may need a name; None: all steps are marked
 
 
 class Tape:

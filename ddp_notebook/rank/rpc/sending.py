@@ -11,18 +11,15 @@ from collections.abc import Callable, Iterable
 from threading import get_ident
 from time import monotonic_ns
 from traceback import walk_stack
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch._C._distributed_rpc import WorkerInfo
 
 from ddp_notebook.rank.record.remote import TORCH, Sent
 from ddp_notebook.rank.record.tape import OFF
 from ddp_notebook.rank.rpc.calls import Calls, name_of
-from ddp_notebook.rank.rpc.serving import Serving, Travelling
+from ddp_notebook.rank.rpc.serving import CallRecorder, Serving, Travelling
 from ddp_notebook.stdlib import functools
-
-if TYPE_CHECKING:
-    from ddp_notebook.rank.rpc.record.recorder import Recorder
 
 _OPERATORS = "aten::"
 
@@ -46,7 +43,7 @@ class Sending:
         with_ids: Callable[[Any, tuple[Any, ...]], tuple[Any, ...]],
         explain: Callable[[Sent, BaseException], BaseException | None],
     ) -> None:
-        self.recorder: Recorder | None = None
+        self.recorder: CallRecorder | None = None
         self.on_remote: Callable[[Any], None] = lambda reference: None  # called with each new reference
         self._calls, self._serving, self._target, self._explain = calls, serving, target, explain
         self._with_ids = with_ids

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from ddp_notebook.errors import UsageError
-from ddp_notebook.launch.sync.sync import Synced
 from ddp_notebook.run.assembly import Parts
 from ddp_notebook.run.cells.interrupt import Interrupts, keyboard_interrupt
 from ddp_notebook.run.files.fetching import Fetched
 from ddp_notebook.run.interrupted import OF_FILES, tells_interrupts
 from ddp_notebook.run.rank_sets import RankSet
+
+if TYPE_CHECKING:
+    from ddp_notebook.launch.sync.sync import Synced
 
 Progress = Callable[[str], None]
 

@@ -17,9 +17,10 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from ddp_notebook.rank.group.origin import SiteFields
+from ddp_notebook.rank.group.sequences import Moment
 from ddp_notebook.rank.group.waiting import notice_interrupt
 from ddp_notebook.rank.imports import after_import
-from ddp_notebook.rank.record.tape import OFF, Moment, Tape, new
+from ddp_notebook.rank.record.tape import OFF, Tape, new
 from ddp_notebook.rank.record.training.blocks import Blocks
 from ddp_notebook.rank.record.training.buckets import Backward, Model
 from ddp_notebook.rank.record.training.checkpoints import Checkpoints
