@@ -199,7 +199,13 @@ def test_magics_only_delegate():
     modules = {node.module or "" for node in tree if isinstance(node, ast.ImportFrom)}
     modules |= {alias.name for node in tree if isinstance(node, ast.Import) for alias in node.names}
 
-    assert {module.partition(".")[0] for module in modules} == {"__future__", "pathlib", "sys", "IPython", "ddp_notebook"}
+    assert {module.partition(".")[0] for module in modules} == {
+        "__future__",
+        "pathlib",
+        "sys",
+        "IPython",
+        "ddp_notebook",
+    }
     assert "client" not in {node.attr for node in tree if isinstance(node, ast.Attribute)}
 
 

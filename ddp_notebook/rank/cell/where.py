@@ -56,7 +56,7 @@ _WAITS = (
 )
 
 
-class Serving(Protocol):
+class RemoteWork(Protocol):
     """Calls of other ranks that this one executes by RPC, see `rank.rpc.serving`."""
 
     def words(self, thread: int, *, is_main: bool) -> str:
@@ -82,7 +82,7 @@ class Where:
         self._current = 0
         self._main = threading.main_thread().ident or 0
         self.task: asyncio.Task[Any] | None = None  # of a cell with a top-level `await`
-        self.serving: Serving | None = None  # by RPC, and what it waits for
+        self.serving: RemoteWork | None = None  # by RPC, and what it waits for
         self.children: Children | None = None  # processes that the main thread waits for
         self.action: Callable[[int], str] | None = None  # of a pipeline: what a thread does
         self.failed = ""  # the error of a cell that has ended and whose traceback is being formatted

@@ -33,7 +33,7 @@ ISSUED, DONE, FAILED, UNWAITED = range(4)  # indices of `records.STATES`
 NOT_ASKED_FOR, KEPT, LEFT_OUT = range(3)  # the values of its tensors
 
 
-class Backward(Protocol):
+class BackwardSpan(Protocol):
     """The backward in which a call was made, see `record.training.buckets`."""
 
     number: int  # of its span
@@ -68,7 +68,7 @@ class Call:
         self.shapes: tuple[torch.dtype | None, Sequence[torch.Size], Sequence[torch.Size]] | None = None
         # For the recording, see `tape`.
         self.moment: Moment | None = None  # None: it is not recorded
-        self.backward: Backward | None = None  # in which it was called
+        self.backward: BackwardSpan | None = None  # in which it was called
         self.site: Any = None  # the fields of a `Site`
         self.rest: tuple[Any, ...] = ()  # after `compact`: the arguments behind the group
         self.serial = self.state = self.end_ns = self.blocked_ns = 0

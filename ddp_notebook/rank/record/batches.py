@@ -11,8 +11,7 @@ import numpy as np
 import torch
 
 from ddp_notebook.rank import gpu
-from ddp_notebook.rank.group.calls import DONE, LEFT_OUT, Call
-from ddp_notebook.rank.group.calls import Backward as AnyBackward
+from ddp_notebook.rank.group.calls import DONE, LEFT_OUT, BackwardSpan, Call
 from ddp_notebook.rank.group.kernels.repeats import Repeat
 from ddp_notebook.rank.group.operators import nbytes
 from ddp_notebook.rank.group.origin import REDUCER, Site
@@ -395,7 +394,7 @@ class _Values:
         return rows
 
 
-def _end_ns(end_ns: int, backward: AnyBackward | None) -> int:
+def _end_ns(end_ns: int, backward: BackwardSpan | None) -> int:
     """When something ended that the backward waits for. gloo's thread notes it, and may get the GIL only after the main
     thread has gone on."""
     return end_ns if backward is None or not 0 < backward.end_ns < end_ns else backward.end_ns
