@@ -57,16 +57,10 @@ _WAITS = (
 
 
 class RemoteWork(Protocol):
-    """Calls of other ranks that this one executes by RPC, see `rank.rpc.serving`."""
+    """Remote calls that threads wait for, see `rank.rpc.serving`."""
 
     def words(self, thread: int, *, is_main: bool) -> str:
-        """Return what a thread executes for another rank or waits for; "": nothing."""
-
-    def told(self, main: int, place: Callable[[int], str]) -> dict[str, Any]:
-        """Return the same of all threads as JSON; nothing if this rank neither waits nor executes."""
-
-    def stop(self, cell: int) -> None:
-        """Stop the calls of a cell. Does not wait."""
+        """Return what a thread waits for, in words; "" if it waits for no call."""
 
 
 class Where:
@@ -82,7 +76,7 @@ class Where:
         self._current = 0
         self._main = threading.main_thread().ident or 0
         self.task: asyncio.Task[Any] | None = None  # of a cell with a top-level `await`
-        self.serving: RemoteWork | None = None  # by RPC, and what it waits for
+        self.serving: RemoteWork | None = None  # the remote calls that threads wait for
         self.children: Children | None = None  # processes that the main thread waits for
         self.action: Callable[[int], str] | None = None  # of a pipeline: what a thread does
         self.failed = ""  # the error of a cell that has ended and whose traceback is being formatted

@@ -33,6 +33,10 @@ ISSUED, DONE, FAILED, UNWAITED = range(4)  # indices of `records.STATES`
 NOT_ASKED_FOR, KEPT, LEFT_OUT = range(3)  # the values of its tensors
 
 
+class CollectiveMismatchError(RuntimeError):
+    """Ranks call different collectives, or the same on different tensors. Nothing was sent; the group can be used."""
+
+
 class BackwardSpan(Protocol):
     """The backward in which a call was made, see `record.training.buckets`."""
 

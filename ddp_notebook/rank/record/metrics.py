@@ -167,11 +167,6 @@ def _numbers(names: Sequence[str], scope: Mapping[str, Any]) -> dict[str, Any]:
     return {name: scope[name] for name in names if name in scope and _is_number(scope[name])}
 
 
-def is_log(value: object) -> bool:
-    """Whether a value is the `log` that every rank has."""
-    return getattr(value, "__func__", None) is Metrics.log
-
-
 def _is_number(value: Any) -> bool:
     if isinstance(value, torch.Tensor):
         return value.numel() == 1 and not value.is_complex()

@@ -63,9 +63,10 @@ class Tape:
 
     Args:
         cells: the files of cells, by name.
+        modules: knows the names of modules.
     """
 
-    def __init__(self, cells: dict[str, int]) -> None:
+    def __init__(self, cells: dict[str, int], modules: Modules | None = None) -> None:
         self.level = VALUES
         self.full_bytes = 0  # whole tensors are kept up to so many bytes each; 0: none
         self.thinning = Thinning()
@@ -85,7 +86,7 @@ class Tape:
         self.hurries = threading.Event()  # what waits is to be passed on soon
         self.is_filled = False  # the same, reset by that thread: asking the event takes longer
         self.engine: CodeType | None = None  # torch's last function before autograd's own code, in C++
-        self.modules = Modules()
+        self.modules = Modules() if modules is None else modules
         self._sequences = Known()
         self._sites = Sites(cells, self.modules)
         self._moving = threading.Lock()  # for changes of the moment: steps may run in several threads

@@ -15,8 +15,7 @@ from typing import Any
 
 from torch._C._distributed_rpc import WorkerInfo
 
-from ddp_notebook.rank.record.remote import TORCH, Sent
-from ddp_notebook.rank.record.tape import OFF
+from ddp_notebook.rank.remote_calls import TORCH, Sent
 from ddp_notebook.rank.rpc.calls import Calls, name_of
 from ddp_notebook.rank.rpc.serving import CallRecorder, Serving, Travelling
 from ddp_notebook.stdlib import functools
@@ -72,7 +71,7 @@ class Sending:
             making[:] = [one for one in making if one[0] in outer]
         making.append((id(frame), call))
         recorder = self.recorder
-        if recorder is None or recorder.tape.level == OFF:
+        if recorder is None or not recorder.is_on:
             return Travelling(function, args, kwargs, call.cell)
         call.is_recorded, call.kind = True, TORCH if is_torchs else -1
         call.parent, call.context = recorder.here.of(call.thread)
@@ -98,7 +97,7 @@ class Sending:
                 call = self._made(get_ident(), id(sys._getframe(1)))
             else:
                 call = calls.new(_name_of_operator(name, what), self._serving.cell())
-                if recorder is not None and recorder.tape.level != OFF:
+                if recorder is not None and recorder.is_on:
                     call.is_recorded, call.kind = True, -1
                     call.parent, call.context = recorder.here.of(call.thread)
                 args = self._with_ids(what, args)

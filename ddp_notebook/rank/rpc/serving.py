@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from torch import autograd
 
 from ddp_notebook.rank.group import waiting
-from ddp_notebook.rank.record.remote import Ran, Sent
+from ddp_notebook.rank.remote_calls import Ran, Sent
 from ddp_notebook.rank.rpc.calls import Calls
 from ddp_notebook.stdlib import ctypes, threading, time
 

@@ -27,7 +27,7 @@ import numpy as np
 import torch
 from torch._C._distributed_c10d import ProcessGroup, Store
 
-from ddp_notebook.rank.group.calls import Call
+from ddp_notebook.rank.group.calls import Call, CollectiveMismatchError
 from ddp_notebook.rank.group.guard.board import Board
 from ddp_notebook.rank.group.guard.memory import MemoryBoard
 from ddp_notebook.rank.group.guard.messages import Messages, nbytes_of, what_of
@@ -45,10 +45,6 @@ _BYTES_A_RANK = 16  # what a rank gives to and takes from each rank in an all_to
 _DDP = "ddp"
 _IN_FORWARD = " for a model in DDP"
 _FRAMES_OF_OURS = 4  # `origin`, `Guard.__call__` and two of the kernel
-
-
-class CollectiveMismatchError(RuntimeError):
-    """Ranks call different collectives, or the same on different tensors. Nothing was sent; the group can be used."""
 
 
 class Guard:

@@ -1,0 +1,51 @@
+"""Features can be left out: without one, and without all of them, ranks run cells, show output, stop and heal."""
+
+from __future__ import annotations
+
+import pytest
+
+from ddp_notebook.errors import RankDiedError
+from ddp_notebook.rank.hooks import FEATURES
+from ddp_notebook.records.switches import VARIABLE
+from tests.conftest import wait_until
+
+_MODULES = {name: module.removesuffix(".feature") for name, module in FEATURES.items()}
+_SUM = "x = torch.ones(1)\ndist.all_reduce(x)\nx.item()"
+
+
+def check_core(session, capsys) -> None:
+    """Use each part of the core once."""
+    kept = session.run(f"print('rank', rank)\n{_SUM}")
+    assert {kept[rank].result for rank in (0, 1)} == {"2.0"}
+    assert "[0-1] rank 0 | 1\n" in capsys.readouterr().out
+    job = session.submit("while True: pass")
+    wait_until(lambda: job.state == "running", 20)
+    session.interrupt()
+    wait_until(lambda: job.state == "cancelled", 20)
+    with pytest.raises(RankDiedError):
+        session.run("if rank == 1: __import__('os')._exit(3)")
+    session.ranks.heal()
+    healed = session.run(_SUM)
+    assert {healed[rank].result for rank in (0, 1)} == {"2.0"}
+
+
+def loaded(session, modules: list[str]) -> set[str]:
+    """The modules of these folders that the ranks have imported."""
+    folders = tuple(f"{one}." for one in modules)
+    code = f"__import__('json').dumps([m for m in __import__('sys').modules if (m + '.').startswith({folders})])"
+    found = session.run(code)
+    return {found[rank].result for rank in (0, 1)}
+
+
+@pytest.mark.parametrize(
+    "off", [pytest.param([name], marks=pytest.mark.long) for name in FEATURES] + [list(FEATURES)], ids=",".join
+)
+def test_the_core_works_without(off, make_session, monkeypatch, capsys):
+    monkeypatch.setenv(VARIABLE, ",".join(off))
+    session = make_session(cold=True)
+    check_core(session, capsys)
+    assert loaded(session, [_MODULES[name] for name in off]) == {"'[]'"}
+
+
+def test_with_all_features_their_modules_are_loaded(session):
+    assert "'[]'" not in loaded(session, list(_MODULES.values()))
