@@ -8,6 +8,7 @@ from ddp_notebook.errors import RankDiedError
 from ddp_notebook.rank.hooks import FEATURES
 from ddp_notebook.records.switches import VARIABLE
 from tests.conftest import wait_until
+from tests.test_layers import imported, modules
 
 _MODULES = {name: module.removesuffix(".feature") for name, module in FEATURES.items()}
 _SUM = "x = torch.ones(1)\ndist.all_reduce(x)\nx.item()"
@@ -45,6 +46,21 @@ def test_the_core_works_without(off, make_session, monkeypatch, capsys):
     session = make_session(cold=True)
     check_core(session, capsys)
     assert loaded(session, [_MODULES[name] for name in off]) == {"'[]'"}
+
+
+def test_the_core_imports_no_feature():
+    known = modules()
+    of_features = tuple(f"{module}." for module in _MODULES.values())
+    apart = ("ddp_notebook.rank.script.",)  # ranks of torchrun, which choose what they load
+    core = [
+        name
+        for name in known
+        if name.startswith("ddp_notebook.rank") and not f"{name}.".startswith((*of_features, *apart))
+    ]
+    assert len(core) > 50
+    for name in core:
+        found = imported(known[name].read_text(), name, known, is_folder=known[name].name == "__init__.py")
+        assert [one for one in found if f"{one}.".startswith(of_features)] == [], name
 
 
 def test_with_all_features_their_modules_are_loaded(session):

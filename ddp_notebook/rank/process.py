@@ -301,7 +301,7 @@ class Rank:
         try:
             if self.place is not place:
                 return  # a later epoch has been called meanwhile
-            notes = self._network.form(place, self._hooks)
+            notes = self._network.form(place, self._hooks.group_forms, self._hooks.group_formed)
         except Exception as error:
             lacks_others = not shortage.now() and is_timeout_of_store(error)
             why = f"other ranks did not join within {place.form_timeout_s:g} s" if lacks_others else _in_words(error)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -22,7 +23,6 @@ from ddp_notebook.rank.group.cpp_log import quiet
 from ddp_notebook.rank.group.progress import Progress
 from ddp_notebook.rank.group.recorder import Recorder
 from ddp_notebook.rank.group.release import Doing, RankLostError, Release
-from ddp_notebook.rank.hooks import Hooks
 from ddp_notebook.rank.unseen import filter_flight_recorder, is_possible
 from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
 from ddp_notebook.stdlib import os, re, threading, time
@@ -37,6 +37,7 @@ _PEER_IS_GONE = re.compile(
 _TIMED_OUT = re.compile(r"imed out(?! connecting)")
 # After any of these gloo refuses all further operations of the group: it is formed anew even if somebody caught them.
 _GROUP_IS_BROKEN = re.compile(rf"gloo/|pair closure|Connection (closed|reset) by peer|ncclRemoteError|NCCL|{WORDS}")
+Hook = Callable[[Form], object]
 _LOOK_S = 0.02
 _GLOO_S = 0.0005
 
@@ -95,8 +96,12 @@ class Network:
 
     # ---- groups
 
-    def form(self, place: Form, hooks: Hooks) -> list[str]:
+    def form(self, place: Form, before: Iterable[Hook] = (), after: Iterable[Hook] = ()) -> list[str]:
         """Be in the group of `place.epoch`. Returns what the user has to know.
+
+        Args:
+            before: called with the place before the group forms.
+            after: called with the place once it has formed, before operations are allowed again.
 
         Raises:
             whatever torch raises when a group does not form.
@@ -104,16 +109,16 @@ class Network:
         join.use_device(place)
         notes: list[str] = []
         self.release.forms()
-        for forms in hooks.group_forms:
-            forms(place)
+        for hook in before:
+            hook(place)
         self._names.begin(place.epoch)
         if place.epoch == 1:
             join.join(place, f"{place.store_prefix}/{place.epoch}")
             self._renewal.joined(place)
         else:
             notes = self._renewal.renew(place)
-        for formed in hooks.group_formed:
-            formed(place)
+        for hook in after:
+            hook(place)
         self.release.renewed()
         self._is_broken = False
         return notes
