@@ -12,6 +12,7 @@ from torch.distributed import rpc
 from ddp_notebook.rank.hooks import Core, Feature
 from ddp_notebook.rank.replacing import replace
 from ddp_notebook.rank.rpc.serving import Serving
+from ddp_notebook.records import switches
 from ddp_notebook.stdlib import contextlib, functools, threading
 from ddp_notebook.wire.events import Interrupt, Message
 
@@ -30,7 +31,7 @@ class RemoteCalls(Feature):
     def prepare(cls) -> Iterable[Callable[..., Any]]:
         if not rpc.is_available():
             return []
-        for name in ("face", "record.recorder"):
+        for name in ("face", *(() if "recording" in switches.without() else ("record.recorder",))):
             with contextlib.suppress(AttributeError, ImportError):  # `engine_ready` reports it
                 importlib.import_module(f"{_PACKAGE}.{name}")
         from torch.distributed.rpc import backend_registry
