@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from ddp_notebook.errors import RankDiedError
@@ -65,3 +71,18 @@ def test_the_core_imports_no_feature():
 
 def test_with_all_features_their_modules_are_loaded(session):
     assert "'[]'" not in loaded(session, list(_MODULES.values()))
+
+
+@pytest.mark.long
+def test_cells_run_without_the_folders_of_three_features(tmp_path):
+    off = ["rpc", "sharding", "survive"]
+    root = Path(__file__).parents[1]
+    for name in ("ddp_notebook", "tests"):
+        shutil.copytree(root / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__", "static", "js"))
+    shutil.copy(root / "pyproject.toml", tmp_path)
+    for name in off:
+        shutil.rmtree(tmp_path.joinpath(*_MODULES[name].split(".")))
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/test_cells.py"]
+    env = {**os.environ, VARIABLE: ",".join(off)}
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stdout
