@@ -82,7 +82,20 @@ def test_cells_run_without_the_folders_of_three_features(tmp_path):
     shutil.copy(root / "pyproject.toml", tmp_path)
     for name in off:
         shutil.rmtree(tmp_path.joinpath(*_MODULES[name].split(".")))
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/test_cells.py"]
-    env = {**os.environ, VARIABLE: ",".join(off)}
+    code = f"assert __import__('ddp_notebook').__file__.startswith({str(tmp_path)!r})"
+    (tmp_path / "tests" / "test_copy.py").write_text(
+        f"def test_ranks_run_the_copy(session):\n    session.run({code!r})\n"
+    )
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "tests/test_copy.py",
+        "tests/test_cells.py",
+    ]
+    env = {**os.environ, VARIABLE: ",".join(off), "PYTHONPATH": str(tmp_path)}
     done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout
