@@ -15,7 +15,7 @@ from ddp_notebook.errors import CellFailedHereError, UsageError
 from ddp_notebook.line_parser import LineParser, line_of, read_expression
 from ddp_notebook.records.names import listed
 from ddp_notebook.records.words import list_ranks
-from ddp_notebook.run import completing, debugging, forgotten, help_texts, magic_lines, progress
+from ddp_notebook.run import completing, debugging, features, forgotten, help_texts, magic_lines, progress
 from ddp_notebook.run.cells import options as cell_options
 from ddp_notebook.run.interrupted import OF_MAGICS, tells_interrupts
 from ddp_notebook.run.kernel import cell_number, is_run_by_program
@@ -27,14 +27,15 @@ def _start_line() -> LineParser:
     return start_line.start_line()
 
 
-def _torchrun_line() -> LineParser:
-    from ddp_notebook.torchrun import starting
+def _session() -> object:
+    from ddp_notebook import having
 
-    return starting.torchrun_line()
+    return having.of_session()
 
 
 @tells_interrupts(OF_MAGICS)
 @magics_class
+@features.add_magics(_session)
 class DDPMagics(Magics):
     """The session (`%ddp_start` to `%ddp_check`), what it has recorded (`%ddp_record` to `%ddp_trace`), cells for
     ranks (`%%on_all_ranks` to `%ddp_auto`), values (`%ddp_pull`, `%ddp_push`) and files (`%ddp_sync`, `%ddp_fetch`)."""
@@ -70,17 +71,6 @@ class DDPMagics(Magics):
         parser = magic_lines.attach()
         given = parser.parse_line(line)
         having.attach(given.name, take_over=given.take_over, look=given.look, wait=given.wait)
-
-    @line_magic
-    @line_of(_torchrun_line)
-    def ddp_torchrun(self, line: str) -> None:
-        """Run a script with torchrun and show it in the cell.
-
-        The cell has its output, a monitor, and a card when its ranks wait for each other. The stop button ends the
-        job."""
-        from ddp_notebook.torchrun import starting as torchrun
-
-        print(torchrun.run(torchrun.read(line)).status())
 
     @line_magic
     @line_of(magic_lines.status)
@@ -161,18 +151,6 @@ class DDPMagics(Magics):
         print("\n".join(having.of_session().ranks.resize(world_size, build=given.build, without=given.without)))
 
     @line_magic
-    @line_of(magic_lines.fault)
-    def ddp_fault(self, line: str) -> None:
-        """Make ranks fail on purpose, to see how the code reacts."""
-        from ddp_notebook import having
-
-        parser = magic_lines.fault()
-        given = parser.parse_line(line)
-        after_s = None if given.after is None else parser.number(float, "--after", given.after, "number of seconds")
-        by_s = parser.number(float, "--by", given.by, "number of seconds")
-        print(having.of_session().ranks.fault(given.kind, given.ranks, after_s=after_s, by_s=by_s))
-
-    @line_magic
     @line_of(magic_lines.check)
     def ddp_check(self, line: str) -> None:
         """Compare models, optimizers, data and versions across ranks."""
@@ -180,16 +158,6 @@ class DDPMagics(Magics):
 
         parser = magic_lines.check()
         print(having.of_session().check(*parser.parse_line(line).names))
-
-    @line_magic
-    @line_of(magic_lines.memory)
-    def ddp_memory(self, line: str) -> None:
-        """Show what takes the memory of each rank.
-
-        These are parameters, gradients, optimizer state, activations and the rest."""
-        from ddp_notebook import having
-
-        print(having.of_session().memory(line.strip()))
 
     # ---- the recording
 
@@ -382,36 +350,6 @@ class DDPMagics(Magics):
             raise UsageError(f"the notebook has no variable {listed(unknown)}; set it here first, then push it")
         having.of_session().push({name: here[name] for name in given.names}, ranks=given.ranks, force=given.force)
 
-    # ---- files
-
-    @line_magic
-    @line_of(magic_lines.sync)
-    def ddp_sync(self, line: str) -> None:
-        """Send changed files to hosts that do not share the folder."""
-        from ddp_notebook import having
-
-        parser = magic_lines.sync()
-        given = parser.parse_line(line)
-        session = having.of_session()
-        with progress.shown("sync:") as report:
-            synced = session.files.sync(
-                given.folder, overwrite=given.overwrite, also=given.also, large=given.large, report=report
-            )
-        print(synced)
-
-    @line_magic
-    @line_of(magic_lines.fetch)
-    def ddp_fetch(self, line: str) -> None:
-        """Copy files from the ranks to the notebook's host."""
-        from ddp_notebook import having
-
-        parser = magic_lines.fetch()
-        given = parser.parse_line(line)
-        session = having.of_session()
-        with progress.shown("fetching:") as report:
-            fetched = session.files.fetch(given.path, given.ranks, given.to, given.overwrite, report)
-        print(fetched)
-
     # ---- help
 
     @line_magic
@@ -453,7 +391,7 @@ class DDPMagics(Magics):
         return str(self.shell.compile.get_code_name(code, code, cell_number()))
 
 
-_MAGICS = {name: magic for name, magic in vars(DDPMagics).items() if hasattr(magic, "parser")}
+_MAGICS = help_texts.in_order({name: magic for name, magic in vars(DDPMagics).items() if hasattr(magic, "parser")})
 
 
 def _job_numbers(parser: LineParser, line: str) -> list[int]:

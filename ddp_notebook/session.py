@@ -36,8 +36,6 @@ from ddp_notebook.run.kernel import cell_number, ipython, is_run_by_program, is_
 from ddp_notebook.run.output.sink import Here, Sink, of_this_cell
 from ddp_notebook.run.rank_sets import RankSet
 from ddp_notebook.run.record.told import Recording
-from ddp_notebook.run.sharding.memory import Memory, RankMemory
-from ddp_notebook.run.sharding.placements import Placements, placements_of
 from ddp_notebook.run.values.values import RankValues
 from ddp_notebook.status import Status
 from ddp_notebook.widgets import ended
@@ -51,6 +49,8 @@ if TYPE_CHECKING:
 
     from ddp_notebook.launch.keep.remote import Remote
     from ddp_notebook.observe.report.report import Report
+    from ddp_notebook.run.sharding.memory import Memory
+    from ddp_notebook.run.sharding.placements import Placements
 
 Progress = Callable[[str], None]
 _SHARDING = "ddp_notebook.rank.sharding"
@@ -527,6 +527,8 @@ class Session:
             >>> session.placement("model").is_sharded
             False
         """
+        from ddp_notebook.run.sharding.placements import placements_of
+
         if not isinstance(name, str):
             kind = type(name).__name__
             raise UsageError(f'placement takes the name of what ranks have, placement("model"), not a {kind}')
@@ -551,6 +553,8 @@ class Session:
             >>> session.memory()[0].activations
             0
         """
+        from ddp_notebook.run.sharding.memory import Memory, RankMemory
+
         told = self._ask(f"memory.measure(globals(), {code!r}, {cell_number()})", "memory")
         by_rank = {rank: RankMemory(**of) for rank, of in told.items()}
         before = None if self._memory is None else replace(self._memory, before=None)

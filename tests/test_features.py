@@ -13,6 +13,7 @@ import pytest
 from ddp_notebook.errors import RankDiedError
 from ddp_notebook.rank.hooks import FEATURES
 from ddp_notebook.records.switches import VARIABLE
+from ddp_notebook.run import features
 from tests.conftest import wait_until
 from tests.test_layers import imported, modules
 
@@ -67,6 +68,53 @@ def test_the_core_imports_no_feature():
     for name in core:
         found = imported(known[name].read_text(), name, known, is_folder=known[name].name == "__init__.py")
         assert [one for one in found if f"{one}.".startswith(of_features)] == [], name
+
+
+# The modules and the magics of each feature of the notebook. A session has `files` and may look at a torchrun job.
+_FETCHING = [f"ddp_notebook.run.files.{name}" for name in ("feature", "fetching", "landing")]
+_TORCHRUN = [f"ddp_notebook.torchrun.{name}" for name in ("feature", "starting", "job", "shown", "pipes", "card")]
+_NOTEBOOK = {
+    "faults": (["ddp_notebook.run.faults"], ["ddp_fault"]),
+    "sharding": (["ddp_notebook.run.sharding"], ["ddp_memory"]),
+    "files": (_FETCHING, ["ddp_sync", "ddp_fetch"]),
+    "torchrun": (_TORCHRUN, ["ddp_torchrun"]),
+}
+# Imported at their first use.
+_LATER = [f"ddp_notebook.{name}" for name in ("lessons", "launch.keep", "launch.elastic", "launch.starters")]
+_CELLS = f"""
+import sys
+from IPython.core.interactiveshell import InteractiveShell
+shell = InteractiveShell.instance()
+shell.run_line_magic("load_ext", "ddp_notebook")
+def run(magic, line, cell=None):
+    return shell.run_line_magic(magic, line) if cell is None else shell.run_cell_magic(magic, line, cell)
+run("ddp_start", "2")
+run("on_all_ranks", "", {_SUM!r})
+run("ddp_heal", "")
+run("ddp_help", "")
+run("ddp_stop", "")
+print("modules", *sys.modules)
+print("magics", *shell.magics_manager.magics["line"])
+"""
+
+
+@pytest.mark.parametrize(
+    "off",
+    [pytest.param([name], marks=pytest.mark.long) for name in features.FEATURES] + [list(features.FEATURES)],
+    ids=",".join,
+)
+def test_a_notebook_works_without(off):
+    env = {**os.environ, VARIABLE: ",".join(off)}
+    done = subprocess.run([sys.executable, "-c", _CELLS], env=env, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and "[0-1] 2.0" in done.stdout, done.stdout + done.stderr
+    *_, imported, magics = done.stdout.splitlines()
+    assert [one for one in imported.split() if f"{one}.".startswith(tuple(f"{m}." for m in _LATER))] == []
+    for name, (folders, names) in _NOTEBOOK.items():
+        if name in off:
+            assert [one for one in imported.split() if f"{one}.".startswith(tuple(f"{m}." for m in folders))] == []
+            assert not set(names) & set(magics.split())
+        else:
+            assert set(names) <= set(magics.split())
 
 
 def test_with_all_features_their_modules_are_loaded(session):

@@ -23,7 +23,6 @@ from ddp_notebook.run.cells.cells import Cells
 from ddp_notebook.run.cells.elsewhere import Elsewhere
 from ddp_notebook.run.cells.unended import Unended
 from ddp_notebook.run.dispatch import Dispatch
-from ddp_notebook.run.files.fetching import Fetching
 from ddp_notebook.run.groups.busy import Busy
 from ddp_notebook.run.groups.healing import Healing
 from ddp_notebook.run.groups.living import Living
@@ -82,9 +81,8 @@ class Parts:
             folds=options.fold,
         )
         self.adopted = Adopted(cluster, cells)
-        transfers = Transfers(cluster, questions, living.check_rank)
+        self.transfers = transfers = Transfers(cluster, questions, living.check_rank)
         self.exchange = Exchange(cells, questions, transfers, living)
-        self.fetching = Fetching(self.exchange.turn, questions, transfers, living)
         self.healing = Healing(cluster, cells, questions, transfers, living)
         self.unended = Unended(cluster, cells, living.check_host)
         self.jobs = Jobs(cells, self.unended)

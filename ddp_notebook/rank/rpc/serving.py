@@ -24,7 +24,6 @@ from ddp_notebook.stdlib import ctypes, threading, time
 if TYPE_CHECKING:
     from torch._C._distributed_rpc import PyRRef
 
-    from ddp_notebook.rank.record.tape import Tape
     from ddp_notebook.rank.rpc.record.here import Here
 
 _raise_in = ctypes.pythonapi.PyThreadState_SetAsyncExc
@@ -33,8 +32,10 @@ _raise_in = ctypes.pythonapi.PyThreadState_SetAsyncExc
 class CallRecorder(Protocol):
     """Records calls as rows, see `rpc.record.recorder`. Set while the rank records."""
 
-    tape: Tape
     here: Here
+
+    @property
+    def is_on(self) -> bool: ...
 
     def sends(self, call: Sent, what: bytes | None, args: Any) -> None: ...
     def before(self, call: Sent) -> set[int]: ...
