@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
     from ddp_notebook.launch.options import Client, Keep, Mpi, Profile, Slurm, Ssh
-    from ddp_notebook.launch.survey.check import check
     from ddp_notebook.launch.survey.table import HostTable
     from ddp_notebook.observe.report.report import Report
     from ddp_notebook.record import log
@@ -56,7 +55,7 @@ if TYPE_CHECKING:
     from ddp_notebook.run.sharding.placements import Placements, TensorPlacement
     from ddp_notebook.run.values.values import RankValues
     from ddp_notebook.session import Session, current
-    from ddp_notebook.starting import start
+    from ddp_notebook.starting import check, start
     from ddp_notebook.status import Status
     from ddp_notebook.surviving import survive
     from ddp_notebook.torchrun.current import attach_job
@@ -135,7 +134,7 @@ _LAZY = {
     "TorchrunJob": "ddp_notebook.torchrun.job",
     "attach_job": "ddp_notebook.torchrun.current",
     "attach_session": "ddp_notebook.attaching",
-    "check": "ddp_notebook.launch.survey.check",
+    "check": "ddp_notebook.starting",
     "current": "ddp_notebook.session",
     "load": "ddp_notebook.run.record.told",
     "log": "ddp_notebook.record",
@@ -164,7 +163,7 @@ def __dir__() -> list[str]:
 
 
 def load_ipython_extension(shell: InteractiveShell) -> None:
-    """`%load_ext ddp_notebook`: register the magics, and let the host server import torch in the background."""
+    """`%load_ext ddp_notebook`: register the magics; import torch, and what a start needs, in the background."""
     from ddp_notebook.run.interrupted import OF_FUNCTIONS, tells_interrupt
 
     tells_interrupt(OF_FUNCTIONS["load_ipython_extension"])(_load)(shell)
@@ -181,6 +180,7 @@ def _load(shell: InteractiveShell) -> None:
     if warm.is_wanted():
         with uninterrupted("interrupted, but the extension is loaded"):
             warm.prepare()
+            warm.import_in_background("ddp_notebook.having", "ddp_notebook.launch.start_line")
 
 
 def unload_ipython_extension(shell: InteractiveShell) -> None:

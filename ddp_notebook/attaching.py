@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from ddp_notebook.errors import DDPNotebookError, SessionExistsError
-from ddp_notebook.launch.keep import reach
 from ddp_notebook.on_rank import refuse_on_rank
 from ddp_notebook.registry import finding
 from ddp_notebook.registry.finding import SESSION, TORCHRUN, Found
@@ -66,6 +65,8 @@ def attach_session(name: str = "", *, take_over: bool = False, look: bool = Fals
             finding.find(name, SESSION)  # or its error, before this one is left
         running.detach()
         running.stop()
+    from ddp_notebook.launch.keep import reach
+
     remote = reach.attach(name, take_over=take_over, looks=look)
     try:
         return Session(remote.welcome.options, remote=remote)

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from ddp_notebook import attaching, starting
 from ddp_notebook import session as sessions
 from ddp_notebook.errors import NoSessionError, SessionExistsError, UsageError
-from ddp_notebook.launch.options import StartOptions
-from ddp_notebook.launch.survey.check import survey
 from ddp_notebook.on_rank import refuse_on_rank
 from ddp_notebook.records.words import name_ranks
 from ddp_notebook.registry.finding import SESSION
 from ddp_notebook.run import progress
 from ddp_notebook.torchrun import current as jobs
-from ddp_notebook.torchrun.job import TorchrunJob
 from ddp_notebook.widgets import ended
 from ddp_notebook.widgets.ended import Ended
+
+if TYPE_CHECKING:
+    from ddp_notebook.launch.options import StartOptions
+    from ddp_notebook.torchrun.job import TorchrunJob
 
 _RESTART = "%ddp_restart starts new ranks"
 
@@ -83,6 +86,8 @@ def _is(count: int) -> str:
 
 def check(asked: StartOptions) -> None:
     """Say whether ranks could be started."""
+    from ddp_notebook.launch.survey.check import survey
+
     with progress.shown("checking:") as report:
         table = survey(asked, report)
     print(table)

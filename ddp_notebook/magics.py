@@ -1,31 +1,41 @@
-"""The magics: each parses its line and delegates. `line_of` connects a magic with the declaration of its line."""
+"""The magics: each parses its line and delegates. `line_of` connects a magic with the declaration of its line.
+
+A magic imports its implementation when it is called, so that %load_ext is fast (`tests/test_layers.py`).
+"""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 from IPython.core.magic import Magics, cell_magic, line_cell_magic, line_magic, magics_class
 
-from ddp_notebook import having
 from ddp_notebook.auto import AutoSend
 from ddp_notebook.errors import CellFailedHereError, UsageError
-from ddp_notebook.launch import start_line
+from ddp_notebook.line_parser import LineParser, line_of, read_expression
 from ddp_notebook.records.names import listed
 from ddp_notebook.records.words import list_ranks
-from ddp_notebook.run import completing, debugging, forgotten, help_texts, magic_lines, progress
+from ddp_notebook.run import completing, debugging, features, forgotten, help_texts, magic_lines, progress
 from ddp_notebook.run.cells import options as cell_options
 from ddp_notebook.run.interrupted import OF_MAGICS, tells_interrupts
-from ddp_notebook.run.jobs.job import Job
 from ddp_notebook.run.kernel import cell_number, is_run_by_program
-from ddp_notebook.run.lines import LineParser, line_of, read_expression
-from ddp_notebook.run.values.exchange import check_name
-from ddp_notebook.torchrun import current as torchrun_jobs
-from ddp_notebook.torchrun import starting as torchrun
-from ddp_notebook.widgets.placing import find_cell
+
+
+def _start_line() -> LineParser:
+    from ddp_notebook.launch import start_line
+
+    return start_line.start_line()
+
+
+def _session() -> object:
+    from ddp_notebook import having
+
+    return having.of_session()
 
 
 @tells_interrupts(OF_MAGICS)
 @magics_class
+@features.add_magics(_session)
 class DDPMagics(Magics):
     """The session (`%ddp_start` to `%ddp_check`), what it has recorded (`%ddp_record` to `%ddp_trace`), cells for
     ranks (`%%on_all_ranks` to `%ddp_auto`), values (`%ddp_pull`, `%ddp_push`) and files (`%ddp_sync`, `%ddp_fetch`)."""
@@ -33,11 +43,14 @@ class DDPMagics(Magics):
     # ---- the session
 
     @line_magic
-    @line_of(start_line.start_line)
+    @line_of(_start_line)
     def ddp_start(self, line: str) -> None:
         """Start ranks: processes in an initialized process group.
 
         If ranks with the same options are already running, they stay, and a message says so."""
+        from ddp_notebook import having
+        from ddp_notebook.launch import start_line
+
         asked = start_line.read(line)
         if asked.note:
             print(asked.note)
@@ -53,23 +66,18 @@ class DDPMagics(Magics):
 
         Kept ranks were started with --keep. Without NAME, those of the notebook's folder come before ranks and jobs of
         other folders. A torchrun job has to run its script under `-m ddp_notebook.attach`."""
+        from ddp_notebook import having
+
         parser = magic_lines.attach()
         given = parser.parse_line(line)
         having.attach(given.name, take_over=given.take_over, look=given.look, wait=given.wait)
 
     @line_magic
-    @line_of(torchrun.torchrun_line)
-    def ddp_torchrun(self, line: str) -> None:
-        """Run a script with torchrun and show it in the cell.
-
-        The cell has its output, a monitor, and a card when its ranks wait for each other. The stop button ends the
-        job."""
-        print(torchrun.run(torchrun.read(line)).status())
-
-    @line_magic
     @line_of(magic_lines.status)
     def ddp_status(self, line: str) -> None:
         """Show each rank's host, process, device, memory and state."""
+        from ddp_notebook import having
+
         _refuse_arguments("%ddp_status", line)
         print(having.shown().status())
 
@@ -77,6 +85,8 @@ class DDPMagics(Magics):
     @line_of(magic_lines.restart)
     def ddp_restart(self, line: str) -> None:
         """End the ranks and start new ones with the same options."""
+        from ddp_notebook import having
+
         _refuse_arguments("%ddp_restart", line)
         session = having.of_session()
         if session._outlives_stop:
@@ -93,6 +103,8 @@ class DDPMagics(Magics):
         """End the ranks and every process that they have started.
 
         If the notebook is attached to a torchrun job, it only detaches from it."""
+        from ddp_notebook import having
+
         _refuse_arguments("%ddp_stop", line)
         having.stop()
 
@@ -103,6 +115,9 @@ class DDPMagics(Magics):
 
         The ranks keep their variables. If the notebook is attached to a torchrun job, the operations in which its ranks
         wait raise an error in the script."""
+        from ddp_notebook import having
+        from ddp_notebook.torchrun import current as torchrun_jobs
+
         parser = magic_lines.interrupt()
         replace = parser.parse_line(line).replace
         if (job := torchrun_jobs.current()) is not None:
@@ -116,6 +131,8 @@ class DDPMagics(Magics):
     @line_of(magic_lines.heal)
     def ddp_heal(self, line: str) -> None:
         """Replace dead ranks; the other ranks keep their variables."""
+        from ddp_notebook import having
+
         parser = magic_lines.heal()
         given = parser.parse_line(line)
         source = given.from_rank
@@ -126,35 +143,21 @@ class DDPMagics(Magics):
     @line_of(magic_lines.resize)
     def ddp_resize(self, line: str) -> None:
         """Change the number of ranks; those that stay keep variables."""
+        from ddp_notebook import having
+
         parser = magic_lines.resize()
         given = parser.parse_line(line)
         world_size = parser.number(int, "N", given.world_size, "number of ranks")
         print("\n".join(having.of_session().ranks.resize(world_size, build=given.build, without=given.without)))
 
     @line_magic
-    @line_of(magic_lines.fault)
-    def ddp_fault(self, line: str) -> None:
-        """Make ranks fail on purpose, to see how the code reacts."""
-        parser = magic_lines.fault()
-        given = parser.parse_line(line)
-        after_s = None if given.after is None else parser.number(float, "--after", given.after, "number of seconds")
-        by_s = parser.number(float, "--by", given.by, "number of seconds")
-        print(having.of_session().ranks.fault(given.kind, given.ranks, after_s=after_s, by_s=by_s))
-
-    @line_magic
     @line_of(magic_lines.check)
     def ddp_check(self, line: str) -> None:
         """Compare models, optimizers, data and versions across ranks."""
+        from ddp_notebook import having
+
         parser = magic_lines.check()
         print(having.of_session().check(*parser.parse_line(line).names))
-
-    @line_magic
-    @line_of(magic_lines.memory)
-    def ddp_memory(self, line: str) -> None:
-        """Show what takes the memory of each rank.
-
-        These are parameters, gradients, optimizer state, activations and the rest."""
-        print(having.of_session().memory(line.strip()))
 
     # ---- the recording
 
@@ -162,6 +165,8 @@ class DDPMagics(Magics):
     @line_of(magic_lines.record)
     def ddp_record(self, line: str) -> None:
         """Set or show how much the ranks record from now on."""
+        from ddp_notebook import having
+
         level = line.strip() or having.of_session()._level
         having.of_session().record(level)
         print(
@@ -179,6 +184,8 @@ class DDPMagics(Magics):
         """Show where the time of the last training run went.
 
         The report also says what to try."""
+        from ddp_notebook import having
+
         parser = magic_lines.report()
         if parser.parse_line(line).baseline:
             having.of_session().baseline()
@@ -188,6 +195,9 @@ class DDPMagics(Magics):
     @line_of(magic_lines.monitor)
     def ddp_monitor(self, line: str) -> None:
         """Show a live view of the ranks, or of one cell."""
+        from ddp_notebook import having
+        from ddp_notebook.widgets.placing import find_cell
+
         parser = magic_lines.monitor()
         cell = parser.parse_line(line).cell
         recorded = having.recorded()
@@ -201,6 +211,8 @@ class DDPMagics(Magics):
     @line_of(magic_lines.trace)
     def ddp_trace(self, line: str) -> None:
         """Write a trace that https://ui.perfetto.dev opens."""
+        from ddp_notebook import having
+
         parser = magic_lines.trace()
         path = parser.parse_line(line).file
         profiles, lost = having.recorded()._write_trace(path)
@@ -233,6 +245,8 @@ class DDPMagics(Magics):
     @line_of(magic_lines.jobs)
     def ddp_jobs(self, line: str) -> None:
         """List the background cells that run, wait or have ended."""
+        from ddp_notebook import having
+
         _refuse_arguments("%ddp_jobs", line)
         print(having.of_session().jobs)
 
@@ -240,6 +254,8 @@ class DDPMagics(Magics):
     @line_of(magic_lines.wait)
     def ddp_wait(self, line: str) -> None:
         """Wait for background cells; a failed one raises its error."""
+        from ddp_notebook import having
+
         jobs = having.of_session().jobs
         if not jobs.wait(*_job_numbers(magic_lines.wait(), line), report=print):
             print("no job is left to wait for")
@@ -248,6 +264,8 @@ class DDPMagics(Magics):
     @line_of(magic_lines.cancel)
     def ddp_cancel(self, line: str) -> None:
         """End cells in the background; the ranks keep their variables."""
+        from ddp_notebook import having
+
         parser = magic_lines.cancel()
         jobs = having.of_session().jobs
         if not line.strip():
@@ -266,6 +284,8 @@ class DDPMagics(Magics):
     @line_of(magic_lines.auto)
     def ddp_auto(self, line: str) -> None:
         """Run every plain cell on all ranks, or in the notebook again."""
+        from ddp_notebook import having
+
         word = line.strip()
         if word not in ("on", "off"):
             raise UsageError(f"%ddp_auto takes on or off, not {word!r}")
@@ -287,6 +307,9 @@ class DDPMagics(Magics):
         """Copy variables from the ranks to the notebook.
 
         Each becomes a mapping from rank to value. The notebook unpickles what ranks send, except with --safe."""
+        from ddp_notebook import having
+        from ddp_notebook.run.values.exchange import check_name
+
         parser = magic_lines.pull()
         given = parser.parse_line(line)
         if given.new is not None and len(given.names) > 1:
@@ -308,6 +331,8 @@ class DDPMagics(Magics):
         """Show an expression on ranks, also while a job runs.
 
         A running job is read between two of its optimizer steps."""
+        from ddp_notebook import having
+
         ranks, expression = read_expression(magic_lines.peek(), line)
         print(having.of_session().peek(expression, ranks))
 
@@ -315,6 +340,8 @@ class DDPMagics(Magics):
     @line_of(magic_lines.push)
     def ddp_push(self, line: str) -> None:
         """Copy variables from the notebook to the ranks."""
+        from ddp_notebook import having
+
         parser = magic_lines.push()
         given = parser.parse_line(line)
         assert self.shell is not None
@@ -322,32 +349,6 @@ class DDPMagics(Magics):
         if unknown := [repr(name) for name in given.names if name not in here]:
             raise UsageError(f"the notebook has no variable {listed(unknown)}; set it here first, then push it")
         having.of_session().push({name: here[name] for name in given.names}, ranks=given.ranks, force=given.force)
-
-    # ---- files
-
-    @line_magic
-    @line_of(magic_lines.sync)
-    def ddp_sync(self, line: str) -> None:
-        """Send changed files to hosts that do not share the folder."""
-        parser = magic_lines.sync()
-        given = parser.parse_line(line)
-        session = having.of_session()
-        with progress.shown("sync:") as report:
-            synced = session.files.sync(
-                given.folder, overwrite=given.overwrite, also=given.also, large=given.large, report=report
-            )
-        print(synced)
-
-    @line_magic
-    @line_of(magic_lines.fetch)
-    def ddp_fetch(self, line: str) -> None:
-        """Copy files from the ranks to the notebook's host."""
-        parser = magic_lines.fetch()
-        given = parser.parse_line(line)
-        session = having.of_session()
-        with progress.shown("fetching:") as report:
-            fetched = session.files.fetch(given.path, given.ranks, given.to, given.overwrite, report)
-        print(fetched)
 
     # ---- help
 
@@ -359,6 +360,9 @@ class DDPMagics(Magics):
         print(help_texts.about(name, _MAGICS) if name else help_texts.overview(_MAGICS))
 
     def _run(self, options: cell_options.CellOptions, code: str) -> None:
+        from ddp_notebook import having
+        from ddp_notebook.run.jobs.job import Job
+
         session = having.of_session()
         send = session.submit if options.background else session.run
         done = send(
@@ -387,7 +391,7 @@ class DDPMagics(Magics):
         return str(self.shell.compile.get_code_name(code, code, cell_number()))
 
 
-_MAGICS = {name: magic for name, magic in vars(DDPMagics).items() if hasattr(magic, "parser")}
+_MAGICS = help_texts.in_order({name: magic for name, magic in vars(DDPMagics).items() if hasattr(magic, "parser")})
 
 
 def _job_numbers(parser: LineParser, line: str) -> list[int]:
@@ -403,8 +407,17 @@ def _refuse_arguments(magic: str, line: str) -> None:
 def load(shell: object) -> None:
     """Register the magics with an IPython shell, which says from now on where a cell was meant for the ranks."""
     shell.register_magics(DDPMagics)  # type: ignore[attr-defined]
-    forgotten.watch(shell, having.has_session)
+    forgotten.watch(shell, _has_session)
     debugging.watch(shell)
     # The line of `%on_all_ranks` is code, which IPython completes.
     signs = {name: "%%" if name in DDPMagics.magics["cell"] else "%" for name in _MAGICS}
     completing.watch(shell, {f"{signs[name]}{name}": magic.parser for name, magic in _MAGICS.items()})
+
+
+def _has_session() -> bool:
+    """Return whether there are ranks that cells can be sent to."""
+    if "ddp_notebook.session" not in sys.modules:
+        return False
+    from ddp_notebook import having
+
+    return having.has_session()

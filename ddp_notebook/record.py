@@ -40,6 +40,7 @@ def start(directory: str | os.PathLike[str], rank: int | None = None) -> None:
     from ddp_notebook.rank.group import keeping
     from ddp_notebook.rank.group.recorder import Recorder
     from ddp_notebook.rank.record.recording import RankRecording
+    from ddp_notebook.rank.sharding import feature as sharding
 
     number = int(os.environ.get("RANK", "0")) if rank is None else rank
     Path(directory).mkdir(parents=True, exist_ok=True)
@@ -54,6 +55,7 @@ def start(directory: str | os.PathLike[str], rank: int | None = None) -> None:
         if not file.closed:
             file.write(data)
 
+    sharding.watch(recorder)
     _recording = RankRecording(recorder, Where(), lambda: number, write)
     _recording.tape.thins = False  # nobody is there who could ask for all
     logs.install(_recording.metrics.log)

@@ -12,13 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from ddp_notebook.errors import DDPNotebookError, SessionExistsError, StartError, UsageError
 from ddp_notebook.launch.cluster import Cluster
-from ddp_notebook.launch.keep import reach
-from ddp_notebook.launch.keep.remote import Remote
-from ddp_notebook.launch.keep.stand_in import Attached
-from ddp_notebook.launch.keep.state import Waiting
 from ddp_notebook.launch.members.beginning import Beginning
 from ddp_notebook.launch.options import StartOptions
-from ddp_notebook.observe.report.report import Report
 from ddp_notebook.on_rank import refuse_on_rank
 from ddp_notebook.records.words import list_ranks, name_ranks
 from ddp_notebook.run.agree.agreement import Agreement
@@ -40,10 +35,7 @@ from ddp_notebook.run.jobs.jobs import Jobs
 from ddp_notebook.run.kernel import cell_number, ipython, is_run_by_program, is_users_thread
 from ddp_notebook.run.output.sink import Here, Sink, of_this_cell
 from ddp_notebook.run.rank_sets import RankSet
-from ddp_notebook.run.record import baseline, trace
 from ddp_notebook.run.record.told import Recording
-from ddp_notebook.run.sharding.memory import Memory, RankMemory
-from ddp_notebook.run.sharding.placements import Placements, placements_of
 from ddp_notebook.run.values.values import RankValues
 from ddp_notebook.status import Status
 from ddp_notebook.widgets import ended
@@ -54,6 +46,11 @@ from ddp_notebook.wire.record_options import RecordOptions, profile_of
 
 if TYPE_CHECKING:
     import ipyparallel
+
+    from ddp_notebook.launch.keep.remote import Remote
+    from ddp_notebook.observe.report.report import Report
+    from ddp_notebook.run.sharding.memory import Memory
+    from ddp_notebook.run.sharding.placements import Placements
 
 Progress = Callable[[str], None]
 _SHARDING = "ddp_notebook.rank.sharding"
@@ -150,8 +147,14 @@ class Session:
 
     def _begin(self, check: Callable[[], None], report: Progress) -> Beginning:
         if self._remote is None and self.options.keep is not None:
+            from ddp_notebook.launch.keep import reach
+
             self._remote = reach.start(self.options, check, report)
-        return Beginning(self.options, check, report) if self._remote is None else Attached(self._remote)
+        if self._remote is None:
+            return Beginning(self.options, check, report)
+        from ddp_notebook.launch.keep.stand_in import Attached
+
+        return Attached(self._remote)
 
     def _start_ranks(self, beginning: Beginning, interrupts: Interrupts) -> None:
         dispatch = Dispatch()
@@ -299,8 +302,12 @@ class Session:
             return self._run(cell, sink, beside, job)
 
         told = cell.told
-        of_all = len(cell.ranks) == self.world_size
-        waiting = Waiting(told=told, ranks=None if of_all else cell.ranks, timeout_s=timeout_s)
+        waiting = None
+        if self._remote is not None:
+            from ddp_notebook.launch.keep.state import Waiting
+
+            of_all = len(cell.ranks) == self.world_size
+            waiting = Waiting(told=told, ranks=None if of_all else cell.ranks, timeout_s=timeout_s)
         return self._parts.jobs.start(cell.ranks, code, told.execution_count, sink, run, waiting)
 
     def _prepare(
@@ -520,6 +527,8 @@ class Session:
             >>> session.placement("model").is_sharded
             False
         """
+        from ddp_notebook.run.sharding.placements import placements_of
+
         if not isinstance(name, str):
             kind = type(name).__name__
             raise UsageError(f'placement takes the name of what ranks have, placement("model"), not a {kind}')
@@ -544,6 +553,8 @@ class Session:
             >>> session.memory()[0].activations
             0
         """
+        from ddp_notebook.run.sharding.memory import Memory, RankMemory
+
         told = self._ask(f"memory.measure(globals(), {code!r}, {cell_number()})", "memory")
         by_rank = {rank: RankMemory(**of) for rank, of in told.items()}
         before = None if self._memory is None else replace(self._memory, before=None)
@@ -640,6 +651,8 @@ class Session:
             RankError: the cell cannot run alone.
         """
 
+        from ddp_notebook.run.record import baseline
+
         def run(code: str, record: RecordOptions, timeout_s: float) -> None:
             self.run(code, 0, timeout_s, quiet=True, record=record)
 
@@ -679,6 +692,8 @@ class Session:
 
     def _write_trace(self, path: str | os.PathLike[str], cell: int | None = None) -> tuple[list[int], list[int]]:
         """The same. Returns the ranks whose profiles it holds, and those whose profiles are lost."""
+        from ddp_notebook.run.record import trace
+
         return trace.write(self.recording, path, cell, self._parts.profiles())
 
     def monitor(self, cell: int | None = None) -> None:

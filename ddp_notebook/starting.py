@@ -1,10 +1,11 @@
-"""`ddp_notebook.start`: start a session, or return the running one."""
+"""`ddp_notebook.start`: start a session, or return the running one. `ddp_notebook.check`: compare hosts."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from ddp_notebook.errors import SessionExistsError
 from ddp_notebook.launch.options import Backend, Client, Keep, LiveMode, Mpi, Profile, Slurm, Ssh, StartOptions
@@ -12,6 +13,9 @@ from ddp_notebook.launch.start_line import with_defaults
 from ddp_notebook.on_rank import refuse_on_rank
 from ddp_notebook.run.interrupted import OF_FUNCTIONS, tells_interrupt
 from ddp_notebook.session import Progress, Session, current
+
+if TYPE_CHECKING:
+    from ddp_notebook.launch.survey.table import HostTable
 
 _reusing = threading.Lock()
 
@@ -112,6 +116,34 @@ def start(
         return Session(asked, report=report)
     with _reusing:  # several viewers of one marimo app call this in threads of one process
         return _reusable(asked) or Session(asked, report=report)
+
+
+@tells_interrupt(OF_FUNCTIONS["check"])
+def check(world_size: int | None = None, **options: Any) -> HostTable:
+    """Compare hosts and check whether ranks could be started, without starting any.
+
+    Args:
+        world_size: see `start`.
+        options: those of `start`.
+
+    Returns:
+        The hosts side by side, what does not fit and what to do about it. A host that cannot be reached is a row. For
+        `slurm`, `mpi` and `profile` the script that would be sent.
+
+    Raises:
+        UsageError: an option that cannot be.
+        HostError: ssh cannot be run.
+        StartError: a queue would refuse what would be sent.
+
+    Example:
+        >>> ddp_notebook.check(2)
+        host          reached at      user  Python  torch ...
+        this machine  127.0.0.1 (lo) ...
+        2 ranks would start, by gloo
+    """
+    from ddp_notebook.launch.survey.check import survey
+
+    return survey(with_defaults(StartOptions(world_size=world_size, **options)))
 
 
 def running() -> Session | None:

@@ -11,10 +11,10 @@ import pytest
 from ddp_notebook.errors import UsageError
 from ddp_notebook.launch.options import BY_NAME, TABLE, StartOptions
 from ddp_notebook.launch.start_line import parse, start_line
+from ddp_notebook.line_parser import WIDTH, read_expression
 from ddp_notebook.magics import _MAGICS, DDPMagics
 from ddp_notebook.run import help_texts, magic_lines, progress
 from ddp_notebook.run.cells import options as cell_options
-from ddp_notebook.run.lines import WIDTH, read_expression
 from ddp_notebook.torchrun.starting import torchrun_line
 from tests.conftest import wait_until
 

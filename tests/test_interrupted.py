@@ -12,6 +12,7 @@ import pytest
 import ddp_notebook
 from ddp_notebook.magics import DDPMagics
 from ddp_notebook.observe.recording import Plots, Recording
+from ddp_notebook.run.features import load
 from ddp_notebook.run.files.files import SessionFiles
 from ddp_notebook.run.groups.ranks import SessionRanks
 from ddp_notebook.run.interrupted import (
@@ -63,7 +64,7 @@ def test_every_public_function_that_may_wait_has_a_sentence():
 def test_every_magic_has_a_sentence():
     magics = {name for kind in DDPMagics.magics.values() for name in kind}
 
-    assert magics == set(OF_MAGICS)
+    assert magics == set(OF_MAGICS) | {name for feature in load() for name in feature.magics}
 
 
 def test_every_command_of_a_session_has_a_sentence():

@@ -29,6 +29,17 @@ MAY_IMPORT = {
     "wire": {"wire", "stdlib"},
     "registry": {"registry", "records", "errors", "version"},
     "rank": {"rank", "wire", "records", "registry", "stdlib"},
+    "launch": {"launch", "wire", "records", "registry", "errors", "version", "line_parser", "on_rank"},
+    "observe": {"observe", "wire", "records", "errors"},
+    "run": {"run", "launch", "observe", "wire", "records", "registry", "errors", "line_parser", "status"},
+    "widgets": {"widgets", "run", "observe", "wire", "records", "errors"},
+}
+# A layer above that single files import.
+MAY_IMPORT_TOO = {
+    "launch/host/child.py": "rank",  # becomes a rank
+    "launch/host/preload.py": "rank",  # imports it before ranks are forked
+    "launch/elastic/rendezvous.py": "rank",
+    "observe/recording.py": "widgets",  # `Recording.save_html`
 }
 SHARES_A_PROCESS_WITH_CELLS = ["records", "wire", "rank"]
 NOTEBOOK_SIDE = [
@@ -99,7 +110,15 @@ def test_a_layer_imports_only_what_is_below_it(part):
 
     for file, module in found:
         foreign = parts_imported(file.read_text(), module) - MAY_IMPORT[part]
+        foreign -= {MAY_IMPORT_TOO.get(str(file.relative_to(PACKAGE)), "")}
         assert not foreign, f"{file.relative_to(ROOT)} imports {sorted(foreign)}"
+
+
+def test_the_exceptions_are_needed():
+    for name, layer in MAY_IMPORT_TOO.items():
+        assert layer in parts_imported((PACKAGE / name).read_text(), f"ddp_notebook.{name[:-3].replace('/', '.')}"), (
+            name
+        )
 
 
 @pytest.mark.slow
@@ -133,6 +152,7 @@ OPEN_TO_OTHERS = {
     "survey",
     "sync",
 }
+OPEN_TO_OTHERS |= {"preemption", "rank_log", "receipts"}
 OPEN_TO_OTHERS |= {"keep", "members", "elastic"}  # sessions that a keeper has, how any begins, jobs of torchrun's
 _LAUNCH = "ddp_notebook.launch"
 
@@ -208,7 +228,13 @@ def test_magics_only_delegate():
     modules = {node.module or "" for node in tree if isinstance(node, ast.ImportFrom)}
     modules |= {alias.name for node in tree if isinstance(node, ast.Import) for alias in node.names}
 
-    assert {module.partition(".")[0] for module in modules} == {"__future__", "pathlib", "IPython", "ddp_notebook"}
+    assert {module.partition(".")[0] for module in modules} == {
+        "__future__",
+        "pathlib",
+        "sys",
+        "IPython",
+        "ddp_notebook",
+    }
     assert "client" not in {node.attr for node in tree if isinstance(node, ast.Attribute)}
 
 
@@ -230,8 +256,13 @@ def test_these_tests_would_see_every_kind_of_import():
 
 
 @functools.cache
-def loaded_by(statement: str) -> frozenset[str]:
-    """The modules that a fresh Python has imported after this statement."""
+def loaded_by(statement: str, *, last_line_only: bool = False) -> frozenset[str]:
+    """Return the modules that a fresh Python has imported after this statement.
+
+    Args:
+        statement: to run.
+        last_line_only: the statement prints lines of its own.
+    """
     done = subprocess.run(
         [sys.executable, "-c", f"{statement}\nimport sys; print(*sys.modules)"],
         cwd=ROOT,
@@ -240,7 +271,7 @@ def loaded_by(statement: str) -> frozenset[str]:
         text=True,
         check=True,
     )
-    return frozenset(done.stdout.split())
+    return frozenset((done.stdout.splitlines()[-1] if last_line_only else done.stdout).split())
 
 
 def heavy(modules: frozenset[str]) -> set[str]:
@@ -255,8 +286,46 @@ def test_the_notebooks_side_imports_no_torch():
     assert "ddp_notebook.launch.cluster" in modules
     assert heavy(modules) == set()
     assert not modules & {"ipywidgets", "anywidget", "matplotlib"}, "the first view imports them"
-    of_lessons = ("view", "algorithms.stepping", "collectives.costs", "messages.messages", "pictures")
+    of_lessons = ("view", "algorithms.stepping", "collectives.costs", "messages.messages", "shown")
     assert heavy(loaded_by("import " + ", ".join(f"ddp_notebook.lessons.{name}" for name in of_lessons))) == set()
+
+
+MOST_LOADED = 90  # modules of this package
+ON_USE = (  # parts of this package that are imported when they are used
+    *("ddp_notebook.launch.keep.", "ddp_notebook.launch.starters.", "ddp_notebook.launch.sync."),
+    *("ddp_notebook.launch.survey.", "ddp_notebook.launch.elastic.", "ddp_notebook.observe.report."),
+    *(f"ddp_notebook.launch.ways.{way}" for way in ("ssh", "lasting", "acknowledged", "called", "outpost")),
+    *("ddp_notebook.torchrun.job", "ddp_notebook.torchrun.starting", "ddp_notebook.widgets.monitor"),
+)
+
+
+@pytest.mark.processes
+def test_the_magics_import_little():
+    """A magic imports its implementation when it is called."""
+    modules = {name for name in loaded_by("import ddp_notebook.magics") if name.startswith("ddp_notebook")}
+
+    assert "ddp_notebook.line_parser" in modules
+    assert len(modules) <= MOST_LOADED
+    assert {name for name in modules if name.startswith(("ddp_notebook.launch", *ON_USE))} == set()
+
+
+@pytest.mark.processes
+def test_a_start_imports_no_other_way_of_starting():
+    modules = loaded_by("import ddp_notebook.having, ddp_notebook.launch.start_line, ddp_notebook.launch.warm")
+
+    assert {"ddp_notebook.session", "ddp_notebook.launch.ways.local"} <= modules
+    assert {name for name in modules if name.startswith(ON_USE)} == set()
+
+
+@pytest.mark.long
+def test_a_running_session_has_imported_no_other_way_of_starting():
+    program = (
+        "import ddp_notebook; session = ddp_notebook.start(2); session.run('rank'); session.submit('rank').result()"
+    )
+    modules = loaded_by(f"{program}; str(session.status()); session.stop()", last_line_only=True)
+
+    assert "ddp_notebook.run.jobs.job" in modules
+    assert {name for name in modules if name.startswith(ON_USE)} == set()
 
 
 @pytest.mark.slow
@@ -379,12 +448,22 @@ def modules() -> dict[str, Path]:
     return found
 
 
-def imported(source: str, module: str, known: Collection[str], *, is_folder: bool = False) -> set[str]:
-    """The modules among the known ones that a source imports, in functions too, but not for types alone."""
+def imported(
+    source: str, module: str, known: Collection[str], *, is_folder: bool = False, for_types: bool = False
+) -> set[str]:
+    """Return the modules among the known ones that a source imports, in functions too.
+
+    Args:
+        source: of the module.
+        module: its name.
+        known: the modules to look for.
+        is_folder: the source is an `__init__.py`.
+        for_types: include imports under TYPE_CHECKING.
+    """
     found: set[str] = set()
 
     def visit(node: ast.AST) -> None:
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+        if not for_types and isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
             for other in node.orelse:
                 visit(other)
             return
@@ -413,19 +492,50 @@ def circle(graph: Mapping[str, Collection[str]]) -> list[str]:
     return []
 
 
-@pytest.mark.slow
-def test_no_two_files_import_each_other_not_even_in_a_circle():
+def import_graph(*, for_types: bool) -> dict[str, set[str]]:
+    """Return the imports of each module of the package."""
     found = modules()
-    graph = {
-        module: imported(file.read_text(), module, found, is_folder=file.name == "__init__.py")
+    return {
+        module: imported(file.read_text(), module, found, is_folder=file.name == "__init__.py", for_types=for_types)
         for module, file in found.items()
     }
+
+
+def reachable(graph: Mapping[str, Collection[str]], module: str) -> set[str]:
+    """Return the modules that a module imports, directly or through others."""
+    found: set[str] = set()
+    left = [module]
+    while left:
+        new = set(graph[left.pop()]) - found
+        found |= new
+        left += new
+    return found
+
+
+def circles(graph: Mapping[str, Collection[str]]) -> list[list[str]]:
+    """Return the groups of modules in which each one imports each other one, directly or through others."""
+    below = {module: reachable(graph, module) for module in graph}
+    return sorted(map(list, {tuple(sorted(b for b in below[a] if a in below[b])) for a in below if a in below[a]}))
+
+
+@pytest.mark.slow
+def test_no_two_files_import_each_other_not_even_in_a_circle():
+    graph = import_graph(for_types=False)
     assert "ddp_notebook.observe.tables.recorded" in graph["ddp_notebook.observe.recording"]
     assert "ddp_notebook.widgets.still.page" in graph["ddp_notebook.observe.recording"], "in a function"
     assert circle(graph) == []
 
 
+def test_imports_for_types_make_no_circle_of_more_than_two_files():
+    found = circles(import_graph(for_types=True))
+
+    assert ["ddp_notebook.rank.engine", "ddp_notebook.rank.process"] in found, "pairs may be, and are seen"
+    assert [one for one in found if len(one) > 2] == []
+
+
 def test_a_circle_would_be_found():
+    assert circles({"a": ["b"], "b": ["c"], "c": []}) == []
+    assert circles({"a": ["b"], "b": ["c", "a"], "c": ["d"], "d": ["e"], "e": ["c"]}) == [["a", "b"], ["c", "d", "e"]]
     assert circle({"a": ["b"], "b": ["c"], "c": []}) == []
     found = circle({"a": ["b"], "b": ["c"], "c": ["d"], "d": ["b"]})
     assert found[0] == found[-1] and set(found) == {"b", "c", "d"}
@@ -437,6 +547,8 @@ def test_a_circle_would_be_found():
     assert len(circle({module: imported(source, module, made_up) for module, source in made_up.items()})) == 4
     made_up["pack.folder.three"] = "if TYPE_CHECKING:\n    from ..one import name"
     assert circle({module: imported(source, module, made_up) for module, source in made_up.items()}) == []
+    for_types = {module: imported(source, module, made_up, for_types=True) for module, source in made_up.items()}
+    assert circles(for_types) == [["pack.folder.three", "pack.one", "pack.two"]]
 
 
 def test_a_folders_own_imports_are_read_from_its_own_place():

@@ -98,15 +98,13 @@ def test_a_model_in_ddp_is_refused_at_once_during_a_job(prepared):
 
 LATE = """
 from ddp_notebook.rank.engine import RankEngine
-recording = RankEngine.instance()._rank.runner._recording
-begin = recording.begin_cell
-def begin_behind_the_question(*args, **named):
-    recording.begin_cell = begin
+hooks, waited = RankEngine.instance()._rank._hooks, []
+def wait_for_the_question(cell):
     until = time.monotonic() + 2  # a question that came before the job is answered already
-    while not recording.training.between and time.monotonic() < until:
+    while not waited and not hooks.core.between and time.monotonic() < until:
         time.sleep(0.01)
-    begin(*args, **named)
-recording.begin_cell = begin_behind_the_question
+    waited.append(cell)
+hooks.cell_begins.insert(0, wait_for_the_question)
 """
 
 

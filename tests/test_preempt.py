@@ -11,11 +11,10 @@ import time
 import pytest
 
 from ddp_notebook.errors import RankError, UsageError
-from ddp_notebook.launch import start_line
+from ddp_notebook.launch import preemption, start_line
 from ddp_notebook.launch.cluster import Cluster
+from ddp_notebook.launch.preemption import Preemption
 from ddp_notebook.launch.process import Processes
-from ddp_notebook.run.groups import preemption
-from ddp_notebook.run.groups.preemption import Preemption
 from tests.conftest import wait_until
 from tests.test_survive import SETUP, STATE
 

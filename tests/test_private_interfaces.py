@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 from datetime import timedelta
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import cloudpickle
 import IPython
@@ -324,7 +324,7 @@ def test_torch_lets_remote_calls_be_recorded():
 
 
 def test_without_these_rpc_is_torchs_own(monkeypatch, capsys):
-    from ddp_notebook.rank import rpc as ours
+    from ddp_notebook.rank.rpc import feature as ours
 
     def init_rpc() -> None: ...
 
@@ -332,7 +332,7 @@ def test_without_these_rpc_is_torchs_own(monkeypatch, capsys):
     monkeypatch.setattr(ours, "replace", lambda *both: replaced.append(both))
     monkeypatch.setitem(sys.modules, "ddp_notebook.rank.rpc.face", None)
     monkeypatch.setattr("torch.distributed.rpc.init_rpc", init_rpc)
-    ours.install(lambda: None, lambda: None, None, lambda: None)  # type: ignore[arg-type]
+    ours.FEATURE(SimpleNamespace(place=None, running=None)).engine_ready()  # type: ignore[arg-type]
     ((original, instead),) = replaced
     instead()
     assert original is init_rpc and "does not know this torch" in capsys.readouterr().out

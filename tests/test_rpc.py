@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ddp_notebook.errors import CellTimeoutError, RankDiedError, RankError
-from ddp_notebook.rank.record.remote import Sent
+from ddp_notebook.rank.remote_calls import Sent
 from ddp_notebook.rank.rpc.agent import Worker
 from ddp_notebook.rank.rpc.losses import Losses
 

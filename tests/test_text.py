@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ddp_notebook.run.output.text import Ordered, Piece, TextSplitter
 from ddp_notebook.wire.events import Display
 from ddp_notebook.wire.marks import CellEnd, Place, since_last_cell
+from ddp_notebook.wire.text import Ordered, Piece, TextSplitter
 
 TOKEN = "0123456789abcdef"  # as long as a session's
 

@@ -27,6 +27,9 @@
     client_calls calls of that client that wait, and those of dead ranks
     processes    identity of processes, and how to end them
     outbox       sending on a stream without a wait, where the other end may be stopped
+    rank_log     all that a rank wrote, on disk
+    receipts     acknowledge displays and widget messages to the ranks
+    preemption   a machine is about to be taken away: loops save and end
 
 Nothing outside this folder knows how ranks were started, or looks at their processes: it asks the cluster, and that
 asks the host server.

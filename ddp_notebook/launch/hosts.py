@@ -7,7 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ddp_notebook.errors import HostError, StartError, StartTimeoutError, UsageError
 from ddp_notebook.launch import warm
@@ -15,16 +15,14 @@ from ddp_notebook.launch.host import open_files
 from ddp_notebook.launch.host.host import Host
 from ddp_notebook.launch.options import StartOptions
 from ddp_notebook.launch.placement import Placement, place, place_on_hosts
-from ddp_notebook.launch.starters.choice import choose
-from ddp_notebook.launch.starters.tasks import Tasks
-from ddp_notebook.launch.survey.fit import require
-from ddp_notebook.launch.sync.choice import resolved
-from ddp_notebook.launch.sync.sync import Synced, sync
 from ddp_notebook.launch.ways import folders
 from ddp_notebook.launch.ways.base import LOOPBACK
 from ddp_notebook.launch.ways.ports import Listening
-from ddp_notebook.launch.ways.ssh import SshTransport
-from ddp_notebook.launch.ways.ssh_config import ssh_command
+
+if TYPE_CHECKING:
+    from ddp_notebook.launch.starters.tasks import Tasks
+    from ddp_notebook.launch.sync.sync import Synced
+    from ddp_notebook.launch.ways.ssh import SshTransport
 
 
 class Hosts:
@@ -61,10 +59,16 @@ class Hosts:
             self._here, self._give_back = warm.take({**os.environ, **options.env})
             self.all.append(self._here)
             return
+        from ddp_notebook.launch.starters.choice import choose
+
         if elsewhere.sync is not None:
+            from ddp_notebook.launch.sync.choice import resolved
+
             self._folder = str(resolved(os.fspath(elsewhere.sync)))  # before anything is started
         try:
             if starter := choose(options):
+                from ddp_notebook.launch.starters.tasks import Tasks
+
                 self._tasks = Tasks(
                     starter,
                     elsewhere.python,
@@ -112,6 +116,8 @@ class Hosts:
                 ) from None
         if self._options.is_here:
             return placed(self._options, facts, {}, env)
+        from ddp_notebook.launch.survey.fit import require
+
         require(self.all, check, self._options.port_range)
         self.fit = True
         machines = {host.name: host.way.machine for host in self.all}
@@ -178,6 +184,8 @@ class Hosts:
         """Send a folder, None: the one of the start, or the notebook's. See `Session.sync`."""
         if all(host.way.is_here for host in self.all):
             raise UsageError("the ranks are on this machine, and see the notebook's files: there is nothing to send")
+        from ddp_notebook.launch.sync.sync import sync
+
         return sync(
             folder or self._folder,
             self.all,
@@ -274,10 +282,14 @@ class Hosts:
         options, elsewhere = self._options, self._elsewhere
         assert elsewhere is not None
         lasts = options.keep is not None
+        from ddp_notebook.launch.ways.ssh import SshTransport
+
         return SshTransport(name, python=elsewhere.python, env=options.env, lease_s=elsewhere.lease_s, lasts=lasts)
 
     def _key(self, name: str) -> Hashable:
         """Return the options that a host server was started with."""
+        from ddp_notebook.launch.ways.ssh_config import ssh_command
+
         options, elsewhere = self._options, self._elsewhere
         assert elsewhere is not None
         env = tuple(sorted(options.env.items()))

@@ -23,7 +23,7 @@ from ddp_notebook.launch.options import (
     StartOptions,
 )
 from ddp_notebook.launch.ways import host_list
-from ddp_notebook.run.lines import LineParser
+from ddp_notebook.line_parser import LineParser
 
 _KEEP = BY_NAME["keep.hours"]
 

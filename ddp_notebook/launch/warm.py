@@ -8,6 +8,7 @@ effect on ranks that are forked afterwards: when one has changed, a fresh server
 from __future__ import annotations
 
 import atexit
+import importlib
 import os
 import threading
 from collections.abc import Hashable, Mapping
@@ -38,6 +39,17 @@ def prepare(env: Mapping[str, str] | None = None) -> None:
         _is_preparing = True
         if _waiting is None or not _waiting.is_alive:
             _waiting = Host(Local(dict(os.environ) if env is None else env))
+
+
+def import_in_background(*modules: str) -> None:
+    """Import modules in a thread, while the host server imports torch: the first %ddp_start then begins at once."""
+
+    def work() -> None:
+        for module in modules:
+            importlib.import_module(module)
+
+    # No daemon: a process that ends during an import could hang on the import's lock.
+    threading.Thread(target=work, name="ddp-import").start()
 
 
 def prepare_anew(env: Mapping[str, str]) -> Host:

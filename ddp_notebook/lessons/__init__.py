@@ -30,8 +30,8 @@ Every number comes from tensors on the ranks. Without a front end lessons work t
     ranks         what they run on the ranks
     lesson        what every lesson with a view has: its state, its acts, its picture
     view          the widget
-    shown         a widget while ranks run, a picture and a text afterwards
-    pictures      the pictures that stay
+    shown         how a lesson is displayed: a widget while ranks run, a picture and a text afterwards
+    rank_columns  parts of pictures: a column for each rank, cells with values
     nodes         the picture of nodes, processes and their numbers
     js/           the lessons in the browser
 """

@@ -38,15 +38,6 @@ class Lesson(Protocol):
         ...
 
 
-class Shown:
-    """A lesson that displays itself where it is the last line of a cell."""
-
-    def _ipython_display_(self: Lesson) -> None:
-        from ddp_notebook.lessons import shown
-
-        shown.display(self)
-
-
 class Guessed(Protocol):
     """A lesson that asks for a guess before it runs."""
 

@@ -24,6 +24,13 @@ if TYPE_CHECKING:
 _shown: weakref.WeakKeyDictionary[Any, tuple[View, Any]] = weakref.WeakKeyDictionary()  # the last view of each lesson
 
 
+class Shown:
+    """A lesson that displays itself where it is the last line of a cell."""
+
+    def _ipython_display_(self: Lesson) -> None:
+        display(self)
+
+
 def display(lesson: Lesson) -> None:
     """Display a lesson in the output of the cell. An earlier display of it becomes a picture.
 

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ddp_notebook.errors import UsageError
-from ddp_notebook.observe.tables.collectives import Collectives, preview_of
+from ddp_notebook.observe.tables.collectives import Collectives
+from ddp_notebook.observe.tables.meanings import preview_of
 from ddp_notebook.observe.tables.recorded import RecordedTables
 from ddp_notebook.observe.views import BucketLayout, Gradient, Layout, Preview
 from ddp_notebook.records.operation import OPERATIONS
@@ -239,7 +240,7 @@ class Recording(RecordedTables):
         sides: dict[tuple[int, int, int], dict[int, Preview]] = {}
         for row in rows:
             key = (int(row["rank"]), int(row["call"]), int(row["name"]))
-            sides.setdefault(key, {})[int(row["side"])] = preview_of(self, row)
+            sides.setdefault(key, {})[int(row["side"])] = preview_of(row, self.text)
         spans = self.store.rings["span"].all()[["rank", "span", "cell", "step"]].tolist() if sides else []
         places = {(rank, span): (cell, step) for rank, span, cell, step in spans}
         return [

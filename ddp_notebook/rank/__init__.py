@@ -12,7 +12,9 @@ shortage    resources that the rank has run out of, in sentences
 pymp        the folder of sockets of `multiprocessing`, which is removed with the rank
 gpu         whether it uses one, and when that may be asked
 imports     does something right after a module was imported, and nothing before
+hooks       the places where features add to what the core does, and the list of features
 faults      what goes wrong in it because somebody has asked for it
+remote_calls  remote calls as data, which `rpc` writes and `record` sends
 replacing   a function of a library's, replaced in every module that has it
 unseen      what is ours does not show in the user's profiles and traces
 

@@ -7,18 +7,20 @@ code of a cell, where a stop can end it: never between the lines of this package
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import FrameType
 from typing import Any
 
+import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ddp_notebook.rank import own_signals
 from ddp_notebook.rank.cell.where import OURS, Where
 from ddp_notebook.rank.group.recorder import Recorder
 from ddp_notebook.rank.group.release import is_in_finalizer, may_hold_a_lock
-from ddp_notebook.rank.record.training.stretches import is_in_backward
+from ddp_notebook.rank.hooks import Core, Feature
 from ddp_notebook.stdlib import contextlib, os, signal, threading, time
+from ddp_notebook.wire.events import Message, Pushed, RunCell
 from ddp_notebook.wire.faults import OFF, Fault
 from ddp_notebook.wire.signals import FAULT
 
@@ -128,7 +130,7 @@ class Faults:
 
     def _before_operation(self) -> None:
         """Those of a backward are no steps of their own: there may be one or fifty of them."""
-        if not is_in_backward():
+        if torch._C._current_graph_task_id() == -1:  # else this thread runs a backward, perhaps one of autograd's own
             self._sleep()
 
     def _on_signal(self, _: int, frame: FrameType | None) -> None:
@@ -172,3 +174,28 @@ class Faults:
         if fault.kind == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         self._by_s, self._recorder.pause = fault.by_s, self._before_operation
+
+
+class FaultInjection(Feature):
+    """`%ddp_fault` on a rank."""
+
+    def __init__(self, core: Core) -> None:
+        super().__init__(core)
+        self._faults = Faults(core.network.recorder, core.network.where)
+
+    def cell_begins(self, cell: RunCell) -> None:
+        self._faults.begin()
+
+    def cell_ends(self) -> None:
+        self._faults.end()
+
+    def at_once(self) -> Mapping[type[Message], Callable[[Any], object]]:
+        return {Fault: self._take}
+
+    def _take(self, fault: Fault) -> bool:
+        self._faults.take(fault)
+        self.core.send(Pushed(request=fault.request))
+        return True
+
+
+FEATURE = FaultInjection

@@ -5,10 +5,14 @@ from __future__ import annotations
 import glob
 import hashlib
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from typing import Any
 
-from ddp_notebook.stdlib import os
+from ddp_notebook.rank.cell.exceptions import with_type
+from ddp_notebook.rank.hooks import Feature
+from ddp_notebook.stdlib import json, os
+from ddp_notebook.wire.events import Message, Pulled
+from ddp_notebook.wire.files import ListFiles, ReadFiles
 
 
 class CannotFetchError(Exception):
@@ -100,3 +104,24 @@ def read(parts: Sequence[Sequence[Any]]) -> bytes:
         if (its.st_size, its.st_mtime_ns) != (size, mtime_ns) or len(data[-1]) != nbytes:
             raise CannotFetchError(f"{path} is being written: it changed while it was read; fetch it again later")
     return b"".join(data)
+
+
+class FileTransfer(Feature):
+    """`%ddp_fetch` on a rank."""
+
+    def questions(self) -> Mapping[type[Message], Callable[[Any], Coroutine[Any, Any, None]]]:
+        return {ListFiles: self._read, ReadFiles: self._read}
+
+    async def _read(self, message: ListFiles | ReadFiles) -> None:
+        try:
+            data = json.dumps(find(message.path)).encode() if isinstance(message, ListFiles) else read(message.parts)
+        except CannotFetchError as error:
+            self.core.send(Pulled(request=message.request, error=str(error)))
+        except Exception as error:  # such as a working directory that is gone; the notebook waits for an answer
+            self.core.send(Pulled(request=message.request, error=with_type(error)))
+        else:
+            memory = "" if isinstance(message, ListFiles) else message.memory
+            self.core.answer(message.request, [data], "", memory)
+
+
+FEATURE = FileTransfer

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeGuard
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from traitlets.config import Config
 
-from ddp_notebook.rank import exits, files, gpu, own_signals, pymp, reserve, shortage, threads
+from ddp_notebook.rank import exits, gpu, own_signals, pymp, reserve, shortage, threads
 from ddp_notebook.rank.agent import Agent
 from ddp_notebook.rank.cell import commands, handlers, kernel_api, tutorials
 from ddp_notebook.rank.cell.exceptions import FormattingStopped, with_type
@@ -24,12 +24,9 @@ from ddp_notebook.rank.engine import RankEngine
 from ddp_notebook.rank.group import join
 from ddp_notebook.rank.group.network import Network
 from ddp_notebook.rank.group.stores import is_timeout_of_store
-from ddp_notebook.rank.record.metrics import is_log
-from ddp_notebook.rank.record.recording import RankRecording
-from ddp_notebook.rank.resize import resized, samplers
-from ddp_notebook.rank.survive.survival import Survival
+from ddp_notebook.rank.hooks import Core, Hooks
 from ddp_notebook.rank.unseen import unseen
-from ddp_notebook.rank.variables import check, copying, entries, peeking, values
+from ddp_notebook.rank.variables import check, copying, entries, peeking, samplers, values
 from ddp_notebook.records import logs
 from ddp_notebook.registry import private
 from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
@@ -52,18 +49,13 @@ from ddp_notebook.wire.events import (
     Push,
     Pushed,
     Ready,
-    Recorded,
     Register,
     Registered,
     RunCell,
     Taken,
 )
-from ddp_notebook.wire.faults import Fault
-from ddp_notebook.wire.files import ListFiles, ReadFiles
 from ddp_notebook.wire.memory import Memory, open_at
 from ddp_notebook.wire.parts import join as join_parts
-from ddp_notebook.wire.resizing import Inspect, Resized
-from ddp_notebook.wire.survival import Resume
 
 _CELL = re.compile(rb'\["RunCell", \{"cell": (\d+)')
 _MOST_WAITING = 50  # messages that the notebook has not acknowledged, before no further batch is sent
@@ -83,20 +75,28 @@ class Rank:
         self._calling = threading.Lock()
         self._forming = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._survival: Survival | None = None
         self._to_do: queue.SimpleQueue[Message] = queue.SimpleQueue()  # until the engine's loop runs
         self.agent = Agent(
             spec["address"], spec["process"], on_message=self._on_message, vitals=self._vitals, on_asked=self._on_asked
         )
         self._network = Network()
-        self._recording = RankRecording(
-            self._network.recorder,
-            self._network.where,
-            rank=lambda: -1 if self.place is None else self.place.rank,
-            send=lambda data: self.agent.send(Recorded(data=data)),
+        self._core = Core(
+            self._network,
+            send=self.agent.send,
+            answer=self._answer,
+            place=lambda: self.place,
+            take_place=self._take,
+            running=lambda: None if self.runner is None else self.runner.running,
             is_busy=lambda: self.agent.endpoint.waiting() > _MOST_WAITING,
+            hand_on=self._on_message,
         )
-        logs.install(self._recording.metrics.log)
+        self._hooks = Hooks(self._core)
+        # Handlers of messages: in the agent's thread, where the first that returns True is the last, and in the main
+        # thread, where cells are known once there is an engine.
+        self._at_once: dict[type[Message], list[Callable[[Any], object]]] = {}
+        for kind, at_once in [*self._hooks.handlers("at_once"), *self._core_at_once()]:
+            self._at_once.setdefault(kind, []).append(at_once)
+        self._in_main: dict[type[Message], Callable[[Any], object]] = {Form: self._take}
         self.agent.start()
 
     def serve(self) -> None:
@@ -132,29 +132,19 @@ class Rank:
             app.kernel,
             self._streams,
             self._network,
-            self._recording,
+            self._hooks,
             self.agent.send,
             world_size=lambda: 1 if self.place is None else self.place.world_size,
         )
         runner = self.runner
-        self._survival = Survival(
-            self._network,
-            app.kernel.shell,
-            self.agent.send,
-            place=lambda: self.place,  # type: ignore[arg-type, return-value]  # by now it has one
-            take=self._take,
-            cell=lambda: (runner.running or (0, 0.0))[0],
-            hand_on=self._on_message,
-        )
-        runner.prepare = self._survival.prepare
+        shell = app.kernel.shell
         self.agent.endpoint.on_tick = StoppedChildren(
             self._network.children, lambda: (runner.running or (0, 0.0))[0], self.agent.send
         ).look
-        self._network.where.serving = tutorials.install(
-            lambda: self.place, lambda: runner.running, self._recording.training, lambda: self._network.release.loss
-        )
+        tutorials.install(self._core.place, self._core.running)
+        self._hooks.engine_ready(shell)
         commands.install(
-            app.kernel.shell,
+            shell,
             self._network.children,
             names=lambda: () if self.place is None else join.of_torchrun(self.place),
             place=lambda: (0, 1) if self.place is None else (self.place.rank, self.place.local_world_size),
@@ -166,6 +156,7 @@ class Rank:
         self._loop.set_exception_handler(_report)
         self._loop.time = time.monotonic  # type: ignore[method-assign]  # a cell may replace the one in `time`
         self._name_place()
+        self._in_main = self._handlers(runner)
         self._loop.add_reader(self._inbox.fileno(), self._read_inbox)
         runner.keep_reader(self._inbox.fileno(), self._read_inbox)
         while not self._to_do.empty():
@@ -173,47 +164,78 @@ class Rank:
         exits.protect()
         self._loop.call_soon(self.agent.send, Ready())
 
+    def _handlers(self, runner: Runner) -> dict[type[Message], Callable[[Any], object]]:
+        """Return the handlers in the main thread once cells can run."""
+
+        def in_turn(answer: Callable[[Any], Coroutine[Any, Any, None]]) -> Callable[[Any], object]:
+            return lambda message: kernel_api.run_in_turn(RankEngine.instance().kernel, answer, message)
+
+        return {
+            RunCell: runner.submit,
+            Form: self._take,
+            Comm: runner.deliver,
+            Register: self._register,
+            Pull: in_turn(self._pull),
+            Push: in_turn(self._push),
+            Check: in_turn(self._check),
+            **dict(self._hooks.handlers("in_main_thread")),
+            **{kind: in_turn(answer) for kind, answer in self._hooks.handlers("questions")},
+        }
+
     # ---- the agent's thread
 
+    def _core_at_once(self) -> list[tuple[type[Message], Callable[[Any], object]]]:
+        """Return the core's handlers in the agent's thread, which come after those of features."""
+        return [
+            (Lost, self._lose),
+            (Interrupt, self._tell_runner),
+            (InputReply, self._tell_runner),
+            (Taken, self._tell_runner),
+            (Peek, self._answer_at_next_step),
+            (Pull, self._answer_at_next_step),
+        ]
+
     def _on_message(self, message: Message) -> None:
-        """What the main thread cannot do, which may be stuck, is done here; the rest it does in its turn."""
-        if isinstance(message, Lost):
-            self._network.on_message(message)
-            if self._survival is not None:
-                self._survival.on_lost()
-        elif self._survival is not None and self._survival.takes(message):
-            pass
-        elif isinstance(message, Fault):
-            self._network.faults.take(message)
-            self.agent.send(Pushed(request=message.request))
-        elif isinstance(message, Interrupt | InputReply | Taken):
-            if isinstance(message, Interrupt) and (serving := self._network.where.serving) is not None:
-                serving.stop(message.cell)
-            if self.runner is not None:
-                self.runner.on_message(message)
-        elif self.runner is not None and _is_for_a_step(message):
-            self._answer_at_next_step(message)
-        elif self._loop is None:
+        """Handle here what the main thread cannot do, which may be stuck; the main thread does the rest in its turn."""
+        for handle in self._at_once.get(type(message), ()):
+            if handle(message):
+                return
+        if self._loop is None:
             self._to_do.put(message)
         else:
             self._loop.call_soon_threadsafe(self._handle, message)
 
-    def _answer_at_next_step(self, message: Peek | Pull) -> None:
+    def _lose(self, message: Lost) -> bool:
+        self._network.on_message(message)
+        for lost in self._hooks.ranks_lost:
+            lost()
+        return True
+
+    def _tell_runner(self, message: Interrupt | InputReply | Taken) -> bool:
+        if self.runner is not None:
+            self.runner.on_message(message)
+        return True
+
+    def _answer_at_next_step(self, message: Peek | Pull) -> bool:
         """Answer between two steps of the cell that runs. If none does, answer in the kernel's turn, or at a step of a
-        cell that begins before that."""
-        is_in_cell = self._recording.training.between.put(partial(self._at_step, message))
+        cell that begins before that. Returns False if the message is not for a step."""
+        if self.runner is None or (isinstance(message, Pull) and not message.at_step):
+            return False
+        is_in_cell = self._core.between.put(partial(self._at_step, message))
         if not is_in_cell and self._loop is not None:
             kernel = RankEngine.instance().kernel
             self._loop.call_soon_threadsafe(kernel_api.run_in_turn, kernel, self._answer_between_cells)
+        return True
 
     def _on_asked(self, *, flush: bool) -> None:
-        self._recording.drain.on_asked(flush=flush)
+        for on_asked in self._hooks.on_asked:
+            on_asked(flush)
 
     def _vitals(self, *, with_shortages: bool) -> dict[str, Any]:
         cell, since = (self.runner and self.runner.running) or (0, time.monotonic())
         # The current device of this thread is always the first.
         device = None if self.place is None or self.place.device == "cpu" else self.place.device
-        return {
+        fields = {
             "device_bytes": gpu.reserved_bytes(device),
             "running_cell": cell,
             "running_s": time.monotonic() - since,
@@ -221,6 +243,9 @@ class Rank:
             "client_call_s": 0.0 if self.runner is None else self.runner.client_call_s,
             **self._network.vitals(),
         }
+        for vitals in self._hooks.vitals:
+            fields.update(vitals())
+        return fields
 
     # ---- the main thread
 
@@ -240,28 +265,13 @@ class Rank:
             self.runner.lose(int(found[1]))
 
     def _handle(self, message: Message) -> None:
-        if isinstance(message, RunCell) and self.runner is not None:  # first: everybody feels its latency
-            self.runner.submit(message)
-        elif isinstance(message, Form):
-            self._take(message)
-        elif isinstance(message, Pull) and self.runner is not None:
-            kernel_api.run_in_turn(RankEngine.instance().kernel, self._pull, message)
-        elif isinstance(message, Comm) and self.runner is not None:
-            self.runner.deliver(message)
-        elif isinstance(message, Push) and self.runner is not None:
-            kernel_api.run_in_turn(RankEngine.instance().kernel, self._push, message)
-        elif isinstance(message, ListFiles | ReadFiles) and self.runner is not None:
-            kernel_api.run_in_turn(RankEngine.instance().kernel, self._read_files, message)
-        elif isinstance(message, Check | Inspect) and self.runner is not None:
-            kernel_api.run_in_turn(RankEngine.instance().kernel, self._check, message)
-        elif isinstance(message, Resized) and self.runner is not None:
-            kernel_api.run_in_turn(RankEngine.instance().kernel, self._settle, message)
-        elif isinstance(message, Resume) and self._survival is not None:
-            self._survival.rejoin(message)
-        elif isinstance(message, Register):
-            engine = RankEngine.instance()
-            why = engine.enroll(message.engine_id, replaces=message.replaces, reached_at=message.reached_at)
-            self.agent.send(Registered(error=why))
+        if (handle := self._in_main.get(type(message))) is not None:
+            handle(message)
+
+    def _register(self, message: Register) -> None:
+        engine = RankEngine.instance()
+        why = engine.enroll(message.engine_id, replaces=message.replaces, reached_at=message.reached_at)
+        self.agent.send(Registered(error=why))
 
     def _take(self, place: Form) -> None:
         """Take a place. The group forms in a thread of its own, since that is mostly waiting: the engine starts
@@ -291,7 +301,7 @@ class Rank:
         try:
             if self.place is not place:
                 return  # a later epoch has been called meanwhile
-            notes = self._network.form(place)
+            notes = self._network.form(place, self._hooks.group_forms, self._hooks.group_formed)
         except Exception as error:
             lacks_others = not shortage.now() and is_timeout_of_store(error)
             why = f"other ranks did not join within {place.form_timeout_s:g} s" if lacks_others else _in_words(error)
@@ -313,15 +323,15 @@ class Rank:
             "torch": torch,
             "dist": dist,
         }
-        log = self._recording.metrics.log
         names = RankEngine.instance().kernel.shell.user_ns
         names.update(self.runner.names)
-        if "log" not in names or is_log(names["log"]):  # else it is the user's, from math for example
-            names["log"] = log
-        self.runner.names["log"] = log
+        for name, value in self._hooks.variables().items():
+            if name not in names or logs.is_log(names[name]):  # else it is the user's, from math for example
+                names[name] = value
+            self.runner.names[name] = value
 
     async def _answer_between_cells(self) -> None:
-        self._recording.training.between.run_outside()
+        self._core.between.run_outside()
 
     def _at_step(self, message: Peek | Pull, variables: Mapping[str, Any], steps: int) -> None:
         """Answer between two steps of a cell.
@@ -348,7 +358,7 @@ class Rank:
             if isinstance(error, KeyboardInterrupt | FormattingStopped):  # a SystemExit must not end the job
                 raise
         else:
-            self._answer(message, join_parts(parts), about)
+            self._answer(message.request, join_parts(parts), about, message.memory)
 
     async def _pull(self, message: Pull) -> None:
         shell = RankEngine.instance().kernel.shell
@@ -368,31 +378,18 @@ class Rank:
         except (Exception, SystemExit) as error:  # from a user's object; the notebook waits for an answer
             self.agent.send(Pulled(request=message.request, error=with_type(error)))
             return
-        self._answer(message, join_parts(parts), about)
+        self._answer(message.request, join_parts(parts), about, message.memory)
 
-    async def _read_files(self, message: ListFiles | ReadFiles) -> None:
-        try:
-            if isinstance(message, ListFiles):
-                data = json.dumps(files.find(message.path)).encode()
-            else:
-                data = files.read(message.parts)
-        except files.CannotFetchError as error:
-            self.agent.send(Pulled(request=message.request, error=str(error)))
-        except Exception as error:  # such as a working directory that is gone; the notebook waits for an answer
-            self.agent.send(Pulled(request=message.request, error=with_type(error)))
-        else:
-            self._answer(message, [data])
-
-    def _answer(self, message: Pull | ListFiles | ReadFiles, chunks: Sequence[Any], about: str = "") -> None:
+    def _answer(self, request: int, chunks: Sequence[Any], about: str = "", memory_name: str = "") -> None:
         nbytes = sum(map(len, chunks))
-        answer = Pulled(request=message.request, about=about, nbytes=nbytes)
+        answer = Pulled(request=request, about=about, nbytes=nbytes)
         if nbytes <= INLINE_BYTES:
             self.agent.send(replace(answer, data=b"".join(chunks)))
             return
         memory: Memory | None = None
-        if not isinstance(message, ListFiles) and message.memory:
+        if memory_name:
             with contextlib.suppress(OSError):  # no shared memory left: the notebook fetches a copy
-                memory = Memory(message.memory, chunks)
+                memory = Memory(memory_name, chunks)
         transfer = self.agent.bulk.hold(memory or b"".join(chunks))
         self.agent.send(replace(answer, transfer=transfer, memory=memory.place if memory else []))
 
@@ -420,43 +417,23 @@ class Rank:
         else:
             self.agent.send(Pushed(request=message.request))
 
-    async def _settle(self, message: Resized) -> None:
-        assert self.place is not None
-        shell = RankEngine.instance().kernel.shell
-        try:
-            done = unseen(resized.settle, message, self.place, shell.user_ns)
-        except (
-            Exception,
-            SystemExit,
-        ) as error:  # from a user's object, or another rank is gone; the notebook waits for an answer
-            self.agent.send(Pulled(request=message.request, error=with_type(error)))
-        else:
-            self.agent.send(Pulled(request=message.request, about=json.dumps(done)))
-
-    async def _check(self, message: Check | Inspect) -> None:
-        shell = RankEngine.instance().kernel.shell
-        namespace = shell.user_ns
+    async def _check(self, message: Check) -> None:
+        namespace = RankEngine.instance().kernel.shell.user_ns
         facts: dict[str, Any]
         try:
-            if isinstance(message, Inspect):
-                facts = unseen(resized.inspect, message, namespace, shell.user_ns_hidden)
-            elif message.whole:
+            if message.whole:
                 facts = {name: {} for name in unseen(entries.whole_loaders, namespace)}
             elif message.entries:
                 facts = unseen(check.samples, namespace, message.entries)
             else:
                 facts = unseen(check.fingerprints, namespace, message.names)
-                if mistakes := unseen(self._recording.mistakes.facts, namespace):
-                    facts[""] = mistakes  # of no variable
+                for more in self._hooks.facts:
+                    if found := unseen(more, namespace):
+                        facts[""] = {**facts.get("", {}), **found}  # of no variable
         except (Exception, SystemExit) as error:  # from a user's object
             self.agent.send(Checked(request=message.request, error=with_type(error)))
         else:
             self.agent.send(Checked(request=message.request, facts=facts))
-
-
-def _is_for_a_step(message: Message) -> TypeGuard[Peek | Pull]:
-    """Return whether a message asks for a variable between two steps of the cell that runs."""
-    return isinstance(message, Peek) or (isinstance(message, Pull) and message.at_step)
 
 
 def _in_words(error: BaseException) -> str:

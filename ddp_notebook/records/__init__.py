@@ -11,6 +11,7 @@
     units       numbers with their units
     clocks      which clock a process has
     logs        where `ddp_notebook.log` of this process goes
+    switches    features that a test has switched off
     marker      names of files that are there for a while only, and of one by which a host sees the notebook's folder
 
 Both sides import this package; it imports neither.

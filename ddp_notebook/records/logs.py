@@ -13,6 +13,12 @@ def install(log: Callable[..., None]) -> None:
     _log = log
 
 
+def is_log(value: object) -> bool:
+    """Return whether a value is the `log` that every rank has."""
+    ours = getattr(_log, "__func__", None)
+    return ours is not None and getattr(value, "__func__", None) is ours
+
+
 def current() -> Callable[..., None] | None:
     """What `ddp_notebook.log` calls; None: nothing is recorded in this process."""
     return _log

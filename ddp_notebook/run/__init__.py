@@ -8,6 +8,7 @@ values/     variables there and back
 files/      the notebook's files to hosts, and those of ranks to the notebook
 foresee/    collectives that cannot work, found before a cell is sent
 agree/      whether ranks hold the same
+faults/     faults that the user injects
 sharding/   who holds which part of a model, and the memory that it takes
 record/     what cells record, and the recording up to now
 
@@ -15,7 +16,7 @@ assembly    the parts of a session, put together
 dispatch    a table: the kind of a message, and who handles it
 questions   questions to ranks, and their answers
 rank_sets   sets of ranks as people write them: `--ranks 0,2-3`
-lines       the parser of a magic's line, which also gives its help and completions
+features    the features of the notebook, and what they declare
 magic_lines  the declarations of most magics' lines
 help_texts  the texts of `%ddp_help`
 completing  options of magics complete with Tab

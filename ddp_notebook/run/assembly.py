@@ -6,15 +6,15 @@ import itertools
 import sys
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from ddp_notebook.errors import SessionBrokenError, UsageError
 from ddp_notebook.launch.client import SharedClient
 from ddp_notebook.launch.cluster import Cluster
 from ddp_notebook.launch.hosts import Hosts
-from ddp_notebook.launch.keep.recorded import batches
-from ddp_notebook.launch.keep.remote import Remote
 from ddp_notebook.launch.options import StartOptions
+from ddp_notebook.launch.preemption import Preemption
+from ddp_notebook.launch.receipts import Receipts
 from ddp_notebook.observe.observer import Observer
 from ddp_notebook.run.agree.checking import Checking
 from ddp_notebook.run.cells.adopted import Adopted
@@ -23,24 +23,24 @@ from ddp_notebook.run.cells.cells import Cells
 from ddp_notebook.run.cells.elsewhere import Elsewhere
 from ddp_notebook.run.cells.unended import Unended
 from ddp_notebook.run.dispatch import Dispatch
-from ddp_notebook.run.files.fetching import Fetching
 from ddp_notebook.run.groups.busy import Busy
 from ddp_notebook.run.groups.healing import Healing
 from ddp_notebook.run.groups.living import Living
 from ddp_notebook.run.groups.looks import why_silent
-from ddp_notebook.run.groups.preemption import Preemption
 from ddp_notebook.run.groups.resizing import Resizing
 from ddp_notebook.run.jobs.jobs import Jobs
 from ddp_notebook.run.kernel import before_next_cell
 from ddp_notebook.run.output.comms import Comms
 from ddp_notebook.run.output.pump import Pump
-from ddp_notebook.run.output.receipts import Receipts
 from ddp_notebook.run.questions import Questions
 from ddp_notebook.run.record.recordings import Recordings
 from ddp_notebook.run.values.exchange import Exchange
 from ddp_notebook.run.values.transfers import Transfers
 from ddp_notebook.wire.events import Comm
 from ddp_notebook.wire.record_options import PROFILES
+
+if TYPE_CHECKING:
+    from ddp_notebook.launch.keep.remote import Remote
 
 _SILENT_S = 1.5  # a rank speaks each second
 _LONG_S = 5.0
@@ -81,9 +81,8 @@ class Parts:
             folds=options.fold,
         )
         self.adopted = Adopted(cluster, cells)
-        transfers = Transfers(cluster, questions, living.check_rank)
+        self.transfers = transfers = Transfers(cluster, questions, living.check_rank)
         self.exchange = Exchange(cells, questions, transfers, living)
-        self.fetching = Fetching(self.exchange.turn, questions, transfers, living)
         self.healing = Healing(cluster, cells, questions, transfers, living)
         self.unended = Unended(cluster, cells, living.check_host)
         self.jobs = Jobs(cells, self.unended)
@@ -126,6 +125,8 @@ class Parts:
 
     def attach(self, remote: Remote) -> None:
         """The ranks live already, and a keeper has them. Call it before anything of them is heard."""
+        from ddp_notebook.launch.keep.recorded import batches
+
         told = remote.welcome
         self._attached = self.jobs.ranks_live_on = True
         self.questions.begin_at(told.number << 32)

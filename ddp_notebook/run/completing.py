@@ -9,7 +9,7 @@ from typing import Any
 from IPython.core import completer
 
 from ddp_notebook.errors import DDPNotebookError
-from ddp_notebook.run.lines import LineParser
+from ddp_notebook.line_parser import LineParser
 
 _ATTRIBUTE = "_ddp_notebook_lines"
 Lines = Mapping[str, Callable[[], LineParser]]

@@ -9,15 +9,24 @@ from typing import Any
 
 from ddp_notebook.errors import UsageError
 
-# The first magic of each section.
+# The magics by section, in the order of the overview.
 _SECTIONS = {
-    "ddp_start": "session",
-    "ddp_record": "recording",
-    "on_all_ranks": "cells",
-    "ddp_pull": "variables",
-    "ddp_sync": "files",
-    "ddp_help": "help",
+    "session": (
+        *("ddp_start", "ddp_attach", "ddp_torchrun", "ddp_status", "ddp_restart", "ddp_stop", "ddp_interrupt"),
+        *("ddp_heal", "ddp_resize", "ddp_fault", "ddp_check", "ddp_memory"),
+    ),
+    "recording": ("ddp_record", "ddp_report", "ddp_monitor", "ddp_trace"),
+    "cells": (*("on_all_ranks", "on_ranks", "ddp_jobs", "ddp_wait", "ddp_cancel", "local", "ddp_auto"),),
+    "variables": ("ddp_pull", "ddp_peek", "ddp_push"),
+    "files": ("ddp_sync", "ddp_fetch"),
+    "help": ("ddp_help",),
 }
+
+
+def in_order(magics: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the magics in the order of the overview; the magics of features come last in a class."""
+    order = [name for names in _SECTIONS.values() for name in names]
+    return {name: magics[name] for name in sorted(magics, key=order.index)}
 
 
 def overview(magics: Mapping[str, Any]) -> str:
@@ -29,9 +38,10 @@ def overview(magics: Mapping[str, Any]) -> str:
     names = {name: magic.parser().prog for name, magic in magics.items()}
     width = max(map(len, names.values()))
     lines = []
+    first = {names[0]: section for section, names in _SECTIONS.items()}
     for name, magic in magics.items():
-        if name in _SECTIONS:
-            lines += ["", f"{_SECTIONS[name]}:"]
+        if name in first:
+            lines += ["", f"{first[name]}:"]
         summary = (inspect.getdoc(magic) or "").partition("\n")[0]
         lines.append(f"  {names[name]:{width}}  {summary}")
     return "\n".join([*lines[1:], "", "%ddp_help ddp_start, or %ddp_start --help, shows the options of one magic"])

@@ -112,19 +112,16 @@ OF_TORCHRUN_JOB: Mapping[str, str] = {
     "stop": "interrupted: %ddp_status shows whether the job runs; %ddp_stop again detaches from it",
     "_write_trace": OF_SESSION["trace"],
 }
-# The keys are names of magics.
+# The keys are names of magics. Those of features have their sentence in their declaration.
 OF_MAGICS: Mapping[str, str] = {
     "ddp_attach": _ATTACH,
     "ddp_auto": "interrupted: %ddp_auto on or off sets where plain cells run",
     "ddp_cancel": OF_JOBS["cancel"],
     "ddp_check": OF_SESSION["check"],
-    "ddp_fault": OF_RANKS["fault"],
-    "ddp_fetch": OF_FILES["fetch"],
     "ddp_heal": OF_RANKS["heal"],
     "ddp_help": "interrupted: the help was not shown",
     "ddp_interrupt": OF_SESSION["interrupt"],
     "ddp_jobs": OF_JOBS["__repr__"],
-    "ddp_memory": OF_SESSION["memory"],
     "ddp_monitor": OF_SESSION["monitor"],
     "ddp_peek": OF_SESSION["peek"],
     "ddp_pull": "interrupted: no variable was set; the ranks keep what they have",
@@ -136,8 +133,6 @@ OF_MAGICS: Mapping[str, str] = {
     "ddp_start": _START,
     "ddp_status": OF_SESSION["status"],
     "ddp_stop": OF_SESSION["stop"],
-    "ddp_sync": OF_FILES["sync"],
-    "ddp_torchrun": "interrupted: %ddp_status shows the job if it runs; %ddp_stop detaches from it",
     "ddp_trace": OF_SESSION["trace"],
     "ddp_wait": OF_JOBS["wait"],
     "local": "interrupted: the cell did not run to its end in the notebook",

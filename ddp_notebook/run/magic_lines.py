@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import functools
 
+from ddp_notebook.line_parser import LineParser
 from ddp_notebook.registry import finding
-from ddp_notebook.run.lines import LineParser
 
-_RANKS = "only these ranks, as in 0,2-3, -1, ::2 or all"
+RANKS = "only these ranks, as in 0,2-3, -1, ::2 or all"
 
 
 def _names() -> list[str]:
@@ -69,26 +69,9 @@ def resize() -> LineParser:
 
 
 @functools.cache
-def fault() -> LineParser:
-    parser = LineParser("%ddp_fault", "%ddp_fault kill --ranks 1 --after 2", "%ddp_fault slow --ranks 0 --by 0.05")
-    parser.add_argument("kind", metavar="kill|hang|slow|raise|off", help="the fault to inject; off ends it")
-    parser.add_argument("--ranks", metavar="0,2-3", help="the ranks that fail; all by default with off")
-    parser.add_argument("--after", metavar="S", help="seconds after the start of the running or next cell")
-    parser.add_argument("--by", metavar="S", default="0.1", help="with slow: seconds added to each step (0.1)")
-    return parser
-
-
-@functools.cache
 def check() -> LineParser:
     parser = LineParser("%ddp_check", "%ddp_check", "%ddp_check model optimizer")
     parser.add_argument("names", metavar="NAME", nargs="*", help="compare only these variables")
-    return parser
-
-
-@functools.cache
-def memory() -> LineParser:
-    parser = LineParser("%ddp_memory", "%ddp_memory", "%ddp_memory step()")
-    parser.add_argument("code", metavar="CODE", nargs="?", help="run this on all ranks and measure its peak")
     return parser
 
 
@@ -160,7 +143,7 @@ def auto() -> LineParser:
 def pull() -> LineParser:
     parser = LineParser("%ddp_pull", "%ddp_pull losses", "%ddp_pull x --ranks 0 --as first")
     parser.add_argument("names", metavar="NAME", nargs="+", help="variables of the ranks")
-    parser.add_argument("--ranks", metavar="0,2-3", help=_RANKS)
+    parser.add_argument("--ranks", metavar="0,2-3", help=RANKS)
     parser.add_argument("--as", dest="new", metavar="NEW", help="name of the variable in the notebook")
     parser.add_argument("--force", action="store_true", help="also more than 1 GB")
     parser.add_argument(
@@ -172,7 +155,7 @@ def pull() -> LineParser:
 @functools.cache
 def peek() -> LineParser:
     parser = LineParser("%ddp_peek", "%ddp_peek history[-5:]", "%ddp_peek --ranks 0 model.weight.norm()")
-    parser.add_argument("--ranks", metavar="0,2-3", help=_RANKS)
+    parser.add_argument("--ranks", metavar="0,2-3", help=RANKS)
     parser.add_argument("expression", metavar="EXPRESSION", nargs="+", help="Python; it must not call a collective")
     return parser
 
@@ -181,35 +164,8 @@ def peek() -> LineParser:
 def push() -> LineParser:
     parser = LineParser("%ddp_push", "%ddp_push config", "%ddp_push images --ranks 0")
     parser.add_argument("names", metavar="NAME", nargs="+", help="variables of the notebook")
-    parser.add_argument("--ranks", metavar="0,2-3", help=_RANKS)
+    parser.add_argument("--ranks", metavar="0,2-3", help=RANKS)
     parser.add_argument("--force", action="store_true", help="also more than 1 GB")
-    return parser
-
-
-@functools.cache
-def sync() -> LineParser:
-    parser = LineParser("%ddp_sync", "%ddp_sync", "%ddp_sync src --also .env")
-    parser.add_argument("folder", metavar="DIR", nargs="?", help="by default the one of --sync, else the notebook's")
-    parser.add_argument("--overwrite", action="store_true", help="also replace files that are newer on a host")
-    parser.add_argument(
-        "--also",
-        metavar="NAME",
-        nargs="+",
-        action="extend",
-        default=[],
-        help="send these too, which look like keys",
-    )
-    parser.add_argument("--large", action="store_true", help="also more than 1 GB or 20,000 files")
-    return parser
-
-
-@functools.cache
-def fetch() -> LineParser:
-    parser = LineParser("%ddp_fetch", "%ddp_fetch checkpoints --ranks 0", "%ddp_fetch runs/*.pt --to results")
-    parser.add_argument("path", metavar="PATH", help="a file, a folder or a pattern, in the rank's directory")
-    parser.add_argument("--ranks", metavar="0,2-3", help=_RANKS)
-    parser.add_argument("--to", metavar="DIR", default=".", help="folder of the notebook's host; by default this one")
-    parser.add_argument("--overwrite", action="store_true", help="replace files that exist")
     return parser
 
 

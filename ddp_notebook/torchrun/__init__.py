@@ -9,6 +9,7 @@
     card       the hang card of a job, which stands in the cell that attached to it
     status     the ranks as a table, and what has happened
     pipes      what the ranks of such a job write, read rank by rank
+feature    declares `%ddp_torchrun`
 starting   `%ddp_torchrun`: a job whose agents are started here, and end with the kernel
 
 It knows ranks by their entries in `registry`, and speaks to them by the wire, as to those of a session.

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from ddp_notebook.on_rank import refuse_on_rank
 from ddp_notebook.registry import finding
 from ddp_notebook.run.interrupted import OF_FUNCTIONS, tells_interrupt
 from ddp_notebook.run.kernel import ipython
-from ddp_notebook.torchrun.card import JobCard
-from ddp_notebook.torchrun.job import TorchrunJob
 from ddp_notebook.widgets import ended
+
+if TYPE_CHECKING:
+    from ddp_notebook.torchrun.job import TorchrunJob
 
 _current: TorchrunJob | None = None
 
@@ -43,6 +46,8 @@ def attach_job(name: str = "", *, take_over: bool = False) -> TorchrunJob:
     found = finding.find(name, finding.TORCHRUN)
     if _current is not None and _current.key == found.key and _current.is_running:
         return _current
+    from ddp_notebook.torchrun.job import TorchrunJob
+
     job = become(TorchrunJob(found.key, found.name, take_over=take_over))
     job.wait_for_ranks()
     return job
@@ -50,6 +55,8 @@ def attach_job(name: str = "", *, take_over: bool = False) -> TorchrunJob:
 
 def become(job: TorchrunJob) -> TorchrunJob:
     """This one is looked at from now on, and the one before no more."""
+    from ddp_notebook.torchrun.card import JobCard
+
     global _current
     before, _current = _current, job
     if before is not None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from ddp_notebook.errors import UsageError
 from ddp_notebook.launch.elastic import logs
+from ddp_notebook.launch.rank_log import RankLog
 from ddp_notebook.observe.observer import Observer
 from ddp_notebook.observe.report.report import Report
 from ddp_notebook.observe.steps.run import run_of
@@ -21,7 +22,6 @@ from ddp_notebook.registry.torchrun import Place
 from ddp_notebook.run.assembly import require
 from ddp_notebook.run.groups.diagnosis import Views
 from ddp_notebook.run.interrupted import OF_TORCHRUN_JOB, tells_interrupts
-from ddp_notebook.run.output.log import RankLog
 from ddp_notebook.run.questions import Questions
 from ddp_notebook.run.record import trace
 from ddp_notebook.run.record.told import Recording

@@ -19,12 +19,12 @@ from typing import IO, Any
 from ddp_notebook.errors import JobFailedError, UsageError
 from ddp_notebook.launch.elastic import logs
 from ddp_notebook.launch.elastic.rendezvous import BACKEND
+from ddp_notebook.line_parser import LineParser
 from ddp_notebook.on_rank import refuse_on_rank
 from ddp_notebook.registry import entries
 from ddp_notebook.registry.torchrun import NAME_VARIABLE, OUTPUT_VARIABLE
 from ddp_notebook.run.cells.cell import Shown
 from ddp_notebook.run.cells.interrupt import ONE_PRESS_S, Interrupts, keyboard_interrupt
-from ddp_notebook.run.lines import LineParser
 from ddp_notebook.run.output.outlet import FLUSH_S
 from ddp_notebook.run.output.screen import Screen
 from ddp_notebook.run.output.sink import Here

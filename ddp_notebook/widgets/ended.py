@@ -5,13 +5,15 @@ is kept."""
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
 from ddp_notebook.observe.recording import Recording
-from ddp_notebook.observe.report.report import Report
 from ddp_notebook.run.kernel import has_front_end
-from ddp_notebook.run.record import trace
 from ddp_notebook.widgets.placing import check_cell
 from ddp_notebook.widgets.views import StillView, View, WidgetView
+
+if TYPE_CHECKING:
+    from ddp_notebook.observe.report.report import Report
 
 _last: Ended | None = None
 
@@ -60,6 +62,8 @@ class Ended:
 
     def _write_trace(self, path: str | os.PathLike[str]) -> tuple[list[int], list[int]]:
         """See `Session.trace`. There are no profiles of torch's any more."""
+        from ddp_notebook.run.record import trace
+
         trace.write(self.recording, path, None, ())
         return [], self._profiled
 

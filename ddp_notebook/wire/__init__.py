@@ -15,6 +15,7 @@
     parts       several buffers as one
     safe        values as bytes without pickle
     marks       where the text of a cell ends in a rank's pipe, and where something is displayed
+    text        the bytes of a rank's pipes, cut at their marks and put in order with its displays
     record_options  what a cell records, and where its profile goes
     signals     the real-time signals between a host server and its ranks
 

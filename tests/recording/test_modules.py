@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from ddp_notebook.rank.group.calls import KEPT, Call
-from ddp_notebook.rank.group.sequences import Known, Sequence, name_modules
-from ddp_notebook.rank.record.tape import Moment
+from ddp_notebook.rank.group.sequences import Known, Moment, Sequence, name_modules
 from ddp_notebook.rank.record.thinning import FIRST_STEPS, spread
 
 _PERIOD = 16  # of a loop whose values are thinned

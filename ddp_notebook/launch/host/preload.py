@@ -62,10 +62,9 @@ def preload() -> dict[str, Any]:
     import torch.distributed as dist
     import torch.nn.parallel
 
-    from ddp_notebook.rank import engine, process  # noqa: F401  # what a rank is
+    from ddp_notebook.rank import engine, hooks, process  # noqa: F401  # what a rank is
     from ddp_notebook.rank.cell import kernel_api, tutorials
     from ddp_notebook.rank.group import operators
-    from ddp_notebook.rank.record.training import wrapping
 
     for name in _WITH_A_KERNEL:
         with contextlib.suppress(Exception):  # a rank says so
@@ -73,8 +72,7 @@ def preload() -> dict[str, Any]:
     for prepare in (
         kernel_api.import_without_debugpy,
         operators.prepare,
-        wrapping.hide_from_compile,
-        tutorials.prepare,  # the last: it looks into all modules
+        lambda: tutorials.prepare(hooks.prepare()),  # the last: it looks into all modules
     ):
         with contextlib.suppress(Exception):  # a rank says so
             prepare()

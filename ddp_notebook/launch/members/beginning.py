@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from ddp_notebook.launch.cluster import Check, Cluster, Listener
 from ddp_notebook.launch.hosts import Hosts
 from ddp_notebook.launch.options import StartOptions
-from ddp_notebook.launch.sync.sync import Synced
+
+if TYPE_CHECKING:
+    from ddp_notebook.launch.sync.sync import Synced
 
 
 class Beginning:

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 from ddp_notebook.launch.options import Client, Mpi, Profile, Slurm, StartOptions
-from ddp_notebook.launch.starters import slurm
 from ddp_notebook.launch.starters.base import Starter
-from ddp_notebook.launch.starters.client import ClientStarter
-from ddp_notebook.launch.starters.mpi import MpiStarter
-from ddp_notebook.launch.starters.profile import ProfileStarter
 
 
 def choose(options: StartOptions) -> Starter | None:
@@ -18,11 +14,19 @@ def choose(options: StartOptions) -> Starter | None:
     """
     match options.elsewhere:
         case Slurm(arguments=arguments):
+            from ddp_notebook.launch.starters import slurm
+
             return slurm.starter(arguments)
         case Mpi(arguments=arguments):
+            from ddp_notebook.launch.starters.mpi import MpiStarter
+
             return MpiStarter(arguments)
         case Profile(name=name, python=python):
+            from ddp_notebook.launch.starters.profile import ProfileStarter
+
             return ProfileStarter(name, options.world_size, python)
         case Client(cluster=cluster, python=python):
+            from ddp_notebook.launch.starters.client import ClientStarter
+
             return ClientStarter(cluster, python)
     return None

@@ -13,40 +13,12 @@ from ddp_notebook.launch.environment import working_directory
 from ddp_notebook.launch.hosts import Hosts, placed
 from ddp_notebook.launch.options import StartOptions
 from ddp_notebook.launch.placement import Placement
-from ddp_notebook.launch.start_line import with_defaults
 from ddp_notebook.launch.starters.choice import choose
 from ddp_notebook.launch.survey import compare, fit
 from ddp_notebook.launch.survey.asking import Answer, ask_all
 from ddp_notebook.launch.survey.pairs import routes
 from ddp_notebook.launch.survey.table import HostTable
 from ddp_notebook.on_rank import refuse_on_rank
-from ddp_notebook.run.interrupted import OF_FUNCTIONS, tells_interrupt
-
-
-@tells_interrupt(OF_FUNCTIONS["check"])
-def check(world_size: int | None = None, **options: Any) -> HostTable:
-    """See whether ranks could be started so, and start none.
-
-    Args:
-        world_size: see `start`.
-        options: those of `start`.
-
-    Returns:
-        The hosts side by side, what does not fit and what to do about it. A host that cannot be reached is a row. For
-        `slurm`, `mpi` and `profile` the script that would be sent.
-
-    Raises:
-        UsageError: an option that cannot be.
-        HostError: ssh cannot be run.
-        StartError: a queue would refuse what would be sent.
-
-    Example:
-        >>> ddp_notebook.check(2)
-        host          reached at      user  Python  torch ...
-        this machine  127.0.0.1 (lo) ...
-        2 ranks would start, by gloo
-    """
-    return survey(with_defaults(StartOptions(world_size=world_size, **options)))
 
 
 def survey(asked: StartOptions, report: Callable[[str], None] = lambda _: None) -> HostTable:

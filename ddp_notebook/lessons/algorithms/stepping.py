@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,12 +14,15 @@ from ddp_notebook.lessons.algorithms import plans
 from ddp_notebook.lessons.algorithms.plans import Links
 from ddp_notebook.lessons.collectives import theory
 from ddp_notebook.lessons.collectives.theory import Array, Values
-from ddp_notebook.lessons.lesson import Shown, options
+from ddp_notebook.lessons.lesson import options
 from ddp_notebook.lessons.session import Runner, running
+from ddp_notebook.lessons.shown import Shown
+from ddp_notebook.records.units import size
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from ddp_notebook.display import Picture
     from ddp_notebook.lessons.lesson import Wish
     from ddp_notebook.session import Session
 
@@ -248,9 +251,7 @@ class Stepper(Shown):
 
     def picture(self) -> Figure:
         """All steps so far, from left to right: a figure that stays in a saved notebook."""
-        from ddp_notebook.lessons import pictures
-
-        return pictures.steps(self)
+        return _draw(self)
 
     # ---- in the browser
 
@@ -355,3 +356,56 @@ def _length(inputs: Mapping[int, Sequence[float]], world_size: int) -> int:
 def _even(elements: int, n: int) -> tuple[int, ...]:
     """As equal as can be, the larger ones first, as `torch.tensor_split` does it."""
     return tuple(elements // n + (at < elements % n) for at in range(n))
+
+
+def _draw(stepper: Stepper) -> Picture:
+    """The chunks of every rank after each step, and the bytes over each link."""
+    from ddp_notebook.display import INK, Picture
+    from ddp_notebook.lessons import rank_columns
+
+    shown = stepper.states if len(stepper.states) <= 8 else [*stepper.states[:4], *stepper.states[-4:]]
+    numbers = [stepper.states.index(one) for one in shown]
+    n = stepper.world_size
+    columns = min(4, len(shown))
+    rows = -(-len(shown) // columns)
+    figure = Picture(
+        figsize=(8.4, 0.7 + rows * (0.62 + rank_columns.CELL_IN * n) + 0.5), layout="constrained", facecolor="none"
+    )
+    moved = sum(stepper.bytes_moved.values())
+    figure.suptitle(
+        f"{stepper.name}: {stepper.taken} of {stepper.steps} steps, {size(moved)} moved",
+        x=0.01,
+        ha="left",
+        fontsize=11,
+        fontweight="bold",
+        color=INK,
+    )
+    grid = figure.subplots(rows, columns, squeeze=False)
+    for one in grid.flat:
+        rank_columns.bare(one, n, n + 0.9)
+    for axes, number, state in zip(grid.flat, numbers, shown, strict=False):
+        axes.set_title(f"step {number}" if number else "start", fontsize=9, color=INK, loc="left", pad=2)
+        touched = {(dst, at) for _, dst, first, last, _ in state.moves for at in _chunks(stepper, first, last)}
+        for rank, chunks in state.chunks.items():
+            rank_columns.head(axes, rank, f"{rank}")
+            for at, chunk in enumerate(chunks):
+                who = tuple(sorted(state.who[rank][at])) if state.who else (rank,)
+                words = (
+                    rank_columns.number(chunk[0]) + (".." if len(chunk) > 1 or stepper.elements > 4096 else "")
+                    if len(chunk)
+                    else ""
+                )
+                rank_columns.cell(axes, rank, 0.9 + at, words, who, is_new=(rank, at) in touched)
+    busiest = stepper.busiest_link
+    note = (stepper.states[-1].rule or stepper.rule) + (
+        f"\nbusiest link {busiest[0][0]} -> {busiest[0][1]}: {size(busiest[1])}; through the ranks: "
+        + ", ".join(f"{rank}: {size(of)}" for rank, of in plans.through_ranks(stepper.bytes_moved).items())
+        if busiest
+        else ""
+    )
+    figure.supxlabel(note, fontsize=9, color=INK, ha="left", x=0.01)
+    return figure
+
+
+def _chunks(stepper: Stepper, first: int, last: int) -> Iterable[int]:
+    return (at for at, (begin, end) in enumerate(stepper._bounds) if begin < last and first < end)

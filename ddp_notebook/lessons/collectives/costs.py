@@ -8,6 +8,7 @@ Source: Hockney, "The communication challenge for MPP", 1994; Thakur et al., see
 
 from __future__ import annotations
 
+import html
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -17,10 +18,12 @@ import numpy as np
 from ddp_notebook.errors import UsageError
 from ddp_notebook.lessons.algorithms import plans
 from ddp_notebook.lessons.session import Runner, running
+from ddp_notebook.records.units import size
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from ddp_notebook.display import Picture
     from ddp_notebook.session import Session
 
 SIZES = (4_000, 40_000, 400_000, 1_200_000, 4_000_000)
@@ -95,9 +98,7 @@ class Costs:
 
     def plot(self) -> Figure:
         """The points, the model over them, and the bytes through each rank."""
-        from ddp_notebook.lessons import pictures
-
-        return pictures.costs(self)
+        return _draw(self)
 
     picture = plot
 
@@ -107,9 +108,7 @@ class Costs:
         return f"<Costs on {self.world_size} ranks ({self.backend}): {largest / 1e6:g} MB take {times}>"
 
     def _repr_html_(self) -> str:
-        from ddp_notebook.lessons import pictures
-
-        return pictures.costs_html(self)
+        return _table_html(self)
 
 
 def measure(
@@ -197,3 +196,82 @@ def _least_squares(columns: Any) -> tuple[float, float]:
     singles = [float(column @ ones / (column @ column)) for column in columns.T]
     errors = [float(((column * one - ones) ** 2).sum()) for column, one in zip(columns.T, singles, strict=True)]
     return (singles[0], 0.0) if errors[0] <= errors[1] else (0.0, singles[1])
+
+
+def _draw(found: Costs) -> Picture:
+    """Times over sizes with the model drawn through them, and the bytes through each rank."""
+    from matplotlib.ticker import FuncFormatter
+
+    from ddp_notebook.display import FAINT, INK, LINES, picture
+
+    largest = found.sizes[-1]
+    fastest = min(found.algorithms, key=lambda name: found.times[name, largest])
+    figure, (above, below) = picture(
+        f"{size(largest)} on {found.world_size} ranks: {_named(fastest, found)} is the fastest, "
+        f"{found.times[fastest, largest] * 1e3:.1f} ms",
+        6.2,
+        [1.7, 1],
+    )
+    sizes = found.sizes
+    marks = "osD^vPX"
+    for at, name in enumerate(found.algorithms):
+        colour = INK if name == "all_reduce" else LINES[at % len(LINES)]
+        times = found.of(name)
+        above.plot(list(times), [t * 1e3 for t in times.values()], marks[at % 7], color=colour, ms=5)
+        line = [sizes[0] * (sizes[-1] / sizes[0]) ** (step / 60) for step in range(61)] if len(sizes) > 1 else sizes
+        above.plot(line, [found.fit[name].seconds(one) * 1e3 for one in line], color=colour, lw=1.3)
+        one = found.fit[name]
+        above.plot(
+            [],
+            [],
+            marks[at % 7] + "-",
+            color=colour,
+            lw=1.3,
+            label=f"{_named(name, found)}: {one.messages} x {one.alpha_s * 1e6:.0f} us + "
+            f"{one.bytes_factor:g} n / {1e-9 / one.beta_s_per_byte if one.beta_s_per_byte else float('inf'):.1f} GB/s",
+        )
+    above.set(xscale="log", yscale="log", ylabel="ms")
+    above.yaxis.label.set_color(INK)
+    above.xaxis.set_major_formatter(FuncFormatter(lambda x, _: size(x)))
+    for axis_format in (above.yaxis.set_major_formatter, above.yaxis.set_minor_formatter):
+        axis_format(FuncFormatter(lambda y, _: f"{y:g}" if f"{y:.0e}"[0] in "125" else ""))
+    above.grid(True, color=FAINT, lw=0.6)
+    legend = above.legend(
+        fontsize=8, frameon=False, labelcolor=INK, title="points: measured; lines: m alpha + n beta", title_fontsize=8
+    )
+    legend.get_title().set_color(INK)
+    names = [name for name in ("parameter server", "ring all_reduce", "tree all_reduce") if name in found.through]
+    for at, name in enumerate(names):
+        height = 0.8 / max(len(names), 1)
+        colour = LINES[found.algorithms.index(name) % len(LINES)]
+        places = [rank - 0.4 + (at + 0.5) * height for rank in found.through[name]]
+        bars = below.barh(places, list(found.through[name].values()), height * 0.9, color=colour, label=name)
+        below.bar_label(bars, [size(x) for x in found.through[name].values()], fontsize=7, color=INK, padding=2)
+    below.set(yticks=range(found.world_size), ylim=(found.world_size - 0.45, -0.55))
+    below.set_yticklabels([f"rank {rank}" for rank in range(found.world_size)])
+    below.xaxis.set_major_formatter(FuncFormatter(lambda x, _: size(x)))
+    below.set_xlabel(f"bytes into and out of each rank for {size(found.counted)} of data, as recorded", fontsize=9)
+    below.xaxis.label.set_color(INK)
+    below.margins(x=0.12)
+    if names:
+        below.legend(fontsize=8, frameon=False, labelcolor=INK, loc="lower right")
+    return figure
+
+
+def _table_html(found: Costs) -> str:
+    """A table of times, and the model's numbers."""
+    head = "".join(f"<th>{size(nbytes)}</th>" for nbytes in found.sizes)
+    rows = "".join(
+        f"<tr><th style='text-align:left'>{html.escape(_named(name, found))}</th>"
+        + "".join(f"<td>{found.times[name, nbytes] * 1e3:.2f}</td>" for nbytes in found.sizes)
+        + f"<td>{found.fit[name].alpha_s * 1e6:.0f}</td><td>{found.fit[name].beta_s_per_byte * 1e9:.2f}</td></tr>"
+        for name in found.algorithms
+    )
+    return (
+        f"<table><caption>milliseconds on {found.world_size} ranks ({html.escape(found.backend)})</caption>"
+        f"<tr><td></td>{head}<th>alpha, us</th><th>beta, ns/B</th></tr>{rows}</table>"
+    )
+
+
+def _named(name: str, found: Costs) -> str:
+    return f"{found.backend}'s own all_reduce" if name == "all_reduce" else name

@@ -14,13 +14,15 @@ from ddp_notebook.errors import CellTimeoutError, RankError, UsageError
 from ddp_notebook.lessons.collectives import theory, written
 from ddp_notebook.lessons.collectives.happened import Happened
 from ddp_notebook.lessons.collectives.theory import Call, Values
-from ddp_notebook.lessons.lesson import Shown, by_rank, options
+from ddp_notebook.lessons.lesson import by_rank, options
 from ddp_notebook.lessons.session import RUN_S, Runner, running
+from ddp_notebook.lessons.shown import Shown
 from ddp_notebook.records.words import list_ranks
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from ddp_notebook.display import Picture
     from ddp_notebook.lessons.lesson import Wish
     from ddp_notebook.session import Session
 
@@ -252,9 +254,7 @@ class Explorer(Shown):
 
     def picture(self) -> Figure:
         """Before and after, a column for each rank: a figure that stays in a saved notebook."""
-        from ddp_notebook.lessons import pictures
-
-        return pictures.collective(self)
+        return _draw(self)
 
     # ---- in the browser
 
@@ -372,3 +372,32 @@ def _numbers(values: Sequence[float], dtype: str) -> theory.Array:
         if (found != np.round(found)).any() or (found < limits.min).any() or (found > limits.max).any():
             raise UsageError(f"{list(values)}: {dtype} takes whole numbers from {limits.min} to {limits.max}")
     return found.astype(dtype)
+
+
+def _draw(explorer: Explorer) -> Picture:
+    """Before and after, a column for each rank."""
+    from ddp_notebook.display import INK, picture
+    from ddp_notebook.lessons import rank_columns
+
+    call = explorer.call
+    inputs = {rank: explorer.inputs[rank] for rank in call.ranks}
+    who = theory.contributors(call)
+    values: Any = explorer.result if explorer.result is not None else explorer.expected()
+    highest = max((len(one) for one in inputs.values()), default=1) or 1
+    deepest = max((len(values.get(rank, ())) for rank in call.ranks), default=1) or 1
+    figure, (axes,) = picture(explorer.line, 0.95 + rank_columns.CELL_IN * (highest + deepest + 2.2))
+    rank_columns.bare(axes, call.world_size, highest + deepest + 2.2)
+    marks = {} if explorer.result is None else {r: of for r, of in explorer.right.items() if r in explorer.prediction}
+    for rank in range(call.world_size):
+        rank_columns.head(axes, rank, f"rank {rank}" + ("" if rank in call.ranks else ": not in the group"))
+        for at, value in enumerate(inputs.get(rank, ())):
+            rank_columns.cell(axes, rank, 0.9 + at, value, (rank,))
+        top = highest + 2.1
+        for at, value in enumerate(values.get(rank, ())):
+            mark = marks[rank][at] if rank in marks and at < len(marks[rank]) else None
+            rank_columns.cell(axes, rank, top + at, value, who[rank][at] if at < len(who.get(rank, ())) else (), mark)
+    state = "after, on the ranks" if explorer.result is not None else "after, says NumPy (not run yet)"
+    axes.text(-0.08, 0.9 + highest / 2, "before", ha="right", va="center", color=INK, fontsize=9)
+    axes.text(-0.08, highest + 2.1 + deepest / 2, state.split(",")[0], ha="right", va="center", color=INK, fontsize=9)
+    axes.text(0.03, highest + 1.5, f"{explorer.formula}    [{state}]", va="center", color=INK, fontsize=9)
+    return figure

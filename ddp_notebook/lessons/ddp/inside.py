@@ -15,23 +15,21 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ddp_notebook.errors import UsageError
 from ddp_notebook.lessons.ddp.driver import Driver
 from ddp_notebook.lessons.ddp.options import Options
-from ddp_notebook.lessons.ddp.stages import Stage, Stages, show
-from ddp_notebook.lessons.ddp.times import Span, medians_ms
+from ddp_notebook.lessons.ddp.runs import Run
+from ddp_notebook.lessons.ddp.stages import Stage, Stages
+from ddp_notebook.lessons.ddp.times import Span
 from ddp_notebook.lessons.session import running
-from ddp_notebook.observe.views import WARM_UP, settled
+from ddp_notebook.observe.views import WARM_UP
 from ddp_notebook.records.schema import SPANS
 
 if TYPE_CHECKING:
-    from ddp_notebook import Agreement, Session
+    from ddp_notebook import Session
     from ddp_notebook.display import Picture
-    from ddp_notebook.lessons.ddp.driver import Numbers
-    from ddp_notebook.observe.views import BucketLayout, Gradient, Step
 
 
 def inside_ddp(model: str | None = None, *, session: Session | None = None, **options: Any) -> InsideDDP:
@@ -67,69 +65,6 @@ def inside_ddp(model: str | None = None, *, session: Session | None = None, **op
     Source: https://docs.pytorch.org/docs/stable/notes/ddp.html (internal design)
     """
     return InsideDDP(model, options, session)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class Run:
-    """Some whole steps with the same options."""
-
-    options: Options
-    cell: int
-    steps: tuple[Step, ...]  # of all ranks
-    buckets: tuple[BucketLayout, ...]  # in the order in which they are synchronised from the second step on
-    first_buckets: tuple[BucketLayout, ...]  # in the first step
-    gradients: Mapping[int, Gradient]  # of the last step, by rank: local before, mean after
-    losses: Numbers
-    sent_bytes: float  # that a rank gives to all-reduces per step, as recorded
-    spans: tuple[Span, ...]
-    agreement: Agreement
-
-    @property
-    def name(self) -> str:
-        """Its options in words, as far as they differ from the defaults."""
-        return self.options.name
-
-    @property
-    def ms(self) -> dict[str, float]:
-        """Where a step's time goes, by part: medians over steps and ranks, without the first steps."""
-        return medians_ms(self.spans, self.steps, settled(self.steps))
-
-    def ms_of(self, rank: int) -> dict[str, float]:
-        """The same of one rank."""
-        return medians_ms(self.spans, self.steps, [one for one in settled(self.steps) if one.rank == rank])
-
-    @property
-    def typical(self) -> int:
-        """The number of the step whose duration is nearest to the median."""
-        longest: dict[int, int] = {}
-        for step in self.steps:
-            longest[step.step] = max(longest.get(step.step, 0), step.duration_ns)
-        counted = {number: ns for number, ns in longest.items() if number >= WARM_UP} or longest
-        middle = statistics.median_low(counted.values())
-        return next(number for number, ns in counted.items() if ns == middle)
-
-    def __repr__(self) -> str:
-        ms = self.ms
-        return (
-            f"<{self.name}: {len(self.buckets)} bucket{'s' * (len(self.buckets) != 1)}, {ms['step']:.0f} ms a step, "
-            f"{ms['exposed']:.0f} ms of communication exposed, {ms['waiting']:.0f} ms of waiting, "
-            f"{self.sent_bytes / 1e6:.1f} MB sent>"
-        )
-
-    def picture(self) -> Picture:
-        """The typical step on all ranks."""
-        from ddp_notebook.lessons.ddp import pictures
-
-        return pictures.run(self)
-
-    def layout(self) -> Picture:
-        """Which parameter sits in which bucket."""
-        from ddp_notebook.lessons.ddp import pictures
-
-        return pictures.layout(self.first_buckets, self.buckets)
-
-    def _ipython_display_(self) -> None:
-        show(repr(self), self.picture())
 
 
 class InsideDDP:
@@ -213,11 +148,11 @@ class InsideDDP:
         Args:
             runs: None: all.
         """
-        from ddp_notebook.lessons.ddp import pictures
+        from ddp_notebook.lessons.ddp import run_pictures
 
         if not (chosen := runs or tuple(self.runs)):
             raise UsageError("there is nothing to compare: `run` comes first")
-        return pictures.compare(chosen)
+        return run_pictures.compare(chosen)
 
     def table(self, *runs: Run) -> str:
         """What a step of each run takes, in text."""

@@ -14,7 +14,8 @@ from IPython.display import DisplayHandle
 from ddp_notebook.errors import DDPNotebookError
 
 if TYPE_CHECKING:
-    from ddp_notebook.lessons.ddp.inside import InsideDDP, Run
+    from ddp_notebook.lessons.ddp.inside import InsideDDP
+    from ddp_notebook.lessons.ddp.runs import Run
     from ddp_notebook.session import Session
 
 _NONE = "none"

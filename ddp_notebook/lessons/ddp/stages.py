@@ -41,9 +41,9 @@ class Stage:
         return f"<stage {self.number} of 5: {self.title}>"
 
     def picture(self) -> Picture:
-        from ddp_notebook.lessons.ddp import pictures
+        from ddp_notebook.lessons.ddp import stage_pictures
 
-        return pictures.stage(self)
+        return stage_pictures.stage(self)
 
     def _ipython_display_(self) -> None:
         show(f"{self.number}. {self.title}\n{self.text}", self.picture())

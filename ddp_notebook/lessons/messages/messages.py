@@ -8,13 +8,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ddp_notebook.errors import CellTimeoutError, UsageError
-from ddp_notebook.lessons.lesson import Shown
 from ddp_notebook.lessons.messages.stories import STORIES
 from ddp_notebook.lessons.session import RUN_S, Runner, running
+from ddp_notebook.lessons.shown import Shown
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.patches import Rectangle
 
+    from ddp_notebook.display import Picture
     from ddp_notebook.lessons.lesson import Wish
     from ddp_notebook.observe.views import Collective
     from ddp_notebook.session import Session
@@ -151,9 +154,7 @@ class Scene(Shown):
 
     def picture(self) -> Figure:
         """A row for each rank, an arrow for each message: a figure that stays in a saved notebook."""
-        from ddp_notebook.lessons import pictures
-
-        return pictures.messages(self)
+        return _draw(self)
 
     # ---- in the browser
 
@@ -282,3 +283,90 @@ def _times(*values: int) -> Any:
     import numpy as np
 
     return np.array(values, np.int64)
+
+
+def _draw(scene: Scene) -> Picture:
+    """A row for each rank, time to the right."""
+    from matplotlib.patches import FancyArrowPatch
+
+    from ddp_notebook.display import INK, LINES, picture
+
+    has_strip = scene.changed is not None
+    ranks = sorted({event.rank for event in scene.events}) or [0]
+    n = len(ranks)
+    row = {rank: at for at, rank in enumerate(ranks)}
+    figure, (axes, *more) = picture(
+        f"{scene.story.title}: {'; '.join(scene.said[:2]) or 'nobody waited'}",
+        0.95 + 0.52 * n + 0.7 * has_strip,
+        [n, 0.7] if has_strip else [1.0],
+    )
+    end = max((event.end_ms for event in scene.events), default=1.0)
+    axes.set(xlim=(-0.01 * end, end * 1.03), ylim=(n - 0.4, -0.6), yticks=range(n))
+    axes.set_yticklabels([f"rank {rank}" for rank in ranks])
+    axes.set_xlabel("ms", color=INK, fontsize=9)
+    axes.spines["left"].set_visible(False)
+    axes.tick_params(axis="y", length=0)
+    axes.grid(False, axis="y")
+    for event in scene.events:
+        width = max(event.end_ms - event.start_ms, end / 300)
+        if event.what == "work":
+            axes.add_patch(_bar(event.start_ms, row[event.rank] - 0.36, width, 0.22, LINES[2], "////"))
+            continue
+        y, colour = row[event.rank] - 0.1, LINES[event.rank % len(LINES)]
+        axes.add_patch(_bar(event.start_ms, y, width, 0.22, colour, alpha=0.35, edge=colour))
+        if event.blocked_ms > end / 300:
+            axes.add_patch(_bar(event.end_ms - event.blocked_ms, y, event.blocked_ms, 0.22, "none", edge=INK))
+        label = event.what + ("" if event.is_over else " (never comes back)")
+        axes.text(event.start_ms, row[event.rank] + 0.29, label, fontsize=8, color=INK, va="center")
+    for sent, received in scene.arrows:
+        one, other = scene.events[sent], scene.events[received]
+        if one.is_over and other.is_over:
+            axes.add_patch(
+                FancyArrowPatch(
+                    (max(one.start_ms, other.start_ms), row[one.rank] + 0.01),
+                    (other.end_ms, row[other.rank] + 0.01),
+                    arrowstyle="-|>",
+                    mutation_scale=9,
+                    color=LINES[one.rank % len(LINES)],
+                    lw=1.2,
+                    zorder=4,
+                )
+            )
+    if has_strip:
+        _strip(more[0], scene.values[1])
+    return figure
+
+
+def _bar(
+    x: float, y: float, width: float, height: float, face: str, hatch: str = "", alpha: float = 1.0, edge: str = "none"
+) -> Rectangle:
+    from matplotlib.colors import to_rgba
+    from matplotlib.patches import Rectangle
+
+    if hatch:
+        return Rectangle((x, y), width, height, facecolor=to_rgba(face, 0.25), edgecolor=face, hatch=hatch, lw=0.6)
+    if face == "none":  # nothing happens there
+        return Rectangle((x, y), width, height, facecolor="none", edgecolor=edge, ls="--", lw=1.0, zorder=3)
+    colour = to_rgba(face, alpha)
+    return Rectangle((x, y), width, height, facecolor=colour, edgecolor=edge, lw=0.8, zorder=2)
+
+
+def _strip(axes: Axes, values: Sequence[float]) -> None:
+    """What the receiver has, from the first element to the last."""
+    from matplotlib.patches import Rectangle
+
+    from ddp_notebook.display import INK, LINES
+
+    for at, value in enumerate(values):
+        as_sent = value == 1
+        axes.add_patch(
+            Rectangle((at, 0), 1.05, 1, facecolor=LINES[0] if as_sent else LINES[1], lw=0, alpha=0.7 if as_sent else 1)
+        )
+    axes.set(xlim=(0, len(values)), ylim=(0, 1), yticks=[], xticks=[])
+    axes.spines[:].set_visible(False)
+    changed = sum(value != 1 for value in values) / len(values)
+    axes.set_xlabel(
+        f"what rank 1 has received, first element to last: blue as it was at isend, orange changed ({changed:.0%})",
+        fontsize=8,
+        color=INK,
+    )

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from ddp_notebook.display import calls_drawn
 from ddp_notebook.errors import UsageError
-from ddp_notebook.lessons.lesson import Shown, guess_of, run_with_guess
+from ddp_notebook.lessons.lesson import guess_of, run_with_guess
 from ddp_notebook.lessons.remote.stories import STORIES
 from ddp_notebook.lessons.session import Runner, running
+from ddp_notebook.lessons.shown import Shown
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -4,5 +4,4 @@ placement   the picture of who holds what
 product     A @ B in pieces: guessed, multiplied, put together
 training    a training on a mesh: guessed, run, who talks to whom
 ranks       what each rank does for these two
-pictures    what stays of them
 """

@@ -10,14 +10,17 @@ import numpy as np
 import numpy.typing as npt
 
 from ddp_notebook.errors import UsageError
-from ddp_notebook.lessons.lesson import Shown, guess_of, options, run_with_guess
+from ddp_notebook.lessons.lesson import guess_of, options, run_with_guess
 from ddp_notebook.lessons.session import Runner, running
+from ddp_notebook.lessons.shown import Shown
 from ddp_notebook.records.units import size
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from ddp_notebook import TensorPlacement
+    from ddp_notebook.display import Picture
     from ddp_notebook.lessons.lesson import Wish
     from ddp_notebook.session import Session
 
@@ -150,9 +153,7 @@ class Product(Shown):
 
     def picture(self) -> Figure:
         """The matrices, coloured by the ranks that hold an element: a figure that stays in a saved notebook."""
-        from ddp_notebook.lessons.sharding import pictures
-
-        return pictures.product(self)
+        return _draw(self)
 
     # ---- in the browser
 
@@ -244,3 +245,46 @@ def _drawn(held: Held) -> dict[str, Any]:
             for rank, part in placement.parts.items()
         ],
     }
+
+
+def _draw(lesson: Product) -> Picture:
+    """Each matrix, its elements in the colours of the ranks that hold them; partial sums are hatched."""
+    from matplotlib.patches import Rectangle
+
+    from ddp_notebook.display import INK, LINES, picture
+
+    title = lesson.said[0] if lesson.has_run else f"A is {lesson.of_a}, B is {lesson.of_b}: not multiplied yet"
+    widths = [one.placement.shape[1] for one in lesson.held]
+    figure, panels = picture(title, 0.9 + 0.3 * max(one.placement.shape[0] for one in lesson.held), columns=widths)
+    for axes, held in zip(panels, lesson.held, strict=True):
+        _matrix(axes, held)
+    colours = [LINES[rank % len(LINES)] for rank in range(lesson.world_size)]
+    marks = [Rectangle((0, 0), 1, 1, color=colour, label=f"rank {rank}") for rank, colour in enumerate(colours)]
+    figure.legend(
+        handles=marks, loc="outside lower center", ncols=len(marks), frameon=False, fontsize=8, labelcolor=INK
+    )
+    return figure
+
+
+def _matrix(axes: Axes, held: Held) -> None:
+    from matplotlib.patches import Rectangle
+
+    from ddp_notebook.display import INK, LINES
+
+    placement = held.placement
+    rows, columns = placement.shape
+    holders: dict[tuple[int, int], list[int]] = {}
+    for rank, part in placement.parts.items():
+        for r in range(part.size[0]):
+            for c in range(part.size[1]):
+                holders.setdefault((part.offset[0] + r, part.offset[1] + c), []).append(rank)
+    for (r, c), ranks in holders.items():
+        for at, rank in enumerate(ranks):  # an element that several ranks hold has a stripe for each
+            wide, colour = 1 / len(ranks), LINES[rank % len(LINES)]
+            hatch: dict[str, Any] = {"alpha": 0.45, "hatch": "///", "edgecolor": colour} if placement.is_partial else {}
+            axes.add_patch(Rectangle((c + at * wide, r), wide, 1, facecolor=colour, linewidth=0, **hatch))
+        axes.add_patch(Rectangle((c, r), 1, 1, facecolor="none", edgecolor=INK, linewidth=0.4))
+    axes.set(xlim=(0, columns), ylim=(rows, 0), xticks=[], yticks=[], aspect="equal")
+    axes.set_title(f"{held.name}: {', '.join(placement.placements)}", color=INK, fontsize=9.5)
+    axes.grid(visible=False)
+    axes.spines[:].set_visible(False)

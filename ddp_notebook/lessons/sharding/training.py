@@ -6,8 +6,9 @@ from types import EllipsisType
 from typing import TYPE_CHECKING, Any
 
 from ddp_notebook.errors import UsageError
-from ddp_notebook.lessons.lesson import Shown, guess_of, options, run_with_guess
+from ddp_notebook.lessons.lesson import guess_of, options, run_with_guess
 from ddp_notebook.lessons.session import Runner, running
+from ddp_notebook.lessons.shown import Shown
 from ddp_notebook.records.units import size
 
 if TYPE_CHECKING:
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 
     from matplotlib.figure import Figure
 
+    from ddp_notebook.display import Picture
     from ddp_notebook.lessons.lesson import Wish
     from ddp_notebook.observe.views import Collective
     from ddp_notebook.session import Session
@@ -179,9 +181,7 @@ class MeshTraining(Shown):
 
     def picture(self) -> Figure:
         """The grid, and what went along its lines: a figure that stays in a saved notebook."""
-        from ddp_notebook.lessons.sharding import pictures
-
-        return pictures.mesh(self)
+        return _draw(self)
 
     # ---- in the browser
 
@@ -253,3 +253,34 @@ def _divisors(n: int) -> list[int]:
 def _purpose(call: Collective) -> str:
     """What a collective is for; its name where that is not known."""
     return call.meaning or call.op.replace("_single", "").replace("_coalesced", "")
+
+
+def _draw(lesson: MeshTraining) -> Picture:
+    """The grid of the ranks; the width of a line is the number of bytes of a rank that went along it in one step."""
+    from ddp_notebook.display import INK, LINES, picture
+
+    colours = {"row": LINES[0], "column": LINES[1]}
+    title = lesson.said[0] if lesson.has_run else f"{lesson.rows} x {lesson.columns} ranks: not trained yet"
+    figure, (axes,) = picture(title, 1.3 + 0.8 * lesson.rows)
+    moved = lesson.nbytes()
+    total = {way: sum(nbytes for _, nbytes in of.values()) for way, of in moved.items()}
+    for way, nbytes in total.items():
+        if not nbytes:
+            continue
+        thick = 2 + 10 * nbytes / max(total.values())
+        style: dict[str, Any] = {"color": colours[way], "linewidth": thick, "alpha": 0.6, "solid_capstyle": "round"}
+        for line in range(lesson.rows if way == "row" else lesson.columns):
+            along, across = [0, (lesson.columns if way == "row" else lesson.rows) - 1], [line, line]
+            axes.plot(*((along, across) if way == "row" else (across, along)), zorder=1, **style)
+        what = ", ".join(f"{count} x {purpose}" for purpose, (count, _) in moved[way].items())
+        axes.plot([], [], label=f"{way}: {what}; {size(nbytes)}", **{**style, "linewidth": 5})
+    for rank in range(lesson.world_size):
+        r, c = divmod(rank, lesson.columns)
+        axes.scatter(c, r, s=520, facecolor="white", edgecolor=LINES[rank % len(LINES)], linewidth=2, zorder=2)
+        axes.text(c, r, str(rank), ha="center", va="center", fontsize=11, color="#333", zorder=3)
+    axes.set(xlim=(-0.6, lesson.columns - 0.4), ylim=(lesson.rows - 0.5, -0.5), xticks=[], yticks=[])
+    axes.grid(visible=False)
+    axes.spines[:].set_visible(False)
+    if any(total.values()):
+        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.02), frameon=False, fontsize=8.5, labelcolor=INK)
+    return figure

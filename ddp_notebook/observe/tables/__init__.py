@@ -5,6 +5,7 @@ store       takes in batches of all ranks
 ring        rows with a growing index
 thinning    earlier values of metrics, thinned where the table is full
 texts       texts by number
+meanings    codes, texts and rows as the objects that they stand for
 metrics     metrics by name
 collectives calls as a sequence
 remote      calls to other ranks, remote references, distributed autograd

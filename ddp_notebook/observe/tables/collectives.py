@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, overload
@@ -11,9 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from ddp_notebook.observe.tables import frames
+from ddp_notebook.observe.tables.meanings import name_of, preview_of
 from ddp_notebook.observe.tables.store import keys_of
 from ddp_notebook.observe.views import Collective, Preview
-from ddp_notebook.records.schema import CALL, ORIGINS, REDUCE_OPS, STATES, Rows, first_values
+from ddp_notebook.records.schema import CALL, ORIGINS, REDUCE_OPS, STATES, Rows
 from ddp_notebook.records.words import name_ranks
 
 if TYPE_CHECKING:
@@ -127,40 +127,7 @@ class Collectives(Sequence[Collective]):
         if at < 0 or sorted_keys[at] != key:
             return None
         row = self._recording.store.rings["value"].row(first + int(rows[at]))
-        return None if row is None else preview_of(self._recording, row)
-
-
-def preview_of(recording: RecordedTables, row: np.void) -> Preview:
-    """A row of `records.VALUE` as an object."""
-    return Preview(
-        numel=int(row["numel"]),
-        looked_at=int(row["looked_at"]),
-        low=float(row["low"]),
-        high=float(row["high"]),
-        mean=float(row["mean"]),
-        nans=int(row["nans"]),
-        infs=int(row["infs"]),
-        first=first_values(row, recording.text(int(row["dtype"]))),  # type: ignore[arg-type]
-    )
-
-
-def name_of(names: Sequence[str], code: int) -> str:
-    """The name of a code; the number itself where a newer version has sent one that is not known here."""
-    return names[code] if code < len(names) else str(code)
-
-
-def shapes_of(parsed: Any) -> tuple[tuple[int, ...], ...]:
-    """Shapes as their JSON has them, as tuples."""
-    return tuple(tuple(shape) for shape in parsed or ())
-
-
-def group_of(text: str) -> dict[str, Any]:
-    """The group that a text names: "name", "title", "ranks"."""
-    try:
-        found = json.loads(text)
-        return {"name": str(found["name"]), "title": str(found["title"]), "ranks": [int(one) for one in found["ranks"]]}
-    except (ValueError, TypeError, KeyError):  # a text that was lost, or one of too many
-        return {"name": text, "title": text, "ranks": []}
+        return None if row is None else preview_of(row, self._recording.text)
 
 
 def _or_none(number: int) -> int | None:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from ddp_notebook.errors import UsageError
 from ddp_notebook.observe.clock import Clock
-from ddp_notebook.observe.tables.collectives import group_of, preview_of, shapes_of
+from ddp_notebook.observe.tables.meanings import group_of, preview_of, shapes_of
 from ddp_notebook.observe.tables.metrics import Metrics
 from ddp_notebook.observe.tables.store import Store
 from ddp_notebook.observe.views import Preview
@@ -221,7 +221,7 @@ class RecordedTables:
             side: index in `records.SIDES`: 0 the input, 1 the output.
         """
         row = self.store.find_values(rank, call, side)
-        return None if row is None else preview_of(self, row)
+        return None if row is None else preview_of(row, self.text)
 
     def tensor(self, rank: int, call: int, side: int) -> list[npt.NDArray[np.generic]]:
         """The whole tensors of a call, where `--tensors full` has kept them. Arguments as those of `preview`."""

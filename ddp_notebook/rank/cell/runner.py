@@ -23,8 +23,7 @@ from ddp_notebook.rank.cell.streams import Streams
 from ddp_notebook.rank.cell.tracebacks import Tracebacks
 from ddp_notebook.rank.cell.where import OURS
 from ddp_notebook.rank.group.network import Network
-from ddp_notebook.rank.record.recording import RankRecording
-from ddp_notebook.rank.sharding import unsharded
+from ddp_notebook.rank.hooks import Hooks
 from ddp_notebook.rank.variables.copying import CellText
 from ddp_notebook.records.units import bundle_chars
 from ddp_notebook.records.words import IPYTHON_NAMES
@@ -58,7 +57,7 @@ class Runner:
         kernel: the engine's kernel, whose shell runs the cells.
         streams: where their text goes.
         network: what the rank does with the others.
-        recording: what is recorded of it.
+        hooks: called as cells begin and end.
         send: takes the messages for the notebook, from any thread.
         world_size: tells the number of ranks.
     """
@@ -68,13 +67,12 @@ class Runner:
         kernel: Any,
         streams: Streams,
         network: Network,
-        recording: RankRecording,
+        hooks: Hooks,
         send: Callable[[Message], None],
         world_size: Callable[[], int],
     ) -> None:
         self.running: tuple[int, float] | None = None  # the cell's number, and since when (monotonic seconds)
         self._pid = os.getpid()
-        self.prepare: Callable[[str], str] = str  # makes of a cell's code what is to run
         self.names: dict[str, Any] = {}  # rank, local_rank, world_size and whatever else every cell finds
         self._kernel = kernel
         self._shell: Any = kernel.shell
@@ -91,7 +89,7 @@ class Runner:
         self._handlers = Handlers(self._on_interrupt, network.release.note_taken)
         self._file: str | None = None  # the file name for compiling the cell under way, which is not yet compiled
         self._network = network
-        self._recording = recording
+        self._hooks = hooks
         self._where = network.where
         self._asking = Asking(send, lambda: self.running[0] if self.running else None)
         self._comms = RankComms(kernel.comm_manager, self._outgoing.send)
@@ -106,7 +104,7 @@ class Runner:
             self._where,
             is_running=lambda: self.running is not None,
             is_stopped=lambda: self._interrupted or network.release.is_under_way,
-            explain=lambda error: shortage.of_error(error) or unsharded.of_error(error),
+            explain=lambda error: shortage.of_error(error) or hooks.explain(error),
         )
         # IPython 9 formats a traceback twice, the second time for a history that nobody sees on a rank: 1 s with frames
         # of torch in it.
@@ -262,12 +260,14 @@ class Runner:
         result: ExecutionResult | None = None
         failure: BaseException | None = None
         try:
-            self._recording.begin_cell(
-                cell.cell, cell.execution_count, cell.record, shell.user_ns, has_prompt=bool(cell.file)
-            )
+            for begins in self._hooks.cell_begins:
+                begins(cell)
             if self._stopped == cell.cell:
                 raise KeyboardInterrupt
-            result = await self._execute(self.prepare(cell.code))
+            code = cell.code
+            for change in self._hooks.cell_code:
+                code = change(code)
+            result = await self._execute(code)
         except BaseException as error:  # IPython has not caught it; the notebook must hear of it all the same
             self._may_raise = False  # from here on an exception would end the rank's loop
             failure = _of_compiler(error)
@@ -279,7 +279,7 @@ class Runner:
             self._handlers.put_back()
         duration_s = time.perf_counter() - started
         try:
-            self._end_recording()
+            self._end_hooks()
             if result is not None:
                 failure = result.error_before_exec or result.error_in_exec
             failure = self._tracebacks.what_ended(failure)
@@ -309,11 +309,12 @@ class Runner:
             )
         return done
 
-    def _end_recording(self) -> None:
-        try:
-            self._recording.end_cell()
-        except Exception as error:  # such as a full disk: the cell itself is fine
-            print(f"the recording of this cell could not be completed: {words(error)}", file=sys.stderr)
+    def _end_hooks(self) -> None:
+        for name, ends in self._hooks.cell_ends:
+            try:
+                ends()
+            except Exception as error:  # such as a full disk: the cell itself is fine
+                print(f"the {name} of this cell could not be completed: {words(error)}", file=sys.stderr)
 
     async def _execute(self, code: str) -> ExecutionResult:
         """Do what the shell's `run_cell` does, on the loop that runs already."""

@@ -4,7 +4,6 @@
 |---|---|
 | `dist.init_process_group` | checks its arguments as torch does; sets the timeout of a group that exists |
 | `dist.destroy_process_group` | destroys the group, which is freed later, see `keeping` |
-| `rpc.init_rpc`, `rpc.shutdown` | may be called again, see `rank/rpc` |
 | `mp.spawn`, `mp.Process` of a cell's function, not by fork | an error that says what to do instead |
 | `mp.set_start_method` | may be called again, so that a cell can be run again |
 | `sys.ps1` | is gone: where IPython has set it, Lightning takes the process for one that cannot be a rank |
@@ -19,58 +18,48 @@ import inspect
 import multiprocessing
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from multiprocessing import reduction
 from types import FunctionType
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d, get_backend, get_backend_config, get_world_size, is_initialized
 
-from ddp_notebook.rank import rpc
 from ddp_notebook.rank.group import join, keeping
 from ddp_notebook.rank.group.arguments import Arguments, Requested
 from ddp_notebook.rank.group.calls import timeout_of
 from ddp_notebook.rank.replacing import look_for, replace
-from ddp_notebook.rank.rpc.serving import Serving
 from ddp_notebook.stdlib import functools, os
 from ddp_notebook.wire.events import Form
-
-if TYPE_CHECKING:
-    from ddp_notebook.rank.record.training.stretches import Training
 
 _dump = reduction.dump
 _set_start_method = multiprocessing.set_start_method
 
 
-def prepare() -> None:
-    """What `install` takes time for, done before a fork."""
-    look_for([join.TORCHS, keeping.TORCHS, _dump, _set_start_method, *rpc.prepare()])
+def prepare(others: Iterable[Callable[..., Any]]) -> None:
+    """What `install` takes time for, done before a fork.
+
+    Args:
+        others: functions that features will replace.
+    """
+    look_for([join.TORCHS, keeping.TORCHS, _dump, _set_start_method, *others])
 
 
-def install(
-    place: Callable[[], Form | None],
-    running: Callable[[], tuple[int, float] | None],
-    training: Training,
-    loss: Callable[[], BaseException | None],
-) -> Serving | None:
-    """Replace the functions in this process. Returns the calls that the rank makes and serves by RPC.
+def install(place: Callable[[], Form | None], running: Callable[[], tuple[int, float] | None]) -> None:
+    """Replace the functions in this process.
 
     Args:
         place: tells the rank's place, which changes when the group is formed anew.
         running: tells the cell that runs, and since when.
-        training: of the rank's recording.
-        loss: tells what to raise where all ranks are needed and some have died; None: all are there.
     """
     replace(join.TORCHS, _around_init(place, running))
     keeping.install()
-    serving = rpc.install(place, running, training, loss)
     replace(_dump, _dump_for_new_process)
     replace(_set_start_method, _set_start_method_again)
     vars(sys).pop("ps1", None)
-    return serving
 
 
 # ---- groups

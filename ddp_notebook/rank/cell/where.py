@@ -11,7 +11,7 @@ import sysconfig
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -22,7 +22,6 @@ from ddp_notebook.stdlib import asyncio, os, threading
 
 if TYPE_CHECKING:
     from ddp_notebook.rank.cell.children import Children
-    from ddp_notebook.rank.rpc.serving import Serving
 
 # our functions in place of torch's, and what users call them
 _STAND_INS = {
@@ -57,6 +56,13 @@ _WAITS = (
 )
 
 
+class RemoteWork(Protocol):
+    """Remote calls that threads wait for, see `rank.rpc.serving`."""
+
+    def words(self, thread: int, *, is_main: bool) -> str:
+        """Return what a thread waits for, in words; "" if it waits for no call."""
+
+
 class Where:
     """Knows which files are cells, and finds the main thread in them.
 
@@ -70,7 +76,7 @@ class Where:
         self._current = 0
         self._main = threading.main_thread().ident or 0
         self.task: asyncio.Task[Any] | None = None  # of a cell with a top-level `await`
-        self.serving: Serving | None = None  # by RPC, and what it waits for
+        self.serving: RemoteWork | None = None  # the remote calls that threads wait for
         self.children: Children | None = None  # processes that the main thread waits for
         self.action: Callable[[int], str] | None = None  # of a pipeline: what a thread does
         self.failed = ""  # the error of a cell that has ended and whose traceback is being formatted

@@ -3,6 +3,7 @@
 network      ties the rest together
 join         takes a place in the default group
 arguments    checks the arguments of `init_process_group` by torch's own code
+alone        answers operations without other ranks
 recorder     every collective, send and receive, as it happens
 kernels/     run before torch's operators, and tell it of each call
 calls        one of them: its operator, its group, what is kept of it

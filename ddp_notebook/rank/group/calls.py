@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -23,15 +23,26 @@ from ddp_notebook.stdlib import itertools, threading, time, weakref
 
 if TYPE_CHECKING:
     from ddp_notebook.rank.group.guard.board import Board
+    from ddp_notebook.rank.group.sequences import Moment
     from ddp_notebook.rank.record.gpu_times import Marks
     from ddp_notebook.rank.record.previews import Copy
-    from ddp_notebook.rank.record.tape import Moment
-    from ddp_notebook.rank.record.training.buckets import Backward
 
 
 KINDS = ("collective", "send", "recv")  # each counted by itself
 ISSUED, DONE, FAILED, UNWAITED = range(4)  # indices of `records.STATES`
 NOT_ASKED_FOR, KEPT, LEFT_OUT = range(3)  # the values of its tensors
+
+
+class CollectiveMismatchError(RuntimeError):
+    """Ranks call different collectives, or the same on different tensors. Nothing was sent; the group can be used."""
+
+
+class BackwardSpan(Protocol):
+    """The backward in which a call was made, see `record.training.buckets`."""
+
+    number: int  # of its span
+    end_ns: int  # 0: it is under way
+    is_over: bool  # it has ended without an error, and so have its calls
 
 
 class Call:
@@ -61,7 +72,7 @@ class Call:
         self.shapes: tuple[torch.dtype | None, Sequence[torch.Size], Sequence[torch.Size]] | None = None
         # For the recording, see `tape`.
         self.moment: Moment | None = None  # None: it is not recorded
-        self.backward: Backward | None = None  # in which it was called
+        self.backward: BackwardSpan | None = None  # in which it was called
         self.site: Any = None  # the fields of a `Site`
         self.rest: tuple[Any, ...] = ()  # after `compact`: the arguments behind the group
         self.serial = self.state = self.end_ns = self.blocked_ns = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -11,16 +12,14 @@ from torch.distributed import get_rank, is_initialized
 from ddp_notebook.rank.cell.children import Children
 from ddp_notebook.rank.cell.exceptions import chain, known_words
 from ddp_notebook.rank.cell.where import Where
-from ddp_notebook.rank.faults import Faults
 from ddp_notebook.rank.group import join, stores, waiting
-from ddp_notebook.rank.group.calls import Call
+from ddp_notebook.rank.group.calls import Call, CollectiveMismatchError
 from ddp_notebook.rank.group.connections.cutting import Connections
 from ddp_notebook.rank.group.connections.models import Models
 from ddp_notebook.rank.group.connections.naming import Names
 from ddp_notebook.rank.group.connections.renewal import Renewal
 from ddp_notebook.rank.group.connections.untold import WORDS
 from ddp_notebook.rank.group.cpp_log import quiet
-from ddp_notebook.rank.group.guard.guard import CollectiveMismatchError, Guard
 from ddp_notebook.rank.group.progress import Progress
 from ddp_notebook.rank.group.recorder import Recorder
 from ddp_notebook.rank.group.release import Doing, RankLostError, Release
@@ -38,6 +37,7 @@ _PEER_IS_GONE = re.compile(
 _TIMED_OUT = re.compile(r"imed out(?! connecting)")
 # After any of these gloo refuses all further operations of the group: it is formed anew even if somebody caught them.
 _GROUP_IS_BROKEN = re.compile(rf"gloo/|pair closure|Connection (closed|reset) by peer|ncclRemoteError|NCCL|{WORDS}")
+Hook = Callable[[Form], object]
 _LOOK_S = 0.02
 _GLOO_S = 0.0005
 
@@ -63,9 +63,7 @@ class Network:
         self._models = Models()
         self._renewal = Renewal(self.recorder, self.connections, self._models)
         self.release = Release(self.recorder, self.connections, self.where, lambda: self._cell)
-        self._guard = Guard()
         self._progress = Progress(self.recorder)
-        self.faults = Faults(self.recorder, self.where)
         self._cell: int | None = None
         self._main = threading.main_thread().ident or 0
         self._is_broken = False  # an operation has failed in a way that breaks its group
@@ -98,8 +96,12 @@ class Network:
 
     # ---- groups
 
-    def form(self, place: Form) -> list[str]:
+    def form(self, place: Form, before: Iterable[Hook] = (), after: Iterable[Hook] = ()) -> list[str]:
         """Be in the group of `place.epoch`. Returns what the user has to know.
+
+        Args:
+            before: called with the place before the group forms.
+            after: called with the place once it has formed, before operations are allowed again.
 
         Raises:
             whatever torch raises when a group does not form.
@@ -107,14 +109,16 @@ class Network:
         join.use_device(place)
         notes: list[str] = []
         self.release.forms()
-        self.connections.makes_boards = place.guard
+        for hook in before:
+            hook(place)
         self._names.begin(place.epoch)
         if place.epoch == 1:
             join.join(place, f"{place.store_prefix}/{place.epoch}")
             self._renewal.joined(place)
         else:
             notes = self._renewal.renew(place)
-        self.recorder.guard = self._guard if place.guard else None
+        for hook in after:
+            hook(place)
         self.release.renewed()
         self._is_broken = False
         return notes
@@ -156,7 +160,6 @@ class Network:
         self.children.begin_cell()
         self._progress.begin()
         self.release.begin()
-        self.faults.begin()
 
     def end_cell(self, failure: BaseException | None, *, before_stop: bool = False) -> dict[str, Any]:
         """The cell has ended. Returns fields of `CellDone`: none after a cell that ended well by itself, unless its
@@ -167,7 +170,6 @@ class Network:
             before_stop: a stop came later than that, if one came.
         """
         self._cell = None
-        self.faults.end()
         apart = {"trains_apart": True} if self._progress.trains_apart else {}
         release = self.release
         release.end()
@@ -205,7 +207,6 @@ class Network:
             "operation": None if doing.operation is None else doing.operation.to_json(),
             "thread": doing.thread,
             "group": self.state(),
-            "remote": {} if self.where.serving is None else self.where.serving.told(self._main, self.where.describe),
             "child": {} if doing.operation is not None else self.children.told(),
         }
 

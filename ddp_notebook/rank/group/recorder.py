@@ -26,6 +26,7 @@ from ddp_notebook.rank import gpu
 from ddp_notebook.rank.group.calls import KINDS, Call, Group, timeout_of
 from ddp_notebook.rank.group.kernels.kernel import Kernel
 from ddp_notebook.rank.group.kernels.repeats import Repeating
+from ddp_notebook.rank.group.modules import Modules
 from ddp_notebook.rank.group.operators import SPECS, flat
 from ddp_notebook.rank.unseen import unseen
 from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
@@ -64,6 +65,7 @@ class Recorder:
 
     def __init__(self) -> None:
         self.repeating = Repeating()
+        self.modules = Modules()
         # Seven hooks, set from outside and looked at in every call.
         self.refusal: Callable[[Group | None], BaseException] | None = None  # makes what operations raise instead
         self.pause: Callable[[], None] | None = None  # called before each one

@@ -9,7 +9,7 @@ is none. All but `add` runs in the recorder's own thread, or where somebody asks
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 from ddp_notebook.rank.group.calls import Call
 from ddp_notebook.stdlib import logging
@@ -91,6 +91,16 @@ class Sequence:
         for call, name in zip(calls, names, strict=False):
             if name:
                 call.site = (*call.site[:5], name)
+
+
+class Moment(NamedTuple):
+    """Where in its training a rank is. Replaced when that changes, so that a call holds a single reference."""
+
+    cell: int
+    title: int  # the cell's number in `In [n]`
+    step: int  # optimizer steps of the cell
+    values: int  # whether calls keep theirs: `KEPT` and its like
+    sequence: Sequence | None = None  # the step's calls that may need a name; None: all steps are marked
 
 
 def name_modules(records: Iterable[Any]) -> None:

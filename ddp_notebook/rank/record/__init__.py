@@ -1,10 +1,10 @@
 """What a rank does, as rows for the notebook.
 
+feature     what the recording adds to a rank
 recording   what a rank records, put together
 tape        what the threads that train leave behind: references and times
 drain       the recorder's thread: empties the tape
 batches     what the tape holds, made into rows
-remote      remote calls, references, contexts of distributed autograd, as rows
 texts       texts of a recording, sent once each
 previews    small copies of tensors
 thinning    which steps of a fast training have theirs taken
@@ -13,6 +13,5 @@ metrics     `log`, and variables that are watched
 resources   memory and load
 gpu_times   when work on a GPU began and ended
 profile     torch's profiler around a cell
-alone       operations that are answered by the rank itself
 solo        a cell on one rank alone, to compare with
 """

@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from ddp_notebook.rank import gpu
-from ddp_notebook.rank.group.calls import DONE, LEFT_OUT, Call
+from ddp_notebook.rank import gpu, remote_calls
+from ddp_notebook.rank.group.calls import DONE, LEFT_OUT, BackwardSpan, Call
 from ddp_notebook.rank.group.kernels.repeats import Repeat
 from ddp_notebook.rank.group.operators import nbytes
 from ddp_notebook.rank.group.origin import REDUCER, Site
-from ddp_notebook.rank.record import previews, remote
+from ddp_notebook.rank.group.sequences import Moment
+from ddp_notebook.rank.record import previews
 from ddp_notebook.rank.record.gpu_times import GpuClock
 from ddp_notebook.rank.record.metrics import Logged
-from ddp_notebook.rank.record.tape import Moment
 from ddp_notebook.rank.record.texts import Texts, dtype_name
 from ddp_notebook.rank.record.training.buckets import Backward, Layout
 from ddp_notebook.rank.record.training.comm_hooks import Hooked
@@ -120,12 +120,12 @@ class BatchMaker:
         values = _Values()
         tensors: list[Tensor] = []
         records, self._late = [*self._late, *records], []
-        for kind in remote.COLUMNS:
+        for kind in remote_calls.COLUMNS:
             calls = [record for record in records if type(record) is kind]
             for first in range(0, len(calls), _CALLS_AT_ONCE):
                 time.sleep(0)  # as below
                 dropped += self._add_calls(rank, kind, calls[first : first + _CALLS_AT_ONCE], rows["rpc"])
-        others = [record for record in records if type(record) not in remote.COLUMNS]
+        others = [record for record in records if type(record) not in remote_calls.COLUMNS]
         again: list[Backward] = []
         for number, record in enumerate(others):
             if number % _YIELD_EVERY == 0:
@@ -204,8 +204,8 @@ class BatchMaker:
             rows["layout"].append(self._layout(rank, record))
         elif kind is Settings:
             rows["loader"].append(self._loader(rank, record))
-        elif (table := remote.TABLES.get(kind)) is not None:
-            rows[table].append(_PACK[table](*remote.row(record, rank, self._texts)))
+        elif (table := remote_calls.TABLES.get(kind)) is not None:
+            rows[table].append(_PACK[table](*remote_calls.row(record, rank, self._texts)))
 
     def _add_again(self, rank: int, again: list[Backward], rows: list[bytes]) -> int:
         """Add the rows of these, and empty the list. Returns how many of them have failed."""
@@ -223,7 +223,7 @@ class BatchMaker:
     def _add_calls(self, rank: int, kind: type, calls: Sequence[Any], rows: list[bytes]) -> int:
         """Add the rows of some remote calls of one kind. Returns how many of them have failed."""
         try:
-            rows += list(map(_PACK["rpc"], *remote.COLUMNS[kind](calls, rank, self._texts, self._thread)))
+            rows += list(map(_PACK["rpc"], *remote_calls.COLUMNS[kind](calls, rank, self._texts, self._thread)))
         except Exception:  # the other records are not to be lost
             if len(calls) > 1:
                 return sum(self._add_calls(rank, kind, [one], rows) for one in calls)
@@ -394,7 +394,7 @@ class _Values:
         return rows
 
 
-def _end_ns(end_ns: int, backward: Backward | None) -> int:
+def _end_ns(end_ns: int, backward: BackwardSpan | None) -> int:
     """When something ended that the backward waits for. gloo's thread notes it, and may get the GIL only after the main
     thread has gone on."""
     return end_ns if backward is None or not 0 < backward.end_ns < end_ns else backward.end_ns

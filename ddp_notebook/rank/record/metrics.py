@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ddp_notebook.rank.group.sequences import Moment
 from ddp_notebook.rank.record.previews import on_its_way
-from ddp_notebook.rank.record.tape import OFF, Moment, Tape
+from ddp_notebook.rank.record.tape import OFF, Tape
 from ddp_notebook.rank.record.training.stretches import Training
 from ddp_notebook.rank.unseen import unseen
 from ddp_notebook.records.schema import STEP_UNITS
@@ -164,11 +165,6 @@ class Metrics:
 
 def _numbers(names: Sequence[str], scope: Mapping[str, Any]) -> dict[str, Any]:
     return {name: scope[name] for name in names if name in scope and _is_number(scope[name])}
-
-
-def is_log(value: object) -> bool:
-    """Whether a value is the `log` that every rank has."""
-    return getattr(value, "__func__", None) is Metrics.log
 
 
 def _is_number(value: Any) -> bool:

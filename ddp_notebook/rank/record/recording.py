@@ -13,10 +13,9 @@ from ddp_notebook.rank.record.metrics import Metrics
 from ddp_notebook.rank.record.profile import TorchProfile
 from ddp_notebook.rank.record.tape import VALUES, Tape
 from ddp_notebook.rank.record.training.stretches import CELL, Training
-from ddp_notebook.rank.sharding import equations
-from ddp_notebook.rank.sharding.mistakes import Mistakes
+from ddp_notebook.rank.variables.between import BetweenSteps
 from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
-from ddp_notebook.stdlib import contextlib, time
+from ddp_notebook.stdlib import time
 from ddp_notebook.wire.record_options import LEVELS, RecordOptions, profile_path
 
 if TYPE_CHECKING:
@@ -31,6 +30,7 @@ class RankRecording:
         where: knows which files are cells.
         rank: tells the rank's number.
         send, is_busy: see `Drain`.
+        between: tasks for the main thread between two steps.
     """
 
     def __init__(
@@ -40,10 +40,11 @@ class RankRecording:
         rank: Callable[[], int],
         send: Callable[[bytes], None],
         is_busy: Callable[[], bool] = lambda: False,
+        between: BetweenSteps | None = None,
     ) -> None:
-        self.tape = recorder.tape = Tape(where.cells)
+        self.tape = recorder.tape = Tape(where.cells, recorder.modules)
         self.tape.repeating, self.tape.repeat = recorder.repeating, recorder.repeat
-        self.training = Training(self.tape)
+        self.training = Training(self.tape, between)
         self.metrics = Metrics(self.tape, self.training, where.cells)
         self.drain = Drain(self.tape, BatchMaker(rank, where.of_calls), send, is_busy)
         self._recorder = recorder
@@ -52,13 +53,9 @@ class RankRecording:
         self._profile: TorchProfile | None = None
         self._prompt = ""
         self._began_ns = self._began_at = 0
-        self.mistakes = Mistakes(recorder, self.tape.modules)
-        self.mistakes.watch()
-        self.training.install()  # which marks what the mistakes look at
+        self.training.install()
         where.action = self.training.pipelines.words
         recorder.meaning = self.training.pipelines.meaning
-        with contextlib.suppress(ImportError, AttributeError):  # a torch without: its own words stay
-            equations.watch()
         self.drain.start()
 
     def tell_again(self) -> None:
@@ -85,7 +82,6 @@ class RankRecording:
         self.tape.enter(cell, title, level, thins=not asks_for_values)
         self.training.begin_cell(options.gradient)
         self.training.between.begin_cell()
-        self.mistakes.begin_cell(cell)
         self.tape.full_bytes = options.full_bytes
         self.metrics.begin_cell(options.watch)
         if options.solo is not None:

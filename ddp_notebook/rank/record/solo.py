@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
-from ddp_notebook.rank.record.alone import Alone
+from ddp_notebook.rank.group.alone import Alone
 from ddp_notebook.stdlib import functools, gc, time
 
 

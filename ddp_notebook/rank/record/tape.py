@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 from types import CodeType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -31,7 +31,7 @@ from ddp_notebook.rank.group.kernels.repeats import Repeating
 from ddp_notebook.rank.group.modules import Modules
 from ddp_notebook.rank.group.operators import flat
 from ddp_notebook.rank.group.origin import MARKED, REDUCER, SiteFields, Sites
-from ddp_notebook.rank.group.sequences import Known, Sequence
+from ddp_notebook.rank.group.sequences import Known, Moment, Sequence
 from ddp_notebook.rank.record import previews
 from ddp_notebook.rank.record.gpu_times import marks_of
 from ddp_notebook.rank.record.thinning import FIRST_STEPS, Thinning
@@ -58,24 +58,15 @@ _MANY_LARGE = MOST // 2  # at a large one: what comes until then is not to reach
 new = tuple.__new__  # of a `NamedTuple`, in the middle of a step: its own is a function in Python
 
 
-class Moment(NamedTuple):
-    """Where in its training a rank is. Replaced when that changes, so that a call holds a single reference."""
-
-    cell: int
-    title: int  # the cell's number in `In [n]`
-    step: int  # optimizer steps of the cell
-    values: int  # whether calls keep theirs: `KEPT` and its like
-    sequence: Sequence | None = None  # the step's calls that may need a name; None: all steps are marked
-
-
 class Tape:
     """The tape of one rank. `recorder` leaves calls on it, `training` spans, `metrics` what the user logs.
 
     Args:
         cells: the files of cells, by name.
+        modules: knows the names of modules.
     """
 
-    def __init__(self, cells: dict[str, int]) -> None:
+    def __init__(self, cells: dict[str, int], modules: Modules | None = None) -> None:
         self.level = VALUES
         self.full_bytes = 0  # whole tensors are kept up to so many bytes each; 0: none
         self.thinning = Thinning()
@@ -95,7 +86,7 @@ class Tape:
         self.hurries = threading.Event()  # what waits is to be passed on soon
         self.is_filled = False  # the same, reset by that thread: asking the event takes longer
         self.engine: CodeType | None = None  # torch's last function before autograd's own code, in C++
-        self.modules = Modules()
+        self.modules = Modules() if modules is None else modules
         self._sequences = Known()
         self._sites = Sites(cells, self.modules)
         self._moving = threading.Lock()  # for changes of the moment: steps may run in several threads

@@ -1,9 +1,9 @@
 """What a rank does when its session gets more or fewer ranks; its groups are `group.connections.renewal`'s.
 
+feature     what resizing adds to a rank
 resized     the answers to the notebook's questions about it
 obstacles   what is in the way of that: what is sharded over the ranks, and RPC
 digests     a few bytes for each variable: whether all ranks have the same
 newcomers   what new ranks get from one that was there before
-samplers    samplers of data go over as many ranks as there are now
 sharded     models in shards are brought together before, and built and sharded again after
 """

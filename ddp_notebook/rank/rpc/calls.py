@@ -10,7 +10,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from ddp_notebook.rank.cell.exceptions import words
-from ddp_notebook.rank.record.remote import NO_RANK, NO_WORKER, Sent
+from ddp_notebook.rank.remote_calls import NO_RANK, NO_WORKER, Sent
 from ddp_notebook.stdlib import itertools, threading, time, weakref
 
 INVOKES = tuple(  # torch's functions that send a call

@@ -32,7 +32,7 @@ from torch.distributed.rpc import api, backend_registry, internal
 from ddp_notebook.rank.group import waiting
 from ddp_notebook.rank.group.arguments import Arguments
 from ddp_notebook.rank.group.stores import connect
-from ddp_notebook.rank.record.remote import NO_RANK, NO_WORKER
+from ddp_notebook.rank.remote_calls import NO_RANK, NO_WORKER
 from ddp_notebook.rank.replacing import replace
 from ddp_notebook.rank.rpc import backends
 from ddp_notebook.rank.rpc.agent import Agent, Worker, note_ways

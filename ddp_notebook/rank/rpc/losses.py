@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from ddp_notebook.rank.cell.exceptions import words
-from ddp_notebook.rank.record.remote import Sent
+from ddp_notebook.rank.remote_calls import Sent
 from ddp_notebook.rank.rpc.agent import Worker
 from ddp_notebook.rank.rpc.naming import words_of
 from ddp_notebook.stdlib import re

@@ -11,18 +11,14 @@ from collections.abc import Callable, Iterable
 from threading import get_ident
 from time import monotonic_ns
 from traceback import walk_stack
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch._C._distributed_rpc import WorkerInfo
 
-from ddp_notebook.rank.record.remote import TORCH, Sent
-from ddp_notebook.rank.record.tape import OFF
+from ddp_notebook.rank.remote_calls import TORCH, Sent
 from ddp_notebook.rank.rpc.calls import Calls, name_of
-from ddp_notebook.rank.rpc.serving import Serving, Travelling
+from ddp_notebook.rank.rpc.serving import CallRecorder, Serving, Travelling
 from ddp_notebook.stdlib import functools
-
-if TYPE_CHECKING:
-    from ddp_notebook.rank.rpc.record.recorder import Recorder
 
 _OPERATORS = "aten::"
 
@@ -46,7 +42,7 @@ class Sending:
         with_ids: Callable[[Any, tuple[Any, ...]], tuple[Any, ...]],
         explain: Callable[[Sent, BaseException], BaseException | None],
     ) -> None:
-        self.recorder: Recorder | None = None
+        self.recorder: CallRecorder | None = None
         self.on_remote: Callable[[Any], None] = lambda reference: None  # called with each new reference
         self._calls, self._serving, self._target, self._explain = calls, serving, target, explain
         self._with_ids = with_ids
@@ -75,7 +71,7 @@ class Sending:
             making[:] = [one for one in making if one[0] in outer]
         making.append((id(frame), call))
         recorder = self.recorder
-        if recorder is None or recorder.tape.level == OFF:
+        if recorder is None or not recorder.is_on:
             return Travelling(function, args, kwargs, call.cell)
         call.is_recorded, call.kind = True, TORCH if is_torchs else -1
         call.parent, call.context = recorder.here.of(call.thread)
@@ -101,7 +97,7 @@ class Sending:
                 call = self._made(get_ident(), id(sys._getframe(1)))
             else:
                 call = calls.new(_name_of_operator(name, what), self._serving.cell())
-                if recorder is not None and recorder.tape.level != OFF:
+                if recorder is not None and recorder.is_on:
                     call.is_recorded, call.kind = True, -1
                     call.parent, call.context = recorder.here.of(call.thread)
                 args = self._with_ids(what, args)

@@ -12,19 +12,38 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import autograd
 
 from ddp_notebook.rank.group import waiting
-from ddp_notebook.rank.record.remote import Ran
+from ddp_notebook.rank.remote_calls import Ran, Sent
 from ddp_notebook.rank.rpc.calls import Calls
 from ddp_notebook.stdlib import ctypes, threading, time
 
 if TYPE_CHECKING:
-    from ddp_notebook.rank.rpc.record.recorder import Recorder
+    from torch._C._distributed_rpc import PyRRef
+
+    from ddp_notebook.rank.rpc.record.here import Here
 
 _raise_in = ctypes.pythonapi.PyThreadState_SetAsyncExc
+
+
+class CallRecorder(Protocol):
+    """Records calls as rows, see `rpc.record.recorder`. Set while the rank records."""
+
+    here: Here
+
+    @property
+    def is_on(self) -> bool: ...
+
+    def sends(self, call: Sent, what: bytes | None, args: Any) -> None: ...
+    def before(self, call: Sent) -> set[int]: ...
+    def failed(self, call: Sent, error: BaseException) -> None: ...
+    def made(self, call: Sent, reference: PyRRef[Any]) -> None: ...
+    def sent_in_context(self, call: Sent, before: set[int], future: Any) -> None: ...
+    def came(self, context: int) -> None: ...
+    def ran(self, ran: Ran, result: Any) -> None: ...
 
 
 class Travelling:
@@ -52,7 +71,7 @@ class Serving:
 
     def __init__(self, calls: Calls, running_cell: Callable[[], int]) -> None:
         self.calls, self._running_cell = calls, running_cell
-        self.recorder: Recorder | None = None
+        self.recorder: CallRecorder | None = None
         self.stopped: set[int] = set()  # cells
         self.threads = 0  # that the agent has; 0: there is none
         self._lock = threading.Lock()

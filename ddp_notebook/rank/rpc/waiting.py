@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ddp_notebook.rank.group import waiting
-from ddp_notebook.rank.record.remote import NO_RANK
+from ddp_notebook.rank.remote_calls import NO_RANK
 from ddp_notebook.rank.rpc.calls import Calls
 from ddp_notebook.rank.unseen import function_modes, operator_modes
 from ddp_notebook.stdlib import functools, threading

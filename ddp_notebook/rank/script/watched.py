@@ -162,6 +162,7 @@ class _Seen:
         from ddp_notebook.rank.group.recorder import Recorder
         from ddp_notebook.rank.group.release import Release
         from ddp_notebook.rank.record.recording import RankRecording
+        from ddp_notebook.rank.sharding import feature as sharding
         from ddp_notebook.records import logs
 
         keeping.install()
@@ -171,6 +172,7 @@ class _Seen:
         self._connections = Connections(self._recorder)
         self._connections.watch()
         self._release = Release(self._recorder, self._connections, self._where, lambda: None)
+        sharding.watch(self._recorder)
         self.recording = RankRecording(self._recorder, self._where, rank, send, is_busy)
         self.stop()
         logs.install(self.recording.metrics.log)

@@ -1,5 +1,6 @@
 """What a rank holds of models that are spread over ranks.
 
+feature     what sharding adds to a rank
 parts       which part of which tensor it has
 memory      the memory that parameters, gradients, optimizer state, activations and the rest take
 mistakes    wrong uses that nothing else complains about, put together

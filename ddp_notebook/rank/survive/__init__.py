@@ -1,5 +1,6 @@
 """A loop of training steps that goes on when a rank dies (`ddp_notebook.survive`).
 
+feature     what it adds to a rank
 survival    what a rank does when others are gone: waits, is formed anew, goes back to the step that all redo
 loop        the steps as the user sees them
 members     what a step changes: kept before each step, put back, and sent

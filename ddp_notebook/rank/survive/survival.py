@@ -17,15 +17,13 @@ from typing import Any
 import torch
 
 from ddp_notebook.rank import gpu
+from ddp_notebook.rank.group.alone import Alone
 from ddp_notebook.rank.group.cpp_log import quiet
-from ddp_notebook.rank.group.network import Network
 from ddp_notebook.rank.group.release import RankLostError
-from ddp_notebook.rank.record.alone import Alone
-from ddp_notebook.rank.resize import samplers
-from ddp_notebook.rank.resize.obstacles import Obstacles
+from ddp_notebook.rank.hooks import Core
 from ddp_notebook.rank.survive.ring import Ring
 from ddp_notebook.rank.unseen import unseen
-from ddp_notebook.rank.variables import copying
+from ddp_notebook.rank.variables import copying, samplers
 from ddp_notebook.stdlib import os, pickle, queue, re, threading, time
 from ddp_notebook.wire.events import Form, Message
 from ddp_notebook.wire.resizing import SamplerChange
@@ -46,34 +44,15 @@ class Survival:
     """The half of a rank in its survival. Made in its main thread; one per process.
 
     Args:
-        network: what the rank does with the others.
-        shell: the engine's.
-        send: takes the messages for the notebook.
-        place: tells the rank's place.
-        take: takes another one, in the main thread.
-        cell: tells the number of the cell that runs.
-        hand_on: takes messages that came for nothing.
+        core: the rank's groups, place and shell.
     """
 
-    def __init__(
-        self,
-        network: Network,
-        shell: Any,
-        send: Callable[[Message], None],
-        place: Callable[[], Form],
-        take: Callable[[Form], None],
-        cell: Callable[[], int],
-        hand_on: Callable[[Message], None],
-    ) -> None:
+    def __init__(self, core: Core) -> None:
         global _here
         _here = self
-        self._network = network
-        self._shell = shell
-        self._send = send
-        self._place = place
-        self._take = take
-        self._cell = cell
-        self._hand_on = hand_on
+        self._core = core
+        self._network = core.network
+        self._send = core.send
         self._code = ""  # of the cell
         self._is_in_loop = False
         self._waits = False
@@ -86,24 +65,40 @@ class Survival:
         self.rejoining: tuple[Resume, Ring, bytes] | None = None  # until it is in its loop
 
     @property
+    def _place(self) -> Form:
+        place = self._core.place()
+        assert place is not None  # no cell runs before the rank has one
+        return place
+
+    @property
+    def _cell(self) -> int:
+        return (self._core.running() or (0, 0.0))[0]
+
+    @property
     def rank(self) -> int:
-        return self._place().rank
+        return self._place.rank
 
     @property
     def world_size(self) -> int:
-        return self._place().world_size
+        return self._place.world_size
 
     # ---- the agent's thread
 
-    def takes(self, message: Message) -> bool:
-        """Take a message that is for a rank in a loop. Returns whether it was."""
-        if isinstance(message, Save):
-            self.save_to = message.folder
-            return True
-        if isinstance(message, Resume) or (isinstance(message, Form) and self._waits):
+    def save(self, message: Save) -> bool:
+        """Let loops write their state, and end. Returns True: the message needs nothing else."""
+        self.save_to = message.folder
+        return True
+
+    def resume(self, message: Resume) -> bool:
+        """Go on with the loop that this rank waits in. Returns True, like `save`."""
+        self._came.put(message)
+        return True
+
+    def reform(self, message: Form) -> bool:
+        """Take a new place if this rank waits in a loop. Returns whether it does."""
+        if self._waits:
             self._came.put(message)
-            return True
-        return False
+        return self._waits
 
     def on_lost(self) -> None:
         """Ranks have died: whoever waits for one that waits for them is to notice too."""
@@ -145,10 +140,10 @@ class Survival:
         except RuntimeError as error:
             self.end_if_lost(error)
             raise
-        self._shell.user_ns.update(unseen(pickle.loads, names))
+        self._core.shell.user_ns.update(unseen(pickle.loads, names))
         self.rejoining = resume, ring, own
         self._network.recorder.instead = self._alone = Alone().run
-        return _from_statement(self._shell.transform_cell(code), resume.line)
+        return _from_statement(self._core.shell.transform_cell(code), resume.line)
 
     _alone: Callable[..., Any] | None = None
 
@@ -168,7 +163,7 @@ class Survival:
             return False
         self._speak()
         self._is_in_loop = True
-        self._at = Survives(cell=self._cell(), line=line, loop=loop)
+        self._at = Survives(cell=self._cell, line=line, loop=loop)
         return True
 
     def is_whole(self) -> None:
@@ -187,11 +182,13 @@ class Survival:
     def leave(self) -> None:
         """The loop is over."""
         self._is_in_loop, self._resume, self.rejoining = False, None, None
-        self._send(Survives(cell=self._cell(), line=0))
+        self._send(Survives(cell=self._cell, line=0))
 
     def obstacles(self) -> list[str]:
         """What is in the way of fewer ranks."""
-        found = Obstacles(self._shell.user_ns)
+        from ddp_notebook.rank.resize.obstacles import Obstacles  # the only use of another feature
+
+        found = Obstacles(self._core.shell.user_ns)
         return [*(f"{name} is {what}" for name, what in found.sharded.items()), *found.others]
 
     def is_loss(self, error: BaseException, *, in_body: bool = False) -> bool:
@@ -231,7 +228,7 @@ class Survival:
             self._network.connections.cut_groups()  # who waits for this rank waits in vain
         self._waits = True
         try:
-            self._send(Stalls(cell=self._cell(), step=step, holds=holds))
+            self._send(Stalls(cell=self._cell, step=step, holds=holds))
             while True:
                 if self._network.release.is_under_way:  # an interrupt while a loss was looked into may have been lost
                     raise KeyboardInterrupt
@@ -243,24 +240,24 @@ class Survival:
                     return message
                 assert isinstance(message, Form)
                 before = self.rank, self.world_size
-                self._take(message)
+                self._core.take_place(message)
                 if before != (now := (self.rank, self.world_size)):
-                    self.resized = samplers.resize(before, now, self._shell.user_ns)
+                    self.resized = samplers.resize(before, now, self._core.shell.user_ns)
         finally:
             self._waits = False
             while not self._came.empty():
-                self._hand_on(self._came.get())
+                self._core.hand_on(self._came.get())
 
     def make_ring(self) -> Ring:
         """Connections of all ranks, for a loop."""
-        place = self._place()
+        place = self._place
         epoch, count = self._rings
         self._rings = place.epoch, count + 1 if epoch == place.epoch else 1
         return Ring(place, self._rings[1], self._network.connections)
 
     def names(self) -> bytes:
         """The user's variables, for the process that may come after this one. Says which are left out."""
-        data, _, left = unseen(copying.read, self._shell.user_ns, (), self._shell.user_ns_hidden)
+        data, _, left = unseen(copying.read, self._core.shell.user_ns, (), self._core.shell.user_ns_hidden)
         words = set(re.findall(r"\w+", self._code)) if left else ()
         for name, why in left.items():
             if name in words:

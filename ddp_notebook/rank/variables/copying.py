@@ -11,8 +11,8 @@ import IPython
 import torch
 
 from ddp_notebook.rank.cell.exceptions import words
-from ddp_notebook.rank.record.metrics import is_log
 from ddp_notebook.rank.variables.values import CannotSendError
+from ddp_notebook.records import logs
 from ddp_notebook.stdlib import io, os
 from ddp_notebook.wire import bulk
 
@@ -42,7 +42,7 @@ def read(
     if unknown := [name for name in names if name not in namespace]:
         raise CannotSendError(f"there is no variable {', '.join(map(repr, unknown))}")
     values = {name: namespace[name] for name in names or names_of_user(namespace, hidden)}
-    values = {name: value for name, value in values.items() if not is_log(value)}
+    values = {name: value for name, value in values.items() if not logs.is_log(value)}
     # modules, functions and classes last: the user is told of the first names
     kinds = (types.ModuleType, types.FunctionType, type)
     values = dict(sorted(values.items(), key=lambda item: isinstance(item[1], kinds)))
@@ -68,7 +68,7 @@ def read(
 def names_of_user(namespace: Mapping[str, Any], hidden: Collection[str] = ()) -> list[str]:
     """The names of the user's own variables."""
     own = [name for name in namespace if not (name.startswith("_") or name in hidden or name in _EVERY_RANK_HAS)]
-    return [name for name in own if not is_log(namespace[name])]
+    return [name for name in own if not logs.is_log(namespace[name])]
 
 
 class Pickler(bulk.Pickler):

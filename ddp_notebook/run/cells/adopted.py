@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING
 
 from ddp_notebook.errors import DDPNotebookError
 from ddp_notebook.launch.cluster import Cluster
-from ddp_notebook.launch.keep.state import Waiting
 from ddp_notebook.run.cells.cell import CellRun
 from ddp_notebook.run.cells.cells import Cells
 from ddp_notebook.run.cells.interrupt import Interrupts
@@ -18,6 +18,9 @@ from ddp_notebook.run.cells.watch import NOTEBOOK, Beside, Waiter
 from ddp_notebook.run.kernel import is_users_thread
 from ddp_notebook.run.output.sink import Here, Sink
 from ddp_notebook.wire.events import RunCell
+
+if TYPE_CHECKING:
+    from ddp_notebook.launch.keep.state import Waiting
 
 
 class Adopted:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from ddp_notebook.launch.keep.state import Running, Waiting
 from ddp_notebook.records.words import format_ranks
 from ddp_notebook.wire.events import RunCell
+
+if TYPE_CHECKING:
+    from ddp_notebook.launch.keep.state import Running, Waiting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 
 from ddp_notebook.errors import UsageError
-from ddp_notebook.run.lines import LineParser
+from ddp_notebook.line_parser import LineParser
 from ddp_notebook.wire.record_options import RecordOptions
 
 _OPTION = re.compile(r"\s*(--[a-z][a-z-]*)(?:=(\S+))?(?=\s|$)")  # at the head of a line

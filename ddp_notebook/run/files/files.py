@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from ddp_notebook.errors import UsageError
-from ddp_notebook.launch.sync.sync import Synced
 from ddp_notebook.run.assembly import Parts
 from ddp_notebook.run.cells.interrupt import Interrupts, keyboard_interrupt
-from ddp_notebook.run.files.fetching import Fetched
 from ddp_notebook.run.interrupted import OF_FILES, tells_interrupts
 from ddp_notebook.run.rank_sets import RankSet
+
+if TYPE_CHECKING:
+    from ddp_notebook.launch.sync.sync import Synced
+
+if TYPE_CHECKING:
+    from ddp_notebook.run.files.fetching import Fetched
 
 Progress = Callable[[str], None]
 
@@ -105,4 +110,8 @@ class SessionFiles:
             >>> session.files.fetch("checkpoints/*.pt", ranks=0, to="results")
             1 file (... kB) of rank 0 in results
         """
-        return self._parts().fetching.fetch(os.fspath(path), ranks, os.fspath(to), overwrite=overwrite, report=report)
+        from ddp_notebook.run.files.fetching import Fetching
+
+        parts = self._parts()
+        fetching = Fetching(parts.exchange.turn, parts.questions, parts.transfers, parts.living)
+        return fetching.fetch(os.fspath(path), ranks, os.fspath(to), overwrite=overwrite, report=report)

@@ -12,6 +12,4 @@ healing     replacing ranks that died, with the variables of a living one; formi
 resizing    more or fewer ranks
 sharded     what is in shards meanwhile: gathered before, built anew after
 survival    replacing ranks that died while their cell runs, where that survives it
-preemption  the machine is about to be taken away: loops save and end
-faults      makes something go wrong on ranks, to see what follows
 """

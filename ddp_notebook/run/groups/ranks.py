@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from ddp_notebook.run.assembly import Parts
-from ddp_notebook.run.groups.faults import Faults
 from ddp_notebook.run.interrupted import OF_RANKS, tells_interrupts
 from ddp_notebook.run.rank_sets import RankSet
 
@@ -101,6 +100,8 @@ class SessionRanks:
             >>> session.ranks.fault("slow", 1, by_s=0.05)
             'rank 1 will take 0.05 s longer for each step and each collective until %ddp_fault off: in ...'
         """
+        from ddp_notebook.run.faults.faults import Faults
+
         parts = self._parts()
         return Faults(parts.living, parts.questions).make(kind, ranks, after_s, by_s)
 

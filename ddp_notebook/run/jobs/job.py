@@ -9,10 +9,9 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ddp_notebook.errors import DDPNotebookError, JobCancelledError
-from ddp_notebook.launch.keep.state import Waiting
 from ddp_notebook.records.words import list_ranks
 from ddp_notebook.run.cells.cell import CellRun
 from ddp_notebook.run.cells.interrupt import Interrupts
@@ -22,6 +21,9 @@ from ddp_notebook.run.cells.watch import Waiter
 from ddp_notebook.run.interrupted import OF_JOB, tells_interrupts
 from ddp_notebook.run.output.outlet import new_id
 from ddp_notebook.run.output.sink import Handle, Sink
+
+if TYPE_CHECKING:
+    from ddp_notebook.launch.keep.state import Waiting
 
 _log = logging.getLogger(__name__)
 

@@ -7,9 +7,9 @@ import functools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
+from typing import TYPE_CHECKING
 
 from ddp_notebook.errors import UsageError
-from ddp_notebook.launch.keep.state import Waiting
 from ddp_notebook.records.words import format_ranks
 from ddp_notebook.run.cells.cells import Cells
 from ddp_notebook.run.cells.elsewhere import Elsewhere
@@ -22,6 +22,9 @@ from ddp_notebook.run.jobs.job import Job
 from ddp_notebook.run.kernel import thread_of_this_cell
 from ddp_notebook.run.output.sink import Sink
 from ddp_notebook.status import as_table
+
+if TYPE_CHECKING:
+    from ddp_notebook.launch.keep.state import Waiting
 
 _KEPT = 20  # of those that have ended; each holds what its cell has printed
 _LOOK_S = 0.2

@@ -1,6 +1,5 @@
 """What a cell's ranks write and display, on its way to the front end.
 
-text        the bytes of a rank's pipes, cut at their marks and put in order with its displays
 screen      output in the notebook ──► fold (equal lines of several ranks)
                                    ──► unfinished (lines still being written) ──► outlet
 fold        lines that several ranks wrote, shown once
@@ -12,10 +11,8 @@ unfinished  bars, dots and other lines that change in their place
 sink        where output goes: as the main thread's own, or under one cell
 outlet      the way to the front end: batches, and no more than Jupyter takes
 card        the hang card: who waits where, and why
-log         all that a rank wrote, on disk
 comms       widgets of ranks
 pump        the thread that handles displays and widget messages
 pace        the rate of messages that Jupyter accepts
-receipts    acknowledges them to the ranks
 widget_state  what a page that is loaded again gets to know of them
 """

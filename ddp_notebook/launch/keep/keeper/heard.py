@@ -13,10 +13,10 @@ from ddp_notebook.launch.keep.keeper.notebooks import Notebooks
 from ddp_notebook.launch.keep.keeper.queue import Queue
 from ddp_notebook.launch.keep.recorded import Recorded as RecordedFiles
 from ddp_notebook.launch.keep.state import OwnCluster, Running, Waiting
-from ddp_notebook.run.output.log import RankLog
-from ddp_notebook.run.output.receipts import Receipts
-from ddp_notebook.run.output.text import TextSplitter
+from ddp_notebook.launch.rank_log import RankLog
+from ddp_notebook.launch.receipts import Receipts
 from ddp_notebook.wire.events import Comm, Display, Message, Recorded
+from ddp_notebook.wire.text import TextSplitter
 
 
 class _Text:

@@ -33,9 +33,9 @@ from ddp_notebook.launch.keep.recorded import Recorded
 from ddp_notebook.launch.keep.state import OwnCluster, State, Welcome, folder_of, silent, silent_ranks, state_of
 from ddp_notebook.launch.members.beginning import Beginning
 from ddp_notebook.launch.options import Ssh, StartOptions
+from ddp_notebook.launch.preemption import Preemption
 from ddp_notebook.registry import doors, entries, modes, private
 from ddp_notebook.registry.finding import SESSION
-from ddp_notebook.run.groups.preemption import Preemption
 from ddp_notebook.version import __version__
 from ddp_notebook.wire import signals
 

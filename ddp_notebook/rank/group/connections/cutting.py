@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import ProcessGroup, ProcessGroupGloo, TCPStore
+from torch._C._distributed_c10d import ProcessGroup, ProcessGroupGloo, Store, TCPStore
 from torch.distributed import distributed_c10d, get_backend_config, is_initialized
 
 from ddp_notebook.rank import threads
@@ -20,11 +20,13 @@ from ddp_notebook.rank.group import stores
 from ddp_notebook.rank.group.calls import timeout_of, timeout_setter
 from ddp_notebook.rank.group.connections import sockets, ticks
 from ddp_notebook.rank.group.connections.untold import Untold
-from ddp_notebook.rank.group.guard.guard import make_board
 from ddp_notebook.rank.group.recorder import Recorder
 from ddp_notebook.rank.group.waiting import notice_interrupt
 from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
 from ddp_notebook.stdlib import contextlib, functools, logging, threading
+
+if TYPE_CHECKING:
+    from ddp_notebook.rank.group.guard.board import Board
 
 NCCL = ("nccl", "nccl2", "nccl-legacy")  # torch's two classes, as they call themselves, and a name of the older one
 
@@ -58,7 +60,8 @@ class Connections:
         self._untold = Untold()
         self._makers = 0  # calls that hold that lock: several where one call makes a group by another
         self._successors: dict[str, ProcessGroup] = {}  # by name of a group: the one that its operations go through
-        self.makes_boards = False  # for the guard
+        # Makes the board of a group on which the guard compares calls; None while no guard is wanted.
+        self.make_board: Callable[[ProcessGroup, Store, timedelta], Board[Any]] | None = None
         self.on_group: Callable[[ProcessGroup], object] = lambda _: None  # told each group that this rank has made
         self.rests = False  # groups that are made may be idle for hours, see `ticks`
 
@@ -109,7 +112,8 @@ class Connections:
             made, store = make(*args, **kwargs)
             if isinstance(made, ProcessGroup):
                 self.on_group(made)
-            if self.makes_boards and isinstance(made, ProcessGroup) and made.size() > 1 and _is_gloo(made):
+            make_board = self.make_board
+            if make_board is not None and isinstance(made, ProcessGroup) and made.size() > 1 and _is_gloo(made):
                 # Not in a `Group`: its ranks are not known yet.
                 self._recorder.keep_board(made, make_board(made, store, timeout_of(made)))
             return made, store

@@ -16,7 +16,6 @@ from ddp_notebook.rank.group import join
 from ddp_notebook.rank.group.calls import Group, timeout_of
 from ddp_notebook.rank.group.connections.cutting import NCCL, Connections
 from ddp_notebook.rank.group.connections.models import Models
-from ddp_notebook.rank.group.guard.guard import make_board
 from ddp_notebook.rank.group.recorder import Recorder
 from ddp_notebook.rank.group.stores import connect
 from ddp_notebook.stdlib import contextlib, json, re, threading
@@ -185,7 +184,8 @@ class Renewal:
         new._set_group_name(distributed_c10d.GroupName(name))
         new._set_group_desc(old.group_desc)
         board = None
-        if self._connections.makes_boards and size > 1 and set(backends) == {"gloo"}:
+        make_board = self._connections.make_board
+        if make_board is not None and size > 1 and set(backends) == {"gloo"}:
             board = make_board(new, store, forming)
             board.set_timeout(timeout)
         return [(group, new, board)]

@@ -20,16 +20,17 @@ from __future__ import annotations
 import zlib
 from collections.abc import Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch._C._distributed_c10d import ProcessGroup, Store
 
-from ddp_notebook.rank.group.calls import Call
+from ddp_notebook.rank.group.calls import Call, CollectiveMismatchError
 from ddp_notebook.rank.group.guard.board import Board
 from ddp_notebook.rank.group.guard.memory import MemoryBoard
-from ddp_notebook.rank.group.guard.messages import fit
+from ddp_notebook.rank.group.guard.messages import Messages, nbytes_of, what_of
 from ddp_notebook.rank.group.guard.private import PrivateBoard
 from ddp_notebook.rank.group.operators import flat
 from ddp_notebook.rank.group.origin import USER, origin
@@ -44,10 +45,6 @@ _BYTES_A_RANK = 16  # what a rank gives to and takes from each rank in an all_to
 _DDP = "ddp"
 _IN_FORWARD = " for a model in DDP"
 _FRAMES_OF_OURS = 4  # `origin`, `Guard.__call__` and two of the kernel
-
-
-class CollectiveMismatchError(RuntimeError):
-    """Ranks call different collectives, or the same on different tensors. Nothing was sent; the group can be used."""
 
 
 class Guard:
@@ -66,7 +63,7 @@ class Guard:
             return None
         maker, messages = call.site[0] if call.site else origin(_FRAMES_OF_OURS), board.messages
         if kernel.spec.kind != "collective":
-            return None if messages is None else unseen(fit, call, messages, maker == USER)
+            return None if messages is None else unseen(_fit, call, messages, maker == USER)
         is_of_forward = maker == _DDP and kernel.spec.name == "broadcast" and messages is not None
         if maker != USER and not is_of_forward:
             return None
@@ -219,3 +216,30 @@ def _words(call: Call) -> str:
     parts += [] if operation.root is None else [f"root {operation.root}"]
     inside = ", ".join(part for part in parts if part) or operation.dtype
     return f"{operation.name}({inside})"
+
+
+def _fit(call: Call, messages: Messages, is_of_user: bool) -> Sequence[Any] | None:
+    """Write a message down; where it is not what the other side has, what is to be sent or filled in its place.
+
+    Args:
+        is_of_user: else it is only counted.
+    """
+    kernel, arguments, group = call.kernel, call.arguments, call.group
+    rest, tensors = arguments[kernel.at_rest :], arguments[kernel.at_tensors or 0]
+    if len(tensors) != 1 or not tensors[0].is_cpu or not tensors[0].is_contiguous():  # which gloo refuses
+        return None
+    kind, peer, tag = kernel.spec.kind, kernel.root_of(rest), kernel.tag_of(rest)
+    if peer is None:
+        what = what_of(tensors[0]) if is_of_user else 0
+        messages.begin_from_any(tag)
+        call.check = partial(messages.end_from_any, tag, what, group.ranks, group.title)
+        return None
+    posted = messages.post(kind, peer, tag, tensors[0])
+    if posted is None or not is_of_user:
+        return None
+    call.check = partial(messages.compare, posted, group.ranks, group.title)  # of the call it holds nothing: no cycle
+    other = messages.look(posted)
+    if not other:
+        return None
+    room = 0 if kind == "send" else nbytes_of(other)  # where the sender has not seen it, else nothing comes
+    return [torch.empty(room, dtype=torch.uint8, device="cpu")]

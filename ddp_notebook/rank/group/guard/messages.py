@@ -17,16 +17,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch._C._distributed_c10d import Work
 
 from ddp_notebook.stdlib import threading
-
-if TYPE_CHECKING:
-    from ddp_notebook.rank.group.calls import Call
 
 _DEPTH = 256  # messages from one rank to another that may be under way on one side, and are compared nevertheless
 _NUMEL_BITS, _DTYPE_BITS, _TAG_BITS = 33, 5, 8
@@ -110,7 +106,7 @@ class Messages:
         if not 0 <= tag < 1 << _TAG_BITS or (kind == "recv" and tag in self._uncounted):
             return None
         side, words = self._side(kind, peer), self._words
-        word = _word(side.next_number(tag), tag, _what(tensor))
+        word = _word(side.next_number(tag), tag, what_of(tensor))
         if not word >> _NUMBER_SHIFT:  # numbers begin again: whatever was not looked for is another message's
             side.known.clear()
         side.count += 1
@@ -213,39 +209,13 @@ class Messages:
         )
 
 
-def fit(call: Call, messages: Messages, is_of_user: bool) -> Sequence[Any] | None:
-    """Write a message down; where it is not what the other side has, what is to be sent or filled in its place.
-
-    Args:
-        is_of_user: else it is only counted.
-    """
-    kernel, arguments, group = call.kernel, call.arguments, call.group
-    rest, tensors = arguments[kernel.at_rest :], arguments[kernel.at_tensors or 0]
-    if len(tensors) != 1 or not tensors[0].is_cpu or not tensors[0].is_contiguous():  # which gloo refuses
-        return None
-    kind, peer, tag = kernel.spec.kind, kernel.root_of(rest), kernel.tag_of(rest)
-    if peer is None:
-        what = _what(tensors[0]) if is_of_user else 0
-        messages.begin_from_any(tag)
-        call.check = partial(messages.end_from_any, tag, what, group.ranks, group.title)
-        return None
-    posted = messages.post(kind, peer, tag, tensors[0])
-    if posted is None or not is_of_user:
-        return None
-    call.check = partial(messages.compare, posted, group.ranks, group.title)  # of the call it holds nothing: no cycle
-    other = messages.look(posted)
-    if not other:
-        return None
-    room = 0 if kind == "send" else _nbytes(other)  # where the sender has not seen it, else nothing comes
-    return [torch.empty(room, dtype=torch.uint8, device="cpu")]
-
-
 def count_words(size: int) -> int:
     """How many words the messages of a group of so many ranks need."""
     return size * size * 2 * _SIDE_WORDS
 
 
-def _what(tensor: torch.Tensor) -> int:
+def what_of(tensor: torch.Tensor) -> int:
+    """Return the type and the number of elements as a part of a word."""
     numel = tensor.numel()
     return _CODES.get(tensor.dtype, 0) << _NUMEL_BITS | numel if numel < 1 << _NUMEL_BITS else 0
 
@@ -262,10 +232,11 @@ def _numel(word: int) -> int:
     return word & (1 << _NUMEL_BITS) - 1
 
 
-def _nbytes(word: int) -> int:
+def nbytes_of(word: int) -> int:
+    """Return the size of the message that a word describes."""
     dtype = _DTYPES[_code(word)]
     return 0 if dtype is None else dtype.itemsize * _numel(word)
 
 
 def _words(word: int) -> str:
-    return f"{_numel(word)} {str(_DTYPES[_code(word)]).removeprefix('torch.')} ({_nbytes(word)} bytes)"
+    return f"{_numel(word)} {str(_DTYPES[_code(word)]).removeprefix('torch.')} ({nbytes_of(word)} bytes)"

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._C._distributed_c10d import ProcessGroup, Work
 
 from ddp_notebook.rank import gpu
-from ddp_notebook.rank.group.calls import Call, Group
+from ddp_notebook.rank.group.calls import NOW_NS, Call, Group
 from ddp_notebook.rank.group.kernels import gloo_on_gpu
-from ddp_notebook.rank.group.kernels.repeats import short_way
+from ddp_notebook.rank.group.kernels.repeats import Kept
 from ddp_notebook.rank.group.operators import Operator, flat
 from ddp_notebook.rank.group.waiting import notice_interrupt
 from ddp_notebook.rank.unseen import unseen
@@ -79,7 +81,7 @@ class Kernel(Operator):
             follow(call, out[-1] if type(out) is tuple or type(out) is list else out, arguments)
             return out
 
-        return short_way(recorder, kernel, run) if self._is_repeated else run
+        return _short_way(recorder, kernel, run) if self._is_repeated else run
 
     @property
     def _is_repeated(self) -> bool:
@@ -183,3 +185,50 @@ def _record_end(recorder: Recorder, call: Call, *, failed: bool) -> None:
     """Record that the caller of a call goes on. Does nothing for a call that is not recorded."""
     if call.moment is not None and (tape := recorder.tape) is not None:
         tape.ended(call, failed, call.since_ns)
+
+
+def _short_way(recorder: Recorder, kernel: Kernel, long_way: Callable[..., Any]) -> Callable[..., Any]:
+    """The kernel of all_reduce for calls that a training loop makes again, see `repeats`.
+
+    Args:
+        long_way: the kernel for all other calls.
+    """
+    redispatch, after, unbox_work, live = kernel.redispatch, kernel.after, Work.unbox, recorder.live
+    repeating = recorder.repeating
+    caller, monotonic_ns, at = sys._getframe, time.monotonic_ns, kernel.at_rest - 1
+
+    def run(keys: Any, *arguments: Any, **named: Any) -> Any:
+        if (backward := repeating.backward) is None:
+            return long_way(keys, *arguments, **named)
+        try:
+            repeat = backward.repeats.get(arguments[0][0].data_ptr())
+        except (IndexError, RuntimeError):  # no tensor, or one that has no storage: a sparse gradient
+            repeat = None
+        if repeat is None or caller(1).f_code is not repeat.engine:
+            return long_way(keys, *arguments, **named)
+        kept: Kept = []
+        group = repeat.group
+        if (connections := group.connections) is not None:
+            arguments = (*arguments[:at], connections, *arguments[at + 1 :])
+        try:
+            with repeat.lock:
+                counts = group.counts
+                counts["collective"] = repeat.number = number = counts["collective"] + 1
+                repeat.since_ns = since_ns = monotonic_ns()
+                repeat.backward, repeat.kept = backward, kept
+                live[id(repeat)] = repeat
+                backward.again.append((repeat, number, since_ns, kept))
+            if (below := repeat.below) is None:
+                below = repeat.below = keys & after
+            out = redispatch(below, *arguments)
+        except BaseException as error:
+            live.pop(id(repeat), None)
+            recorder.note_failure(repeat, error)
+            raise
+        future = unbox_work(out[1]).get_future()
+        kept.append(future)
+        future.add_done_callback(partial(next, map(kept.append, NOW_NS)))  # as `noting_time`; now, if it is over
+        repeat.model.at = repeat.following
+        return out
+
+    return run

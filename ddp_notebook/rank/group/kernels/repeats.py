@@ -6,20 +6,12 @@ else: code that runs once in milliseconds finds no cache warm, so each line of i
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
-from functools import partial
 from types import CodeType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from torch._C._distributed_c10d import Work
-
-from ddp_notebook.rank.group.calls import NOW_NS, Call, is_failed
-from ddp_notebook.stdlib import time
+from ddp_notebook.rank.group.calls import Call, is_failed
 
 if TYPE_CHECKING:
-    from ddp_notebook.rank.group.kernels.kernel import Kernel
-    from ddp_notebook.rank.group.recorder import Recorder
     from ddp_notebook.rank.record.training.buckets import Backward, Model
 
 
@@ -113,50 +105,3 @@ def _copy(call: Call, into: Call) -> None:
     into.shapes = call.shapes or call.kernel.shapes_of(call.arguments)
     into.rest = call.rest or call.arguments[call.kernel.at_rest :]
     into.site, into.bucket, into.is_of_backward = call.site, call.bucket, True
-
-
-def short_way(recorder: Recorder, kernel: Kernel, long_way: Callable[..., Any]) -> Callable[..., Any]:
-    """A kernel of all_reduce.
-
-    Args:
-        long_way: the kernel for all other calls.
-    """
-    redispatch, after, unbox_work, live = kernel.redispatch, kernel.after, Work.unbox, recorder.live
-    repeating = recorder.repeating
-    caller, monotonic_ns, at = sys._getframe, time.monotonic_ns, kernel.at_rest - 1
-
-    def run(keys: Any, *arguments: Any, **named: Any) -> Any:
-        if (backward := repeating.backward) is None:
-            return long_way(keys, *arguments, **named)
-        try:
-            repeat = backward.repeats.get(arguments[0][0].data_ptr())
-        except (IndexError, RuntimeError):  # no tensor, or one that has no storage: a sparse gradient
-            repeat = None
-        if repeat is None or caller(1).f_code is not repeat.engine:
-            return long_way(keys, *arguments, **named)
-        kept: Kept = []
-        group = repeat.group
-        if (connections := group.connections) is not None:
-            arguments = (*arguments[:at], connections, *arguments[at + 1 :])
-        try:
-            with repeat.lock:
-                counts = group.counts
-                counts["collective"] = repeat.number = number = counts["collective"] + 1
-                repeat.since_ns = since_ns = monotonic_ns()
-                repeat.backward, repeat.kept = backward, kept
-                live[id(repeat)] = repeat
-                backward.again.append((repeat, number, since_ns, kept))
-            if (below := repeat.below) is None:
-                below = repeat.below = keys & after
-            out = redispatch(below, *arguments)
-        except BaseException as error:
-            live.pop(id(repeat), None)
-            recorder.note_failure(repeat, error)
-            raise
-        future = unbox_work(out[1]).get_future()
-        kept.append(future)
-        future.add_done_callback(partial(next, map(kept.append, NOW_NS)))  # as `noting_time`; now, if it is over
-        repeat.model.at = repeat.following
-        return out
-
-    return run

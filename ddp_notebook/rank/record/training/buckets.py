@@ -23,7 +23,7 @@ from ddp_notebook.rank.record.training.naming import nothing
 from ddp_notebook.stdlib import json, threading, time, weakref
 
 if TYPE_CHECKING:
-    from ddp_notebook.rank.record.tape import Moment
+    from ddp_notebook.rank.group.sequences import Moment
 
 
 class Layout(NamedTuple):

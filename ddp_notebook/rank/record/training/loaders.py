@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils.data import DataLoader, IterableDataset, dataloader
 
-from ddp_notebook.rank.record.tape import OFF, Moment, Tape
+from ddp_notebook.rank.group.sequences import Moment
+from ddp_notebook.rank.record.tape import OFF, Tape
 from ddp_notebook.rank.record.training.naming import new_name, nothing
 from ddp_notebook.rank.record.training.wrapping import around
 from ddp_notebook.rank.unseen import unseen

@@ -17,9 +17,10 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from ddp_notebook.rank.group.origin import SiteFields
+from ddp_notebook.rank.group.sequences import Moment
 from ddp_notebook.rank.group.waiting import notice_interrupt
 from ddp_notebook.rank.imports import after_import
-from ddp_notebook.rank.record.tape import OFF, Moment, Tape, new
+from ddp_notebook.rank.record.tape import OFF, Tape, new
 from ddp_notebook.rank.record.training.blocks import Blocks
 from ddp_notebook.rank.record.training.buckets import Backward, Model
 from ddp_notebook.rank.record.training.checkpoints import Checkpoints
@@ -68,11 +69,12 @@ class Training:
 
     Args:
         tape: where the spans are left.
+        between: tasks for the main thread between two steps.
     """
 
-    def __init__(self, tape: Tape) -> None:
+    def __init__(self, tape: Tape, between: BetweenSteps | None = None) -> None:
         self.on_step: list[Callable[[], None]] = []  # called after each optimizer step
-        self.between = BetweenSteps()
+        self.between = BetweenSteps() if between is None else between
         self.tape = self._tape = tape
         self._models: weakref.WeakKeyDictionary[Any, Model] = weakref.WeakKeyDictionary()
         self._last: Model | None = None  # that was asked for: probably the next one again
@@ -264,7 +266,7 @@ class Training:
 
         def _engine_run_backward(*args: Any, **named: Any) -> Any:
             tape = self._tape
-            if tape.level == OFF or backward_of_thread() != -1:  # as `is_in_backward`
+            if tape.level == OFF or backward_of_thread() != -1:  # this thread is in a backward
                 return original(*args, **named)
             other = tape.backward
             if other is not None and not other.end_ns:  # another thread's, which takes the buckets: note only the time
@@ -376,8 +378,3 @@ class Training:
 def _say_unseen(what: list[str]) -> None:
     if what:
         print(f"ddp_notebook: torch {torch.__version__} does not let {', '.join(what)} be seen", file=sys.stderr)
-
-
-def is_in_backward() -> bool:
-    """Whether this thread runs a backward already, be it as one of autograd's own threads."""
-    return torch._C._current_graph_task_id() != -1

@@ -16,8 +16,8 @@ import torch.distributed.autograd as dist_autograd
 
 from ddp_notebook.rank.group.origin import REDUCER
 from ddp_notebook.rank.imports import after_import
-from ddp_notebook.rank.record.remote import ContextEvent, Sent
 from ddp_notebook.rank.record.tape import OFF
+from ddp_notebook.rank.remote_calls import ContextEvent, Sent
 from ddp_notebook.rank.rpc.context_ids import WORKER_BITS, context_id, originals, recv_functions, send_functions
 from ddp_notebook.rank.rpc.record.here import Here, numbered
 from ddp_notebook.records.schema import CONTEXT_EVENTS

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from threading import get_ident as _thread
 
-from ddp_notebook.rank.record.remote import Ran
+from ddp_notebook.rank.remote_calls import Ran
 
 _BITS = 38  # of what a worker counts; with 15 of its own number they are exact in a float of the monitor's
 

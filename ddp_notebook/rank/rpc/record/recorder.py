@@ -21,8 +21,8 @@ from torch.distributed.rpc.internal import RemoteException
 from ddp_notebook.rank.cell.exceptions import words
 from ddp_notebook.rank.group import waiting
 from ddp_notebook.rank.group.operators import nbytes_of
-from ddp_notebook.rank.record.remote import TORCH, Ran, Sent
 from ddp_notebook.rank.record.tape import OFF, Tape
+from ddp_notebook.rank.remote_calls import TORCH, Ran, Sent
 from ddp_notebook.rank.rpc.record.contexts import Contexts
 from ddp_notebook.rank.rpc.record.here import Here
 from ddp_notebook.rank.rpc.record.references import References
@@ -59,6 +59,11 @@ class Recorder:
         self._references = References(self.tape, face, self.here)
         self._contexts = Contexts(training, face, self.here)
         self._fetching: dict[int, Sent] = {}  # those of `to_here` that have not returned
+
+    @property
+    def is_on(self) -> bool:
+        """Return whether calls are recorded now."""
+        return self.tape.level != OFF
 
     def install(self) -> None:
         """Begin to look."""

@@ -8,8 +8,8 @@ from torch._C._distributed_rpc import PyRRef
 from torch.distributed import rpc
 from torch.distributed.rpc.internal import _InternalRPCPickler
 
-from ddp_notebook.rank.record.remote import ReferenceEvent, Sent
 from ddp_notebook.rank.record.tape import OFF, Tape
+from ddp_notebook.rank.remote_calls import ReferenceEvent, Sent
 from ddp_notebook.rank.rpc.record.here import Here, numbered
 from ddp_notebook.records.schema import REFERENCE_EVENTS
 from ddp_notebook.stdlib import re, time, weakref

@@ -1,5 +1,7 @@
-"""Remote calls, references and contexts of distributed autograd: what `rank/rpc/record` leaves on the tape, and the
-columns of its rows. The first two are what `rank/rpc` knows of calls that are not recorded, too."""
+"""Remote calls, references and contexts of distributed autograd as data, and the columns of their rows.
+
+`rank/rpc` writes this data, also for calls that are not recorded, and `rank/record` sends it. Neither needs the other.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +10,14 @@ from dataclasses import dataclass
 from itertools import repeat
 from operator import attrgetter
 from queue import SimpleQueue
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ddp_notebook.rank.group.origin import SiteFields
-from ddp_notebook.rank.record.tape import Moment
-from ddp_notebook.rank.record.texts import Texts
+from ddp_notebook.rank.group.sequences import Moment
 from ddp_notebook.records.schema import RPC_KINDS, RPC_SIDES
+
+if TYPE_CHECKING:
+    from ddp_notebook.rank.record.texts import Texts
 
 CALLER, CALLEE = range(len(RPC_SIDES))
 TORCH = RPC_KINDS.index("torch")

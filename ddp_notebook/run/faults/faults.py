@@ -8,7 +8,7 @@ import time
 
 from ddp_notebook.errors import HostError, UsageError
 from ddp_notebook.records.words import list_ranks
-from ddp_notebook.run import magic_lines
+from ddp_notebook.run.faults.feature import fault_line
 from ddp_notebook.run.groups.living import Living
 from ddp_notebook.run.questions import Questions
 from ddp_notebook.run.rank_sets import RankSet
@@ -66,4 +66,4 @@ class Faults:
 
 
 def _usage() -> str:
-    return magic_lines.fault().usage_line
+    return fault_line().usage_line

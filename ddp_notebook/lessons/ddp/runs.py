@@ -1,0 +1,82 @@
+"""Runs of `inside_ddp` at speed: some steps with the same options, and where their time went."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ddp_notebook.lessons.ddp.options import Options
+from ddp_notebook.lessons.ddp.stages import show
+from ddp_notebook.lessons.ddp.times import Span, medians_ms
+from ddp_notebook.observe.views import WARM_UP, settled
+
+if TYPE_CHECKING:
+    from ddp_notebook import Agreement
+    from ddp_notebook.display import Picture
+    from ddp_notebook.lessons.ddp.driver import Numbers
+    from ddp_notebook.observe.views import BucketLayout, Gradient, Step
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Run:
+    """Some whole steps with the same options."""
+
+    options: Options
+    cell: int
+    steps: tuple[Step, ...]  # of all ranks
+    buckets: tuple[BucketLayout, ...]  # in the order in which they are synchronised from the second step on
+    first_buckets: tuple[BucketLayout, ...]  # in the first step
+    gradients: Mapping[int, Gradient]  # of the last step, by rank: local before, mean after
+    losses: Numbers
+    sent_bytes: float  # that a rank gives to all-reduces per step, as recorded
+    spans: tuple[Span, ...]
+    agreement: Agreement
+
+    @property
+    def name(self) -> str:
+        """Its options in words, as far as they differ from the defaults."""
+        return self.options.name
+
+    @property
+    def ms(self) -> dict[str, float]:
+        """Where a step's time goes, by part: medians over steps and ranks, without the first steps."""
+        return medians_ms(self.spans, self.steps, settled(self.steps))
+
+    def ms_of(self, rank: int) -> dict[str, float]:
+        """The same of one rank."""
+        return medians_ms(self.spans, self.steps, [one for one in settled(self.steps) if one.rank == rank])
+
+    @property
+    def typical(self) -> int:
+        """The number of the step whose duration is nearest to the median."""
+        longest: dict[int, int] = {}
+        for step in self.steps:
+            longest[step.step] = max(longest.get(step.step, 0), step.duration_ns)
+        counted = {number: ns for number, ns in longest.items() if number >= WARM_UP} or longest
+        middle = statistics.median_low(counted.values())
+        return next(number for number, ns in counted.items() if ns == middle)
+
+    def __repr__(self) -> str:
+        ms = self.ms
+        return (
+            f"<{self.name}: {len(self.buckets)} bucket{'s' * (len(self.buckets) != 1)}, {ms['step']:.0f} ms a step, "
+            f"{ms['exposed']:.0f} ms of communication exposed, {ms['waiting']:.0f} ms of waiting, "
+            f"{self.sent_bytes / 1e6:.1f} MB sent>"
+        )
+
+    def picture(self) -> Picture:
+        """The typical step on all ranks."""
+        from ddp_notebook.lessons.ddp import run_pictures
+
+        return run_pictures.run(self)
+
+    def layout(self) -> Picture:
+        """Which parameter sits in which bucket."""
+        from ddp_notebook.lessons.ddp import run_pictures
+
+        return run_pictures.layout(self.first_buckets, self.buckets)
+
+    def _ipython_display_(self) -> None:
+        show(repr(self), self.picture())

@@ -1,0 +1,24 @@
+"""What the guard adds to a rank: each group gets a board, and each call is compared before it begins."""
+
+from __future__ import annotations
+
+from ddp_notebook.rank.group.guard.guard import Guard, make_board
+from ddp_notebook.rank.hooks import Core, Feature
+from ddp_notebook.wire.events import Form
+
+
+class CallComparison(Feature):
+    """Compares the calls of all ranks, unless the session was started without a guard."""
+
+    def __init__(self, core: Core) -> None:
+        super().__init__(core)
+        self._guard = Guard()
+
+    def group_forms(self, place: Form) -> None:
+        self.core.network.connections.make_board = make_board if place.guard else None
+
+    def group_formed(self, place: Form) -> None:
+        self.core.network.recorder.guard = self._guard if place.guard else None
+
+
+FEATURE = CallComparison

@@ -1,0 +1,208 @@
+"""Hooks: the places where features add to what the core of a rank does.
+
+The core starts the rank, runs cells, sends their output, stops them and forms the group. Everything else is a feature.
+A feature is a subclass of `Feature` in its own module, which overrides the hooks that it needs. `FEATURES` lists these
+modules in the order in which their hooks are called; only `cell_ends` is called in the opposite order. The order
+matters here:
+
+- `faults` comes first. A fault at the first line of a cell strikes before anything else of that cell is prepared, and
+  the recording of a cell has ended before a fault that did not strike is reported.
+- `sharding` comes before `recording`. Both wrap DTensor's autograd functions, and the recording's wrapper has to be the
+  outer one: it notes the module that sharding reads.
+- `recording` comes before `rpc`, which writes its calls to the recording's tape.
+- `survive` comes last. In a new process it waits for variables of another rank before a cell's code runs.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ddp_notebook.rank.variables.between import BetweenSteps
+from ddp_notebook.records import switches
+from ddp_notebook.stdlib import contextlib
+
+if TYPE_CHECKING:
+    from ddp_notebook.rank.group.network import Network
+    from ddp_notebook.rank.record.recording import RankRecording
+    from ddp_notebook.wire.events import Form, Message, RunCell
+
+FEATURES = {
+    "faults": "ddp_notebook.rank.faults",
+    "sharding": "ddp_notebook.rank.sharding.feature",
+    "recording": "ddp_notebook.rank.record.feature",
+    "guard": "ddp_notebook.rank.group.guard.feature",
+    "rpc": "ddp_notebook.rank.rpc.feature",
+    "files": "ddp_notebook.rank.files",
+    "resize": "ddp_notebook.rank.resize.feature",
+    "survive": "ddp_notebook.rank.survive.feature",
+}
+
+
+@dataclass
+class Core:
+    """The parts of the core that features use.
+
+    Args:
+        network: the groups, the operations in them, and how their waits are ended.
+        send: sends a message to the notebook, from any thread.
+        answer: sends bytes as the answer to a question. Takes the number of the question, the bytes, notes about them
+            as JSON, and the name of shared memory for large ones.
+        place: returns the rank's place in the group; None before it has one.
+        take_place: takes another place, in the main thread.
+        running: returns the running cell's number and since when it runs; None if no cell runs.
+        is_busy: returns whether too many messages wait for the notebook.
+        hand_on: handles a message as if it had just come.
+    """
+
+    network: Network
+    send: Callable[[Message], None]
+    answer: Callable[[int, list[bytes], str, str], None]
+    place: Callable[[], Form | None]
+    take_place: Callable[[Form], None]
+    running: Callable[[], tuple[int, float] | None]
+    is_busy: Callable[[], bool]
+    hand_on: Callable[[Message], None]
+    between: BetweenSteps = field(default_factory=BetweenSteps, init=False)  # filled by the core, emptied by recording
+    shell: Any = field(default=None, init=False)  # IPython's, from `engine_ready` on
+    recording: RankRecording | None = field(default=None, init=False)  # None if that feature is off
+
+
+class Feature:
+    """One feature of a rank. The methods are the hooks; a feature overrides those that it needs.
+
+    A feature is made in the main thread when the rank starts, before there is an engine or a group.
+    """
+
+    def __init__(self, core: Core) -> None:
+        self.core = core
+
+    @classmethod
+    def prepare(cls) -> Iterable[Callable[..., Any]]:
+        """Do before the fork what takes time. Returns the functions of libraries that the feature will replace."""
+        return ()
+
+    def engine_ready(self) -> None:
+        """The engine has its shell, and cells can run from now on."""
+
+    # ---- cells, in the main thread
+
+    def cell_begins(self, cell: RunCell) -> None:
+        """A cell begins."""
+
+    def cell_code(self, code: str) -> str:
+        """Return the code to run in place of a cell's code."""
+        return code
+
+    def cell_ends(self) -> None:
+        """The cell has ended. An `Exception` is reported under the cell, which stays as it is."""
+
+    def variables(self) -> Mapping[str, object]:
+        """Return variables that each cell finds, unless the user has others with these names."""
+        return {}
+
+    def explain(self, error: BaseException) -> str:
+        """Return a sentence about the cause of a cell's error; "" if there is none."""
+        return ""
+
+    # ---- groups
+
+    def group_forms(self, place: Form) -> None:
+        """The group is about to form, for the first time or again. In the thread that forms it."""
+
+    def group_formed(self, place: Form) -> None:
+        """The group has formed. In the thread that forms it, before operations are allowed again."""
+
+    def ranks_lost(self) -> None:
+        """Other ranks have died. In the agent's thread."""
+
+    # ---- messages and questions
+
+    def at_once(self) -> Mapping[type[Message], Callable[[Any], object]]:
+        """Return handlers that are called in the agent's thread, even while the main thread is stuck.
+
+        A handler that returns True has dealt with its message; otherwise the next handler gets the message as well.
+        """
+        return {}
+
+    def in_main_thread(self) -> Mapping[type[Message], Callable[[Any], object]]:
+        """Return handlers that are called in the main thread's event loop."""
+        return {}
+
+    def questions(self) -> Mapping[type[Message], Callable[[Any], Coroutine[Any, Any, None]]]:
+        """Return handlers that the kernel calls between two cells."""
+        return {}
+
+    def vitals(self) -> Mapping[str, Any]:
+        """Return fields of `Vitals`. From any thread."""
+        return {}
+
+    def facts(self, namespace: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return what `Check` is to report besides variables, as JSON; empty if there is nothing."""
+        return {}
+
+    def on_asked(self, flush: bool) -> None:
+        """A notebook asks for the time. With `flush`, send what waits first. In the agent's thread."""
+
+
+class Hooks:
+    """The features of this rank, and for each hook the methods of those that override it. Made in the main thread."""
+
+    def __init__(self, core: Core) -> None:
+        self.core = core
+        self._features = {name: kind(core) for name, kind in load().items()}
+        self.cell_begins = self._of("cell_begins")
+        self.cell_code = self._of("cell_code")
+        self.cell_ends = [
+            (name, one.cell_ends)
+            for name, one in reversed(self._features.items())
+            if type(one).cell_ends is not Feature.cell_ends
+        ]
+        self.group_forms = self._of("group_forms")
+        self.group_formed = self._of("group_formed")
+        self.ranks_lost = self._of("ranks_lost")
+        self.vitals = self._of("vitals")
+        self.facts = self._of("facts")
+        self.on_asked = self._of("on_asked")
+        self._explain = self._of("explain")
+        self._variables = self._of("variables")
+
+    def _of(self, hook: str) -> list[Callable[..., Any]]:
+        """Return the methods of the features that override a hook: a hook that nobody needs costs nothing."""
+        features = self._features.values()
+        return [getattr(one, hook) for one in features if getattr(type(one), hook) is not getattr(Feature, hook)]
+
+    def engine_ready(self, shell: Any) -> None:
+        """The engine has its shell."""
+        self.core.shell = shell
+        for ready in self._of("engine_ready"):
+            ready()
+
+    def handlers(self, hook: str) -> list[tuple[type[Message], Callable[[Any], Any]]]:
+        """Return the handlers of messages that features add: of `at_once`, `in_main_thread` or `questions`."""
+        return [pair for messages in self._of(hook) for pair in messages().items()]
+
+    def variables(self) -> dict[str, object]:
+        """Return the variables that features add to each cell."""
+        return {name: value for variables in self._variables for name, value in variables().items()}
+
+    def explain(self, error: BaseException) -> str:
+        """Return the first sentence of a feature about the cause of an error; "" if no feature knows one."""
+        return next(filter(None, (explain(error) for explain in self._explain)), "")
+
+
+def load() -> dict[str, type[Feature]]:
+    """Import the features that are on. Returns their classes, in the order of `FEATURES`."""
+    off = switches.without()
+    return {name: importlib.import_module(module).FEATURE for name, module in FEATURES.items() if name not in off}
+
+
+def prepare() -> list[Callable[..., Any]]:
+    """Import the features before a fork. Returns the functions that they will replace."""
+    replaced: list[Callable[..., Any]] = []
+    for feature in load().values():
+        with contextlib.suppress(Exception):  # a rank reports it
+            replaced += feature.prepare()
+    return replaced

@@ -1,0 +1,43 @@
+"""What resizing adds to a rank: it answers what is in the way, and takes its part in the new group."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any
+
+from ddp_notebook.rank.cell.exceptions import with_type
+from ddp_notebook.rank.hooks import Feature
+from ddp_notebook.rank.resize import resized
+from ddp_notebook.rank.unseen import unseen
+from ddp_notebook.stdlib import json
+from ddp_notebook.wire.events import Checked, Message, Pulled
+from ddp_notebook.wire.resizing import Inspect, Resized
+
+
+class Resizing(Feature):
+    """`%ddp_resize` on a rank."""
+
+    def questions(self) -> Mapping[type[Message], Callable[[Any], Coroutine[Any, Any, None]]]:
+        return {Inspect: self._inspect, Resized: self._settle}
+
+    async def _inspect(self, message: Inspect) -> None:
+        shell = self.core.shell
+        try:
+            facts = unseen(resized.inspect, message, shell.user_ns, shell.user_ns_hidden)
+        except (Exception, SystemExit) as error:  # from a user's object
+            self.core.send(Checked(request=message.request, error=with_type(error)))
+        else:
+            self.core.send(Checked(request=message.request, facts=facts))
+
+    async def _settle(self, message: Resized) -> None:
+        place = self.core.place()
+        assert place is not None
+        try:
+            done = unseen(resized.settle, message, place, self.core.shell.user_ns)
+        except (Exception, SystemExit) as error:  # from a user's object, or another rank is gone
+            self.core.send(Pulled(request=message.request, error=with_type(error)))
+        else:
+            self.core.send(Pulled(request=message.request, about=json.dumps(done)))
+
+
+FEATURE = Resizing

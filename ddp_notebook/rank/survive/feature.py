@@ -1,0 +1,34 @@
+"""What `ddp_notebook.survive` adds to a rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ddp_notebook.rank.hooks import Core, Feature
+from ddp_notebook.rank.survive.survival import Survival
+from ddp_notebook.wire.events import Form, Message
+from ddp_notebook.wire.survival import Resume, Save
+
+
+class SurvivableLoops(Feature):
+    """Loops of training steps that go on when a rank dies."""
+
+    def __init__(self, core: Core) -> None:
+        super().__init__(core)
+        self._survival = Survival(core)
+
+    def cell_code(self, code: str) -> str:
+        return self._survival.prepare(code)
+
+    def ranks_lost(self) -> None:
+        self._survival.on_lost()
+
+    def at_once(self) -> Mapping[type[Message], Callable[[Any], object]]:
+        return {Save: self._survival.save, Resume: self._survival.resume, Form: self._survival.reform}
+
+    def in_main_thread(self) -> Mapping[type[Message], Callable[[Any], object]]:
+        return {Resume: self._survival.rejoin}
+
+
+FEATURE = SurvivableLoops

@@ -1,0 +1,5 @@
+"""Faults that the user injects on ranks.
+
+feature  declares `%ddp_fault`
+faults   makes ranks fail, to see what follows
+"""

@@ -1,0 +1,86 @@
+"""Features of the notebook: what each one adds to the core there.
+
+A feature is declared once, as `FEATURE` in the module that `FEATURES` names. That module is imported with the magics,
+so its functions import what they need when they are called. `rank/hooks` lists the features of ranks, some of which
+have the same names.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from IPython.core.magic import line_magic
+
+from ddp_notebook.line_parser import LineParser, line_of
+from ddp_notebook.records import switches
+from ddp_notebook.run.interrupted import tells_interrupt
+
+FEATURES = {
+    "faults": "ddp_notebook.run.faults.feature",
+    "sharding": "ddp_notebook.run.sharding.feature",
+    "files": "ddp_notebook.run.files.feature",
+    "torchrun": "ddp_notebook.torchrun.feature",
+}
+T = TypeVar("T", bound=type)
+Session = Callable[[], Any]  # returns the running session, or raises a UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class FeatureMagic:
+    """A line magic of a feature. The docstring of `run` is its help.
+
+    Args:
+        line: returns the declaration of its line, always the same one.
+        run: called with a function that returns the session, and the line.
+        interrupted: the sentence that an interrupt of it shows.
+    """
+
+    line: Callable[[], LineParser]
+    run: Callable[[Session, str], None]
+    interrupted: str
+
+
+@dataclass(frozen=True, slots=True)
+class NotebookFeature:
+    """What a feature adds to the notebook.
+
+    Args:
+        magics: line magics by name.
+    """
+
+    magics: Mapping[str, FeatureMagic] = field(default_factory=dict)
+
+
+def load() -> list[NotebookFeature]:
+    """Import the declarations of the features that are on."""
+    off = switches.without()
+    return [importlib.import_module(module).FEATURE for name, module in FEATURES.items() if name not in off]
+
+
+def add_magics(session: Session) -> Callable[[T], T]:
+    """Decorate a class of magics, which gets those of the features that are on.
+
+    Args:
+        session: returns the running session.
+    """
+
+    def decorate(magics: T) -> T:
+        for feature in load():
+            for name, magic in feature.magics.items():
+                run = line_magic(line_of(magic.line)(_with_session(magic.run, session)))
+                setattr(magics, name, tells_interrupt(magic.interrupted)(run))
+        return magics
+
+    return decorate
+
+
+def _with_session(run: Callable[[Session, str], None], session: Session) -> Callable[[Any, str], None]:
+    @functools.wraps(run)
+    def magic(_: Any, line: str) -> None:
+        run(session, line)
+
+    return magic
