@@ -18,6 +18,8 @@ from ddp_notebook.launch.keep.stand_in import Attached
 from ddp_notebook.launch.keep.state import Waiting
 from ddp_notebook.launch.members.beginning import Beginning
 from ddp_notebook.launch.options import StartOptions
+from ddp_notebook.messages.ranks import RunCell
+from ddp_notebook.messages.record_options import RecordOptions, profile_of
 from ddp_notebook.observe.report.report import Report
 from ddp_notebook.on_rank import refuse_on_rank
 from ddp_notebook.records.words import list_ranks, name_ranks
@@ -49,8 +51,6 @@ from ddp_notebook.status import Status
 from ddp_notebook.widgets import ended
 from ddp_notebook.widgets.ended import Ended
 from ddp_notebook.widgets.placing import Placing
-from ddp_notebook.wire.events import RunCell
-from ddp_notebook.wire.record_options import RecordOptions, profile_of
 
 if TYPE_CHECKING:
     import ipyparallel

@@ -19,7 +19,7 @@ from ddp_notebook.launch.members.losses import Losses
 from ddp_notebook.launch.placement import Placement
 from ddp_notebook.launch.process import Processes
 from ddp_notebook.launch.ways.local import Local
-from ddp_notebook.wire.events import RunCell
+from ddp_notebook.messages.ranks import RunCell
 from tests.conftest import wait_until
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from ddp_notebook.messages.ranks import Display
 from ddp_notebook.run.output.text import Ordered, Piece, TextSplitter
-from ddp_notebook.wire.events import Display
 from ddp_notebook.wire.marks import CellEnd, Place, since_last_cell
 
 TOKEN = "0123456789abcdef"  # as long as a session's

@@ -15,7 +15,6 @@ from typing import Any, Protocol
 from ddp_notebook.launch.engines import Engines
 from ddp_notebook.launch.forming import Check, Forming
 from ddp_notebook.launch.host.host import Host
-from ddp_notebook.launch.host.look import Seen
 from ddp_notebook.launch.members.admission import Admission
 from ddp_notebook.launch.members.ending import end_all
 from ddp_notebook.launch.members.losses import Again, Losses
@@ -25,10 +24,12 @@ from ddp_notebook.launch.placement import Placement
 from ddp_notebook.launch.process import CONTROLLER, LEAVER, NOTICE, RANK, STORE, Process, Processes
 from ddp_notebook.launch.ways import folders
 from ddp_notebook.launch.ways.ports import LOOPBACK_ONLY, Listening
+from ddp_notebook.messages.encoding import Message
+from ddp_notebook.messages.hosts import Seen
+from ddp_notebook.messages.ranks import Formed, Hello, Lost, Ready, Registered
 from ddp_notebook.records.words import list_ranks
 from ddp_notebook.wire.bulk import BulkFetcher
 from ddp_notebook.wire.endpoint import Endpoint
-from ddp_notebook.wire.events import Formed, Hello, Lost, Message, Ready, Registered
 from ddp_notebook.wire.keys import Keyring
 from ddp_notebook.wire.memory import Memory
 

@@ -25,6 +25,7 @@ from ddp_notebook.launch.ways.base import LOOPBACK
 from ddp_notebook.launch.ways.ports import Listening
 from ddp_notebook.launch.ways.ssh import SshTransport
 from ddp_notebook.launch.ways.ssh_config import ssh_command
+from ddp_notebook.messages.hosts import DoneReply, TrialRequest
 
 
 class Hosts:
@@ -142,7 +143,7 @@ class Hosts:
 
     def _check_ready(self, host: Host, ranks: int, env: Mapping[str, str]) -> None:
         try:
-            host.request("ready", ranks=ranks)
+            host.request(TrialRequest(ranks=ranks), DoneReply)
         except HostError as error:
             if not self._options.is_here or os.strerror(errno.EMFILE) not in str(error):
                 raise

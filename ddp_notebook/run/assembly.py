@@ -15,6 +15,8 @@ from ddp_notebook.launch.hosts import Hosts
 from ddp_notebook.launch.keep.recorded import batches
 from ddp_notebook.launch.keep.remote import Remote
 from ddp_notebook.launch.options import StartOptions
+from ddp_notebook.messages.ranks import Comm
+from ddp_notebook.messages.record_options import PROFILES
 from ddp_notebook.observe.observer import Observer
 from ddp_notebook.run.agree.checking import Checking
 from ddp_notebook.run.cells.adopted import Adopted
@@ -39,8 +41,6 @@ from ddp_notebook.run.questions import Questions
 from ddp_notebook.run.record.recordings import Recordings
 from ddp_notebook.run.values.exchange import Exchange
 from ddp_notebook.run.values.transfers import Transfers
-from ddp_notebook.wire.events import Comm
-from ddp_notebook.wire.record_options import PROFILES
 
 _SILENT_S = 1.5  # a rank speaks each second
 _LONG_S = 5.0

@@ -11,15 +11,15 @@ import numpy as np
 
 from ddp_notebook.launch.keep.keeper.journal import Journal
 from ddp_notebook.launch.keep.recorded import Recorded, batches
+from ddp_notebook.messages.ranks import CellDone, Display, RunCell
+from ddp_notebook.messages.survival import Stalls, Survives
 from ddp_notebook.observe.recording import Recording
 from ddp_notebook.records.codec import Batch, decode, encode
 from ddp_notebook.records.renumbering import Renumbered
 from ddp_notebook.records.schema import TABLES
 from ddp_notebook.records.units import size
 from ddp_notebook.run.output.text import Ordered, TextSplitter
-from ddp_notebook.wire.events import CellDone, Display, RunCell
 from ddp_notebook.wire.marks import CellEnd, Place
-from ddp_notebook.wire.survival import Stalls, Survives
 
 TOKEN = "ab12"
 

@@ -29,8 +29,8 @@ from ddp_notebook.launch.keep.keeper.notebooks import Notebooks
 from ddp_notebook.launch.keep.keeper.queue import Queue
 from ddp_notebook.launch.keep.state import Waiting
 from ddp_notebook.launch.options import Keep, StartOptions
+from ddp_notebook.messages.ranks import RunCell
 from ddp_notebook.registry import entries, finding
-from ddp_notebook.wire.events import RunCell
 from tests.conftest import wait_until
 from tests.keep.conftest import kill
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from ddp_notebook import wire
+from ddp_notebook import messages
 from ddp_notebook.errors import SessionBrokenError
 from ddp_notebook.launch.keep.channel import Channel
 from ddp_notebook.launch.keep.keeper.asked import Asked
@@ -26,9 +26,10 @@ from ddp_notebook.launch.keep.keeper.journal import Journal
 from ddp_notebook.launch.keep.keeper.notebooks import Notebooks
 from ddp_notebook.launch.keep.keeper.queue import Queue
 from ddp_notebook.launch.keep.state import Waiting
+from ddp_notebook.messages.encoding import Message
+from ddp_notebook.messages.ranks import RunCell
 from ddp_notebook.registry import doors, entries
 from ddp_notebook.version import __version__
-from ddp_notebook.wire.events import Message, RunCell
 from ddp_notebook.wire.marks import CellEnd
 
 SHOWN, CELL = (RunCell(cell=number, code="pass", execution_count=number) for number in (1, 2))
@@ -151,9 +152,9 @@ def operations(prefix: str) -> set[str]:
     return {name.removeprefix(prefix) for name in vars(Asked) if name.startswith(prefix)}
 
 
-def messages() -> dict[str, type[Message]]:
-    """All messages of the wire, by their names."""
-    for module in pkgutil.iter_modules(wire.__path__, wire.__name__ + "."):
+def all_messages() -> dict[str, type[Message]]:
+    """All messages, by their names."""
+    for module in pkgutil.iter_modules(messages.__path__, messages.__name__ + "."):
         importlib.import_module(module.name)
     return {one.__name__: one for one in Message.__subclasses__()}
 
@@ -202,7 +203,7 @@ def test_a_request_without_an_answer_that_only_reads_changes_nothing(keeper, op)
 
 
 def test_of_all_messages_only_questions_reach_a_rank(keeper):
-    types = messages()
+    types = all_messages()
     assert set(types) > QUESTIONS and len(types) > 30
     for name, message in types.items():
         keeper.spy.calls.clear()
@@ -230,7 +231,7 @@ def test_a_keeper_of_real_ranks_refuses_them(notebook):
             assert not is_done and isinstance(error, SessionBrokenError), op
         for op in CHANGE_SILENTLY:
             say(channel, op, *CHANGE_SILENTLY[op])
-        for message in messages().values():
+        for message in all_messages().values():
             if message.__name__ not in QUESTIONS:
                 say(channel, "send", 0, made(message))
         channel.close()

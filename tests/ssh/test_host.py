@@ -148,7 +148,7 @@ def test_a_server_that_is_stopped_is_heard(python):
         wait_until(lambda: not host.trouble())
         until = time.monotonic() + way._END_S + 1.0
         while time.monotonic() < until:  # a stopped server must not count as ended
-            assert host.request("facts")["pid"] == server
+            assert host.facts()["pid"] == server
             time.sleep(0.1)
     finally:
         host.close()

@@ -11,7 +11,6 @@ from typing import Any
 from ddp_notebook.errors import HostError
 from ddp_notebook.launch.cluster import HANGS_S, Check, Cluster, Listener
 from ddp_notebook.launch.host.host import Host
-from ddp_notebook.launch.host.look import Seen
 from ddp_notebook.launch.host.owner.requests import HostSilentError
 from ddp_notebook.launch.hosts import Hosts
 from ddp_notebook.launch.keep.remote import Remote
@@ -22,8 +21,9 @@ from ddp_notebook.launch.placement import Placement
 from ddp_notebook.launch.process import STORE, Processes
 from ddp_notebook.launch.sync.sync import Synced
 from ddp_notebook.launch.ways import folders
+from ddp_notebook.messages.encoding import Message
+from ddp_notebook.messages.hosts import Seen
 from ddp_notebook.registry import entries
-from ddp_notebook.wire.events import Message
 from ddp_notebook.wire.memory import Memory
 
 

@@ -14,7 +14,7 @@ from ddp_notebook.launch.options import StartOptions
 from ddp_notebook.launch.placement import Placement
 from ddp_notebook.launch.process import RANK, Process, Processes
 from ddp_notebook.launch.sync.sync import Synced
-from ddp_notebook.wire.events import RunCell
+from ddp_notebook.messages.ranks import RunCell
 
 _SILENT_S = 1.5  # without a word; a rank speaks each second
 

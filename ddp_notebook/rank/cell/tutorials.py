@@ -29,6 +29,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d, get_backend, get_backend_config, get_world_size, is_initialized
 
+from ddp_notebook.messages.ranks import Form
 from ddp_notebook.rank import rpc
 from ddp_notebook.rank.group import join, keeping
 from ddp_notebook.rank.group.arguments import Arguments, Requested
@@ -36,7 +37,6 @@ from ddp_notebook.rank.group.calls import timeout_of
 from ddp_notebook.rank.replacing import look_for, replace
 from ddp_notebook.rank.rpc.serving import Serving
 from ddp_notebook.stdlib import functools, os
-from ddp_notebook.wire.events import Form
 
 if TYPE_CHECKING:
     from ddp_notebook.rank.record.training.stretches import Training

@@ -27,10 +27,10 @@ from typing import TYPE_CHECKING, Any
 
 from torch.distributed import rpc
 
+from ddp_notebook.messages.ranks import Form
 from ddp_notebook.rank.replacing import replace
 from ddp_notebook.rank.rpc.serving import Serving
 from ddp_notebook.stdlib import contextlib, functools
-from ddp_notebook.wire.events import Form
 
 if TYPE_CHECKING:
     from ddp_notebook.rank.record.training.stretches import Training

@@ -7,13 +7,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from ddp_notebook.launch.cluster import Cluster
+from ddp_notebook.messages.ranks import CellDone, ChildStopped, Display, InputReply, InputRequest
 from ddp_notebook.run.cells.cell import STREAMS, CellRun, Shown
 from ddp_notebook.run.dispatch import Handlers
 from ddp_notebook.run.output.log import RankLog
 from ddp_notebook.run.output.outlet import Outlet
 from ddp_notebook.run.output.screen import Screen, display_id_of
 from ddp_notebook.run.output.text import Ordered, Piece, TextSplitter
-from ddp_notebook.wire.events import CellDone, ChildStopped, Display, InputReply, InputRequest
 from ddp_notebook.wire.marks import CellEnd
 
 _BETWEEN_CELLS_CHARS = 1 << 16  # text between cells that is kept for the head of the next one, per rank and stream

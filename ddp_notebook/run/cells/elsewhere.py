@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ddp_notebook.launch.keep.state import Running, Waiting
+from ddp_notebook.messages.ranks import RunCell
 from ddp_notebook.records.words import format_ranks
-from ddp_notebook.wire.events import RunCell
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from itertools import takewhile
 
 from ddp_notebook.errors import UsageError
+from ddp_notebook.messages.record_options import RecordOptions
 from ddp_notebook.run.lines import LineParser
-from ddp_notebook.wire.record_options import RecordOptions
 
 _OPTION = re.compile(r"\s*(--[a-z][a-z-]*)(?:=(\S+))?(?=\s|$)")  # at the head of a line
 _VALUE = re.compile(r"""\s+("[^"]*"|'[^']*'|\S+)""")

@@ -15,8 +15,9 @@ from ddp_notebook.launch.keep.keeper.queue import Queue
 from ddp_notebook.launch.keep.state import OwnCluster, Waiting
 from ddp_notebook.launch.members.members import Renumbered
 from ddp_notebook.launch.placement import Placement
-from ddp_notebook.wire.events import Check, ClockProbe, InputReply, Message, Probe, Pull, RunCell
-from ddp_notebook.wire.survival import Resume
+from ddp_notebook.messages.encoding import Message
+from ddp_notebook.messages.ranks import Check, ClockProbe, InputReply, Probe, Pull, RunCell
+from ddp_notebook.messages.survival import Resume
 
 _QUESTIONS = (Probe, ClockProbe, Check, Pull)  # which change nothing
 _OF_ALL = {"trouble", "status", "look", "fetch", "ping"}  # requests that a read-only notebook may send

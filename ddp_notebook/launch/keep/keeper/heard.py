@@ -13,10 +13,11 @@ from ddp_notebook.launch.keep.keeper.notebooks import Notebooks
 from ddp_notebook.launch.keep.keeper.queue import Queue
 from ddp_notebook.launch.keep.recorded import Recorded as RecordedFiles
 from ddp_notebook.launch.keep.state import OwnCluster, Running, Waiting
+from ddp_notebook.messages.encoding import Message
+from ddp_notebook.messages.ranks import Comm, Display, Recorded
 from ddp_notebook.run.output.log import RankLog
 from ddp_notebook.run.output.receipts import Receipts
 from ddp_notebook.run.output.text import TextSplitter
-from ddp_notebook.wire.events import Comm, Display, Message, Recorded
 
 
 class _Text:

@@ -13,10 +13,11 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from ddp_notebook.messages.encoding import Message
+from ddp_notebook.messages.ranks import CellDone, Display, InputReply, InputRequest, RunCell
+from ddp_notebook.messages.survival import Stalls, Survives
 from ddp_notebook.records.units import bundle_chars, size
-from ddp_notebook.wire.events import CellDone, Display, InputReply, InputRequest, Message, RunCell
 from ddp_notebook.wire.marks import CellEnd, Mark, MarkReader, Place
-from ddp_notebook.wire.survival import Stalls, Survives
 
 Event = tuple[Any, ...]  # what a notebook is sent: ("text", rank, fd, data), ("message", rank, message), ...
 # What an entry takes beside its text or its display's data, measured with tracemalloc (CPython 3.11, 64 bits).

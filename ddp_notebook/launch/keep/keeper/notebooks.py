@@ -12,8 +12,8 @@ from typing import Any
 from ddp_notebook.launch import processes
 from ddp_notebook.launch.keep.channel import Channel
 from ddp_notebook.launch.keep.keeper.journal import Event
+from ddp_notebook.messages.ranks import Display, Recorded
 from ddp_notebook.records.units import bundle_chars
-from ddp_notebook.wire.events import Display, Recorded
 
 _MOST_WAITING = 256 << 20  # bytes that a notebook has not taken, above which it counts as gone
 _EACH_BYTES = 220  # what an event takes besides, roughly

@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import json
+import pkgutil
+import re
+import sys
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from ddp_notebook.wire import events, files
-from ddp_notebook.wire.events import SHOWN, VERSION, Display, Message, Probe, Pulled, RunCell, decode
-from ddp_notebook.wire.record_options import PROFILES, RecordOptions, profile_of, profile_path
+from ddp_notebook import messages
+from ddp_notebook.launch.host import server
+from ddp_notebook.messages.dispatch import Table
+from ddp_notebook.messages.encoding import SHOWN, VERSION, Message, decode
+from ddp_notebook.messages.hosts import ConnectTarget, FileDigest, FilePart, FoundFile, ListenPlace, Seen
+from ddp_notebook.messages.ranks import Display, Probe, Pulled, RunCell
+from ddp_notebook.messages.record_options import PROFILES, RecordOptions, profile_of, profile_path
 
+MODULES = [
+    importlib.import_module(f"{messages.__name__}.{one.name}") for one in pkgutil.iter_modules(messages.__path__)
+]
 KINDS = [
     kind
-    for module in (events, files)
+    for module in MODULES
     for kind in vars(module).values()
     if isinstance(kind, type) and issubclass(kind, Message) and kind.__module__ == module.__name__
 ]
@@ -36,6 +48,14 @@ SAMPLES: dict[str, Any] = {
     "list[str] | None": None,
     "dict[str, Any] | None": {"name": "all_reduce", "ranks": [0, 1]},
     "RecordOptions": RecordOptions(level="meta", watch=("loss", "é"), profile=True, profiles="/a {b}", solo=(3, 0.5)),
+    "str | None": None,
+    "list[bool]": [True, False],
+    "dict[int, Seen]": {7: Seen(True, "é"), 0: Seen(False)},
+    "list[ListenPlace]": [ListenPlace("127.0.0.1", 0, 1, "word")],
+    "list[ConnectTarget]": [ConnectTarget("127.0.0.1", 1, "word")],
+    "list[FoundFile | None]": [FoundFile("file", 3, 2**60, 0o640), None],
+    "list[FilePart]": [FilePart("\udcff", 3, False, (0o640, 2**60)), FilePart("link", link="sub")],
+    "list[FileDigest]": [FileDigest("a", "b", 2**60)],
     "list[dict[str, Any]]": [{"source": "page", "start": 0}],
 }
 
@@ -111,11 +131,34 @@ def test_what_json_cannot_hold_is_sent_as_text():
     assert came == Display(cell=1, msg_type="display_data", content={"data": {"text/plain": "odd"}}, place=1)
 
 
-def test_every_message_is_in_the_table():
+def test_every_message_is_in_the_table_of_its_module():
     for kind in KINDS:
-        assert f"{kind.__name__} " in f"{events.__doc__}{files.__doc__}", (
-            f"{kind.__name__} is missing in the module's table"
-        )
+        assert re.search(rf"\b{kind.__name__}\b", f"{sys.modules[kind.__module__].__doc__}"), kind.__name__
+
+
+def test_two_messages_of_one_name_are_refused():
+    with pytest.raises(TypeError, match="both define a message Probe"):
+        type("Probe", (Message,), {"__module__": "elsewhere"})
+
+
+def test_a_field_that_cannot_be_read_back_is_refused():
+    @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+    class Unclear(Message):
+        value: FoundFile | FilePart
+
+    with pytest.raises(TypeError, match="nothing tells which"):
+        Unclear(value=FoundFile("file", 1, 1, 1)).encode()
+
+
+def test_every_request_to_a_host_server_has_a_handler(monkeypatch):
+    """The server makes the table when it starts; its parts are read without one."""
+    tables: list[Table[Any]] = []
+    monkeypatch.setattr(server, "Table", lambda handlers: tables.append(Table(handlers)))
+    control: Any = SimpleNamespace()
+    server.HostServer(control, lambda: True, {}, "", 0, {}, lambda _: 0)
+    [table] = tables
+    requests = {kind for kind in KINDS if kind.__module__ == "ddp_notebook.messages.hosts"}
+    assert set(table) == {kind for kind in requests if kind.__name__.endswith("Request")}
 
 
 def test_what_is_no_message_is_refused():
