@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ddp_notebook.errors import DDPNotebookError, SessionExistsError, StartError, UsageError
-from ddp_notebook.launch.cluster import Cluster
+from ddp_notebook.launch.cluster import Beginning, Cluster
 from ddp_notebook.launch.keep import reach
 from ddp_notebook.launch.keep.remote import Remote
 from ddp_notebook.launch.keep.stand_in import Attached
 from ddp_notebook.launch.keep.state import Waiting
-from ddp_notebook.launch.members.beginning import Beginning
+from ddp_notebook.launch.members.beginning import DirectBeginning
 from ddp_notebook.launch.options import StartOptions
 from ddp_notebook.messages.ranks import RunCell
 from ddp_notebook.messages.record_options import RecordOptions, profile_of
@@ -151,7 +151,7 @@ class Session:
     def _begin(self, check: Callable[[], None], report: Progress) -> Beginning:
         if self._remote is None and self.options.keep is not None:
             self._remote = reach.start(self.options, check, report)
-        return Beginning(self.options, check, report) if self._remote is None else Attached(self._remote)
+        return DirectBeginning(self.options, check, report) if self._remote is None else Attached(self._remote)
 
     def _start_ranks(self, beginning: Beginning, interrupts: Interrupts) -> None:
         dispatch = Dispatch()

@@ -12,7 +12,7 @@ import pytest
 
 from ddp_notebook.errors import UsageError
 from ddp_notebook.launch.host.files import NOTE, Files, digest
-from ddp_notebook.launch.hosts import Hosts
+from ddp_notebook.launch.hosts import DirectHosts
 from ddp_notebook.launch.options import Ssh, StartOptions
 from ddp_notebook.launch.sync import choice
 from ddp_notebook.launch.sync.choice import Entry, choose, may_hold_keys, resolved
@@ -418,7 +418,7 @@ def test_the_folder_of_the_start_is_meant_wherever_the_notebook_goes(tmp_path, m
     (tmp_path / "sub").mkdir()
     monkeypatch.setenv("DDP_NOTEBOOK_SSH", "false")  # no host is reached
     monkeypatch.chdir(tmp_path)
-    hosts = Hosts(StartOptions(hosts=Ssh("one", sync=".")))
+    hosts = DirectHosts(StartOptions(hosts=Ssh("one", sync=".")))
     try:
         monkeypatch.chdir("sub")
         assert hosts._folder == str(tmp_path)

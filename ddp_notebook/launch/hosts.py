@@ -11,6 +11,7 @@ from typing import Any
 
 from ddp_notebook.errors import HostError, StartError, StartTimeoutError, UsageError
 from ddp_notebook.launch import warm
+from ddp_notebook.launch.cluster import Hosts
 from ddp_notebook.launch.host import open_files
 from ddp_notebook.launch.host.host import Host
 from ddp_notebook.launch.options import StartOptions
@@ -28,7 +29,7 @@ from ddp_notebook.launch.ways.ssh_config import ssh_command
 from ddp_notebook.messages.hosts import DoneReply, TrialRequest
 
 
-class Hosts:
+class DirectHosts(Hosts):
     """Of a session that is started so. The servers import torch in the background, all at once.
 
     Args:
@@ -119,14 +120,6 @@ class Hosts:
         return placed(self._options, facts, machines, env, shares)
 
     def check_startable(self, ranks: int) -> None:
-        """Try whether the ranks of this session could be started again now, without ending any.
-
-        Args:
-            ranks: how many.
-
-        Raises:
-            StartError: they could not.
-        """
         env = {**os.environ, **self._options.env}
         open_files.check_free(open_files.OF_START, "a start")
         folders.remove(folders.make("ddp_notebook-", is_large=True, is_guarded=False))
@@ -176,7 +169,6 @@ class Hosts:
         check: Callable[[], None],
         progress: Callable[[str], None],
     ) -> Synced:
-        """Send a folder, None: the one of the start, or the notebook's. See `Session.sync`."""
         if all(host.way.is_here for host in self.all):
             raise UsageError("the ranks are on this machine, and see the notebook's files: there is nothing to send")
         return sync(
@@ -190,16 +182,13 @@ class Hosts:
         )
 
     def status(self) -> str:
-        """What `%ddp_status` says of what has started them; "" if nothing."""
         return "" if self._tasks is None else self._tasks.status()
 
     def notices(self) -> list[str]:
-        """What their user should know by now and was not told yet, such as that their time is nearly over."""
         of_hosts = [notice for host in self.all for notice in host.notices()]
         return of_hosts + ([] if self._tasks is None else self._tasks.notices())
 
     def tell_of_warnings(self, on_warned: Callable[[str], object]) -> None:
-        """Have this called, from any thread, when the job that the ranks are in says that its time is nearly over."""
         if self._tasks is not None:
             self._tasks.tell_of_warnings(on_warned)
 
@@ -214,7 +203,6 @@ class Hosts:
 
     @property
     def are_alive(self) -> bool:
-        """Whether one is: the others were lost."""
         return any(host.is_alive for host in self.all)
 
     def again(self, lost: Host) -> Host | None:
@@ -230,7 +218,6 @@ class Hosts:
 
     @property
     def pids(self) -> list[int]:
-        """Of the servers, each on its host."""
         return [host.pid for host in self.all if host.is_alive]
 
     @property
@@ -243,15 +230,9 @@ class Hosts:
 
     @property
     def words(self) -> str:
-        """Their names. Call `place` first."""
         return ", ".join(dict.fromkeys(host.label for host in self.all if host.is_alive))
 
     def end(self, *, healthy: bool = True) -> None:
-        """Give the servers back to the next session, or end them.
-
-        Args:
-            healthy: they have ended all that they had started.
-        """
         far = [host for host in self.all if host is not self._here]
         ending = [threading.Thread(target=self._end, args=(host, healthy)) for host in far]  # one may take seconds
         for one in ending:

@@ -10,8 +10,7 @@ from typing import TypeVar
 
 from ddp_notebook.errors import SessionBrokenError, UsageError
 from ddp_notebook.launch.client import SharedClient
-from ddp_notebook.launch.cluster import Cluster
-from ddp_notebook.launch.hosts import Hosts
+from ddp_notebook.launch.cluster import Cluster, Hosts
 from ddp_notebook.launch.keep.recorded import batches
 from ddp_notebook.launch.keep.remote import Remote
 from ddp_notebook.launch.options import StartOptions

@@ -9,16 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from ddp_notebook.errors import HostError
-from ddp_notebook.launch.cluster import HANGS_S, Check, Cluster, Listener
-from ddp_notebook.launch.host.host import Host
+from ddp_notebook.launch.cluster import HANGS_S, Beginning, Check, Cluster, Hosts, Listener
 from ddp_notebook.launch.host.owner.requests import HostSilentError
-from ddp_notebook.launch.hosts import Hosts
 from ddp_notebook.launch.keep.remote import Remote
 from ddp_notebook.launch.keep.state import State, folder_of, take
-from ddp_notebook.launch.members.beginning import Beginning
 from ddp_notebook.launch.members.members import Renumbered
 from ddp_notebook.launch.placement import Placement
-from ddp_notebook.launch.process import STORE, Processes
+from ddp_notebook.launch.process import STORE
 from ddp_notebook.launch.sync.sync import Synced
 from ddp_notebook.launch.ways import folders
 from ddp_notebook.messages.encoding import Message
@@ -35,14 +32,11 @@ class KeptCluster(Cluster):
         listener: who is told what ranks say, from `start` on.
     """
 
-    def __init__(self, remote: Remote, listener: Listener) -> None:  # no super().__init__: the keeper has all of that
+    def __init__(self, remote: Remote, listener: Listener) -> None:
         welcome = remote.welcome
-        self.mark_token = welcome.mark_token
-        self.directory = folders.make(folder_of(welcome.number), welcome.folder)
+        super().__init__(welcome.mark_token, folders.make(folder_of(welcome.number), welcome.folder), {})
         self._remote = remote
         self._listener = listener
-        self._hosts: dict[str, Host] = {}
-        self._processes = Processes()
         self._renumbered: Renumbered = lambda stayed: remote.renumbered(stayed)
         self._take(welcome.state)
 
@@ -245,11 +239,8 @@ class KeptHosts(Hosts):
     def __init__(self, remote: Remote) -> None:
         self._remote = remote
 
-    def place(
-        self, env: Mapping[str, str], check: Callable[[], None], report: Callable[[str], None] = lambda _: None
-    ) -> Placement:
-        """They were placed."""
-        return self.cluster.placement
+    def tell_of_warnings(self, on_warned: Callable[[str], object]) -> None:
+        """Do nothing: the keeper hears the job of the ranks."""
 
     def check_startable(self, ranks: int) -> None:
         """Try whether files could be made here, as another keeper would."""
@@ -293,17 +284,15 @@ class KeptHosts(Hosts):
 
 
 class Attached(Beginning):
-    """The beginning of what has begun.
+    """Attaching to ranks that a keeper has.
 
     Args:
         remote: the keeper.
     """
 
-    hosts: KeptHosts
-
     def __init__(self, remote: Remote) -> None:
-        self.synced = remote.welcome.synced
-        self.hosts = KeptHosts(remote)
+        self.hosts: KeptHosts
+        super().__init__(KeptHosts(remote), remote.welcome.synced)
         self.remote = remote
 
     def make(self, listener: Listener) -> KeptCluster:

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from typing import cast
 
 from ddp_notebook.launch.cluster import Cluster
+from ddp_notebook.launch.direct import DirectCluster
 from ddp_notebook.launch.host.host import Host
-from ddp_notebook.launch.hosts import Hosts
+from ddp_notebook.launch.hosts import DirectHosts
 from ddp_notebook.launch.options import StartOptions
 from ddp_notebook.launch.placement import Placement
 from ddp_notebook.launch.process import RANK, Process, Processes
@@ -117,7 +118,7 @@ def folder_of(number: int) -> str:
     return f"ddp_notebook-session-{number}-"
 
 
-class OwnCluster(Cluster):
+class OwnCluster(DirectCluster):
     """The keeper's own."""
 
     @property
@@ -126,7 +127,7 @@ class OwnCluster(Cluster):
         return self._processes.current
 
 
-def state_of(cluster: OwnCluster, hosts: Hosts) -> State:
+def state_of(cluster: OwnCluster, hosts: DirectHosts) -> State:
     """How it is now."""
     of_hosts = [
         OfHost(

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ddp_notebook.errors import HostError, SessionBrokenError
-from ddp_notebook.launch.hosts import Hosts
+from ddp_notebook.launch.hosts import DirectHosts
 from ddp_notebook.launch.keep.keeper.heard import Heard
 from ddp_notebook.launch.keep.keeper.journal import Event, Journal
 from ddp_notebook.launch.keep.keeper.notebooks import Notebook, Notebooks
@@ -37,7 +37,7 @@ class Asked:
     def __init__(
         self,
         cluster: OwnCluster,
-        hosts: Hosts,
+        hosts: DirectHosts,
         journal: Journal,
         queue: Queue,
         notebooks: Notebooks,

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from ddp_notebook.errors import DDPNotebookError, StartError, UsageError
-from ddp_notebook.launch.hosts import Hosts
+from ddp_notebook.launch.hosts import DirectHosts
 from ddp_notebook.launch.keep.keeper.asked import Asked
 from ddp_notebook.launch.keep.keeper.heard import Heard
 from ddp_notebook.launch.keep.keeper.journal import Journal
@@ -31,7 +31,7 @@ from ddp_notebook.launch.keep.keeper.notebooks import Notebook, Notebooks
 from ddp_notebook.launch.keep.keeper.queue import Queue
 from ddp_notebook.launch.keep.recorded import Recorded
 from ddp_notebook.launch.keep.state import OwnCluster, State, Welcome, folder_of, silent, silent_ranks, state_of
-from ddp_notebook.launch.members.beginning import Beginning
+from ddp_notebook.launch.members.beginning import DirectBeginning
 from ddp_notebook.launch.options import Ssh, StartOptions
 from ddp_notebook.registry import doors, entries, modes, private
 from ddp_notebook.registry.finding import SESSION
@@ -94,12 +94,12 @@ class Keeper:
     def run(self) -> None:
         """Be the keeper, until the session ends."""
         self._begin_accepting()
-        hosts: Hosts | None = None
+        hosts: DirectHosts | None = None
         try:
             until = time.monotonic() + _FIRST_S
             while not self._notebooks.all and time.monotonic() < until:
                 self._is_to_end(0.01)
-            beginning = Beginning(self._with_lease(), self._check, self._say_stage, OwnCluster)
+            beginning = DirectBeginning(self._with_lease(), self._check, self._say_stage, OwnCluster)
             hosts = beginning.hosts
             self._start(beginning)
             while not self._is_to_end(_LOOK_IN_CELL_S if self._journal.running else _LOOK_S):
@@ -119,7 +119,7 @@ class Keeper:
         lease_s = max(options.hosts.lease_s, self._keep.alone_s)
         return replace(options, hosts=replace(options.hosts, lease_s=lease_s))
 
-    def _start(self, beginning: Beginning) -> None:
+    def _start(self, beginning: DirectBeginning) -> None:
         keep, hosts = self._keep, beginning.hosts
         heard = Heard(self._notebooks, self._gone)
         self._cluster = cluster = cast(OwnCluster, beginning.make(heard))
@@ -166,7 +166,7 @@ class Keeper:
             self._told_end.get(timeout=wait_s)
         return bool(self._why)
 
-    def _end(self, hosts: Hosts | None) -> None:
+    def _end(self, hosts: DirectHosts | None) -> None:
         healthy = True
         if self._preemption is not None:
             self._preemption.end()
@@ -190,7 +190,7 @@ class Keeper:
 
     # ---- time
 
-    def _look(self, hosts: Hosts) -> None:
+    def _look(self, hosts: DirectHosts) -> None:
         keep = self._keep
         assert self._cluster is not None
         self._restore()
