@@ -15,9 +15,9 @@ from ddp_notebook.launch.cluster import Beginning, Cluster
 from ddp_notebook.launch.keep import reach
 from ddp_notebook.launch.keep.remote import Remote
 from ddp_notebook.launch.keep.stand_in import Attached
-from ddp_notebook.launch.keep.state import Waiting
 from ddp_notebook.launch.members.beginning import DirectBeginning
 from ddp_notebook.launch.options import StartOptions
+from ddp_notebook.messages.keeper import Waiting
 from ddp_notebook.messages.ranks import RunCell
 from ddp_notebook.messages.record_options import RecordOptions, profile_of
 from ddp_notebook.observe.report.report import Report

@@ -3,6 +3,7 @@
 encoding    the binary form of a message, made from the types of its fields
 framing     frames on a stream of bytes: messages, and the text and cells of ranks
 dispatch    the table from a kind of messages to its handler
+keeper      between a keeper, which has the ranks of a kept session, and its notebooks
 hosts       between a host server and its owner
 outposts    between the outpost of a job and the notebook that it calls
 ranks       between the notebook and its ranks; further ones, each about one subject:

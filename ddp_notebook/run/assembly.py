@@ -14,6 +14,7 @@ from ddp_notebook.launch.cluster import Cluster, Hosts
 from ddp_notebook.launch.keep.recorded import batches
 from ddp_notebook.launch.keep.remote import Remote
 from ddp_notebook.launch.options import StartOptions
+from ddp_notebook.messages.keeper import CellShown, WaitingJobs
 from ddp_notebook.messages.ranks import Comm
 from ddp_notebook.messages.record_options import PROFILES
 from ddp_notebook.observe.observer import Observer
@@ -135,9 +136,9 @@ class Parts:
             self.adopted.take(told.cells)
             self.jobs.before = self.adopted.ended
             self.adopted.waiting = list(told.waiting)
-            self.jobs.on_queue = lambda waiting: remote.tell("queue", [*self.adopted.waiting, *waiting])
+            self.jobs.on_queue = lambda waiting: remote.tell(WaitingJobs(waiting=[*self.adopted.waiting, *waiting]))
             self.cells.before_turn = self.adopted.notes
-            self.cells.on_shown = lambda cell: remote.tell("shown", cell)
+            self.cells.on_shown = lambda cell: remote.tell(CellShown(cell=cell))
         else:
             self.cells.elsewhere = self.jobs.elsewhere = elsewhere = Elsewhere(self.cells.on_prompt)
             remote.running = elsewhere.take

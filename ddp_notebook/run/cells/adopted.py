@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 
 from ddp_notebook.errors import DDPNotebookError
 from ddp_notebook.launch.cluster import Cluster
-from ddp_notebook.launch.keep.state import Waiting
+from ddp_notebook.messages.keeper import Waiting
 from ddp_notebook.messages.ranks import RunCell
 from ddp_notebook.run.cells.cell import CellRun
 from ddp_notebook.run.cells.cells import Cells

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ddp_notebook.launch.keep.state import Running, Waiting
+from ddp_notebook.messages.keeper import Running, Waiting
 from ddp_notebook.messages.ranks import RunCell
 from ddp_notebook.records.words import format_ranks
 

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from ddp_notebook.errors import DDPNotebookError, JobCancelledError
-from ddp_notebook.launch.keep.state import Waiting
+from ddp_notebook.messages.keeper import Waiting
 from ddp_notebook.records.words import list_ranks
 from ddp_notebook.run.cells.cell import CellRun
 from ddp_notebook.run.cells.interrupt import Interrupts

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
 
 from ddp_notebook.errors import UsageError
-from ddp_notebook.launch.keep.state import Waiting
+from ddp_notebook.messages.keeper import Waiting
 from ddp_notebook.records.words import format_ranks
 from ddp_notebook.run.cells.cells import Cells
 from ddp_notebook.run.cells.elsewhere import Elsewhere

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ddp_notebook.launch.keep.keeper.journal import Journal
-from ddp_notebook.launch.keep.state import Waiting
+from ddp_notebook.messages.keeper import Waiting
 from ddp_notebook.messages.ranks import RunCell
 
 
