@@ -130,3 +130,23 @@ class D(B):
         ".".join(file.relative_to(ROOT).with_suffix("").parts): file.read_text() for file in PACKAGE.rglob("*.py")
     }
     assert without_super_init(sources) == set()
+
+
+# ---- messages
+
+
+def chosen_by_name(tree: ast.AST) -> Iterator[int]:
+    """Yield the lines that choose a method by a text which is put together there."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and _names(node.func) == "getattr" and isinstance(node.args[1], ast.JoinedStr):
+            yield node.lineno
+
+
+def test_messages_are_dispatched_through_tables_and_never_unpickled():
+    assert list(chosen_by_name(ast.parse('getattr(self, f"_on_{op}")(request)'))) == [1]
+    for folder in ("messages", "launch", "registry", "torchrun"):
+        for file in (PACKAGE / folder).rglob("*.py"):
+            tree = ast.parse(file.read_text())
+            assert not list(chosen_by_name(tree)), file.relative_to(ROOT)
+            imports = [node for node in ast.walk(tree) if isinstance(node, ast.Import)]
+            assert "pickle" not in {alias.name for node in imports for alias in node.names}, file.relative_to(ROOT)
