@@ -8,8 +8,8 @@ import json
 import pkgutil
 import re
 import sys
-from types import SimpleNamespace
-from typing import Any
+from types import SimpleNamespace, UnionType
+from typing import Any, get_args, get_origin, get_type_hints
 
 import pytest
 
@@ -36,6 +36,7 @@ SAMPLES: dict[str, Any] = {
     "float": 0.125,
     "str": "é\ud800 \x1e\n",  # a lone surrogate, as os.fsdecode makes them
     "bytes": bytes(range(256)),
+    "bytearray": bytearray(range(256)),
     "bool": True,
     "dict[str, str]": {"LANG": "é", "EMPTY": ""},
     "dict[str, Any]": {"data": {"text/plain": "1"}, "transient": {}, "deep": [{"a": None}]},
@@ -60,9 +61,29 @@ SAMPLES: dict[str, Any] = {
 }
 
 
-def sample(kind: type[Message]) -> Message:
+def value(its: Any) -> Any:
+    """An unusual value of this type."""
+    if its is Message:
+        return Probe(request=7)
+    if isinstance(its, type) and dataclasses.is_dataclass(its):
+        return sample(its)
+    origin, of = get_origin(its), get_args(its)
+    if origin is list:
+        return [value(of[0])]
+    if origin is tuple:
+        return tuple(map(value, of))
+    if origin is dict:
+        return {7: value(of[1]), 0: value(of[1])} if of[0] is int else {"é": value(of[1])}
+    if origin is UnionType:
+        return value(of[0])
+    return SAMPLES[its.__name__]
+
+
+def sample(kind: type[Any]) -> Any:
     """A message with an unusual value in every field."""
-    return kind(**{field.name: SAMPLES[str(field.type)] for field in dataclasses.fields(kind)})
+    hints = get_type_hints(kind)
+    names = {field.name: str(field.type) for field in dataclasses.fields(kind)}
+    return kind(**{name: SAMPLES[its] if its in SAMPLES else value(hints[name]) for name, its in names.items()})
 
 
 def test_every_message_survives_the_wire():

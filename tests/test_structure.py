@@ -136,10 +136,11 @@ class D(B):
 
 
 def chosen_by_name(tree: ast.AST) -> Iterator[int]:
-    """Yield the lines that choose a method by a text which is put together there."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and _names(node.func) == "getattr" and isinstance(node.args[1], ast.JoinedStr):
-            yield node.lineno
+    """Yield the lines that choose an own method by a text which is put together there."""
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and _names(node.func) == "getattr"]
+    for call in calls:
+        if _names(call.args[0]) == "self" and isinstance(call.args[1], ast.JoinedStr):
+            yield call.lineno
 
 
 def test_messages_are_dispatched_through_tables_and_never_unpickled():

@@ -528,6 +528,7 @@ class StartOptions:
         """Return the options that `to_json` made this of.
 
         Example:
+            >>> import json
             >>> options = StartOptions(world_size=2, hosts=Ssh("a:1,b:1", sync="."), keep=Keep(hours=2))
             >>> StartOptions.from_json(json.loads(json.dumps(options.to_json()))) == options
             True

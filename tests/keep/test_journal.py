@@ -52,7 +52,8 @@ def messages(journal: Journal) -> list[Any]:
 
 def pieces(journal: Journal) -> list[Any]:
     """What a notebook makes of it: text, displays and ends of one rank, in order."""
-    splitter, ordered, found = TextSplitter(TOKEN), Ordered(), []
+    found: list[Any] = []
+    splitter, ordered = TextSplitter(TOKEN), Ordered()
     for event in journal.events():
         if isinstance(event, Text):
             for piece in splitter.feed(event.data):
