@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 
     from ddp_notebook.launch.options import Client, Keep, Mpi, Profile, Slurm, Ssh
     from ddp_notebook.launch.survey.table import HostTable
+    from ddp_notebook.messages.record_options import RecordOptions
     from ddp_notebook.observe.report.report import Report
     from ddp_notebook.record import log
     from ddp_notebook.run.agree.agreement import Agreement
@@ -60,7 +61,6 @@ if TYPE_CHECKING:
     from ddp_notebook.surviving import survive
     from ddp_notebook.torchrun.current import attach_job
     from ddp_notebook.torchrun.job import TorchrunJob
-    from ddp_notebook.wire.record_options import RecordOptions
 
 __all__ = [
     "Agreement",
@@ -123,7 +123,7 @@ _LAZY = {
     "Placements": "ddp_notebook.run.sharding.placements",
     "Profile": "ddp_notebook.launch.options",
     "RankValues": "ddp_notebook.run.values.values",
-    "RecordOptions": "ddp_notebook.wire.record_options",
+    "RecordOptions": "ddp_notebook.messages.record_options",
     "Recording": "ddp_notebook.run.record.told",
     "Report": "ddp_notebook.observe.report.report",
     "Session": "ddp_notebook.session",

@@ -51,13 +51,13 @@ def _read(arguments: list[str]) -> tuple[str, list[str]]:
 def _open(name: str, arguments: list[str]):  # type: ignore[no-untyped-def]  # what it returns imports torch late
     """Enter this rank, and open its door. A script whose rank cannot be entered runs all the same."""
     from ddp_notebook.errors import UsageError
+    from ddp_notebook.messages.encoding import VERSION
     from ddp_notebook.rank.imports import after_import
     from ddp_notebook.rank.script.door import Door
     from ddp_notebook.rank.script.watched import Watched
     from ddp_notebook.registry import entries
     from ddp_notebook.registry.finding import TORCHRUN
     from ddp_notebook.registry.torchrun import place
-    from ddp_notebook.wire.events import VERSION
 
     script, *rest = arguments[1:] if arguments[0] == "-m" else arguments
     here = place(script, rest, name, VERSION)

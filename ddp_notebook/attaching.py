@@ -69,7 +69,7 @@ def attach_session(name: str = "", *, take_over: bool = False, look: bool = Fals
 
     remote = reach.attach(name, take_over=take_over, looks=look)
     try:
-        return Session(remote.welcome.options, remote=remote)
+        return Session(remote.options, remote=remote)
     except BaseException:
         remote.close("this notebook could not attach")
         raise

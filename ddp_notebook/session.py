@@ -11,9 +11,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ddp_notebook.errors import DDPNotebookError, SessionExistsError, StartError, UsageError
-from ddp_notebook.launch.cluster import Cluster
-from ddp_notebook.launch.members.beginning import Beginning
+from ddp_notebook.launch.cluster import Beginning, Cluster
+from ddp_notebook.launch.members.beginning import DirectBeginning
 from ddp_notebook.launch.options import StartOptions
+from ddp_notebook.messages.ranks import RunCell
+from ddp_notebook.messages.record_options import RecordOptions, profile_of
 from ddp_notebook.on_rank import refuse_on_rank
 from ddp_notebook.records.words import list_ranks, name_ranks
 from ddp_notebook.run.agree.agreement import Agreement
@@ -41,8 +43,6 @@ from ddp_notebook.status import Status
 from ddp_notebook.widgets import ended
 from ddp_notebook.widgets.ended import Ended
 from ddp_notebook.widgets.placing import Placing
-from ddp_notebook.wire.events import RunCell
-from ddp_notebook.wire.record_options import RecordOptions, profile_of
 
 if TYPE_CHECKING:
     import ipyparallel
@@ -151,7 +151,7 @@ class Session:
 
             self._remote = reach.start(self.options, check, report)
         if self._remote is None:
-            return Beginning(self.options, check, report)
+            return DirectBeginning(self.options, check, report)
         from ddp_notebook.launch.keep.stand_in import Attached
 
         return Attached(self._remote)
@@ -304,7 +304,7 @@ class Session:
         told = cell.told
         waiting = None
         if self._remote is not None:
-            from ddp_notebook.launch.keep.state import Waiting
+            from ddp_notebook.messages.keeper import Waiting
 
             of_all = len(cell.ranks) == self.world_size
             waiting = Waiting(told=told, ranks=None if of_all else cell.ranks, timeout_s=timeout_s)

@@ -21,8 +21,8 @@ from ddp_notebook.launch import warm
 from ddp_notebook.launch.keep.recorded import Recorded, batches
 from ddp_notebook.launch.rank_log import RankLog
 from ddp_notebook.launch.ways import folders
+from ddp_notebook.messages.record_options import RecordOptions
 from ddp_notebook.registry import private
-from ddp_notebook.wire.record_options import RecordOptions
 from tests.conftest import wait_until
 
 

@@ -6,18 +6,19 @@ from types import SimpleNamespace
 from typing import Any
 
 from ddp_notebook.launch.options import StartOptions
+from ddp_notebook.messages import ranks
+from ddp_notebook.messages.encoding import Message
+from ddp_notebook.messages.ranks import CellDone, ClockReply, Formed, Hello, Ready, Registered, Vitals
 from ddp_notebook.run.assembly import Parts
 from ddp_notebook.run.dispatch import Dispatch
-from ddp_notebook.wire import events
-from ddp_notebook.wire.events import CellDone, ClockReply, Formed, Hello, Message, Ready, Registered, Vitals
 
 
 def of_ranks() -> set[type[Message]]:
-    """The kinds of messages that ranks send: the right half of the table in `events`."""
-    lines = (events.__doc__ or "").splitlines()
+    """The kinds of messages that ranks send: the right half of the table in `messages.ranks`."""
+    lines = (ranks.__doc__ or "").splitlines()
     [at] = [line.index("rank -> notebook") for line in lines if "rank -> notebook" in line]
     names = {line[at:].split()[0] for line in lines if line.startswith("    ") and line[at - 1 : at] == " "}
-    return {getattr(events, name) for name in names if hasattr(events, name)}
+    return {getattr(ranks, name) for name in names if hasattr(ranks, name)}
 
 
 def vitals(request: int) -> Vitals:

@@ -6,8 +6,8 @@ import random
 
 import pytest
 
+from ddp_notebook.messages.ranks import Display
 from ddp_notebook.run.output.fold import Fold, Folded, Item, Tail
-from ddp_notebook.wire.events import Display
 
 # As documented in the README. Not imported: a test has to fail if the code has another value.
 TWINS_S, OTHERS_S = 0.05, 0.5

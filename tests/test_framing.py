@@ -1,26 +1,43 @@
-"""The stream between a host server and its owner, cut anywhere."""
+"""Frames on a stream, cut anywhere."""
 
 from __future__ import annotations
 
 import random
-from typing import Any
 
-from ddp_notebook.launch.host.framing import Input, Text, Unpacker, pack_command, pack_input, pack_text
+import pytest
 
-COMMAND = {"op": "start", "process": 3, "spec": {"env": {"LANG": "é", "EMPTY": ""}, "cwd": "/tmp"}}
+from ddp_notebook.messages.framing import (
+    HEAD_BYTES,
+    Input,
+    Numbered,
+    Text,
+    Unpacker,
+    pack_input,
+    pack_message,
+    pack_text,
+    unpack_body,
+)
+from ddp_notebook.messages.hosts import DoneReply, EndReply, FilePart, StartRequest, WriteRequest
+
+START = StartRequest(process=3, spec={"env": {"LANG": "é", "EMPTY": ""}, "cwd": "/tmp"})
+WRITE = WriteRequest(folder="/tmp", parts=[FilePart("a", 4, end=(0o644, 1))], data=b"\x00{}\n")
 STREAM = [
-    (pack_command(COMMAND), COMMAND),
-    (pack_text(3, 1, b"hello\n"), (3, 1, b"hello\n")),
-    (pack_text(2**32 - 1, 2, b"\x00\xff\x1e"), (2**32 - 1, 2, b"\x00\xff\x1e")),
-    (pack_text(0, 1, b""), (0, 1, b"")),
-    (pack_command({}), {}),
+    (pack_message(START, 7), Numbered(START, 7)),
+    (pack_text(3, 1, b"hello\n"), Text(3, 1, b"hello\n")),
+    (pack_text(2**32 - 1, 2, b"\x00\xff\x1e"), Text(2**32 - 1, 2, b"\x00\xff\x1e")),
+    (pack_text(0, 1, b""), Text(0, 1, b"")),
+    (pack_message(DoneReply()), Numbered(DoneReply(), 0)),
     (pack_input([3, 2**32 - 1], b"{}\n"), Input((3, 2**32 - 1), b"{}\n")),
     (pack_input([], b""), Input((), b"")),
-    (pack_command({"op": "files", "id": 7}, b"\x00{}\n"), {"op": "files", "id": 7, "data": b"\x00{}\n"}),
+    (pack_message(WRITE, 2**32 - 1), Numbered(WRITE, 2**32 - 1)),
 ]
 
 
-def unpack(pieces: list[bytes]) -> list[dict[str, Any] | Text | Input]:
+def reply(number: int) -> bytes:
+    return pack_message(EndReply(left=[]), number)
+
+
+def unpack(pieces: list[bytes]) -> list[Numbered | Text | Input]:
     unpacker = Unpacker()
     return [frame for piece in pieces for frame in unpacker.feed(piece)]
 
@@ -44,23 +61,31 @@ def test_a_stream_may_be_cut_anywhere():
 
 def test_a_frame_is_given_as_soon_as_it_is_complete():
     unpacker = Unpacker()
-    first, second = pack_command({"id": 1}), pack_command({"id": 2})
+    first, second = reply(1), reply(2)
 
-    assert list(unpacker.feed(first + second[:-1])) == [{"id": 1}]
+    assert [one.number for one in unpacker.feed(first + second[:-1])] == [1]  # type: ignore[union-attr]
     assert list(unpacker.feed(b"")) == []
-    assert list(unpacker.feed(second[-1:])) == [{"id": 2}]
+    assert [one.number for one in unpacker.feed(second[-1:])] == [2]  # type: ignore[union-attr]
 
 
 def test_a_reader_may_stop_in_between_and_loses_no_frame():
     unpacker = Unpacker()
-    for frame in unpacker.feed(b"".join(pack_command({"id": number}) for number in range(3))):
-        assert frame == {"id": 0}
+    for frame in unpacker.feed(b"".join(map(reply, range(3)))):
+        assert frame == Numbered(EndReply(left=[]), 0)
         break
 
-    assert list(unpacker.feed(b"")) == [{"id": 1}, {"id": 2}]
+    assert [one.number for one in unpacker.feed(b"")] == [1, 2]  # type: ignore[union-attr]
 
 
 def test_large_text_passes_whole():
     data = bytes(range(256)) * 20_000
 
-    assert unpack([pack_text(1, 2, data) + pack_command({"after": True})]) == [(1, 2, data), {"after": True}]
+    assert unpack([pack_text(1, 2, data) + reply(1)]) == [Text(1, 2, data), Numbered(EndReply(left=[]), 1)]
+
+
+def test_a_frame_that_is_cut_or_of_another_kind_is_refused():
+    body = reply(1)[HEAD_BYTES:]
+    for kind, data in [(0, body[:-1]), (0, body + b" "), (0, body[:3]), (0, b""), (1, b"abc"), (2, b"\x00"), (3, body)]:
+        with pytest.raises(ValueError):
+            unpack_body(kind, data)
+    assert unpack_body(0, bytearray(body)) == Numbered(EndReply(left=[]), 1)

@@ -6,9 +6,9 @@ import threading
 
 import pytest
 
+from ddp_notebook.messages.ranks import Form
 from ddp_notebook.rank import gpu
 from ddp_notebook.rank.group import join
-from ddp_notebook.wire.events import Form
 
 
 def may_ask() -> bool:

@@ -13,13 +13,13 @@ import pytest
 
 from ddp_notebook.errors import HostError, StartError
 from ddp_notebook.launch import warm
-from ddp_notebook.launch.cluster import Cluster
+from ddp_notebook.launch.direct import DirectCluster
 from ddp_notebook.launch.host.host import Host
 from ddp_notebook.launch.members.losses import Losses
 from ddp_notebook.launch.placement import Placement
 from ddp_notebook.launch.process import Processes
 from ddp_notebook.launch.ways.local import Local
-from ddp_notebook.wire.events import RunCell
+from ddp_notebook.messages.ranks import RunCell
 from tests.conftest import wait_until
 
 
@@ -70,7 +70,7 @@ def cluster(hosts, heard):
         cuda_visible_devices=None,
         threads=1,
     )
-    made = Cluster(hosts, placement, os.environ, heard, here=lambda: hosts[0])
+    made = DirectCluster(hosts, placement, os.environ, heard, here=lambda: hosts[0])
     made.start(time.monotonic() + 60)
     yield made
     made.stop()

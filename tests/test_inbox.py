@@ -6,8 +6,9 @@ import os
 
 import pytest
 
+from ddp_notebook.messages.encoding import Message
+from ddp_notebook.messages.ranks import RunCell
 from ddp_notebook.rank.cell.inbox import Inbox
-from ddp_notebook.wire.events import Message, RunCell
 
 
 def test_messages_come_out_whole_and_in_order_however_they_were_cut():

@@ -26,7 +26,8 @@ PACKAGE = ROOT / "ddp_notebook"
 # Where a rule stands for a folder, it stands for all files below.
 MAY_IMPORT = {
     "records": {"records", "stdlib"},
-    "wire": {"wire", "stdlib"},
+    "messages": {"messages", "stdlib"},
+    "wire": {"wire", "messages", "stdlib"},
     "registry": {"registry", "records", "errors", "version"},
     "rank": {"rank", "wire", "records", "registry", "stdlib"},
     "launch": {"launch", "wire", "records", "registry", "errors", "version", "line_parser", "on_rank"},
@@ -40,8 +41,9 @@ MAY_IMPORT_TOO = {
     "launch/host/preload.py": "rank",  # imports it before ranks are forked
     "launch/elastic/rendezvous.py": "rank",
     "observe/recording.py": "widgets",  # `Recording.save_html`
+    "rank": {"rank", "wire", "messages", "records", "registry", "stdlib"},
 }
-SHARES_A_PROCESS_WITH_CELLS = ["records", "wire", "rank"]
+SHARES_A_PROCESS_WITH_CELLS = ["records", "messages", "wire", "rank"]
 NOTEBOOK_SIDE = [
     "session.py",
     "magics.py",
@@ -370,6 +372,7 @@ def test_a_rank_imports_nothing_of_the_notebooks_side():
 
     assert parts <= {
         "rank",
+        "messages",
         "wire",
         "records",
         "registry",

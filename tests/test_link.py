@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from ddp_notebook.wire.events import VERSION
+from ddp_notebook.messages.encoding import VERSION
 from ddp_notebook.wire.link import BEAT, DATA, HEADER_BYTES, RESEND, RESEND_S, Header, Link, VersionError
 
 

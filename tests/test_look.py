@@ -11,6 +11,7 @@ import time
 import pytest
 
 from ddp_notebook.launch.host.look import Look, stack_file
+from ddp_notebook.messages.hosts import LookReply, Seen
 from ddp_notebook.wire.signals import STACK
 from tests.conftest import wait_until
 
@@ -51,7 +52,7 @@ def test_a_stack_is_written_without_the_gil_and_an_earlier_one_is_not_told_again
 
         assert not look.seen[7].is_stopped
         assert look.seen[7].stack.count("in work") == 1
-        assert look.advance() == {"seen": [[7, False, look.seen[7].stack]]}
+        assert look.advance() == LookReply(seen={7: Seen(False, look.seen[7].stack)})
 
 
 @pytest.mark.processes

@@ -12,7 +12,7 @@ import pytest
 
 from ddp_notebook.errors import RankError, UsageError
 from ddp_notebook.launch import preemption, start_line
-from ddp_notebook.launch.cluster import Cluster
+from ddp_notebook.launch.direct import DirectCluster
 from ddp_notebook.launch.preemption import Preemption
 from ddp_notebook.launch.process import Processes
 from tests.conftest import wait_until
@@ -114,7 +114,7 @@ def test_what_cannot_be_asked_for():
 
 
 def test_a_folder_that_cannot_be_made_is_said_with_its_name():
-    asked = Preemption("/proc/nothere", Cluster.__new__(Cluster), lambda: False)
+    asked = Preemption("/proc/nothere", DirectCluster.__new__(DirectCluster), lambda: False)
     with pytest.raises(UsageError, match=r"--on-preempt save /proc/nothere: .*; name a folder that can be written to"):
         asked.begin()
 
@@ -135,7 +135,7 @@ def as_somebody_else():
 def test_a_folder_that_nobody_can_look_into_for_a_while_keeps_no_signal_from_being_heard(tmp_path, monkeypatch):
     monkeypatch.setattr(preemption, "_LOOK_S", 0.01)
     said: list[str] = []
-    cluster = Cluster.__new__(Cluster)
+    cluster = DirectCluster.__new__(DirectCluster)
     cluster._processes = Processes()
     heard = Preemption(str(tmp_path / "shut" / "saved"), cluster, lambda: False, said.append)
     heard.begin()

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
+from ddp_notebook.messages.ranks import InputRequest
 from ddp_notebook.run.cells.cell import CellRun
 from ddp_notebook.run.cells.interrupt import Interrupts
 from ddp_notebook.run.cells.turn import Place, Turn
 from ddp_notebook.run.cells.watch import Watch
 from ddp_notebook.run.output.screen import Screen
-from ddp_notebook.wire.events import InputRequest
 
 
 def test_a_press_is_not_lost_when_the_turn_comes_at_the_same_time():

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from ddp_notebook.errors import SessionBrokenError
+from ddp_notebook.messages.ranks import Probe, Vitals
 from ddp_notebook.run import questions
 from ddp_notebook.run.questions import Questions
-from ddp_notebook.wire.events import Probe, Vitals
 
 
 def probe(request: int) -> Probe:

@@ -13,7 +13,7 @@ import pytest
 from ddp_notebook.errors import RankError, SessionBrokenError, StartError, UsageError
 from ddp_notebook.launch import devices
 from ddp_notebook.launch.environment import threads_per_rank
-from ddp_notebook.wire.events import ClockProbe
+from ddp_notebook.messages.ranks import ClockProbe
 from tests.conftest import wait_until
 from tests.resizing import TRAINING, losses
 

@@ -2,7 +2,7 @@
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -10,6 +10,7 @@ import pytest
 import ddp_notebook
 
 PACKAGE = Path(ddp_notebook.__file__).parent
+ROOT = PACKAGE.parent
 BRANCHES = (ast.If, ast.For, ast.While, ast.ExceptHandler, ast.With, ast.IfExp, ast.comprehension, ast.match_case)
 KEYWORDS = re.compile(r"\b(?:if|elif|for|while|except|with|and|or|case)\b")  # each branch has one
 MOST_COMPLEX = 20
@@ -69,3 +70,87 @@ def test_each_kind_of_branch_counts():
         "def f():\n async def g():\n  if a: pass": 2,
     }.items():
         assert complexity(functions(ast.parse(source))[0]) == expected, source
+
+
+# ---- classes
+
+
+def _names(node: ast.expr) -> str:
+    """Return the last part of a name: of `a.b.C[int]` it is "C"."""
+    if isinstance(node, ast.Subscript):
+        return _names(node.value)
+    return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
+
+
+def without_super_init(sources: Mapping[str, str]) -> set[str]:
+    """Return classes with an `__init__` of their own that call none of a base, though one has it.
+
+    Args:
+        sources: by module.
+    """
+    classes: dict[tuple[str, str], ast.ClassDef] = {}
+    imported: dict[tuple[str, str], tuple[str, str]] = {}
+    for module, source in sources.items():
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.ClassDef):
+                classes[module, node.name] = node
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                imported |= {(module, one.asname or one.name): (node.module, one.name) for one in node.names}
+
+    def bases(of: tuple[str, str]) -> list[tuple[str, str]]:
+        found = [(of[0], _names(base)) for base in classes[of].bases]
+        return [base for one in found if (base := imported.get(one, one)) in classes and base != of]
+
+    def init(of: tuple[str, str]) -> ast.FunctionDef | None:
+        found = [one for one in classes[of].body if isinstance(one, ast.FunctionDef) and one.name == "__init__"]
+        return found[0] if found else None
+
+    def has_init(of: tuple[str, str]) -> bool:
+        return init(of) is not None or any(map(has_init, bases(of)))
+
+    def calls_init(function: ast.FunctionDef) -> bool:
+        calls = [node.func for node in ast.walk(function) if isinstance(node, ast.Call)]
+        return any(isinstance(one, ast.Attribute) and one.attr == "__init__" for one in calls)
+
+    own = [(of, found) for of in classes if (found := init(of)) is not None]
+    return {".".join(of) for of, found in own if any(map(has_init, bases(of))) and not calls_init(found)}
+
+
+def test_no_class_inherits_from_another_without_calling_its_init():
+    """Such a class lacks attributes that inherited methods read."""
+    example = """
+class A:
+    def __init__(self): self.a = 1
+class B(A): pass
+class C(B):
+    def __init__(self): self.c = 1
+class D(B):
+    def __init__(self): super().__init__()
+"""
+    other = "from m import B as X\nclass E(X):\n    def __init__(self): self.e = 1\n"
+    assert without_super_init({"m": example, "n": other}) == {"m.C", "n.E"}
+    sources = {
+        ".".join(file.relative_to(ROOT).with_suffix("").parts): file.read_text() for file in PACKAGE.rglob("*.py")
+    }
+    assert without_super_init(sources) == set()
+
+
+# ---- messages
+
+
+def chosen_by_name(tree: ast.AST) -> Iterator[int]:
+    """Yield the lines that choose an own method by a text which is put together there."""
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and _names(node.func) == "getattr"]
+    for call in calls:
+        if _names(call.args[0]) == "self" and isinstance(call.args[1], ast.JoinedStr):
+            yield call.lineno
+
+
+def test_messages_are_dispatched_through_tables_and_never_unpickled():
+    assert list(chosen_by_name(ast.parse('getattr(self, f"_on_{op}")(request)'))) == [1]
+    for folder in ("messages", "launch", "registry", "torchrun"):
+        for file in (PACKAGE / folder).rglob("*.py"):
+            tree = ast.parse(file.read_text())
+            assert not list(chosen_by_name(tree)), file.relative_to(ROOT)
+            imports = [node for node in ast.walk(tree) if isinstance(node, ast.Import)]
+            assert "pickle" not in {alias.name for node in imports for alias in node.names}, file.relative_to(ROOT)

@@ -6,17 +6,35 @@ import errno
 import os
 import subprocess
 import time
+from dataclasses import replace
 
 import pytest
 
 from ddp_notebook.errors import UsageError
-from ddp_notebook.launch.host.files import NOTE, Files, Found, Part, digest
-from ddp_notebook.launch.hosts import Hosts
+from ddp_notebook.launch.host.files import NOTE, Files, digest
+from ddp_notebook.launch.hosts import DirectHosts
 from ddp_notebook.launch.options import Ssh, StartOptions
 from ddp_notebook.launch.sync import choice
 from ddp_notebook.launch.sync.choice import Entry, choose, may_hold_keys, resolved
 from ddp_notebook.launch.sync.listing import names
 from ddp_notebook.launch.sync.plan import Plan
+from ddp_notebook.messages.hosts import (
+    CompareReply,
+    CompareRequest,
+    DiscardRequest,
+    DoneReply,
+    FileDigest,
+    FileErrorReply,
+    FilePart,
+    FolderReply,
+    FolderRequest,
+    FoundFile,
+    MarkRequest,
+    NamesReply,
+    NamesRequest,
+    StatRequest,
+    WriteRequest,
+)
 from ddp_notebook.records.marker import MARK
 
 
@@ -227,12 +245,12 @@ LINK = Entry(path="a", size=0, mtime_ns=OLD, mode=0, link="b")
     ("entry", "its"),
     [
         (FILE, None),
-        (FILE, Found("file", 4, OLD - 1, 0o644)),
-        (FILE, Found("file", 3, OLD, 0o755)),  # no more to be executed
-        (FILE, Found("link", 1, OLD, 0o777, "b")),
+        (FILE, FoundFile("file", 4, OLD - 1, 0o644)),
+        (FILE, FoundFile("file", 3, OLD, 0o755)),  # no more to be executed
+        (FILE, FoundFile("link", 1, OLD, 0o777, "b")),
         (LINK, None),
-        (LINK, Found("link", 1, OLD, 0o777, "c")),
-        (LINK, Found("file", 1, OLD, 0o644)),
+        (LINK, FoundFile("link", 1, OLD, 0o777, "c")),
+        (LINK, FoundFile("file", 1, OLD, 0o644)),
     ],
 )
 def test_what_is_sent(entry, its):
@@ -240,7 +258,7 @@ def test_what_is_sent(entry, its):
 
 
 @pytest.mark.parametrize(
-    ("entry", "its"), [(FILE, Found("file", 3, OLD, 0o600)), (LINK, Found("link", 1, NEW, 0o777, "b"))]
+    ("entry", "its"), [(FILE, FoundFile("file", 3, OLD, 0o600)), (LINK, FoundFile("link", 1, NEW, 0o777, "b"))]
 )
 def test_what_is_there(entry, its):
     assert planned(entry, its) == Plan(there=1)
@@ -249,10 +267,10 @@ def test_what_is_there(entry, its):
 @pytest.mark.parametrize(
     ("entry", "its"),
     [
-        (FILE, Found("file", 4, NEW, 0o644)),
-        (FILE, Found("link", 1, NEW, 0o777, "b")),
-        (LINK, Found("link", 1, NEW, 0o777, "c")),
-        (LINK, Found("file", 1, NEW, 0o644)),
+        (FILE, FoundFile("file", 4, NEW, 0o644)),
+        (FILE, FoundFile("link", 1, NEW, 0o777, "b")),
+        (LINK, FoundFile("link", 1, NEW, 0o777, "c")),
+        (LINK, FoundFile("file", 1, NEW, 0o644)),
     ],
 )
 def test_what_is_newer_there_stays_unless_it_is_to_be_overwritten(entry, its):
@@ -262,7 +280,7 @@ def test_what_is_newer_there_stays_unless_it_is_to_be_overwritten(entry, its):
 
 @pytest.mark.parametrize("time_ns", [OLD - 1, NEW])
 def test_the_content_decides_where_only_times_differ(time_ns):
-    its = Found("file", 3, time_ns, 0o644)
+    its = FoundFile("file", 3, time_ns, 0o644)
     plan = planned(FILE, its)
     assert plan == Plan(ask=[(FILE, its)])
     plan.add_compared(FILE, its, is_same=True, overwrite=False)
@@ -272,7 +290,7 @@ def test_the_content_decides_where_only_times_differ(time_ns):
 
 
 def test_a_folder_is_in_the_way():
-    assert planned(FILE, Found("other", 4096, OLD, 0o755), overwrite=True) == Plan(in_the_way=["a"])
+    assert planned(FILE, FoundFile("other", 4096, OLD, 0o755), overwrite=True) == Plan(in_the_way=["a"])
 
 
 # ---- on the host
@@ -284,48 +302,50 @@ def files():
 
 
 def write(files, folder, *parts, data=b""):
-    return files.answer({"do": "write", "folder": str(folder), "parts": [list(part) for part in parts], "data": data})
+    return ask(files, WriteRequest(folder=str(folder), parts=list(parts), data=data))
+
+
+def ask(files, request):
+    return files.handlers[type(request)](request)
 
 
 def test_parts_become_files(files, tmp_path):
     done = write(
         files,
         tmp_path,
-        Part("sub/run.sh", 2, end=(0o750, OLD)),
-        Part("empty", 0, end=(0o600, OLD)),
-        Part("link", link="sub"),
-        Part("long", 3),
+        FilePart("sub/run.sh", 2, end=(0o750, OLD)),
+        FilePart("empty", 0, end=(0o600, OLD)),
+        FilePart("link", link="sub"),
+        FilePart("long", 3),
         data=b"hilon",
     )
-    assert done == {}
+    assert done == DoneReply()
     its = (tmp_path / "sub/run.sh").stat()
     assert (tmp_path / "sub/run.sh").read_text() == "hi" and (its.st_mode & 0o777, its.st_mtime_ns) == (0o750, OLD)
     assert os.readlink(tmp_path / "link") == "sub" and (tmp_path / "empty").read_bytes() == b""
     assert not (tmp_path / "long").exists(), "it is not whole"
-    assert write(files, tmp_path, Part("long", 1, is_first=False, end=(0o644, OLD)), data=b"g") == {}
+    assert write(files, tmp_path, FilePart("long", 1, is_first=False, end=(0o644, OLD)), data=b"g") == DoneReply()
     assert (tmp_path / "long").read_text() == "long"
     assert not list(tmp_path.rglob(f"{MARK}*"))
 
 
 def test_what_is_not_whole_goes_and_what_was_there_stays(files, tmp_path):
     make(tmp_path, a="before")
-    write(files, tmp_path, Part("a", 3), Part("b", 3), data=b"abcdef")
+    write(files, tmp_path, FilePart("a", 3), FilePart("b", 3), data=b"abcdef")
     assert len(list(tmp_path.iterdir())) == 3
-    write(files, tmp_path, Part("b", discard=True))
-    files.answer({"do": "mark", "folder": str(tmp_path), "name": f"{MARK}x"})
-    assert files.answer({"do": "see", "folder": str(tmp_path), "names": ["a", f"{MARK}x", "y"]})["seen"] == [
-        "a",
-        f"{MARK}x",
-    ]
-    files.answer({"do": "discard"})
+    write(files, tmp_path, FilePart("b", discard=True))
+    ask(files, MarkRequest(folder=str(tmp_path), name=f"{MARK}x"))
+    names = NamesRequest(folder=str(tmp_path), names=["a", f"{MARK}x", "y"])
+    assert ask(files, names) == NamesReply(names=["a", f"{MARK}x"])
+    ask(files, DiscardRequest())
     assert os.listdir(tmp_path) == ["a"] and (tmp_path / "a").read_text() == "before"
 
 
 def test_what_cannot_be_written_is_told(files, tmp_path):
     make(tmp_path, file="")
     for path, number in ("file/a", errno.EEXIST), ("file/sub/a", errno.ENOTDIR):
-        done = write(files, tmp_path, Part(path, 1, end=(0o644, OLD)), data=b"x")
-        assert done == {"failed": [path, number, os.strerror(number)]}
+        done = write(files, tmp_path, FilePart(path, 1, end=(0o644, OLD)), data=b"x")
+        assert done == FileErrorReply(path=path, number=number, error=os.strerror(number))
 
 
 def test_what_is_there_is_told(files, tmp_path):
@@ -334,8 +354,8 @@ def test_what_is_there_is_told(files, tmp_path):
     os.utime(tmp_path / "a", ns=(OLD, OLD))
     os.chmod(tmp_path / "a", 0o640)
     paths = ["a", "link", ".", "a/b", "none"]
-    found = files.answer({"do": "stat", "folder": str(tmp_path), "paths": paths})["found"]
-    assert found[0] == Found("file", 3, OLD, 0o640)
+    found = ask(files, StatRequest(folder=str(tmp_path), paths=paths)).found
+    assert found[0] == FoundFile("file", 3, OLD, 0o640)
     assert (found[1].kind, found[1].link, found[2].kind, found[3:]) == ("link", "a", "other", [None, None])
 
 
@@ -343,15 +363,15 @@ def test_contents_are_compared_in_steps(files, tmp_path):
     make(tmp_path, a="abc", b="abc", c="abd")
     (tmp_path / "large").write_bytes(bytes(64 << 20))
     *_, wanted = digest(str(tmp_path / "a"))
-    of = [[name, wanted, OLD] for name in ("large", "a", "b", "c", "none")]
-    work = files.answer({"do": "same", "folder": str(tmp_path), "files": of})
+    of = [FileDigest(name, wanted, OLD) for name in ("large", "a", "b", "c", "none")]
+    work = ask(files, CompareRequest(folder=str(tmp_path), files=of))
     steps, longest_s = 0, 0.0
     reply = None
     while reply is None:
         began = time.monotonic()
         reply = work.advance()
         steps, longest_s = steps + 1, max(longest_s, time.monotonic() - began)
-    assert reply == {"same": [False, True, True, False, False]}
+    assert reply == CompareReply(same=[False, True, True, False, False])
     assert longest_s < 1.0, "the server answers meanwhile"
     assert (tmp_path / "a").stat().st_mtime_ns == OLD != (tmp_path / "c").stat().st_mtime_ns
 
@@ -363,17 +383,17 @@ def test_where_a_folder_goes(files, tmp_path, monkeypatch):
     (tmp_path / "file").touch()
 
     def settle(path, marker):
-        return files.answer({"do": "settle", "path": str(tmp_path / path), "marker": marker})
+        return ask(files, FolderRequest(path=str(tmp_path / path), marker=marker))
 
-    assert settle("shared", "mark") == {"folder": str(tmp_path / "shared"), "is_shared": True}
-    assert settle("shared", "other") == {"folder": str(tmp_path / "shared"), "is_shared": False}
-    assert settle("new/folder", "mark") == {"folder": str(tmp_path / "new/folder"), "is_shared": False}
-    assert settle("file/folder", "mark") == {"folder": str(tmp_path / "home/folder"), "is_shared": False}
-    assert settle("file/folder", "mark") == {"folder": str(tmp_path / "home/folder"), "is_shared": False}, "again"
+    assert settle("shared", "mark") == FolderReply(folder=str(tmp_path / "shared"), is_shared=True)
+    assert settle("shared", "other") == FolderReply(folder=str(tmp_path / "shared"), is_shared=False)
+    assert settle("new/folder", "mark") == FolderReply(folder=str(tmp_path / "new/folder"), is_shared=False)
+    assert settle("file/folder", "mark") == FolderReply(folder=str(tmp_path / "home/folder"), is_shared=False)
+    assert settle("file/folder", "mark") == FolderReply(folder=str(tmp_path / "home/folder"), is_shared=False), "again"
     (tmp_path / "home" / "folder" / "mark").touch()
-    assert settle("file/folder", "mark")["is_shared"], "by another path"
+    assert settle("file/folder", "mark").is_shared, "by another path"
     monkeypatch.setenv("HOME", str(tmp_path / "file"))
-    assert "failed" in settle("file/folder", "mark")
+    assert isinstance(settle("file/folder", "mark"), FileErrorReply)
 
 
 def test_a_folder_at_home_that_has_other_files_is_not_taken(files, tmp_path, monkeypatch):
@@ -382,14 +402,14 @@ def test_a_folder_at_home_that_has_other_files_is_not_taken(files, tmp_path, mon
     make(tmp_path, "file", "home/folder/of-another-one", "home/empty/.ddp_notebook-being-written")
 
     def settle(path):
-        return files.answer({"do": "settle", "path": str(tmp_path / "file" / path), "marker": "none"})
+        return ask(files, FolderRequest(path=str(tmp_path / "file" / path), marker="none"))
 
-    refused = {"folder": str(home / "folder"), "is_shared": False, "is_of": ""}
+    refused = FolderReply(folder=str(home / "folder"), is_of="")
     assert settle("folder") == refused
     (home / "folder" / NOTE).write_text("\n")  # its user says that it is meant
-    assert "is_of" not in settle("folder") and "is_of" not in settle("folder")
-    assert settle("sub/folder") == {**refused, "is_of": str(tmp_path / "file/folder")}, "which has the same name"
-    assert "is_of" not in settle("empty")
+    assert settle("folder").is_of is None and settle("folder").is_of is None
+    assert settle("sub/folder") == replace(refused, is_of=str(tmp_path / "file/folder")), "which has the same name"
+    assert settle("empty").is_of is None
 
 
 def test_links_to_folders_are_not_followed(files, tmp_path):
@@ -397,13 +417,13 @@ def test_links_to_folders_are_not_followed(files, tmp_path):
     (tmp_path / "folder" / "link").symlink_to("../elsewhere")
     (tmp_path / "folder" / "nowhere").symlink_to("nothing")
     paths = ["link/a", "link/sub/b", "nowhere/c", "file", "link"]
-    found = files.answer({"do": "stat", "folder": str(tmp_path / "folder"), "paths": paths})["found"]
+    found = ask(files, StatRequest(folder=str(tmp_path / "folder"), paths=paths)).found
     assert [its.kind for its in found] == ["behind", "behind", "behind", "file", "link"]
     for path in paths[:3]:
-        done = write(files, tmp_path / "folder", Part(path, 1, end=(0o644, OLD)), data=b"x")
-        assert done["failed"][:2] == [path, errno.ELOOP]
+        done = write(files, tmp_path / "folder", FilePart(path, 1, end=(0o644, OLD)), data=b"x")
+        assert (done.path, done.number) == (path, errno.ELOOP)
     assert os.listdir(tmp_path / "elsewhere") == ["a"] and (tmp_path / "elsewhere/a").read_text() == "elsewhere/a"
-    assert planned(FILE, Found(*found[0]), overwrite=True) == Plan(behind=["a"])
+    assert planned(FILE, found[0], overwrite=True) == Plan(behind=["a"])
 
 
 @pytest.mark.processes
@@ -411,7 +431,7 @@ def test_the_folder_of_the_start_is_meant_wherever_the_notebook_goes(tmp_path, m
     (tmp_path / "sub").mkdir()
     monkeypatch.setenv("DDP_NOTEBOOK_SSH", "false")  # no host is reached
     monkeypatch.chdir(tmp_path)
-    hosts = Hosts(StartOptions(hosts=Ssh("one", sync=".")))
+    hosts = DirectHosts(StartOptions(hosts=Ssh("one", sync=".")))
     try:
         monkeypatch.chdir("sub")
         assert hosts._folder == str(tmp_path)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ddp_notebook.wire.events import Display
+from ddp_notebook.messages.ranks import Display
 from ddp_notebook.wire.marks import CellEnd, Place, since_last_cell
 from ddp_notebook.wire.text import Ordered, Piece, TextSplitter
 

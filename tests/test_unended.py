@@ -11,9 +11,9 @@ import psutil
 import pytest
 
 from ddp_notebook.errors import CellTimeoutError, JobCancelledError, RankError, SessionBrokenError
+from ddp_notebook.messages.ranks import Interrupt
 from ddp_notebook.run.cells import unended, watch
 from ddp_notebook.run.cells.interrupt import ONE_PRESS_S
-from ddp_notebook.wire.events import Interrupt
 from tests.conftest import wait_until
 
 SUM = "x = torch.ones(1); dist.all_reduce(x); int(x)"

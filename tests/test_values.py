@@ -15,11 +15,11 @@ import torch
 from matplotlib.figure import Figure
 
 from ddp_notebook.errors import DDPNotebookError, UsageError
+from ddp_notebook.messages.ranks import Pull, Pulled
 from ddp_notebook.rank.variables.values import describe
 from ddp_notebook.run.values.values import RankValues
 from ddp_notebook.wire import bulk, memory
 from ddp_notebook.wire.bulk import pickled, unpickled
-from ddp_notebook.wire.events import Pull, Pulled
 from ddp_notebook.wire.parts import join
 from tests.conftest import wait_until
 
@@ -404,7 +404,7 @@ class Bomb:
     def __reduce__(self): return os.mkdir, (folder,)
 def forged(answer): return answer
 def hostile(message, *_):
-    from ddp_notebook.wire.events import Pulled
+    from ddp_notebook.messages.ranks import Pulled
     agent.send(forge(Pulled(request=message.request, about="it\x1b[2J", data=b"", nbytes=10)))
 agent = RankEngine.instance()._rank.agent
 RankEngine.instance()._rank._answer, honest = hostile, RankEngine.instance()._rank._answer
@@ -422,7 +422,7 @@ FORGERIES = {
     "a text as a transfer": "replace(a, transfer='1')",
     "memory of another name": "replace(a, nbytes=10, transfer=agent.bulk.hold(bytes(10)), memory=[1, 2, 'x'])",
     "memory that is no list": "replace(a, memory='/etc/passwd')",
-    "another answer": "__import__('ddp_notebook.wire.events').wire.events.Pushed(request=a.request)",
+    "another answer": "__import__('ddp_notebook.messages.ranks').messages.ranks.Pushed(request=a.request)",
     "an error that is a number": "replace(a, error=5)",
 }
 
@@ -445,7 +445,7 @@ def test_a_rank_that_forges_its_answer_causes_an_error_and_nothing_else(session,
 def test_a_rank_does_not_answer_for_another(session):
     session.run(f"{ON_RANK}fine = rank")
     session.run(
-        "from ddp_notebook.wire.events import Pulled\nagent = RankEngine.instance()._rank.agent\n"
+        "from ddp_notebook.messages.ranks import Pulled\nagent = RankEngine.instance()._rank.agent\n"
         "for n in range(1, 3000): agent.send(Pulled(request=n, error='forged'))",
         ranks=1,
     )

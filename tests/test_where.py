@@ -6,8 +6,8 @@ import signal
 
 import pytest
 
+from ddp_notebook.messages import encoding
 from ddp_notebook.rank.cell.where import OURS, Where
-from ddp_notebook.wire import events
 
 _CELL = ("cell.py", 9, "<module>")
 
@@ -19,7 +19,10 @@ _CELL = ("cell.py", 9, "<module>")
         ([(signal.__file__, 1, "getsignal"), _CELL], "cell line 9, in getsignal"),
         ([(signal.__file__, 1, "getsignal"), (OURS + "cell/handlers.py", 1, "_on_interrupt"), _CELL], "cell line 9"),
         ([(OURS + "group/waiting.py", 1, "connect_store"), _CELL], "cell line 9, in TCPStore"),
-        ([(events.__file__, 70, "encode"), ("display.py", 3, "show"), _CELL], "display.py:3 in show, from cell line 9"),
+        (
+            [(encoding.__file__, 70, "encode"), ("display.py", 3, "show"), _CELL],
+            "display.py:3 in show, from cell line 9",
+        ),
     ],
 )
 def test_what_the_line_has_called_is_named_and_what_is_ours_is_not(calls, place):

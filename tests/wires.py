@@ -9,9 +9,10 @@ import threading
 from collections.abc import Iterator
 from dataclasses import replace
 
+from ddp_notebook.messages.encoding import Message
+from ddp_notebook.messages.ranks import Pull
 from ddp_notebook.wire.bulk import BulkFetcher, BulkServer
 from ddp_notebook.wire.endpoint import Endpoint
-from ddp_notebook.wire.events import Message, Pull
 from ddp_notebook.wire.keys import Address, Keyring
 
 LOOPBACK = "127.0.0.1"

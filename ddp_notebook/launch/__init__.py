@@ -1,6 +1,7 @@
 """How ranks come to exist: which rank on which host and device, and how they end.
 
-    cluster      the processes of one session on their hosts, and the wire to the ranks
+    cluster      the interface of the processes of one session, of its hosts, and of how both come to be
+    direct       its implementation in the process that has the hosts, with the wire to the ranks
     forming      the group: formed at the start, and anew
     members/     how its processes come, and where those of a lost host go
     process      one process of a session, which of them has which rank, and how one ended

@@ -14,8 +14,8 @@ from ddp_notebook.launch import controller
 from ddp_notebook.launch.host.host import Host
 from ddp_notebook.launch.process import CONTROLLER, RANK, Process, Processes
 from ddp_notebook.launch.ways.ports import Listening
+from ddp_notebook.messages.ranks import Engine, Register, Registered
 from ddp_notebook.registry import private
-from ddp_notebook.wire.events import Engine, Register, Registered
 
 _ANSWER_S = 0.3
 _AT_ONCE = 16  # hosts that are given a way to the controller

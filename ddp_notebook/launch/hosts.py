@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ddp_notebook.errors import HostError, StartError, StartTimeoutError, UsageError
 from ddp_notebook.launch import warm
+from ddp_notebook.launch.cluster import Hosts
 from ddp_notebook.launch.host import open_files
 from ddp_notebook.launch.host.host import Host
 from ddp_notebook.launch.options import StartOptions
@@ -23,9 +24,10 @@ if TYPE_CHECKING:
     from ddp_notebook.launch.starters.tasks import Tasks
     from ddp_notebook.launch.sync.sync import Synced
     from ddp_notebook.launch.ways.ssh import SshTransport
+from ddp_notebook.messages.hosts import DoneReply, TrialRequest
 
 
-class Hosts:
+class DirectHosts(Hosts):
     """Of a session that is started so. The servers import torch in the background, all at once.
 
     Args:
@@ -124,14 +126,6 @@ class Hosts:
         return placed(self._options, facts, machines, env, shares)
 
     def check_startable(self, ranks: int) -> None:
-        """Try whether the ranks of this session could be started again now, without ending any.
-
-        Args:
-            ranks: how many.
-
-        Raises:
-            StartError: they could not.
-        """
         env = {**os.environ, **self._options.env}
         open_files.check_free(open_files.OF_START, "a start")
         folders.remove(folders.make("ddp_notebook-", is_large=True, is_guarded=False))
@@ -148,7 +142,7 @@ class Hosts:
 
     def _check_ready(self, host: Host, ranks: int, env: Mapping[str, str]) -> None:
         try:
-            host.request("ready", ranks=ranks)
+            host.request(TrialRequest(ranks=ranks), DoneReply)
         except HostError as error:
             if not self._options.is_here or os.strerror(errno.EMFILE) not in str(error):
                 raise
@@ -181,7 +175,6 @@ class Hosts:
         check: Callable[[], None],
         progress: Callable[[str], None],
     ) -> Synced:
-        """Send a folder, None: the one of the start, or the notebook's. See `Session.sync`."""
         if all(host.way.is_here for host in self.all):
             raise UsageError("the ranks are on this machine, and see the notebook's files: there is nothing to send")
         from ddp_notebook.launch.sync.sync import sync
@@ -197,16 +190,13 @@ class Hosts:
         )
 
     def status(self) -> str:
-        """What `%ddp_status` says of what has started them; "" if nothing."""
         return "" if self._tasks is None else self._tasks.status()
 
     def notices(self) -> list[str]:
-        """What their user should know by now and was not told yet, such as that their time is nearly over."""
         of_hosts = [notice for host in self.all for notice in host.notices()]
         return of_hosts + ([] if self._tasks is None else self._tasks.notices())
 
     def tell_of_warnings(self, on_warned: Callable[[str], object]) -> None:
-        """Have this called, from any thread, when the job that the ranks are in says that its time is nearly over."""
         if self._tasks is not None:
             self._tasks.tell_of_warnings(on_warned)
 
@@ -221,7 +211,6 @@ class Hosts:
 
     @property
     def are_alive(self) -> bool:
-        """Whether one is: the others were lost."""
         return any(host.is_alive for host in self.all)
 
     def again(self, lost: Host) -> Host | None:
@@ -237,7 +226,6 @@ class Hosts:
 
     @property
     def pids(self) -> list[int]:
-        """Of the servers, each on its host."""
         return [host.pid for host in self.all if host.is_alive]
 
     @property
@@ -250,15 +238,9 @@ class Hosts:
 
     @property
     def words(self) -> str:
-        """Their names. Call `place` first."""
         return ", ".join(dict.fromkeys(host.label for host in self.all if host.is_alive))
 
     def end(self, *, healthy: bool = True) -> None:
-        """Give the servers back to the next session, or end them.
-
-        Args:
-            healthy: they have ended all that they had started.
-        """
         far = [host for host in self.all if host is not self._here]
         ending = [threading.Thread(target=self._end, args=(host, healthy)) for host in far]  # one may take seconds
         for one in ending:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, Field, dataclass, field, fields, replace
+from dataclasses import MISSING, Field, asdict, dataclass, field, fields, replace
 from typing import Any, Literal, get_args
 
 from ddp_notebook.errors import UsageError
@@ -518,6 +518,24 @@ class StartOptions:
             if value is not None and self.way not in option.ways:
                 there = "this machine and with --hosts" if "hosts" in option.ways else "one machine"
                 raise UsageError(f"{option.flag} goes with {there}; {option.advice.format(way=asked[0])}")
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the options as JSON, for a keeper."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, given: Mapping[str, Any]) -> StartOptions:
+        """Return the options that `to_json` made this of.
+
+        Example:
+            >>> import json
+            >>> options = StartOptions(world_size=2, hosts=Ssh("a:1,b:1", sync="."), keep=Keep(hours=2))
+            >>> StartOptions.from_json(json.loads(json.dumps(options.to_json()))) == options
+            True
+        """
+        kinds: dict[str, type[Any]] = {**_WAYS, "keep": Keep}
+        nested = {name: kinds[name](**value) for name, value in given.items() if name in kinds and value is not None}
+        return cls(**{**given, **nested})
 
     @property
     def way(self) -> str:

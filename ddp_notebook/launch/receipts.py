@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
+from ddp_notebook.messages.ranks import TAKEN_EVERY, Comm, Display, Taken
 from ddp_notebook.records.units import bundle_chars
-from ddp_notebook.wire.events import TAKEN_EVERY, Comm, Display, Taken
 
 _EVERY_BYTES = 64 << 10
 _ALL = 1 << 62

@@ -16,6 +16,7 @@ from collections.abc import Hashable, Mapping
 from ddp_notebook.errors import HostError
 from ddp_notebook.launch.host.host import Host
 from ddp_notebook.launch.ways.local import Local
+from ddp_notebook.messages.hosts import ClockRequest, ClockTimeReply, DoneReply, TrialRequest
 
 FAR_WAITS_S = 600.0  # a machine that is not the notebook's own keeps a server without ranks for so long
 _ANSWER_S = 5.0
@@ -105,7 +106,7 @@ def give_back(host: Host, *, healthy: bool = True) -> None:
 def _can_start(host: Host) -> bool:
     """Return whether a host server has descriptors, processes and disk for another session."""
     try:
-        host.request("ready", ranks=_TRIAL_RANKS, timeout_s=_TRIAL_S)
+        host.request(TrialRequest(ranks=_TRIAL_RANKS), DoneReply, timeout_s=_TRIAL_S)
     except HostError:
         return False
     return True
@@ -127,7 +128,7 @@ def take_far(key: Hashable) -> Host | None:
 
 def _is_outdated(host: Host) -> bool:
     try:
-        return bool(host.request("site", timeout_s=_ANSWER_S, directory="", marker="")["is_outdated"])
+        return host.request(ClockRequest(), ClockTimeReply, timeout_s=_ANSWER_S).is_outdated
     except HostError:
         return True
 

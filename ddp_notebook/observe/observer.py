@@ -9,11 +9,12 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from ddp_notebook.messages.encoding import Message
+from ddp_notebook.messages.ranks import ClockProbe, ClockReply, Recorded
 from ddp_notebook.observe.intake import Intake
 from ddp_notebook.observe.recording import Recording
 from ddp_notebook.records.clocks import boot_id
 from ddp_notebook.records.renumbering import Renumbered
-from ddp_notebook.wire.events import ClockProbe, ClockReply, Message, Recorded
 
 _FIRST_LOOKS = 8  # in quick succession at the start, so that at least one round trip is short
 _FIRST_PAUSE_S = 0.02

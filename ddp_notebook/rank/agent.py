@@ -9,13 +9,14 @@ from typing import Any
 import psutil
 import torch
 
+from ddp_notebook.messages.encoding import Message
+from ddp_notebook.messages.ranks import ClockProbe, ClockReply, Hello, Probe, Vitals
 from ddp_notebook.rank import reserve
 from ddp_notebook.records.clocks import boot_id
 from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
 from ddp_notebook.stdlib import os, socket, time
 from ddp_notebook.wire.bulk import BulkServer
 from ddp_notebook.wire.endpoint import Endpoint
-from ddp_notebook.wire.events import ClockProbe, ClockReply, Hello, Message, Probe, Vitals
 from ddp_notebook.wire.keys import Address
 
 

@@ -14,14 +14,15 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from ddp_notebook.messages.encoding import Message
+from ddp_notebook.messages.faults import OFF, Fault
+from ddp_notebook.messages.ranks import Pushed, RunCell
 from ddp_notebook.rank import own_signals
 from ddp_notebook.rank.cell.where import OURS, Where
 from ddp_notebook.rank.group.recorder import Recorder
 from ddp_notebook.rank.group.release import is_in_finalizer, may_hold_a_lock
 from ddp_notebook.rank.hooks import Core, Feature
 from ddp_notebook.stdlib import contextlib, os, signal, threading, time
-from ddp_notebook.wire.events import Message, Pushed, RunCell
-from ddp_notebook.wire.faults import OFF, Fault
 from ddp_notebook.wire.signals import FAULT
 
 _LOOK_S = 0.02

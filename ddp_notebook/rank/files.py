@@ -8,11 +8,12 @@ import stat
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from typing import Any
 
+from ddp_notebook.messages.encoding import Message
+from ddp_notebook.messages.files import ListFiles, ReadFiles
+from ddp_notebook.messages.ranks import Pulled
 from ddp_notebook.rank.cell.exceptions import with_type
 from ddp_notebook.rank.hooks import Feature
 from ddp_notebook.stdlib import json, os
-from ddp_notebook.wire.events import Message, Pulled
-from ddp_notebook.wire.files import ListFiles, ReadFiles
 
 
 class CannotFetchError(Exception):

@@ -25,9 +25,10 @@ from ddp_notebook.records import switches
 from ddp_notebook.stdlib import contextlib
 
 if TYPE_CHECKING:
+    from ddp_notebook.messages.encoding import Message
+    from ddp_notebook.messages.ranks import Form, RunCell
     from ddp_notebook.rank.group.network import Network
     from ddp_notebook.rank.record.recording import RankRecording
-    from ddp_notebook.wire.events import Form, Message, RunCell
 
 FEATURES = {
     "faults": "ddp_notebook.rank.faults",

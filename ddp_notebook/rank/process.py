@@ -12,6 +12,28 @@ import torch
 import torch.distributed as dist
 from traitlets.config import Config
 
+from ddp_notebook.messages.encoding import Message
+from ddp_notebook.messages.ranks import (
+    Check,
+    Checked,
+    Comm,
+    Engine,
+    Form,
+    Formed,
+    InputReply,
+    Interrupt,
+    Lost,
+    Peek,
+    Pull,
+    Pulled,
+    Push,
+    Pushed,
+    Ready,
+    Register,
+    Registered,
+    RunCell,
+    Taken,
+)
 from ddp_notebook.rank import exits, gpu, own_signals, pymp, reserve, shortage, threads
 from ddp_notebook.rank.agent import Agent
 from ddp_notebook.rank.cell import commands, handlers, kernel_api, tutorials
@@ -32,28 +54,6 @@ from ddp_notebook.registry import private
 from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
 from ddp_notebook.stdlib import asyncio, contextlib, faulthandler, json, os, queue, re, threading, time
 from ddp_notebook.wire.bulk import INLINE_BYTES, unpickled
-from ddp_notebook.wire.events import (
-    Check,
-    Checked,
-    Comm,
-    Engine,
-    Form,
-    Formed,
-    InputReply,
-    Interrupt,
-    Lost,
-    Message,
-    Peek,
-    Pull,
-    Pulled,
-    Push,
-    Pushed,
-    Ready,
-    Register,
-    Registered,
-    RunCell,
-    Taken,
-)
 from ddp_notebook.wire.memory import Memory, open_at
 from ddp_notebook.wire.parts import join as join_parts
 

@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, TypeVar
 
 from ddp_notebook.errors import SessionBrokenError, UsageError
 from ddp_notebook.launch.client import SharedClient
-from ddp_notebook.launch.cluster import Cluster
-from ddp_notebook.launch.hosts import Hosts
+from ddp_notebook.launch.cluster import Cluster, Hosts
 from ddp_notebook.launch.options import StartOptions
 from ddp_notebook.launch.preemption import Preemption
 from ddp_notebook.launch.receipts import Receipts
+from ddp_notebook.messages.keeper import CellShown, WaitingJobs
+from ddp_notebook.messages.ranks import Comm
+from ddp_notebook.messages.record_options import PROFILES
 from ddp_notebook.observe.observer import Observer
 from ddp_notebook.run.agree.checking import Checking
 from ddp_notebook.run.cells.adopted import Adopted
@@ -36,8 +38,6 @@ from ddp_notebook.run.questions import Questions
 from ddp_notebook.run.record.recordings import Recordings
 from ddp_notebook.run.values.exchange import Exchange
 from ddp_notebook.run.values.transfers import Transfers
-from ddp_notebook.wire.events import Comm
-from ddp_notebook.wire.record_options import PROFILES
 
 if TYPE_CHECKING:
     from ddp_notebook.launch.keep.remote import Remote
@@ -137,9 +137,9 @@ class Parts:
             self.adopted.take(told.cells)
             self.jobs.before = self.adopted.ended
             self.adopted.waiting = list(told.waiting)
-            self.jobs.on_queue = lambda waiting: remote.tell("queue", [*self.adopted.waiting, *waiting])
+            self.jobs.on_queue = lambda waiting: remote.tell(WaitingJobs(waiting=[*self.adopted.waiting, *waiting]))
             self.cells.before_turn = self.adopted.notes
-            self.cells.on_shown = lambda cell: remote.tell("shown", cell)
+            self.cells.on_shown = lambda cell: remote.tell(CellShown(cell=cell))
         else:
             self.cells.elsewhere = self.jobs.elsewhere = elsewhere = Elsewhere(self.cells.on_prompt)
             remote.running = elsewhere.take

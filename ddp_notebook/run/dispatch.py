@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from ddp_notebook.wire.events import Message
+from ddp_notebook.messages.encoding import Message
 
 Handler = Callable[[int, Any], object]  # gets the rank and the message
 Handlers = Mapping[type[Message], Handler]
@@ -34,7 +34,7 @@ class Dispatch:
     before the ranks are started, since nothing comes earlier.
 
     Example:
-        >>> from ddp_notebook.wire.events import Probe
+        >>> from ddp_notebook.messages.ranks import Probe
         >>> dispatch = Dispatch()
         >>> dispatch.add({Probe: lambda rank, message: print(rank, message.request)})
         >>> dispatch.on_message(3, Probe(request=7))

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 
+from ddp_notebook.messages.cutting import WasCut
 from ddp_notebook.records.words import list_ranks
 from ddp_notebook.run.groups.diagnosis import RankView
 from ddp_notebook.torchrun.rounds import Round
 from ddp_notebook.torchrun.shown import JobLooks
-from ddp_notebook.wire.cutting import WasCut
 
 _FREE_S = 6.0  # what ranks get to leave what was cut
 _FORM = (", in init_process_group", ", in new_group")  # ends of where a rank is that forms a group

@@ -11,6 +11,9 @@ from pathlib import Path
 from ddp_notebook.errors import UsageError
 from ddp_notebook.launch.elastic import logs
 from ddp_notebook.launch.rank_log import RankLog
+from ddp_notebook.messages.cutting import WasCut
+from ddp_notebook.messages.encoding import Message
+from ddp_notebook.messages.ranks import CellDone, ClockProbe, ClockReply, Hello, Recorded, Vitals
 from ddp_notebook.observe.observer import Observer
 from ddp_notebook.observe.report.report import Report
 from ddp_notebook.observe.steps.run import run_of
@@ -33,9 +36,7 @@ from ddp_notebook.torchrun.status import JobStatus, status_of
 from ddp_notebook.widgets.ended import Ended
 from ddp_notebook.widgets.placing import Placing
 from ddp_notebook.wire.bulk import BulkFetcher
-from ddp_notebook.wire.cutting import WasCut
 from ddp_notebook.wire.endpoint import Endpoint
-from ddp_notebook.wire.events import CellDone, ClockProbe, ClockReply, Hello, Message, Recorded, Vitals
 from ddp_notebook.wire.keys import Keyring
 
 _LOOK_S = 0.5  # between two looks whether processes have come

@@ -9,10 +9,11 @@ import socket
 from dataclasses import asdict, dataclass, field
 
 from ddp_notebook.errors import UsageError
+from ddp_notebook.messages.encoding import VERSION
+from ddp_notebook.messages.ranks import CellDone
 from ddp_notebook.registry import doors
 from ddp_notebook.registry.entries import Entry
 from ddp_notebook.registry.torchrun import Place
-from ddp_notebook.wire.events import VERSION, CellDone
 from ddp_notebook.wire.keys import Address
 
 _FILE = re.compile(r"^\[[^\]]*:\d+\] ?")

@@ -8,14 +8,14 @@ from concurrent.futures import Future
 
 import psutil
 
+from ddp_notebook.messages.cutting import Cut, WasCut
+from ddp_notebook.messages.ranks import Probe, Vitals
 from ddp_notebook.records.operation import Operation
 from ddp_notebook.records.words import list_ranks
 from ddp_notebook.run.groups.diagnosis import RankView, Views
 from ddp_notebook.run.groups.looks import of_vitals
 from ddp_notebook.run.questions import Questions
 from ddp_notebook.torchrun.rounds import Round
-from ddp_notebook.wire.cutting import Cut, WasCut
-from ddp_notebook.wire.events import Probe, Vitals
 
 _ANSWER_S = 0.3  # what ranks get to answer; the agent of one takes some milliseconds
 

@@ -9,13 +9,13 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from ddp_notebook.messages.ranks import Vitals
 from ddp_notebook.observe.steps.run import run_of
 from ddp_notebook.observe.tables.matching import label_of
 from ddp_notebook.records.schema import Rows
 from ddp_notebook.run.groups.diagnosis import Absences, RankView, Views, list_with_host, stuck, verdict
 from ddp_notebook.widgets.feed.feed import Feed
 from ddp_notebook.widgets.feed.tables import empty
-from ddp_notebook.wire.events import Vitals
 
 _PERIOD_S = 1.0  # between two looks
 _ANSWER_S = 0.3  # how long ranks have to answer

@@ -1,11 +1,5 @@
-"""Everything that travels between processes: the socket wire between the notebook and its ranks, its messages, signals.
+"""The socket wire between the notebook and its ranks, large values, the store, and signals. Messages are in `messages`.
 
-    events      every message but those of the next five, and their binary form
-    files       messages about files of ranks
-    resizing    messages about more or fewer ranks
-    survival    messages about a cell that goes on when a rank dies in it
-    cutting     messages about what a script of torchrun's waits in
-    faults      the message that makes something go wrong on a rank
     endpoint    one end of the wire: the thread that owns the sockets
     link        counts messages, acknowledges and resends them
     keys        who may speak on the wire
@@ -20,7 +14,7 @@
     signals     the real-time signals between a host server and its ranks
 
     notebook                                            rank
-    Endpoint.listen ── ROUTER ◄═ CURVE, ZAP ═► DEALER ── Endpoint.connect    messages of `events`
+    Endpoint.listen ── ROUTER ◄═ CURVE, ZAP ═► DEALER ── Endpoint.connect    messages of `messages`
     BulkFetcher     ── ROUTER ◄═ CURVE, ZAP ═► DEALER ── BulkServer          data
 
 Both sides import this package; it imports neither.

@@ -8,11 +8,20 @@ from typing import Any
 
 import zmq
 
+from ddp_notebook.messages import (  # noqa: F401  # an end reads messages of all kinds
+    cutting,
+    faults,
+    files,
+    outposts,
+    ranks,
+    resizing,
+    survival,
+)
+from ddp_notebook.messages.encoding import Message, decode
+from ddp_notebook.messages.ranks import Recorded
 from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
 from ddp_notebook.stdlib import contextlib, functools, logging, threading, time
 from ddp_notebook.stdlib import socket as pysocket
-from ddp_notebook.wire import cutting, faults, files, resizing, survival  # noqa: F401  # an end reads messages of all kinds
-from ddp_notebook.wire.events import Message, Recorded, decode
 from ddp_notebook.wire.keys import Address, Bind, Doorman, Keyring, on_loopback, unlock
 from ddp_notebook.wire.link import BEAT, HEADER_BYTES, RESEND, Header, Link, VersionError
 

@@ -18,9 +18,9 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from ddp_notebook.messages.encoding import VERSION
 from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
 from ddp_notebook.stdlib import struct
-from ddp_notebook.wire.events import VERSION
 
 DATA, BEAT, RESEND = 1, 2, 3
 RESEND_S = 1.0  # then an unacknowledged message is sent again, next after twice as long, and so on

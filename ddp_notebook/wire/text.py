@@ -6,7 +6,7 @@ import codecs
 from collections import deque
 from collections.abc import Iterator
 
-from ddp_notebook.wire.events import Display
+from ddp_notebook.messages.ranks import Display
 from ddp_notebook.wire.marks import CellEnd, Mark, MarkReader, Place
 
 Piece = str | Mark

@@ -39,7 +39,7 @@ from ddp_notebook.rank.group.kernels.kernel import Kernel
 from ddp_notebook.rank.group.recorder import Recorder
 from ddp_notebook.rank.record.recording import RankRecording
 from ddp_notebook.rank.record.tape import ALL, OFF, VALUES
-from ddp_notebook.wire.record_options import RecordOptions
+from ddp_notebook.messages.record_options import RecordOptions
 
 torch.set_num_threads(1)
 dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())

@@ -17,11 +17,12 @@ from typing import Any
 
 import zmq
 
+from ddp_notebook.messages.encoding import Message
+from ddp_notebook.messages.ranks import ClockProbe, ClockReply, Hello, Probe, Recorded, Vitals
 from ddp_notebook.records.clocks import boot_id
 from ddp_notebook.records.operation import Operation
 from ddp_notebook.wire.bulk import BulkServer
 from ddp_notebook.wire.endpoint import Endpoint, dealer
-from ddp_notebook.wire.events import ClockProbe, ClockReply, Hello, Message, Probe, Recorded, Vitals
 from ddp_notebook.wire.keys import Address
 from tests.benchmarks.intake import events
 

@@ -27,6 +27,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from ddp_notebook.launch.host import open_files
+from ddp_notebook.messages.encoding import Message
+from ddp_notebook.messages.ranks import Hello, Probe, Vitals
 from ddp_notebook.observe.observer import Observer
 from ddp_notebook.run.dispatch import Dispatch
 from ddp_notebook.run.groups.diagnosis import verdict
@@ -35,7 +37,6 @@ from ddp_notebook.run.output.card import Card
 from ddp_notebook.run.questions import Questions
 from ddp_notebook.wire.bulk import BulkFetcher
 from ddp_notebook.wire.endpoint import Endpoint
-from ddp_notebook.wire.events import Hello, Message, Probe, Vitals
 from ddp_notebook.wire.keys import Keyring
 from tests.benchmarks.fake_ranks import CELL, EVENTS
 from tests.benchmarks.results import Figure, moment, table

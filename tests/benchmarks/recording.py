@@ -51,7 +51,7 @@ from ddp_notebook.rank.record.metrics import Metrics
 from ddp_notebook.rank.record.tape import Tape
 from ddp_notebook.rank.group.recorder import Recorder
 from ddp_notebook.rank.cell.where import Where
-from ddp_notebook.wire.record_options import LEVELS
+from ddp_notebook.messages.record_options import LEVELS
 
 class Training:
     on_step = []

@@ -73,19 +73,19 @@ def sample_warm_s() -> float:
 
 def sample_cold_s() -> float:
     """Ours, with whatever host server there is: none, unless one was started before."""
-    from ddp_notebook.launch.cluster import Cluster
+    from ddp_notebook.launch.direct import DirectCluster
     from ddp_notebook.starting import start
 
-    start_ranks = Cluster.start
+    start_ranks = DirectCluster.start
 
-    def start_and_note(cluster: Cluster, deadline: float, report: Any, *rest: Any) -> None:
+    def start_and_note(cluster: DirectCluster, deadline: float, report: Any, *rest: Any) -> None:
         def note(stage: str) -> None:
             stages_s[stage] = time.perf_counter() - began
             report(stage)
 
         start_ranks(cluster, deadline, note, *rest)
 
-    Cluster.start = start_and_note  # type: ignore[method-assign,assignment]
+    DirectCluster.start = start_and_note  # type: ignore[method-assign,assignment]
     began = time.perf_counter()
     with start(WORLD_SIZE) as session:
         session.run(_OUR_CELL)

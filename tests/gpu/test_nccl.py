@@ -15,7 +15,7 @@ import pytest
 
 import ddp_notebook
 from ddp_notebook.errors import CellTimeoutError, RankDiedError, RankError
-from ddp_notebook.wire.record_options import RecordOptions
+from ddp_notebook.messages.record_options import RecordOptions
 from tests.conftest import wait_until
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]

@@ -11,14 +11,16 @@ import numpy as np
 
 from ddp_notebook.launch.keep.keeper.journal import Journal
 from ddp_notebook.launch.keep.recorded import Recorded, batches
+from ddp_notebook.messages.framing import Text
+from ddp_notebook.messages.keeper import RankEnded, RankMessage
+from ddp_notebook.messages.ranks import CellDone, Display, RunCell
+from ddp_notebook.messages.survival import Stalls, Survives
 from ddp_notebook.observe.recording import Recording
 from ddp_notebook.records.codec import Batch, decode, encode
 from ddp_notebook.records.renumbering import Renumbered
 from ddp_notebook.records.schema import TABLES
 from ddp_notebook.records.units import size
-from ddp_notebook.wire.events import CellDone, Display, RunCell
 from ddp_notebook.wire.marks import CellEnd, Place
-from ddp_notebook.wire.survival import Stalls, Survives
 from ddp_notebook.wire.text import Ordered, TextSplitter
 
 TOKEN = "ab12"
@@ -32,17 +34,34 @@ def display(cell: int, place: int, chars: int = 1) -> Display:
     return Display(cell=cell, msg_type="display_data", content={"data": {"text/plain": "x" * chars}}, place=place)
 
 
+def texts(journal: Journal) -> list[bytes]:
+    """What a notebook gets of text; nothing else may be kept."""
+    events = list(journal.events())
+    assert all(isinstance(event, Text) for event in events)
+    return [event.data for event in events if isinstance(event, Text)]
+
+
+def messages(journal: Journal) -> list[Any]:
+    """The messages of ranks that a notebook gets, and how ranks have ended."""
+    return [
+        event.message if isinstance(event, RankMessage) else event.how
+        for event in journal.events()
+        if isinstance(event, RankMessage | RankEnded)
+    ]
+
+
 def pieces(journal: Journal) -> list[Any]:
     """What a notebook makes of it: text, displays and ends of one rank, in order."""
-    splitter, ordered, found = TextSplitter(TOKEN), Ordered(), []
+    found: list[Any] = []
+    splitter, ordered = TextSplitter(TOKEN), Ordered()
     for event in journal.events():
-        if event[0] == "text":
-            for piece in splitter.feed(event[3]):
-                found += [one for _, one in ordered.add(event[2], piece)]
-        elif isinstance(event[2], Display):
-            found += [one for _, one in ordered.arrived(event[2])]
-        else:
-            found.append(event[2])
+        if isinstance(event, Text):
+            for piece in splitter.feed(event.data):
+                found += [one for _, one in ordered.add(event.fd, piece)]
+        elif isinstance(event, RankMessage) and isinstance(event.message, Display):
+            found += [one for _, one in ordered.arrived(event.message)]
+        elif isinstance(event, RankMessage):
+            found.append(event.message)
     return found
 
 
@@ -51,10 +70,10 @@ def test_a_mark_that_came_in_two_pieces_is_whole_for_who_attaches_in_between():
     told(journal, 1, [0])
     whole = b"a\n" + CellEnd(1, 0.5).encode(TOKEN)
     journal.on_text(0, 1, whole[:6])
-    assert b"".join(event[3] for event in journal.events()) == whole[:6]
+    assert b"".join(texts(journal)) == whole[:6]
     assert [cell.told.cell for cell in journal.running] == [1]
     journal.on_text(0, 1, whole[6:])
-    assert b"".join(event[3] for event in journal.events()) == whole
+    assert b"".join(texts(journal)) == whole
     assert journal.running == []
 
 
@@ -102,7 +121,7 @@ def test_a_cell_that_was_shown_is_forgotten_and_what_came_behind_it_is_not():
     for rank in (0, 1):
         journal.on_text(rank, 1, b"one\n" + CellEnd(1, 0.1).encode(TOKEN) + b"behind\n")
     journal.on_shown(1)
-    assert [event[3] for event in journal.events()] == [b"behind\n", b"behind\n"]
+    assert texts(journal) == [b"behind\n", b"behind\n"]
     told(journal, 2, [0])
     journal.on_text(0, 1, b"two\n")
     journal.on_shown(2)
@@ -117,7 +136,7 @@ def test_small_displays_count_with_what_keeping_them_takes():
     told(journal, 1, [0])
     for place in range(1, 1000):
         journal.on_message(0, display(1, place))
-    assert 80 < sum(event[0] == "message" for event in journal.events()) <= 100
+    assert 80 < len(messages(journal)) <= 100
 
 
 def test_a_cell_for_a_rank_that_has_died_meanwhile_does_not_run_for_ever():
@@ -135,14 +154,13 @@ def test_what_is_kept_has_the_numbers_that_ranks_have_now():
         journal.on_text(rank, 1, b"of %d\n" % rank)
         journal.on_message(rank, display(9, 1))
     journal.on_renumbered({0: 1})
-    assert [event[:2] for event in journal.events()] == [("text", 0), ("message", 0)]
-    assert next(journal.events())[3] == b"of 1\n"
+    assert list(journal.events()) == [Text(0, 1, b"of 1\n"), RankMessage(rank=0, message=display(9, 1))]
 
 
 def test_a_cell_that_goes_on_with_fewer_ranks_is_theirs():
     journal = Journal(TOKEN, 1000)
     told(journal, 1, [0, 1, 2])
-    journal.on_ended(1, ("ended rank", 1, "killed"))
+    journal.on_ended(1, RankEnded(rank=1, how="killed"))
     journal.on_renumbered({0: 0, 1: 2})
     assert [cell.ranks for cell in journal.running] == [[0, 1]]
     for rank in (0, 1):
@@ -158,12 +176,12 @@ def test_who_attaches_is_told_of_loops_that_survive_as_they_are_now():
     for rank in (0, 1):
         journal.on_message(rank, Survives(cell=1, line=3))
     journal.on_message(0, Stalls(cell=1, step=4, holds=True))
-    journal.on_ended(1, ("ended rank", 1, "killed"))
-    found = [event[2] for event in journal.events()]
+    journal.on_ended(1, RankEnded(rank=1, how="killed"))
+    found = messages(journal)
     assert found == [Survives(cell=1, line=3), Stalls(cell=1, step=4, holds=True), "killed", Survives(cell=1, line=3)]
     told(journal, 1, [1])  # the new process of rank 1 has the cell
     journal.on_resumed(0)
-    assert [event[2] for event in journal.events()] == [Survives(cell=1, line=3)]
+    assert messages(journal) == [Survives(cell=1, line=3)]
     journal.on_message(0, Survives(cell=1, line=0))
     assert list(journal.events()) == []
 
@@ -176,7 +194,7 @@ def test_a_loop_is_not_forgotten_when_the_cell_before_it_was_shown():
         if cell == 1:
             journal.on_text(0, 1, CellEnd(1, 0.1).encode(TOKEN))
     journal.on_shown(1)
-    assert journal.is_in_loop and [event[2] for event in journal.events()] == [Survives(cell=2, line=3)]
+    assert journal.is_in_loop and messages(journal) == [Survives(cell=2, line=3)]
 
 
 def losses(first: int, count: int) -> Batch:

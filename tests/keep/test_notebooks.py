@@ -27,10 +27,11 @@ from ddp_notebook.launch.keep.keeper.asked import Asked
 from ddp_notebook.launch.keep.keeper.journal import Journal
 from ddp_notebook.launch.keep.keeper.notebooks import Notebooks
 from ddp_notebook.launch.keep.keeper.queue import Queue
-from ddp_notebook.launch.keep.state import Waiting
 from ddp_notebook.launch.options import Keep, StartOptions
+from ddp_notebook.messages.framing import Text
+from ddp_notebook.messages.keeper import TellRanks, Waiting, WaitingJobs
+from ddp_notebook.messages.ranks import RunCell
 from ddp_notebook.registry import entries, finding
-from ddp_notebook.wire.events import RunCell
 from tests.conftest import wait_until
 from tests.keep.conftest import kill
 
@@ -205,11 +206,11 @@ def test_one_that_reads_nothing_is_let_go_but_not_for_what_was_kept(monkeypatch)
     for stream in (here, there):
         stream.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
     notebook = Notebooks().add(here, os.getpid(), "this")
-    notebook.welcome([("text", 0, 1, bytes(1000))] * 500)
+    notebook.welcome([Text(0, 1, bytes(1000))] * 500)
     channel = Channel(there)
-    assert channel.receive() == ("text", 0, 1, bytes(1000))
+    assert channel.receive() == Text(0, 1, bytes(1000))
     for _ in range(600):
-        notebook.tell("text", 0, 1, bytes(1000))
+        notebook.tell(Text(0, 1, bytes(1000)))
     left = list(iter(channel.receive, None))
     assert len(left) < 1000
     channel.close()
@@ -247,11 +248,11 @@ def test_what_a_notebook_says_while_another_takes_over_is_not_done():
     cell = RunCell(cell=1, code="pass", execution_count=1)
     channel = Channel(there)
     with all_of.lock:
-        channel.send("tell", cell, [0, 1])
+        channel.send(TellRanks(message=cell, ranks=[0, 1]))
         assert ranks.is_asked.wait(5)
         all_of.give(second, take_over=True)
     with contextlib.suppress(OSError):  # it is closed by now
-        channel.send("queue", [Waiting(told=cell, ranks=None, timeout_s=None)])
+        channel.send(WaitingJobs(waiting=[Waiting(told=cell, ranks=None, timeout_s=None)]))
     serving.join(5)  # it ends, since whoever is relieved is closed
     for closing in (channel, second):
         closing.close()

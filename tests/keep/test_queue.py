@@ -6,8 +6,8 @@ import pytest
 
 from ddp_notebook.launch.keep.keeper.journal import Journal
 from ddp_notebook.launch.keep.keeper.queue import Queue
-from ddp_notebook.launch.keep.state import Waiting
-from ddp_notebook.wire.events import CellDone, RunCell
+from ddp_notebook.messages.keeper import Waiting
+from ddp_notebook.messages.ranks import CellDone, RunCell
 from tests.conftest import wait_until
 from tests.keep.conftest import kill
 from tests.keep.test_kept import listed

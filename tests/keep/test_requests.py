@@ -1,7 +1,7 @@
 """A notebook that only looks cannot change anything, whatever it sends: raw requests to the keeper's side.
 
-The tables below are the rule. They say for each operation whether it changes something, and are not read from the
-code: an operation that is new, or not listed here, fails `test_each_operation_is_classified`.
+The tables below are the rule. They say for each message whether it changes something, and are not read from the code: a
+message that is new, or not listed here, fails `test_each_message_is_classified`.
 """
 
 from __future__ import annotations
@@ -9,67 +9,122 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import os
-import pkgutil
 import socket
 import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ddp_notebook import wire
+from ddp_notebook import messages
 from ddp_notebook.errors import SessionBrokenError
 from ddp_notebook.launch.keep.channel import Channel
+from ddp_notebook.launch.keep.failures import error_of
 from ddp_notebook.launch.keep.keeper.asked import Asked
 from ddp_notebook.launch.keep.keeper.journal import Journal
 from ddp_notebook.launch.keep.keeper.notebooks import Notebooks
 from ddp_notebook.launch.keep.keeper.queue import Queue
-from ddp_notebook.launch.keep.state import Waiting
+from ddp_notebook.launch.placement import Placement
+from ddp_notebook.launch.sync.sync import Synced
+from ddp_notebook.messages.encoding import Message, to_json
+from ddp_notebook.messages.framing import Numbered
+from ddp_notebook.messages.hosts import DoneReply, PingRequest
+from ddp_notebook.messages.keeper import (
+    CancelRequest,
+    CellShown,
+    ClientFileRequest,
+    DropTransfer,
+    FailureReply,
+    FetchRequest,
+    FormRequest,
+    GiveUpRequest,
+    HoldText,
+    LackNothing,
+    LookAtRanksRequest,
+    PlaceRequest,
+    PutRequest,
+    RegisteredRequest,
+    ReplaceRequest,
+    ReplaceStoreRequest,
+    ResizeRequest,
+    SendToRank,
+    SignalRanksRequest,
+    StatusRequest,
+    StopRequest,
+    SyncRequest,
+    TellRanks,
+    TroubleRequest,
+    Waiting,
+    WaitingJobs,
+)
+from ddp_notebook.messages.ranks import RunCell
 from ddp_notebook.registry import doors, entries
 from ddp_notebook.version import __version__
-from ddp_notebook.wire.events import Message, RunCell
 from ddp_notebook.wire.marks import CellEnd
 
 SHOWN, CELL = (RunCell(cell=number, code="pass", execution_count=number) for number in (1, 2))
+PLACEMENT = Placement(
+    backend="gloo",
+    hosts=("here",),
+    machines=("here",),
+    devices=("cpu",),
+    names=("CPU",),
+    cuda_visible_devices=None,
+    threads=1,
+)
 WAITING = [Waiting(told=CELL, ranks=None, timeout_s=None)]
 
-# Requests with an answer, with parameters that they accept. They change the session:
-CHANGE: dict[str, dict[str, Any]] = {
-    "form": {"deadline": 1e9},
-    "replace": {"ranks": [1], "deadline": 1e9},
-    "place": {"stay": [0], "world_size": 1, "may_share": True},  # the first half of a resize
-    "resize": {"stay": [0], "placement": None, "deadline": 1e9},
-    "signal": {"ranks": [1], "numbers": [9], "value": 0},
-    "put": {"rank": 0, "data": b"x"},
-    "client_file": {},  # starts a controller
-    "check_registered": {},
-    "give_up": {"why": "so", "ranks": [0]},
-    "replace_stopped_store": {},
-    "sync": {"folder": "."},
-    "stop": {},
-}
-# They only read. `fetch` takes the answer to a question that this notebook has asked.
-READ: dict[str, dict[str, Any]] = {
-    "look": {"ranks": [0]},
-    "fetch": {"rank": 0, "transfer": 1, "nbytes": 1},
-    "trouble": {},
-    "status": {},
-    "ping": {},
-}
-# Requests without an answer. `send` and `tell` carry a message to ranks, see below.
-CHANGE_SILENTLY: dict[str, list[Any]] = {
-    "tell": [CELL, [0, 1]],
-    "hold": [True],
-    "queue": [WAITING],
-    "supplied": [],
-    "shown": [1],
-}
-READ_SILENTLY: dict[str, list[Any]] = {
-    "drop": [0, 1],  # gives up what `fetch` would take
-    "cancel": [1],  # gives up an own request
-}
+# Requests with a reply, with fields that they accept. They change the session:
+CHANGE: list[Message] = [
+    FormRequest(deadline=1e9),
+    ReplaceRequest(ranks=[1], deadline=1e9),
+    PlaceRequest(stay=[0], world_size=1, may_share=True),  # the first half of a resize
+    ResizeRequest(stay=[0], placement=to_json(PLACEMENT), deadline=1e9),
+    SignalRanksRequest(ranks=[1], numbers=[9], value=0),
+    PutRequest(rank=0, data=b"x"),
+    ClientFileRequest(),  # starts a controller
+    RegisteredRequest(),
+    GiveUpRequest(why="so", ranks=[0]),
+    ReplaceStoreRequest(),
+    SyncRequest(folder=".", overwrite=False, also=[], is_large=False),
+    StopRequest(),
+]
+# They only read. A `FetchRequest` takes the answer to a question that this notebook has asked.
+READ: list[tuple[Message, set[str]]] = [  # and the calls of the cluster and the hosts that they make
+    (LookAtRanksRequest(ranks=[0]), {"look"}),
+    (FetchRequest(rank=0, transfer=1, nbytes=1), {"fetch"}),
+    (TroubleRequest(), {"trouble"}),
+    (StatusRequest(), {"status"}),
+    (PingRequest(), set()),
+]
+# Messages without a reply. `SendToRank` carries a message to a rank, see below.
+CHANGE_SILENTLY: list[Message] = [
+    TellRanks(message=CELL, ranks=[0, 1]),
+    HoldText(hold=True),
+    WaitingJobs(waiting=WAITING),
+    LackNothing(),
+    CellShown(cell=1),
+]
+READ_SILENTLY: list[tuple[Message, set[str]]] = [
+    (DropTransfer(rank=0, transfer=1), {"drop"}),  # gives up what a `FetchRequest` would take
+    (CancelRequest(number=1), set()),  # gives up an own request
+]
 QUESTIONS = {"Probe", "ClockProbe", "Check", "Pull"}  # messages to a rank that change nothing there
+
+
+ANSWERS = {
+    **{name: [] for name in ("form", "replace", "resize")},
+    **dict.fromkeys(("trouble", "status"), ""),
+    "place": PLACEMENT,
+    "look": {},
+    "fetch": bytearray(1),
+    "put": 1,
+    "signal": True,
+    "client_file": ("", 1),
+    "sync": Synced(folder=Path(), folders={}, sent={}, lines=()),
+}
 
 
 class Spy:
@@ -82,8 +137,9 @@ class Spy:
         self.calls: list[str] = []
 
     def __getattr__(self, name: str) -> Any:
-        def note(*_: Any, **__: Any) -> None:
+        def note(*_: Any, **__: Any) -> Any:
             self.calls.append(name)
+            return ANSWERS.get(name)
 
         return note
 
@@ -131,82 +187,90 @@ def keeper() -> Iterator[Keeper]:
     keeper.close()
 
 
-def ask(channel: Channel, op: str, parameters: dict[str, Any], number: int = 1) -> tuple[bool, Any]:
-    """Send a request, and return its answer."""
-    channel.send("do", number, op, parameters)
-    while (message := channel.receive()) is not None:
-        if message[:2] == ("reply", number):
-            return message[2], message[3]
-    raise AssertionError(f"{op}: the keeper closed the connection")
+def ask(channel: Channel, request: Message, number: int = 1) -> Message:
+    """Send a request, and return its reply."""
+    channel.send(request, number)
+    while (came := channel.receive()) is not None:
+        if isinstance(came, Numbered) and came.number == number:
+            return came.message
+    raise AssertionError(f"{request}: the keeper closed the connection")
 
 
-def say(channel: Channel, *message: Any) -> None:
-    """Send a request without an answer, and wait until the keeper has handled it."""
-    channel.send(*message)
-    assert ask(channel, "ping", {}, number=2) == (True, None)  # requests are handled in their order
+def is_refused(reply: Message) -> bool:
+    """Return whether the keeper refused a request because another notebook drives."""
+    error = error_of(reply.failure) if isinstance(reply, FailureReply) else None
+    return isinstance(error, SessionBrokenError) and "drives this session" in str(error)
 
 
-def operations(prefix: str) -> set[str]:
-    """The operations that the keeper knows."""
-    return {name.removeprefix(prefix) for name in vars(Asked) if name.startswith(prefix)}
+def say(channel: Channel, message: Message) -> None:
+    """Send a message without a reply, and wait until the keeper has handled it."""
+    channel.send(message)
+    assert ask(channel, PingRequest(), number=2) == DoneReply()  # messages are handled in their order
 
 
-def messages() -> dict[str, type[Message]]:
-    """All messages of the wire, by their names."""
-    for module in pkgutil.iter_modules(wire.__path__, wire.__name__ + "."):
-        importlib.import_module(module.name)
-    return {one.__name__: one for one in Message.__subclasses__()}
+def name_of(message: Message) -> str:
+    return type(message).__name__
+
+
+def all_messages() -> dict[str, type[Message]]:
+    """All messages that ranks and their notebook send each other, by their names."""
+    names = ("cutting", "faults", "files", "ranks", "resizing", "survival")
+    modules = [importlib.import_module(f"{messages.__name__}.{name}") for name in names]
+    return {one.__name__: one for one in Message.__subclasses__() if sys.modules[one.__module__] in modules}
 
 
 def made(message: type[Message]) -> Message:
     """A message of this type, without meaning."""
     fields: Any = dataclasses.fields(message)
     nothing = (dataclasses.MISSING, dataclasses.MISSING)
-    return message(**{one.name: 0 for one in fields if (one.default, one.default_factory) == nothing})
+    needed = {one.name: one.type for one in fields if (one.default, one.default_factory) == nothing}
+    return message(**{name: b"" if kind == "bytes" else 0 for name, kind in needed.items()})
 
 
-def test_each_operation_is_classified():
-    assert operations("_do_") == {*CHANGE, *READ}
-    assert operations("_on_") <= {*CHANGE_SILENTLY, *READ_SILENTLY}
+def test_each_message_is_classified(keeper):
+    with_reply = [*map(type, CHANGE), *(type(message) for message, _ in READ)]
+    assert set(keeper.asked._requests) == set(with_reply)
+    silent = [*map(type, CHANGE_SILENTLY), *(type(message) for message, _ in READ_SILENTLY), SendToRank]
+    assert {*keeper.asked._notes, *keeper.asked._of_driver} == set(silent)
 
 
-@pytest.mark.parametrize("op", CHANGE)
-def test_a_request_that_changes_something_is_refused(keeper, op):
+@pytest.mark.parametrize("request_", CHANGE, ids=name_of)
+def test_a_request_that_changes_something_is_refused(keeper, request_):
     before = keeper.state()
-    is_done, error = ask(keeper.looker, op, CHANGE[op])
-    assert not is_done and isinstance(error, SessionBrokenError) and "drives this session" in str(error)
+    assert is_refused(ask(keeper.looker, request_))
     assert keeper.state() == before
-    is_done, answer = ask(keeper.driver, op, CHANGE[op])
-    assert is_done and keeper.state() != before, f"the same request of the notebook that drives: {answer}"
-
-
-@pytest.mark.parametrize("op", READ)
-def test_a_request_that_only_reads_is_answered(keeper, op):
-    assert ask(keeper.looker, op, READ[op]) == (True, None)
-    assert set(keeper.spy.calls) <= {op}
-
-
-@pytest.mark.parametrize("op", CHANGE_SILENTLY)
-def test_a_request_without_an_answer_that_changes_something_is_ignored(keeper, op):
-    before = keeper.state()
-    say(keeper.looker, op, *CHANGE_SILENTLY[op])
-    assert keeper.state() == before
-    say(keeper.driver, op, *CHANGE_SILENTLY[op])
+    reply = ask(keeper.driver, request_)
+    assert not isinstance(reply, FailureReply), reply
     assert keeper.state() != before, "the same request of the notebook that drives"
 
 
-@pytest.mark.parametrize("op", READ_SILENTLY)
-def test_a_request_without_an_answer_that_only_reads_changes_nothing(keeper, op):
-    say(keeper.looker, op, *READ_SILENTLY[op])
-    assert set(keeper.spy.calls) <= {op}
+@pytest.mark.parametrize(("request_", "calls"), READ, ids=[name_of(message) for message, _ in READ])
+def test_a_request_that_only_reads_is_answered(keeper, request_, calls):
+    assert not isinstance(ask(keeper.looker, request_), FailureReply)
+    assert set(keeper.spy.calls) == calls
+
+
+@pytest.mark.parametrize("message", CHANGE_SILENTLY, ids=name_of)
+def test_a_message_without_a_reply_that_changes_something_is_ignored(keeper, message):
+    before = keeper.state()
+    say(keeper.looker, message)
+    assert keeper.state() == before
+    say(keeper.driver, message)
+    assert keeper.state() != before, "the same message of the notebook that drives"
+
+
+@pytest.mark.parametrize(("message", "calls"), READ_SILENTLY, ids=[name_of(message) for message, _ in READ_SILENTLY])
+def test_a_message_without_a_reply_that_only_reads_changes_nothing(keeper, message, calls):
+    say(keeper.looker, message)
+    assert set(keeper.spy.calls) <= calls
 
 
 def test_of_all_messages_only_questions_reach_a_rank(keeper):
-    types = messages()
+    types = all_messages()
     assert set(types) > QUESTIONS and len(types) > 30
     for name, message in types.items():
         keeper.spy.calls.clear()
-        say(keeper.looker, "send", 0, made(message))
+        say(keeper.looker, SendToRank(rank=0, message=made(message)))
         assert keeper.spy.calls == ["send"] * (name in QUESTIONS), name
 
 
@@ -225,14 +289,13 @@ def test_a_keeper_of_real_ranks_refuses_them(notebook):
 
     for more in ({}, {"take_over": True}):  # looking wins
         channel = attach(**more)
-        for op, parameters in CHANGE.items():
-            is_done, error = ask(channel, op, parameters)
-            assert not is_done and isinstance(error, SessionBrokenError), op
-        for op in CHANGE_SILENTLY:
-            say(channel, op, *CHANGE_SILENTLY[op])
-        for message in messages().values():
+        for request in CHANGE:
+            assert is_refused(ask(channel, request)), request
+        for one in CHANGE_SILENTLY:
+            say(channel, one)
+        for message in all_messages().values():
             if message.__name__ not in QUESTIONS:
-                say(channel, "send", 0, made(message))
+                say(channel, SendToRank(rank=0, message=made(message)))
         channel.close()
     assert driver.run("%on_all_ranks rank").stdout == "[0] 0\n[1] 1\n"
     assert driver.run("%ddp_jobs").stdout.startswith("no ")

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import ddp_notebook
+from ddp_notebook.messages.record_options import RecordOptions
 from ddp_notebook.rank.record.batches import BatchMaker
 from ddp_notebook.rank.record.drain import _STEADY_S, Drain
 from ddp_notebook.rank.record.metrics import Logged
@@ -17,7 +18,6 @@ from ddp_notebook.rank.record.thinning import FIRST_CALLS, FIRST_STEPS, PER_S, T
 from ddp_notebook.records.schema import SPANS
 from ddp_notebook.run.cells.options import FULL_BYTES
 from ddp_notebook.widgets.still import page
-from ddp_notebook.wire.record_options import RecordOptions
 from tests.conftest import wait_until
 
 STEPS = 200

@@ -9,6 +9,14 @@ import threading
 import pytest
 
 from ddp_notebook.launch.host.survey.reach import Reach
+from ddp_notebook.messages.hosts import (
+    ConnectReply,
+    ConnectRequest,
+    ConnectTarget,
+    ListenPlace,
+    ListenRequest,
+    StopListeningRequest,
+)
 from tests.conftest import wait_until
 from tests.security.attack import attack, attacking
 
@@ -64,8 +72,7 @@ def test_a_group_that_forms_anew_is_not_led_elsewhere(session, stranger, tmp_pat
 def test_another_user_hears_a_random_word_where_hosts_try_to_reach_each_other(stranger, tmp_path):
     with selectors.DefaultSelector() as selector:
         reach, ended = Reach(selector), threading.Event()
-        listen = {"do": "listen", "places": [("127.0.0.1", 0, 1, "word")]}
-        [port] = reach.answer(listen)["ports"]  # type: ignore[index]
+        [port] = _ask(reach, ListenRequest(places=[ListenPlace("127.0.0.1", 0, 1, "word")])).ports
 
         def serve() -> None:
             while not ended.is_set():
@@ -78,15 +85,19 @@ def test_another_user_hears_a_random_word_where_hosts_try_to_reach_each_other(st
             found = attack(stranger, tmp_path / "marker")
             read = set(found.ports[f"127.0.0.1:{port}"]["read"])
             assert b"word".hex() in read and read <= {b"word".hex(), "closed"}
-            assert _tried(reach, port) == {"tried": [""]}, "another host goes on being heard"
+            assert _tried(reach, port) == ConnectReply(tried=[""]), "another host goes on being heard"
         finally:
             ended.set()
             thread.join()
-            reach.answer({"do": "close"})
+            _ask(reach, StopListeningRequest())
+
+
+def _ask(reach, request):
+    return reach.handlers[type(request)](request)
 
 
 def _tried(reach, port):
-    trying = reach.answer({"do": "connect", "targets": [("127.0.0.1", port, "word")], "within_s": 5.0})
+    trying = _ask(reach, ConnectRequest(targets=[ConnectTarget("127.0.0.1", port, "word")], within_s=5.0))
     answers = iter(trying.advance, ...)
     return next(answer for answer in answers if answer is not None)
 

@@ -12,7 +12,7 @@ import pytest
 import ddp_notebook
 from ddp_notebook.errors import DDPNotebookError, HostError, RankDiedError, StartError, UsageError
 from ddp_notebook.launch.host.files import NOTE
-from ddp_notebook.launch.hosts import Hosts
+from ddp_notebook.launch.hosts import DirectHosts
 from ddp_notebook.launch.options import StartOptions
 from ddp_notebook.records.marker import MARK
 from tests import rights
@@ -255,7 +255,7 @@ def test_a_folder_that_is_a_link_is_not_followed(session, project, home):
 
 def test_what_cannot_be_sent_stops_the_start(session, project):
     with pytest.raises(UsageError, match="'no/such' is not a folder here"):
-        Hosts(StartOptions(hosts=ddp_notebook.Ssh("one:1", sync="no/such")))
+        DirectHosts(StartOptions(hosts=ddp_notebook.Ssh("one:1", sync="no/such")))
     (project / "huge.bin").write_bytes(bytes(70 << 20))
     try:
         with pytest.raises(StartError, match=r"huge.bin cannot be written on (one|two): .*the disk is full there"):

@@ -33,7 +33,7 @@ from tests.ssh import sshd
 def test_nothing_is_left_of_a_session(python):
     with ddp_notebook.start(hosts=ddp_notebook.Ssh("one:1", python=python)) as session:
         pids = [*session.ranks.pids(), *session.ranks.pids("store"), *session.ranks.pids("host server")]
-        directories = [host.directory for host in session._hosts.all]
+        directories = [host.directory for host in session._hosts.all]  # type: ignore[attr-defined]
         assert session.run("print(1)")[0].stdout == "1\n"
     wait_until(lambda: not any(map(psutil.pid_exists, pids)))
     assert not any(map(os.path.exists, directories))
@@ -67,7 +67,7 @@ def test_a_notebook_keeps_its_hosts_for_the_next_session(python, monkeypatch):
             result = session.run("x = torch.ones(1); dist.all_reduce(x); print(int(x))")
             assert [one.stdout for one in result.by_rank.values()] == ["2\n", "2\n"]
             assert session._cluster is not None
-            urls = [host.way.reach(session._cluster._endpoint.url) for host in session._hosts.all]
+            urls = [host.way.reach(session._cluster._endpoint.url) for host in session._hosts.all]  # type: ignore[attr-defined]
             return session.ranks.pids("host server"), urls
 
     monkeypatch.setattr(warm, "_is_preparing", True)
@@ -113,7 +113,7 @@ def _connection(host: Host) -> subprocess.Popen[bytes]:
 def test_a_connection_that_ends_is_told_and_ends_the_ranks(python):
     with ddp_notebook.start(hosts=ddp_notebook.Ssh("one:1", python=python)) as session:
         pids = [*session.ranks.pids(), *session.ranks.pids("store"), *session.ranks.pids("host server")]
-        _connection(session._hosts.all[0]).kill()
+        _connection(session._hosts.all[0]).kill()  # type: ignore[attr-defined]
         wait_until(lambda: not session.is_running)
         wait_until(lambda: not any(map(psutil.pid_exists, pids)))
         with pytest.raises(DDPNotebookError, match="host server"):
@@ -149,7 +149,7 @@ def test_a_server_that_is_stopped_is_heard(python):
         wait_until(lambda: not host.trouble())
         until = time.monotonic() + way._END_S + 1.0
         while time.monotonic() < until:  # a stopped server must not count as ended
-            assert host.request("facts")["pid"] == server
+            assert host.facts()["pid"] == server
             time.sleep(0.1)
     finally:
         host.close()
@@ -188,7 +188,7 @@ def test_what_a_shell_complains_of_is_not_why_a_server_that_has_run_has_ended(ss
     noisy = sshd.python(ssh, first="echo \"rm: cannot remove 'x': No such file or directory\" >&2")
     with ddp_notebook.start(hosts=ddp_notebook.Ssh("one:1", python=noisy)) as session:
         assert session._hosts is not None
-        (host,) = (one for one in session._hosts.all if isinstance(one.way, SshTransport))
+        (host,) = (one for one in session._hosts.all if isinstance(one.way, SshTransport))  # type: ignore[attr-defined]
         os.kill(host.way.pid, signal.SIGKILL)
         with pytest.raises(DDPNotebookError, match="the host server on one ended, or the connection to it") as raised:
             session.run("import time; time.sleep(30)")

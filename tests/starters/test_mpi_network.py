@@ -58,7 +58,7 @@ def test_two_hosts(network, cache):
         assert session.client.ids == [0, 1, 2, 3] and session.client[:].apply_sync(os.getpid) == session.ranks.pids()
         (controller,) = session.ranks.pids("controller")
         listening = _listens_on(controller)
-        assert {at.ip for at in listening} == {"127.0.0.1", session._hosts.listening.host}
+        assert {at.ip for at in listening} == {"127.0.0.1", session._hosts.listening.host}  # type: ignore[attr-defined]
         assert all(40000 <= at.port <= 40100 for at in listening if at.ip != "127.0.0.1")
         pids.append(controller)
     assert not any(map(psutil.pid_exists, pids))

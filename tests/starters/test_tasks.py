@@ -15,7 +15,7 @@ from ddp_notebook.launch.starters.base import Starter
 from ddp_notebook.launch.starters.tasks import Tasks
 from ddp_notebook.launch.ways.base import LOOPBACK
 from ddp_notebook.launch.ways.called import Called
-from ddp_notebook.wire.events import Arrived
+from ddp_notebook.messages.outposts import Arrived
 
 
 class _Noted(Starter):

@@ -11,6 +11,8 @@ from typing import Any, cast
 import pytest
 
 from ddp_notebook.errors import UsageError
+from ddp_notebook.messages.encoding import VERSION
+from ddp_notebook.messages.ranks import CellDone
 from ddp_notebook.registry import entries, finding
 from ddp_notebook.registry.torchrun import place
 from ddp_notebook.run.questions import Questions
@@ -20,7 +22,6 @@ from ddp_notebook.torchrun.rounds import Round
 from ddp_notebook.torchrun.shown import JobLooks
 from ddp_notebook.torchrun.status import status_of
 from ddp_notebook.widgets import Monitor
-from ddp_notebook.wire.events import VERSION, CellDone
 from tests.conftest import wait_until
 from tests.torchrun.conftest import WAITS
 

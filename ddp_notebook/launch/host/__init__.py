@@ -1,9 +1,9 @@
 """The host server: one process per host, which forks the ranks of that host and ends with its owner.
 
-host         one host as its owner sees it     ── framing ──┐
+host         one host as its owner sees it     ── messages ─┐
 owner/       what that takes: requests and their replies, and whether the host is heard
 server       the process that forks ranks      ─────────────┘
-framing      frames on one stream between the two
+channel      the server's end of the stream between the two
 preload      what the server imports, and knows about its host
 children     how it starts a process: a fork of itself, or afresh
 child        the first steps of a forked or spawned process

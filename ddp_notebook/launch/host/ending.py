@@ -6,11 +6,11 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Collection
-from typing import Any
 
 import psutil
 
 from ddp_notebook.launch import processes
+from ddp_notebook.messages.hosts import EndReply
 from ddp_notebook.wire.signals import END
 
 _GIVE_UP_S = 3.0  # after SIGKILL
@@ -47,7 +47,7 @@ class Ending:
         self._tidy_until = self._kill_at + processes.TIDY_S
         self._give_up_at = self._kill_at + _GIVE_UP_S
 
-    def advance(self) -> dict[str, Any] | None:
+    def advance(self) -> EndReply | None:
         """Do what is due. The reply to the request once all are gone, or it is given up; None: later."""
         now = time.monotonic()
         leaders_left = self._leaders.intersection(self._children)
@@ -61,7 +61,7 @@ class Ending:
         processes.kill(alive if now > min(self._tidy_until, self._give_up_at - processes.TIDY_S) else others)
         if (alive or leaders_left) and now <= self._give_up_at:
             return None
-        return {"left": [process.pid for process in alive]}
+        return EndReply(left=[process.pid for process in alive])
 
 
 def of_sessions(leaders: set[int]) -> list[psutil.Process]:

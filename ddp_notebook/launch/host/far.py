@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Callable, Mapping
 
 from ddp_notebook.launch import environment, processes
-from ddp_notebook.launch.host.framing import ServerEnd
+from ddp_notebook.launch.host.channel import ServerEnd
 from ddp_notebook.registry import modes, private
 from ddp_notebook.wire import signals
 

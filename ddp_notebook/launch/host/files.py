@@ -1,17 +1,6 @@
 """Files that the notebook sends to a host: where they go there, what is there already, and how they are written.
 
-    {"do": "settle", "path", "marker"}     {"folder", "is_shared"}: where the files of the notebook's folder are to be,
-                                           and whether that is the notebook's own, which has a file of that name; with
-                                           {"is_of"} instead, that folder holds files that no sync of this one has sent
-    {"do": "mark", "folder", "name"}       {}; make such a file here
-    {"do": "see", "folder", "names"}       {"seen"}: which of these are there
-    {"do": "stat", "folder", "paths"}      {"found": [Found or null]}
-    {"do": "same", "folder", "files":      {"same": [bool]}: has it this content? Then it gets this time
-     [[path, digest, mtime_ns]]}
-    {"do": "write", "folder", "parts"}     {}; their bytes follow each other in the data of the request
-    {"do": "discard"}                      {}; remove such files, and what was begun and is not to be ended
-
-What could not be done is told by {"failed": [path, number of the error, its words]}. A file is written under another
+A file is written under another
 name and renamed when it is whole, so nobody finds half of one. A folder in the home directory has that of the notebook
 by its name only: it takes files if it is empty, or a note in it says that they are of the same folder. Links to folders
 are not followed: what is behind them is not the folder's.
@@ -27,36 +16,34 @@ import os
 import secrets
 import stat
 import time
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
+from ddp_notebook.messages.encoding import Message
+from ddp_notebook.messages.hosts import (
+    CompareReply,
+    CompareRequest,
+    DiscardRequest,
+    DoneReply,
+    FileDigest,
+    FileErrorReply,
+    FilePart,
+    FolderReply,
+    FolderRequest,
+    FoundFile,
+    MarkRequest,
+    NamesReply,
+    NamesRequest,
+    StatReply,
+    StatRequest,
+    WriteRequest,
+)
 from ddp_notebook.records.marker import MARK
 from ddp_notebook.registry import modes
 
 NOTE = f"{MARK}synced"  # a file in a home directory's folder that says which folder of the notebook's it has
 READ_BYTES = 1 << 20
 _STEP_S = 0.05  # for how long the server does nothing else
-
-
-class Found(NamedTuple):
-    """What has a file's name on the host."""
-
-    kind: str  # "file", "link", "other", or "behind": a folder on the way to it is a link
-    size: int  # bytes
-    mtime_ns: int
-    mode: int  # permissions
-    link: str = ""  # where a link leads
-
-
-class Part(NamedTuple):
-    """A part of a file, or a link."""
-
-    path: str
-    nbytes: int = 0
-    is_first: bool = True
-    end: tuple[int, int] | None = None  # permissions and time of a file that is whole with this part
-    link: str = ""  # where it leads, if it is one
-    discard: bool = False  # what was sent of the file
 
 
 def digest(path: str) -> Iterator[str]:
@@ -81,13 +68,27 @@ class Files:
         self._marks: list[str] = []
         self._numbers = itertools.count()
         self._token = secrets.token_hex(4)  # hosts may share a folder
+        handlers: dict[type[Message], Callable[[Any], Message | _Comparing]] = {
+            FolderRequest: self._settle,
+            MarkRequest: self._mark,
+            NamesRequest: self._names,
+            StatRequest: self._stat,
+            CompareRequest: lambda request: _Comparing(request.folder, request.files),
+            WriteRequest: self._write,
+            DiscardRequest: self._discard,
+        }
+        self.handlers = {kind: self._told(handle) for kind, handle in handlers.items()}  # each returns the reply
 
-    def answer(self, request: dict[str, Any]) -> Any:
-        """The reply to a request, or the work that ends with it."""
-        try:
-            return getattr(self, f"_{request['do']}")(request)
-        except OSError as error:
-            return failed(error)
+    def _told(self, handle: Callable[[Any], Message | _Comparing]) -> Callable[[Any], Message | _Comparing]:
+        """Return this handler with a reply in the place of an error of the system."""
+
+        def handle_or_tell(request: Any) -> Message | _Comparing:
+            try:
+                return handle(request)
+            except OSError as error:
+                return failed(error)
+
+        return handle_or_tell
 
     def discard(self) -> None:
         """Remove what is not whole, and what was made as a mark."""
@@ -96,37 +97,34 @@ class Files:
         while self._marks:
             _unlink(self._marks.pop())
 
-    def _settle(self, request: dict[str, Any]) -> dict[str, Any]:
-        path, marker = request["path"], request["marker"]
+    def _settle(self, request: FolderRequest) -> FolderReply:
+        path, marker = request.path, request.marker
         candidates = [path, os.path.join(os.path.expanduser("~"), os.path.basename(path))]
         for folder in candidates:
             if marker and os.path.lexists(os.path.join(folder, marker)):
-                return {"folder": folder, "is_shared": True}
+                return FolderReply(folder=folder, is_shared=True)
         if not _can_hold_files(path):
             return _settle_at_home(candidates[1], path)
-        return {"folder": path, "is_shared": False}
+        return FolderReply(folder=path)
 
-    def _mark(self, request: dict[str, Any]) -> dict[str, Any]:
-        path = os.path.join(request["folder"], request["name"])
+    def _mark(self, request: MarkRequest) -> DoneReply:
+        path = os.path.join(request.folder, request.name)
         os.close(modes.opener(path, os.O_CREAT | os.O_WRONLY))
         self._marks.append(path)
-        return {}
+        return DoneReply()
 
-    def _see(self, request: dict[str, Any]) -> dict[str, Any]:
-        return {"seen": [name for name in request["names"] if os.path.lexists(os.path.join(request["folder"], name))]}
+    def _names(self, request: NamesRequest) -> NamesReply:
+        return NamesReply(names=[one for one in request.names if os.path.lexists(os.path.join(request.folder, one))])
 
-    def _stat(self, request: dict[str, Any]) -> dict[str, Any]:
-        return {"found": [_found(request["folder"], path) for path in request["paths"]]}
+    def _stat(self, request: StatRequest) -> StatReply:
+        return StatReply(found=[_found(request.folder, path) for path in request.paths])
 
-    def _same(self, request: dict[str, Any]) -> _Comparing:
-        return _Comparing(request["folder"], request["files"])
-
-    def _write(self, request: dict[str, Any]) -> dict[str, Any]:
-        data, at = memoryview(request.get("data", b"")), 0
-        for part in (Part(*fields) for fields in request["parts"]):
-            target = os.path.join(request["folder"], part.path)
+    def _write(self, request: WriteRequest) -> DoneReply | FileErrorReply:
+        data, at = memoryview(request.data), 0
+        for part in request.parts:
+            target = os.path.join(request.folder, part.path)
             try:
-                if _is_behind(request["folder"], part.path):
+                if _is_behind(request.folder, part.path):
                     raise OSError(errno.ELOOP, "a folder on the way to it is a link")
                 if part.discard:
                     self._remove(target)
@@ -140,9 +138,9 @@ class Files:
                 self._remove(target)
                 return failed(error, part.path)
             at += part.nbytes
-        return {}
+        return DoneReply()
 
-    def _write_part(self, target: str, part: Part, data: memoryview) -> None:
+    def _write_part(self, target: str, part: FilePart, data: memoryview) -> None:
         if part.is_first:
             self._begin(target)
         name = self._begun.get(target)
@@ -172,26 +170,26 @@ class Files:
         if (name := self._begun.pop(target, None)) is not None:
             _unlink(name)
 
-    def _discard(self, _: dict[str, Any]) -> dict[str, Any]:
+    def _discard(self, _: DiscardRequest) -> DoneReply:
         self.discard()
-        return {}
+        return DoneReply()
 
 
 class _Comparing:
     """Compares files with digests, bit by bit: the server has other work too."""
 
-    def __init__(self, folder: str, files: Sequence[tuple[str, str, int]]) -> None:
+    def __init__(self, folder: str, files: Sequence[FileDigest]) -> None:
         self._steps = self._compare(folder, files)
         self._same: list[bool] = []
 
-    def advance(self) -> dict[str, Any] | None:
+    def advance(self) -> CompareReply | None:
         until = time.monotonic() + _STEP_S
         for _ in self._steps:
             if time.monotonic() > until:
                 return None
-        return {"same": self._same}
+        return CompareReply(same=self._same)
 
-    def _compare(self, folder: str, files: Sequence[tuple[str, str, int]]) -> Iterator[str]:
+    def _compare(self, folder: str, files: Sequence[FileDigest]) -> Iterator[str]:
         for path, wanted, mtime_ns in files:
             target, its = os.path.join(folder, path), ""
             try:
@@ -204,9 +202,11 @@ class _Comparing:
             self._same.append(its == wanted)
 
 
-def failed(error: OSError, path: str = "") -> dict[str, Any]:
-    """The reply that tells what could not be done."""
-    return {"failed": [path or str(error.filename or ""), error.errno or errno.EIO, error.strerror or str(error)]}
+def failed(error: OSError, path: str = "") -> FileErrorReply:
+    """Return the reply to a request that the system has refused."""
+    return FileErrorReply(
+        path=path or str(error.filename or ""), number=error.errno or errno.EIO, error=error.strerror or str(error)
+    )
 
 
 def _can_hold_files(path: str) -> bool:
@@ -218,7 +218,7 @@ def _can_hold_files(path: str) -> bool:
     return os.access(path, os.W_OK | os.X_OK)
 
 
-def _settle_at_home(folder: str, path: str) -> dict[str, Any]:
+def _settle_at_home(folder: str, path: str) -> FolderReply:
     """Make a folder of the home directory that of the notebook's, unless it may hold something else."""
     os.makedirs(folder, exist_ok=True)
     note = os.path.join(folder, NOTE)
@@ -227,13 +227,13 @@ def _settle_at_home(folder: str, path: str) -> dict[str, Any]:
             its = file.read().strip()
     except FileNotFoundError:
         if any(not name.startswith(MARK) for name in os.listdir(folder)):  # hosts that share it may settle at once
-            return {"folder": folder, "is_shared": False, "is_of": ""}
+            return FolderReply(folder=folder, is_of="")
         its = ""
     if its not in ("", path):
-        return {"folder": folder, "is_shared": False, "is_of": its}
+        return FolderReply(folder=folder, is_of=its)
     with open(note, "w", errors="surrogateescape") as file:
         file.write(f"{path}\n")
-    return {"folder": folder, "is_shared": False}
+    return FolderReply(folder=folder)
 
 
 def _is_behind(folder: str, path: str) -> bool:
@@ -242,9 +242,9 @@ def _is_behind(folder: str, path: str) -> bool:
     return any(os.path.islink(os.path.join(folder, *above[:count])) for count in range(1, len(above) + 1))
 
 
-def _found(folder: str, name: str) -> Found | None:
+def _found(folder: str, name: str) -> FoundFile | None:
     if _is_behind(folder, name):
-        return Found("behind", 0, 0, 0)
+        return FoundFile("behind", 0, 0, 0)
     path = os.path.join(folder, name)
     try:
         its = os.lstat(path)
@@ -252,7 +252,7 @@ def _found(folder: str, name: str) -> Found | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     kind = "link" if link else "file" if stat.S_ISREG(its.st_mode) else "other"
-    return Found(kind, its.st_size, its.st_mtime_ns, stat.S_IMODE(its.st_mode), link)
+    return FoundFile(kind, its.st_size, its.st_mtime_ns, stat.S_IMODE(its.st_mode), link)
 
 
 def _unlink(path: str) -> None:

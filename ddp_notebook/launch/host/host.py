@@ -6,21 +6,42 @@ import contextlib
 import itertools
 import logging
 import os
+import re
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from typing import Any
+from typing import Any, TypeVar
 
 from ddp_notebook.errors import HostError, StartError, StartTimeoutError
-from ddp_notebook.launch.host import framing
-from ddp_notebook.launch.host.look import Seen
 from ddp_notebook.launch.host.owner.hearing import Hearing
 from ddp_notebook.launch.host.owner.pulse import Pulse
 from ddp_notebook.launch.host.owner.requests import HostGoneError, HostSilentError, HostTimeoutError, Reply, Requests
 from ddp_notebook.launch.processes import Identity
 from ddp_notebook.launch.ways.base import Way
+from ddp_notebook.messages import framing
+from ddp_notebook.messages.dispatch import Table
+from ddp_notebook.messages.encoding import Message
+from ddp_notebook.messages.hosts import (
+    DoneReply,
+    EndReply,
+    EndRequest,
+    ErrorReply,
+    FactsReply,
+    FactsRequest,
+    HoldTextRequest,
+    LookReply,
+    LookRequest,
+    Notice,
+    PingRequest,
+    ProcessEnded,
+    ProcessStopped,
+    Seen,
+    SignalRequest,
+    StartReply,
+    StartRequest,
+)
 
 _log = logging.getLogger(__name__)
 _ANSWER_S = 1.5  # what the server gets to answer what takes it a millisecond
@@ -28,6 +49,7 @@ _QUIET_S = 1.25  # without a word of a host that speaks each second: then it is 
 _LOOK_S = 0.25  # whether it was stopped
 _END_S = 8.0  # what it gets to end processes, beyond their grace
 TextCallback = Callable[[int, int, bytes], None]  # process, fd, bytes
+_R = TypeVar("_R", bound=Message)
 EndedCallback = Callable[[int, int, str], None]  # process, exit status (negative: signal), a clause about the cause
 
 
@@ -65,8 +87,15 @@ class Host:
         self._facts: dict[str, Any] | None = None
         self.stopped: dict[int, float] = {}  # processes that are stopped, and since when on the monotonic clock
         self._notices: deque[str] = deque()
-        self._pulse = Pulse(lambda: self.ask("ping"))
+        self._pulse = Pulse(lambda: self.ask(PingRequest()))
         self.folder = ""  # where ranks of the host begin, if files were sent for them
+        self._events: Table[None] = Table(
+            {
+                ProcessEnded: self._on_process_ended,
+                ProcessStopped: lambda message: self._note_stopped(message.process, message.is_stopped),
+                Notice: lambda message: self._notices.append(message.text),
+            }
+        )
         self._reader = threading.Thread(target=self._read, name="ddp-host", daemon=True)
         self._reader.start()
         self._hearing = Hearing(way, self._requests.gone, self._requests.speak, self.give_up)
@@ -184,7 +213,7 @@ class Host:
         if not self.is_stopped and self._pulse.unanswered_s > timeout_s:
             return self.pulse() or self.trouble(timeout_s)
         try:
-            self.request("ping", timeout_s=timeout_s)
+            self.request(PingRequest(), DoneReply, timeout_s=timeout_s)
         except HostGoneError:
             return self.trouble()
         except HostError as error:
@@ -199,7 +228,7 @@ class Host:
         if self.is_stopped:
             return self._is_stopped_in_words
         silent_s = self._pulse.look()
-        return self._silent_in_words("ping", silent_s) if silent_s > _ANSWER_S else ""
+        return self._silent_in_words(PingRequest(), silent_s) if silent_s > _ANSWER_S else ""
 
     @property
     def unanswered_s(self) -> float:
@@ -240,7 +269,7 @@ class Host:
         """
         if self._facts is None:
             try:
-                self._facts = self.request("facts", timeout_s=timeout_s, check=check)
+                self._facts = self.request(FactsRequest(), FactsReply, timeout_s=timeout_s, check=check).facts
             except HostTimeoutError as error:
                 raise StartTimeoutError(str(error)) from error
             except HostError as error:
@@ -248,31 +277,45 @@ class Host:
         return self._facts
 
     def request(
-        self, op: str, *, timeout_s: float = 30.0, check: Callable[[], None] = lambda: None, **arguments: Any
-    ) -> dict[str, Any]:
+        self,
+        message: Message,
+        expected: type[_R],
+        *,
+        timeout_s: float = 30.0,
+        check: Callable[[], None] = lambda: None,
+    ) -> _R:
         """Send a request and wait for its reply.
+
+        Args:
+            message: the request.
+            expected: the kind of its reply.
+            timeout_s: seconds that the server gets.
+            check: called often while it waits; what it raises ends the wait.
 
         Raises:
             HostGoneError: the server ended; the message holds its last words.
             HostSilentError: the server was stopped, or has not answered within `timeout_s`.
             HostError: the server could not do it.
         """
-        return self.reply(self.ask(op, **arguments), op, timeout_s, check)
-
-    def ask(self, op: str, *, data: bytes = b"", **arguments: Any) -> Reply:
-        """Send a request, whose `reply` can be waited for. `data` are bytes that go with it."""
-        return self._requests.ask(op, data=data, **arguments)
-
-    def reply(
-        self, asked: Reply, op: str, timeout_s: float = 30.0, check: Callable[[], None] = lambda: None
-    ) -> dict[str, Any]:
-        """Wait for the reply to what was asked. Raises what `request` does."""
-        reply = self._wait_for(asked, op, timeout_s, check)
-        if "error" in reply:
-            raise HostError(f"the host server could not {op!r}: {reply['error']}")
+        reply = self.reply(self.ask(message), message, timeout_s, check)
+        if not isinstance(reply, expected):
+            raise HostError(f"the host server answered {_name(message)!r} with {type(reply).__name__}")
         return reply
 
-    def _wait_for(self, reply: Reply, op: str, timeout_s: float, check: Callable[[], None]) -> dict[str, Any]:
+    def ask(self, message: Message) -> Reply:
+        """Send a request, whose `reply` can be waited for."""
+        return self._requests.ask(message)
+
+    def reply(
+        self, asked: Reply, message: Message, timeout_s: float = 30.0, check: Callable[[], None] = lambda: None
+    ) -> Message:
+        """Wait for the reply to a request that `ask` has sent. Raises what `request` does."""
+        reply = self._wait_for(asked, message, timeout_s, check)
+        if isinstance(reply, ErrorReply):
+            raise HostError(f"the host server could not {_name(message)!r}: {reply.error}")
+        return reply
+
+    def _wait_for(self, reply: Reply, message: Message, timeout_s: float, check: Callable[[], None]) -> Message:
         until = time.monotonic() + timeout_s
         while True:
             try:
@@ -283,7 +326,7 @@ class Host:
                 raise HostSilentError(self._is_stopped_in_words)
             if time.monotonic() > until:
                 raise HostTimeoutError(
-                    self._hearing.words if self.silent_s > _QUIET_S else self._silent_in_words(op, timeout_s)
+                    self._hearing.words if self.silent_s > _QUIET_S else self._silent_in_words(message, timeout_s)
                 )
 
     @property
@@ -293,7 +336,7 @@ class Host:
             f"kill -CONT {self.pid} lets it go on, and %ddp_restart starts new ranks"
         )
 
-    def _silent_in_words(self, op: str, waited_s: float) -> str:
+    def _silent_in_words(self, message: Message, waited_s: float) -> str:
         if not self._reader.is_alive():
             return (
                 f"this notebook's thread {self._reader.name}, which reads what the host server sends, has ended; "
@@ -301,7 +344,7 @@ class Host:
             )
         held = f" ({why})" if (why := self.way.held) else ""
         return (
-            f"the host server (pid {self.pid}) did not answer {op!r} in {waited_s:.3g} s{held}; "
+            f"the host server (pid {self.pid}) did not answer {_name(message)!r} in {waited_s:.3g} s{held}; "
             "%ddp_restart starts new ranks"
         )
 
@@ -320,24 +363,24 @@ class Host:
 
     def hold_text(self, hold: bool) -> None:
         """Let text stay in the processes' pipes, or come again. Does not wait."""
-        self._requests.say("hold", hold=hold)
+        self._requests.say(HoldTextRequest(hold=hold))
 
     def tell(self, targets: list[int], data: bytes) -> None:
         """Put bytes into the inboxes of ranks. Does not wait for them."""
         self._requests.tell(framing.pack_input(targets, data))
 
-    def start(self, process: int, spec: dict[str, Any]) -> dict[str, Any]:
-        """Start a rank, the store or the controller. The reply holds its pid.
+    def start(self, process: int, spec: dict[str, Any]) -> StartReply:
+        """Start a rank, the store or the controller.
 
         Raises:
             HostError: there is no such process.
         """
         try:
-            reply = self.request("start", process=process, spec=spec)
+            reply = self.request(StartRequest(process=process, spec=spec), StartReply)
         except HostSilentError:  # it may still start the process, which nobody would own
-            self._requests.say("end", processes=[process], grace_s=0.0, orphans=False)
+            self._requests.say(EndRequest(processes=[process], grace_s=0.0))
             raise
-        self._leaders[process] = (reply["pid"], reply["started"])
+        self._leaders[process] = (reply.pid, reply.started)
         return reply
 
     def signal(self, targets: list[int], *numbers: int, value: int = 0) -> bool:
@@ -357,13 +400,13 @@ class Host:
             HostError: the server ended, or could not send them.
         """
         as_ints = [int(number) for number in numbers]
-        request: dict[str, Any] = {"processes": targets, "signals": as_ints, "value": value}
+        request = SignalRequest(processes=targets, signals=as_ints, value=value)
         if self.is_unreachable:  # it gets them when it is back, and what is sent later behind them
-            self._requests.say("signal", **request)
+            self._requests.say(request)
             return False
         if self._answers:
             with contextlib.suppress(HostSilentError):
-                self.request("signal", timeout_s=_ANSWER_S, **request)
+                self.request(request, DoneReply, timeout_s=_ANSWER_S)
                 return True
         self.way.signal([self._leaders[process] for process in targets if process in self._leaders], as_ints, value)
         return False
@@ -377,8 +420,7 @@ class Host:
         """
         if self._answers and not self.is_unreachable:
             with contextlib.suppress(HostSilentError):
-                reply = self.request("look", timeout_s=_ANSWER_S, processes=targets)
-                return {process: Seen(*seen) for process, *seen in reply["seen"]}
+                return self.request(LookRequest(processes=targets), LookReply, timeout_s=_ANSWER_S).seen
         return self.way.look({process: self._leaders[process] for process in targets if process in self._leaders})
 
     def end(self, targets: list[int], grace_s: float, *, orphans: bool = False) -> list[int]:
@@ -392,10 +434,8 @@ class Host:
         Returns:
             The ids of what could not be ended.
         """
-        timeout_s = grace_s + _END_S
-        reply = self.request("end", timeout_s=timeout_s, processes=targets, grace_s=grace_s, orphans=orphans)
-        left: list[int] = reply["left"]
-        return left
+        request = EndRequest(processes=targets, grace_s=grace_s, orphans=orphans)
+        return self.request(request, EndReply, timeout_s=grace_s + _END_S).left
 
     def end_all(self, ranks: list[int], rest: list[int], grace_s: float) -> list[int]:
         """End the processes of a session, and report no more of them: the ranks, then the rest of them, at once.
@@ -435,25 +475,23 @@ class Host:
         while data := self.way.receive():
             self._pulse.hear()
             for frame in unpacker.feed(data):
-                if isinstance(frame, tuple):
-                    assert not isinstance(frame, framing.Input)
+                if isinstance(frame, framing.Text):
                     self._report(self.on_text, *frame)
-                elif frame.get("event") == "ended":
-                    self._leaders.pop(frame["process"], None)
-                    self._note_stopped(frame["process"], False)
-                    self._report(self.on_ended, frame["process"], frame["status"], frame["why"])
-                elif frame.get("event") == "stopped":
-                    self._note_stopped(frame["process"], frame["is_stopped"])
-                elif frame.get("event") == "notice":
-                    self._notices.append(frame["text"])
-                else:
-                    self._requests.on_reply(frame)
+                elif isinstance(frame, framing.Numbered) and type(frame.message) in self._events:
+                    self._events.handle(frame.message)
+                elif isinstance(frame, framing.Numbered):
+                    self._requests.on_reply(frame.number, frame.message)
         self._requests.end(self.way.how_it_ended(self._given_up))  # which goes with the directory
         if not self._closing:
             self.way.end()
             self._sweep()
             self._report(self.on_gone)
         self.way.close()
+
+    def _on_process_ended(self, message: ProcessEnded) -> None:
+        self._leaders.pop(message.process, None)
+        self._note_stopped(message.process, False)
+        self._report(self.on_ended, message.process, message.status, message.why)
 
     def _note_stopped(self, process: int, is_stopped: bool) -> None:
         others = {number: since for number, since in self.stopped.items() if number != process}
@@ -469,3 +507,14 @@ class Host:
     def _sweep(self) -> None:
         leaders, self._leaders = self._leaders, {}  # later their ids may be somebody else's
         self.way.sweep(list(leaders.values()))
+
+
+def _name(request: Message) -> str:
+    """Return the name of a request for a message to the user.
+
+    Example:
+        >>> _name(HoldTextRequest(hold=True))
+        'hold text'
+    """
+    words = re.findall(r"[A-Z][a-z]*", type(request).__name__)
+    return " ".join(words[:-1]).lower()

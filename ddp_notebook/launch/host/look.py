@@ -7,28 +7,14 @@ import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
 
 from ddp_notebook.launch import processes
+from ddp_notebook.messages.hosts import LookReply, Seen
 from ddp_notebook.records.words import is_whole_stack
 from ddp_notebook.wire import signals
 
 POLL_S = 0.01
-_HELD = "held: "
 _STACK_S = 0.3  # what a rank gets to write its stack
-
-
-class Seen(NamedTuple):
-    """What was seen of one process."""
-
-    is_stopped: bool
-    stack: str = ""  # output of `faulthandler`, after a line for `held` if there is one
-
-    @property
-    def held(self) -> str:
-        """Describe the debugger that holds it, see `processes.held`; "" if there is none."""
-        first, _, _ = self.stack.partition("\n")
-        return first.removeprefix(_HELD) if first.startswith(_HELD) else ""
 
 
 class Look:
@@ -41,10 +27,10 @@ class Look:
 
     def __init__(self, pids: Mapping[int, int], directory: str) -> None:
         held = {process: processes.held(pid) for process, pid in pids.items()}
-        self._held = {process: f"{_HELD}{why}\n" if why else "" for process, why in held.items()}
         self.seen = {
-            process: Seen(processes.is_stopped_anywhere(pid), self._held[process]) for process, pid in pids.items()
+            process: Seen.of(processes.is_stopped_anywhere(pid), held[process]) for process, pid in pids.items()
         }
+        self._held = {process: seen.stack for process, seen in self.seen.items()}
         self._files: dict[int, tuple[Path, int]] = {}  # and the size before
         self._until = time.monotonic() + _STACK_S
         for process, pid in pids.items():
@@ -65,9 +51,9 @@ class Look:
         are_whole = self.seen == before and all(is_whole_stack(self.seen[process].stack) for process in self._files)
         return are_whole or time.monotonic() > self._until
 
-    def advance(self) -> dict[str, Any] | None:
-        """The reply to a request for this look; None: later."""
-        return {"seen": [[process, *seen] for process, seen in self.seen.items()]} if self.is_done() else None
+    def advance(self) -> LookReply | None:
+        """Return the reply to a request for this look; None: later."""
+        return LookReply(seen=self.seen) if self.is_done() else None
 
 
 def stack_file(directory: str, process: int) -> str:

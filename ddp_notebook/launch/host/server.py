@@ -8,26 +8,8 @@ It is the ranks' parent. It reads the pipes behind their fd 1 and 2, so that the
 learns of a death at once. When its owner is gone, which the end of the stream or the way tells it, it ends everything
 below it. What the notebook wants to know about processes of this host, it asks here.
 
-    request                                        reply or event
-    {"op": "facts"}                                cores, GPUs, versions, backends, how ranks are started
-    {"op": "ping"}                                 {}
-    {"op": "ready"}                                {}: a process can be started here, which was tried
-    {"op": "start", "process", "spec"}             {"pid", "started"}, the process's identity; for a store also
-                                                   {"port", "store_at"}
-    {"op": "signal", "processes", "signals",       {} once the signals are delivered, in this order; the value goes with
-     "value"}                                      a real-time one
-    {"op": "look", "processes"}                    {"seen": [[process, is it stopped, its stack]]} of processes that do
-                                                   not answer, see `launch.host.look`
-    {"op": "reach", "do", ...}                     whether other hosts are reached from here, see `launch.host.survey`
-    {"op": "site", "directory", "marker"}          what a table of hosts shows beside that, see `launch.host.survey`
-    {"op": "hold", "hold"}                         {}; text stays in the ranks' pipes while hold is true
-    {"op": "end", "processes", "grace_s",          {"left": [pids]} once the processes and all below them are gone;
-     "orphans"}                                    with orphans also those whose rank is not known any more
-    {"op": "files", "do", ...}                     what is asked of files here, see `launch.host.files`
-                                                   {"event": "ended", "process", "status", "why"} after its last text;
-                                                   why is a clause about a limit or the OOM killer, or empty
-
-A frame of input puts a line, a cell, into the inboxes of some ranks. It has no reply.
+The messages of both sides are in `messages.hosts`. A frame of input puts a line, a cell, into the inboxes of some
+ranks. It has no reply.
 """
 
 from __future__ import annotations
@@ -48,7 +30,8 @@ from typing import Any, Protocol
 import psutil
 
 from ddp_notebook.launch import environment, processes
-from ddp_notebook.launch.host import ending, framing, limits, open_files, watchdog
+from ddp_notebook.launch.host import ending, limits, open_files, watchdog
+from ddp_notebook.launch.host.channel import ServerEnd
 from ddp_notebook.launch.host.children import Child, fork, spawn
 from ddp_notebook.launch.host.files import Files
 from ddp_notebook.launch.host.look import POLL_S, Look, pymp_folder, stack_file
@@ -60,6 +43,26 @@ from ddp_notebook.launch.host.survey.reach import Reach
 from ddp_notebook.launch.host.texts import Texts
 from ddp_notebook.launch.ways.base import LOOPBACK
 from ddp_notebook.launch.ways.ports import first_free
+from ddp_notebook.messages import framing
+from ddp_notebook.messages.dispatch import Table
+from ddp_notebook.messages.encoding import Message
+from ddp_notebook.messages.hosts import (
+    DoneReply,
+    EndRequest,
+    ErrorReply,
+    FactsReply,
+    FactsRequest,
+    HoldTextRequest,
+    LookRequest,
+    Notice,
+    PingRequest,
+    ProcessEnded,
+    ProcessStopped,
+    SignalRequest,
+    StartReply,
+    StartRequest,
+    TrialRequest,
+)
 from ddp_notebook.records import shortages
 from ddp_notebook.registry import private
 from ddp_notebook.wire import signals
@@ -71,7 +74,7 @@ _CHUNK_BYTES = 64 << 10  # the server sends this much text, then looks for repli
 _OWNER_CHECK_S = 1.0
 _END_ALL_S = 3.0
 _NO_PROCESS = -1
-_OF_PROCESSES = ("look", "end")  # requests that use the spare descriptors
+_OF_PROCESSES = (LookRequest, EndRequest)  # requests that use the spare descriptors
 _TRIAL_BYTES = 1 << 16
 _SPARE = 8  # file descriptors to look at processes with, and to end them
 _SWEEPS = 50  # how often to look for what a dead rank's descendants fork while they are killed
@@ -80,8 +83,8 @@ _SWEEPS = 50  # how often to look for what a dead rank's descendants fork while 
 class Work(Protocol):
     """A request that takes a while."""
 
-    def advance(self) -> dict[str, Any] | None:
-        """Do what is due, without a wait. The reply; None: not yet."""
+    def advance(self) -> Message | None:
+        """Do what is due, without a wait. Returns the reply; None: not yet."""
 
 
 class HostServer:
@@ -89,7 +92,7 @@ class HostServer:
 
     def __init__(
         self,
-        control: framing.ServerEnd,
+        control: ServerEnd,
         owner_lives: Callable[[], bool],
         facts: dict[str, Any],
         directory: str,
@@ -121,6 +124,21 @@ class HostServer:
         self._wake_r, self._wake_w = os.pipe()
         os.set_blocking(self._wake_r, False)
         os.set_blocking(self._wake_w, False)
+        self._requests: Table[Message | Work] = Table(
+            {
+                FactsRequest: self._facts_of,
+                PingRequest: lambda _: DoneReply(),
+                TrialRequest: self._try_start,
+                StartRequest: self._start,
+                SignalRequest: self._signal,
+                LookRequest: self._look,
+                HoldTextRequest: self._hold,
+                EndRequest: self._end,
+                **self._files.handlers,
+                **self._reach.handlers,
+                **site.HANDLERS,
+            }
+        )
 
     def serve(self) -> None:
         """Run until the owner closes the stream or is gone, then end every process below."""
@@ -173,16 +191,16 @@ class HostServer:
                 for known in self._known(request.processes):
                     self._tell(known, request.data)
                 continue
-            assert isinstance(request, dict), "the owner sends no text"
+            assert isinstance(request, framing.Numbered), "the owner sends no text"
             try:
-                with self._spare if request["op"] in _OF_PROCESSES else contextlib.nullcontext():
-                    reply = getattr(self, f"_on_{request['op']}")(request)
+                with self._spare if isinstance(request.message, _OF_PROCESSES) else contextlib.nullcontext():
+                    reply = self._requests.handle(request.message)
             except Exception as error:
-                reply = {"error": _in_words(error)}
-            if isinstance(reply, dict):
-                self._say({"id": request["id"], **reply})
+                reply = ErrorReply(error=_in_words(error))
+            if isinstance(reply, Message):
+                self._say(reply, request.number)
             else:
-                self._under_way.append((request["id"], reply))
+                self._under_way.append((request.number, reply))
 
     def _advance(self) -> None:
         if self._under_way:
@@ -193,13 +211,13 @@ class HostServer:
                 reply = work.advance()
             if reply is not None:
                 self._under_way.remove(entry)
-                self._say({"id": number, **reply})
+                self._say(reply, number)
 
-    def _say(self, command: dict[str, Any], *, after_text: bool = False) -> None:
+    def _say(self, message: Message, number: int = 0, *, after_text: bool = False) -> None:
         """Send a reply, which overtakes text that waits; or an event of a process after all its text."""
         if after_text:
             self._out += self._texts.pack()
-        self._out += framing.pack_command(command)
+        self._out += framing.pack_message(message, number)
         self._flush()
 
     def _flush(self) -> None:
@@ -223,13 +241,10 @@ class HostServer:
 
     # ---- requests
 
-    def _on_facts(self, _: dict[str, Any]) -> dict[str, Any]:
-        return self._facts
+    def _facts_of(self, _: FactsRequest) -> FactsReply:
+        return FactsReply(facts=self._facts)
 
-    def _on_ping(self, _: dict[str, Any]) -> dict[str, Any]:
-        return {}
-
-    def _on_ready(self, request: dict[str, Any]) -> dict[str, Any]:
+    def _try_start(self, request: TrialRequest) -> DoneReply:
         private.restore(self._directory)
         file = stack_file(self._directory, _NO_PROCESS)
         try:
@@ -240,7 +255,7 @@ class HostServer:
                 os.unlink(file)
         pipes: list[Pipes] = []
         try:
-            pipes += (Pipes(inbox=True) for _ in range(request["ranks"]))
+            pipes += (Pipes(inbox=True) for _ in range(request.ranks))
         finally:
             for each in pipes:
                 each.close_near()
@@ -248,10 +263,10 @@ class HostServer:
         if (pid := os.fork()) == 0:
             os._exit(0)
         os.waitpid(pid, 0)
-        return {}
+        return DoneReply()
 
-    def _on_start(self, request: dict[str, Any]) -> dict[str, Any]:
-        process, spec, reply = request["process"], request["spec"], {}
+    def _start(self, request: StartRequest) -> StartReply:
+        process, spec, port, store_at = request.process, request.spec, 0, ""
         if "sys_path" not in spec:  # the notebook is elsewhere
             spec["env"] = environment.rank_env({**self._own_env, **spec["env"]}, threads=spec["threads"])
             spec["sys_path"] = ["", *sys.path]
@@ -274,14 +289,14 @@ class HostServer:
                 )
 
             listeners.append(for_users := listen())
-            reply["port"] = spec["port"] = for_users.getsockname()[1]
+            port = spec["port"] = for_users.getsockname()[1]
             if spec["store_key"]:
                 listeners.append(for_ranks := listen())
-                reply["store_at"] = f"{spec['host']}:{for_ranks.getsockname()[1]}"
+                store_at = f"{spec['host']}:{for_ranks.getsockname()[1]}"
             else:
                 for_ranks, place = listen_here(self._directory)
                 listeners.append(for_ranks)
-                reply["store_at"] = place.at
+                store_at = place.at
             spec["fd"], spec["store_fd"] = for_users.fileno(), for_ranks.fileno()
         try:
             if self._facts["start_method"] == "fork":
@@ -295,35 +310,27 @@ class HostServer:
         if self._reading_text:
             for pipe in started.pipes.outputs:
                 self._selector.register(pipe, selectors.EVENT_READ, started)
-        return {"pid": started.pid, "started": processes.identity(started.pid)[1], **reply}
+        started_s = processes.identity(started.pid)[1]
+        return StartReply(pid=started.pid, started=started_s, port=port, store_at=store_at)
 
-    def _on_signal(self, request: dict[str, Any]) -> dict[str, Any]:
-        for known in self._known(request["processes"]):
+    def _signal(self, request: SignalRequest) -> DoneReply:
+        for known in self._known(request.processes):
             with contextlib.suppress(OSError):  # continue with the next process
-                for number in request["signals"]:
-                    signals.send(known.pid, number, request["value"])
-        return {}
+                for number in request.signals:
+                    signals.send(known.pid, number, request.value)
+        return DoneReply()
 
-    def _on_look(self, request: dict[str, Any]) -> Work:
-        return Look({known.process: known.pid for known in self._known(request["processes"])}, self._directory)
+    def _look(self, request: LookRequest) -> Work:
+        return Look({known.process: known.pid for known in self._known(request.processes)}, self._directory)
 
-    def _on_reach(self, request: dict[str, Any]) -> dict[str, Any] | Work:
-        return self._reach.answer(request)
+    def _hold(self, request: HoldTextRequest) -> DoneReply:
+        self._owner_holds = request.hold
+        return DoneReply()  # sending it applies this
 
-    def _on_site(self, request: dict[str, Any]) -> dict[str, Any]:
-        return site.look(request["directory"], request["marker"])
-
-    def _on_hold(self, request: dict[str, Any]) -> dict[str, Any]:
-        self._owner_holds = request["hold"]
-        return {}  # saying so applies it
-
-    def _on_end(self, request: dict[str, Any]) -> Work:
-        leaders = {known.pid for known in self._known(request["processes"])}
-        orphans = self._adopted if request["orphans"] else list
-        return ending.Ending(leaders, request["grace_s"], self._children.keys(), orphans)
-
-    def _on_files(self, request: dict[str, Any]) -> dict[str, Any] | Work:
-        return self._files.answer(request)
+    def _end(self, request: EndRequest) -> Work:
+        leaders = {known.pid for known in self._known(request.processes)}
+        orphans = self._adopted if request.orphans else list
+        return ending.Ending(leaders, request.grace_s, self._children.keys(), orphans)
 
     def _known(self, numbers: Sequence[int]) -> list[Child]:
         asked = set(numbers)
@@ -401,17 +408,17 @@ class HostServer:
     def _on_stopped(self, pid: int, is_stopped: bool) -> None:
         """Report that a child was stopped (SIGSTOP, SIGTSTP) or goes on (SIGCONT). A watchdog always goes on."""
         if (child := self._children.get(pid)) is not None:
-            self._say({"event": "stopped", "process": child.process, "is_stopped": is_stopped})
+            self._say(ProcessStopped(process=child.process, is_stopped=is_stopped))
         elif is_stopped and pid == self._watchdog_pid:
             os.kill(pid, signal.SIGCONT)
-            self._say({"event": "notice", "text": f"{_watchdog(pid)} was stopped. It goes on; nothing is lost"})
+            self._say(Notice(text=f"{_watchdog(pid)} was stopped. It goes on; nothing is lost"))
 
     def _keep_watchdog(self) -> None:
         if self._watchdog_pid == 0:
             with contextlib.suppress(OSError):  # no process is left: try again at the next look
                 self._watchdog_pid = self._start_watchdog(self._close_in_child)
                 text = f"{_watchdog(self._watchdog_pid)} replaces one that had ended; nothing is lost"
-                self._say({"event": "notice", "text": text})
+                self._say(Notice(text=text))
 
     def _on_ended(self, gone: Child, status: int, by_limit: str) -> None:
         why = by_limit or (self._oom_kills.explain() if status == -signal.SIGKILL else "")
@@ -433,7 +440,7 @@ class HostServer:
             os.unlink(stack_file(self._directory, gone.process))
         shutil.rmtree(pymp_folder(self._directory, gone.process), ignore_errors=True)
         del self._children[gone.pid]
-        self._say({"event": "ended", "process": gone.process, "status": status, "why": why}, after_text=True)
+        self._say(ProcessEnded(process=gone.process, status=status, why=why), after_text=True)
 
     def _adopted(self) -> list[psutil.Process]:
         """Descendants of ranks that are below this server because their parent ended."""
@@ -470,7 +477,7 @@ def _ending_with(owner_lives: Callable[[], bool], tidy_up: Callable[[], None]) -
 
 
 def main(
-    control: framing.ServerEnd,
+    control: ServerEnd,
     owner_lives: Callable[[], bool],
     directory: str,
     large_directory: str | None = None,
@@ -481,7 +488,7 @@ def main(
     """Be the host server.
 
     Args:
-        control: the stream to the owner, which speaks `launch.host.framing`.
+        control: the stream to the owner, which sends the messages of `messages.hosts`.
         owner_lives: asked every second, in this process and in the watchdog's.
         directory: holds small files of the host's processes, and is removed with the server.
         large_directory: the same for large files of the notebook.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ddp_notebook.launch.host import framing
+from ddp_notebook.messages import framing
 
 _PIECE_BYTES = 64 << 10
 
@@ -15,7 +15,7 @@ class Texts:
         >>> texts = Texts()
         >>> texts.add(0, 1, b"a"); texts.add(1, 1, b"other"); texts.add(0, 1, b"b")
         >>> list(framing.Unpacker().feed(texts.pack()))
-        [(0, 1, b'ab'), (1, 1, b'other')]
+        [Text(process=0, fd=1, data=b'ab'), Text(process=1, fd=1, data=b'other')]
         >>> bool(texts)
         False
     """

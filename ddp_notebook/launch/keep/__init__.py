@@ -23,6 +23,7 @@ reach       from a notebook: starting a keeper, attaching to one
 remote      what is asked of it, and what comes
 state       how things are: what a notebook is told of hosts and processes
 recorded    what ranks have recorded, in files
+failures    exceptions of the keeper, as data
 channel     the stream between the two, after the first words (`registry.doors`)
 words       what can be attached to in a line each, a session as it says itself how it is
 """

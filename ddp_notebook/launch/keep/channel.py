@@ -1,24 +1,19 @@
-"""The stream between a notebook and a keeper after their first words (`registry.doors`): messages there and back.
-
-Messages are pickles, each behind its length: both sides run the same version in the same environment.
-"""
+"""The stream between a notebook and a keeper after their first words (`registry.doors`)."""
 
 from __future__ import annotations
 
 import contextlib
-import pickle
 import socket
-import struct
 from collections.abc import Callable
-from typing import Any
 
 from ddp_notebook.launch.outbox import Outbox
-
-_LENGTH = struct.Struct("!Q")
+from ddp_notebook.messages import keeper, ranks  # noqa: F401  # both sides read all of them
+from ddp_notebook.messages.encoding import Message
+from ddp_notebook.messages.framing import HEAD_BYTES, Numbered, Text, pack_message, pack_text, unpack_body, unpack_head
 
 
 class Channel:
-    """Messages there and back, after the first words.
+    """Messages there and back.
 
     Args:
         stream: to the other side.
@@ -29,27 +24,29 @@ class Channel:
         self._stream = stream
         self._outbox = Outbox(stream)
 
-    def send(self, *message: Any) -> None:
-        """Send a message. From any thread. Does not wait: the other side may be stopped.
+    def send(self, message: Message | Text, number: int = 0) -> None:
+        """Send a message, or text of a rank. From any thread. Does not wait: the other side may be stopped.
+
+        Args:
+            number: of the request that it is or answers.
 
         Raises:
             OSError: the other side is gone.
         """
-        data = pickle.dumps(message, protocol=5)
-        self._outbox.send(_LENGTH.pack(len(data)) + data)
+        self._outbox.send(pack_text(*message) if isinstance(message, Text) else pack_message(message, number))
 
-    def receive(self, on_bytes: Callable[[], object] = lambda: None) -> tuple[Any, ...] | None:
-        """Wait for the next message. None: the other side is gone.
+    def receive(self, on_bytes: Callable[[], object] = lambda: None) -> Numbered | Text | None:
+        """Wait for the next message. None: the other side is gone, or sent something else.
 
         Args:
             on_bytes: called whenever a part of it has come.
         """
         try:
-            (nbytes,) = _LENGTH.unpack(self._take(_LENGTH.size, on_bytes))
-            message: tuple[Any, ...] = pickle.loads(self._take(nbytes, on_bytes))
-        except OSError:
+            nbytes, kind = unpack_head(self._take(HEAD_BYTES, on_bytes))
+            came = unpack_body(kind, self._take(nbytes, on_bytes))
+        except (OSError, ValueError):
             return None
-        return message
+        return came if isinstance(came, Numbered | Text) else None
 
     def _take(self, nbytes: int, on_bytes: Callable[[], object]) -> bytearray:
         data = bytearray(nbytes)

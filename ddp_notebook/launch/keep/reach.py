@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pickle
 import select
 import socket
 import subprocess
@@ -15,10 +14,12 @@ from pathlib import Path
 from ddp_notebook.errors import DDPNotebookError, StartError, UsageError
 from ddp_notebook.launch import environment
 from ddp_notebook.launch.keep.channel import Channel
-from ddp_notebook.launch.keep.keeper.process import Spec
+from ddp_notebook.launch.keep.failures import error_of
 from ddp_notebook.launch.keep.remote import Remote
 from ddp_notebook.launch.keep.words import why_halted
 from ddp_notebook.launch.options import StartOptions
+from ddp_notebook.messages.framing import Numbered, pack_message
+from ddp_notebook.messages.keeper import KeeperSpec, SessionEnded, StartStage, Welcome
 from ddp_notebook.registry import doors, finding
 from ddp_notebook.registry.entries import Entry
 from ddp_notebook.version import __version__
@@ -118,21 +119,21 @@ def _wait(talk: Channel, stream: socket.socket, entry: Entry, check: Check, repo
         if not select.select([stream], [], [], _LOOK_S)[0]:
             _check_runs(entry)
             continue
-        message = talk.receive()
-        if message is None:
+        came = talk.receive()
+        if came is None:
             raise StartError(f"the keeper of {entry.name} has ended" + _last_words(entry))
-        kind, *rest = message
-        if kind == "stage":
-            report(*rest)
-        elif kind == "welcome":
-            [welcome] = rest
-            return Remote(talk, welcome, entry.pid)
-        elif kind == "ended":
-            why, failure = rest
-            if isinstance(failure, DDPNotebookError):
-                raise failure
-            said = why if failure is None else f"{type(failure).__name__}: {failure}"
-            raise StartError(f"the session has ended: {said}")
+        message = came.message if isinstance(came, Numbered) else None
+        if isinstance(message, StartStage):
+            report(message.line)
+        elif isinstance(message, Welcome):
+            return Remote(talk, message, entry.pid)
+        elif isinstance(message, SessionEnded):
+            failure = message.failure
+            if failure is None:
+                raise StartError(f"the session has ended: {message.why}")
+            if isinstance(error := error_of(failure), DDPNotebookError) and type(error).__name__ == failure.kind:
+                raise error
+            raise StartError(f"the session has ended: {failure.kind}: {failure.words}")
 
 
 def _last_words(entry: Entry) -> str:
@@ -148,8 +149,8 @@ def _launch(options: StartOptions) -> str:
     It is forked twice, so it is not below the kernel: VS Code signals all that is.
     """
     code = f"import sys; sys.path.append({_ROOT!r}); from ddp_notebook.launch.keep.keeper.process import main; main()"
-    spec = Spec(
-        options=options,
+    spec = KeeperSpec(
+        options=options.to_json(),
         cwd=environment.working_directory(),
         sys_path=[entry for entry in sys.path if isinstance(entry, str)],
     )
@@ -163,7 +164,7 @@ def _launch(options: StartOptions) -> str:
             start_new_session=True,
         )
     try:
-        said, _ = process.communicate(pickle.dumps(spec), timeout=_NAME_S)
+        said, _ = process.communicate(pack_message(spec), timeout=_NAME_S)
     except subprocess.TimeoutExpired:
         process.kill()
         raise StartError(f"the keeper's process did not begin within {_NAME_S:g} s") from None

@@ -12,15 +12,33 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from typing import Any
+from typing import Any, TypeVar
 
-from ddp_notebook.errors import DDPNotebookError, HostError, UsageError
+from ddp_notebook.errors import HostError, UsageError
 from ddp_notebook.launch import processes
 from ddp_notebook.launch.host.owner.pulse import Pulse
 from ddp_notebook.launch.host.owner.requests import HostSilentError
 from ddp_notebook.launch.keep.channel import Channel
-from ddp_notebook.launch.keep.state import Running, Waiting, Welcome
+from ddp_notebook.launch.keep.failures import error_of
+from ddp_notebook.launch.options import StartOptions
+from ddp_notebook.launch.sync.sync import Synced
+from ddp_notebook.messages.dispatch import Table
+from ddp_notebook.messages.encoding import Message, from_json
+from ddp_notebook.messages.framing import Text
+from ddp_notebook.messages.hosts import Notice, PingRequest
+from ddp_notebook.messages.keeper import (
+    AllSent,
+    CancelRequest,
+    FailureReply,
+    Running,
+    SessionEnded,
+    TakenOver,
+    Waiting,
+    Welcome,
+)
 from ddp_notebook.registry import finding
+
+_R = TypeVar("_R", bound=Message)
 
 _LOOK_S = 0.2
 ANSWER_S = 1.5  # without an answer to a ping, until a message names the keeper
@@ -48,9 +66,11 @@ class Remote:
 
     def __init__(self, channel: Channel, welcome: Welcome, pid: int) -> None:
         self.welcome = welcome
+        self.options = StartOptions.from_json(welcome.options)
+        self.synced: Synced | None = None if welcome.synced is None else from_json(Synced, welcome.synced)
         self.pid = pid
         self._who = processes.identity(pid)
-        self._pulse = Pulse(lambda: self._ask("ping", {})[1])
+        self._pulse = Pulse(lambda: self._ask(PingRequest())[1])
         self.gone = ""
         self.told_all = threading.Event()
         self.lacking = welcome.lacking
@@ -61,26 +81,40 @@ class Remote:
         self._is_elsewhere = False  # this notebook has left, or lost it to another
         self._channel = channel
         self._numbers = itertools.count(1)
-        self._pending: dict[int, Future[Any]] = {}
+        self._pending: dict[int, Future[Message]] = {}
         self._lock = threading.Lock()
-        self._handlers: dict[str, Callable[..., object]] = {}
+        self._on_text: Callable[[int, int, bytes], object] = lambda *_: None
+        self._handlers: dict[type[Message], Callable[[Any], object]] = {
+            AllSent: lambda _: self.told_all.set(),
+            Notice: lambda message: self.notices.append(message.text),
+            TakenOver: self._on_taken_over,
+            SessionEnded: self._on_session_ended,
+        }
+        self._events: Table[object] = Table(self._handlers)
         self._on_gone: Callable[[], object] = lambda: None
 
-    def listen(self, handlers: dict[str, Callable[..., object]], on_gone: Callable[[], object]) -> None:
+    def listen(
+        self,
+        handlers: Mapping[type[Message], Callable[[Any], object]],
+        on_text: Callable[[int, int, bytes], object],
+        on_gone: Callable[[], object],
+    ) -> None:
         """From now on hand on what comes, in a thread.
 
         Args:
-            handlers: by the first word of a message; get the rest of it.
+            handlers: by the kind of a message.
+            on_text: gets rank, file descriptor and bytes of text.
             on_gone: called when nothing more comes.
         """
-        self._handlers, self._on_gone = handlers, on_gone
+        self._events = Table({**self._handlers, **handlers})
+        self._on_text, self._on_gone = on_text, on_gone
         threading.Thread(target=self._read, name="ddp-keeper", daemon=True).start()
 
-    def tell(self, *message: Any) -> None:
-        """Say something that has no answer."""
+    def tell(self, message: Message, number: int = 0) -> None:
+        """Send a message; without a number it gets no reply."""
         if not self.gone:
             try:
-                self._channel.send(*message)
+                self._channel.send(message, number)
             except OSError:
                 pass  # the reader sees the end of the stream
 
@@ -96,10 +130,12 @@ class Remote:
             return not processes.is_running(self._who)
         return bool(self.gone) and not self.welcome.drives
 
-    def ask(self, op: str, *, check: Callable[[], None] = lambda: None, **parameters: Any) -> Any:
-        """Have the keeper do something, and wait for that.
+    def ask(self, message: Message, expected: type[_R], *, check: Callable[[], None] = lambda: None) -> _R:
+        """Send a request and wait for its reply.
 
         Args:
+            message: the request.
+            expected: the kind of its reply.
             check: called often while it waits; what it raises is raised when the keeper has left off.
 
         Raises:
@@ -107,20 +143,20 @@ class Remote:
             HostError: the keeper is gone.
             what the keeper has met.
         """
-        number, answer = self._ask(op, parameters)
+        number, answer = self._ask(message)
         is_named = False
         stopped: BaseException | None = None
         while True:
             try:
-                return answer.result(_LOOK_S)
+                return _as(expected, answer.result(_LOOK_S))
             except FutureTimeoutError:
                 if answer.done():  # meanwhile, or it has met a timeout of its own
-                    return answer.result()
+                    return _as(expected, answer.result())
                 try:
                     check()
                 except BaseException as reason:
                     stopped = reason
-                    self.tell("cancel", number)
+                    self.tell(CancelRequest(number=number))
                 self._show_notices()
                 if why := self.pulse(_GIVE_UP_S):
                     raise stopped or HostSilentError(why) from None
@@ -142,14 +178,14 @@ class Remote:
         if self.say is not None:
             self.say(text)
 
-    def _ask(self, op: str, parameters: dict[str, Any]) -> tuple[int, Future[Any]]:
-        number, answer = next(self._numbers), Future[Any]()
+    def _ask(self, message: Message) -> tuple[int, Future[Message]]:
+        number, answer = next(self._numbers), Future[Message]()
         with self._lock:
             if self.gone:
                 answer.set_exception(HostError(self.gone))
                 return number, answer
             self._pending[number] = answer
-        self.tell("do", number, op, parameters)
+        self.tell(message, number)
         return number, answer
 
     @property
@@ -199,24 +235,16 @@ class Remote:
     # ---- the thread that reads
 
     def _read(self) -> None:
-        while (message := self._channel.receive(self._pulse.hear)) is not None:
-            kind, *rest = message
-            if kind == "reply":
-                self._on_reply(*rest)
-            elif kind == "told all":
-                self.told_all.set()
-            elif kind == "notice":
-                self.notices.append(*rest)
-            elif kind == "taken over":
-                self._is_elsewhere = True
-                self.gone = (
-                    f"{rest[0]} has taken the session over: it goes on there, and this notebook has no ranks any more. "
-                    f"%ddp_attach {self.welcome.name} shows it, and with --take-over takes it back"
-                )
-            elif kind == "ended":
-                self.gone = f"the kept session {self.welcome.name} has ended: {rest[0]}; %ddp_start starts another"
-            else:
-                self._hand_on(kind, rest)
+        while (came := self._channel.receive(self._pulse.hear)) is not None:
+            try:
+                if isinstance(came, Text):
+                    self._on_text(*came)
+                elif came.number:
+                    self._on_reply(*came)
+                else:
+                    self._events.handle(came.message)
+            except Exception:
+                _log.exception("a message of the keeper was lost: %.200r", came)
         why = self.gone or self._why_closed()
         with self._lock:
             self.gone = self.gone or why
@@ -224,7 +252,20 @@ class Remote:
                 answer.set_exception(HostError(self.gone))
             self._pending.clear()
         self.told_all.set()
-        self._hand_on("gone", [])
+        try:
+            self._on_gone()
+        except Exception:
+            _log.exception("the end of the keeper was not reported")
+
+    def _on_taken_over(self, message: TakenOver) -> None:
+        self._is_elsewhere = True
+        self.gone = (
+            f"{message.driver} has taken the session over: it goes on there, and this notebook has no ranks any more. "
+            f"%ddp_attach {self.welcome.name} shows it, and with --take-over takes it back"
+        )
+
+    def _on_session_ended(self, message: SessionEnded) -> None:
+        self.gone = f"the kept session {self.welcome.name} has ended: {message.why}; %ddp_start starts another"
 
     def _why_closed(self) -> str:
         name, until = self.welcome.name, time.monotonic() + _ENDS_S
@@ -235,25 +276,21 @@ class Remote:
         self._is_elsewhere = True
         return f"{name} goes on without this notebook, which took too long to read what ranks say: %ddp_attach {name}"
 
-    def _hand_on(self, kind: str, rest: list[Any]) -> None:
-        handler = self._on_gone if kind == "gone" else self._handlers.get(kind)
-        try:
-            if handler is not None:
-                handler(*rest)
-        except Exception:
-            _log.exception("what the keeper said was lost: %.200r", (kind, *rest))
-
-    def _on_reply(self, number: int, is_done: bool, result: Any) -> None:
+    def _on_reply(self, message: Message, number: int) -> None:
         with self._lock:
             answer = self._pending.pop(number, None)
         if answer is None:
             return
-        if is_done:
-            answer.set_result(result)
-        elif isinstance(result, DDPNotebookError | KeyboardInterrupt | OSError | TimeoutError):
-            answer.set_exception(result)
+        if isinstance(message, FailureReply):
+            answer.set_exception(error_of(message.failure))
         else:
-            answer.set_exception(HostError(f"the keeper could not do that: {type(result).__name__}: {result}"))
+            answer.set_result(message)
+
+
+def _as(expected: type[_R], reply: Message) -> _R:
+    if not isinstance(reply, expected):
+        raise HostError(f"the keeper answered with {type(reply).__name__}, and {expected.__name__} was expected")
+    return reply
 
 
 def _is_there(name: str) -> bool:

@@ -4,26 +4,61 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from ddp_notebook.errors import HostError
-from ddp_notebook.launch.cluster import HANGS_S, Check, Cluster, Listener
-from ddp_notebook.launch.host.host import Host
-from ddp_notebook.launch.host.look import Seen
+from ddp_notebook.launch.cluster import HANGS_S, Beginning, Check, Cluster, Hosts, Listener
 from ddp_notebook.launch.host.owner.requests import HostSilentError
-from ddp_notebook.launch.hosts import Hosts
 from ddp_notebook.launch.keep.remote import Remote
-from ddp_notebook.launch.keep.state import State, folder_of, take
-from ddp_notebook.launch.members.beginning import Beginning
+from ddp_notebook.launch.keep.state import folder_of, take
 from ddp_notebook.launch.members.members import Renumbered
 from ddp_notebook.launch.placement import Placement
-from ddp_notebook.launch.process import STORE, Processes
+from ddp_notebook.launch.process import STORE
 from ddp_notebook.launch.sync.sync import Synced
 from ddp_notebook.launch.ways import folders
+from ddp_notebook.messages.encoding import Message, from_json, to_json
+from ddp_notebook.messages.hosts import DoneReply, LookReply, Seen
+from ddp_notebook.messages.keeper import (
+    ClientFileReply,
+    ClientFileRequest,
+    ControllerEnded,
+    DataReply,
+    DeliveredReply,
+    DropTransfer,
+    FetchRequest,
+    FormRequest,
+    GiveUpRequest,
+    HoldText,
+    LackNothing,
+    LookAtRanksRequest,
+    NotesReply,
+    PlaceReply,
+    PlaceRequest,
+    PutRequest,
+    RankEnded,
+    RankMessage,
+    RanksRenumbered,
+    RegisteredRequest,
+    ReplaceRequest,
+    ReplaceStoreRequest,
+    ResizeRequest,
+    RunningCells,
+    SendToRank,
+    SignalRanksRequest,
+    State,
+    StateChanged,
+    StatusRequest,
+    StoppedReply,
+    StopRequest,
+    SyncReply,
+    SyncRequest,
+    TellRanks,
+    TextReply,
+    TransferReply,
+    TroubleRequest,
+)
 from ddp_notebook.registry import entries
-from ddp_notebook.wire.events import Message
 from ddp_notebook.wire.memory import Memory
 
 
@@ -35,20 +70,18 @@ class KeptCluster(Cluster):
         listener: who is told what ranks say, from `start` on.
     """
 
-    def __init__(self, remote: Remote, listener: Listener) -> None:  # no super().__init__: the keeper has all of that
+    def __init__(self, remote: Remote, listener: Listener) -> None:
         welcome = remote.welcome
-        self.mark_token = welcome.mark_token
-        self.directory = folders.make(folder_of(welcome.number), welcome.folder)
+        super().__init__(welcome.mark_token, folders.make(folder_of(welcome.number), welcome.folder), {})
         self._remote = remote
         self._listener = listener
-        self._hosts: dict[str, Host] = {}
-        self._processes = Processes()
         self._renumbered: Renumbered = lambda stayed: remote.renumbered(stayed)
         self._take(welcome.state)
 
     def _take(self, state: State) -> None:
         take(state, self._hosts, self._processes)
         self._state = state
+        self._placement: Placement = from_json(Placement, state.placement)
 
     def _on_text_of(self, rank: int, fd: int, data: bytes) -> None:
         if (process := self._processes.by_rank.get(rank)) is not None:  # else it comes, and nobody has told of it
@@ -63,53 +96,47 @@ class KeptCluster(Cluster):
         """The keeper has started them. From now on what they say is heard: first all that was not shown."""
         self._remote.listen(
             {
-                "state": self._take,
-                "renumbered": self._on_renumbered,
-                "running": lambda *told: self._remote.running(*told),
-                "message": self._listener.on_message,
-                "text": self._on_text_of,
-                "ended rank": self._listener.on_ended,
-                "controller ended": self._listener.on_controller_ended,
+                StateChanged: lambda message: self._take(message.state),
+                RanksRenumbered: lambda message: self._renumbered(message.stayed),
+                RunningCells: lambda message: self._remote.running(message.running, message.waiting),
+                RankMessage: lambda message: self._listener.on_message(message.rank, message.message),
+                RankEnded: lambda message: self._listener.on_ended(message.rank, message.how),
+                ControllerEnded: lambda _: self._listener.on_controller_ended(),
             },
+            self._on_text_of,
             self._listener.on_gone,
         )
 
     def form(self, deadline: float, check: Check = lambda: None) -> list[str]:
-        notes: list[str] = self._remote.ask("form", check=check, deadline=deadline)
-        return notes
+        return self._remote.ask(FormRequest(deadline=deadline), NotesReply, check=check).notes
 
     def replace(self, ranks: list[int], deadline: float, check: Check = lambda: None) -> list[str]:
-        notes: list[str] = self._remote.ask("replace", check=check, ranks=ranks, deadline=deadline)
-        return notes
+        return self._remote.ask(ReplaceRequest(ranks=ranks, deadline=deadline), NotesReply, check=check).notes
 
     def place(self, stay: Sequence[int], world_size: int, *, may_share: bool) -> Placement:
-        placement: Placement = self._remote.ask("place", stay=stay, world_size=world_size, may_share=may_share)
+        request = PlaceRequest(stay=list(stay), world_size=world_size, may_share=may_share)
+        placement: Placement = from_json(Placement, self._remote.ask(request, PlaceReply).placement)
         return placement
 
     def resize(
         self, stay: Sequence[int], placement: Placement, deadline: float, check: Check, renumbered: Renumbered
     ) -> list[str]:
         before, self._renumbered = self._renumbered, renumbered  # which is told in the order of what ranks say
+        request = ResizeRequest(stay=list(stay), placement=to_json(placement), deadline=deadline)
         try:
-            notes: list[str] = self._remote.ask(
-                "resize", check=check, stay=stay, placement=placement, deadline=deadline
-            )
+            return self._remote.ask(request, NotesReply, check=check).notes
         finally:
             self._renumbered = before
-        return notes
 
     def note_supplied(self) -> None:
         self._remote.lacking = []
-        self._remote.tell("supplied")
-
-    def _on_renumbered(self, stayed: Mapping[int, int]) -> None:
-        self._renumbered(stayed)
+        self._remote.tell(LackNothing())
 
     # ---- the ranks
 
     @property
     def placement(self) -> Placement:
-        return self._state.placement
+        return self._placement
 
     @property
     def epoch(self) -> int:
@@ -124,7 +151,7 @@ class KeptCluster(Cluster):
         return self._state.unheard
 
     def give_up(self, why: str, ranks: Sequence[int] | None = None) -> None:
-        self._remote.ask("give_up", why=why, ranks=ranks)
+        self._remote.ask(GiveUpRequest(why=why, ranks=None if ranks is None else list(ranks)), DoneReply)
 
     def trouble(self) -> str:
         if self._remote.gone:
@@ -138,7 +165,7 @@ class KeptCluster(Cluster):
                 f"%ddp_status. %ddp_attach {told.name} --take-over lets it run cells"
             )
         try:
-            return str(self._remote.ask("trouble"))
+            return self._remote.ask(TroubleRequest(), TextReply).text
         except HostError as error:
             return str(error)
 
@@ -158,24 +185,24 @@ class KeptCluster(Cluster):
 
     def replace_stopped_store(self) -> None:
         if any(process.kind == STORE for process in self.stopped([])):
-            self._remote.ask("replace_stopped_store")
+            self._remote.ask(ReplaceStoreRequest(), DoneReply)
 
     @property
     def is_here(self) -> bool:
         return all(of.is_here for of in self._state.hosts)
 
     def send(self, rank: int, message: Message) -> None:
-        self._remote.tell("send", rank, message)
+        self._remote.tell(SendToRank(rank=rank, message=message))
 
     def tell(self, message: Message, ranks: list[int]) -> None:
-        self._remote.tell("tell", message, ranks)
+        self._remote.tell(TellRanks(message=message, ranks=ranks))
 
     def signal(self, ranks: list[int], *numbers: int, value: int = 0) -> bool:
-        return bool(self._remote.ask("signal", ranks=ranks, numbers=[int(n) for n in numbers], value=value))
+        request = SignalRanksRequest(ranks=ranks, numbers=[int(n) for n in numbers], value=value)
+        return self._remote.ask(request, DeliveredReply).by_servers
 
     def look(self, ranks: list[int]) -> dict[int, Seen]:
-        seen: dict[int, Seen] = self._remote.ask("look", ranks=ranks)
-        return seen
+        return self._remote.ask(LookAtRanksRequest(ranks=ranks), LookReply).seen
 
     def files(self, pattern: str) -> list[Path]:
         return list(Path(self.directory).glob(pattern)) if self.is_here else []
@@ -186,24 +213,24 @@ class KeptCluster(Cluster):
         return self.process(rank).host.silent_s
 
     def hold_text(self, hold: bool) -> None:
-        self._remote.tell("hold", hold)
+        self._remote.tell(HoldText(hold=hold))
 
     def drop(self, rank: int, transfer: int) -> None:
-        self._remote.tell("drop", rank, transfer)
+        self._remote.tell(DropTransfer(rank=rank, transfer=transfer))
 
     def fetch(self, rank: int, transfer: int, nbytes: int, check: Check) -> bytearray:
-        data: bytearray = self._remote.ask("fetch", check=check, rank=rank, transfer=transfer, nbytes=nbytes)
-        return data
+        request = FetchRequest(rank=rank, transfer=transfer, nbytes=nbytes)
+        return self._remote.ask(request, DataReply, check=check).data
 
     def put(self, rank: int, data: bytes | Memory, check: Check) -> int:
-        return int(self._remote.ask("put", check=check, rank=rank, data=bytes(data)))
+        return self._remote.ask(PutRequest(rank=rank, data=bytes(data)), TransferReply, check=check).transfer
 
     def client_file(self) -> tuple[str, int]:
-        path, pid = self._remote.ask("client_file")
-        return path, pid
+        reply = self._remote.ask(ClientFileRequest(), ClientFileReply)
+        return reply.path, reply.pid
 
     def check_registered(self) -> None:
-        self._remote.ask("check_registered")
+        self._remote.ask(RegisteredRequest(), DoneReply)
 
     # ---- ending
 
@@ -218,7 +245,7 @@ class KeptCluster(Cluster):
         if self._remote.is_stopped:
             self._remote.resume()  # so that it ends everything in order
         try:
-            self._remote.ask("stop")
+            self._remote.ask(StopRequest(), StoppedReply)
         except HostSilentError:
             self._remote.kill()  # the host servers end all that they have started when their owner is gone
         except HostError:
@@ -245,21 +272,27 @@ class KeptHosts(Hosts):
     def __init__(self, remote: Remote) -> None:
         self._remote = remote
 
-    def place(
-        self, env: Mapping[str, str], check: Callable[[], None], report: Callable[[str], None] = lambda _: None
-    ) -> Placement:
-        """They were placed."""
-        return self.cluster.placement
+    def tell_of_warnings(self, on_warned: Callable[[str], object]) -> None:
+        """Do nothing: the keeper hears the job of the ranks."""
 
     def check_startable(self, ranks: int) -> None:
         """Try whether files could be made here, as another keeper would."""
         entries.folder()
         folders.remove(folders.make("ddp_notebook-", is_large=True, is_guarded=False))
 
-    def sync(self, folder: str | None, **how: Any) -> Synced:
-        how.pop("progress")
+    def sync(
+        self,
+        folder: str | None,
+        *,
+        overwrite: bool,
+        also: Sequence[str],
+        is_large: bool,
+        check: Callable[[], None],
+        progress: Callable[[str], None],
+    ) -> Synced:
         whole = None if folder is None else os.path.abspath(folder)
-        synced: Synced = self._remote.ask("sync", check=how.pop("check"), folder=whole, **how)
+        request = SyncRequest(folder=whole, overwrite=overwrite, also=list(also), is_large=is_large)
+        synced: Synced = from_json(Synced, self._remote.ask(request, SyncReply, check=check).synced)
         return synced
 
     def status(self) -> str:
@@ -267,7 +300,7 @@ class KeptHosts(Hosts):
             return ""  # its trouble says what became of it
         kept = f"kept session {self._remote.welcome.name}: %ddp_attach {self._remote.welcome.name} in another kernel"
         try:
-            of_tasks = str(self._remote.ask("status"))
+            of_tasks = self._remote.ask(StatusRequest(), TextReply).text
         except HostSilentError:  # `trouble` returns the reason
             of_tasks = ""
         return "\n".join(filter(None, [of_tasks, kept]))
@@ -293,17 +326,15 @@ class KeptHosts(Hosts):
 
 
 class Attached(Beginning):
-    """The beginning of what has begun.
+    """Attaching to ranks that a keeper has.
 
     Args:
         remote: the keeper.
     """
 
-    hosts: KeptHosts
-
     def __init__(self, remote: Remote) -> None:
-        self.synced = remote.welcome.synced
-        self.hosts = KeptHosts(remote)
+        self.hosts: KeptHosts
+        super().__init__(KeptHosts(remote), remote.synced)
         self.remote = remote
 
     def make(self, listener: Listener) -> KeptCluster:

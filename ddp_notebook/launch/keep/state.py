@@ -4,112 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import cast
 
 from ddp_notebook.launch.cluster import Cluster
+from ddp_notebook.launch.direct import DirectCluster
 from ddp_notebook.launch.host.host import Host
-from ddp_notebook.launch.hosts import Hosts
-from ddp_notebook.launch.options import StartOptions
-from ddp_notebook.launch.placement import Placement
+from ddp_notebook.launch.hosts import DirectHosts
 from ddp_notebook.launch.process import RANK, Process, Processes
-from ddp_notebook.launch.sync.sync import Synced
-from ddp_notebook.wire.events import RunCell
+from ddp_notebook.messages.encoding import to_json
+from ddp_notebook.messages.keeper import OfHost, OfProcess, State
 
 _SILENT_S = 1.5  # without a word; a rank speaks each second
-
-
-@dataclass(slots=True, kw_only=True)
-class OfHost:
-    """One host. A notebook reads it where it would read a `launch.host.host.Host`."""
-
-    name: str
-    label: str
-    hostname: str
-    is_here: bool
-    is_alive: bool
-    unheard: str
-    silent_s: float
-    pid: int
-    stopped: dict[int, float] = field(default_factory=dict)  # see `Host.stopped`
-
-    @property
-    def is_unreachable(self) -> bool:
-        return bool(self.unheard)
-
-    @property
-    def way_is_here(self) -> bool:
-        return self.is_here
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OfProcess:
-    """One process of a session."""
-
-    number: int
-    kind: str
-    host: str
-    rank: int
-    pid: int
-    status: int | None
-    lost: str
-    tails: dict[int, bytes]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class State:
-    """Of a session."""
-
-    epoch: int
-    placement: Placement
-    hosts: list[OfHost]
-    processes: list[OfProcess]  # that were not replaced
-    is_running: bool
-    is_stopped: bool
-    words: str  # names of the hosts
-    trouble: str = ""  # see `Cluster.pulse`
-    silent: dict[int, float] = field(default_factory=dict)  # rank -> monotonic time of its last message
-    unheard: dict[int, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Waiting:
-    """A job whose turn has not come."""
-
-    told: RunCell  # its number comes with its turn
-    ranks: list[int] | None  # None: all
-    timeout_s: float | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Running:
-    """A running cell, for notebooks that only look."""
-
-    told: RunCell
-    ranks: list[int]
-    pending: list[int]  # ranks on which it has not ended
-    for_s: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Welcome:
-    """The first message to a notebook: all that it needs to have the session."""
-
-    name: str
-    number: int  # of the notebook
-    drives: bool
-    driver: str  # who does
-    options: StartOptions
-    synced: Synced | None
-    state: State
-    mark_token: str
-    folder: str
-    cells: list[tuple[RunCell, list[int], float]]  # that were not shown: with their ranks, and for how many seconds
-    last_cell: int
-    lacking: list[int]  # new ranks that may lack variables: a notebook ended while it resized the session
-    waiting: list[Waiting]  # jobs of the notebook that drove before
-    recorded: list[tuple[str, int]]  # see `recorded`
-    left: list[tuple[int, bytes]] = field(repr=False)
 
 
 def folder_of(number: int) -> str:
@@ -117,7 +22,7 @@ def folder_of(number: int) -> str:
     return f"ddp_notebook-session-{number}-"
 
 
-class OwnCluster(Cluster):
+class OwnCluster(DirectCluster):
     """The keeper's own."""
 
     @property
@@ -126,7 +31,7 @@ class OwnCluster(Cluster):
         return self._processes.current
 
 
-def state_of(cluster: OwnCluster, hosts: Hosts) -> State:
+def state_of(cluster: OwnCluster, hosts: DirectHosts) -> State:
     """How it is now."""
     of_hosts = [
         OfHost(
@@ -144,7 +49,7 @@ def state_of(cluster: OwnCluster, hosts: Hosts) -> State:
     ]
     return State(
         epoch=cluster.epoch,
-        placement=cluster.placement,
+        placement=to_json(cluster.placement),
         hosts=of_hosts,
         processes=[
             OfProcess(

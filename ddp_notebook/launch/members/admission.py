@@ -86,10 +86,9 @@ class Admission:
             del self._processes.all[process.name]  # it does not run: the next try needs another one
             kind_of_error = StartTimeoutError if isinstance(error, TimeoutError) else StartError
             raise kind_of_error(str(error)) from error
-        process.pid = reply["pid"]
-        process.port = reply.get("port", 0)
+        process.pid, process.port = reply.pid, reply.port
         if kind == STORE:
-            process.store = Place(reply["store_at"], spec["store_key"])
+            process.store = Place(reply.store_at, spec["store_key"])
         return process
 
     def kill(self, processes: Sequence[Process]) -> None:

@@ -5,17 +5,14 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
-from ddp_notebook.launch.cluster import Check, Cluster, Listener
-from ddp_notebook.launch.hosts import Hosts
+from ddp_notebook.launch.cluster import Beginning, Check, Cluster, Listener
+from ddp_notebook.launch.direct import DirectCluster
+from ddp_notebook.launch.hosts import DirectHosts
 from ddp_notebook.launch.options import StartOptions
 
-if TYPE_CHECKING:
-    from ddp_notebook.launch.sync.sync import Synced
 
-
-class Beginning:
+class DirectBeginning(Beginning):
     """Of the ranks that were asked for. Their hosts begin at once.
 
     Args:
@@ -24,12 +21,8 @@ class Beginning:
         report: told a line about each stage that is done, and behind a carriage return how far one is.
         kind: of cluster.
 
-    Attributes:
-        hosts: of the ranks. The caller ends them.
-        synced: what was sent to the hosts; None: nothing was to be.
-
     Raises:
-        what `Hosts` raises.
+        what `DirectHosts` raises.
     """
 
     def __init__(
@@ -37,10 +30,10 @@ class Beginning:
         options: StartOptions,
         check: Check,
         report: Callable[[str], None],
-        kind: type[Cluster] = Cluster,
+        kind: type[DirectCluster] = DirectCluster,
     ) -> None:
-        self.synced: Synced | None = None
-        self.hosts = Hosts(options)
+        self.hosts: DirectHosts
+        super().__init__(DirectHosts(options))
         self._options = options
         self._check = check
         self._report = report
@@ -50,14 +43,11 @@ class Beginning:
     def _stage(self, name: str) -> None:
         self._report(f"{name} {time.monotonic() - self._began_s:.1f} s")
 
-    def make(self, listener: Listener) -> Cluster:
-        """The cluster, whose ranks are not started yet.
-
-        Args:
-            listener: who is told what the ranks say.
+    def make(self, listener: Listener) -> DirectCluster:
+        """Return the cluster, whose ranks are not started yet.
 
         Raises:
-            what `Hosts.place` and `Hosts.sync_first` raise.
+            what `DirectHosts.place` and `DirectHosts.sync_first` raise.
         """
         options, hosts = self._options, self.hosts
         env = {**os.environ, **options.env}
@@ -80,9 +70,4 @@ class Beginning:
         )
 
     def start(self, cluster: Cluster) -> None:
-        """Start its ranks.
-
-        Raises:
-            what `Cluster.start` raises.
-        """
         cluster.start(self.hosts.began_s + self._options.timeout_s, self._stage, self._check)

@@ -6,13 +6,14 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 from ddp_notebook.errors import DDPNotebookError
 from ddp_notebook.launch.environment import working_directory
 from ddp_notebook.launch.host.host import Host
+from ddp_notebook.messages.hosts import ClockRequest, ClockTimeReply, SiteReply, SiteRequest
 from ddp_notebook.records.marker import marked
 
 _T = TypeVar("_T")
@@ -28,7 +29,7 @@ class Answer:
     host: str
     machine: str  # which may have several hosts
     facts: Mapping[str, Any] = field(default_factory=dict)  # {}: it is not reached
-    site: Mapping[str, Any] = field(default_factory=dict)  # see `launch.host.survey.site`; {}: was not asked
+    site: Mapping[str, Any] = field(default_factory=dict)  # fields of `SiteReply`; {}: was not asked
     has_marked: bool = False  # the notebook could leave a file in its directory
     clock_ns: int = 0  # of its clock over the notebook's
     clock_error_ns: int = 0  # bound on that
@@ -93,13 +94,13 @@ def ask_all(
 
         def ask(host: Host) -> Answer:
             facts = host.facts(timeout_s)
-            site = host.request("site", timeout_s=_ANSWER_S, directory=directory, marker=marker)
+            site = host.request(SiteRequest(directory=directory, marker=marker), SiteReply, timeout_s=_ANSWER_S)
             clock_ns, error_ns = min((_clock(host) for _ in range(_CLOCK_TRIES)), key=lambda one: one[1])
             return Answer(
                 host=host.name,
                 machine=host.way.machine,
                 facts=facts,
-                site=site,
+                site=asdict(site),
                 has_marked=bool(marker),
                 clock_ns=clock_ns,
                 clock_error_ns=error_ns,
@@ -116,6 +117,6 @@ def ask_all(
 def _clock(host: Host) -> tuple[int, int]:
     """How far the host's clock is from ours, and the bound on that: half the way there and back."""
     sent_ns, sent = time.time_ns(), time.perf_counter_ns()
-    its_ns = int(host.request("site", timeout_s=_ANSWER_S, directory="", marker="")["time_ns"])
+    its_ns = host.request(ClockRequest(), ClockTimeReply, timeout_s=_ANSWER_S).time_ns
     error_ns = (time.perf_counter_ns() - sent) // 2
     return its_ns - sent_ns - error_ns, error_ns

@@ -10,7 +10,7 @@ from typing import Any
 
 from ddp_notebook.errors import DDPNotebookError, UsageError
 from ddp_notebook.launch.environment import working_directory
-from ddp_notebook.launch.hosts import Hosts, placed
+from ddp_notebook.launch.hosts import DirectHosts, placed
 from ddp_notebook.launch.options import StartOptions
 from ddp_notebook.launch.placement import Placement
 from ddp_notebook.launch.starters.choice import choose
@@ -35,7 +35,7 @@ def survey(asked: StartOptions, report: Callable[[str], None] = lambda _: None) 
         finally:
             starter.end()
     began = time.monotonic()
-    hosts = Hosts(asked)
+    hosts = DirectHosts(asked)
     try:
         answers = ask_all(
             hosts.all, asked.timeout_s, lambda host: report(f"{host.label} {time.monotonic() - began:.1f} s")

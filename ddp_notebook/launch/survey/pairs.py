@@ -12,13 +12,25 @@ import ipaddress
 import secrets
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from ddp_notebook.errors import DDPNotebookError, StartError
 from ddp_notebook.launch.host.host import Host, is_loopback
 from ddp_notebook.launch.survey.asking import at_once
 from ddp_notebook.launch.ways.ports import ANY, in_words
+from ddp_notebook.messages.encoding import Message
+from ddp_notebook.messages.hosts import (
+    ConnectReply,
+    ConnectRequest,
+    ConnectTarget,
+    DoneReply,
+    ListenPlace,
+    ListenReply,
+    ListenRequest,
+    StopListeningRequest,
+)
 
+_R = TypeVar("_R", bound=Message)
 ALL_PAIRS_UP_TO = 8  # machines; of more a ring, and each with the one that has the store
 TRY_S = 2.0  # one lost packet is sent again after 1 s
 _ELSEWHERE_S = 0.6  # on networks that nobody has asked for
@@ -194,33 +206,36 @@ class _Trial:
         try:
             ports = self._ask(
                 where,
-                lambda name: {
-                    "do": "listen",
-                    "places": [
-                        (place.address, place.ports.start, place.ports.stop, self._of(name)) for place in where[name]
-                    ],
-                },
+                lambda name: ListenRequest(
+                    places=[
+                        ListenPlace(place.address, place.ports.start, place.ports.stop, self._of(name))
+                        for place in where[name]
+                    ]
+                ),
+                ListenReply,
             )
             goals = {
                 source: [
                     (target, place, port)
                     for one, target in ways
                     if one == source
-                    for place, port in zip(where[target], ports[target]["ports"], strict=True)
+                    for place, port in zip(where[target], ports[target].ports, strict=True)
                 ]
                 for source, _ in ways
             }
             tried = self._ask(
                 goals,
-                lambda name: {
-                    "do": "connect",
-                    "targets": [(place.address, port, self._of(target)) for target, place, port in goals[name]],
-                    "within_s": timeout_s,
-                },
+                lambda name: ConnectRequest(
+                    targets=[
+                        ConnectTarget(place.address, port, self._of(target)) for target, place, port in goals[name]
+                    ],
+                    within_s=timeout_s,
+                ),
+                ConnectReply,
                 timeout_s,
             )
         finally:
-            at_once([self._hosts[name] for name in where], lambda host: host.request("reach", do="close"))
+            at_once([self._hosts[name] for name in where], lambda host: host.request(StopListeningRequest(), DoneReply))
         return [
             Unreached(
                 source=source,
@@ -230,7 +245,7 @@ class _Trial:
                 is_taken=not port,
             )
             for source in goals
-            for (target, place, port), why in zip(goals[source], tried[source]["tried"], strict=True)
+            for (target, place, port), why in zip(goals[source], tried[source].tried, strict=True)
             if why
         ]
 
@@ -239,12 +254,12 @@ class _Trial:
         return f"{self._word}/{list(self._hosts).index(name)}"
 
     def _ask(
-        self, names: Iterable[str], arguments: Callable[[str], dict[str, Any]], more_s: float = 0.0
-    ) -> dict[str, dict[str, Any]]:
+        self, names: Iterable[str], make: Callable[[str], Message], expected: type[_R], more_s: float = 0.0
+    ) -> dict[str, _R]:
         asked = [self._hosts[name] for name in names]
         answers = at_once(
             asked,
-            lambda host: host.request("reach", timeout_s=_ANSWER_S + more_s, **arguments(host.name)),
+            lambda host: host.request(make(host.name), expected, timeout_s=_ANSWER_S + more_s),
             self._check,
         )
         found = {}

@@ -12,15 +12,30 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from itertools import islice
-from typing import Any
+from typing import TypeVar
 
 from ddp_notebook.errors import HostError
-from ddp_notebook.launch.host.files import Found, Part, digest
+from ddp_notebook.launch.host.files import digest
 from ddp_notebook.launch.host.host import Host
 from ddp_notebook.launch.sync.choice import Choice, Entry
 from ddp_notebook.launch.sync.plan import Plan
+from ddp_notebook.messages.encoding import Message
+from ddp_notebook.messages.hosts import (
+    CompareReply,
+    CompareRequest,
+    DiscardRequest,
+    FileDigest,
+    FileErrorReply,
+    FilePart,
+    FoundFile,
+    StatReply,
+    StatRequest,
+    WriteRequest,
+)
 
+_R = TypeVar("_R", bound=Message)
 _PIECE_BYTES = 256 << 10
 _MOST_PARTS = 500  # of a piece
 _COMPARED = 1000  # files that are asked for at a time
@@ -66,7 +81,7 @@ class Sending:
         self._choice = choice
         self._overwrite = overwrite
         self._check = check
-        self._under_way: deque[tuple[float, Future[dict[str, Any]]]] = deque()  # with the time that they were sent
+        self._under_way: deque[tuple[float, Future[Message], Message]] = deque()  # pieces, and when each was sent
         self._window = 1
 
     def run(self) -> None:
@@ -87,26 +102,25 @@ class Sending:
             self.took_s = time.monotonic() - began
         except BaseException:
             if self._host.is_alive:
-                self._host.ask("files", do="discard")
+                self._host.ask(DiscardRequest())
             raise
 
     # ---- what is there
 
     def _compare(self) -> None:
         for entries in _slices(self._choice.entries, _COMPARED):
-            reply = self._ask("stat", paths=[entry.path for entry in entries])
-            found = [None if its is None else Found(*its) for its in reply["found"]]
-            self.plan.add(entries, found, overwrite=self._overwrite)
+            request = StatRequest(folder=self._folder, paths=[entry.path for entry in entries])
+            self.plan.add(entries, self._ask(request, StatReply).found, overwrite=self._overwrite)
         ask = deque(self.plan.ask)
         while ask:
-            together: list[tuple[Entry, Found, str]] = []
+            together: list[tuple[Entry, FoundFile, str]] = []
             nbytes = 0
             while ask and nbytes < _HASHED_BYTES and len(together) < _COMPARED:
                 entry, its = ask.popleft()
                 nbytes += entry.size
                 together.append((entry, its, self._digest(entry)))
-            files = [(entry.path, its_digest, entry.mtime_ns) for entry, _, its_digest in together]
-            same = self._ask("same", _HASH_S, files=files)["same"]
+            files = [FileDigest(entry.path, its_digest, entry.mtime_ns) for entry, _, its_digest in together]
+            same = self._ask(CompareRequest(folder=self._folder, files=files), CompareReply, _HASH_S).same
             for (entry, its, _), is_same in zip(together, same, strict=True):
                 self.plan.add_compared(entry, its, is_same=is_same, overwrite=self._overwrite)
 
@@ -120,22 +134,24 @@ class Sending:
             pass  # it has gone, which is seen again when it is to be sent
         return ""
 
-    def _ask(self, do: str, timeout_s: float = _REPLY_S, **arguments: Any) -> dict[str, Any]:
-        asked = self._host.ask("files", do=do, folder=self._folder, **arguments)
-        return self._checked(self._host.reply(asked, "files", timeout_s, self._check))
+    def _ask(self, request: Message, expected: type[_R], timeout_s: float = _REPLY_S) -> _R:
+        reply = self._reply(self._host.ask(request), request, timeout_s)
+        assert isinstance(reply, expected)
+        return reply
 
-    def _checked(self, reply: dict[str, Any]) -> dict[str, Any]:
-        if "failed" in reply:
-            path, number, words = reply["failed"]
-            where = os.path.join(self._folder, path)
-            raise HostError(f"{where} cannot be written on {self._host.label}: {fix_of(number, words)}")
+    def _reply(self, asked: Future[Message], request: Message, timeout_s: float) -> Message:
+        reply = self._host.reply(asked, request, timeout_s, self._check)
+        if isinstance(reply, FileErrorReply):
+            where = os.path.join(self._folder, reply.path)
+            words = fix_of(reply.number, reply.error)
+            raise HostError(f"{where} cannot be written on {self._host.label}: {words}")
         return reply
 
     # ---- what is sent
 
     def _send(self, entries: Sequence[Entry]) -> None:
         data = bytearray()
-        parts: list[Part] = []
+        parts: list[FilePart] = []
         for entry in entries:
             for part, piece in self._parts(entry):
                 if parts and (len(data) + len(piece) > _PIECE_BYTES or len(parts) >= _MOST_PARTS):
@@ -148,25 +164,25 @@ class Sending:
         while self._under_way:
             self._take_reply()
 
-    def _write(self, parts: Sequence[Part], data: bytes) -> None:
+    def _write(self, parts: Sequence[FilePart], data: bytes) -> None:
         while len(self._under_way) >= self._window:
             self._take_reply()
         self._check()
         began = time.monotonic()
-        asked = self._host.ask("files", do="write", folder=self._folder, parts=parts, data=data)
-        self._under_way.append((began, asked))
+        request = WriteRequest(folder=self._folder, parts=list(parts), data=data)
+        self._under_way.append((began, self._host.ask(request), replace(request, parts=[], data=b"")))
         self.sent_bytes += len(data)
 
     def _take_reply(self) -> None:
-        sent_s, asked = self._under_way.popleft()
-        self._checked(self._host.reply(asked, "files", _REPLY_S, self._check))
+        sent_s, asked, request = self._under_way.popleft()
+        self._reply(asked, request, _REPLY_S)
         is_quick = time.monotonic() - sent_s < _QUICK_S
         self._window = min(self._window + 1, _MOST_PIECES) if is_quick else max(self._window // 2, 1)
 
-    def _parts(self, entry: Entry) -> Iterator[tuple[Part, bytes]]:
+    def _parts(self, entry: Entry) -> Iterator[tuple[FilePart, bytes]]:
         """A file in parts of at most a piece. One that changes meanwhile is taken back and noted in `changing`."""
         if entry.link:
-            yield Part(entry.path, link=entry.link), b""
+            yield FilePart(entry.path, link=entry.link), b""
             self.sent.append(entry.path)
             return
         try:
@@ -185,9 +201,9 @@ class Sending:
                 now = os.fstat(file.fileno())
                 if (now.st_size, now.st_mtime_ns) != (before.st_size, before.st_mtime_ns) or (left and not piece):
                     self.changing.append(entry.path)
-                    yield Part(entry.path, discard=True), b""
+                    yield FilePart(entry.path, discard=True), b""
                     return
-                yield Part(entry.path, len(piece), is_first, None if left else end), piece
+                yield FilePart(entry.path, len(piece), is_first, None if left else end), piece
                 is_first = False
         self.sent.append(entry.path)
 

@@ -6,7 +6,6 @@ import shlex
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ddp_notebook.errors import HostError
 from ddp_notebook.launch.host.files import NOTE
@@ -14,6 +13,15 @@ from ddp_notebook.launch.host.host import Host
 from ddp_notebook.launch.sync.choice import Choice, choose, resolved
 from ddp_notebook.launch.sync.crew import Crew
 from ddp_notebook.launch.sync.sending import Sending, fix_of
+from ddp_notebook.messages.hosts import (
+    DiscardRequest,
+    FileErrorReply,
+    FolderReply,
+    FolderRequest,
+    MarkRequest,
+    NamesReply,
+    NamesRequest,
+)
 from ddp_notebook.records import units
 from ddp_notebook.records.marker import a_name, marked
 
@@ -69,8 +77,8 @@ def sync(
     crew = Crew(check)
     with marked(whole) as marker:
         settled = crew.work(hosts, lambda host: _settle(host, str(whole), marker, crew))
-    folders = {name: str(reply["folder"]) for name, reply in settled.items()}
-    apart = [host for host in hosts if not settled[host.name]["is_shared"]]
+    folders = {name: reply.folder for name, reply in settled.items()}
+    apart = [host for host in hosts if not settled[host.name].is_shared]
     twins = _twins(apart, folders, crew)
     choice = choose(whole, also=also, is_large=is_large) if apart else Choice(whole)
     sendings = {
@@ -96,13 +104,15 @@ def sync(
 # ---- who shares a folder with whom
 
 
-def _settle(host: Host, folder: str, marker: str, crew: Crew) -> dict[str, Any]:
-    reply = host.request("files", check=crew.check, do="settle", path=folder, marker=marker)
-    if "failed" in reply:
-        path, number, words = reply["failed"]
-        raise HostError(f"no folder for {folder} can be made on {host.label} ({path}): {fix_of(number, words)}")
-    if (is_of := reply.get("is_of")) is not None:
-        where = reply["folder"]
+def _settle(host: Host, folder: str, marker: str, crew: Crew) -> FolderReply:
+    request = FolderRequest(path=folder, marker=marker)
+    reply = host.reply(host.ask(request), request, check=crew.check)
+    if isinstance(reply, FileErrorReply):
+        words = fix_of(reply.number, reply.error)
+        raise HostError(f"no folder for {folder} can be made on {host.label} ({reply.path}): {words}")
+    assert isinstance(reply, FolderReply)
+    if (is_of := reply.is_of) is not None:
+        where = reply.folder
         its = f"has the files of {is_of}" if is_of else "has files that no sync has sent"
         raise HostError(
             f"{folder} cannot be made on {host.label}, and {where} there {its}, which would be replaced: move it away "
@@ -117,18 +127,22 @@ def _twins(hosts: Sequence[Host], folders: dict[str, str], crew: Crew) -> dict[s
         return {}
     markers = {host.name: a_name() for host in hosts}
 
-    def ask(host: Host, do: str, **arguments: Any) -> dict[str, Any]:
-        return host.request("files", check=crew.check, do=do, folder=folders[host.name], **arguments)
+    def mark(host: Host) -> None:
+        request = MarkRequest(folder=folders[host.name], name=markers[host.name])
+        host.reply(host.ask(request), request, check=crew.check)
+
+    def look(host: Host) -> list[str]:
+        request = NamesRequest(folder=folders[host.name], names=list(markers.values()))
+        return host.request(request, NamesReply, check=crew.check).names
 
     try:
-        crew.work(hosts, lambda host: ask(host, "mark", name=markers[host.name]))
-        seen = crew.work(hosts, lambda host: ask(host, "see", names=list(markers.values())))
+        crew.work(hosts, mark)
+        seen = crew.work(hosts, look)
     finally:
         for host in hosts:
-            host.ask("files", do="discard")
+            host.ask(DiscardRequest())
     firsts = {
-        host.name: next((name for name, marker in markers.items() if marker in seen[host.name].get("seen", ())), "")
-        for host in hosts
+        host.name: next((name for name, marker in markers.items() if marker in seen[host.name]), "") for host in hosts
     }
     return {name: first for name, first in firsts.items() if first not in ("", name)}
 

@@ -15,5 +15,5 @@
     guardian   what is removed though the notebook is killed
 
 A further way is a file here: a class on top of `base.Way`, and the function in which its host server begins. What they
-speak to each other is the same for all: `launch.host.framing`.
+speak to each other is the same for all: `messages.hosts`.
 """

@@ -6,8 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ddp_notebook.launch.host.look import Seen
 from ddp_notebook.launch.processes import Identity
+from ddp_notebook.messages.hosts import Seen
 
 LOOPBACK = "127.0.0.1"
 # Variables by which a starter of ours tells a task its number, and of how many.

@@ -19,8 +19,9 @@ from ddp_notebook.launch.ways import folders
 from ddp_notebook.launch.ways.base import BEAT_S, Way
 from ddp_notebook.launch.ways.outpost import Invitation
 from ddp_notebook.launch.ways.ports import Listening
+from ddp_notebook.messages.encoding import Message
+from ddp_notebook.messages.outposts import Arrived, Stream, Warned
 from ddp_notebook.wire.endpoint import SILENT_S, Endpoint
-from ddp_notebook.wire.events import Arrived, Message, Stream, Warned
 from ddp_notebook.wire.keys import Keyring
 
 _log = logging.getLogger(__name__)

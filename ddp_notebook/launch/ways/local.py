@@ -18,10 +18,11 @@ from pathlib import Path
 from typing import BinaryIO
 
 from ddp_notebook.launch import environment, processes
-from ddp_notebook.launch.host.look import POLL_S, Look, Seen
+from ddp_notebook.launch.host.look import POLL_S, Look
 from ddp_notebook.launch.outbox import Outbox
 from ddp_notebook.launch.ways import folders
 from ddp_notebook.launch.ways.base import LOCAL, Way
+from ddp_notebook.messages.hosts import Seen
 from ddp_notebook.registry import modes
 from ddp_notebook.wire import signals
 
@@ -172,8 +173,8 @@ class Local(Way):
 
 def main(stream_fd: int, owner_pid: int, owner_start: float, directory: str, large_directory: str) -> None:
     """The other end: where the host server's process begins."""
-    from ddp_notebook.launch.host import framing, server  # which its owner does not need
+    from ddp_notebook.launch.host import channel, server  # which its owner does not need
 
     owner = (owner_pid, owner_start)
-    stream = framing.ServerEnd.of(socket.socket(fileno=stream_fd))
+    stream = channel.ServerEnd.of(socket.socket(fileno=stream_fd))
     server.main(stream, lambda: processes.is_running(owner), directory, large_directory)

@@ -26,10 +26,11 @@ from types import FrameType
 from urllib.parse import urlsplit
 
 from ddp_notebook.launch.host import far
-from ddp_notebook.launch.host.framing import ServerEnd
+from ddp_notebook.launch.host.channel import ServerEnd
 from ddp_notebook.launch.ways.base import OWN_NUMBER
+from ddp_notebook.messages.encoding import Message
+from ddp_notebook.messages.outposts import Arrived, Stream, Warned
 from ddp_notebook.wire.endpoint import Endpoint
-from ddp_notebook.wire.events import Arrived, Message, Stream, Warned
 from ddp_notebook.wire.keys import Address
 
 VARIABLE = "DDP_NOTEBOOK_INVITATION"  # holds what the file does, where the launcher hands variables on

@@ -31,7 +31,7 @@ from urllib.parse import urlsplit
 from ddp_notebook.errors import HostError
 from ddp_notebook.launch import processes
 from ddp_notebook.launch.host import far
-from ddp_notebook.launch.host.framing import ServerEnd
+from ddp_notebook.launch.host.channel import ServerEnd
 from ddp_notebook.launch.ways import folders, interpreter, lasting
 from ddp_notebook.launch.ways.acknowledged import unacknowledged_bytes
 from ddp_notebook.launch.ways.base import BEAT_S, LEASE_S, LOOPBACK, Way

@@ -10,8 +10,9 @@ from typing import Any
 
 from IPython.core.error import StdinNotImplementedError
 
+from ddp_notebook.messages.encoding import Message
+from ddp_notebook.messages.ranks import InputReply, InputRequest
 from ddp_notebook.stdlib import itertools, os, queue, threading
-from ddp_notebook.wire.events import InputReply, InputRequest, Message
 
 _LOOK_S = 0.2  # an interrupt just before the wait is noticed after so long
 

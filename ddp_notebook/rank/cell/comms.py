@@ -7,8 +7,8 @@ from typing import Any
 
 from jupyter_client.session import json_packer, json_unpacker
 
+from ddp_notebook.messages.ranks import Comm
 from ddp_notebook.stdlib import base64
-from ddp_notebook.wire.events import Comm
 
 _WIDGETS = "jupyter.widget"  # the target of every widget's comm
 COMM_TYPES = {"comm_open", "comm_msg", "comm_close"}

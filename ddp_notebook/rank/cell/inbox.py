@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from ddp_notebook.messages.encoding import Message, decode
 from ddp_notebook.rank import reserve
 from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
 from ddp_notebook.stdlib import fcntl, logging, os, time
-from ddp_notebook.wire.events import Message, decode
 
 _log = logging.getLogger(__name__)
 _READ_BYTES = 1 << 16

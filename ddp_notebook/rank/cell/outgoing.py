@@ -17,8 +17,9 @@ from collections.abc import Callable, Hashable
 from dataclasses import replace
 from typing import Any
 
+from ddp_notebook.messages.encoding import Message
+from ddp_notebook.messages.ranks import TAKEN_EVERY, Comm, Display, Taken
 from ddp_notebook.stdlib import contextlib, logging, threading, time
-from ddp_notebook.wire.events import TAKEN_EVERY, Comm, Display, Message, Taken
 
 _MOST_OF_SESSION = 128  # all ranks together send so many unshown messages: Jupyter accepts them in 0.15 s
 _FEWEST = 2 * TAKEN_EVERY  # each rank may send so many

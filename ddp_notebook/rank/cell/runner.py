@@ -10,6 +10,8 @@ from typing import Any
 from IPython.core.interactiveshell import ExecutionResult, InteractiveShell
 from torch.distributed import is_initialized
 
+from ddp_notebook.messages.encoding import Message
+from ddp_notebook.messages.ranks import CellDone, Comm, Display, InputReply, Interrupt, RunCell, Taken
 from ddp_notebook.rank import pymp, reserve, shortage
 from ddp_notebook.rank.cell import hygiene, kernel_api, transforms
 from ddp_notebook.rank.cell.asking import Asking
@@ -29,7 +31,6 @@ from ddp_notebook.records.units import bundle_chars
 from ddp_notebook.records.words import IPYTHON_NAMES
 from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
 from ddp_notebook.stdlib import asyncio, os, threading, time, traceback
-from ddp_notebook.wire.events import CellDone, Comm, Display, InputReply, Interrupt, Message, RunCell, Taken
 
 _PARENT = "ddp-cell-"
 _ASKED_BY = "ddp_asked_by"  # in the header of a parent: the browser's message that a widget answers

@@ -5,10 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from ddp_notebook.messages.encoding import Message
+from ddp_notebook.messages.ranks import ChildStopped
 from ddp_notebook.rank.cell.children import Children, descendants, is_stopped
 from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
 from ddp_notebook.stdlib import time
-from ddp_notebook.wire.events import ChildStopped, Message
 
 _LOOK_S = 1.0
 _AGAIN_S = 0.6  # a process that goes on before this time was stopped on purpose

@@ -28,12 +28,12 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d, get_backend, get_backend_config, get_world_size, is_initialized
 
+from ddp_notebook.messages.ranks import Form
 from ddp_notebook.rank.group import join, keeping
 from ddp_notebook.rank.group.arguments import Arguments, Requested
 from ddp_notebook.rank.group.calls import timeout_of
 from ddp_notebook.rank.replacing import look_for, replace
 from ddp_notebook.stdlib import functools, os
-from ddp_notebook.wire.events import Form
 
 _dump = reduction.dump
 _set_start_method = multiprocessing.set_start_method

@@ -36,7 +36,7 @@ _WRAPPERS = {
 }
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 OURS = str(Path(__file__).parents[1]) + os.sep  # everything that runs in a rank
-_OURS_OF_BOTH = tuple(str(Path(__file__).parents[2] / name) + os.sep for name in ("wire", "records"))  # sides
+_OURS_OF_BOTH = tuple(str(Path(__file__).parents[2] / name) + os.sep for name in ("messages", "wire", "records"))
 _IPYKERNEL = importlib.util.find_spec("ipykernel")  # ipykernel may be in another folder than torch
 _LIBRARIES = tuple(
     path + os.sep

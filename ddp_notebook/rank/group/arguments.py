@@ -24,9 +24,9 @@ from torch.distributed import (  # type: ignore[attr-defined]  # exported at run
     is_backend_available,
 )
 
+from ddp_notebook.messages.ranks import Form
 from ddp_notebook.rank.group import join
 from ddp_notebook.stdlib import os
-from ddp_notebook.wire.events import Form
 
 _NATIVE = ("gloo", "nccl", "mpi", "xccl")  # torch raises RuntimeError for them if they are not built in
 _SHORTEST = timedelta(milliseconds=1)  # timeouts have this resolution

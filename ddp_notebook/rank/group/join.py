@@ -16,11 +16,11 @@ from torch.distributed import (  # type: ignore[attr-defined]  # exported at run
     is_initialized,
 )
 
+from ddp_notebook.messages.ranks import Form
 from ddp_notebook.rank.group import cpp_log
 from ddp_notebook.rank.group.calls import timeout_setter
 from ddp_notebook.rank.group.stores import connect
 from ddp_notebook.stdlib import contextlib, os
-from ddp_notebook.wire.events import Form
 
 TORCHS = dist.init_process_group
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.distributed import get_rank, is_initialized
 
+from ddp_notebook.messages.ranks import Form, Lost
 from ddp_notebook.rank.cell.children import Children
 from ddp_notebook.rank.cell.exceptions import chain, known_words
 from ddp_notebook.rank.cell.where import Where
@@ -26,7 +27,6 @@ from ddp_notebook.rank.group.release import Doing, RankLostError, Release
 from ddp_notebook.rank.unseen import filter_flight_recorder, is_possible
 from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
 from ddp_notebook.stdlib import os, re, threading, time
-from ddp_notebook.wire.events import Form, Lost
 
 # Errors of operations whose peer is gone: the words of gloo, of NCCL and of a store, and ours.
 _PEER_IS_GONE = re.compile(

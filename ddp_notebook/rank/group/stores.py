@@ -16,10 +16,10 @@ from typing import Any, TypeVar
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
+from ddp_notebook.messages.ranks import Form
 from ddp_notebook.registry import doors
 from ddp_notebook.stdlib import contextlib, functools, os, socket, threading
 from ddp_notebook.wire import store as protocol
-from ddp_notebook.wire.events import Form
 from ddp_notebook.wire.store import Place, Sealing, StoreRefusedError
 
 _TIMEOUT = timedelta(seconds=300)  # torch's own for a store

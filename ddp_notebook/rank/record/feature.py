@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from ddp_notebook.messages.ranks import Recorded, RunCell
 from ddp_notebook.rank.hooks import Core, Feature
 from ddp_notebook.rank.record.recording import RankRecording
 from ddp_notebook.rank.record.training.wrapping import hide_from_compile
 from ddp_notebook.records import logs
-from ddp_notebook.wire.events import Recorded, RunCell
 
 
 class Recording(Feature):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from ddp_notebook.messages.record_options import LEVELS, RecordOptions, profile_path
 from ddp_notebook.rank.cell.where import Where
 from ddp_notebook.rank.group.recorder import Recorder
 from ddp_notebook.rank.record.batches import BatchMaker
@@ -16,7 +17,6 @@ from ddp_notebook.rank.record.training.stretches import CELL, Training
 from ddp_notebook.rank.variables.between import BetweenSteps
 from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
 from ddp_notebook.stdlib import time
-from ddp_notebook.wire.record_options import LEVELS, RecordOptions, profile_path
 
 if TYPE_CHECKING:
     from ddp_notebook.rank.record.solo import Solo

@@ -43,7 +43,7 @@ from ddp_notebook.stdlib import itertools, threading, time
 if TYPE_CHECKING:
     from ddp_notebook.rank.record.training.buckets import Backward
 
-OFF, META, VALUES, ALL = range(4)  # places in `wire.record_options.LEVELS`
+OFF, META, VALUES, ALL = range(4)  # places in `messages.record_options.LEVELS`
 # Most large records that wait for the recorder's thread. A small copy that stays may keep the C library from reusing
 # the place of a freed large tensor (10 MB each, measured while all_reduces of fresh 10 MB tensors were recorded).
 MOST = 2_000

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
+from ddp_notebook.messages.encoding import Message
+from ddp_notebook.messages.ranks import Checked, Pulled
+from ddp_notebook.messages.resizing import Inspect, Resized
 from ddp_notebook.rank.cell.exceptions import with_type
 from ddp_notebook.rank.hooks import Feature
 from ddp_notebook.rank.resize import resized
 from ddp_notebook.rank.unseen import unseen
 from ddp_notebook.stdlib import json
-from ddp_notebook.wire.events import Checked, Message, Pulled
-from ddp_notebook.wire.resizing import Inspect, Resized
 
 
 class Resizing(Feature):

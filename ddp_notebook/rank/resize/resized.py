@@ -9,6 +9,8 @@ from typing import Any
 
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # exported at run time
 
+from ddp_notebook.messages.ranks import Form
+from ddp_notebook.messages.resizing import Inspect, Resized
 from ddp_notebook.rank.group.stores import connect
 from ddp_notebook.rank.resize import newcomers
 from ddp_notebook.rank.resize.digests import digests
@@ -16,8 +18,6 @@ from ddp_notebook.rank.resize.obstacles import Obstacles
 from ddp_notebook.rank.variables import samplers
 from ddp_notebook.rank.variables.copying import names_of_user
 from ddp_notebook.rank.variables.handover import Handover
-from ddp_notebook.wire.events import Form
-from ddp_notebook.wire.resizing import Inspect, Resized
 
 _MEET = timedelta(seconds=60)
 

@@ -29,6 +29,7 @@ from torch._C._distributed_rpc import (
 from torch.distributed import rpc
 from torch.distributed.rpc import api, backend_registry, internal
 
+from ddp_notebook.messages.ranks import Form
 from ddp_notebook.rank.group import waiting
 from ddp_notebook.rank.group.arguments import Arguments
 from ddp_notebook.rank.group.stores import connect
@@ -49,7 +50,6 @@ from ddp_notebook.rank.rpc.serving import Serving
 from ddp_notebook.rank.rpc.values import Values
 from ddp_notebook.rank.rpc.waiting import elsewhere_if_unseen
 from ddp_notebook.stdlib import contextlib, functools, os, re
-from ddp_notebook.wire.events import Form
 
 _BY_ENVIRONMENT = "env://"
 _MOST_LISTED = 4

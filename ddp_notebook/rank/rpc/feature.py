@@ -9,12 +9,13 @@ from typing import Any
 
 from torch.distributed import rpc
 
+from ddp_notebook.messages.encoding import Message
+from ddp_notebook.messages.ranks import Interrupt
 from ddp_notebook.rank.hooks import Core, Feature
 from ddp_notebook.rank.replacing import replace
 from ddp_notebook.rank.rpc.serving import Serving
 from ddp_notebook.records import switches
 from ddp_notebook.stdlib import contextlib, functools, threading
-from ddp_notebook.wire.events import Interrupt, Message
 
 _PACKAGE = "ddp_notebook.rank.rpc"
 

@@ -18,10 +18,10 @@ from typing import Any
 import torch
 from torch._C._distributed_c10d import PrefixStore
 
+from ddp_notebook.messages.ranks import Form
 from ddp_notebook.rank.group.stores import connect
 from ddp_notebook.rank.rpc.agent import Worker
 from ddp_notebook.stdlib import json, time
-from ddp_notebook.wire.events import Form
 
 _LOOK_S = 0.001  # at first
 _LONGEST_LOOK_S = 0.05

@@ -17,7 +17,7 @@ from ddp_notebook.registry.torchrun import Place
 from ddp_notebook.stdlib import os, threading, time, traceback
 
 if TYPE_CHECKING:
-    from ddp_notebook.wire.cutting import Cut
+    from ddp_notebook.messages.cutting import Cut
 
 _MOST_WAITING = 50  # messages that the notebook has not acknowledged, before no further batch is sent
 _FAREWELL_S = 2.0  # what a notebook that is there gets to take the last ones
@@ -63,7 +63,7 @@ class Watched:
             agent, seen = self._agent, self._seen
         if agent is None or seen is None:
             return
-        from ddp_notebook.wire.events import CellDone
+        from ddp_notebook.messages.ranks import CellDone
 
         seen.recording.end_cell()
         seen.recording.drain.flush()
@@ -97,7 +97,7 @@ class Watched:
             agent.endpoint.close()
 
     def _watch(self, said: dict[str, Any]) -> None:
-        import ddp_notebook.wire.cutting  # noqa: F401  # its messages are known from then on
+        import ddp_notebook.messages.cutting  # noqa: F401  # its messages are known from then on
         from ddp_notebook.rank.agent import Agent
 
         assert self._seen is not None
@@ -116,7 +116,7 @@ class Watched:
     # ---- the agent's thread, and the recorder's
 
     def _send(self, data: bytes) -> None:
-        from ddp_notebook.wire.events import Recorded
+        from ddp_notebook.messages.ranks import Recorded
 
         if (agent := self._agent) is not None:
             agent.send(Recorded(data=data))
@@ -126,13 +126,13 @@ class Watched:
         return agent is None or agent.endpoint.waiting() > _MOST_WAITING
 
     def _on_message(self, message: Any) -> None:
-        from ddp_notebook.wire.cutting import Cut
+        from ddp_notebook.messages.cutting import Cut
 
         if isinstance(message, Cut):
             threading.Thread(target=self._free, args=(message,), name="ddp-free", daemon=True).start()
 
     def _free(self, asked: Cut) -> None:
-        from ddp_notebook.wire.cutting import WasCut
+        from ddp_notebook.messages.cutting import WasCut
 
         assert self._seen is not None
         who = (self._told or {}).get("who", "a notebook")
@@ -187,7 +187,7 @@ class _Seen:
 
     def begin(self, number: int) -> None:
         """Record from now on, for a notebook that knows nothing yet."""
-        from ddp_notebook.wire.record_options import RecordOptions
+        from ddp_notebook.messages.record_options import RecordOptions
 
         self.recording.tell_again()
         self.recording.begin_cell(number, number, RecordOptions(level="values"), {})

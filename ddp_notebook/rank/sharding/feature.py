@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ddp_notebook.messages.ranks import RunCell
 from ddp_notebook.rank.group.recorder import Recorder
 from ddp_notebook.rank.hooks import Core, Feature
 from ddp_notebook.rank.sharding import equations, unsharded
 from ddp_notebook.rank.sharding.mistakes import Mistakes
 from ddp_notebook.stdlib import contextlib
-from ddp_notebook.wire.events import RunCell
 
 
 class ShardingChecks(Feature):

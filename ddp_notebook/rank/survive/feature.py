@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from ddp_notebook.messages.encoding import Message
+from ddp_notebook.messages.ranks import Form
+from ddp_notebook.messages.survival import Resume, Save
 from ddp_notebook.rank.hooks import Core, Feature
 from ddp_notebook.rank.survive.survival import Survival
-from ddp_notebook.wire.events import Form, Message
-from ddp_notebook.wire.survival import Resume, Save
 
 
 class SurvivableLoops(Feature):

@@ -15,14 +15,14 @@ from typing import Any
 
 from torch.distributed.checkpoint.api import CheckpointException
 
+from ddp_notebook.messages.resizing import SamplerChange
+from ddp_notebook.messages.survival import Resume
 from ddp_notebook.rank.survive import checkpoint
 from ddp_notebook.rank.survive.members import Members
 from ddp_notebook.rank.survive.ring import Ring
 from ddp_notebook.rank.survive.survival import Survival
 from ddp_notebook.rank.unseen import unseen
 from ddp_notebook.stdlib import json
-from ddp_notebook.wire.resizing import SamplerChange
-from ddp_notebook.wire.survival import Resume
 
 
 class Step:

@@ -16,11 +16,11 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import AllreduceOptions, ProcessGroupGloo
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # exported at run time
 
+from ddp_notebook.messages.ranks import Form
 from ddp_notebook.rank.group import authentic
 from ddp_notebook.rank.group.connections.cutting import Connections
 from ddp_notebook.rank.group.stores import connect
 from ddp_notebook.rank.unseen import unseen
-from ddp_notebook.wire.events import Form
 
 _TIMEOUT = timedelta(days=1)  # a slow step is none of ours; a stop or a death ends the wait
 _SIZE_TAG, _DATA_TAG = 1, 2

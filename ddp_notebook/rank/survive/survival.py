@@ -16,6 +16,10 @@ from typing import Any
 
 import torch
 
+from ddp_notebook.messages.encoding import Message
+from ddp_notebook.messages.ranks import Form
+from ddp_notebook.messages.resizing import SamplerChange
+from ddp_notebook.messages.survival import Resume, Save, Stalls, Survives
 from ddp_notebook.rank import gpu
 from ddp_notebook.rank.group.alone import Alone
 from ddp_notebook.rank.group.cpp_log import quiet
@@ -25,9 +29,6 @@ from ddp_notebook.rank.survive.ring import Ring
 from ddp_notebook.rank.unseen import unseen
 from ddp_notebook.rank.variables import copying, samplers
 from ddp_notebook.stdlib import os, pickle, queue, re, threading, time
-from ddp_notebook.wire.events import Form, Message
-from ddp_notebook.wire.resizing import SamplerChange
-from ddp_notebook.wire.survival import Resume, Save, Stalls, Survives
 
 _LOOK_S = 0.1
 _FREE_S = 0.02

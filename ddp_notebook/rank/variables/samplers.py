@@ -7,8 +7,8 @@ from typing import Any
 
 from torch.utils.data import DataLoader, DistributedSampler
 
+from ddp_notebook.messages.resizing import SamplerChange
 from ddp_notebook.stdlib import gc
-from ddp_notebook.wire.resizing import SamplerChange
 
 
 def there() -> list[DistributedSampler[Any]]:

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from ddp_notebook.errors import DDPNotebookError
+from ddp_notebook.messages.ranks import Check, Checked
 from ddp_notebook.run.agree.agreement import Agreement, compare
 from ddp_notebook.run.cells.cells import Cells
 from ddp_notebook.run.groups.living import Living
 from ddp_notebook.run.questions import Questions
 from ddp_notebook.run.values.exchange import check_name
-from ddp_notebook.wire.events import Check, Checked
 
 _ANSWER_S = 1.0  # what ranks get to answer a question that a report can do without
 

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 from ddp_notebook.errors import DDPNotebookError
 from ddp_notebook.launch.cluster import Cluster
+from ddp_notebook.messages.keeper import Waiting
+from ddp_notebook.messages.ranks import RunCell
 from ddp_notebook.run.cells.cell import CellRun
 from ddp_notebook.run.cells.cells import Cells
 from ddp_notebook.run.cells.interrupt import Interrupts
@@ -17,10 +19,9 @@ from ddp_notebook.run.cells.turn import Place
 from ddp_notebook.run.cells.watch import NOTEBOOK, Beside, Waiter
 from ddp_notebook.run.kernel import is_users_thread
 from ddp_notebook.run.output.sink import Here, Sink
-from ddp_notebook.wire.events import RunCell
 
 if TYPE_CHECKING:
-    from ddp_notebook.launch.keep.state import Waiting
+    from ddp_notebook.messages.keeper import Waiting
 
 
 class Adopted:

@@ -8,11 +8,11 @@ from pathlib import Path
 
 from ddp_notebook.launch.cluster import Cluster
 from ddp_notebook.launch.rank_log import RankLog
+from ddp_notebook.messages.ranks import CellDone, ChildStopped, Display, InputReply, InputRequest
 from ddp_notebook.run.cells.cell import STREAMS, CellRun, Shown
 from ddp_notebook.run.dispatch import Handlers
 from ddp_notebook.run.output.outlet import Outlet
 from ddp_notebook.run.output.screen import Screen, display_id_of
-from ddp_notebook.wire.events import CellDone, ChildStopped, Display, InputReply, InputRequest
 from ddp_notebook.wire.marks import CellEnd
 from ddp_notebook.wire.text import Ordered, Piece, TextSplitter
 

@@ -8,10 +8,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from ddp_notebook.messages.ranks import CellDone, Display, InputRequest
 from ddp_notebook.records.operation import Operation
 from ddp_notebook.records.units import bundle_chars
 from ddp_notebook.run.cells.result import CellResult, RankResult
-from ddp_notebook.wire.events import CellDone, Display, InputRequest
 
 _HIGH_WATER_CHARS = 4_000_000  # what waits to be shown, above which the ranks have to wait with theirs
 _EACH_CHARS = 400  # each piece counts so many besides its text: that is how long handling it takes

@@ -11,6 +11,8 @@ from contextlib import AbstractContextManager, suppress
 from ddp_notebook.errors import HostError, SessionBrokenError
 from ddp_notebook.launch.cluster import Cluster
 from ddp_notebook.launch.process import RANK
+from ddp_notebook.messages.ranks import Display, InputReply, Interrupt, Probe, RunCell, Vitals
+from ddp_notebook.messages.record_options import RecordOptions
 from ddp_notebook.records.words import format_ranks, list_ranks, name_ranks, train_apart
 from ddp_notebook.run.cells import outcome
 from ddp_notebook.run.cells.arrivals import Arrivals
@@ -29,8 +31,6 @@ from ddp_notebook.run.groups.survival import Survival
 from ddp_notebook.run.output.screen import Screen
 from ddp_notebook.run.output.sink import Sink
 from ddp_notebook.run.questions import Questions
-from ddp_notebook.wire.events import Display, InputReply, Interrupt, Probe, RunCell, Vitals
-from ddp_notebook.wire.record_options import RecordOptions
 from ddp_notebook.wire.signals import INTERRUPT, RELEASE
 
 _SILENT_S = 2.2  # without a word, until a rank is named: its agent speaks each second

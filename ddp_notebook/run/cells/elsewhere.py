@@ -7,11 +7,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ddp_notebook.messages.keeper import Running, Waiting
+from ddp_notebook.messages.ranks import RunCell
 from ddp_notebook.records.words import format_ranks
-from ddp_notebook.wire.events import RunCell
 
 if TYPE_CHECKING:
-    from ddp_notebook.launch.keep.state import Running, Waiting
+    from ddp_notebook.messages.keeper import Running, Waiting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from itertools import takewhile
 
 from ddp_notebook.errors import UsageError
 from ddp_notebook.line_parser import LineParser
-from ddp_notebook.wire.record_options import RecordOptions
+from ddp_notebook.messages.record_options import RecordOptions
 
 _OPTION = re.compile(r"\s*(--[a-z][a-z-]*)(?:=(\S+))?(?=\s|$)")  # at the head of a line
 _VALUE = re.compile(r"""\s+("[^"]*"|'[^']*'|\S+)""")

@@ -18,13 +18,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from ddp_notebook.messages.ranks import InputReply, InputRequest
 from ddp_notebook.run.cells.cell import CellRun, Shown
 from ddp_notebook.run.cells.interrupt import ONE_PRESS_S, Interrupts
 from ddp_notebook.run.cells.silence import Halt, Halts, Reached, Silence
 from ddp_notebook.run.groups.diagnosis import Views, stuck, verdict
 from ddp_notebook.run.output.card import STOP
 from ddp_notebook.run.output.screen import Screen
-from ddp_notebook.wire.events import InputReply, InputRequest
 
 # A signal that comes between the interpreter's last look and the wait in `SimpleQueue.get` does not end the wait: its
 # handler runs at the timeout.

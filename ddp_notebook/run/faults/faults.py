@@ -7,12 +7,12 @@ import signal
 import time
 
 from ddp_notebook.errors import HostError, UsageError
+from ddp_notebook.messages.faults import KINDS, OFF, Fault
 from ddp_notebook.records.words import list_ranks
 from ddp_notebook.run.faults.feature import fault_line
 from ddp_notebook.run.groups.living import Living
 from ddp_notebook.run.questions import Questions
 from ddp_notebook.run.rank_sets import RankSet
-from ddp_notebook.wire.faults import KINDS, OFF, Fault
 
 _MOST_S = 3600.0
 _DEATH_S = 5.0  # what the end of a process that was killed takes to be known, at most

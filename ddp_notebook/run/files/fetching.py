@@ -11,6 +11,9 @@ from pathlib import Path
 from typing import Any, NamedTuple, overload
 
 from ddp_notebook.errors import DDPNotebookError
+from ddp_notebook.messages.encoding import Message
+from ddp_notebook.messages.files import ListFiles, ReadFiles
+from ddp_notebook.messages.ranks import Pulled
 from ddp_notebook.records import units
 from ddp_notebook.records.words import format_ranks, group_by_value, list_ranks, name_ranks
 from ddp_notebook.run.cells.interrupt import uninterrupted
@@ -19,8 +22,6 @@ from ddp_notebook.run.groups.living import Living
 from ddp_notebook.run.questions import Questions
 from ddp_notebook.run.rank_sets import RankSet
 from ddp_notebook.run.values.transfers import Transfers
-from ddp_notebook.wire.events import Message, Pulled
-from ddp_notebook.wire.files import ListFiles, ReadFiles
 
 _SEGMENT_BYTES = 16 << 20  # so much a rank reads at a time
 _MOST_PARTS = 500

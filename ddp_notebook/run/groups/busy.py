@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator
 from typing import Protocol
 
+from ddp_notebook.messages.ranks import Probe, Vitals
 from ddp_notebook.records.words import list_ranks
 from ddp_notebook.run.cells.cell import CellRun
 from ddp_notebook.run.questions import Questions
-from ddp_notebook.wire.events import Probe, Vitals
 
 _ANSWER_S = 0.3  # the agent of a rank takes some milliseconds
 _LONG_S = 1.0  # a shorter cell may end before a message about it is read

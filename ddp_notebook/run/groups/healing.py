@@ -10,6 +10,8 @@ from functools import partial
 
 from ddp_notebook.errors import DDPNotebookError, SessionBrokenError, UsageError
 from ddp_notebook.launch.cluster import Check, Cluster
+from ddp_notebook.messages.ranks import Checked, Pull, Pulled
+from ddp_notebook.messages.resizing import Inspect
 from ddp_notebook.records.words import list_ranks, name_ranks
 from ddp_notebook.run.agree.words import list_names
 from ddp_notebook.run.cells.cells import Cells
@@ -20,8 +22,6 @@ from ddp_notebook.run.groups.mend import replaced_in_words
 from ddp_notebook.run.questions import Questions
 from ddp_notebook.run.values.exchange import check_name
 from ddp_notebook.run.values.transfers import Outgoing, Transfers
-from ddp_notebook.wire.events import Checked, Pull, Pulled
-from ddp_notebook.wire.resizing import Inspect
 
 _MOST_NAMED = 8
 Buffer = bytearray | memoryview

@@ -12,6 +12,7 @@ from typing import Literal
 
 from ddp_notebook.errors import HostError
 from ddp_notebook.launch.cluster import Cluster
+from ddp_notebook.messages.ranks import Probe, Vitals
 from ddp_notebook.records.operation import Operation
 from ddp_notebook.records.words import in_function, is_whole_stack
 from ddp_notebook.run.cells.cell import CellRun
@@ -19,7 +20,6 @@ from ddp_notebook.run.cells.elsewhere import RunElsewhere
 from ddp_notebook.run.groups.diagnosis import RankView, State, Views
 from ddp_notebook.run.groups.remote import Remote
 from ddp_notebook.run.questions import Questions
-from ddp_notebook.wire.events import Probe, Vitals
 
 _CUT_OFF_S = 1.5  # seconds without an answer of the keeper
 _ANSWER_S = 0.3  # what ranks get to answer; the agent of one takes some milliseconds

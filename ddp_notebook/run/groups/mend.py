@@ -10,10 +10,10 @@ from ddp_notebook.errors import StartError
 from ddp_notebook.launch.cluster import Check, Cluster
 from ddp_notebook.launch.placement import Placement
 from ddp_notebook.launch.process import STORE
+from ddp_notebook.messages.ranks import Probe, Vitals
 from ddp_notebook.records.words import group_by_value, list_ranks
 from ddp_notebook.run.cells.result import CellResult
 from ddp_notebook.run.questions import Questions
-from ddp_notebook.wire.events import Probe, Vitals
 
 _ASK_S = 2.0  # what idle ranks get to say how they are
 _FORM_S = 60.0

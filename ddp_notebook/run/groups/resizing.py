@@ -13,6 +13,8 @@ from ddp_notebook.errors import DDPNotebookError, SessionBrokenError, StartError
 from ddp_notebook.launch.cluster import Check, Cluster
 from ddp_notebook.launch.options import MOST_RANKS
 from ddp_notebook.launch.placement import Placement
+from ddp_notebook.messages.ranks import Checked, Pulled
+from ddp_notebook.messages.resizing import Inspect, Resized, SamplerChange
 from ddp_notebook.records.words import list_ranks
 from ddp_notebook.run.cells.cells import Cells
 from ddp_notebook.run.cells.interrupt import Interrupts, keyboard_interrupt
@@ -21,8 +23,6 @@ from ddp_notebook.run.groups.sharded import Sharded
 from ddp_notebook.run.questions import Questions
 from ddp_notebook.run.rank_sets import RankSet
 from ddp_notebook.run.values.exchange import check_name
-from ddp_notebook.wire.events import Checked, Pulled
-from ddp_notebook.wire.resizing import Inspect, Resized, SamplerChange
 
 _MOST_NAMED = 8
 _OF_RANDOM = "random state of "

@@ -7,8 +7,8 @@ from contextlib import nullcontext
 
 from ddp_notebook.errors import RankError
 from ddp_notebook.launch.cluster import Cluster
+from ddp_notebook.messages.record_options import RecordOptions
 from ddp_notebook.run.cells.cells import Cells
-from ddp_notebook.wire.record_options import RecordOptions
 
 _MODULE = "__import__('ddp_notebook.rank.resize.sharded', fromlist=['gather'])"
 _NOTHING = RecordOptions(level="off")

@@ -6,13 +6,13 @@ from contextlib import nullcontext
 
 from ddp_notebook.launch.cluster import Cluster
 from ddp_notebook.launch.placement import Placement
+from ddp_notebook.messages.ranks import Probe, Vitals
 from ddp_notebook.observe.steps.run import run_of
 from ddp_notebook.observe.tables.recorded import RecordedTables
 from ddp_notebook.run.groups.looks import why_silent
 from ddp_notebook.run.questions import Questions
 from ddp_notebook.status import RankStatus, Status
 from ddp_notebook.wire.endpoint import SILENT_S
-from ddp_notebook.wire.events import Probe, Vitals
 
 _ANSWER_S = 1.0  # what ranks get to answer a question for the table
 

@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from ddp_notebook.errors import DDPNotebookError, JobCancelledError
+from ddp_notebook.messages.keeper import Waiting
 from ddp_notebook.records.words import list_ranks
 from ddp_notebook.run.cells.cell import CellRun
 from ddp_notebook.run.cells.interrupt import Interrupts
@@ -23,7 +24,7 @@ from ddp_notebook.run.output.outlet import new_id
 from ddp_notebook.run.output.sink import Handle, Sink
 
 if TYPE_CHECKING:
-    from ddp_notebook.launch.keep.state import Waiting
+    from ddp_notebook.messages.keeper import Waiting
 
 _log = logging.getLogger(__name__)
 

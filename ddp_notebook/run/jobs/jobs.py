@@ -10,6 +10,7 @@ from concurrent import futures
 from typing import TYPE_CHECKING
 
 from ddp_notebook.errors import UsageError
+from ddp_notebook.messages.keeper import Waiting
 from ddp_notebook.records.words import format_ranks
 from ddp_notebook.run.cells.cells import Cells
 from ddp_notebook.run.cells.elsewhere import Elsewhere
@@ -24,7 +25,7 @@ from ddp_notebook.run.output.sink import Sink
 from ddp_notebook.status import as_table
 
 if TYPE_CHECKING:
-    from ddp_notebook.launch.keep.state import Waiting
+    from ddp_notebook.messages.keeper import Waiting
 
 _KEPT = 20  # of those that have ended; each holds what its cell has printed
 _LOOK_S = 0.2

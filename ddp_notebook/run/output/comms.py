@@ -8,10 +8,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from ddp_notebook.messages.ranks import Comm
 from ddp_notebook.run.kernel import kernel
 from ddp_notebook.run.output.pace import FRONT_END
 from ddp_notebook.run.output.widget_state import WidgetState
-from ddp_notebook.wire.events import Comm
 
 _CONTROL = "jupyter.widget.control"
 _BYTES_EACH = 60_000  # so much of buffers counts as one message: 50 MB in a second

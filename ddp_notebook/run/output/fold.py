@@ -18,8 +18,8 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 
+from ddp_notebook.messages.ranks import Display
 from ddp_notebook.run.output.numbers import Form, form_of, merged
-from ddp_notebook.wire.events import Display
 
 TWINS_S = 0.05  # a line without numbers waits so long for equal lines of other ranks
 OTHERS_S = 0.5  # a line with numbers, a display or a value waits so long for those of the other ranks

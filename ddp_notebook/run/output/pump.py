@@ -10,8 +10,8 @@ import logging
 import queue
 import threading
 
+from ddp_notebook.messages.encoding import Message
 from ddp_notebook.run.dispatch import Handlers
-from ddp_notebook.wire.events import Message
 
 _log = logging.getLogger(__name__)
 
@@ -23,7 +23,7 @@ class Pump:
         targets: the handlers.
 
     Example:
-        >>> from ddp_notebook.wire.events import Probe
+        >>> from ddp_notebook.messages.ranks import Probe
         >>> pump = Pump({Probe: lambda rank, message: print(rank, message.request)})
         >>> pump.handlers[Probe](3, Probe(request=7)); pump.settle()
         3 7

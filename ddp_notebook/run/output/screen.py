@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
+from ddp_notebook.messages.ranks import Display
 from ddp_notebook.run.cells.cell import Shown
 from ddp_notebook.run.output.card import STOP, Card
 from ddp_notebook.run.output.fold import OTHERS_S, TWINS_S, Fold, Folded, Item, Tail
@@ -23,7 +24,6 @@ from ddp_notebook.run.output.outlet import Outlet, new_id
 from ddp_notebook.run.output.sink import Sink
 from ddp_notebook.run.output.slots import Bundle, OpenRow, OpenRows, Row
 from ddp_notebook.run.output.unfinished import MOST_CHARS_OF_RANK, UPDATE_S, Unfinished
-from ddp_notebook.wire.events import Display
 
 _LATE_S = 2.0  # lines of late ranks are inserted between lines that were shown not longer ago
 _OPEN_ROW_S = 5.0  # displays of late ranks have their slots in a row that was shown not longer ago

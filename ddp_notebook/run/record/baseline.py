@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ddp_notebook.errors import RankError, UsageError
+from ddp_notebook.messages.record_options import RecordOptions
 from ddp_notebook.observe.steps.alone import alone
 from ddp_notebook.run.cells.cells import Cells
 from ddp_notebook.run.record.recordings import Recordings
-from ddp_notebook.wire.record_options import RecordOptions
 
 _ENDED = "EnoughStepsError"  # by which a rank ends the cell, see `rank.record.solo`
 

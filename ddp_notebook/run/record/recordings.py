@@ -7,14 +7,14 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from ddp_notebook.errors import UsageError
+from ddp_notebook.messages.ranks import ClockProbe
+from ddp_notebook.messages.record_options import LEVELS, RecordOptions
 from ddp_notebook.observe.observer import Observer
 from ddp_notebook.observe.recording import Recording
 from ddp_notebook.run.cells.cells import Cells
 from ddp_notebook.run.groups.living import Living
 from ddp_notebook.run.kernel import is_users_thread
 from ddp_notebook.run.questions import Questions
-from ddp_notebook.wire.events import ClockProbe
-from ddp_notebook.wire.record_options import LEVELS, RecordOptions
 
 _ANSWER_S = 1.0  # what ranks get to pass on what they have recorded
 _FAR_ANSWER_S = 6.0  # and on other hosts: a cell's end may come through a connection that is back before the wire's is

@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from ddp_notebook.errors import UsageError
+from ddp_notebook.messages.record_options import profile_of
 from ddp_notebook.observe.recording import Recording
 from ddp_notebook.observe.trace.profiles import read
 from ddp_notebook.observe.trace.trace import save
-from ddp_notebook.wire.record_options import profile_of
 
 
 def write(

@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from ddp_notebook.errors import DDPNotebookError, UsageError
+from ddp_notebook.messages.ranks import Peek, Pull, Pulled, Pushed
 from ddp_notebook.records.units import size
 from ddp_notebook.records.words import (
     IMPORTED_MODULES,
@@ -35,7 +36,6 @@ from ddp_notebook.run.rank_sets import RankSet
 from ddp_notebook.run.values.transfers import Outgoing, Transfers
 from ddp_notebook.run.values.values import RankValues
 from ddp_notebook.wire import bulk, safe
-from ddp_notebook.wire.events import Peek, Pull, Pulled, Pushed
 from ddp_notebook.wire.parts import join, split
 
 _MARGIN = 1.1  # a value on the wire may be so much larger than its rank has estimated

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import threading
 from concurrent.futures import Future
-from typing import Any
 
 from ddp_notebook.errors import HostError
-from ddp_notebook.launch.host import framing
 from ddp_notebook.launch.ways.base import Way
+from ddp_notebook.messages import framing
+from ddp_notebook.messages.encoding import Message
+from ddp_notebook.messages.hosts import PingRequest
 
-Reply = Future[dict[str, Any]]
+Reply = Future[Message]
 
 
 class HostGoneError(HostError):
@@ -45,18 +46,18 @@ class Requests:
         self._count = 0
         self._lock = threading.Lock()
 
-    def ask(self, op: str, *, data: bytes = b"", **arguments: Any) -> Reply:
-        """Send a request, and bytes with it. Its reply fails with HostGoneError where the server ends first."""
+    def ask(self, message: Message) -> Reply:
+        """Send a request. Its reply fails with HostGoneError where the server ends first."""
         reply: Reply = Future()
         with self._lock:
             self._count += 1
-            command = framing.pack_command({"op": op, "id": self._count, **arguments}, data)
+            frame = framing.pack_message(message, self._count)
             self._pending[self._count] = reply
             if self.gone.is_set():
                 self._fail_pending()
             else:
                 with contextlib.suppress(OSError):  # then the reader sees the end of the stream
-                    self._way.send(command)
+                    self._way.send(frame)
         return reply
 
     def tell(self, frame: bytes) -> None:
@@ -64,23 +65,23 @@ class Requests:
         with self._lock, contextlib.suppress(OSError):
             self._way.send(frame)
 
-    def say(self, op: str, **arguments: Any) -> None:
-        """Send a request whose reply nobody waits for."""
-        self.tell(framing.pack_command({"op": op, "id": 0, **arguments}))
+    def say(self, message: Message) -> None:
+        """Send a request and ignore its reply."""
+        self.tell(framing.pack_message(message))
 
     def speak(self) -> None:
         """Let the host hear that its owner lives. Not where somebody sends: that may take long, and says it too."""
         if self._lock.acquire(blocking=False):
             with contextlib.suppress(OSError):
-                self._way.send(framing.pack_command({"op": "ping", "id": 0}))
+                self._way.send(framing.pack_message(PingRequest()))
             self._lock.release()
 
     # ---- the thread that reads
 
-    def on_reply(self, frame: dict[str, Any]) -> None:
+    def on_reply(self, number: int, message: Message) -> None:
         """A reply has come."""
-        if (reply := self._pending.pop(frame.pop("id", 0), None)) is not None:
-            reply.set_result(frame)
+        if (reply := self._pending.pop(number, None)) is not None:
+            reply.set_result(message)
 
     def end(self, how: str) -> None:
         """The stream has ended: nobody waits for ever."""

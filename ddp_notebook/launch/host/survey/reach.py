@@ -13,12 +13,22 @@ import select
 import selectors
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 from ddp_notebook.errors import StartError
 from ddp_notebook.launch.ways.ports import first_free
+from ddp_notebook.messages.encoding import Message
+from ddp_notebook.messages.hosts import (
+    ConnectReply,
+    ConnectRequest,
+    ConnectTarget,
+    DoneReply,
+    ListenReply,
+    ListenRequest,
+    StopListeningRequest,
+)
 
 _BACKLOG = 256
 _LONGEST_WORD_BYTES = 64
@@ -38,23 +48,22 @@ class Reach:
     def __init__(self, selector: selectors.BaseSelector) -> None:
         self._selector = selector
         self._sockets: list[socket.socket] = []
+        self.handlers: dict[type[Message], Callable[[Any], Message | Connecting]] = {  # each returns the reply
+            ListenRequest: self._listen_at,
+            ConnectRequest: lambda request: Connecting(request.targets, request.within_s),
+            StopListeningRequest: self._stop,
+        }
 
-    def answer(self, request: Mapping[str, Any]) -> dict[str, Any] | Connecting:
-        """The reply, or what will have it.
-
-        {"do": "listen", "places"}                {"ports"}, one for each place; 0: this host does not have it
-        {"do": "connect", "targets", "within_s"}  {"tried"}: what went wrong with each, in words; "": nothing
-        {"do": "close"}                           {}; it listens no longer
-        """
-        if request["do"] == "connect":
-            return Connecting(request["targets"], request["within_s"])
+    def _listen_at(self, request: ListenRequest) -> ListenReply:
         self._close()
-        if request["do"] == "close":
-            return {}
-        return {"ports": [self._listen(*place) for place in request["places"]]}
+        return ListenReply(ports=[self._listen(*place) for place in request.places])
+
+    def _stop(self, _: StopListeningRequest) -> DoneReply:
+        self._close()
+        return DoneReply()
 
     def _listen(self, address: str, first: int, stop: int, word: str) -> int:
-        """The port, of these; 0: it cannot be."""
+        """Return the port, one of these; 0: it cannot be."""
 
         def bind(port: int) -> socket.socket:
             return socket.create_server((address, port), family=_family(address), backlog=_BACKLOG)
@@ -91,7 +100,7 @@ class Connecting:
         timeout_s: seconds that they get.
     """
 
-    def __init__(self, targets: Sequence[tuple[str, int, str]], timeout_s: float) -> None:
+    def __init__(self, targets: Sequence[ConnectTarget], timeout_s: float) -> None:
         self._timeout_s = timeout_s
         self._until = time.monotonic() + timeout_s
         self._tried = [""] * len(targets)  # what went wrong
@@ -124,8 +133,8 @@ class Connecting:
         one.close()
         self._tried[number] = what
 
-    def advance(self) -> dict[str, Any] | None:
-        """The reply: of each target what went wrong, in words, "" if nothing did; None: not yet."""
+    def advance(self) -> ConnectReply | None:
+        """Return the reply; None: not yet."""
         for fd, _ in self._poll.poll(0):
             number = self._number_of[fd]
             with contextlib.suppress(BlockingIOError):  # connected, and nothing is said yet
@@ -133,7 +142,7 @@ class Connecting:
         if self._open and time.monotonic() > self._until:
             for number in list(self._open):
                 self._end(number, f"no answer in {self._timeout_s:g} s")
-        return None if self._open else {"tried": self._tried}
+        return None if self._open else ConnectReply(tried=self._tried)
 
     def _hear(self, number: int) -> str:
         one = self._open[number]

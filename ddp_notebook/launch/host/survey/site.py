@@ -6,10 +6,14 @@ import getpass
 import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import psutil
+
+from ddp_notebook.messages.encoding import Message
+from ddp_notebook.messages.hosts import ClockRequest, ClockTimeReply, SiteReply, SiteRequest
 
 # From which a shell that ssh has started makes the environment that the server has, and so its ranks.
 _SHAPING = (
@@ -35,23 +39,21 @@ def _stamp(path: str) -> tuple[int, int] | None:
 _at_start = _stamps()  # the server imports this as it begins
 
 
-def look(directory: str, marker: str) -> dict[str, Any]:
-    """The reply to a question for it. Call it once torch is imported.
+def _look(request: SiteRequest) -> SiteReply:
+    return SiteReply(
+        user=_user(),
+        cuda=sys.modules["torch"].version.cuda or "",
+        free_mib=psutil.virtual_memory().available >> 20,
+        has_directory=Path(request.directory).is_dir(),
+        has_marker=bool(request.marker) and Path(request.directory, request.marker).exists(),
+    )
 
-    Args:
-        directory: the notebook's; "": only the time is asked for, and whether a new server would have another
-            environment, as far as files tell.
-        marker: name of a file that the notebook has made there; "": it could not.
-    """
-    if not directory:
-        return {"time_ns": time.time_ns(), "is_outdated": _stamps() != _at_start}
-    return {
-        "user": _user(),
-        "cuda": sys.modules["torch"].version.cuda or "",
-        "free_mib": psutil.virtual_memory().available >> 20,
-        "has_directory": Path(directory).is_dir(),
-        "has_marker": bool(marker) and Path(directory, marker).exists(),
-    }
+
+def _tell_time(_: ClockRequest) -> ClockTimeReply:
+    return ClockTimeReply(time_ns=time.time_ns(), is_outdated=_stamps() != _at_start)
+
+
+HANDLERS: dict[type[Message], Callable[[Any], Message]] = {SiteRequest: _look, ClockRequest: _tell_time}
 
 
 def _user() -> str:

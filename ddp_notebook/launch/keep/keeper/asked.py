@@ -2,24 +2,67 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from ddp_notebook.errors import HostError, SessionBrokenError
-from ddp_notebook.launch.hosts import Hosts
+from ddp_notebook.launch.cluster import Check
+from ddp_notebook.launch.hosts import DirectHosts
+from ddp_notebook.launch.keep.failures import failure_of
 from ddp_notebook.launch.keep.keeper.heard import Heard
-from ddp_notebook.launch.keep.keeper.journal import Event, Journal
+from ddp_notebook.launch.keep.keeper.journal import Journal
 from ddp_notebook.launch.keep.keeper.notebooks import Notebook, Notebooks
 from ddp_notebook.launch.keep.keeper.queue import Queue
-from ddp_notebook.launch.keep.state import OwnCluster, Waiting
+from ddp_notebook.launch.keep.state import OwnCluster
 from ddp_notebook.launch.members.members import Renumbered
 from ddp_notebook.launch.placement import Placement
-from ddp_notebook.wire.events import Check, ClockProbe, InputReply, Message, Probe, Pull, RunCell
-from ddp_notebook.wire.survival import Resume
+from ddp_notebook.messages.dispatch import Table
+from ddp_notebook.messages.encoding import Message, from_json, to_json
+from ddp_notebook.messages.hosts import DoneReply, LookReply, PingRequest
+from ddp_notebook.messages.keeper import (
+    CancelRequest,
+    CellShown,
+    ClientFileReply,
+    ClientFileRequest,
+    DataReply,
+    DeliveredReply,
+    DropTransfer,
+    FailureReply,
+    FetchRequest,
+    FormRequest,
+    GiveUpRequest,
+    HoldText,
+    LackNothing,
+    LookAtRanksRequest,
+    NotesReply,
+    PlaceReply,
+    PlaceRequest,
+    PutRequest,
+    RegisteredRequest,
+    ReplaceRequest,
+    ReplaceStoreRequest,
+    ResizeRequest,
+    SendToRank,
+    SignalRanksRequest,
+    StatusRequest,
+    StoppedReply,
+    StopRequest,
+    SyncReply,
+    SyncRequest,
+    TellRanks,
+    TextReply,
+    TransferReply,
+    TroubleRequest,
+    WaitingJobs,
+)
+from ddp_notebook.messages.ranks import Check as CheckVariables
+from ddp_notebook.messages.ranks import ClockProbe, InputReply, Probe, Pull, RunCell
+from ddp_notebook.messages.survival import Resume
 
-_QUESTIONS = (Probe, ClockProbe, Check, Pull)  # which change nothing
-_OF_ALL = {"trouble", "status", "look", "fetch", "ping"}  # requests that a read-only notebook may send
+_QUESTIONS = (Probe, ClockProbe, CheckVariables, Pull)  # which change nothing
+# Requests that a read-only notebook may send.
+_OF_ALL = (TroubleRequest, StatusRequest, LookAtRanksRequest, FetchRequest, PingRequest)
 
 
 class Asked:
@@ -36,7 +79,7 @@ class Asked:
     def __init__(
         self,
         cluster: OwnCluster,
-        hosts: Hosts,
+        hosts: DirectHosts,
         journal: Journal,
         queue: Queue,
         notebooks: Notebooks,
@@ -56,32 +99,57 @@ class Asked:
         self._end = end
         self._holding = threading.Lock()
         self.lacking: list[int] = []  # new ranks that have not been told what the others have
+        self._notes: Table[None] = Table(  # what has no reply; each gets the notebook and the message
+            {
+                CancelRequest: lambda notebook, message: notebook.cancelled.add(message.number),
+                SendToRank: self._send,
+                TellRanks: self._tell,
+                DropTransfer: lambda _, message: self._drop(message),  # a read-only notebook that pulls sends it too
+                HoldText: self._hold,
+            }
+        )
+        self._of_driver: Table[None] = Table(  # the same, only of the notebook that drives, with the lock
+            {WaitingJobs: self._on_waiting, LackNothing: self._on_supplied, CellShown: self._on_shown}
+        )
+        self._requests: Table[Message] = Table(  # each gets a check that it is still wanted, and the message
+            {
+                FormRequest: self._form,
+                ReplaceRequest: self._replace,
+                PlaceRequest: self._place,
+                ResizeRequest: self._resize,
+                SignalRanksRequest: self._signal,
+                LookAtRanksRequest: self._look,
+                FetchRequest: self._fetch,
+                PutRequest: self._put,
+                ClientFileRequest: self._client_file,
+                RegisteredRequest: self._check_registered,
+                GiveUpRequest: self._give_up,
+                TroubleRequest: self._trouble,
+                PingRequest: lambda *_: DoneReply(),
+                ReplaceStoreRequest: self._replace_stopped_store,
+                StatusRequest: lambda *_: TextReply(text=self._hosts.status()),
+                SyncRequest: self._sync,
+                StopRequest: self._stop,
+            }
+        )
 
     def serve(self, notebook: Notebook) -> None:
         """Do what it asks until it is gone."""
-        while (said := notebook.hear()) is not None:
-            kind, *arguments = said
-            if kind == "do":
-                number, op, parameters = arguments
-                threading.Thread(target=self._do, args=(notebook, number, op, parameters), daemon=True).start()
-            elif kind == "cancel":
-                notebook.cancelled.add(arguments[0])
-            elif kind == "send":
-                self._send(notebook, *arguments)
-            elif kind == "tell":
-                self._tell(notebook, *arguments)
-            elif kind == "drop":  # an onlooker that pulls sends it too
-                self._drop(*arguments)
-            elif kind == "hold":
-                self._hold(notebook, *arguments)
-            else:
+        while (came := notebook.hear()) is not None:
+            kind = type(came.message)
+            if kind in self._requests:
+                threading.Thread(target=self._do, args=(notebook, *came), daemon=True).start()
+            elif kind in self._notes:
+                self._notes.handle(notebook, came.message)
+            elif kind in self._of_driver:
                 with self._notebooks.lock:  # under which another one takes over, and is told how things are
                     if notebook.drives:
-                        getattr(self, f"_on_{kind}")(*arguments)
+                        self._of_driver.handle(came.message)
 
     # ---- what has no answer, in the order in which it came
 
-    def _send(self, notebook: Notebook, rank: int, message: Message) -> None:
+    def _send(self, notebook: Notebook, what: SendToRank) -> None:
+        rank, message = what.rank, what.message
         if rank not in self._cluster.ranks:
             return  # it has left while this was on its way
         with self._notebooks.lock:
@@ -93,8 +161,8 @@ class Asked:
                 self._journal.on_resumed(rank)
         self._cluster.send(rank, message)
 
-    def _tell(self, notebook: Notebook, message: Any, ranks: list[int]) -> None:
-        ranks = [rank for rank in ranks if rank in self._cluster.ranks]
+    def _tell(self, notebook: Notebook, what: TellRanks) -> None:
+        message, ranks = what.message, [rank for rank in what.ranks if rank in self._cluster.ranks]
         with self._notebooks.lock:
             if not notebook.drives:
                 return  # or a cell would run that the one which has taken over was not told of
@@ -104,14 +172,14 @@ class Asked:
                 self._heard.tell_running()
         self._cluster.tell(message, ranks)
 
-    def _on_queue(self, waiting: list[Waiting]) -> None:
-        self._queue.waiting = waiting
+    def _on_waiting(self, message: WaitingJobs) -> None:
+        self._queue.waiting = message.waiting
         self._heard.tell_running()
 
-    def _hold(self, notebook: Notebook, hold: bool) -> None:
+    def _hold(self, notebook: Notebook, message: HoldText) -> None:
         with self._holding:
             if notebook.drives:
-                self._cluster.hold_text(hold)
+                self._cluster.hold_text(message.hold)
 
     def let_flow(self, driver: Notebook | None) -> None:
         """The one that drove has gone or was relieved, and does not read what it has held back.
@@ -124,110 +192,117 @@ class Asked:
                 self._cluster.hold_text(False)
                 self._heard.take_all()
 
-    def _drop(self, rank: int, transfer: int) -> None:
-        if rank in self._cluster.ranks:
-            self._cluster.drop(rank, transfer)
+    def _drop(self, message: DropTransfer) -> None:
+        if message.rank in self._cluster.ranks:
+            self._cluster.drop(message.rank, message.transfer)
 
-    def _on_supplied(self) -> None:
+    def _on_supplied(self, _: LackNothing) -> None:
         self.lacking = []
 
-    def _on_shown(self, cell: int) -> None:
-        self._journal.on_shown(cell)
+    def _on_shown(self, message: CellShown) -> None:
+        self._journal.on_shown(message.cell)
 
     # ---- what has one
 
-    def _do(self, notebook: Notebook, number: int, op: str, parameters: dict[str, Any]) -> None:
+    def _do(self, notebook: Notebook, message: Message, number: int) -> None:
         def check() -> None:
             if number in notebook.cancelled:
                 raise KeyboardInterrupt
 
-        answer: Event
+        reply: Message
         try:
-            if not notebook.drives and op not in _OF_ALL:
+            if not notebook.drives and not isinstance(message, _OF_ALL):
                 raise SessionBrokenError("another notebook drives this session: %ddp_attach --take-over takes it over")
-            answer = (True, getattr(self, f"_do_{op}")(check, **parameters))
+            reply = self._requests.handle(check, message)
         except BaseException as error:
-            answer = (False, error)
+            reply = FailureReply(failure=failure_of(error))
         try:
-            notebook.tell("reply", number, *answer)
+            notebook.tell(reply, number)
         finally:
             notebook.cancelled.discard(number)
 
-    def _do_form(self, check: Callable[[], None], deadline: float) -> list[str]:
+    def _form(self, check: Check, request: FormRequest) -> NotesReply:
         try:
-            return self._cluster.form(deadline, check)
+            return NotesReply(notes=self._cluster.form(request.deadline, check))
         finally:
             self._changed()
 
-    def _do_replace(self, check: Callable[[], None], ranks: list[int], deadline: float) -> list[str]:
+    def _replace(self, check: Check, request: ReplaceRequest) -> NotesReply:
         try:
-            return self._cluster.replace(ranks, deadline, check)
+            return NotesReply(notes=self._cluster.replace(request.ranks, request.deadline, check))
         finally:
             self._changed()
 
-    def _do_place(self, _: Callable[[], None], stay: list[int], world_size: int, may_share: bool) -> Placement:
-        return self._cluster.place(stay, world_size, may_share=may_share)
+    def _place(self, _: Check, request: PlaceRequest) -> PlaceReply:
+        placement = self._cluster.place(request.stay, request.world_size, may_share=request.may_share)
+        return PlaceReply(placement=to_json(placement))
 
-    def _do_resize(
-        self, check: Callable[[], None], stay: list[int], placement: Placement, deadline: float
-    ) -> list[str]:
+    def _resize(self, check: Check, request: ResizeRequest) -> NotesReply:
+        placement: Placement = from_json(Placement, request.placement)
+
         def renumbered(stayed: Mapping[int, int]) -> None:
             still = [now for now, was in stayed.items() if was in self.lacking]
-            self.lacking = sorted({*still, *range(len(stay), placement.world_size)})
+            self.lacking = sorted({*still, *range(len(request.stay), placement.world_size)})
             self._renumbered(stayed)
 
         try:
-            return self._cluster.resize(stay, placement, deadline, check, renumbered)
+            notes = self._cluster.resize(request.stay, placement, request.deadline, check, renumbered)
+            return NotesReply(notes=notes)
         finally:
             self._changed()
 
-    def _do_signal(self, _: Callable[[], None], ranks: list[int], numbers: list[int], value: int) -> bool:
-        return self._cluster.signal(ranks, *numbers, value=value)
+    def _signal(self, _: Check, request: SignalRanksRequest) -> DeliveredReply:
+        by_servers = self._cluster.signal(request.ranks, *request.numbers, value=request.value)
+        return DeliveredReply(by_servers=by_servers)
 
-    def _do_look(self, _: Callable[[], None], ranks: list[int]) -> Any:
-        return self._cluster.look(ranks)
+    def _look(self, _: Check, request: LookAtRanksRequest) -> LookReply:
+        return LookReply(seen=self._cluster.look(request.ranks))
 
-    def _do_fetch(self, check: Callable[[], None], rank: int, transfer: int, nbytes: int) -> bytearray:
-        return self._cluster.fetch(rank, transfer, nbytes, check)
+    def _fetch(self, check: Check, request: FetchRequest) -> DataReply:
+        return DataReply(data=self._cluster.fetch(request.rank, request.transfer, request.nbytes, check))
 
-    def _do_put(self, check: Callable[[], None], rank: int, data: bytes) -> int:
-        return self._cluster.put(rank, data, check)
+    def _put(self, check: Check, request: PutRequest) -> TransferReply:
+        return TransferReply(transfer=self._cluster.put(request.rank, request.data, check))
 
-    def _do_client_file(self, _: Callable[[], None]) -> tuple[str, int]:
+    def _client_file(self, _: Check, request: ClientFileRequest) -> ClientFileReply:
         try:
-            return self._cluster.client_file()
+            path, pid = self._cluster.client_file()
+            return ClientFileReply(path=path, pid=pid)
         finally:
             self._changed()
 
-    def _do_check_registered(self, _: Callable[[], None]) -> None:
+    def _check_registered(self, _: Check, request: RegisteredRequest) -> DoneReply:
         self._cluster.check_registered()
+        return DoneReply()
 
-    def _do_give_up(self, _: Callable[[], None], why: str, ranks: list[int] | None) -> None:
-        self._cluster.give_up(why, ranks)
+    def _give_up(self, _: Check, request: GiveUpRequest) -> DoneReply:
+        self._cluster.give_up(request.why, request.ranks)
         self._changed()
+        return DoneReply()
 
-    def _do_trouble(self, _: Callable[[], None]) -> str:
+    def _trouble(self, _: Check, request: TroubleRequest) -> TextReply:
         try:
-            return self._cluster.trouble()
+            return TextReply(text=self._cluster.trouble())
         finally:
             self._changed()  # first: the notebook names stopped processes right after this answer
 
-    def _do_ping(self, _: Callable[[], None]) -> None:
-        return
-
-    def _do_replace_stopped_store(self, _: Callable[[], None]) -> None:
+    def _replace_stopped_store(self, _: Check, request: ReplaceStoreRequest) -> DoneReply:
         self._cluster.replace_stopped_store()
         self._changed()
+        return DoneReply()
 
-    def _do_status(self, _: Callable[[], None]) -> str:
-        return self._hosts.status()
+    def _sync(self, check: Check, request: SyncRequest) -> SyncReply:
+        synced = self._hosts.sync(
+            request.folder,
+            overwrite=request.overwrite,
+            also=request.also,
+            is_large=request.is_large,
+            check=check,
+            progress=lambda _: None,
+        )
+        return SyncReply(synced=to_json(synced))
 
-    def _do_sync(self, check: Callable[[], None], **how: Any) -> Any:
-        return self._hosts.sync(check=check, progress=lambda _: None, **how)
-
-    def _do_stop(self, _: Callable[[], None]) -> bool:
-        try:
+    def _stop(self, _: Check, request: StopRequest) -> StoppedReply:
+        with contextlib.suppress(HostError):
             self._end()
-        except HostError:
-            return False
-        return True
+        return StoppedReply()

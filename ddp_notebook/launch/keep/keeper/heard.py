@@ -8,14 +8,25 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ddp_notebook.launch.keep.keeper.journal import Event, Journal
+from ddp_notebook.launch.keep.keeper.journal import Journal
 from ddp_notebook.launch.keep.keeper.notebooks import Notebooks
 from ddp_notebook.launch.keep.keeper.queue import Queue
 from ddp_notebook.launch.keep.recorded import Recorded as RecordedFiles
-from ddp_notebook.launch.keep.state import OwnCluster, Running, Waiting
+from ddp_notebook.launch.keep.state import OwnCluster
 from ddp_notebook.launch.rank_log import RankLog
 from ddp_notebook.launch.receipts import Receipts
-from ddp_notebook.wire.events import Comm, Display, Message, Recorded
+from ddp_notebook.messages.encoding import Message
+from ddp_notebook.messages.framing import Text
+from ddp_notebook.messages.keeper import (
+    ControllerEnded,
+    RankEnded,
+    RankMessage,
+    RanksRenumbered,
+    Running,
+    RunningCells,
+    Waiting,
+)
+from ddp_notebook.messages.ranks import Comm, Display, Recorded
 from ddp_notebook.wire.text import TextSplitter
 
 
@@ -114,7 +125,7 @@ class Heard:
             self._journal.on_renumbered(stayed)
             self._recorded.renumber(stayed, self._most)
             self._changed()
-            self._notebooks.tell("renumbered", stayed)
+            self._notebooks.tell(RanksRenumbered(stayed=dict(stayed)))
 
     # ---- I/O threads
 
@@ -125,7 +136,7 @@ class Heard:
             else:
                 self._journal.on_message(rank, message)
                 self.tell_running()
-            self._notebooks.tell("message", rank, message)
+            self._notebooks.tell(RankMessage(rank=rank, message=message))
             if isinstance(message, Comm | Display) and not self._notebooks.may_come:
                 self._receipts.took(rank, message)  # no notebook drives and shows it: ranks need not wait for one
 
@@ -136,15 +147,15 @@ class Heard:
         key = [(cell.told.cell, sorted(cell.open)) for cell in running], self._queue.waiting
         if key != self._running:
             self._running = key[0], list(key[1])
-            self._notebooks.tell(*self.running(now))
+            self._notebooks.tell(self.running(now))
 
-    def running(self, now: float) -> Event:
+    def running(self, now: float) -> RunningCells:
         """Return the message about cells that run and wait."""
         cells = [
             Running(told=cell.told, ranks=cell.ranks, pending=sorted(cell.open), for_s=now - cell.began_s)
             for cell in self._journal.running
         ]
-        return "running", cells, list(self._queue.waiting)
+        return RunningCells(running=cells, waiting=list(self._queue.waiting))
 
     def take_all(self) -> None:
         """The notebook that drove has gone, and acknowledges nothing that the ranks have sent it."""
@@ -154,17 +165,17 @@ class Heard:
     def on_text(self, rank: int, fd: int, data: bytes) -> None:
         with self._notebooks.lock:
             self._journal.on_text(rank, fd, data)
-            self._notebooks.tell("text", rank, fd, data)
+            self._notebooks.tell(Text(rank, fd, data))
             self.tell_running()
         self._text_of(rank).add(fd, data)
 
     def on_ended(self, rank: int, how: str) -> None:
         self._changed()
         with self._notebooks.lock:
-            self._journal.on_ended(rank, ("ended rank", rank, how))
-            self._notebooks.tell("ended rank", rank, how)
+            self._journal.on_ended(rank, ended := RankEnded(rank=rank, how=how))
+            self._notebooks.tell(ended)
             self.tell_running()
 
     def on_controller_ended(self) -> None:
         self._changed()
-        self._notebooks.tell("controller ended")
+        self._notebooks.tell(ControllerEnded())

@@ -10,15 +10,18 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
+from ddp_notebook.messages.encoding import Message
+from ddp_notebook.messages.framing import Text
+from ddp_notebook.messages.keeper import RankEnded, RankMessage
+from ddp_notebook.messages.ranks import CellDone, Display, InputReply, InputRequest, RunCell
+from ddp_notebook.messages.survival import Stalls, Survives
 from ddp_notebook.records.units import bundle_chars, size
-from ddp_notebook.wire.events import CellDone, Display, InputReply, InputRequest, Message, RunCell
 from ddp_notebook.wire.marks import CellEnd, Mark, MarkReader, Place
-from ddp_notebook.wire.survival import Stalls, Survives
 
-Event = tuple[Any, ...]  # what a notebook is sent: ("text", rank, fd, data), ("message", rank, message), ...
+Event = Message | Text  # what a notebook is sent
 # What an entry takes beside its text or its display's data, measured with tracemalloc (CPython 3.11, 64 bits).
 _TEXT_BYTES, _DISPLAY_BYTES = 220, 1000
 _PIECE_BYTES = 4096  # text that comes in smaller pieces is put together
@@ -84,8 +87,8 @@ class _OfRank:
 
     def begin_anew(self) -> None:
         """A new process has its number, and runs the cell that it has died in."""
-        self.entries = deque(entry for entry in self.entries if entry.event is None or entry.event[0] != "ended rank")
-        self.kept = [entry for entry in self.kept if entry.event is None or entry.event[0] != "ended rank"]
+        self.entries = deque(entry for entry in self.entries if not isinstance(entry.event, RankEnded))
+        self.kept = [entry for entry in self.kept if not isinstance(entry.event, RankEnded)]
         self.survives = self.stalls = None
 
     def add(self, entry: _Entry, limit_bytes: int) -> None:
@@ -102,10 +105,10 @@ class _OfRank:
 
     def add_text(self, rank: int, fd: int, data: bytes, limit_bytes: int) -> None:
         last = self.entries[-1].event if self.entries and self.entries[-1].mark is None else None
-        if last is not None and last[0] == "text" and last[2] == fd and len(last[3]) + len(data) <= _PIECE_BYTES:
+        if isinstance(last, Text) and last.fd == fd and len(last.data) + len(data) <= _PIECE_BYTES:
             self.takes_bytes -= self.entries.pop().takes_bytes
-            data = last[3] + data
-        self.add(_Entry(("text", rank, fd, data), len(data)), limit_bytes)
+            data = last.data + data
+        self.add(_Entry(Text(rank, fd, data), len(data)), limit_bytes)
 
 
 class Journal:
@@ -119,7 +122,7 @@ class Journal:
         >>> journal = Journal("ab12", limit_bytes=1000)
         >>> journal.on_told(RunCell(cell=1, code="print(1)", execution_count=1), [0])
         >>> journal.on_text(0, 1, b"1\\n" + CellEnd(1, 0.5).encode("ab12"))
-        >>> journal.cells[1].is_over, [event[3] for event in journal.events()]
+        >>> journal.cells[1].is_over, [event.data for event in journal.events()]
         (True, [b'1\\n', b'\\x1eab12:1:500000\\x1e\\n'])
         >>> journal.on_shown(1)
         >>> journal.cells, list(journal.events())
@@ -152,15 +155,16 @@ class Journal:
             yield from (_with_rank(entry.event, rank) for entry in of_rank.kept if entry.event is not None)
             if of_rank.left_out_bytes:
                 words = f"... {size(of_rank.left_out_bytes)} before this were not kept ...\n"
-                yield "text", rank, 1, words.encode()
+                yield Text(rank, 1, words.encode())
             for entry in of_rank.entries:
                 lost = isinstance(entry.mark, Place) and entry.mark.number in of_rank.without_display
                 if entry.event is not None and not lost:
                     yield _with_rank(entry.event, rank)
             for fd, data in of_rank.unfinished.items():
                 if data:
-                    yield "text", rank, fd, data
-            yield from (("message", rank, one) for one in (of_rank.survives, of_rank.stalls) if one is not None)
+                    yield Text(rank, fd, data)
+            loop = (of_rank.survives, of_rank.stalls)
+            yield from (RankMessage(rank=rank, message=one) for one in loop if one is not None)
 
     # ---- what happens
 
@@ -189,7 +193,7 @@ class Journal:
         data, at = of_rank.unfinished.get(fd, b"") + data, 0
         for start, end, mark in self._reader.find(data):
             self._add_text(of_rank, rank, fd, data[at:start])
-            of_rank.add(_Entry(("text", rank, fd, data[start:end]), mark=mark), self._limit_bytes)
+            of_rank.add(_Entry(Text(rank, fd, data[start:end]), mark=mark), self._limit_bytes)
             if isinstance(mark, CellEnd) and (cell := self.cells.get(mark.cell)) is not None:
                 cell.close(rank, "text", *["done"] * (mark.duration_s is not None))
                 self._note_end(cell)
@@ -213,7 +217,8 @@ class Journal:
             nbytes, place = max(1, bundle_chars(message.content.get("data") or {})), message.place
         request = message.request if isinstance(message, InputRequest) else 0
         self._of(rank).add(
-            _Entry(("message", rank, message), nbytes, None, message.cell, place, request), self._limit_bytes
+            _Entry(RankMessage(rank=rank, message=message), nbytes, None, message.cell, place, request),
+            self._limit_bytes,
         )
         if isinstance(message, CellDone) and (cell := self.cells.get(message.cell)) is not None:
             cell.goes_well &= message.status == "ok" and message.has_group and not message.group
@@ -282,4 +287,6 @@ class Journal:
 
 def _with_rank(event: Event, rank: int) -> Event:
     """An event of a rank as its number is now."""
-    return event[0], rank, *event[2:]
+    if isinstance(event, Text):
+        return event._replace(process=rank)
+    return replace(event, rank=rank) if isinstance(event, RankMessage | RankEnded) else event

@@ -7,13 +7,14 @@ import queue
 import socket
 import threading
 from collections.abc import Iterable
-from typing import Any
 
 from ddp_notebook.launch import processes
 from ddp_notebook.launch.keep.channel import Channel
 from ddp_notebook.launch.keep.keeper.journal import Event
+from ddp_notebook.messages.framing import Numbered, Text
+from ddp_notebook.messages.keeper import RankMessage, TakenOver
+from ddp_notebook.messages.ranks import Display, Recorded
 from ddp_notebook.records.units import bundle_chars
-from ddp_notebook.wire.events import Display, Recorded
 
 _MOST_WAITING = 256 << 20  # bytes that a notebook has not taken, above which it counts as gone
 _EACH_BYTES = 220  # what an event takes besides, roughly
@@ -37,7 +38,7 @@ class Notebook:
         self.is_welcome = False  # it has been told how things are, and hears what comes
         self._who = processes.identity(pid)
         self._channel = Channel(stream)
-        self._events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[tuple[Event, int] | None] = queue.SimpleQueue()
         self._waiting = 0  # bytes
         self._most_waiting = float("inf")
         self._lock = threading.Lock()
@@ -49,13 +50,17 @@ class Notebook:
         """Whether its process does: a child that it has forked may hold its stream open."""
         return processes.is_running(self._who)
 
-    def tell(self, *event: Any) -> None:
-        """Send it something, in this order. Does not wait."""
+    def tell(self, event: Event, number: int = 0) -> None:
+        """Send it something, in this order. Does not wait.
+
+        Args:
+            number: of the request that this answers.
+        """
         nbytes = _size(event)
         with self._lock:
             self._waiting += nbytes
             too_much = self._waiting > self._most_waiting
-        self._events.put(event)
+        self._events.put((event, number))
         if too_much:
             self._channel.close()
 
@@ -66,14 +71,15 @@ class Notebook:
             events: as large as the journal may be, so they are no sign that it takes nothing.
         """
         for event in events:
-            self.tell(*event)
+            self.tell(event)
         with self._lock:
             self._most_waiting = self._waiting + _MOST_WAITING
         self.is_welcome = True
 
-    def hear(self) -> Event | None:
-        """Wait for what it says next. None: it is gone."""
-        return self._channel.receive()
+    def hear(self) -> Numbered | None:
+        """Wait for its next message. None: it is gone."""
+        came = self._channel.receive()
+        return came if isinstance(came, Numbered) else None
 
     def close(self, wait_s: float = 0.0) -> None:
         """End the stream, after what waits was sent or these seconds."""
@@ -83,9 +89,10 @@ class Notebook:
         self._channel.close()
 
     def _write(self) -> None:
-        while (event := self._events.get()) is not None:
+        while (waiting := self._events.get()) is not None:
+            event, number = waiting
             try:
-                self._channel.send(*event)
+                self._channel.send(event, number)
             except OSError:
                 return  # who reads from it sees its end
             with self._lock:
@@ -93,9 +100,9 @@ class Notebook:
 
 
 def _size(event: Event) -> int:
-    if event[0] == "text":
-        return _EACH_BYTES + len(event[3])
-    message = event[2] if event[0] == "message" else None
+    if isinstance(event, Text):
+        return _EACH_BYTES + len(event.data)
+    message = event.message if isinstance(event, RankMessage) else None
     if isinstance(message, Display):
         return _EACH_BYTES + bundle_chars(message.content.get("data") or {})
     return _EACH_BYTES + (len(message.data) if isinstance(message, Recorded) else 0)
@@ -147,16 +154,16 @@ class Notebooks:
             for other in [one for one in self.all if one.drives]:
                 self.all.remove(other)
                 other.drives = False
-                other.tell("taken over", notebook.about)
+                other.tell(TakenOver(driver=notebook.about))
                 threading.Thread(target=other.close, args=(1.0,), daemon=True).start()
             notebook.drives = notebook.has_driven = True
 
-    def tell(self, *event: Any) -> None:
+    def tell(self, event: Event) -> None:
         """Tell all that were welcomed."""
         with self.lock:
             for notebook in self.all:
                 if notebook.is_welcome:
-                    notebook.tell(*event)
+                    notebook.tell(event)
 
     def remove_dead(self) -> None:
         """Forget those whose process has ended, although something holds their stream open."""

@@ -6,7 +6,6 @@ import contextlib
 import errno
 import hmac
 import os
-import pickle
 import queue
 import secrets
 import shutil
@@ -18,22 +17,27 @@ import threading
 import time
 import traceback
 from collections import deque
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 from ddp_notebook.errors import DDPNotebookError, StartError, UsageError
-from ddp_notebook.launch.hosts import Hosts
+from ddp_notebook.launch.hosts import DirectHosts
+from ddp_notebook.launch.keep.failures import failure_of
 from ddp_notebook.launch.keep.keeper.asked import Asked
 from ddp_notebook.launch.keep.keeper.heard import Heard
 from ddp_notebook.launch.keep.keeper.journal import Journal
 from ddp_notebook.launch.keep.keeper.notebooks import Notebook, Notebooks
 from ddp_notebook.launch.keep.keeper.queue import Queue
 from ddp_notebook.launch.keep.recorded import Recorded
-from ddp_notebook.launch.keep.state import OwnCluster, State, Welcome, folder_of, silent, silent_ranks, state_of
-from ddp_notebook.launch.members.beginning import Beginning
+from ddp_notebook.launch.keep.state import OwnCluster, folder_of, silent, silent_ranks, state_of
+from ddp_notebook.launch.members.beginning import DirectBeginning
 from ddp_notebook.launch.options import Ssh, StartOptions
 from ddp_notebook.launch.preemption import Preemption
+from ddp_notebook.messages.encoding import to_json
+from ddp_notebook.messages.framing import Numbered, Unpacker
+from ddp_notebook.messages.hosts import Notice
+from ddp_notebook.messages.keeper import AllSent, KeeperSpec, SessionEnded, StartStage, State, StateChanged, Welcome
 from ddp_notebook.registry import doors, entries, modes, private
 from ddp_notebook.registry.finding import SESSION
 from ddp_notebook.version import __version__
@@ -46,15 +50,6 @@ _LOOK_IN_CELL_S = 0.25  # the user waits for the name of a process that hangs
 _ENDS_S = 30.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Spec:
-    """What a keeper is started with."""
-
-    options: StartOptions
-    cwd: str
-    sys_path: list[str]
-
-
 class Keeper:
     """Of one session.
 
@@ -62,10 +57,10 @@ class Keeper:
         spec: what was asked for.
     """
 
-    def __init__(self, spec: Spec) -> None:
-        self._spec = spec
-        assert spec.options.keep is not None
-        self._keep = spec.options.keep
+    def __init__(self, spec: KeeperSpec) -> None:
+        self._options = StartOptions.from_json(spec.options)
+        assert self._options.keep is not None
+        self._keep = self._options.keep
         self._notebooks = Notebooks()
         self._queue = Queue()
         self._asked: Asked | None = None
@@ -94,12 +89,12 @@ class Keeper:
     def run(self) -> None:
         """Be the keeper, until the session ends."""
         self._begin_accepting()
-        hosts: Hosts | None = None
+        hosts: DirectHosts | None = None
         try:
             until = time.monotonic() + _FIRST_S
             while not self._notebooks.all and time.monotonic() < until:
                 self._is_to_end(0.01)
-            beginning = Beginning(self._with_lease(), self._check, self._say_stage, OwnCluster)
+            beginning = DirectBeginning(self._with_lease(), self._check, self._say_stage, OwnCluster)
             hosts = beginning.hosts
             self._start(beginning)
             while not self._is_to_end(_LOOK_IN_CELL_S if self._journal.running else _LOOK_S):
@@ -113,17 +108,17 @@ class Keeper:
 
     def _with_lease(self) -> StartOptions:
         """Return the options with a lease of the hosts that is at least as long as the keeper waits for a notebook."""
-        options = self._spec.options
+        options = self._options
         if not isinstance(options.hosts, Ssh):
             return options
         lease_s = max(options.hosts.lease_s, self._keep.alone_s)
         return replace(options, hosts=replace(options.hosts, lease_s=lease_s))
 
-    def _start(self, beginning: Beginning) -> None:
+    def _start(self, beginning: DirectBeginning) -> None:
         keep, hosts = self._keep, beginning.hosts
         heard = Heard(self._notebooks, self._gone)
         self._cluster = cluster = cast(OwnCluster, beginning.make(heard))
-        cluster.tell_what_is_slow(lambda text: self._notebooks.tell("notice", text))
+        cluster.tell_what_is_slow(lambda text: self._notebooks.tell(Notice(text=text)))
         journal = Journal(cluster.mark_token, keep.output_bytes)
         recorded = Recorded(self._spool, keep.recording_bytes)
         heard.begin(cluster, journal, self._queue, recorded, self._spool, self._changed)
@@ -132,7 +127,7 @@ class Keeper:
         self._hosts, self._synced = hosts, beginning.synced
         told = self._changed, heard.on_renumbered, lambda: self.end("stopped", wait=True)
         asked = Asked(cluster, hosts, journal, self._queue, self._notebooks, heard, *told)
-        if (folder := self._spec.options.on_preempt) is not None:
+        if (folder := self._options.on_preempt) is not None:
             self._preemption = Preemption(folder, cluster, lambda: journal.is_in_loop, self._said.append)
             self._preemption.begin()
         with self._notebooks.lock:
@@ -148,7 +143,7 @@ class Keeper:
     def _say_stage(self, line: str) -> None:
         with self._notebooks.lock:
             for notebook in self._notebooks.all:
-                notebook.tell("stage", line)
+                notebook.tell(StartStage(line=line))
 
     def end(self, why: str, *, wait: bool = False) -> None:
         """End the session.
@@ -166,7 +161,7 @@ class Keeper:
             self._told_end.get(timeout=wait_s)
         return bool(self._why)
 
-    def _end(self, hosts: Hosts | None) -> None:
+    def _end(self, hosts: DirectHosts | None) -> None:
         healthy = True
         if self._preemption is not None:
             self._preemption.end()
@@ -180,17 +175,18 @@ class Keeper:
         self._server.close()
         self.entry.remove()
         self._ended.set()
-        failure = None if isinstance(self._failure, KeyboardInterrupt) else self._failure
+        failure = self._failure
+        told = None if failure is None or isinstance(failure, KeyboardInterrupt) else failure_of(failure)
         with self._notebooks.lock:
             for notebook in self._notebooks.all:
-                notebook.tell("ended", self._why or "it failed", failure)
+                notebook.tell(SessionEnded(why=self._why or "it failed", failure=told))
         for thread in self._answering:
             thread.join(_FIRST_WORD_S)
         self._notebooks.close()
 
     # ---- time
 
-    def _look(self, hosts: Hosts) -> None:
+    def _look(self, hosts: DirectHosts) -> None:
         keep = self._keep
         assert self._cluster is not None
         self._restore()
@@ -207,7 +203,7 @@ class Keeper:
                 self._changed()
             said = [self._said.popleft() for _ in range(len(self._said))]
             for notice in [*hosts.notices(), *self._heard.notices(), *said]:
-                self._notebooks.tell("notice", notice)
+                self._notebooks.tell(Notice(text=notice))
         elif now - self._left_s > keep.alone_s:
             self.end(f"no notebook was attached for {keep.alone_s / 3600:g} h")
         elif not self._journal.running and now - max(self._left_s, self._journal.busy_until_s) > keep.idle_s:
@@ -258,7 +254,7 @@ class Keeper:
         if self._cluster is not None and self._asked is not None:
             with self._notebooks.lock:
                 self._state = state_of(self._cluster, self._hosts)
-                self._notebooks.tell("state", self._state)
+                self._notebooks.tell(StateChanged(state=self._state))
 
     # ---- who comes
 
@@ -328,7 +324,7 @@ class Keeper:
 
     def _welcome(self, notebook: Notebook) -> None:
         """Tell it how things are, what was not shown, and from now on what comes. With the lock."""
-        cluster, journal, options = self._cluster, self._journal, self._spec.options
+        cluster, journal = self._cluster, self._journal
         assert cluster is not None and self._asked is not None
         now = time.monotonic()
         driver = self._notebooks.driver
@@ -338,8 +334,8 @@ class Keeper:
             number=notebook.number,
             drives=notebook.drives,
             driver="" if driver is None else driver.about,
-            options=options,
-            synced=self._synced,
+            options=self._options.to_json(),
+            synced=None if self._synced is None else to_json(self._synced),
             state=self._state,
             mark_token=cluster.mark_token,
             folder=self._spool,
@@ -350,7 +346,7 @@ class Keeper:
             recorded=self._recorded.parts(),
             left=self._recorded.left(),
         )
-        notebook.welcome([("welcome", welcome), *journal.events(), self._heard.running(now), ("told all",)])
+        notebook.welcome([welcome, *journal.events(), self._heard.running(now), AllSent()])
 
     def _in_words(self) -> dict[str, Any]:
         """What `python -m ddp_notebook list` shows."""
@@ -383,7 +379,9 @@ def _told(error: BaseException) -> BaseException:
 
 def main() -> None:
     """Be a keeper: first leave whoever has started this process, and tell it the name."""
-    spec: Spec = pickle.load(sys.stdin.buffer)
+    [came] = Unpacker().feed(sys.stdin.buffer.read())
+    assert isinstance(came, Numbered) and isinstance(came.message, KeeperSpec)
+    spec = came.message
     tells = os.dup(1)
     if os.fork():
         os._exit(0)  # the keeper is nobody's child

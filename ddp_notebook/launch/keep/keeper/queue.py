@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ddp_notebook.launch.keep.keeper.journal import Journal
-from ddp_notebook.launch.keep.state import Waiting
-from ddp_notebook.wire.events import RunCell
+from ddp_notebook.messages.keeper import Waiting
+from ddp_notebook.messages.ranks import RunCell
 
 
 class Queue:

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import ProcessGroup, ProcessGroupGloo
 from torch.distributed import PrefixStore, distributed_c10d, get_backend, get_backend_config, is_initialized  # type: ignore[attr-defined]  # exported at run time
 
+from ddp_notebook.messages.ranks import Form
 from ddp_notebook.rank.group import join
 from ddp_notebook.rank.group.calls import Group, timeout_of
 from ddp_notebook.rank.group.connections.cutting import NCCL, Connections
@@ -19,7 +20,6 @@ from ddp_notebook.rank.group.connections.models import Models
 from ddp_notebook.rank.group.recorder import Recorder
 from ddp_notebook.rank.group.stores import connect
 from ddp_notebook.stdlib import contextlib, json, re, threading
-from ddp_notebook.wire.events import Form
 
 _DEFAULT = "0"  # torch's name of the default group
 _KEPT = 2

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from ddp_notebook.messages.ranks import Form
 from ddp_notebook.rank.group.guard.guard import Guard, make_board
 from ddp_notebook.rank.hooks import Core, Feature
-from ddp_notebook.wire.events import Form
 
 
 class CallComparison(Feature):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ddp_notebook.wire.events import Message
+from ddp_notebook.messages.encoding import Message
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

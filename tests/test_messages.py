@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import json
-from typing import Any
+import pkgutil
+import re
+import sys
+from types import SimpleNamespace, UnionType
+from typing import Any, get_args, get_origin, get_type_hints
 
 import pytest
 
-from ddp_notebook.wire import events, files
-from ddp_notebook.wire.events import SHOWN, VERSION, Display, Message, Probe, Pulled, RunCell, decode
-from ddp_notebook.wire.record_options import PROFILES, RecordOptions, profile_of, profile_path
+from ddp_notebook import messages
+from ddp_notebook.launch.host import server
+from ddp_notebook.messages.dispatch import Table
+from ddp_notebook.messages.encoding import SHOWN, VERSION, Message, decode
+from ddp_notebook.messages.hosts import ConnectTarget, FileDigest, FilePart, FoundFile, ListenPlace, Seen
+from ddp_notebook.messages.ranks import Display, Probe, Pulled, RunCell
+from ddp_notebook.messages.record_options import PROFILES, RecordOptions, profile_of, profile_path
 
+MODULES = [
+    importlib.import_module(f"{messages.__name__}.{one.name}") for one in pkgutil.iter_modules(messages.__path__)
+]
 KINDS = [
     kind
-    for module in (events, files)
+    for module in MODULES
     for kind in vars(module).values()
     if isinstance(kind, type) and issubclass(kind, Message) and kind.__module__ == module.__name__
 ]
@@ -24,6 +36,7 @@ SAMPLES: dict[str, Any] = {
     "float": 0.125,
     "str": "é\ud800 \x1e\n",  # a lone surrogate, as os.fsdecode makes them
     "bytes": bytes(range(256)),
+    "bytearray": bytearray(range(256)),
     "bool": True,
     "dict[str, str]": {"LANG": "é", "EMPTY": ""},
     "dict[str, Any]": {"data": {"text/plain": "1"}, "transient": {}, "deep": [{"a": None}]},
@@ -36,13 +49,41 @@ SAMPLES: dict[str, Any] = {
     "list[str] | None": None,
     "dict[str, Any] | None": {"name": "all_reduce", "ranks": [0, 1]},
     "RecordOptions": RecordOptions(level="meta", watch=("loss", "é"), profile=True, profiles="/a {b}", solo=(3, 0.5)),
+    "str | None": None,
+    "list[bool]": [True, False],
+    "dict[int, Seen]": {7: Seen(True, "é"), 0: Seen(False)},
+    "list[ListenPlace]": [ListenPlace("127.0.0.1", 0, 1, "word")],
+    "list[ConnectTarget]": [ConnectTarget("127.0.0.1", 1, "word")],
+    "list[FoundFile | None]": [FoundFile("file", 3, 2**60, 0o640), None],
+    "list[FilePart]": [FilePart("\udcff", 3, False, (0o640, 2**60)), FilePart("link", link="sub")],
+    "list[FileDigest]": [FileDigest("a", "b", 2**60)],
     "list[dict[str, Any]]": [{"source": "page", "start": 0}],
 }
 
 
-def sample(kind: type[Message]) -> Message:
+def value(its: Any) -> Any:
+    """An unusual value of this type."""
+    if its is Message:
+        return Probe(request=7)
+    if isinstance(its, type) and dataclasses.is_dataclass(its):
+        return sample(its)
+    origin, of = get_origin(its), get_args(its)
+    if origin is list:
+        return [value(of[0])]
+    if origin is tuple:
+        return tuple(map(value, of))
+    if origin is dict:
+        return {7: value(of[1]), 0: value(of[1])} if of[0] is int else {"é": value(of[1])}
+    if origin is UnionType:
+        return value(of[0])
+    return SAMPLES[its.__name__]
+
+
+def sample(kind: type[Any]) -> Any:
     """A message with an unusual value in every field."""
-    return kind(**{field.name: SAMPLES[str(field.type)] for field in dataclasses.fields(kind)})
+    hints = get_type_hints(kind)
+    names = {field.name: str(field.type) for field in dataclasses.fields(kind)}
+    return kind(**{name: SAMPLES[its] if its in SAMPLES else value(hints[name]) for name, its in names.items()})
 
 
 def test_every_message_survives_the_wire():
@@ -111,11 +152,34 @@ def test_what_json_cannot_hold_is_sent_as_text():
     assert came == Display(cell=1, msg_type="display_data", content={"data": {"text/plain": "odd"}}, place=1)
 
 
-def test_every_message_is_in_the_table():
+def test_every_message_is_in_the_table_of_its_module():
     for kind in KINDS:
-        assert f"{kind.__name__} " in f"{events.__doc__}{files.__doc__}", (
-            f"{kind.__name__} is missing in the module's table"
-        )
+        assert re.search(rf"\b{kind.__name__}\b", f"{sys.modules[kind.__module__].__doc__}"), kind.__name__
+
+
+def test_two_messages_of_one_name_are_refused():
+    with pytest.raises(TypeError, match="both define a message Probe"):
+        type("Probe", (Message,), {"__module__": "elsewhere"})
+
+
+def test_a_field_that_cannot_be_read_back_is_refused():
+    @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+    class Unclear(Message):
+        value: FoundFile | FilePart
+
+    with pytest.raises(TypeError, match="nothing tells which"):
+        Unclear(value=FoundFile("file", 1, 1, 1)).encode()
+
+
+def test_every_request_to_a_host_server_has_a_handler(monkeypatch):
+    """The server makes the table when it starts; its parts are read without one."""
+    tables: list[Table[Any]] = []
+    monkeypatch.setattr(server, "Table", lambda handlers: tables.append(Table(handlers)))
+    control: Any = SimpleNamespace()
+    server.HostServer(control, lambda: True, {}, "", 0, {}, lambda _: 0)
+    [table] = tables
+    requests = {kind for kind in KINDS if kind.__module__ == "ddp_notebook.messages.hosts"}
+    assert set(table) == {kind for kind in requests if kind.__name__.endswith("Request")}
 
 
 def test_what_is_no_message_is_refused():

@@ -1,8 +1,4 @@
-"""The vocabulary that the notebook and its ranks share: every message, and its binary form.
-
-A message is a frozen dataclass. On the wire it is one frame of JSON (its name and its small fields) followed
-by one frame per `bytes` field, so that pickles and tensors are never copied into text. Both sides import this
-module; it imports neither.
+"""Messages between the notebook and its ranks.
 
     notebook -> rank                               rank -> notebook
     ----------------                               ----------------
@@ -22,105 +18,19 @@ module; it imports neither.
     ClockProbe what does your clock say?           ClockReply   its clock, behind all that it has recorded
     Taken      these displays were shown           ChildStopped a child process of the rank is stopped
 
-    outpost <-> notebook: Arrived  a host server has begun; Stream  bytes between it and its owner;
-                          Warned   its job is to end
-
-`VERSION` counts incompatible changes of this vocabulary and of the framing in `link`. A field more or less is one, also
-with a default: `decode` refuses messages with other fields than its own.
+More are in `cutting`, `faults`, `files`, `resizing` and `survival`. A kernel shows texts of those that are `shown`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ddp_notebook.messages.encoding import Message
+from ddp_notebook.messages.record_options import RecordOptions
 from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
-from ddp_notebook.stdlib import json
-from ddp_notebook.wire.record_options import RecordOptions
 
-VERSION = 5
 TAKEN_EVERY = 4  # messages; a rank may always send so many ahead, see `Taken`
-
-
-def _plain(value: Any) -> Any:
-    """What JSON has no form for."""
-    return value.to_json() if isinstance(value, RecordOptions) else str(value)
-
-
-_to_json = json.JSONEncoder(default=_plain).encode  # made once: `json.dumps` with an option makes an encoder per call
-_of_json = json.JSONDecoder().raw_decode  # `json.loads` guesses the encoding first
-_AS_EVER = RecordOptions()  # mostly
-
-# A kernel shows texts of these messages. Other messages have paths, whose surrogates mean bytes.
-SHOWN = {"ChildStopped", "Display", "Comm", "CellDone", "InputRequest", "Vitals", "Pulled", "Pushed"}
-_KINDS: dict[str, type[Message]] = {}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Message:
-    """Base of all messages."""
-
-    def __init_subclass__(cls) -> None:
-        _KINDS[cls.__name__] = cls
-
-    def encode(self) -> list[bytes]:
-        """Frames: JSON of the name and the small fields, then the `bytes` fields in order of declaration."""
-        small: dict[str, Any] = {}
-        buffers: list[bytes] = []
-        for name in self.__dataclass_fields__:
-            value = getattr(self, name)
-            if isinstance(value, bytes):
-                buffers.append(value)
-            else:
-                small[name] = value
-        return [_to_json([type(self).__name__, small]).encode(), *buffers]
-
-
-def decode(frames: Sequence[bytes | bytearray]) -> Message:
-    """The message that `Message.encode` made these frames from.
-
-    Raises:
-        ValueError: the frames hold no message of this version.
-
-    Example:
-        >>> decode(Interrupt(cell=3).encode())
-        Interrupt(cell=3)
-    """
-    try:
-        (name, small), end = _of_json(text := str(frames[0], "utf-8"))
-        if name in SHOWN and "\\ud" in text:  # JSON in ASCII has two of them for a character such as an emoji
-            small = encodable(small)
-        if end < len(text):
-            raise ValueError("there is more behind it")
-        kind = _KINDS[name]
-        if len(small) < len(kind.__dataclass_fields__):
-            missing = [name for name in kind.__dataclass_fields__ if name not in small]
-            small.update(zip(missing, frames[1:], strict=True))
-        if kind is RunCell:
-            given = small["record"]
-            small["record"] = _AS_EVER if given == {} else RecordOptions.from_json(given)
-        return kind(**small)
-    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-        begin = frames[0][:80] if frames else b""
-        raise ValueError(f"not a message of version {VERSION}: {begin!r}") from error
-
-
-def encodable(value: Any) -> Any:
-    """Return the JSON value with escapes in the place of surrogates. UTF-8 cannot encode them, so no kernel sends them.
-
-    Example:
-        >>> encodable({"evalue": "\\ud800", "traceback": ["\U0001f642"]}) == {
-        ...     "evalue": "\\\\ud800",
-        ...     "traceback": ["\U0001f642"],
-        ... }
-        True
-    """
-    if isinstance(value, str):
-        return value if value.isascii() else value.encode("utf-8", "backslashreplace").decode()
-    if isinstance(value, list):
-        return [encodable(one) for one in value]
-    return {encodable(key): encodable(one) for key, one in value.items()} if isinstance(value, dict) else value
 
 
 # ---- notebook -> rank
@@ -237,7 +147,7 @@ class InputReply(Message):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Comm(Message):
+class Comm(Message, shown=True):
     """A message between a widget's two halves, on a rank and in the browser. Goes both ways: to the rank by the inbox,
     so that a cell that comes after it finds what it has changed."""
 
@@ -328,7 +238,7 @@ class Registered(Message):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChildStopped(Message):
+class ChildStopped(Message, shown=True):
     """The rank waits in a cell for a child process that is stopped, or does so no longer."""
 
     cell: int
@@ -336,7 +246,7 @@ class ChildStopped(Message):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Display(Message):
+class Display(Message, shown=True):
     """What a cell sent to iopub: display_data, execute_result, update_display_data, clear_output, or an error that does
     not end the cell, whose content is its `text`."""
 
@@ -347,7 +257,7 @@ class Display(Message):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CellDone(Message):
+class CellDone(Message, shown=True):
     """The cell ended on this rank. Its text ends where the marker comes through the rank's pipes."""
 
     cell: int
@@ -366,7 +276,7 @@ class CellDone(Message):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pulled(Message):
+class Pulled(Message, shown=True):
     """Answer to `Pull`: the value if it is small, else the transfer to fetch it from and the shared memory that holds
     it. Or why there is none."""
 
@@ -382,7 +292,7 @@ class Pulled(Message):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pushed(Message):
+class Pushed(Message, shown=True):
     """Answer to `Push`: the variables are set, or `error` says why none of them is."""
 
     request: int
@@ -391,7 +301,7 @@ class Pushed(Message):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class InputRequest(Message):
+class InputRequest(Message, shown=True):
     """`input()` or `getpass()` of a cell waits for a line."""
 
     cell: int
@@ -401,7 +311,7 @@ class InputRequest(Message):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Vitals(Message):
+class Vitals(Message, shown=True):
     """Answer to `Probe`."""
 
     request: int
@@ -444,31 +354,3 @@ class ClockReply(Message):
     sent_ns: int  # as asked
     rank_ns: int  # of the rank's clock
     boot: str  # the host's boot: processes of one boot have one clock
-
-
-# ---- notebook <-> outpost
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Arrived(Message):
-    """A host server was started. The first message of an outpost."""
-
-    host: str  # the name that the machine has for itself
-    address: str  # by which others reach it
-    pid: int  # of the host server
-    task: int  # number among the tasks that were started together; -1: nobody has told
-    tasks: int  # how many these are; 0: nobody has told
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Warned(Message):
-    """A signal has come to a task by which its job says that its time is nearly over."""
-
-    signal: str  # its name
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stream(Message):
-    """Bytes of the stream between a host server and its owner; none at its end."""
-
-    data: bytes

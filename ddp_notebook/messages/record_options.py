@@ -57,9 +57,10 @@ class RecordOptions:
         Raises:
             TypeError, ValueError: it was none.
         """
-        return cls(**given)
+        return cls(**given) if given != {} else _USUAL
 
 
+_USUAL = RecordOptions()  # of most cells
 _DEFAULTS = {one.name: one.default for one in fields(RecordOptions)}
 
 

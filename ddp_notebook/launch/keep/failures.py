@@ -1,0 +1,45 @@
+"""Exceptions as data: what a keeper has met is raised in the notebook."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ddp_notebook.errors import DDPNotebookError, HostError
+from ddp_notebook.messages.keeper import Failure
+
+_OTHERS: tuple[type[BaseException], ...] = (KeyboardInterrupt, TimeoutError, OSError)
+
+
+def failure_of(error: BaseException) -> Failure:
+    """Return an exception as data."""
+    number, path = None, None
+    if isinstance(error, OSError) and not isinstance(error, DDPNotebookError):
+        number, path = error.errno, None if error.filename is None else str(error.filename)
+    words = str(error) if number is None else str(getattr(error, "strerror", ""))
+    return Failure(kind=type(error).__name__, words=words, number=number, path=path)
+
+
+def error_of(failure: Failure) -> BaseException:
+    """Return the exception; a `HostError` in the place of one that a notebook does not expect.
+
+    Example:
+        >>> from ddp_notebook.errors import StartError
+        >>> error_of(failure_of(StartError("no ranks"))), error_of(failure_of(FileNotFoundError(2, "not here", "/a")))
+        (StartError('no ranks'), FileNotFoundError(2, 'not here'))
+        >>> error_of(failure_of(ZeroDivisionError("by 0")))
+        HostError('the keeper could not do that: ZeroDivisionError: by 0')
+    """
+    if failure.number is not None:
+        return OSError(failure.number, failure.words, failure.path)
+    for kind in (*_below(DDPNotebookError), *_OTHERS):
+        if kind.__name__ == failure.kind:
+            error = kind.__new__(kind)
+            error.args = (failure.words,) if failure.words else ()
+            return error
+    return HostError(f"the keeper could not do that: {failure.kind}: {failure.words}")
+
+
+def _below(kind: type[BaseException]) -> Iterator[type[BaseException]]:
+    yield kind
+    for one in kind.__subclasses__():
+        yield from _below(one)

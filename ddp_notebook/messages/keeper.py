@@ -1,0 +1,407 @@
+"""Messages between a keeper, which has the ranks of a kept session, and its notebooks.
+
+A notebook starts a keeper with a `KeeperSpec` on its standard input.
+
+    keeper -> notebook                             notebook -> keeper, without a reply
+    ------------------                             -----------------------------------
+    StartStage       a line about the start        SendToRank       a message for the agent of a rank
+    Welcome          all that a notebook needs     TellRanks        a message for the inboxes of ranks
+    StateChanged     hosts and processes           DropTransfer     a rank may forget bulk data
+    RanksRenumbered  more or fewer ranks           HoldText         text stays in the ranks' pipes
+    RunningCells     which cells run and wait      WaitingJobs      jobs whose turn has not come
+    RankMessage      a message of a rank           LackNothing      new ranks were given their variables
+    RankEnded        a rank has ended              CellShown        a cell was shown to its end
+    ControllerEnded  so has that of ipyparallel    CancelRequest    the reply is not awaited any more
+    AllSent          the journal was sent
+    TakenOver        another notebook drives
+    SessionEnded     the session has ended
+
+    request              reply                     request              reply
+    FormRequest          NotesReply                ClientFileRequest    ClientFileReply
+    ReplaceRequest       NotesReply                RegisteredRequest    DoneReply
+    PlaceRequest         PlaceReply                GiveUpRequest        DoneReply
+    ResizeRequest        NotesReply                TroubleRequest       TextReply
+    SignalRanksRequest   DeliveredReply            ReplaceStoreRequest  DoneReply
+    LookAtRanksRequest   LookReply                 StatusRequest        TextReply
+    FetchRequest         DataReply                 SyncRequest          SyncReply
+    PutRequest           TransferReply             StopRequest          StoppedReply
+
+`PingRequest`, `DoneReply`, `LookReply` and `Notice` are those of host servers. Instead of its reply a request may get a
+`FailureReply`. Text of ranks is a frame of its own kind, whose process is the rank, see `messages.framing`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from ddp_notebook.messages.encoding import Message
+from ddp_notebook.messages.ranks import RunCell
+from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
+
+# ---- parts of messages
+
+
+@dataclass(slots=True, kw_only=True)
+class OfHost:
+    """One host. A notebook reads it where it would read a `launch.host.host.Host`."""
+
+    name: str
+    label: str
+    hostname: str
+    is_here: bool
+    is_alive: bool
+    unheard: str
+    silent_s: float
+    pid: int
+    stopped: dict[int, float] = field(default_factory=dict)  # see `Host.stopped`
+
+    @property
+    def is_unreachable(self) -> bool:
+        return bool(self.unheard)
+
+    @property
+    def way_is_here(self) -> bool:
+        return self.is_here
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OfProcess:
+    """One process of a session."""
+
+    number: int
+    kind: str
+    host: str
+    rank: int
+    pid: int
+    status: int | None
+    lost: str
+    tails: dict[int, bytes]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class State:
+    """Of a session."""
+
+    epoch: int
+    placement: dict[str, Any]  # a `launch.placement.Placement`
+    hosts: list[OfHost]
+    processes: list[OfProcess]  # that were not replaced
+    is_running: bool
+    is_stopped: bool
+    words: str  # names of the hosts
+    trouble: str = ""  # see `Cluster.pulse`
+    silent: dict[int, float] = field(default_factory=dict)  # rank -> monotonic time of its last message
+    unheard: dict[int, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waiting:
+    """A job whose turn has not come."""
+
+    told: RunCell  # its number comes with its turn
+    ranks: list[int] | None  # None: all
+    timeout_s: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Running:
+    """A running cell, for notebooks that only look."""
+
+    told: RunCell
+    ranks: list[int]
+    pending: list[int]  # ranks on which it has not ended
+    for_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """An exception."""
+
+    kind: str  # name of its class
+    words: str
+    number: int | None = None  # errno
+    path: str | None = None  # of an OSError
+
+
+# ---- keeper -> notebook
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeeperSpec(Message):
+    """On the standard input of a new keeper."""
+
+    options: dict[str, Any] = field(repr=False)  # a `launch.options.StartOptions`
+    cwd: str
+    sys_path: list[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartStage(Message):
+    line: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Welcome(Message):
+    """The first message to a notebook, after the stages of a start."""
+
+    name: str
+    number: int  # of the notebook
+    drives: bool
+    driver: str  # the notebook that drives
+    options: dict[str, Any]  # a `launch.options.StartOptions`
+    synced: dict[str, Any] | None  # a `launch.sync.sync.Synced`
+    state: State
+    mark_token: str
+    folder: str
+    cells: list[tuple[RunCell, list[int], float]]  # that were not shown: with their ranks, and for how many seconds
+    last_cell: int
+    lacking: list[int]  # new ranks that may lack variables: a notebook ended while it resized the session
+    waiting: list[Waiting]  # jobs of the notebook that drove before
+    recorded: list[tuple[str, int]]  # see `launch.keep.recorded`
+    left: list[tuple[int, bytes]] = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateChanged(Message):
+    state: State
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RanksRenumbered(Message):
+    stayed: dict[int, int]  # the former number of each rank that has stayed, by its new one
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunningCells(Message):
+    running: list[Running]
+    waiting: list[Waiting]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankMessage(Message):
+    rank: int
+    message: Message
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankEnded(Message):
+    rank: int
+    how: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControllerEnded(Message):
+    """The controller of ipyparallel has ended."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AllSent(Message):
+    """All was sent that was not shown before."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TakenOver(Message):
+    driver: str  # the notebook that drives now
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionEnded(Message):
+    why: str
+    failure: Failure | None
+
+
+# ---- notebook -> keeper, without a reply
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SendToRank(Message):
+    rank: int
+    message: Message
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TellRanks(Message):
+    message: Message
+    ranks: list[int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DropTransfer(Message):
+    rank: int
+    transfer: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HoldText(Message):
+    hold: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WaitingJobs(Message):
+    waiting: list[Waiting]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LackNothing(Message):
+    """New ranks have the variables of the others."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CellShown(Message):
+    cell: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CancelRequest(Message):
+    number: int  # of the request
+
+
+# ---- requests and replies
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailureReply(Message):
+    failure: Failure
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FormRequest(Message):
+    deadline: float  # monotonic time
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplaceRequest(Message):
+    ranks: list[int]
+    deadline: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NotesReply(Message):
+    notes: list[str]  # what ranks could not have again
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlaceRequest(Message):
+    stay: list[int]
+    world_size: int
+    may_share: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlaceReply(Message):
+    placement: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResizeRequest(Message):
+    stay: list[int]
+    placement: dict[str, Any]
+    deadline: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SignalRanksRequest(Message):
+    ranks: list[int]
+    numbers: list[int]
+    value: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeliveredReply(Message):
+    by_servers: bool  # see `Cluster.signal`
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LookAtRanksRequest(Message):
+    ranks: list[int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchRequest(Message):
+    rank: int
+    transfer: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataReply(Message):
+    data: bytearray = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PutRequest(Message):
+    rank: int
+    data: bytes = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransferReply(Message):
+    transfer: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientFileRequest(Message):
+    """See `Cluster.client_file`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientFileReply(Message):
+    path: str
+    pid: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegisteredRequest(Message):
+    """See `Cluster.check_registered`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GiveUpRequest(Message):
+    why: str
+    ranks: list[int] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TroubleRequest(Message):
+    """See `Cluster.trouble`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplaceStoreRequest(Message):
+    """See `Cluster.replace_stopped_store`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatusRequest(Message):
+    """See `Hosts.status`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextReply(Message):
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SyncRequest(Message):
+    """See `Hosts.sync`."""
+
+    folder: str | None
+    overwrite: bool
+    also: list[str]
+    is_large: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SyncReply(Message):
+    synced: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopRequest(Message):
+    """End the session."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoppedReply(Message):
+    """The session has ended."""
