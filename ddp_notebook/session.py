@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from ddp_notebook.errors import DDPNotebookError, SessionExistsError, StartError, UsageError
+from ddp_notebook.errors import DDPNotebookError, SessionBrokenError, SessionExistsError, StartError, UsageError
 from ddp_notebook.launch.cluster import Beginning, Cluster
 from ddp_notebook.launch.members.beginning import DirectBeginning
 from ddp_notebook.launch.options import StartOptions
@@ -20,7 +20,7 @@ from ddp_notebook.on_rank import refuse_on_rank
 from ddp_notebook.records.words import list_ranks, name_ranks
 from ddp_notebook.run.agree.agreement import Agreement
 from ddp_notebook.run.agree.words import list_names
-from ddp_notebook.run.assembly import Parts, require
+from ddp_notebook.run.assembly import NOT_STARTED, Parts
 from ddp_notebook.run.cells.cell import CellRun
 from ddp_notebook.run.cells.interrupt import Interrupts, keyboard_interrupt, uninterrupted
 from ddp_notebook.run.cells.options import check_timeout
@@ -184,7 +184,9 @@ class Session:
 
     @property
     def _parts(self) -> Parts:
-        return require(self._assembled)
+        if self._assembled is None:
+            raise SessionBrokenError(NOT_STARTED)
+        return self._assembled
 
     @property
     def world_size(self) -> int:
@@ -710,7 +712,9 @@ class Session:
     @property
     def _views(self) -> Placing:
         """Where its monitors stand. `widgets.Monitor(session)` is one more."""
-        return require(self._live)
+        if self._live is None:
+            raise SessionBrokenError(NOT_STARTED)
+        return self._live
 
     def _beside(self, sink: Sink | None, code: str) -> Beside | None:
         return None if sink is None else self._views.beside(sink, code)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ddp_notebook.errors import RankError
-from ddp_notebook.run.cells.advice import advice
+from ddp_notebook.run.cells.result import advice
 
 _NO_GPU = "These ranks have no GPU: write `device` where it says cuda"
 

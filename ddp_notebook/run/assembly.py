@@ -6,9 +6,9 @@ import itertools
 import sys
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
-from ddp_notebook.errors import SessionBrokenError, UsageError
+from ddp_notebook.errors import UsageError
 from ddp_notebook.launch.client import SharedClient
 from ddp_notebook.launch.cluster import Cluster, Hosts
 from ddp_notebook.launch.options import StartOptions
@@ -42,9 +42,9 @@ from ddp_notebook.run.values.transfers import Transfers
 if TYPE_CHECKING:
     from ddp_notebook.launch.keep.remote import Remote
 
+NOT_STARTED = "this session has no ranks yet: wait until its start has ended"
 _SILENT_S = 1.5  # a rank speaks each second
 _LONG_S = 5.0
-T = TypeVar("T")
 
 
 class Parts:
@@ -215,14 +215,3 @@ def _folder_of(cluster: Cluster) -> str:
     if not cluster.is_here:
         raise UsageError("--profile is there for ranks on the notebook's machine only: their files stay on their hosts")
     return cluster.directory
-
-
-def require(part: T | None) -> T:
-    """Return a part of a session.
-
-    Raises:
-        SessionBrokenError: the session is still starting, and another thread uses it.
-    """
-    if part is None:
-        raise SessionBrokenError("this session has no ranks yet: wait until its start has ended")
-    return part

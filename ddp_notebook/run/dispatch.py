@@ -11,6 +11,12 @@ Handler = Callable[[int, Any], object]  # gets the rank and the message
 Handlers = Mapping[type[Message], Handler]
 
 
+class OnText(Protocol):
+    """Gets text of a rank, from one of its two pipes."""
+
+    def __call__(self, rank: int, fd: int, data: bytes) -> None: ...
+
+
 class OfCells(Protocol):
     """Who is told of what belongs to cells and is no message."""
 
@@ -45,6 +51,7 @@ class Dispatch:
         self._handlers: dict[type[Message], list[Handler]] = {}
         self._cells: OfCells | None = None
         self._client: OfClient | None = None
+        self.on_text: OnText = _drop_text
 
     def add(self, handlers: Handlers) -> None:
         """Have these kinds of messages handled. Several may handle one kind, in the order in which they were added."""
@@ -54,17 +61,13 @@ class Dispatch:
     def connect(self, cells: OfCells, client: OfClient) -> None:
         """Have text and ends of processes handled."""
         self._cells = cells
+        self.on_text = cells.on_text
         self._client = client
 
     def on_message(self, rank: int, message: Message) -> None:
         """A message of a rank. What nobody has asked for is dropped."""
         for handle in self._handlers.get(type(message), ()):
             handle(rank, message)
-
-    def on_text(self, rank: int, fd: int, data: bytes) -> None:
-        """Text of a rank."""
-        if self._cells is not None:
-            self._cells.on_text(rank, fd, data)
 
     def on_ended(self, rank: int, how: str) -> None:
         """A rank's process ended."""
@@ -84,3 +87,7 @@ class Dispatch:
             self._cells.on_gone()
         if self._client is not None:
             self._client.on_gone()
+
+
+def _drop_text(rank: int, fd: int, data: bytes) -> None:
+    pass

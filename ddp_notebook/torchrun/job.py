@@ -8,7 +8,7 @@ import threading
 import time
 from pathlib import Path
 
-from ddp_notebook.errors import UsageError
+from ddp_notebook.errors import SessionBrokenError, UsageError
 from ddp_notebook.launch.elastic import logs
 from ddp_notebook.launch.rank_log import RankLog
 from ddp_notebook.messages.cutting import WasCut
@@ -22,7 +22,7 @@ from ddp_notebook.registry.entries import Entry
 from ddp_notebook.registry.finding import TORCHRUN
 from ddp_notebook.registry.identities import Identity
 from ddp_notebook.registry.torchrun import Place
-from ddp_notebook.run.assembly import require
+from ddp_notebook.run.assembly import NOT_STARTED
 from ddp_notebook.run.groups.diagnosis import Views
 from ddp_notebook.run.interrupted import OF_TORCHRUN_JOB, tells_interrupts
 from ddp_notebook.run.questions import Questions
@@ -250,7 +250,9 @@ class TorchrunJob:
         """The monitors of the job."""
         self._close_stale()
         self._some_round()
-        return require(self._live)
+        if self._live is None:
+            raise SessionBrokenError(NOT_STARTED)
+        return self._live
 
     def __repr__(self) -> str:
         size = self.world_size

@@ -14,15 +14,13 @@ from ddp_notebook.launch.process import RANK
 from ddp_notebook.messages.ranks import Display, InputReply, Interrupt, Probe, RunCell, Vitals
 from ddp_notebook.messages.record_options import RecordOptions
 from ddp_notebook.records.words import format_ranks, list_ranks, name_ranks, train_apart
-from ddp_notebook.run.cells import outcome
 from ddp_notebook.run.cells.arrivals import Arrivals
 from ddp_notebook.run.cells.cell import CellRun
 from ddp_notebook.run.cells.elsewhere import Elsewhere, RunElsewhere
 from ddp_notebook.run.cells.interrupt import Interrupts, keyboard_interrupt, press_for_all
-from ddp_notebook.run.cells.result import CellResult
-from ddp_notebook.run.cells.silence import Halt, Reached
+from ddp_notebook.run.cells.result import CellResult, raise_if_bad
 from ddp_notebook.run.cells.turn import Place, Turn
-from ddp_notebook.run.cells.watch import NOTEBOOK, Beside, Waiter, Watch
+from ddp_notebook.run.cells.watch import NOTEBOOK, Beside, Halt, Reached, Waiter, Watch
 from ddp_notebook.run.groups.diagnosis import Views
 from ddp_notebook.run.groups.looks import Looks
 from ddp_notebook.run.groups.mend import Mend
@@ -239,7 +237,7 @@ class Cells:
         self.on_shown(run.number)
         if not self._cluster.is_running:
             self._check(run.result.ranks)
-        outcome.raise_if_bad(
+        raise_if_bad(
             run.result,
             pending,
             bool(interrupts.count),

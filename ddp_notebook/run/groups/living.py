@@ -97,7 +97,8 @@ class Living:
         Raises:
             UsageError: no such rank.
         """
-        return parse_ranks(ranks, self._cluster.placement.world_size)
+        world_size = self._cluster.placement.world_size
+        return list(range(world_size)) if ranks is None else parse_ranks(ranks, world_size)
 
     @property
     def to_ask(self) -> list[int] | None:
