@@ -21,7 +21,7 @@ extensions = [
     "sphinx_design",
 ]
 root_doc = "index"
-exclude_patterns = ["README.md", "extra"]  # index.md includes README.md
+exclude_patterns = ["README.md", "extra", "measurements"]  # index.md includes README.md
 
 # ---- texts and notebooks
 

@@ -9,7 +9,7 @@ value is null. A field may have one of these types, nested in any way:
     Path                                a string
     a dataclass, a NamedTuple           an object with its fields, a list
     a class with to_json and from_json  whatever these return and accept
-    Message, or a kind of messages      a message in a message
+    Message, or a kind of messages      a message in a message, whose sender has decoded or made it
 
 Nothing is pickled, and `decode` creates no object of any other class.
 """
@@ -247,8 +247,6 @@ def _reads_message(base: type[Message]) -> Read:
         if not issubclass(kind, base):
             raise ValueError(f"{name} is no {base.__name__}")
         codec = _CODECS.get(kind) or _Codec.of(kind)
-        if codec.is_shown:
-            small = encodable(small)
         if len(small) != codec.size:
             raise ValueError("there are other fields")
         for field, read in codec.readers:
