@@ -103,6 +103,7 @@ print("magics", *shell.magics_manager.magics["line"])
     [pytest.param([name], marks=pytest.mark.long) for name in features.FEATURES] + [list(features.FEATURES)],
     ids=",".join,
 )
+@pytest.mark.processes
 def test_a_notebook_works_without(off):
     env = {**os.environ, VARIABLE: ",".join(off)}
     done = subprocess.run([sys.executable, "-c", _CELLS], env=env, capture_output=True, text=True, timeout=120)

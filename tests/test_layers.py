@@ -29,11 +29,11 @@ MAY_IMPORT = {
     "messages": {"messages", "stdlib"},
     "wire": {"wire", "messages", "stdlib"},
     "registry": {"registry", "records", "errors", "version"},
-    "rank": {"rank", "wire", "records", "registry", "stdlib"},
-    "launch": {"launch", "wire", "records", "registry", "errors", "version", "line_parser", "on_rank"},
-    "observe": {"observe", "wire", "records", "errors"},
-    "run": {"run", "launch", "observe", "wire", "records", "registry", "errors", "line_parser", "status"},
-    "widgets": {"widgets", "run", "observe", "wire", "records", "errors"},
+    "rank": {"rank", "wire", "messages", "records", "registry", "stdlib"},
+    "launch": {"launch", "wire", "messages", "records", "registry", "errors", "version", "line_parser", "on_rank"},
+    "observe": {"observe", "wire", "messages", "records", "errors"},
+    "run": {"run", "launch", "observe", "wire", "messages", "records", "registry", "errors", "line_parser", "status"},
+    "widgets": {"widgets", "run", "observe", "wire", "messages", "records", "errors"},
 }
 # A layer above that single files import.
 MAY_IMPORT_TOO = {
@@ -41,7 +41,6 @@ MAY_IMPORT_TOO = {
     "launch/host/preload.py": "rank",  # imports it before ranks are forked
     "launch/elastic/rendezvous.py": "rank",
     "observe/recording.py": "widgets",  # `Recording.save_html`
-    "rank": {"rank", "wire", "messages", "records", "registry", "stdlib"},
 }
 SHARES_A_PROCESS_WITH_CELLS = ["records", "messages", "wire", "rank"]
 NOTEBOOK_SIDE = [

@@ -10,17 +10,19 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from ddp_notebook.launch.forming import Check
 from ddp_notebook.launch.host.host import Host
 from ddp_notebook.launch.members.members import Renumbered
 from ddp_notebook.launch.placement import Placement
 from ddp_notebook.launch.process import RANK, Process, Processes
-from ddp_notebook.launch.sync.sync import Synced
 from ddp_notebook.messages.encoding import Message
 from ddp_notebook.messages.hosts import Seen
 from ddp_notebook.wire.memory import Memory
+
+if TYPE_CHECKING:
+    from ddp_notebook.launch.sync.sync import Synced
 
 __all__ = ["Beginning", "Check", "Cluster", "Hosts", "Listener"]
 HANGS_S = 5.0  # without an answer, until something that needs it is given up; a loaded machine is slow
