@@ -42,6 +42,8 @@ from ddp_notebook.errors import (
 from ddp_notebook.version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from types import FrameType
+
     from IPython.core.interactiveshell import InteractiveShell
 
     from ddp_notebook.launch.options import Client, Keep, Mpi, Profile, Slurm, Ssh
@@ -177,14 +179,16 @@ def _load(shell: InteractiveShell) -> None:
 
     refuse_on_rank("the extension serves the notebook: call %load_ext ddp_notebook")
     magics.load(shell)
-    if warm.is_wanted():
+    session = sys.modules.get("ddp_notebook.session")  # not imported before it is needed
+    has_ranks = session is not None and session.current() is not None  # the extension was loaded again
+    if warm.is_wanted() and not has_ranks:
         with uninterrupted("interrupted, but the extension is loaded"):
             warm.prepare()
             warm.import_in_background("ddp_notebook.having", "ddp_notebook.launch.start_line")
 
 
 def unload_ipython_extension(shell: InteractiveShell) -> None:
-    """`%unload_ext ddp_notebook`: end the ranks and the host server."""
+    """`%unload_ext ddp_notebook`: end the ranks and the host server. `%reload_ext` keeps them."""
     from ddp_notebook import having
     from ddp_notebook.launch import warm
     from ddp_notebook.run import debugging, forgotten
@@ -192,7 +196,19 @@ def unload_ipython_extension(shell: InteractiveShell) -> None:
 
     debugging.unwatch(shell)
     forgotten.unwatch(shell)
+    if _is_reload(shell):
+        return
     session = current()
     if session is not None:
         print(having.end(session))
     warm.drop()
+
+
+def _is_reload(shell: InteractiveShell) -> bool:
+    """Return whether `%reload_ext` unloads the extension, to load it again."""
+    manager: Any = shell.extension_manager
+    reload = type(manager).reload_extension.__code__
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code is not reload:
+        frame = frame.f_back
+    return frame is not None

@@ -37,6 +37,14 @@ def script(tmp_path) -> Path:
     return path
 
 
+def test_reloading_the_extension_keeps_the_ranks_and_their_variables(ranks):
+    ranks.run("%on_all_ranks kept = rank + 40")
+    reply = ranks.run("%reload_ext ddp_notebook")
+    assert (reply.status, reply.stdout, reply.stderr) == ("ok", "", "")
+    assert ranks.run("%on_all_ranks kept").stdout == "[0] 40\n[1] 41\n"
+    assert ranks.run("rank").stderr.count("put %%on_all_ranks above") == 1
+
+
 def test_debug_after_a_failed_cell(ranks):
     assert ranks.run("%%on_all_ranks\ndef f(a):\n    b = a / 0\nf(rank + 1)").ename == "RankError"
     reply = ranks.run("%debug", timeout_s=20)
