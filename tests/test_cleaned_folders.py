@@ -256,6 +256,7 @@ except FileNotFoundError:
 """
 
 
+@pytest.mark.processes
 def test_a_tensor_is_pulled_into_a_notebook_whose_working_directory_was_removed():
     """oneMKL ends a process that imports torch in such a directory, and with it the notebook."""
     code = _UNPICKLE_IN_A_REMOVED_DIRECTORY

@@ -9,7 +9,7 @@ import pytest
 
 from ddp_notebook.launch.host.merging import Merge
 from ddp_notebook.launch.host.pipes import Pipes
-from ddp_notebook.wire.marks import CellEnd, Change
+from ddp_notebook.wire.marks import CellEnd, Change, Place
 
 TOKEN = "0123456789abcdef"
 
@@ -124,3 +124,9 @@ def test_text_of_a_dead_child_is_released(pipes):
 def test_a_long_text_does_not_wait():
     merge = Merge(TOKEN)
     assert list(merge.feed(2, change(1) + b"x" * (1 << 21))) == [(2, b"x" * (1 << 21))]
+
+
+def test_a_mark_at_the_end_of_the_text_is_not_held():
+    """A thread displays between two cells, and nothing follows it."""
+    data = b"text" + Place(5).encode(TOKEN)
+    assert list(Merge(TOKEN).feed(1, data)) == [(1, data)]

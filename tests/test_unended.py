@@ -207,6 +207,19 @@ def interrupt_at_the_end_of(owner, step):
 
     setattr(owner, step, do_once)
 
+def interrupt_at_the_end_of_the_last_hook():
+    hooks = runner._hooks.cell_begins
+    begins = hooks[-1]
+
+    def do_once(*arguments):
+        hooks[-1] = begins
+        try:
+            begins(*arguments)
+        finally:
+            interrupt()
+
+    hooks[-1] = do_once
+
 def interrupt_in_a_hook():
     def hook(_):
         get_ipython().events.unregister("pre_run_cell", hook)
@@ -224,7 +237,7 @@ def interrupt_in_a_hook():
         "interrupt_at_the_end_of(runner._streams, 'begin')",
         "interrupt_at_the_end_of(runner._parents, 'set')",
         "interrupt_at_the_end_of(runner._tracebacks, 'begin')",
-        "interrupt_at_the_end_of(runner._recording, 'begin_cell')",
+        "interrupt_at_the_end_of_the_last_hook()",
         "interrupt_at_the_end_of(runner._shell, 'transform_cell')",
         "interrupt_in_a_hook()",  # IPython prints what it raises, and would go on with the cell
         "interrupt_at_the_end_of(runner._shell.history_manager, 'store_inputs')",

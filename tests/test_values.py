@@ -403,9 +403,9 @@ from dataclasses import replace
 class Bomb:
     def __reduce__(self): return os.mkdir, (folder,)
 def forged(answer): return answer
-def hostile(message, *_):
+def hostile(request, *_):
     from ddp_notebook.messages.ranks import Pulled
-    agent.send(forge(Pulled(request=message.request, about="it\x1b[2J", data=b"", nbytes=10)))
+    agent.send(forge(Pulled(request=request, about="it\x1b[2J", data=b"", nbytes=10)))
 agent = RankEngine.instance()._rank.agent
 RankEngine.instance()._rank._answer, honest = hostile, RankEngine.instance()._rank._answer
 """

@@ -145,7 +145,7 @@ import json, random, time
 from torch.nn.parallel import DistributedDataParallel
 from ddp_notebook.rank.engine import RankEngine
 _rank = RankEngine.instance()._rank
-_recorder, _tape = _rank._network.recorder, _rank._recording.tape
+_recorder, _tape = _rank._network.recorder, _rank._core.recording.tape
 _model, _shape, _bucket_cap_mb = MODEL
 _model = DistributedDataParallel(_model, bucket_cap_mb=_bucket_cap_mb)
 _optimizer = torch.optim.SGD(_model.parameters(), lr=0.001)

@@ -24,7 +24,7 @@ import gc, json, os, threading, psutil
 from torch.nn.parallel import DistributedDataParallel
 from ddp_notebook.rank.engine import RankEngine
 _rank = RankEngine.instance()._rank
-_recorder, _tape = _rank._network.recorder, _rank._recording.tape
+_recorder, _tape = _rank._network.recorder, _rank._core.recording.tape
 _process = psutil.Process()
 groups = [dist.new_group([0, 1]) for _ in range(2)]
 mine = [dist.new_group([0]), dist.new_group([1])][rank]

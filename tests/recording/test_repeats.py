@@ -320,7 +320,7 @@ recorder = RankEngine.instance()._rank._network.recorder
 calls = [call for call in list(recorder.live.values()) if type(call).__name__ == "Repeat"]
 before = [call.kept for call in calls]
 del models; gc.collect(); held = held() is not None
-RankEngine.instance()._rank._recording.drain.flush()
+RankEngine.instance()._rank._core.recording.drain.flush()
 again = [call.backward.again for call in calls]
 kept, is_done, works = [call.kept for call in calls], [call.is_done for call in calls], [call.work for call in calls]
 """

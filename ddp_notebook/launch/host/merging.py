@@ -61,8 +61,9 @@ class Merge:
     def _free(self, fd: int) -> Iterator[tuple[int, bytes]]:
         """The text of a pipe up to the first change that the other pipe has not reached."""
         assert self._marks is not None
-        data, at = self._held[fd], 0
+        data, at, marks_end = self._held[fd], 0, 0
         for start, end, mark in self._marks.find(data):
+            marks_end = end
             if not isinstance(mark, Change):
                 continue
             if start > at:
@@ -73,7 +74,7 @@ class Merge:
                 self._held[fd] = data[at:]
                 return
             at = end
-        stop = self._marks.complete_until(data, at)
+        stop = self._marks.complete_until(data, marks_end)
         if stop > at:
             yield fd, data[at:stop]
         self._held[fd] = data[stop:]
