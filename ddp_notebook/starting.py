@@ -85,7 +85,8 @@ def start(
         [0] 0
         [1] 1
         '1\\n'
-        >>> ddp_notebook.start(4, hosts=Ssh("gpu1,gpu2", python="/envs/x/bin/python", sync="."), keep=Keep(hours=12))
+        >>> hosts = Ssh("gpu1,gpu2", python="/envs/x/bin/python", sync=".")
+        >>> ddp_notebook.start(4, hosts=hosts, keep=Keep(hours=12))  # doctest: +SKIP
         <Session: 4 ranks on gpu1 and gpu2, nccl>
     """
     refuse_on_rank("ranks start no ranks: call start")
