@@ -9,7 +9,7 @@ import pytest
 from ddp_notebook.messages.ranks import Display
 from ddp_notebook.run.output.fold import Fold, Folded, Item, Tail
 
-# As documented in the README. Not imported: a test has to fail if the code has another value.
+# The README documents these values. They are not imported, so that a test fails if the code has others.
 TWINS_S, OTHERS_S = 0.05, 0.5
 
 

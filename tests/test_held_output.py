@@ -1,4 +1,4 @@
-"""What leaves an outlet, and in which order, where output waits for a view that is to stand above it."""
+"""Output that waits for a view to be shown above it leaves the outlet in order."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_what_is_held_leaves_in_order_when_it_is_no_longer_held():
     held.is_held = True
     held.outlet.write("stdout", "c")
     held.outlet.drain()
-    assert held.page.got[-1] == "c", "the cell is over, or a note of ours comes"
+    assert held.page.got[-1] == "c", "the cell is over, or the package adds a line"
 
 
 def test_a_clear_never_removes_what_was_shown_while_it_was_held():

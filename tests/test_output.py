@@ -96,7 +96,7 @@ def test_lines_of_stdout_and_stderr_keep_the_order_in_which_a_rank_wrote_them(ra
     reply = ranks.run("%%on_all_ranks\n" + textwrap.dedent(code))
     shown = "".join(text if name != "display" else text["data"]["text/plain"] + "\n" for name, text in reply.shown)
     lines = [line.partition("] ") for line in shown.splitlines()]
-    for rank in range(3):  # a late rank has lines of its own
+    for rank in range(3):  # a late rank has separate lines
         of_rank = [text[0] for label, _, text in lines if rank in _RANKS_OF[label]]
         assert of_rank == list("abcde") * 20, shown
     assert shown.count("[0-2] b\n") > 10, shown

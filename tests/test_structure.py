@@ -83,7 +83,7 @@ def _names(node: ast.expr) -> str:
 
 
 def without_super_init(sources: Mapping[str, str]) -> set[str]:
-    """Return classes with an `__init__` of their own that call none of a base, though one has it.
+    """Return classes whose `__init__` does not call the `__init__` of a base that has one.
 
     Args:
         sources: by module.

@@ -77,7 +77,7 @@ def test_debug_after_an_error_of_the_notebooks_own(ranks):
         assert ranks.finish(message).status == "ok"
 
 
-# ---- errors that IPython's magics show and do not raise
+# ---- errors that IPython magics show and do not raise
 
 
 _FAILS_ON_1 = """

@@ -42,7 +42,7 @@ def record(path: Path) -> None:
     """Train on the ranks, and save what they have recorded as a page."""
     session = ddp_notebook.start(RANKS, backend="gloo")
     try:
-        session.run(TRAINS, quiet=True, execution_count=2, file="In [2]")  # as a notebook runs it: it has a label
+        session.run(TRAINS, quiet=True, execution_count=2, file="In [2]")  # the label that the cell has in a notebook
         session.recording.save_html(path)
     finally:
         session.stop()

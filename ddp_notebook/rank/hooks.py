@@ -67,7 +67,7 @@ class Core:
     is_busy: Callable[[], bool]
     hand_on: Callable[[Message], None]
     between: BetweenSteps = field(default_factory=BetweenSteps, init=False)  # filled by the core, emptied by recording
-    shell: Any = field(default=None, init=False)  # IPython's, from `engine_ready` on
+    shell: Any = field(default=None, init=False)  # the InteractiveShell, from `engine_ready` on
     recording: RankRecording | None = field(default=None, init=False)  # None if that feature is off
 
 

@@ -46,7 +46,7 @@ class FeatureMagic:
 
 @dataclass(frozen=True, slots=True)
 class NotebookFeature:
-    """What a feature adds to the notebook.
+    """The declaration of a feature in the notebook.
 
     Args:
         magics: line magics by name.

@@ -265,7 +265,7 @@ class _Follower:
         self._asked, self._job, self._process = asked, job, process
         self._pipes, self._interrupts = pipes, interrupts
         self._joins = asked.joins(endpoint)  # the command that starts one more agent
-        self._view: tuple[int, Any] | None = None  # number of an attempt, and what is shown beside its output
+        self._view: tuple[int, Any] | None = None  # number of an attempt, and the view under its output
         self._screen = Screen(range(_MOST_RANKS), holds=self._holds, folds=asked.folds, log="attach_job().log(rank)")
         self._presses = 0  # of the stop button, that torchrun has been told of
         self._alone_s = time.monotonic() + _ALONE_S  # then a line says that no rank has started
@@ -345,7 +345,7 @@ def _look(job: TorchrunJob, view: tuple[int, Any] | None) -> tuple[int, Any] | N
     if view is None or view[0] != run.number:
         if view is not None:
             view[1].end(view[0])
-        beside = job._views.beside(Here(), "%run")  # as a cell that runs the script
+        beside = job._views.beside(Here(), "%run")  # the view of a cell that runs the script
         view = None if beside is None else (run.number, beside)
     if view is not None:
         view[1].look(view[0])

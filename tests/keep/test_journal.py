@@ -35,7 +35,7 @@ def display(cell: int, place: int, chars: int = 1) -> Display:
 
 
 def texts(journal: Journal) -> list[bytes]:
-    """What a notebook gets of text; nothing else may be kept."""
+    """Return the text that a notebook gets, of which alone the journal may keep a copy."""
     events = list(journal.events())
     assert all(isinstance(event, Text) for event in events)
     return [event.data for event in events if isinstance(event, Text)]

@@ -91,7 +91,7 @@ CHANGE: list[Message] = [
     SyncRequest(folder=".", overwrite=False, also=[], is_large=False),
     StopRequest(),
 ]
-# They only read. A `FetchRequest` takes the answer to a question that this notebook has asked.
+# Requests that only read. A `FetchRequest` fetches the answer to an earlier request of the same notebook.
 READ: list[tuple[Message, set[str]]] = [  # and the calls of the cluster and the hosts that they make
     (LookAtRanksRequest(ranks=[0]), {"look"}),
     (FetchRequest(rank=0, transfer=1, nbytes=1), {"fetch"}),

@@ -32,7 +32,7 @@ _LINK = re.compile(r"\]\(([^)\s]+)\)")
 
 
 CELL_S = 300.0
-# What a lesson leaves in the kernel's process is undone, so that the next one finds what it would find in a new kernel.
+# Everything that a lesson leaves in the kernel is undone, so that the next one starts as in a new kernel.
 REMEMBER = """\
 import os, sys
 sys.at_first = list(sys.path), set(sys.modules), dict(os.environ)
@@ -53,7 +53,7 @@ if "matplotlib.pyplot" in sys.modules:
 
 
 def execute(notebook: Path, executed: Path, world_size: int) -> list[nbformat.NotebookNode]:
-    """Run a notebook at its full length in a kernel of its own. Returns its cells with their outputs."""
+    """Run a notebook at its full length in its own kernel. Returns its cells with their outputs."""
     env = {**os.environ, "DDP_NOTEBOOK_RANKS": str(world_size), "DDP_NOTEBOOK_SHORT": ""}
     command = [sys.executable, str(ROOT / "tools/demo.py"), str(notebook), "--output", str(executed)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
@@ -70,7 +70,7 @@ def start_kernel() -> NotebookKernel:
 
 
 def outputs_of(reply: Reply) -> list[nbformat.NotebookNode]:
-    """What a cell has shown, as a notebook file has it."""
+    """Return the outputs of a cell in the format of a notebook file."""
     outputs = [new_output("stream", text=reply.stdout)] if reply.stdout else []
     outputs += [new_output("display_data", data=data) for data in reply.displays]
     if reply.status == "error":

@@ -148,7 +148,7 @@ def test_a_short_cell_and_one_that_does_not_log_have_no_view(browser):
 
 
 def under_it(browser):
-    """What was shown under the cell, in order."""
+    """Return the outputs under the cell, in order."""
     cell = next(m for m in browser.messages if m["msg_type"] == "execute_input")["parent_header"]["msg_id"]
     own = [m for m in browser.messages if m["parent_header"].get("msg_id") == cell]
     return [m for m in own if m["msg_type"] in ("display_data", "stream")]

@@ -99,7 +99,7 @@ class Tracebacks:
     def take(self, content: dict[str, Any]) -> str:
         """Take a traceback that IPython shows. Returns the text to show instead, or "" if it is sent at the end of the
         cell: for the error that ended it, and for one in a display if the kernel lets the cell fail because of it.
-        IPython shows syntax errors without `_show`."""
+        IPython does not call `_show` for syntax errors."""
         if threading.get_ident() == self._main and self.of_magics.will_raise():
             return ""
         text = bounded("\n".join(content["traceback"]))

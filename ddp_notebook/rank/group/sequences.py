@@ -94,12 +94,12 @@ class Sequence:
 
 
 class Moment(NamedTuple):
-    """Where in its training a rank is. Replaced when that changes, so that a call holds a single reference."""
+    """A rank's position in its training. Replaced when that changes, so that a call holds a single reference."""
 
     cell: int
     title: int  # the cell's number in `In [n]`
     step: int  # optimizer steps of the cell
-    values: int  # whether calls keep theirs: `KEPT` and its like
+    values: int  # tells whether calls keep tensor values, such as `KEPT`
     sequence: Sequence | None = None  # the step's calls that may need a name; None: all steps are marked
 
 

@@ -1,4 +1,4 @@
-"""What the recording adds to a rank."""
+"""The feature of a rank that records its steps, collectives and metrics."""
 
 from __future__ import annotations
 

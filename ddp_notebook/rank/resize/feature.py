@@ -1,4 +1,4 @@
-"""What resizing adds to a rank: it answers what is in the way, and takes its part in the new group."""
+"""The feature of a rank that reports obstacles to a resize, and joins the group of the new size."""
 
 from __future__ import annotations
 

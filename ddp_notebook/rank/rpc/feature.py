@@ -1,4 +1,4 @@
-"""What RPC adds to a rank: `init_rpc` may be called again, remote calls are recorded, and a stop ends them."""
+"""The feature of a rank that lets cells repeat `init_rpc`, records remote calls, and ends them at a stop."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class RemoteCalls(Feature):
 
     def __init__(self, core: Core) -> None:
         super().__init__(core)
-        self._serving: Serving | None = None  # None: there is no RPC, or this torch is not known
+        self._serving: Serving | None = None  # None if torch lacks RPC or its version is not known
         self._main = threading.main_thread().ident or 0
 
     @classmethod

@@ -1,4 +1,4 @@
-"""What sharding adds to a rank: it looks for wrong uses of sharded models, and explains errors of torch about them."""
+"""The feature of a rank that finds wrong uses of sharded models, and explains the errors that torch raises then."""
 
 from __future__ import annotations
 

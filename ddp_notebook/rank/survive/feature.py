@@ -1,4 +1,4 @@
-"""What `ddp_notebook.survive` adds to a rank."""
+"""The feature of a rank that lets a training loop continue after other ranks have died (`ddp_notebook.survive`)."""
 
 from __future__ import annotations
 

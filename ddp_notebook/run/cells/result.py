@@ -18,7 +18,7 @@ from ddp_notebook.run.kernel import ipython
 
 _NOT_YET = "the cell goes on there until it ends by itself, or until %ddp_interrupt ends it"
 _UNDEFINED = re.compile(r"^NameError: name '(\w+)' is not defined")
-_ADVICE = (  # torch's words, and what to do
+_ADVICE = (  # a pattern of the error message, and the advice
     (
         re.compile(r"not compiled with CUDA|no NVIDIA driver|No CUDA GPUs are available|_cuda_setDevice"),
         "These ranks have no GPU: write `device` where it says cuda, `.to(device)` for `.cuda()`, and no set_device. "
@@ -278,7 +278,7 @@ def _acts(result: CellResult, ranks: set[int], killed: Sequence[int] = ()) -> li
 
 
 def advice(errors: Iterable[str], names_here: Collection[str]) -> str:
-    """What to do about the errors of a cell; "": they say it themselves, or nothing is known.
+    """Return advice about the errors of a cell; "" if their messages suffice or no advice is known.
 
     Args:
         errors: `"NameError: name 'x' is not defined"`.

@@ -69,12 +69,12 @@ class Silence:
     def __init__(self, hosts: Callable[[], Sequence[Reached]], say: Callable[[str], None]) -> None:
         self._hosts = hosts
         self._say = say
-        self._since: dict[str, float] = {}  # by the names of those that are not heard
+        self._since: dict[str, float] = {}  # name of a silent host -> when it was heard last
         self._counted_s = 0.0  # until when
 
     @property
     def is_heard(self) -> bool:
-        """Whether all hosts were heard at the last look."""
+        """Return whether all hosts had sent something at the last look."""
         return not self._since
 
     def look(self) -> float:
@@ -89,7 +89,7 @@ class Silence:
         for name, since in list(self._since.items()):
             if name not in hosts or not hosts[name].unheard:
                 del self._since[name]
-                if name in hosts:  # else it was lost, and the cell's error says so
+                if name in hosts:  # a lost host is in the error of the cell
                     self._say(f"{name} is back after {now - since:.0f} s")
         if was_heard and self.is_heard:
             return 0.0

@@ -23,7 +23,7 @@ _TEXT_BYTES = 300_000  # text above the rate: 2.4 MB in any 3 s, since a busy se
 _DISPLAY_BYTES = 2_000_000  # displays above the rate
 _BYTES_PER_S = 700_000
 _PIECE_CHARS = 50_000  # longer text is cut, so that a piece exceeds what is allowed by little
-_BYTES_AFTER_STOP = 200_000  # of what waits after a press of stop; they leave within 0.3 s
+_BYTES_AFTER_STOP = 200_000  # waiting text that a press of stop leaves; it is sent within 0.3 s
 _FRAMING_BYTES = 600  # of a message on iopub, measured
 _MOST_DISPLAYS = 200  # limit of waiting displays; as many are kept after a press of stop
 _PROCESS = secrets.token_hex(4)  # a notebook keeps outputs across restarts of its kernel
@@ -157,7 +157,7 @@ class Outlet:
         return self._holds(now - since_s, since_s - self._flushed_s)
 
     def hurry(self) -> None:
-        """Keep only the end of what waits."""
+        """Drop waiting output except for its end."""
         text_bytes = display_bytes = displays = 0
         for number in range(len(self._waiting) - 1, -1, -1):
             part = self._waiting[number]
@@ -226,7 +226,7 @@ class Outlet:
         return self._allowed_displays > 0 and not FRONT_END.wait_s("displays")
 
     def _changes_stream(self, written: Mapping[str, None]) -> bool:
-        """Return whether the next part is text of another stream than what was written."""
+        """Return whether the next part is text of a stream that is not in `written`."""
         part = self._waiting[0]
         return bool(written) and isinstance(part, _Text) and part.stream not in written
 

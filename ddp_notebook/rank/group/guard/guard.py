@@ -219,7 +219,7 @@ def _words(call: Call) -> str:
 
 
 def _fit(call: Call, messages: Messages, is_of_user: bool) -> Sequence[Any] | None:
-    """Write a message down; where it is not what the other side has, what is to be sent or filled in its place.
+    """Note a message for the other rank. Returns the tensors to send or fill instead if the two ranks disagree.
 
     Args:
         is_of_user: else it is only counted.
@@ -237,9 +237,11 @@ def _fit(call: Call, messages: Messages, is_of_user: bool) -> Sequence[Any] | No
     posted = messages.post(kind, peer, tag, tensors[0])
     if posted is None or not is_of_user:
         return None
-    call.check = partial(messages.compare, posted, group.ranks, group.title)  # of the call it holds nothing: no cycle
+    call.check = partial(
+        messages.compare, posted, group.ranks, group.title
+    )  # holds no reference to the call, which would be a cycle
     other = messages.look(posted)
     if not other:
         return None
-    room = 0 if kind == "send" else nbytes_of(other)  # where the sender has not seen it, else nothing comes
+    room = 0 if kind == "send" else nbytes_of(other)  # receives what a sender has sent that did not see the mismatch
     return [torch.empty(room, dtype=torch.uint8, device="cpu")]

@@ -227,7 +227,9 @@ def _short_way(recorder: Recorder, kernel: Kernel, long_way: Callable[..., Any])
             raise
         future = unbox_work(out[1]).get_future()
         kept.append(future)
-        future.add_done_callback(partial(next, map(kept.append, NOW_NS)))  # as `noting_time`; now, if it is over
+        future.add_done_callback(
+            partial(next, map(kept.append, NOW_NS))
+        )  # see `noting_time`; called immediately if the work is over
         repeat.model.at = repeat.following
         return out
 
