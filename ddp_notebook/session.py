@@ -20,7 +20,7 @@ from ddp_notebook.on_rank import refuse_on_rank
 from ddp_notebook.records.words import list_ranks, name_ranks
 from ddp_notebook.run.agree.agreement import Agreement
 from ddp_notebook.run.agree.words import list_names
-from ddp_notebook.run.assembly import NOT_STARTED, Parts
+from ddp_notebook.run.assembly import NOT_STARTED, SessionParts
 from ddp_notebook.run.cells.cell import CellRun
 from ddp_notebook.run.cells.interrupt import Interrupts, keyboard_interrupt, uninterrupted
 from ddp_notebook.run.cells.options import check_timeout
@@ -35,7 +35,7 @@ from ddp_notebook.run.interrupted import OF_SESSION, tells_interrupts
 from ddp_notebook.run.jobs.job import Job
 from ddp_notebook.run.jobs.jobs import Jobs
 from ddp_notebook.run.kernel import cell_number, ipython, is_run_by_program, is_users_thread
-from ddp_notebook.run.output.sink import Here, Sink, of_this_cell
+from ddp_notebook.run.output.sink import Sink, ThreadSink, of_this_cell
 from ddp_notebook.run.rank_sets import RankSet
 from ddp_notebook.run.record.told import Recording
 from ddp_notebook.run.values.values import RankValues
@@ -47,7 +47,7 @@ from ddp_notebook.widgets.placing import Placing
 if TYPE_CHECKING:
     import ipyparallel
 
-    from ddp_notebook.launch.keep.remote import Remote
+    from ddp_notebook.launch.keep.remote import KeeperClient
     from ddp_notebook.observe.report.report import Report
     from ddp_notebook.run.sharding.memory import Memory
     from ddp_notebook.run.sharding.placements import Placements
@@ -96,14 +96,14 @@ class Session:
     """
 
     def __init__(
-        self, options: StartOptions, *, report: Progress = lambda _: None, remote: Remote | None = None
+        self, options: StartOptions, *, report: Progress = lambda _: None, remote: KeeperClient | None = None
     ) -> None:
         global _current
         refuse_on_rank("ranks start no ranks: call start")
         self.files = SessionFiles(lambda: self._parts)
         self.ranks = SessionRanks(lambda: self._parts)
         self._remote = remote  # the keeper of a kept session
-        self._assembled: Parts | None = None
+        self._assembled: SessionParts | None = None
         self._live: Placing | None = None
         self._memory: Memory | None = None  # the last measurement
         self._cluster: Cluster | None = None
@@ -160,7 +160,9 @@ class Session:
         dispatch = Dispatch()
         cluster = beginning.make(dispatch)
         self.files.synced = beginning.synced
-        self._assembled = parts = Parts(cluster, dispatch, cluster.placement.world_size, self.options, self._hosts)
+        self._assembled = parts = SessionParts(
+            cluster, dispatch, cluster.placement.world_size, self.options, self._hosts
+        )
         self._cells = parts.cells
         self._live = live = Placing(
             parts.observer.recording,
@@ -183,7 +185,7 @@ class Session:
         ended.keep(None)
 
     @property
-    def _parts(self) -> Parts:
+    def _parts(self) -> SessionParts:
         if self._assembled is None:
             raise SessionBrokenError(NOT_STARTED)
         return self._assembled
@@ -258,7 +260,7 @@ class Session:
             'tensor([1.])'
         """
         cell = self._prepare(code, ranks, timeout_s, quiet, execution_count, file, record, fold)
-        sink = Here() if not quiet and is_users_thread() else None
+        sink = ThreadSink() if not quiet and is_users_thread() else None
         try:
             return self._run(cell, sink, self._beside(sink, code))
         except (DDPNotebookError, KeyboardInterrupt) as error:

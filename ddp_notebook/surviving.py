@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 from ddp_notebook.errors import UsageError
 
 if TYPE_CHECKING:
-    from ddp_notebook.rank.survive.loop import Step
+    from ddp_notebook.rank.survive.loop import SurvivingStep
 
 _EXAMPLE = "for step in ddp_notebook.survive(model, optimizer, loader, steps=500):"
 
 
-def survive(*members: Any, steps: int, on_loss: str = "replace", resume: str = "") -> Iterable[Step]:
+def survive(*members: Any, steps: int, on_loss: str = "replace", resume: str = "") -> Iterable[SurvivingStep]:
     """Steps that survive the death of a rank: it gets a new process while the cell runs, and all do the step again that
     was broken off. None is lost, none is done twice. In a cell on all ranks.
 
@@ -56,7 +56,7 @@ def survive(*members: Any, steps: int, on_loss: str = "replace", resume: str = "
     import torch
 
     from ddp_notebook.rank.survive.loop import Loop
-    from ddp_notebook.rank.survive.members import Members
+    from ddp_notebook.rank.survive.members import TrackedObjects
 
     if not isinstance(steps, int) or steps < 0:
         raise UsageError(f"steps must be an integer from 0 up, got {steps!r}; {_EXAMPLE}")
@@ -77,6 +77,6 @@ def survive(*members: Any, steps: int, on_loss: str = "replace", resume: str = "
         )
     folder = os.path.abspath(resume) if resume else ""
     try:
-        return Loop(here, Members(members), steps, shrinks=on_loss == "shrink", resume=folder)
+        return Loop(here, TrackedObjects(members), steps, shrinks=on_loss == "shrink", resume=folder)
     except TypeError as error:
         raise UsageError(str(error)) from None

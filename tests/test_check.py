@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDa
 from ddp_notebook.rank.variables import check, entries
 from ddp_notebook.rank.variables.check import fingerprints, samples
 from ddp_notebook.run.agree.agreement import Agreement, compare
-from ddp_notebook.run.agree.differences import Difference, Part
+from ddp_notebook.run.agree.differences import Difference, EqualRanks
 
 EACH = "; each rank reads all of loader, without a DistributedSampler"
 TAIL = "; random state is the same"  # all ranks of these tests are in one process
@@ -573,7 +573,7 @@ def test_data_without_a_length_and_data_that_break():
     ],
 )
 def test_control_characters_of_a_name_or_value_are_escaped(kind, values, line):
-    parts = tuple(Part(ranks=(rank,), value=value) for rank, value in enumerate(values))
+    parts = tuple(EqualRanks(ranks=(rank,), value=value) for rank, value in enumerate(values))
     assert repr(Difference(entry="a\x1b[2J", kind=kind, parts=parts)) == line
 
 

@@ -18,7 +18,7 @@ from ddp_notebook import having
 from ddp_notebook import session as sessions
 from ddp_notebook.errors import StartError
 from ddp_notebook.launch import warm
-from ddp_notebook.launch.keep.recorded import Recorded, batches
+from ddp_notebook.launch.keep.recorded import KeptRecording, batches
 from ddp_notebook.launch.rank_log import RankLog
 from ddp_notebook.launch.ways import folders
 from ddp_notebook.messages.record_options import RecordOptions
@@ -175,7 +175,7 @@ def test_a_log_whose_files_were_removed_is_whole(tmp_path):
 def test_a_recording_whose_files_were_removed_is_whole(tmp_path):
     folder = tmp_path / "kept"
     folder.mkdir(mode=0o700)
-    recorded = Recorded(str(folder), 32 * 100)
+    recorded = KeptRecording(str(folder), 32 * 100)
     for number in range(10):
         recorded.put(number % 2, bytes([number]) * 60)
     shutil.rmtree(folder)

@@ -9,7 +9,7 @@ from ddp_notebook.launch.options import StartOptions
 from ddp_notebook.messages import ranks
 from ddp_notebook.messages.encoding import Message
 from ddp_notebook.messages.ranks import CellDone, ClockReply, Formed, Hello, Ready, Registered, Vitals
-from ddp_notebook.run.assembly import Parts
+from ddp_notebook.run.assembly import SessionParts
 from ddp_notebook.run.dispatch import Dispatch
 
 
@@ -58,7 +58,7 @@ def test_every_message_of_a_rank_has_a_handler(tmp_path):
         placement=SimpleNamespace(names_of_machines=()),
     )
     hosts: Any = SimpleNamespace(notices=list)
-    parts = Parts(cluster, dispatch, 2, StartOptions(), hosts)
+    parts = SessionParts(cluster, dispatch, 2, StartOptions(), hosts)
     try:
         assert kinds - dispatch._handlers.keys() == {Hello, Formed, Ready, Registered}
     finally:

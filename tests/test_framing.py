@@ -10,7 +10,7 @@ from ddp_notebook.messages.framing import (
     HEAD_BYTES,
     Input,
     Numbered,
-    Text,
+    ProcessText,
     Unpacker,
     pack_input,
     pack_message,
@@ -23,9 +23,9 @@ START = StartRequest(process=3, spec={"env": {"LANG": "é", "EMPTY": ""}, "cwd":
 WRITE = WriteRequest(folder="/tmp", parts=[FilePart("a", 4, end=(0o644, 1))], data=b"\x00{}\n")
 STREAM = [
     (pack_message(START, 7), Numbered(START, 7)),
-    (pack_text(3, 1, b"hello\n"), Text(3, 1, b"hello\n")),
-    (pack_text(2**32 - 1, 2, b"\x00\xff\x1e"), Text(2**32 - 1, 2, b"\x00\xff\x1e")),
-    (pack_text(0, 1, b""), Text(0, 1, b"")),
+    (pack_text(3, 1, b"hello\n"), ProcessText(3, 1, b"hello\n")),
+    (pack_text(2**32 - 1, 2, b"\x00\xff\x1e"), ProcessText(2**32 - 1, 2, b"\x00\xff\x1e")),
+    (pack_text(0, 1, b""), ProcessText(0, 1, b"")),
     (pack_message(DoneReply()), Numbered(DoneReply(), 0)),
     (pack_input([3, 2**32 - 1], b"{}\n"), Input((3, 2**32 - 1), b"{}\n")),
     (pack_input([], b""), Input((), b"")),
@@ -37,7 +37,7 @@ def reply(number: int) -> bytes:
     return pack_message(EndReply(left=[]), number)
 
 
-def unpack(pieces: list[bytes]) -> list[Numbered | Text | Input]:
+def unpack(pieces: list[bytes]) -> list[Numbered | ProcessText | Input]:
     unpacker = Unpacker()
     return [frame for piece in pieces for frame in unpacker.feed(piece)]
 
@@ -80,7 +80,7 @@ def test_a_reader_may_stop_in_between_and_loses_no_frame():
 def test_large_text_passes_whole():
     data = bytes(range(256)) * 20_000
 
-    assert unpack([pack_text(1, 2, data) + reply(1)]) == [Text(1, 2, data), Numbered(EndReply(left=[]), 1)]
+    assert unpack([pack_text(1, 2, data) + reply(1)]) == [ProcessText(1, 2, data), Numbered(EndReply(left=[]), 1)]
 
 
 def test_a_frame_that_is_cut_or_of_another_kind_is_refused():

@@ -15,7 +15,7 @@ from ddp_notebook.errors import HostError, StartError
 from ddp_notebook.launch import warm
 from ddp_notebook.launch.direct import DirectCluster
 from ddp_notebook.launch.host.host import Host
-from ddp_notebook.launch.members.losses import Losses
+from ddp_notebook.launch.members.losses import LostRanks
 from ddp_notebook.launch.placement import Placement
 from ddp_notebook.launch.process import Processes
 from ddp_notebook.launch.ways.local import Local
@@ -148,7 +148,7 @@ def test_a_host_that_answers_again_reports_though_another_one_does_not(hosts, mo
     def again(lost):
         return Host(Local(os.environ, "a")) if lost.name == "a" else None
 
-    losses = Losses(by_name, Processes(), again, attached.append, lambda _: None, {})
+    losses = LostRanks(by_name, Processes(), again, attached.append, lambda _: None, {})
     try:
         with pytest.raises(StartError, match="no other host has room for the ranks of b, which was lost"):
             losses.place(placement, [0, 1], time.monotonic() + 60, lambda: None)

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from ddp_notebook.wire import memory
-from ddp_notebook.wire.memory import Memory, new_name, open_at
+from ddp_notebook.wire.memory import SealedMemory, new_name, open_at
 from ddp_notebook.wire.parts import join, split
 
 OPEN = """
@@ -26,7 +26,7 @@ print(None if data is None else bytes(data[:5]))
 """
 
 
-def opened_elsewhere(held: Memory, **how) -> str:
+def opened_elsewhere(held: SealedMemory, **how) -> str:
     """Open some memory in another process, and return its output."""
     pid, fd, name = held.place
     command = [sys.executable, "-c", OPEN, str(pid), str(fd), name, str(len(held))]
@@ -35,7 +35,7 @@ def opened_elsewhere(held: Memory, **how) -> str:
 
 @pytest.mark.processes
 def test_another_process_of_the_user_finds_it_and_none_after_it_is_closed():
-    held = Memory(new_name(), [b"hello", bytes(100_000)])
+    held = SealedMemory(new_name(), [b"hello", bytes(100_000)])
     assert len(held) == 100_005 and bytes(held)[:6] == b"hello\0"
     assert opened_elsewhere(held) == "b'hello'"
     held.close()
@@ -45,7 +45,7 @@ def test_another_process_of_the_user_finds_it_and_none_after_it_is_closed():
 @pytest.mark.processes
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root, to be another user")
 def test_no_other_user_can_open_it():
-    held = Memory(new_name(), [b"hello"])
+    held = SealedMemory(new_name(), [b"hello"])
     path = f"/proc/{os.getpid()}/fd/{held.fd}"
     code = f"import os\nos.setgroups([]); os.setgid(65534); os.setuid(65534)\nos.open({path!r}, os.O_RDONLY)"
     tried = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
@@ -54,7 +54,7 @@ def test_no_other_user_can_open_it():
 
 
 def test_what_a_receiver_writes_stays_its_own():
-    held = Memory(new_name(), [b"hello"])
+    held = SealedMemory(new_name(), [b"hello"])
     first, second = (open_at(held.place, held.name, 5) for _ in range(2))
     assert first is not None and second is not None
     first[0] = ord("J")
@@ -66,7 +66,7 @@ def test_what_a_receiver_writes_stays_its_own():
 
 
 def test_a_mapping_outlives_its_sender_and_keeps_no_file_open():
-    held = Memory(new_name(), [bytes(range(256)) * 1000])
+    held = SealedMemory(new_name(), [bytes(range(256)) * 1000])
     files = len(os.listdir("/proc/self/fd"))
     data = open_at(held.place, held.name, len(held))
     assert data is not None and len(os.listdir("/proc/self/fd")) == files
@@ -85,7 +85,7 @@ def mapped() -> int:
 
 
 def test_what_is_not_the_expected_memory_is_not_opened(tmp_path):
-    held = Memory(new_name(), [b"hello"])
+    held = SealedMemory(new_name(), [b"hello"])
     pid, fd, name = held.place
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
@@ -130,7 +130,7 @@ def test_a_system_that_refuses_leaves_nothing_open(what, most):
     resource.setrlimit(what, (most, before[1]))
     try:
         with pytest.raises(OSError):
-            Memory(new_name(), [bytes(100_000)])
+            SealedMemory(new_name(), [bytes(100_000)])
     finally:
         resource.setrlimit(what, before)
     assert len(os.listdir("/proc/self/fd")) == files
@@ -139,7 +139,7 @@ def test_a_system_that_refuses_leaves_nothing_open(what, most):
 def test_without_memfd_there_is_none(monkeypatch):
     monkeypatch.setattr(memory, "IS_POSSIBLE", False)
     with pytest.raises(OSError, match="no memfd_create"):
-        Memory(new_name(), [b"x"])
+        SealedMemory(new_name(), [b"x"])
     assert open_at([1, 2, ""], "", 5) is None
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ddp_notebook.launch.host.texts import Texts
+from ddp_notebook.launch.host.texts import TextBuffer
 from ddp_notebook.launch.receipts import Receipts
 from ddp_notebook.messages import framing
 from ddp_notebook.messages.ranks import Comm, Display, Probe, Taken
@@ -267,7 +267,7 @@ def test_the_pump_keeps_the_order_and_goes_on_after_a_handler_that_fails(caplog)
 
 
 def test_text_keeps_the_order_of_its_process_and_small_pieces_become_large_ones():
-    texts = Texts()
+    texts = TextBuffer()
     for n in range(3000):
         texts.add(n % 2, 1 + n // 1000 % 2, b"%d " % n)
     assert texts.nbytes == sum(len(b"%d " % n) for n in range(3000))

@@ -8,21 +8,21 @@ import random
 import pytest
 
 from ddp_notebook.launch.host.merging import Merge
-from ddp_notebook.launch.host.pipes import Pipes
-from ddp_notebook.wire.marks import CellEnd, Change, Place
+from ddp_notebook.launch.host.pipes import ChildPipes
+from ddp_notebook.wire.marks import CellEnd, Change, DisplayMark
 
 TOKEN = "0123456789abcdef"
 
 
 @pytest.fixture
 def pipes():
-    made = Pipes(inbox=True)
+    made = ChildPipes(inbox=True)
     yield made
     made.close_near()
     made.close_far()
 
 
-def near(pipes: Pipes, fd: int) -> int:
+def near(pipes: ChildPipes, fd: int) -> int:
     return next(pipe for pipe, its_fd in pipes.outputs.items() if its_fd == fd)
 
 
@@ -112,7 +112,7 @@ def test_text_behind_half_a_change_waits_for_the_end_of_its_cell_at_most():
 
 def test_text_of_a_dead_child_is_released(pipes):
     os.write(pipes.stdout, b"a" + change(1) + b"b")
-    made = Pipes(inbox=False, mark_token=TOKEN)
+    made = ChildPipes(inbox=False, mark_token=TOKEN)
     os.write(made.stderr, b"x" + change(1) + b"y")
     os.write(made.stdout, b"a")
     assert list(made.rest()) == [(2, b"x"), (1, b"a"), (2, b"y")]
@@ -128,5 +128,5 @@ def test_a_long_text_does_not_wait():
 
 def test_a_mark_at_the_end_of_the_text_is_not_held():
     """A thread displays between two cells, and nothing follows it."""
-    data = b"text" + Place(5).encode(TOKEN)
+    data = b"text" + DisplayMark(5).encode(TOKEN)
     assert list(Merge(TOKEN).feed(1, data)) == [(1, data)]

@@ -12,14 +12,14 @@ import pytest
 from ddp_notebook.messages.ranks import InputRequest
 from ddp_notebook.run.cells.cell import CellRun
 from ddp_notebook.run.cells.interrupt import Interrupts
-from ddp_notebook.run.cells.turn import Place, Turn
+from ddp_notebook.run.cells.turn import QueueSlot, Turn
 from ddp_notebook.run.cells.watch import Watch
 from ddp_notebook.run.output.screen import Screen
 
 
 def test_a_press_is_not_lost_when_the_turn_comes_at_the_same_time():
     turn = Turn()
-    before, place = Place(turn), Place(turn)
+    before, place = QueueSlot(turn), QueueSlot(turn)
 
     class Wait(threading.Event):
         """One that is over while the press comes."""

@@ -45,7 +45,7 @@ from ddp_notebook.launch.elastic import agent
 from ddp_notebook.rank.cell import kernel_api, tutorials
 from ddp_notebook.rank.cell.where import Where
 from ddp_notebook.rank.engine import can_wait
-from ddp_notebook.rank.group.arguments import Arguments
+from ddp_notebook.rank.group.arguments import InitArguments
 from ddp_notebook.rank.group.calls import timeout_setter
 from ddp_notebook.rank.rpc.calls import INVOKES
 from ddp_notebook.rank.script import watched
@@ -553,7 +553,7 @@ def test_a_kernel_sends_for_a_cell_that_has_ended(monkeypatch):
     assert {"get_parent", "iopub_socket", "session"} <= {*dir(IPythonKernel)}
     assert {"stream", "msg_or_type", "content", "parent", "ident"} <= {*inspect.signature(Session.send).parameters}
     monkeypatch.setattr(sink, "kernel", object)
-    assert type(sink.of_this_cell()) is sink.Here, "without these it shows where the thread's output goes"
+    assert type(sink.of_this_cell()) is sink.ThreadSink, "without these it shows where the thread's output goes"
 
 
 def test_a_comm_says_where_what_the_browser_says_goes():
@@ -702,7 +702,7 @@ def test_what_signal_wraps_gives_the_same_handlers_and_signals():
 
 
 def test_torchs_functions_check_arguments_without_forming_a_group(monkeypatch, capfd):
-    read = Arguments(lambda: None).read
+    read = InitArguments(lambda: None).read
     with pytest.raises(TypeError, match="timeout"):
         read("gloo", "tcp://127.0.0.1:29500?rank=0&world_size=2", timeout=30)
     asked = read("gloo", "tcp://127.0.0.1:29500?rank=0&world_size=2", timeout=timedelta(seconds=3))

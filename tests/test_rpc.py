@@ -7,7 +7,7 @@ import pytest
 from ddp_notebook.errors import CellTimeoutError, RankDiedError, RankError
 from ddp_notebook.rank.remote_calls import Sent
 from ddp_notebook.rank.rpc.agent import Worker
-from ddp_notebook.rank.rpc.losses import Losses
+from ddp_notebook.rank.rpc.losses import LostWorkers
 
 DEFINITIONS = """
 import os, time
@@ -219,7 +219,7 @@ def test_a_shutdown_ends_after_references_whose_making_has_failed(session):
 
 def test_a_callee_that_ends_as_it_is_called_is_named():
     """As fast as torch's own threads may be: then the function that sends raises what they have found."""
-    losses = Losses(lambda future: None)
+    losses = LostWorkers(lambda future: None)
     which = {"name": "worker1", "rank": 1, "here": 1, "number": 7}
     losses.learn([Worker(**which, device_count=0, device_maps={}, devices=[])])  # type: ignore[arg-type]
     call = Sent()

@@ -22,7 +22,7 @@ from ddp_notebook.launch.store import Server
 from ddp_notebook.rank.group import stores
 from ddp_notebook.rank.group.stores import Connection, SessionStore
 from ddp_notebook.wire import store as protocol
-from ddp_notebook.wire.store import Place
+from ddp_notebook.wire.store import StoreAddress
 
 from .conftest import wait_until
 
@@ -56,7 +56,7 @@ def place(request, tmp_path):
         _, end = serve(listener)
     else:
         listener = socket.create_server(("127.0.0.1", 0))
-        at = Place(f"127.0.0.1:{listener.getsockname()[1]}", KEY)
+        at = StoreAddress(f"127.0.0.1:{listener.getsockname()[1]}", KEY)
         _, end = serve(listener, at.secret)
     yield at
     stores._connections.close()
@@ -174,7 +174,7 @@ def network():
     """A store that listens on a network, and a list of its clients."""
     listener = socket.create_server(("127.0.0.1", 0))
     server, end = serve(listener, bytes.fromhex(KEY))
-    yield Place(f"127.0.0.1:{listener.getsockname()[1]}", KEY), server
+    yield StoreAddress(f"127.0.0.1:{listener.getsockname()[1]}", KEY), server
     stores._connections.close()
     end()
 
@@ -210,7 +210,7 @@ def test_a_stranger_on_the_network_is_refused(network, sent):
 def test_who_has_another_key_is_refused_and_reads_nothing(network):
     place, _ = network
     with pytest.raises(dist.DistNetworkError, match=r"did not prove that it is the session's store"):
-        SessionStore(Place(place.at, "00" * protocol.KEY_BYTES)).set("key", "forged")
+        SessionStore(StoreAddress(place.at, "00" * protocol.KEY_BYTES)).set("key", "forged")
     assert not SessionStore(place).check(["key"])
 
 
@@ -229,7 +229,7 @@ def test_a_server_that_does_not_know_the_key_is_refused():
         thread = threading.Thread(target=answer)
         thread.start()
         with pytest.raises(dist.DistNetworkError, match="does not know the key of this session"):
-            SessionStore(Place(f"127.0.0.1:{listener.getsockname()[1]}", KEY)).get("address")
+            SessionStore(StoreAddress(f"127.0.0.1:{listener.getsockname()[1]}", KEY)).get("address")
         thread.join(10)
 
 

@@ -15,7 +15,7 @@ from ddp_notebook.errors import StartError
 from ddp_notebook.launch import warm
 from ddp_notebook.launch.survey import compare
 from ddp_notebook.launch.survey.asking import Answer
-from ddp_notebook.launch.survey.pairs import Place, Unreached, places, routes
+from ddp_notebook.launch.survey.pairs import HostAddress, Unreached, places, routes
 from ddp_notebook.launch.survey.table import HostTable
 from ddp_notebook.magics import DDPMagics
 from ddp_notebook.version import __version__
@@ -125,7 +125,7 @@ def test_what_makes_no_group_is_said_first():
 
 
 def _failed(source: str, target: str, why: str = "no answer in 2 s", **more) -> Unreached:
-    return Unreached(source=source, target=target, place=Place(f"10.0.0.{target}", "eth0"), why=why, **more)
+    return Unreached(source=source, target=target, place=HostAddress(f"10.0.0.{target}", "eth0"), why=why, **more)
 
 
 def test_connections_that_fail_are_named_with_what_helps():
@@ -136,11 +136,11 @@ def test_connections_that_fail_are_named_with_what_helps():
         "1 and 3 cannot connect to 2 at 10.0.0.2 (eth0): no answer in 2 s, "
         "2 cannot connect to 1 at 10.0.0.1 (eth0): Connection refused; is a firewall between them? Open that network"
     )
-    [one] = compare.connections([_failed("1", "2", instead=(Place("10.9.0.2", "ib0"),))])
+    [one] = compare.connections([_failed("1", "2", instead=(HostAddress("10.9.0.2", "ib0"),))])
     assert one.sentence.endswith(
         "; 2 is reached at 10.9.0.2 (ib0): let ~/.ssh/config name that network's addresses (HostName)"
     )
-    [one] = compare.connections([dataclasses.replace(_failed("1", "2"), place=Place("127.0.0.1", "lo", True))])
+    [one] = compare.connections([dataclasses.replace(_failed("1", "2"), place=HostAddress("127.0.0.1", "lo", True))])
     assert "leave GLOO_SOCKET_IFNAME out" in one.sentence
     [one] = compare.connections([_failed("0", str(n)) for n in range(1, 8)])
     assert one.sentence.count("cannot connect") == 4 and ", and 3 more; " in one.sentence

@@ -15,7 +15,7 @@ from ddp_notebook.launch.host.files import NOTE, Files, digest
 from ddp_notebook.launch.hosts import DirectHosts
 from ddp_notebook.launch.options import Ssh, StartOptions
 from ddp_notebook.launch.sync import choice
-from ddp_notebook.launch.sync.choice import Entry, choose, may_hold_keys, resolved
+from ddp_notebook.launch.sync.choice import SyncEntry, choose, may_hold_keys, resolved
 from ddp_notebook.launch.sync.listing import names
 from ddp_notebook.launch.sync.plan import Plan
 from ddp_notebook.messages.hosts import (
@@ -237,8 +237,8 @@ def planned(entry, its, overwrite=False):
     return plan
 
 
-FILE = Entry(path="a", size=3, mtime_ns=OLD, mode=0o644)
-LINK = Entry(path="a", size=0, mtime_ns=OLD, mode=0, link="b")
+FILE = SyncEntry(path="a", size=3, mtime_ns=OLD, mode=0o644)
+LINK = SyncEntry(path="a", size=0, mtime_ns=OLD, mode=0, link="b")
 
 
 @pytest.mark.parametrize(

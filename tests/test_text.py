@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ddp_notebook.messages.ranks import Display
-from ddp_notebook.wire.marks import CellEnd, Place, since_last_cell
+from ddp_notebook.wire.marks import CellEnd, DisplayMark, since_last_cell
 from ddp_notebook.wire.text import Ordered, Piece, TextSplitter
 
 TOKEN = "0123456789abcdef"  # as long as a session's
@@ -14,7 +14,7 @@ def mark(token: str, cell: int, duration_us: int | None = None) -> bytes:
 
 
 def display_mark(token: str, place: int) -> bytes:
-    return Place(place).encode(token)
+    return DisplayMark(place).encode(token)
 
 
 def split(*reads: bytes) -> list[Piece]:
@@ -46,7 +46,7 @@ def test_text_and_the_ends_of_cells_come_in_order():
 def test_the_places_of_displays_come_in_order_and_may_cut_a_character():
     stream = b"one\n" + display_mark(TOKEN, 7) + "é".encode() + display_mark(TOKEN, 80) + mark(TOKEN, 1, 5)
 
-    assert_split(stream, ["one\n", Place(7), "é", Place(80), CellEnd(1, 5e-06)])
+    assert_split(stream, ["one\n", DisplayMark(7), "é", DisplayMark(80), CellEnd(1, 5e-06)])
 
 
 def shown(place: int) -> Display:
@@ -57,9 +57,9 @@ def test_text_waits_for_the_display_before_it_and_a_display_for_its_place():
     ordered = Ordered()
     assert list(ordered.arrived(shown(2))) == []
     assert list(ordered.add(1, "a")) == [(1, "a")]
-    assert list(ordered.add(1, Place(1))) == []
+    assert list(ordered.add(1, DisplayMark(1))) == []
     assert list(ordered.add(2, "b")) == []
-    assert list(ordered.add(1, Place(2))) == []
+    assert list(ordered.add(1, DisplayMark(2))) == []
     assert list(ordered.add(1, CellEnd(1))) == []
     assert list(ordered.arrived(shown(1))) == [(1, shown(1)), (2, "b"), (1, shown(2)), (1, CellEnd(1))]
     assert list(ordered.add(1, "c")) == [(1, "c")]
@@ -69,17 +69,17 @@ def test_text_waits_once_for_a_display_whose_mark_was_written_twice():
     """An interrupt between the mark and the note that it was written has it written again."""
     ordered = Ordered()
     assert list(ordered.arrived(shown(1))) == []
-    assert list(ordered.add(1, Place(1))) == [(1, shown(1))]
-    assert list(ordered.add(1, Place(1))) == []
+    assert list(ordered.add(1, DisplayMark(1))) == [(1, shown(1))]
+    assert list(ordered.add(1, DisplayMark(1))) == []
     assert list(ordered.add(1, CellEnd(1))) == [(1, CellEnd(1))]
-    assert list(ordered.add(1, Place(2))) == list(ordered.add(1, Place(2))) == []
+    assert list(ordered.add(1, DisplayMark(2))) == list(ordered.add(1, DisplayMark(2))) == []
     assert list(ordered.arrived(shown(2))) == [(1, shown(2))]
     assert list(ordered.add(1, "text")) == [(1, "text")]
 
 
 def test_text_of_a_dead_rank_waits_for_no_display():
     ordered = Ordered()
-    assert list(ordered.add(1, Place(1))) == []
+    assert list(ordered.add(1, DisplayMark(1))) == []
     assert list(ordered.add(2, "last words")) == []
     assert list(ordered.give_up()) == [(2, "last words")]
     assert list(ordered.give_up()) == []
@@ -144,7 +144,7 @@ def test_half_a_character_at_the_end_of_a_cell_does_not_reach_the_next_one():
 def test_marks_are_written_in_one_form():
     assert CellEnd(7).encode("ab12") == b"\x1eab12:7:\x1e\n"
     assert CellEnd(7, 0.25).encode("ab12") == b"\x1eab12:7:250000\x1e\n"
-    assert Place(3).encode("ab12") == b"\x1eab12:d3:\x1e\n"
+    assert DisplayMark(3).encode("ab12") == b"\x1eab12:d3:\x1e\n"
 
 
 def test_the_last_words_are_those_behind_the_last_cell():

@@ -6,15 +6,15 @@ import threading
 
 import pytest
 
-from ddp_notebook.run.cells.turn import GivenUpError, Place, Turn
+from ddp_notebook.run.cells.turn import GivenUpError, QueueSlot, Turn
 from tests.conftest import wait_until
 
 
 def test_places_have_their_turn_in_the_order_in_which_they_were_taken():
     turn, had = Turn(), []
-    places = [Place(turn, job=number) for number in range(4)]
+    places = [QueueSlot(turn, job=number) for number in range(4)]
 
-    def use(place: Place) -> None:
+    def use(place: QueueSlot) -> None:
         with place:
             had.append(place.job)
 
@@ -30,9 +30,9 @@ def test_places_have_their_turn_in_the_order_in_which_they_were_taken():
 
 def test_a_turn_that_comes_while_one_asks_whether_it_is_free_is_left_again(monkeypatch):
     turn = Turn()
-    owner, give_up = Place(turn), turn.give_up
+    owner, give_up = QueueSlot(turn), turn.give_up
 
-    def give_up_late(place: Place) -> bool:
+    def give_up_late(place: QueueSlot) -> bool:
         turn.leave(owner)
         return give_up(place)
 
@@ -45,7 +45,7 @@ def test_a_turn_that_comes_while_one_asks_whether_it_is_free_is_left_again(monke
 
 def test_one_that_is_given_up_lets_the_next_one_through():
     turn = Turn()
-    first, second, third = (Place(turn, job=number) for number in (1, 2, 3))
+    first, second, third = (QueueSlot(turn, job=number) for number in (1, 2, 3))
     ended: list[str] = []
 
     def wait() -> None:
@@ -68,8 +68,8 @@ def test_one_that_is_given_up_lets_the_next_one_through():
 
 def test_one_that_is_next_is_before_all_who_wait():
     turn = Turn()
-    first, second = Place(turn, job=1), Place(turn, job=2)
-    urgent = Place(turn, is_next=True)
+    first, second = QueueSlot(turn, job=1), QueueSlot(turn, job=2)
+    urgent = QueueSlot(turn, is_next=True)
     assert (urgent.ahead, second.ahead) == ([1], [1])
     with first:
         assert not urgent.wait_is_over.is_set()

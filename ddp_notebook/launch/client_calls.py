@@ -24,7 +24,7 @@ _DIED = re.compile(r"Engine .* died while running task")  # ipyparallel's words
 _LATE_S = 0.2  # replies that a rank sent before its end get this time to arrive
 
 
-class Ranks(Protocol):
+class ClientRanks(Protocol):
     """The ranks of a session, as a client sees them."""
 
     @property
@@ -49,7 +49,7 @@ class CallWatch:
         ranks: of the session.
     """
 
-    def __init__(self, client: ipyparallel.Client, controller: int, ranks: Ranks) -> None:
+    def __init__(self, client: ipyparallel.Client, controller: int, ranks: ClientRanks) -> None:
         self._client = client
         self._controller = controller
         self._ranks = ranks

@@ -19,7 +19,7 @@ from ddp_notebook.launch.placement import Placement
 from ddp_notebook.launch.process import RANK, Process, Processes
 from ddp_notebook.messages.encoding import Message
 from ddp_notebook.messages.hosts import Seen
-from ddp_notebook.wire.memory import Memory
+from ddp_notebook.wire.memory import SealedMemory
 
 if TYPE_CHECKING:
     from ddp_notebook.launch.sync.sync import Synced
@@ -265,7 +265,7 @@ class Cluster(ABC):
         """Fetch bulk data that a rank holds."""
 
     @abstractmethod
-    def put(self, rank: int, data: bytes | Memory, check: Check) -> int:
+    def put(self, rank: int, data: bytes | SealedMemory, check: Check) -> int:
         """Put bulk data into a rank. Returns the number of the transfer, for `Push` or `drop`."""
 
     @abstractmethod

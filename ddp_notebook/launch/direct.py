@@ -15,7 +15,7 @@ from ddp_notebook.launch.forming import Check, Forming
 from ddp_notebook.launch.host.host import Host
 from ddp_notebook.launch.members.admission import Admission
 from ddp_notebook.launch.members.ending import end_all
-from ddp_notebook.launch.members.losses import Again, Losses
+from ddp_notebook.launch.members.losses import Again, LostRanks
 from ddp_notebook.launch.members.members import Members, Renumbered
 from ddp_notebook.launch.members.moving import resized
 from ddp_notebook.launch.placement import Placement
@@ -29,7 +29,7 @@ from ddp_notebook.records.words import list_ranks
 from ddp_notebook.wire.bulk import BulkFetcher
 from ddp_notebook.wire.endpoint import Endpoint
 from ddp_notebook.wire.keys import Keyring
-from ddp_notebook.wire.memory import Memory
+from ddp_notebook.wire.memory import SealedMemory
 
 _WIRE_ENDED = (
     "this notebook's thread ddp-wire, which carries messages of ranks, has ended. Text of cells arrives, no display or "
@@ -75,7 +75,7 @@ class DirectCluster(Cluster):
         self._endpoint = Endpoint.listen(keyring, self._on_message, bind=at.bind)
         self._bulk = BulkFetcher(self._endpoint.context, keyring, at.bind)
         self._admission = Admission(self._processes, self._endpoint, self._bulk, keyring, placement, env, overlay)
-        self._losses = Losses(self._hosts, self._processes, again, self._attach, self._admission.shut_out, overlay)
+        self._losses = LostRanks(self._hosts, self._processes, again, self._attach, self._admission.shut_out, overlay)
         wire, token = self._endpoint, self.mark_token
         self._forming = Forming(self._processes, wire, len(hosts) == 1, at.ports, store_prefix=token, guard=guard)
         self._engines = Engines(self._small, at, self._processes, partial(self._start_controller, here), self.send)
@@ -211,7 +211,7 @@ class DirectCluster(Cluster):
     def fetch(self, rank: int, transfer: int, nbytes: int, check: Check) -> bytearray:
         return self._bulk.fetch(self.process(rank).name, transfer, nbytes, check)
 
-    def put(self, rank: int, data: bytes | Memory, check: Check) -> int:
+    def put(self, rank: int, data: bytes | SealedMemory, check: Check) -> int:
         return self._bulk.put(self.process(rank).name, data, check)
 
     def client_file(self) -> tuple[str, int]:

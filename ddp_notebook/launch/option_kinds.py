@@ -117,7 +117,7 @@ class OnOff(Kind):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Choice(Kind):
+class ChoiceKind(Kind):
     """One of some words.
 
     Attributes:
@@ -141,7 +141,7 @@ class Choice(Kind):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Number(Kind):
+class NumberKind(Kind):
     """A number with a unit.
 
     Attributes:
@@ -210,7 +210,7 @@ class Number(Kind):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ranks(Kind):
+class RanksKind(Kind):
     """A number of ranks, written without a flag."""
 
     metavar: str = "N"
@@ -337,7 +337,7 @@ class SaveFolder(Kind):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Arguments(Kind):
+class ArgumentsKind(Kind):
     """Arguments for another command, passed on unchanged.
 
     Attributes:

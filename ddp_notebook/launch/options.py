@@ -14,17 +14,17 @@ from typing import Any, Literal, get_args
 from ddp_notebook.errors import UsageError
 from ddp_notebook.launch.option_kinds import (
     WEEK_S,
-    Arguments,
-    Choice,
+    ArgumentsKind,
+    ChoiceKind,
     Environment,
     Flag,
     Gpus,
     HostList,
     Kind,
-    Number,
+    NumberKind,
     OnOff,
     Ports,
-    Ranks,
+    RanksKind,
     SaveFolder,
 )
 from ddp_notebook.launch.ways import host_list, ports
@@ -127,12 +127,12 @@ def _check(owner: Any) -> None:
             one.metadata["kind"].check(one.metadata["flag"], getattr(owner, one.name))
 
 
-def _seconds(**limits: Any) -> Number:
-    return Number(metavar="S", unit="seconds", most=WEEK_S, **limits)
+def _seconds(**limits: Any) -> NumberKind:
+    return NumberKind(metavar="S", unit="seconds", most=WEEK_S, **limits)
 
 
-def _megabytes(example: float) -> Number:
-    return Number(metavar="MB", unit="megabytes", most=_MOST_MB, is_positive=True, example=example)
+def _megabytes(example: float) -> NumberKind:
+    return NumberKind(metavar="MB", unit="megabytes", most=_MOST_MB, is_positive=True, example=example)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,7 +154,7 @@ class _Elsewhere:
 
     python: str | None = _option(
         None,
-        Arguments(metavar="PATH"),
+        ArgumentsKind(metavar="PATH"),
         "Python interpreter on the hosts",
         flag="--python",
         group=OTHER_MACHINES,
@@ -164,7 +164,7 @@ class _Elsewhere:
     )
     sync: str | os.PathLike[str] | None = _option(
         None,
-        Arguments(metavar="DIR"),
+        ArgumentsKind(metavar="DIR"),
         "first send this folder to hosts that do not share it",
         flag="--sync",
         group=OTHER_MACHINES,
@@ -254,7 +254,7 @@ class Slurm(_Elsewhere):
 
     arguments: str = _option(
         _REQUIRED,
-        Arguments(may_be_empty=True),
+        ArgumentsKind(may_be_empty=True),
         "start ranks with sbatch; no ARGS: in this allocation",
         flag="--slurm",
         group=OTHER_MACHINES,
@@ -272,7 +272,7 @@ class Mpi(_Elsewhere):
     """
 
     arguments: str = _option(
-        _REQUIRED, Arguments(), "start ranks with mpirun", flag="--mpi", group=OTHER_MACHINES, ways=("mpi",)
+        _REQUIRED, ArgumentsKind(), "start ranks with mpirun", flag="--mpi", group=OTHER_MACHINES, ways=("mpi",)
     )
 
 
@@ -287,7 +287,7 @@ class Profile(_Elsewhere):
 
     name: str = _option(
         _REQUIRED,
-        Arguments(metavar="NAME"),
+        ArgumentsKind(metavar="NAME"),
         "start ranks with an ipyparallel profile's launcher",
         flag="--profile",
         group=OTHER_MACHINES,
@@ -306,7 +306,7 @@ class Client(_Elsewhere):
 
     cluster: str = _option(
         _REQUIRED,
-        Arguments(metavar="profile=NAME"),
+        ArgumentsKind(metavar="profile=NAME"),
         "start ranks in the engines of an ipyparallel cluster",
         flag="--client",
         group=OTHER_MACHINES,
@@ -336,7 +336,7 @@ class Keep:
 
     hours: float = _option(
         _KEEP_HOURS,
-        Number(
+        NumberKind(
             metavar="HOURS",
             unit="hours",
             most=WEEK_S / 3600,
@@ -411,10 +411,10 @@ class StartOptions:
         UsageError: a value is outside its limits, or options exclude each other.
     """
 
-    world_size: int | None = _option(None, Ranks(), "number of ranks; default: 1 per GPU, or 2-4 on CPUs", flag="N")
+    world_size: int | None = _option(None, RanksKind(), "number of ranks; default: 1 per GPU, or 2-4 on CPUs", flag="N")
     backend: str = _option(
         "auto",
-        Choice(values=get_args(Backend), what="backend"),
+        ChoiceKind(values=get_args(Backend), what="backend"),
         "auto (default): nccl with one GPU per rank, or gloo",
         flag="--backend",
         in_file='backend = "gloo"',
@@ -444,7 +444,7 @@ class StartOptions:
     )
     live: str = _option(
         "auto",
-        Choice(values=get_args(LiveMode), what="live mode"),
+        ChoiceKind(values=get_args(LiveMode), what="live mode"),
         "small live view under cells: widget or HTML (auto)",
         flag="--live",
         in_file='live = "auto"',

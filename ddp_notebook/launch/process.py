@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from ddp_notebook.launch.host.host import Host
 from ddp_notebook.wire.marks import since_last_cell
-from ddp_notebook.wire.store import Place
+from ddp_notebook.wire.store import StoreAddress
 
 RANK, STORE, CONTROLLER = "rank", "store", "controller"
 NOTICE = "ddp_notebook: "  # begins a line on a store's stderr that the notebook shows
@@ -35,7 +35,7 @@ class Process:
     serial: int = -1  # number among all processes of the session that had a rank, from 0; -1: it had none yet
     pid: int = 0
     port: int = 0  # TCP port of the store for the user's programs
-    store: Place | None = None  # address of the store for the session's groups
+    store: StoreAddress | None = None  # address of the store for the session's groups
     status: int | None = None  # exit status once it ended; negative: signal
     why: str = ""  # a clause about the cause of its end
     lost: str = ""  # why nothing is known of it any more, and so it counts as ended

@@ -11,7 +11,7 @@ from ddp_notebook.errors import UsageError
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from ddp_notebook.lessons.session import Runner
+    from ddp_notebook.lessons.session import LessonRunner
 
 Wish = Mapping[str, Any]  # what a button asks for: `{"do": "step"}`, and what that needs
 
@@ -19,7 +19,7 @@ Wish = Mapping[str, Any]  # what a button asks for: `{"do": "step"}`, and what t
 class Lesson(Protocol):
     """A lesson that a browser can draw: `Explorer`, `Stepper`, `Scene`, `RemoteProgram`, `Product`, `MeshTraining`."""
 
-    _runner: Runner
+    _runner: LessonRunner
 
     def state(self) -> dict[str, Any]:
         """All that the browser draws, as plain data; "kind" says which of its views draws it."""

@@ -224,7 +224,7 @@ def exchange(
     ]
 
 
-class Running(NamedTuple):
+class RunningAlgorithm(NamedTuple):
     """An algorithm under way on this rank."""
 
     x: torch.Tensor
@@ -233,7 +233,7 @@ class Running(NamedTuple):
     moves: Algorithm
 
 
-_running: dict[str, Running] = {}
+_running: dict[str, RunningAlgorithm] = {}
 
 
 def start(key: str, algorithm: str, inputs: Sequence[float] | int, sizes: Sequence[int], dtype: str) -> dict[str, Any]:
@@ -258,7 +258,7 @@ def start(key: str, algorithm: str, inputs: Sequence[float] | int, sizes: Sequen
         x[chunks[rank]] = mine
     while len(_running) >= _MOST_KEPT:
         del _running[next(iter(_running))]
-    _running[key] = Running(x, x.clone(), chunks, ALGORITHMS[algorithm](x, chunks, rank, n))
+    _running[key] = RunningAlgorithm(x, x.clone(), chunks, ALGORITHMS[algorithm](x, chunks, rank, n))
     return _tell(key, [])
 
 

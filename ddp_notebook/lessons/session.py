@@ -30,7 +30,7 @@ def running(session: Session | None = None) -> Session:
     return found
 
 
-class Runner:
+class LessonRunner:
     """Runs the cells of one lesson, and follows what is recorded of them.
 
     Args:

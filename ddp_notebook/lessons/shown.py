@@ -18,13 +18,15 @@ from ddp_notebook.errors import MissingBuildError
 
 if TYPE_CHECKING:
     from ddp_notebook.lessons.lesson import Lesson
-    from ddp_notebook.lessons.view import View
+    from ddp_notebook.lessons.view import LessonView
 
 
-_shown: weakref.WeakKeyDictionary[Any, tuple[View, Any]] = weakref.WeakKeyDictionary()  # the last view of each lesson
+_shown: weakref.WeakKeyDictionary[Any, tuple[LessonView, Any]] = (
+    weakref.WeakKeyDictionary()
+)  # the last view of each lesson
 
 
-class Shown:
+class DisplayedLesson:
     """A lesson that displays itself where it is the last line of a cell."""
 
     def _ipython_display_(self: Lesson) -> None:
@@ -42,10 +44,10 @@ def display(lesson: Lesson) -> None:
     if not has_front_end():
         show(static(lesson), raw=True)  # type: ignore[no-untyped-call,unused-ignore]
         return
-    from ddp_notebook.lessons.view import View
+    from ddp_notebook.lessons.view import LessonView
 
     try:
-        view = View(lesson)
+        view = LessonView(lesson)
     except MissingBuildError as error:
         show({**static(lesson), "text/html": _words(str(error)) + _image(lesson)}, raw=True)  # type: ignore[no-untyped-call,unused-ignore]
         return

@@ -22,7 +22,7 @@ _WITHOUT = ". Without it there is this picture, and everything that the lesson's
 _log = logging.getLogger(__name__)
 
 
-class View(anywidget.AnyWidget):
+class LessonView(anywidget.AnyWidget):
     """One lesson on the page.
 
     A button sends its wish as a message. The kernel handles it when it is idle, so after a cell that runs; until it
@@ -44,7 +44,7 @@ class View(anywidget.AnyWidget):
         self.on_msg(self._on_message)
 
     def __repr__(self) -> str:
-        return f"<View of {self._lesson!r}>"
+        return f"<LessonView of {self._lesson!r}>"
 
     def _on_message(self, _: Any, content: Any, __: Any) -> None:
         """The browser wants something: `{"do": "run", "request": 3, ...}`."""

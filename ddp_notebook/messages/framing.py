@@ -32,7 +32,7 @@ class Numbered(NamedTuple):
     number: int = 0
 
 
-class Text(NamedTuple):
+class ProcessText(NamedTuple):
     """Bytes that a process wrote."""
 
     process: int
@@ -72,7 +72,7 @@ def unpack_head(head: bytes | bytearray) -> tuple[int, int]:
     return length, kind
 
 
-def unpack_body(kind: int, body: bytes | bytearray) -> Numbered | Text | Input:
+def unpack_body(kind: int, body: bytes | bytearray) -> Numbered | ProcessText | Input:
     """Return what a frame contains.
 
     Raises:
@@ -81,7 +81,7 @@ def unpack_body(kind: int, body: bytes | bytearray) -> Numbered | Text | Input:
     try:
         if kind == _TEXT_KIND:
             process, fd = _TEXT.unpack_from(body)
-            return Text(process, fd, bytes(body[_TEXT.size :]))
+            return ProcessText(process, fd, bytes(body[_TEXT.size :]))
         if kind == _INPUT_KIND:
             (count,) = struct.unpack_from("!I", body)
             return Input(struct.unpack_from(f"!{count}I", body, 4), bytes(body[4 + 4 * count :]))
@@ -114,7 +114,7 @@ class Unpacker:
     def __init__(self) -> None:
         self._buffer = bytearray()
 
-    def feed(self, data: bytes) -> Iterator[Numbered | Text | Input]:
+    def feed(self, data: bytes) -> Iterator[Numbered | ProcessText | Input]:
         """Yield the frames that are complete now.
 
         Raises:

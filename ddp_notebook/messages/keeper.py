@@ -80,7 +80,7 @@ class OfProcess:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class State:
+class SessionState:
     """Of a session."""
 
     epoch: int
@@ -105,7 +105,7 @@ class Waiting:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Running:
+class RunningCell:
     """A running cell, for notebooks that only look."""
 
     told: RunCell
@@ -115,7 +115,7 @@ class Running:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Failure:
+class KeeperFailure:
     """An exception."""
 
     kind: str  # name of its class
@@ -151,7 +151,7 @@ class Welcome(Message):
     driver: str  # the notebook that drives
     options: dict[str, Any]  # a `launch.options.StartOptions`
     synced: dict[str, Any] | None  # a `launch.sync.sync.Synced`
-    state: State
+    state: SessionState
     mark_token: str
     folder: str
     cells: list[tuple[RunCell, list[int], float]]  # that were not shown: with their ranks, and for how many seconds
@@ -164,7 +164,7 @@ class Welcome(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateChanged(Message):
-    state: State
+    state: SessionState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,7 +174,7 @@ class RanksRenumbered(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunningCells(Message):
-    running: list[Running]
+    running: list[RunningCell]
     waiting: list[Waiting]
 
 
@@ -208,7 +208,7 @@ class TakenOver(Message):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionEnded(Message):
     why: str
-    failure: Failure | None
+    failure: KeeperFailure | None
 
 
 # ---- notebook -> keeper, without a reply
@@ -262,7 +262,7 @@ class CancelRequest(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailureReply(Message):
-    failure: Failure
+    failure: KeeperFailure
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

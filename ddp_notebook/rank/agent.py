@@ -20,7 +20,7 @@ from ddp_notebook.wire.endpoint import Endpoint
 from ddp_notebook.wire.keys import Address
 
 
-class Agent:
+class RankAgent:
     """Connects to the notebook, says hello, answers probes, and passes the rest on. What it is given is called in its
     thread, from `start` on.
 

@@ -177,7 +177,7 @@ class Faults:
         self._by_s, self._recorder.pause = fault.by_s, self._before_operation
 
 
-class FaultInjection(Feature):
+class FaultFeature(Feature):
     """`%ddp_fault` on a rank."""
 
     def __init__(self, core: Core) -> None:
@@ -199,4 +199,4 @@ class FaultInjection(Feature):
         return True
 
 
-FEATURE = FaultInjection
+FEATURE = FaultFeature

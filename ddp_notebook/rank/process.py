@@ -35,7 +35,7 @@ from ddp_notebook.messages.ranks import (
     Taken,
 )
 from ddp_notebook.rank import exits, gpu, own_signals, pymp, reserve, shortage, threads
-from ddp_notebook.rank.agent import Agent
+from ddp_notebook.rank.agent import RankAgent
 from ddp_notebook.rank.cell import commands, handlers, kernel_api, tutorials
 from ddp_notebook.rank.cell.exceptions import FormattingStopped, with_type
 from ddp_notebook.rank.cell.inbox import Inbox
@@ -54,7 +54,7 @@ from ddp_notebook.registry import private
 from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
 from ddp_notebook.stdlib import asyncio, contextlib, faulthandler, json, os, queue, re, threading, time
 from ddp_notebook.wire.bulk import INLINE_BYTES, unpickled
-from ddp_notebook.wire.memory import Memory, open_at
+from ddp_notebook.wire.memory import SealedMemory, open_at
 from ddp_notebook.wire.parts import join as join_parts
 
 _CELL = re.compile(rb'\["RunCell", \{"cell": (\d+)')
@@ -76,7 +76,7 @@ class Rank:
         self._forming = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._to_do: queue.SimpleQueue[Message] = queue.SimpleQueue()  # until the engine's loop runs
-        self.agent = Agent(
+        self.agent = RankAgent(
             spec["address"], spec["process"], on_message=self._on_message, vitals=self._vitals, on_asked=self._on_asked
         )
         self._network = Network()
@@ -386,10 +386,10 @@ class Rank:
         if nbytes <= INLINE_BYTES:
             self.agent.send(replace(answer, data=b"".join(chunks)))
             return
-        memory: Memory | None = None
+        memory: SealedMemory | None = None
         if memory_name:
             with contextlib.suppress(OSError):  # no shared memory left: the notebook fetches a copy
-                memory = Memory(memory_name, chunks)
+                memory = SealedMemory(memory_name, chunks)
         transfer = self.agent.bulk.hold(memory or b"".join(chunks))
         self.agent.send(replace(answer, transfer=transfer, memory=memory.place if memory else []))
 

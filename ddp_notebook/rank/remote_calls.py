@@ -17,7 +17,7 @@ from ddp_notebook.rank.group.sequences import Moment
 from ddp_notebook.records.schema import RPC_KINDS, RPC_SIDES
 
 if TYPE_CHECKING:
-    from ddp_notebook.rank.record.texts import Texts
+    from ddp_notebook.rank.record.texts import TextNumbers
 
 CALLER, CALLEE = range(len(RPC_SIDES))
 TORCH = RPC_KINDS.index("torch")
@@ -128,7 +128,7 @@ _OF_RAN = attrgetter("number", "error", "moment.cell", "begun_ns", "ended_ns", "
 
 
 def columns_of_sent(
-    calls: Sequence[Sent], rank: int, texts: Texts, thread_of: Callable[[int], int]
+    calls: Sequence[Sent], rank: int, texts: TextNumbers, thread_of: Callable[[int], int]
 ) -> tuple[Iterable[Any], ...]:
     """The columns of the rows of some calls on their caller's side, in the order of their table. For all rows at once,
     since a row alone takes five times as long.
@@ -149,7 +149,7 @@ def columns_of_sent(
 
 
 def columns_of_ran(
-    calls: Sequence[Ran], rank: int, texts: Texts, thread_of: Callable[[int], int]
+    calls: Sequence[Ran], rank: int, texts: TextNumbers, thread_of: Callable[[int], int]
 ) -> tuple[Iterable[Any], ...]:
     """The same of calls on their callee's side, which tells nothing that their caller does."""
     number, error, cell, begun, ended, done, thread = zip(*map(_OF_RAN, calls), strict=True)
@@ -164,7 +164,7 @@ def columns_of_ran(
 COLUMNS: dict[type, Callable[..., tuple[Iterable[Any], ...]]] = {Sent: columns_of_sent, Ran: columns_of_ran}
 
 
-def row(record: ReferenceEvent | ContextEvent, rank: int, texts: Texts) -> tuple[Any, ...]:
+def row(record: ReferenceEvent | ContextEvent, rank: int, texts: TextNumbers) -> tuple[Any, ...]:
     """The columns of another record's row, in the order of its table.
 
     Args:

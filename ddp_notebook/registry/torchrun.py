@@ -22,7 +22,7 @@ _NO_RUNS = ("", "none")  # ids of a job that was given none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class RankEntry:
     """One rank of one job, as its entry in the registry tells it."""
 
     name: str  # of the job: "train-3f2a"
@@ -44,7 +44,7 @@ class Place:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, given: Mapping[str, Any]) -> Place:
+    def from_json(cls, given: Mapping[str, Any]) -> RankEntry:
         """The place that this was made of.
 
         Raises:
@@ -53,7 +53,7 @@ class Place:
         return cls(**given)
 
 
-def place(script: str, arguments: list[str], name: str, wire: int) -> Place:
+def place(script: str, arguments: list[str], name: str, wire: int) -> RankEntry:
     """This process's.
 
     Args:
@@ -67,7 +67,7 @@ def place(script: str, arguments: list[str], name: str, wire: int) -> Place:
     key = run if run not in _NO_RUNS else f"{master} {script}"
     stem = script.rpartition(".")[2] if script and not script.endswith(".py") else Path(script).stem
     digest = hashlib.sha256(key.encode()).hexdigest()[:4]
-    return Place(
+    return RankEntry(
         name=name or os.environ.get(NAME_VARIABLE, "") or f"{stem}-{digest}",
         key=key,
         script=script,

@@ -20,7 +20,7 @@ from ddp_notebook.messages.record_options import PROFILES
 from ddp_notebook.observe.observer import Observer
 from ddp_notebook.run.agree.checking import Checking
 from ddp_notebook.run.cells.adopted import Adopted
-from ddp_notebook.run.cells.arrivals import Arrivals
+from ddp_notebook.run.cells.arrivals import CellMessages
 from ddp_notebook.run.cells.cells import Cells
 from ddp_notebook.run.cells.elsewhere import Elsewhere
 from ddp_notebook.run.cells.unended import Unended
@@ -40,14 +40,14 @@ from ddp_notebook.run.values.exchange import Exchange
 from ddp_notebook.run.values.transfers import Transfers
 
 if TYPE_CHECKING:
-    from ddp_notebook.launch.keep.remote import Remote
+    from ddp_notebook.launch.keep.remote import KeeperClient
 
 NOT_STARTED = "this session has no ranks yet: wait until its start has ended"
 _SILENT_S = 1.5  # a rank speaks each second
 _LONG_S = 5.0
 
 
-class Parts:
+class SessionParts:
     """What a session is made of. They know the ranks, and none of them knows the session.
 
     Args:
@@ -68,7 +68,7 @@ class Parts:
         self.questions = questions = Questions(cluster.send, living.check_rank, self._tell_who_is_slow)
         cluster.tell_what_is_slow(_say)
         receipts = Receipts(cluster.send)
-        self.arrivals = Arrivals(cluster, receipts.took)
+        self.arrivals = CellMessages(cluster, receipts.took)
         self.cells = cells = Cells(
             cluster,
             self.arrivals,
@@ -123,7 +123,7 @@ class Parts:
         self._on_renumbered(stayed)
         before_next_cell(self.resizing.on_resized)  # views are made in the main thread
 
-    def attach(self, remote: Remote) -> None:
+    def attach(self, remote: KeeperClient) -> None:
         """The ranks live already, and a keeper has them. Call it before anything of them is heard."""
         from ddp_notebook.launch.keep.recorded import batches
 

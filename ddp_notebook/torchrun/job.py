@@ -21,7 +21,7 @@ from ddp_notebook.registry import entries
 from ddp_notebook.registry.entries import Entry
 from ddp_notebook.registry.finding import TORCHRUN
 from ddp_notebook.registry.identities import Identity
-from ddp_notebook.registry.torchrun import Place
+from ddp_notebook.registry.torchrun import RankEntry
 from ddp_notebook.run.assembly import NOT_STARTED
 from ddp_notebook.run.groups.diagnosis import Views
 from ddp_notebook.run.interrupted import OF_TORCHRUN_JOB, tells_interrupts
@@ -311,7 +311,7 @@ class TorchrunJob:
         self._known -= self._silent
         return not silent
 
-    def _join(self, entry: Entry, place: Place) -> None:
+    def _join(self, entry: Entry, place: RankEntry) -> None:
         before = run = self.round
         if run is None or not run.takes(place):
             is_as_large = run is not None and run.world_size == place.world_size

@@ -13,7 +13,7 @@ from ddp_notebook.messages.encoding import VERSION
 from ddp_notebook.messages.ranks import CellDone
 from ddp_notebook.registry import doors
 from ddp_notebook.registry.entries import Entry
-from ddp_notebook.registry.torchrun import Place
+from ddp_notebook.registry.torchrun import RankEntry
 from ddp_notebook.wire.keys import Address
 
 _FILE = re.compile(r"^\[[^\]]*:\d+\] ?")
@@ -30,7 +30,7 @@ class Member:
     """One process of one rank. It is told apart from the rank's next process by its identity on the wire."""
 
     entry: Entry
-    place: Place
+    place: RankEntry
     line: socket.socket = field(init=False)  # it ends with the process, which hears when it ends with this one
     has_joined: bool = False  # its agent speaks: torch is imported there
     done: CellDone | None = None  # how its script has ended
@@ -105,14 +105,14 @@ def come_in(member: Member, address: Address, number: int, *, takes: bool) -> No
     member.line = line
 
 
-def place_of(entry: Entry) -> Place:
+def place_of(entry: Entry) -> RankEntry:
     """The rank that an entry tells of.
 
     Raises:
         RefusedError: it is another version's.
     """
     with contextlib.suppress(TypeError):
-        place = Place.from_json(entry.about)
+        place = RankEntry.from_json(entry.about)
         if place.wire == VERSION:
             return place
     raise RefusedError(

@@ -45,7 +45,7 @@ class _Pipe:
     decoder: Any = field(default_factory=lambda: codecs.getincrementaldecoder("utf-8")("replace"))
 
 
-class Pipes:
+class PipeReader:
     """Reads pipes in a thread, until `close`.
 
     Args:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from ddp_notebook.observe.observer import Observer
 from ddp_notebook.records.words import group_by_value, list_ranks
-from ddp_notebook.registry.torchrun import Place
+from ddp_notebook.registry.torchrun import RankEntry
 from ddp_notebook.torchrun.member import Member
 
 
@@ -37,7 +37,7 @@ class Round:
     def is_under_way(self) -> bool:
         return bool(self.living)
 
-    def takes(self, place: Place) -> bool:
+    def takes(self, place: RankEntry) -> bool:
         """Whether a process that has come belongs to it."""
         return place.world_size == self.world_size and place.rank not in self.members
 

@@ -23,14 +23,14 @@ from ddp_notebook.line_parser import LineParser
 from ddp_notebook.on_rank import refuse_on_rank
 from ddp_notebook.registry import entries
 from ddp_notebook.registry.torchrun import NAME_VARIABLE, OUTPUT_VARIABLE
-from ddp_notebook.run.cells.cell import Shown
+from ddp_notebook.run.cells.cell import OutputItem
 from ddp_notebook.run.cells.interrupt import ONE_PRESS_S, Interrupts, keyboard_interrupt
 from ddp_notebook.run.output.outlet import FLUSH_S
 from ddp_notebook.run.output.screen import Screen
-from ddp_notebook.run.output.sink import Here
+from ddp_notebook.run.output.sink import ThreadSink
 from ddp_notebook.torchrun import current
 from ddp_notebook.torchrun.job import TorchrunJob
-from ddp_notebook.torchrun.pipes import TORCHRUN, Pipes, Written
+from ddp_notebook.torchrun.pipes import TORCHRUN, PipeReader, Written
 from ddp_notebook.wire.store import listen_here
 
 _MOST_AGENTS = 256  # on this machine
@@ -50,7 +50,7 @@ _END_S = 2.0  # wait for more output of ranks when torchrun has ended and all th
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class TorchrunOptions:
     """What a line asks for."""
 
     options: list[str]  # of torchrun
@@ -103,7 +103,7 @@ def torchrun_line() -> LineParser:
     return parser
 
 
-def read(line: str) -> Asked:
+def read(line: str) -> TorchrunOptions:
     """What the line of the magic asks for.
 
     Raises:
@@ -141,7 +141,7 @@ def read(line: str) -> Asked:
     else:
         declared.error(f"{program[0]} needs the name of a module")
     name = own["--name"] or f"{stem}-{secrets.token_hex(2)}"
-    return Asked(options=options, program=program, name=name, agents=int(agents), folds=own["--fold"] == "on")
+    return TorchrunOptions(options=options, program=program, name=name, agents=int(agents), folds=own["--fold"] == "on")
 
 
 def _split(words: Sequence[str], declared: LineParser) -> tuple[dict[str, str], list[str], list[str]]:
@@ -208,7 +208,7 @@ def _times() -> list[str]:
     return [f"--rdzv-conf={_TIMES}"]
 
 
-def run(asked: Asked) -> TorchrunJob:
+def run(asked: TorchrunOptions) -> TorchrunJob:
     """Start a job, show what it writes, and wait for its end; the stop button ends it. For the main thread.
 
     Raises:
@@ -225,7 +225,7 @@ def run(asked: Asked) -> TorchrunJob:
             process = _start(asked, place.at, listener.fileno(), "" if asked.has_files else taker_place.at)
         assert process.stdout is not None and process.stderr is not None
         with process.stdout, process.stderr:
-            pipes = Pipes(taker, [os.dup(process.stdout.fileno()), os.dup(process.stderr.fileno())])
+            pipes = PipeReader(taker, [os.dup(process.stdout.fileno()), os.dup(process.stderr.fileno())])
         try:
             _Follower(asked, place.at, job, process, pipes, interrupts).follow()
         finally:
@@ -237,7 +237,7 @@ def run(asked: Asked) -> TorchrunJob:
     return _ended(job, process.returncode, time.monotonic() - began_s, interrupts.count > 0)
 
 
-def _start(asked: Asked, endpoint: str, listener: int, output: str) -> subprocess.Popen[bytes]:
+def _start(asked: TorchrunOptions, endpoint: str, listener: int, output: str) -> subprocess.Popen[bytes]:
     parent = [sys.executable, "-m", "ddp_notebook.launch.elastic.parent", str(asked.agents), str(listener)]
     return subprocess.Popen(
         [*parent, *asked.command(endpoint)],
@@ -255,11 +255,11 @@ class _Follower:
 
     def __init__(
         self,
-        asked: Asked,
+        asked: TorchrunOptions,
         endpoint: str,
         job: TorchrunJob,
         process: subprocess.Popen[bytes],
-        pipes: Pipes,
+        pipes: PipeReader,
         interrupts: Interrupts,
     ) -> None:
         self._asked, self._job, self._process = asked, job, process
@@ -310,7 +310,7 @@ class _Follower:
         if one.rank == TORCHRUN:
             self._screen.write(one.stream, one.text)
         elif one.text:
-            self._screen.show(Shown(one.rank, one.text, one.stream))
+            self._screen.show(OutputItem(one.rank, one.text, one.stream))
         if self._pieces:
             self._pieces -= 1
 
@@ -345,7 +345,7 @@ def _look(job: TorchrunJob, view: tuple[int, Any] | None) -> tuple[int, Any] | N
     if view is None or view[0] != run.number:
         if view is not None:
             view[1].end(view[0])
-        beside = job._views.beside(Here(), "%run")  # the view of a cell that runs the script
+        beside = job._views.beside(ThreadSink(), "%run")  # the view of a cell that runs the script
         view = None if beside is None else (run.number, beside)
     if view is not None:
         view[1].look(view[0])

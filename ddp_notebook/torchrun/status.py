@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ddp_notebook.observe.steps.run import TrainingRun
-from ddp_notebook.registry.torchrun import Place
+from ddp_notebook.registry.torchrun import RankEntry
 from ddp_notebook.run.groups.diagnosis import Views, verdict
 from ddp_notebook.status import as_table
 from ddp_notebook.torchrun.rounds import Round
@@ -16,7 +16,7 @@ _WAITS_S = 3.0  # that long a rank may wait in an operation without a word about
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankRow:
+class JobRankRow:
     """One rank."""
 
     rank: int
@@ -32,7 +32,7 @@ class JobStatus:
     name: str
     attempt: int  # counted by this notebook
     restarts: int  # after failures, as torchrun counts them
-    rows: tuple[RankRow, ...]
+    rows: tuple[JobRankRow, ...]
     waits_s: float  # how long the rank that waits longest has done so
     why: str  # who waits for whom; "": nothing is certain
     notes: tuple[str, ...]
@@ -62,7 +62,7 @@ def status_of(
     for rank in range(run.world_size):
         member = run.members.get(rank)
         host, pid = ("?", None) if member is None else (member.place.host, member.entry.pid)
-        rows.append(RankRow(rank=rank, host=host, pid=pid, state=views[rank].doing))
+        rows.append(JobRankRow(rank=rank, host=host, pid=pid, state=views[rank].doing))
     place = next((one.place for one in run.members.values()), None)
     return JobStatus(
         name=name,
@@ -76,7 +76,7 @@ def status_of(
     )
 
 
-def _about_store(place: Place | None) -> str:
+def _about_store(place: RankEntry | None) -> str:
     """torch's fault, see `launch.elastic.agent`: said before somebody waits for a restart that cannot succeed."""
     if place is None or not place.shares_store or not (place.restarts or place.most_restarts):
         return ""

@@ -25,16 +25,16 @@ from ddp_notebook.observe.tables.matching import label_of, numbers_of, prompt_of
 from ddp_notebook.observe.tables.recorded import RecordedTables
 from ddp_notebook.run.kernel import before_next_cell, cell_number, has_front_end, is_users_thread
 from ddp_notebook.run.output.outlet import new_id
-from ddp_notebook.run.output.sink import Handle, OfCell, Sink
+from ddp_notebook.run.output.sink import CellSink, Handle, Sink
 from ddp_notebook.widgets.answering import ANSWER_S, Answering
-from ddp_notebook.widgets.renewal import SETTLE_S, Renewal
+from ddp_notebook.widgets.renewal import SETTLE_S, PictureRenewal
 from ddp_notebook.widgets.under_cell import UnderCell
 from ddp_notebook.widgets.views import StillView, View, WidgetView
 
 if TYPE_CHECKING:
     from ddp_notebook.widgets.html.view import HtmlView
     from ddp_notebook.widgets.monitor import Monitor
-    from ddp_notebook.widgets.present import Shown
+    from ddp_notebook.widgets.present import MonitorSource
     from ddp_notebook.widgets.publisher import Publisher
 
 _MOST_NAMED = 8  # cells, in a message
@@ -57,7 +57,7 @@ class Placing:
         self,
         recording: RecordedTables,
         flushed: Callable[[], object],
-        cells: Shown,
+        cells: MonitorSource,
         title: Callable[[], str],
         mode: str,
     ) -> None:
@@ -78,7 +78,7 @@ class Placing:
         self._loop: asyncio.AbstractEventLoop | None = None  # the kernel's own
         self._importing: threading.Thread | None = None  # what its picture will need
         self._again_s = math.inf  # when `_look_again` has asked for a look
-        self._renewal: Renewal | None = None  # of the picture behind %ddp_monitor, while there is a live one
+        self._renewal: PictureRenewal | None = None  # of the picture behind %ddp_monitor, while there is a live one
 
     def prepare(self) -> None:
         """Import what the first view needs, in a thread, before anybody waits for it."""
@@ -103,7 +103,7 @@ class Placing:
         may_come = self._mode != "off"
         if not has_front_end() or not (may_come or self._shown is not None):
             return None
-        elsewhere = sink if isinstance(sink, OfCell) else None
+        elsewhere = sink if isinstance(sink, CellSink) else None
         return UnderCell(self, self._recording, code, may_come=may_come, elsewhere=elsewhere)
 
     def look(self) -> float | None:
@@ -340,7 +340,7 @@ class Placing:
     # ---- the picture behind %ddp_monitor
 
     def _begin_renewal(self) -> None:
-        self._renewal = renewal = Renewal(self._recording)
+        self._renewal = renewal = PictureRenewal(self._recording)
         renewal.on_rows = lambda: self._look_again(SETTLE_S)
         if any(len(ring) for ring in self._recording.store.rings.values()):
             renewal.make_stale()

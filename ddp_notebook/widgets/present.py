@@ -23,7 +23,7 @@ _SELDOM = 50  # times as long as they take, until the numbers of a run are compu
 _STUCK_S = 3.0  # a rank that waits longer makes the cell stuck
 
 
-class Shown(Protocol):
+class MonitorSource(Protocol):
     """What is asked of whatever a monitor shows: `run.cells.cells.Cells` is one, a session's, and
     `torchrun.shown.ShownJob`."""
 
@@ -34,12 +34,12 @@ class Shown(Protocol):
         """What runs, by its `number`; None: nothing."""
 
     @property
-    def looks(self) -> Looks: ...
+    def looks(self) -> LooksSource: ...
     def press_stop(self) -> str:
         """What the stop button of a view does. Returns what was done, in words. From any thread."""
 
 
-class Looks(Protocol):
+class LooksSource(Protocol):
     """What is asked of `run.groups.looks.Looks`. A run is what `under_way` has said."""
 
     def ask(self, run: Any) -> dict[int, Future[Vitals]]: ...
@@ -56,7 +56,7 @@ class Present:
         title: of the session, for people.
     """
 
-    def __init__(self, feed: Feed, session: Shown | None, title: str) -> None:
+    def __init__(self, feed: Feed, session: MonitorSource | None, title: str) -> None:
         self._feed = feed
         self._session = session
         self._title = title

@@ -16,7 +16,7 @@ _DRAWN = ("metric", "call", "rpc")  # tables of which every row may change the p
 _CELL = SPANS.index("cell")
 
 
-class Renewal:
+class PictureRenewal:
     """The picture is drawn soon after each cell that has recorded something, and at most rarely while a cell runs.
 
     Args:

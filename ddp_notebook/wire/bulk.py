@@ -26,7 +26,7 @@ import zmq
 from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
 from ddp_notebook.stdlib import io, itertools, math, pickle, struct, threading, time
 from ddp_notebook.wire.keys import Address, Bind, Keyring, on_loopback, unlock
-from ddp_notebook.wire.memory import Memory
+from ddp_notebook.wire.memory import SealedMemory
 from ddp_notebook.wire.parts import split
 
 PIECE_BYTES = 1 << 20
@@ -38,7 +38,7 @@ _HEADER = struct.Struct("!cQQQ")  # kind, transfer, offset, size of the whole (o
 _GET, _PIECE, _PUT, _GOT, _DROP = b"G", b"P", b"T", b"A", b"D"
 _SECOND_IO_THREAD = 0b10
 _CURVE_BYTES = 1024  # more than encryption adds to a piece
-Held = memoryview | Memory  # data that a process keeps for another one
+Held = memoryview | SealedMemory  # data that a process keeps for another one
 
 
 class BulkServer:
@@ -55,7 +55,7 @@ class BulkServer:
         self._put: dict[int, bytearray] = {}
         self._last_put = 0
 
-    def hold(self, data: bytes | Memory) -> int:
+    def hold(self, data: bytes | SealedMemory) -> int:
         """Keep `data` until it was fetched, in place of earlier data: a notebook fetches one value at a time. Returns
         the number of the transfer."""
         transfer = next(self._numbers)
@@ -154,7 +154,7 @@ class BulkFetcher:
             self.drop(peer, transfer)
         return data
 
-    def put(self, peer: str, data: bytes | Memory, check: Callable[[], None] = lambda: None) -> int:
+    def put(self, peer: str, data: bytes | SealedMemory, check: Callable[[], None] = lambda: None) -> int:
         """Put data into a process. Returns the number of the transfer, with which its `BulkServer.take` gives it.
 
         Args:
@@ -244,13 +244,13 @@ class BulkFetcher:
             self._socket.close(linger=0)
 
 
-def held(data: bytes | Memory) -> Held:
-    return data if isinstance(data, Memory) else memoryview(data)
+def held(data: bytes | SealedMemory) -> Held:
+    return data if isinstance(data, SealedMemory) else memoryview(data)
 
 
 def piece_of(data: Held, offset: int) -> Any:
     """The piece of some data that begins at an offset."""
-    if isinstance(data, Memory):
+    if isinstance(data, SealedMemory):
         return data.piece(offset, PIECE_BYTES)
     return data[offset : offset + PIECE_BYTES]
 
@@ -266,7 +266,7 @@ def _dense(array: Any) -> Any:
     return array if array.flags.c_contiguous or array.flags.f_contiguous else array.copy()
 
 
-class Pickler(cloudpickle.Pickler):
+class ValuePickler(cloudpickle.Pickler):
     """Functions and classes of a cell travel by value, tensors through the CPU: the other side may have no GPU, or
     another one. (A tensor's own pickle takes twice as long: 0.45 and 0.42 s for 500 MB, instead of 0.23 and 0.19.)"""
 
@@ -293,7 +293,7 @@ class Pickler(cloudpickle.Pickler):
             return values.__reduce_ex__(5)
 
 
-class _Scale(Pickler):
+class _Scale(ValuePickler):
     """Counts the bytes of a pickle without keeping it, and without copying tensors and arrays."""
 
     def __init__(self) -> None:
@@ -347,7 +347,7 @@ class _Chunks(list[Any]):
         return len(data)
 
 
-def pickled(value: Any, pickler: type[cloudpickle.Pickler] = Pickler) -> list[list[Any]]:
+def pickled(value: Any, pickler: type[cloudpickle.Pickler] = ValuePickler) -> list[list[Any]]:
     """Pickle a value without a copy of its arrays and tensors.
 
     Args:
@@ -378,5 +378,5 @@ def dumps(value: Any) -> bytes:
         TypeError, pickle.PicklingError, ...: it cannot be pickled.
     """
     buffer = io.BytesIO()
-    Pickler(buffer, protocol=5).dump(value)
+    ValuePickler(buffer, protocol=5).dump(value)
     return buffer.getvalue()

@@ -40,7 +40,7 @@ class CellEnd:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class DisplayMark:
     """Where something was displayed: the display of this number comes by the wire."""
 
     number: int
@@ -60,7 +60,7 @@ class Change:
         return f"\x1e{token}:s{self.number}:\x1e\n".encode()
 
 
-Mark = CellEnd | Place | Change
+Mark = CellEnd | DisplayMark | Change
 
 
 class MarkReader:
@@ -88,7 +88,7 @@ class MarkReader:
             number = int(found[2])
             mark: Mark = CellEnd(number, int(found[3]) / 1e6 if found[3] else None)
             if found[1]:
-                mark = Place(number) if found[1] == b"d" else Change(number)
+                mark = DisplayMark(number) if found[1] == b"d" else Change(number)
             yield found.start(), found.end(), mark
 
     def complete_until(self, data: bytes, at: int) -> int:

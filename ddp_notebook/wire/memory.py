@@ -27,7 +27,7 @@ IS_POSSIBLE = hasattr(os, "memfd_create")  # Linux
 _SEALS = (fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE) if IS_POSSIBLE else 0
 
 
-class Memory:
+class SealedMemory:
     """Data in a sealed memfd. It lasts as long as this object, and as long as a process has it mapped.
 
     Args:
@@ -74,18 +74,18 @@ class Memory:
 
 
 def new_name() -> str:
-    """A name that no other process can guess, for `Memory`."""
+    """A name that no other process can guess, for `SealedMemory`."""
     return f"ddp_notebook-{secrets.token_hex(16)}"
 
 
 def open_at(place: Sequence[Any], name: str, nbytes: int) -> memoryview | None:
-    """Map data that another process holds in a `Memory`. Changes to it stay in this process.
+    """Map data that another process holds in a `SealedMemory`. Changes to it stay in this process.
 
     Nothing is opened unless it is a memfd of this name. It must be sealed: if its process could shorten it, reading it
     would end this process (SIGBUS).
 
     Args:
-        place: its `Memory.place`.
+        place: its `SealedMemory.place`.
         name: the name that it must have.
         nbytes: the size that it must have.
 

@@ -36,7 +36,7 @@ class StoreRefusedError(ConnectionError):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class StoreAddress:
     """Address of a store.
 
     Args:
@@ -71,7 +71,7 @@ class Place:
         return socket.AF_INET6 if ":" in self.address[0] else socket.AF_INET
 
 
-def listen_here(folder: str) -> tuple[socket.socket, Place]:
+def listen_here(folder: str) -> tuple[socket.socket, StoreAddress]:
     """Listen at a Unix socket for the processes of this machine.
 
     On Linux its name is an abstract one: no file that somebody could remove from a folder for temporary files. A
@@ -86,7 +86,7 @@ def listen_here(folder: str) -> tuple[socket.socket, Place]:
     name = f"ddp_notebook-store-{secrets.token_hex(16)}"
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     at = "@" + name if sys.platform == "linux" else os.path.join(folder, name)
-    place = Place(_UNIX + at)
+    place = StoreAddress(_UNIX + at)
     listener.bind(place.address)
     listener.listen(socket.SOMAXCONN)
     return listener, place

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterator
 
 from ddp_notebook.messages.ranks import Display
-from ddp_notebook.wire.marks import CellEnd, Mark, MarkReader, Place
+from ddp_notebook.wire.marks import CellEnd, DisplayMark, Mark, MarkReader
 
 Piece = str | Mark
 
@@ -76,11 +76,11 @@ class Ordered:
         Places are numbered in the order of their marks. An interrupt may cause a second mark of a place, whose display
         comes once: text would wait for it forever.
         """
-        if isinstance(piece, Place):
+        if isinstance(piece, DisplayMark):
             if piece.number <= self._last_place:
                 return
             self._last_place = piece.number
-        if not self._waiting and not isinstance(piece, Place):
+        if not self._waiting and not isinstance(piece, DisplayMark):
             yield fd, piece
             return
         self._waiting.append((fd, piece))
@@ -96,7 +96,7 @@ class Ordered:
         waiting, self._waiting = self._waiting, deque()
         self._last_place = 0
         for fd, piece in waiting:
-            if not isinstance(piece, Place):
+            if not isinstance(piece, DisplayMark):
                 yield fd, piece
             elif piece.number in self._displays:
                 yield fd, self._displays.pop(piece.number)
@@ -104,7 +104,7 @@ class Ordered:
     def _release(self) -> Iterator[tuple[int, Piece | Display]]:
         while self._waiting:
             fd, piece = self._waiting[0]
-            if not isinstance(piece, Place):
+            if not isinstance(piece, DisplayMark):
                 self._waiting.popleft()
                 yield fd, piece
             elif piece.number in self._displays:

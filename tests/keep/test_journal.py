@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from ddp_notebook.launch.keep.keeper.journal import Journal
-from ddp_notebook.launch.keep.recorded import Recorded, batches
-from ddp_notebook.messages.framing import Text
+from ddp_notebook.launch.keep.recorded import KeptRecording, batches
+from ddp_notebook.messages.framing import ProcessText
 from ddp_notebook.messages.keeper import RankEnded, RankMessage
 from ddp_notebook.messages.ranks import CellDone, Display, RunCell
 from ddp_notebook.messages.survival import Stalls, Survives
@@ -20,7 +20,7 @@ from ddp_notebook.records.codec import Batch, decode, encode
 from ddp_notebook.records.renumbering import Renumbered
 from ddp_notebook.records.schema import TABLES
 from ddp_notebook.records.units import size
-from ddp_notebook.wire.marks import CellEnd, Place
+from ddp_notebook.wire.marks import CellEnd, DisplayMark
 from ddp_notebook.wire.text import Ordered, TextSplitter
 
 TOKEN = "ab12"
@@ -37,8 +37,8 @@ def display(cell: int, place: int, chars: int = 1) -> Display:
 def texts(journal: Journal) -> list[bytes]:
     """Return the text that a notebook gets, of which alone the journal may keep a copy."""
     events = list(journal.events())
-    assert all(isinstance(event, Text) for event in events)
-    return [event.data for event in events if isinstance(event, Text)]
+    assert all(isinstance(event, ProcessText) for event in events)
+    return [event.data for event in events if isinstance(event, ProcessText)]
 
 
 def messages(journal: Journal) -> list[Any]:
@@ -55,7 +55,7 @@ def pieces(journal: Journal) -> list[Any]:
     found: list[Any] = []
     splitter, ordered = TextSplitter(TOKEN), Ordered()
     for event in journal.events():
-        if isinstance(event, Text):
+        if isinstance(event, ProcessText):
             for piece in splitter.feed(event.data):
                 found += [one for _, one in ordered.add(event.fd, piece)]
         elif isinstance(event, RankMessage) and isinstance(event.message, Display):
@@ -109,7 +109,7 @@ def test_text_does_not_wait_for_a_display_that_was_left_out():
     told(journal, 1, [0])
     for place in range(1, 6):
         journal.on_message(0, display(1, place, chars=400))
-        journal.on_text(0, 1, Place(place).encode(TOKEN) + b"%d\n" % place)
+        journal.on_text(0, 1, DisplayMark(place).encode(TOKEN) + b"%d\n" % place)
     kept = pieces(journal)
     assert [one.place for one in kept if isinstance(one, Display)] == [4, 5]
     assert kept[-2:] == [display(1, 5, chars=400), "5\n"]
@@ -154,7 +154,7 @@ def test_what_is_kept_has_the_numbers_that_ranks_have_now():
         journal.on_text(rank, 1, b"of %d\n" % rank)
         journal.on_message(rank, display(9, 1))
     journal.on_renumbered({0: 1})
-    assert list(journal.events()) == [Text(0, 1, b"of 1\n"), RankMessage(rank=0, message=display(9, 1))]
+    assert list(journal.events()) == [ProcessText(0, 1, b"of 1\n"), RankMessage(rank=0, message=display(9, 1))]
 
 
 def test_a_cell_that_goes_on_with_fewer_ranks_is_theirs():
@@ -203,7 +203,7 @@ def losses(first: int, count: int) -> Batch:
     return Batch(rank=0, stream=1, texts={1: "loss"} if first == 0 else {}, tables={"metric": rows})
 
 
-def fed(recorded: Recorded) -> Recording:
+def fed(recorded: KeptRecording) -> Recording:
     recorded.close()
     recording = Recording(world_size=1)
     for one in [*recorded.left(), *batches(recorded.parts())]:
@@ -213,7 +213,7 @@ def fed(recorded: Recorded) -> Recording:
 
 
 def test_of_a_long_recording_the_end_is_kept_with_its_names_and_the_rest_counted(tmp_path):
-    recorded = Recorded(str(tmp_path), limit_bytes=100_000)
+    recorded = KeptRecording(str(tmp_path), limit_bytes=100_000)
     for number in range(500):
         recorded.put(0, encode(losses(10 * number, 10)))
     assert 50_000 < sum(path.stat().st_size for path in tmp_path.iterdir()) <= 100_000
@@ -223,7 +223,7 @@ def test_of_a_long_recording_the_end_is_kept_with_its_names_and_the_rest_counted
 
 
 def test_a_disk_that_takes_nothing_loses_rows_and_no_names(tmp_path):
-    recorded = Recorded(str(tmp_path / "gone"), limit_bytes=100_000)
+    recorded = KeptRecording(str(tmp_path / "gone"), limit_bytes=100_000)
     (tmp_path / "gone").touch()  # a folder that is missing would be made again
     recorded.put(0, encode(losses(0, 10)))
     assert f"{tmp_path / 'gone'} must be a folder that only you can use, but it is a file" in recorded.trouble
@@ -235,7 +235,7 @@ def test_a_disk_that_takes_nothing_loses_rows_and_no_names(tmp_path):
 
 
 def test_a_disk_that_becomes_full_keeps_what_it_has(tmp_path):
-    recorded = Recorded(str(tmp_path), limit_bytes=10_000_000)
+    recorded = KeptRecording(str(tmp_path), limit_bytes=10_000_000)
     data = encode(losses(0, 100))
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     default = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # as Python does at its start
@@ -257,7 +257,10 @@ def test_a_disk_that_becomes_full_keeps_what_it_has(tmp_path):
 
 
 def test_a_recording_has_the_numbers_of_its_time(tmp_path):
-    whole, cut = Recorded(str(tmp_path), limit_bytes=10_000_000), Recorded(str(tmp_path / "cut"), limit_bytes=100_000)
+    whole, cut = (
+        KeptRecording(str(tmp_path), limit_bytes=10_000_000),
+        KeptRecording(str(tmp_path / "cut"), limit_bytes=100_000),
+    )
     (tmp_path / "cut").mkdir()
     for recorded in (whole, cut):
         recorded.put(1, encode(replace(losses(0, 10), rank=1)))

@@ -23,12 +23,12 @@ from ddp_notebook.errors import StartError, UsageError
 from ddp_notebook.launch.keep import reach
 from ddp_notebook.launch.keep.channel import Channel
 from ddp_notebook.launch.keep.keeper import notebooks
-from ddp_notebook.launch.keep.keeper.asked import Asked
+from ddp_notebook.launch.keep.keeper.asked import RequestHandler
 from ddp_notebook.launch.keep.keeper.journal import Journal
 from ddp_notebook.launch.keep.keeper.notebooks import Notebooks
 from ddp_notebook.launch.keep.keeper.queue import Queue
 from ddp_notebook.launch.options import Keep, StartOptions
-from ddp_notebook.messages.framing import Text
+from ddp_notebook.messages.framing import ProcessText
 from ddp_notebook.messages.keeper import TellRanks, Waiting, WaitingJobs
 from ddp_notebook.messages.ranks import RunCell
 from ddp_notebook.registry import entries, finding
@@ -206,11 +206,11 @@ def test_one_that_reads_nothing_is_let_go_but_not_for_what_was_kept(monkeypatch)
     for stream in (here, there):
         stream.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
     notebook = Notebooks().add(here, os.getpid(), "this")
-    notebook.welcome([Text(0, 1, bytes(1000))] * 500)
+    notebook.welcome([ProcessText(0, 1, bytes(1000))] * 500)
     channel = Channel(there)
-    assert channel.receive() == Text(0, 1, bytes(1000))
+    assert channel.receive() == ProcessText(0, 1, bytes(1000))
     for _ in range(600):
-        notebook.tell(Text(0, 1, bytes(1000)))
+        notebook.tell(ProcessText(0, 1, bytes(1000)))
     left = list(iter(channel.receive, None))
     assert len(left) < 1000
     channel.close()
@@ -240,7 +240,7 @@ def test_what_a_notebook_says_while_another_takes_over_is_not_done():
     """The other one was told how things are, without that cell."""
     here, there = socket.socketpair()
     all_of, ranks, journal, queue = Notebooks(), _Ranks(), Journal("ab12", limit_bytes=1000), Queue()
-    asked = Asked(ranks, None, journal, queue, all_of, *4 * [lambda *_: None])  # type: ignore[arg-type]
+    asked = RequestHandler(ranks, None, journal, queue, all_of, *4 * [lambda *_: None])  # type: ignore[arg-type]
     first, second = all_of.add(here, os.getpid(), "first"), all_of.add(socket.socket(), os.getpid(), "second")
     all_of.give(first, take_over=False)
     serving = threading.Thread(target=asked.serve, args=(first,))

@@ -22,7 +22,7 @@ from ddp_notebook import messages
 from ddp_notebook.errors import SessionBrokenError
 from ddp_notebook.launch.keep.channel import Channel
 from ddp_notebook.launch.keep.failures import error_of
-from ddp_notebook.launch.keep.keeper.asked import Asked
+from ddp_notebook.launch.keep.keeper.asked import RequestHandler
 from ddp_notebook.launch.keep.keeper.journal import Journal
 from ddp_notebook.launch.keep.keeper.notebooks import Notebooks
 from ddp_notebook.launch.keep.keeper.queue import Queue
@@ -151,7 +151,7 @@ class Keeper:
         self.spy, self.notebooks = Spy(), Notebooks()
         self.journal, self.queue = Journal("ab12", limit_bytes=1000), Queue()
         spy: Any = self.spy
-        self.asked = Asked(
+        self.asked = RequestHandler(
             *(spy, spy, self.journal, self.queue, self.notebooks, spy),
             changed=lambda: None,
             renumbered=spy.renumbered,

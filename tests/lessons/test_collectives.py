@@ -145,7 +145,7 @@ def test_a_barrier_is_judged_by_its_promise_however_late_a_rank_begins(ranks):
 
 
 def test_leaving_a_barrier_early_is_no_barrier():
-    call = theory.Call(op="barrier", world_size=2, sizes=(1,))
+    call = theory.CollectiveCall(op="barrier", world_size=2, sizes=(1,))
     assert theory.agree(call, np.array([80.0]), np.array([300.0])) == [True]
     assert theory.agree(call, np.array([80.0]), np.array([50.0])) == [False]
     assert theory.is_right(call, np.array([300.0]), np.array([300.0]), np.array([80.0])) == [False]

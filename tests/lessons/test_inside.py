@@ -12,7 +12,7 @@ from matplotlib.colors import to_rgba
 
 from ddp_notebook.errors import NoSessionError, RankError, UsageError
 from ddp_notebook.lessons.ddp.inside import inside_ddp
-from ddp_notebook.lessons.ddp.times import Span, medians_ms, pieces
+from ddp_notebook.lessons.ddp.times import StepSpan, medians_ms, pieces
 from ddp_notebook.observe.figures.palette import FILLS
 from ddp_notebook.observe.views import Bucket, Step
 
@@ -240,7 +240,7 @@ def test_pieces_of_a_step_that_is_known():
         times = {one.name: 0 for one in fields(Step) if one.name.endswith("_ns")} | {"end_ns": 100}
         return Step(rank=rank, cell=1, step=2, samples=None, buckets=(bucket,), **times)
 
-    spans = [Span(0, 5, 20, "forward"), Span(0, 20, 90, "backward"), Span(0, 92, 99, "optimizer")]
+    spans = [StepSpan(0, 5, 20, "forward"), StepSpan(0, 20, 90, "backward"), StepSpan(0, 92, 99, "optimizer")]
     steps = [step(0, 50, 85), step(1, 60, 85)]
 
     assert [tuple(one) for one in pieces(spans, steps, steps[0])] == [
@@ -266,9 +266,9 @@ def test_pieces_of_a_step_that_is_known():
 
 
 def test_what_is_moved_runs_anew(ddp):
-    from ddp_notebook.lessons.ddp.sliders import Sliders
+    from ddp_notebook.lessons.ddp.sliders import DDPSliders
 
-    sliders = Sliders(ddp, ddp._session)
+    sliders = DDPSliders(ddp, ddp._session)
     sliders.show()
     before = len(ddp.runs)
     sliders.controls["bucket_cap_mb"].value = 25.0
@@ -279,9 +279,9 @@ def test_what_is_moved_runs_anew(ddp):
 
 
 def test_a_list_shows_that_nothing_is_chosen(ddp):
-    from ddp_notebook.lessons.ddp.sliders import Sliders
+    from ddp_notebook.lessons.ddp.sliders import DDPSliders
 
-    sliders = Sliders(ddp, ddp._session)
+    sliders = DDPSliders(ddp, ddp._session)
     lists = [sliders.controls[name] for name in ("straggler", "link_mb_s", "comm_hook")]
     assert [one.label for one in lists] == ["none", "as it is", "none"]
 

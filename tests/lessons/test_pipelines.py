@@ -69,9 +69,9 @@ def test_what_torch_refuses_is_torchs_own_words_and_the_ranks_go_on(pipe):
 
 
 def test_the_sliders_run_what_they_say_and_end_with_the_ranks(pipe):
-    from ddp_notebook.lessons.pipelines.sliders import Sliders
+    from ddp_notebook.lessons.pipelines.sliders import PipelineSliders
 
-    sliders = Sliders(pipe)
+    sliders = PipelineSliders(pipe)
     sliders.show()
     sliders.schedule.value, sliders.microbatches.value, sliders.guess.value = "1F1B", 3, 0.25
     sliders.button.click()

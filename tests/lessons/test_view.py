@@ -70,4 +70,4 @@ def test_a_picture_and_a_text_stay(ranks, make):
 def test_a_page_that_was_not_built_says_how(ranks, monkeypatch, tmp_path):
     monkeypatch.setattr(view, "BUNDLE", tmp_path / "lessons.js")
     with pytest.raises(MissingBuildError, match=r"`pip install -e \.` or `python hatch_build\.py` builds it"):
-        view.View(lessons.collective("all_reduce"))
+        view.LessonView(lessons.collective("all_reduce"))

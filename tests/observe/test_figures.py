@@ -514,7 +514,7 @@ def test_a_message_that_lists_names_has_no_control_characters_and_is_short():
         recording.plot.loss("\x1b[31mred", cell=2)
     assert str(error.value).startswith(r"'\x1b[31mred' was not recorded in cell 2")
     assert recording.plot.loss("").get_suptitle() == " is 3"
-    assert repr(recording.metrics).startswith(r"<Metrics: '\x1b[31mred', 'n\nl', '', loss, x0")
+    assert repr(recording.metrics).startswith(r"<MetricTable: '\x1b[31mred', 'n\nl', '', loss, x0")
 
 
 @pytest.mark.parametrize("kind", [UsageError, CannotWriteError, HostError, NoSessionError])

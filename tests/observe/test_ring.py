@@ -8,7 +8,7 @@ import threading
 import numpy as np
 import pytest
 
-from ddp_notebook.observe.tables.ring import Ring, select
+from ddp_notebook.observe.tables.ring import RingBuffer, select
 from ddp_notebook.records.schema import CALL, METRIC
 from tests.observe.batches import there
 
@@ -20,7 +20,7 @@ def test_readers_see_every_row_once_or_are_told_how_many_they_have_lost():
     for seed in range(50):
         chance = random.Random(seed)
         capacity = chance.randint(1, 600)
-        ring, written = Ring(INT, capacity), 0
+        ring, written = RingBuffer(INT, capacity), 0
         places, lost = [0, 0, 0], [0, 0, 0]
         seen: list[list[int]] = [[], [], []]
         for _ in range(60):
@@ -41,7 +41,7 @@ def test_readers_see_every_row_once_or_are_told_how_many_they_have_lost():
 
 
 def test_its_memory_grows_with_its_rows_and_then_stays():
-    ring = Ring(METRIC, 10_000)
+    ring = RingBuffer(METRIC, 10_000)
     at_first = ring.nbytes
     ring.append(np.zeros(5000, METRIC))
     grown = ring.nbytes
@@ -57,7 +57,7 @@ def test_its_memory_grows_with_its_rows_and_then_stays():
 
 
 def test_rows_by_their_index():
-    ring = Ring(METRIC, 300)
+    ring = RingBuffer(METRIC, 300)
     rows = np.zeros(1000, METRIC)
     rows["step"] = np.arange(1000)
     for at in range(0, 1000, 70):
@@ -70,9 +70,9 @@ def test_rows_by_their_index():
 
 
 def test_what_a_reader_holds_does_not_change():
-    ring = Ring(INT, 4)
+    ring = RingBuffer(INT, 4)
     ring.append(np.arange(4))
-    held, row = ring.all(), Ring(METRIC, 1)
+    held, row = ring.all(), RingBuffer(METRIC, 1)
     row.append(np.ones(1, METRIC))
     one = there(row.row(0))
     ring.append(np.arange(4, 8))
@@ -83,7 +83,7 @@ def test_what_a_reader_holds_does_not_change():
 
 
 def test_an_index_from_somewhere_else_does_no_harm():
-    ring = Ring(INT, 4)
+    ring = RingBuffer(INT, 4)
     ring.append(np.arange(6))
 
     assert ring.since(100)[0].tolist() == []
@@ -93,11 +93,11 @@ def test_an_index_from_somewhere_else_does_no_harm():
 
 def test_a_ring_that_can_hold_nothing_is_refused():
     with pytest.raises(ValueError, match=r"^a ring of 0 rows holds nothing; its capacity is at least 1$"):
-        Ring(INT, 0)
+        RingBuffer(INT, 0)
 
 
 def test_one_thread_writes_while_others_read():
-    ring, done = Ring(INT, 1000), threading.Event()
+    ring, done = RingBuffer(INT, 1000), threading.Event()
     wrong: list[list[int]] = []
 
     def read() -> None:

@@ -23,7 +23,7 @@ from ddp_notebook.rank.group.recorder import Recorder
 from ddp_notebook.rank.record import drain as draining
 from ddp_notebook.rank.record import tape as taping
 from ddp_notebook.rank.record.drain import Drain
-from ddp_notebook.rank.record.metrics import Metrics
+from ddp_notebook.rank.record.metrics import MetricLogger
 from ddp_notebook.rank.record.resources import counts_faults
 from ddp_notebook.rank.record.tape import Tape
 from ddp_notebook.records.codec import Batch
@@ -298,7 +298,7 @@ def logging_loop(monkeypatch):
     tape, is_busy = Tape({}), threading.Event()
     drain = Drain(tape, Maker(), lambda data: None, is_busy.is_set)  # type: ignore[arg-type]
     drain.start()
-    metrics = Metrics(tape, SimpleNamespace(on_step=[], has_several_optimizers=False), {})  # type: ignore[arg-type]
+    metrics = MetricLogger(tape, SimpleNamespace(on_step=[], has_several_optimizers=False), {})  # type: ignore[arg-type]
 
     def run(count: int, *, nobody_takes: bool = False) -> tuple[int, float]:
         is_busy.set() if nobody_takes else is_busy.clear()
@@ -323,7 +323,7 @@ def test_a_loop_that_only_logs_waits_for_the_recorder(logging_loop):
 def test_large_records_displace_no_numbers_that_were_logged_before():
     """A loop has logged much, and the training loop of the next cell begins before all of it is taken."""
     tape = Tape({})
-    metrics = Metrics(tape, SimpleNamespace(on_step=[], has_several_optimizers=False), {})  # type: ignore[arg-type]
+    metrics = MetricLogger(tape, SimpleNamespace(on_step=[], has_several_optimizers=False), {})  # type: ignore[arg-type]
     for number in range(5_000):
         metrics.log(loss=float(number))
     for _ in range(taping.MOST):

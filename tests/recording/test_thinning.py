@@ -12,7 +12,7 @@ import ddp_notebook
 from ddp_notebook.messages.record_options import RecordOptions
 from ddp_notebook.rank.record.batches import BatchMaker
 from ddp_notebook.rank.record.drain import _STEADY_S, Drain
-from ddp_notebook.rank.record.metrics import Logged
+from ddp_notebook.rank.record.metrics import LoggedValue
 from ddp_notebook.rank.record.tape import MOST, Tape
 from ddp_notebook.rank.record.thinning import FIRST_CALLS, FIRST_STEPS, PER_S, Thinning
 from ddp_notebook.records.schema import SPANS
@@ -216,13 +216,13 @@ def test_a_loop_that_goes_on_is_told_of_at_full_seconds_and_what_is_logged_at_on
         tape.count_step()
     wait_until(lambda: time.time() % 1 < 0.1)
     put_s = time.time()
-    tape.put(Logged("loss", 0.5, None, 0, False, 1, tape.moment))
+    tape.put(LoggedValue("loss", 0.5, None, 0, False, 1, tape.moment))
     with closing(drain):
         drain.start()
         wait_until(lambda: told_s)
         assert int(told_s[0] + 0.01) > int(put_s), "all ranks at the same moment"
         monkeypatch.setattr("ddp_notebook.rank.record.drain._STEADY_S", _NEVER_S)
-        tape.put(Logged("loss", 0.5, None, 0, False, 1, tape.moment), hurries=True)
+        tape.put(LoggedValue("loss", 0.5, None, 0, False, 1, tape.moment), hurries=True)
         wait_until(lambda: len(tape) == 0)
 
 

@@ -17,7 +17,7 @@ import torch
 from ddp_notebook.rank.group.sequences import Moment
 from ddp_notebook.rank.record.batches import BatchMaker
 from ddp_notebook.rank.record.drain import Drain
-from ddp_notebook.rank.record.metrics import Logged
+from ddp_notebook.rank.record.metrics import LoggedValue
 from ddp_notebook.rank.record.resources import Resources
 from ddp_notebook.rank.record.tape import Tape
 from ddp_notebook.rank.remote_calls import Ran
@@ -178,7 +178,7 @@ def test_a_record_is_told_though_an_interrupt_kept_it_from_waking_the_recorder()
     with closing(drain):
         tape.is_filled = True  # and the event was not set
         drain.start()
-        tape.put(Logged("loss", 0.5, None, 0, False, 1, tape.moment))
+        tape.put(LoggedValue("loss", 0.5, None, 0, False, 1, tape.moment))
         wait_until(lambda: len(tape) == 0, 10)
     assert sent
 
@@ -206,7 +206,7 @@ def test_what_comes_late_from_a_gpu_is_told_at_the_end():
             return self.looks > 2
 
     tape, drain, told = passing_on()
-    tape.put(Logged("loss", torch.tensor(0.5), Event(), 0, False, 1, tape.moment))
+    tape.put(LoggedValue("loss", torch.tensor(0.5), Event(), 0, False, 1, tape.moment))
     drain.close()
     assert told == [0.5]
 
@@ -222,7 +222,7 @@ def test_a_gpu_that_does_not_come_on_holds_up_one_question_only():
 
     tape, drain, told = passing_on()
     events = Event(), Event()
-    tape.put(Logged("loss", torch.tensor(0.5), events[0], 0, False, 1, tape.moment))
+    tape.put(LoggedValue("loss", torch.tensor(0.5), events[0], 0, False, 1, tape.moment))
     began = time.monotonic()
     drain.flush(0.2)
     in_vain = time.monotonic()
@@ -230,7 +230,7 @@ def test_a_gpu_that_does_not_come_on_holds_up_one_question_only():
     for _ in range(100):
         drain.flush(10.0)
     assert time.monotonic() - in_vain < 5
-    tape.put(Logged("loss", torch.tensor(0.25), events[1], 0, False, 1, tape.moment))
+    tape.put(LoggedValue("loss", torch.tensor(0.25), events[1], 0, False, 1, tape.moment))
     events[0].has_happened = True
     threading.Timer(0.05, setattr, (events[1], "has_happened", True)).start()
     drain.flush(10.0)
@@ -247,7 +247,7 @@ def test_memory_that_cannot_be_read_costs_no_record(monkeypatch):
     sent: list[bytes] = []
     tape = Tape({})
     drain = Drain(tape, BatchMaker(lambda: 0, lambda calls, title: ""), sent.append, lambda: False)
-    tape.put(Logged("loss", 0.5, None, 0, False, 1, tape.moment))
+    tape.put(LoggedValue("loss", 0.5, None, 0, False, 1, tape.moment))
     drain.flush()
     assert [decode(data).tables["metric"]["value"].tolist() for data in sent] == [[0.5]]
 

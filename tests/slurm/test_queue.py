@@ -13,7 +13,7 @@ import pytest
 import ddp_notebook
 from ddp_notebook.errors import StartError, UsageError
 from ddp_notebook.launch.starters import slurm as starters
-from ddp_notebook.launch.starters.slurm_queue import Job, Seen
+from ddp_notebook.launch.starters.slurm_queue import SlurmJob, SlurmJobState
 from tests.conftest import wait_until
 
 pytestmark = pytest.mark.alone  # links and addresses are the machine's
@@ -211,18 +211,21 @@ NOW = time.mktime((2020, 11, 24, 12, 0, 0, 0, 0, -1))
 @pytest.mark.parametrize(
     ("seen", "words"),
     [
-        (Seen(state="PENDING"), "waits in the queue"),
+        (SlurmJobState(state="PENDING"), "waits in the queue"),
         (
-            Seen(state="PENDING", reason="Priority", starts=NOW),
+            SlurmJobState(state="PENDING", reason="Priority", starts=NOW),
             "waits in the queue: Priority, starts about Tue 24 Nov, 12:00",
         ),
-        (Seen(state="CONFIGURING"), "has nodes, which are being made ready"),
-        (Seen(state="RUNNING", nodes="n[1-2]"), "runs on n[1-2]"),
-        (Seen(state="TIMEOUT", limit="2:00:00"), "has reached its time limit of 2:00:00; ask for more with -t"),
-        (Seen(state="NODE_FAIL"), "has lost a node, which failed"),
-        (Seen(state="OUT_OF_MEMORY"), "has used more memory than it had; ask for more with --mem"),
-        (Seen(state=""), "is not known to Slurm any more"),
-        (Seen(state="REVOKED"), "has ended: REVOKED"),
+        (SlurmJobState(state="CONFIGURING"), "has nodes, which are being made ready"),
+        (SlurmJobState(state="RUNNING", nodes="n[1-2]"), "runs on n[1-2]"),
+        (
+            SlurmJobState(state="TIMEOUT", limit="2:00:00"),
+            "has reached its time limit of 2:00:00; ask for more with -t",
+        ),
+        (SlurmJobState(state="NODE_FAIL"), "has lost a node, which failed"),
+        (SlurmJobState(state="OUT_OF_MEMORY"), "has used more memory than it had; ask for more with --mem"),
+        (SlurmJobState(state=""), "is not known to Slurm any more"),
+        (SlurmJobState(state="REVOKED"), "has ended: REVOKED"),
     ],
 )
 def test_states_in_words(seen, words):
@@ -230,5 +233,5 @@ def test_states_in_words(seen, words):
 
 
 def test_a_job_that_slurm_has_forgotten(slurm):
-    assert Job("999999").look() == Seen(state="")
-    Job("999999").cancel()
+    assert SlurmJob("999999").look() == SlurmJobState(state="")
+    SlurmJob("999999").cancel()

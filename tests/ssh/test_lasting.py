@@ -17,7 +17,7 @@ import pytest
 
 import ddp_notebook
 from ddp_notebook.errors import StartError
-from ddp_notebook.launch.ways.lasting import Stream
+from ddp_notebook.launch.ways.lasting import LastingStream
 from ddp_notebook.registry import entries
 from tests.conftest import wait_until
 from tests.keep.conftest import notebook, runtime  # noqa: F401  # fixtures
@@ -29,7 +29,7 @@ class Ends:
 
     def __init__(self) -> None:
         self.inner = [socket.socketpair() for _ in range(2)]
-        self.streams = [Stream(theirs.fileno(), theirs.fileno()) for _, theirs in self.inner]
+        self.streams = [LastingStream(theirs.fileno(), theirs.fileno()) for _, theirs in self.inner]
         self.got = [bytearray(), bytearray()]
         self._number = -1
         self._sockets = [one for pair in self.inner for one in pair]

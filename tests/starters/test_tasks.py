@@ -14,7 +14,7 @@ from ddp_notebook.launch.host.host import Host
 from ddp_notebook.launch.starters.base import Starter
 from ddp_notebook.launch.starters.tasks import Tasks
 from ddp_notebook.launch.ways.base import LOOPBACK
-from ddp_notebook.launch.ways.called import Called
+from ddp_notebook.launch.ways.called import OutpostConnection
 from ddp_notebook.messages.outposts import Arrived
 
 
@@ -131,7 +131,7 @@ def test_the_end_of_a_host_is_told_though_its_launcher_fails():
 
     arrived = Arrived(host="a", address=LOOPBACK, pid=1, task=0, tasks=1)
     wire: Any = None
-    way = Called("a", arrived, "a-1", queue.SimpleQueue(), wire, 30.0, why)
+    way = OutpostConnection("a", arrived, "a-1", queue.SimpleQueue(), wire, 30.0, why)
     try:
         assert way.how_it_ended() == "the host server on a ended"
         assert way.how_it_ended("nothing was heard of it") == "nothing was heard of it"

@@ -16,12 +16,12 @@ import pytest
 
 from ddp_notebook.errors import JobFailedError, UsageError
 from ddp_notebook.registry.torchrun import OUTPUT_VARIABLE, launcher
-from ddp_notebook.run.cells.cell import Shown
+from ddp_notebook.run.cells.cell import OutputItem
 from ddp_notebook.run.cells.interrupt import Interrupts
 from ddp_notebook.run.output.screen import Screen
 from ddp_notebook.torchrun import current, starting
 from ddp_notebook.torchrun.job import TorchrunJob
-from ddp_notebook.torchrun.pipes import Pipes
+from ddp_notebook.torchrun.pipes import PipeReader
 from ddp_notebook.wire.store import listen_here
 from tests.conftest import wait_until
 
@@ -84,7 +84,7 @@ def test_lines_of_a_rank_are_whole():
     """Though two ranks write at once, and a character and a line come in several reads."""
     listener, place = listen_here("")
     ours = [os.pipe() for _ in range(2)]
-    pipes = Pipes(listener, [reads for reads, _ in ours])
+    pipes = PipeReader(listener, [reads for reads, _ in ours])
     code = """
 import os, sys
 from ddp_notebook.rank.script.output import to_notebook
@@ -123,14 +123,14 @@ def test_output_that_waits_when_torchrun_ends_is_shown_and_logged(jobs, capsys, 
     monkeypatch.setattr(starting, "_END_S", 0.1)
     write = Screen.show
 
-    def write_slowly(self: Screen, shown: Shown) -> None:
+    def write_slowly(self: Screen, shown: OutputItem) -> None:
         time.sleep(0.02)
         write(self, shown)
 
     monkeypatch.setattr(Screen, "show", write_slowly)
     listener, place = listen_here("")
     torchrun, rank = [os.pipe() for _ in range(2)], [os.pipe() for _ in range(2)]
-    pipes = Pipes(listener, [reads for reads, _ in torchrun])
+    pipes = PipeReader(listener, [reads for reads, _ in torchrun])
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as line:
         line.connect(place.address)
         socket.send_fds(line, [b"0 1"], [reads for reads, _ in rank])

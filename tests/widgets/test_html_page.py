@@ -18,7 +18,7 @@ from ddp_notebook.widgets.feed.feed import Feed
 from ddp_notebook.widgets.feed.tables import empty
 from ddp_notebook.widgets.html import bars, curves, page, table
 from ddp_notebook.widgets.html.course import SLOTS, Course
-from ddp_notebook.widgets.html.sources import Shown, Sources
+from ddp_notebook.widgets.html.sources import PageState, Sources
 from ddp_notebook.widgets.html.table import RankRow
 from ddp_notebook.widgets.html.view import PERIOD_S, HtmlView
 from ddp_notebook.widgets.present import Present
@@ -59,7 +59,7 @@ class Page(HTMLParser):
         return [attributes for name, attributes in self.tags if name == tag]
 
 
-def looked_at(recording: Recording, cell: int | None = None, **head: Any) -> Shown:
+def looked_at(recording: Recording, cell: int | None = None, **head: Any) -> PageState:
     """What is shown of a recording that grows."""
     feed = Feed(recording, cell)
     present = Present(feed, None, "the ranks")
@@ -168,7 +168,7 @@ def test_what_users_write_is_text():
     recording = logged({0: [2.0, 1.0], 1: [2.0, 1.5]}, name=NASTY)
     shown = looked_at(recording, state="stuck", why=NASTY, title=NASTY)
     rows = [RankRow(rank=rank, state=NASTY, line=NASTY, waits_for=NASTY) for rank in range(2)]
-    shown = Shown(**{**{name: getattr(shown, name) for name in Shown.__slots__}, "ranks": rows, "cell": NASTY})
+    shown = PageState(**{**{name: getattr(shown, name) for name in PageState.__slots__}, "ranks": rows, "cell": NASTY})
     html = page.draw(shown, "k")
 
     found = Page(html)
@@ -213,8 +213,8 @@ def test_it_is_small_and_quick_with_5000_steps(world_size):
     rng = np.random.default_rng(0)
     rows = np.concatenate([steps_of_all_parts(rng.random(60) * 40 + 20, rank) for rank in range(world_size)])
     shown = sources.look(head)
-    with_steps = {name: getattr(shown, name) for name in Shown.__slots__} | {"steps": rows}
-    html = page.draw(Shown(**with_steps), "k")
+    with_steps = {name: getattr(shown, name) for name in PageState.__slots__} | {"steps": rows}
+    html = page.draw(PageState(**with_steps), "k")
     assert len(html.encode()) <= page.MOST_BYTES
     found = Page(html)
     assert len(found.named("svg")) == 2
@@ -231,7 +231,7 @@ def test_long_texts_of_64_ranks_do_not_make_it_large():
     texts: dict[str, Any] = {"state": "silent", "line": "<&>" * 200, "waits_for": "<\"'&>" * 200}
     rows = [RankRow(rank=rank, metric=0.5, step=10**9, step_ms=5.0, waiting=0.5, **texts) for rank in range(64)]
     shown = looked_at(many(64, 300, name="&" * 500), why="&" * 5000, state="stuck", title="&" * 100)
-    shown = Shown(**{**{name: getattr(shown, name) for name in Shown.__slots__}, "ranks": rows})
+    shown = PageState(**{**{name: getattr(shown, name) for name in PageState.__slots__}, "ranks": rows})
 
     html = page.draw(shown, "k")
     assert len(html.encode()) <= page.MOST_BYTES

@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from ddp_notebook.widgets.feed.budget import Thinning
+from ddp_notebook.widgets.feed.budget import DrawingBudget
 from ddp_notebook.widgets.feed.tables import FEED_TABLES, empty, pack
 from tests.widgets.unpacking import unpack
 
@@ -83,7 +83,7 @@ def test_a_table_without_rows_is_left_out():
 
 
 def test_all_is_shown_where_it_fits():
-    thinning = Thinning(1000)
+    thinning = DrawingBudget(1000)
     for second in range(5):
         numbers = np.arange(10) + 10 * second
         thinning.adapt(numbers, nbytes=900, seconds=1.0)
@@ -91,7 +91,7 @@ def test_all_is_shown_where_it_fits():
 
 
 def test_a_flood_is_thinned_at_once_and_what_is_shown_stays_below_the_bound():
-    thinning = Thinning(1000)
+    thinning = DrawingBudget(1000)
     shown = 0
     for tick in range(100):  # 10 s with 64 000 bytes each
         numbers = np.arange(64) + 64 * tick
@@ -103,7 +103,7 @@ def test_a_flood_is_thinned_at_once_and_what_is_shown_stays_below_the_bound():
 
 
 def test_a_step_is_shown_on_all_ranks_or_on_none_though_the_rate_changes():
-    thinning = Thinning(1000)
+    thinning = DrawingBudget(1000)
     thinning.adapt(np.arange(4), nbytes=100, seconds=0.1)
     before = thinning.keep(np.arange(100))
     thinning.adapt(np.arange(96, 100), nbytes=400, seconds=0.5)  # one rank's part of step 96 to 99 came before
@@ -117,7 +117,7 @@ def test_a_step_is_shown_on_all_ranks_or_on_none_though_the_rate_changes():
 
 
 def test_it_shows_more_again_when_less_comes():
-    thinning = Thinning(1000, every=64)
+    thinning = DrawingBudget(1000, every=64)
     for tick in range(60):
         thinning.adapt(np.array([tick]), nbytes=10, seconds=0.1)
     assert thinning.every == 1

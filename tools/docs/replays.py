@@ -22,7 +22,7 @@ from ddp_notebook.lessons.sharding.product import CHOICES as OF_PRODUCT
 from ddp_notebook.lessons.sharding.product import PLACEMENTS
 from ddp_notebook.lessons.sharding.training import CHOICES as OF_MESH
 from ddp_notebook.lessons.sharding.training import WAYS
-from ddp_notebook.lessons.view import BUNDLE, View
+from ddp_notebook.lessons.view import BUNDLE, LessonView
 from ddp_notebook.widgets import simulate
 from tools.docs import fresh
 
@@ -140,7 +140,7 @@ def write_pages(folder: Path) -> None:
 
 def _state(lesson: Lesson) -> dict[str, Any]:
     """What the browser gets of it."""
-    view = View(lesson)
+    view = LessonView(lesson)
     view.close()
     return dict(view.state)
 

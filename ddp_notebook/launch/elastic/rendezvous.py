@@ -14,7 +14,7 @@ import threading
 from typing import Any
 
 from ddp_notebook.launch.store import Server
-from ddp_notebook.wire.store import Place
+from ddp_notebook.wire.store import StoreAddress
 
 BACKEND = "ddp_notebook"  # value of --rdzv-backend
 
@@ -42,7 +42,7 @@ def register() -> None:
             return BACKEND
 
     def create(params: RendezvousParameters) -> RendezvousHandler:
-        store: Any = SessionStore(Place(params.endpoint))
+        store: Any = SessionStore(StoreAddress(params.endpoint))
         return create_handler(store, Backend(store, params.run_id), params)
 
     rendezvous_handler_registry.register(BACKEND, create)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ddp_notebook.launch.host import child
-from ddp_notebook.launch.host.pipes import Pipes
+from ddp_notebook.launch.host.pipes import ChildPipes
 
 
 @dataclass(slots=True)
@@ -20,7 +20,7 @@ class Child:
 
     process: int
     pid: int
-    pipes: Pipes
+    pipes: ChildPipes
     spawned: subprocess.Popen[bytes] | None = None
 
 
@@ -32,7 +32,7 @@ def fork(process: int, spec: child.Spec, close_inherited: Callable[[], None]) ->
         spec: what it is to be.
         close_inherited: called in the child: closes what is the server's alone.
     """
-    pipes = Pipes(inbox=spec["kind"] == "rank", mark_token=spec.get("mark_token", ""))
+    pipes = ChildPipes(inbox=spec["kind"] == "rank", mark_token=spec.get("mark_token", ""))
     spec["inbox"] = pipes.inbox_of_child
     server = os.getpid()
     sys.stdout.flush()
@@ -68,7 +68,7 @@ def fork(process: int, spec: child.Spec, close_inherited: Callable[[], None]) ->
 
 def spawn(process: int, spec: child.Spec) -> Child:
     """Start a process afresh, which imports for itself."""
-    pipes = Pipes(inbox=spec["kind"] == "rank", mark_token=spec.get("mark_token", ""))
+    pipes = ChildPipes(inbox=spec["kind"] == "rank", mark_token=spec.get("mark_token", ""))
     spec["inbox"] = pipes.inbox_of_child
     spec_r, spec_w = os.pipe()
     code = f"import sys; sys.path[:] = {sys.path!r}; from ddp_notebook.launch.host.child import spawned; "

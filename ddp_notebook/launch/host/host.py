@@ -475,7 +475,7 @@ class Host:
         while data := self.way.receive():
             self._pulse.hear()
             for frame in unpacker.feed(data):
-                if isinstance(frame, framing.Text):
+                if isinstance(frame, framing.ProcessText):
                     self._report(self.on_text, *frame)
                 elif isinstance(frame, framing.Numbered) and type(frame.message) in self._events:
                     self._events.handle(frame.message)

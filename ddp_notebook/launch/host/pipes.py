@@ -22,7 +22,7 @@ from ddp_notebook.launch.host.merging import Merge
 _READ_BYTES = 1 << 16
 
 
-class Pipes:
+class ChildPipes:
     """Three pipes, made before the child, which gets the far ends. The near ends never block.
 
     Args:

@@ -36,11 +36,11 @@ from ddp_notebook.launch.host.children import Child, fork, spawn
 from ddp_notebook.launch.host.files import Files
 from ddp_notebook.launch.host.look import POLL_S, Look, pymp_folder, stack_file
 from ddp_notebook.launch.host.oom import OomKills
-from ddp_notebook.launch.host.pipes import Pipes
+from ddp_notebook.launch.host.pipes import ChildPipes
 from ddp_notebook.launch.host.preload import preload, start_method
 from ddp_notebook.launch.host.survey import site
 from ddp_notebook.launch.host.survey.reach import Reach
-from ddp_notebook.launch.host.texts import Texts
+from ddp_notebook.launch.host.texts import TextBuffer
 from ddp_notebook.launch.ways.base import LOOPBACK
 from ddp_notebook.launch.ways.ports import first_free
 from ddp_notebook.messages import framing
@@ -110,7 +110,7 @@ class HostServer:
         self._unpacker = framing.Unpacker()
         self._files = Files()
         self._out = bytearray()  # frames that are being sent
-        self._texts = Texts()  # sent after those
+        self._texts = TextBuffer()  # sent after those
         self._waits = False  # for the stream to take more of that
         self._children: dict[int, Child] = {}  # by process id
         self._under_way: list[tuple[int, Work]] = []  # with the number of the request
@@ -253,9 +253,9 @@ class HostServer:
         finally:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(file)
-        pipes: list[Pipes] = []
+        pipes: list[ChildPipes] = []
         try:
-            pipes += (Pipes(inbox=True) for _ in range(request.ranks))
+            pipes += (ChildPipes(inbox=True) for _ in range(request.ranks))
         finally:
             for each in pipes:
                 each.close_near()

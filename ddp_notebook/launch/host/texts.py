@@ -7,7 +7,7 @@ from ddp_notebook.messages import framing
 _PIECE_BYTES = 64 << 10
 
 
-class Texts:
+class TextBuffer:
     """Text in the order in which each process wrote it. Small pieces become large ones: the owner's work is one step
     for each piece.
 

@@ -9,7 +9,15 @@ from collections.abc import Callable
 from ddp_notebook.launch.outbox import Outbox
 from ddp_notebook.messages import keeper, ranks  # noqa: F401  # both sides read all of them
 from ddp_notebook.messages.encoding import Message
-from ddp_notebook.messages.framing import HEAD_BYTES, Numbered, Text, pack_message, pack_text, unpack_body, unpack_head
+from ddp_notebook.messages.framing import (
+    HEAD_BYTES,
+    Numbered,
+    ProcessText,
+    pack_message,
+    pack_text,
+    unpack_body,
+    unpack_head,
+)
 
 
 class Channel:
@@ -24,7 +32,7 @@ class Channel:
         self._stream = stream
         self._outbox = Outbox(stream)
 
-    def send(self, message: Message | Text, number: int = 0) -> None:
+    def send(self, message: Message | ProcessText, number: int = 0) -> None:
         """Send a message, or text of a rank. From any thread. Does not wait: the other side may be stopped.
 
         Args:
@@ -33,9 +41,9 @@ class Channel:
         Raises:
             OSError: the other side is gone.
         """
-        self._outbox.send(pack_text(*message) if isinstance(message, Text) else pack_message(message, number))
+        self._outbox.send(pack_text(*message) if isinstance(message, ProcessText) else pack_message(message, number))
 
-    def receive(self, on_bytes: Callable[[], object] = lambda: None) -> Numbered | Text | None:
+    def receive(self, on_bytes: Callable[[], object] = lambda: None) -> Numbered | ProcessText | None:
         """Wait for the next message. None: the other side is gone, or sent something else.
 
         Args:
@@ -46,7 +54,7 @@ class Channel:
             came = unpack_body(kind, self._take(nbytes, on_bytes))
         except (OSError, ValueError):
             return None
-        return came if isinstance(came, Numbered | Text) else None
+        return came if isinstance(came, Numbered | ProcessText) else None
 
     def _take(self, nbytes: int, on_bytes: Callable[[], object]) -> bytearray:
         data = bytearray(nbytes)

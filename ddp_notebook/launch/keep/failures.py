@@ -5,21 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ddp_notebook.errors import DDPNotebookError, HostError
-from ddp_notebook.messages.keeper import Failure
+from ddp_notebook.messages.keeper import KeeperFailure
 
 _OTHERS: tuple[type[BaseException], ...] = (KeyboardInterrupt, TimeoutError, OSError)
 
 
-def failure_of(error: BaseException) -> Failure:
+def failure_of(error: BaseException) -> KeeperFailure:
     """Return an exception as data."""
     number, path = None, None
     if isinstance(error, OSError) and not isinstance(error, DDPNotebookError):
         number, path = error.errno, None if error.filename is None else str(error.filename)
     words = str(error) if number is None else str(getattr(error, "strerror", ""))
-    return Failure(kind=type(error).__name__, words=words, number=number, path=path)
+    return KeeperFailure(kind=type(error).__name__, words=words, number=number, path=path)
 
 
-def error_of(failure: Failure) -> BaseException:
+def error_of(failure: KeeperFailure) -> BaseException:
     """Return the exception; a `HostError` in the place of one that a notebook does not expect.
 
     Example:

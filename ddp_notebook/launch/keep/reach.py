@@ -15,7 +15,7 @@ from ddp_notebook.errors import DDPNotebookError, StartError, UsageError
 from ddp_notebook.launch import environment
 from ddp_notebook.launch.keep.channel import Channel
 from ddp_notebook.launch.keep.failures import error_of
-from ddp_notebook.launch.keep.remote import Remote
+from ddp_notebook.launch.keep.remote import KeeperClient
 from ddp_notebook.launch.keep.words import why_halted
 from ddp_notebook.launch.options import StartOptions
 from ddp_notebook.messages.framing import Numbered, pack_message
@@ -33,7 +33,7 @@ Report = Callable[[str], None]
 Check = Callable[[], None]
 
 
-def start(options: StartOptions, check: Check, report: Report) -> Remote:
+def start(options: StartOptions, check: Check, report: Report) -> KeeperClient:
     """Have a keeper start ranks, and attach to it.
 
     Args:
@@ -48,7 +48,9 @@ def start(options: StartOptions, check: Check, report: Report) -> Remote:
     return _attach(_find(_launch(options)), False, False, check, report)
 
 
-def attach(name: str = "", *, take_over: bool = False, looks: bool = False, check: Check = lambda: None) -> Remote:
+def attach(
+    name: str = "", *, take_over: bool = False, looks: bool = False, check: Check = lambda: None
+) -> KeeperClient:
     """Attach to a session that is kept.
 
     Args:
@@ -77,7 +79,7 @@ def _find(name: str) -> Entry:
     return entry
 
 
-def _attach(entry: Entry, take_over: bool, looks: bool, check: Check, report: Report) -> Remote:
+def _attach(entry: Entry, take_over: bool, looks: bool, check: Check, report: Report) -> KeeperClient:
     _check_runs(entry)
     try:
         stream = doors.connect(entry.door, _FIRST_WORD_S)
@@ -112,7 +114,7 @@ def _check_runs(entry: Entry) -> None:
         raise UsageError(why)
 
 
-def _wait(talk: Channel, stream: socket.socket, entry: Entry, check: Check, report: Report) -> Remote:
+def _wait(talk: Channel, stream: socket.socket, entry: Entry, check: Check, report: Report) -> KeeperClient:
     """Wait until the session is there."""
     while True:
         check()
@@ -126,7 +128,7 @@ def _wait(talk: Channel, stream: socket.socket, entry: Entry, check: Check, repo
         if isinstance(message, StartStage):
             report(message.line)
         elif isinstance(message, Welcome):
-            return Remote(talk, message, entry.pid)
+            return KeeperClient(talk, message, entry.pid)
         elif isinstance(message, SessionEnded):
             failure = message.failure
             if failure is None:

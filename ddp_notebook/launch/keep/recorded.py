@@ -28,7 +28,7 @@ _NO_RANK = 0xFFFFFFFF
 Part = tuple[str, int]  # a file, and how much of it
 
 
-class Recorded:
+class KeptRecording:
     """Of one session. The caller lets one thread at a time use it.
 
     Args:

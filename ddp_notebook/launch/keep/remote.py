@@ -24,13 +24,13 @@ from ddp_notebook.launch.options import StartOptions
 from ddp_notebook.launch.sync.sync import Synced
 from ddp_notebook.messages.dispatch import Table
 from ddp_notebook.messages.encoding import Message, from_json
-from ddp_notebook.messages.framing import Text
+from ddp_notebook.messages.framing import ProcessText
 from ddp_notebook.messages.hosts import Notice, PingRequest
 from ddp_notebook.messages.keeper import (
     AllSent,
     CancelRequest,
     FailureReply,
-    Running,
+    RunningCell,
     SessionEnded,
     TakenOver,
     Waiting,
@@ -47,7 +47,7 @@ _ENDS_S = 1.0  # until it is seen that a keeper which has closed has ended
 _log = logging.getLogger(__name__)
 
 
-class Remote:
+class KeeperClient:
     """The keeper, from afar.
 
     Args:
@@ -75,7 +75,7 @@ class Remote:
         self.told_all = threading.Event()
         self.lacking = welcome.lacking
         self.renumbered: Callable[[Mapping[int, int]], object] = lambda _: None
-        self.running: Callable[[list[Running], list[Waiting]], object] = lambda *_: None
+        self.running: Callable[[list[RunningCell], list[Waiting]], object] = lambda *_: None
         self.notices: list[str] = []
         self.say: Callable[[str], object] | None = None  # shows a notice while something is waited for
         self._is_elsewhere = False  # this notebook has left, or lost it to another
@@ -237,7 +237,7 @@ class Remote:
     def _read(self) -> None:
         while (came := self._channel.receive(self._pulse.hear)) is not None:
             try:
-                if isinstance(came, Text):
+                if isinstance(came, ProcessText):
                     self._on_text(*came)
                 elif came.number:
                     self._on_reply(*came)

@@ -10,7 +10,7 @@ from pathlib import Path
 from ddp_notebook.errors import HostError
 from ddp_notebook.launch.cluster import HANGS_S, Beginning, Check, Cluster, Hosts, Listener
 from ddp_notebook.launch.host.owner.requests import HostSilentError
-from ddp_notebook.launch.keep.remote import Remote
+from ddp_notebook.launch.keep.remote import KeeperClient
 from ddp_notebook.launch.keep.state import folder_of, take
 from ddp_notebook.launch.members.members import Renumbered
 from ddp_notebook.launch.placement import Placement
@@ -45,8 +45,8 @@ from ddp_notebook.messages.keeper import (
     ResizeRequest,
     RunningCells,
     SendToRank,
+    SessionState,
     SignalRanksRequest,
-    State,
     StateChanged,
     StatusRequest,
     StoppedReply,
@@ -59,7 +59,7 @@ from ddp_notebook.messages.keeper import (
     TroubleRequest,
 )
 from ddp_notebook.registry import entries
-from ddp_notebook.wire.memory import Memory
+from ddp_notebook.wire.memory import SealedMemory
 
 
 class KeptCluster(Cluster):
@@ -70,7 +70,7 @@ class KeptCluster(Cluster):
         listener: who is told what ranks say, from `start` on.
     """
 
-    def __init__(self, remote: Remote, listener: Listener) -> None:
+    def __init__(self, remote: KeeperClient, listener: Listener) -> None:
         welcome = remote.welcome
         super().__init__(welcome.mark_token, folders.make(folder_of(welcome.number), welcome.folder), {})
         self._remote = remote
@@ -78,7 +78,7 @@ class KeptCluster(Cluster):
         self._renumbered: Renumbered = lambda stayed: remote.renumbered(stayed)
         self._take(welcome.state)
 
-    def _take(self, state: State) -> None:
+    def _take(self, state: SessionState) -> None:
         take(state, self._hosts, self._processes)
         self._state = state
         self._placement: Placement = from_json(Placement, state.placement)
@@ -222,7 +222,7 @@ class KeptCluster(Cluster):
         request = FetchRequest(rank=rank, transfer=transfer, nbytes=nbytes)
         return self._remote.ask(request, DataReply, check=check).data
 
-    def put(self, rank: int, data: bytes | Memory, check: Check) -> int:
+    def put(self, rank: int, data: bytes | SealedMemory, check: Check) -> int:
         return self._remote.ask(PutRequest(rank=rank, data=bytes(data)), TransferReply, check=check).transfer
 
     def client_file(self) -> tuple[str, int]:
@@ -269,7 +269,7 @@ class KeptHosts(Hosts):
 
     cluster: KeptCluster
 
-    def __init__(self, remote: Remote) -> None:
+    def __init__(self, remote: KeeperClient) -> None:
         self._remote = remote
 
     def tell_of_warnings(self, on_warned: Callable[[str], object]) -> None:
@@ -332,7 +332,7 @@ class Attached(Beginning):
         remote: the keeper.
     """
 
-    def __init__(self, remote: Remote) -> None:
+    def __init__(self, remote: KeeperClient) -> None:
         self.hosts: KeptHosts
         super().__init__(KeptHosts(remote), remote.synced)
         self.remote = remote

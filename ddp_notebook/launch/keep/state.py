@@ -12,7 +12,7 @@ from ddp_notebook.launch.host.host import Host
 from ddp_notebook.launch.hosts import DirectHosts
 from ddp_notebook.launch.process import RANK, Process, Processes
 from ddp_notebook.messages.encoding import to_json
-from ddp_notebook.messages.keeper import OfHost, OfProcess, State
+from ddp_notebook.messages.keeper import OfHost, OfProcess, SessionState
 
 _SILENT_S = 1.5  # without a word; a rank speaks each second
 
@@ -31,7 +31,7 @@ class OwnCluster(DirectCluster):
         return self._processes.current
 
 
-def state_of(cluster: OwnCluster, hosts: DirectHosts) -> State:
+def state_of(cluster: OwnCluster, hosts: DirectHosts) -> SessionState:
     """How it is now."""
     of_hosts = [
         OfHost(
@@ -47,7 +47,7 @@ def state_of(cluster: OwnCluster, hosts: DirectHosts) -> State:
         )
         for host in hosts.all
     ]
-    return State(
+    return SessionState(
         epoch=cluster.epoch,
         placement=to_json(cluster.placement),
         hosts=of_hosts,
@@ -80,7 +80,7 @@ def silent_ranks(cluster: Cluster) -> dict[int, float]:
     return {rank: now - seconds for rank, seconds in silent_s.items() if seconds > _SILENT_S}
 
 
-def take(state: State, hosts: dict[str, Host], processes: Processes) -> None:
+def take(state: SessionState, hosts: dict[str, Host], processes: Processes) -> None:
     """Bring a notebook's hosts and processes up to date. Objects that were there stay the same ones."""
     for new in state.hosts:
         old = cast("OfHost | None", hosts.get(new.name))

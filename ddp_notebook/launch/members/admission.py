@@ -17,7 +17,7 @@ from ddp_notebook.launch.process import RANK, STORE, Process, Processes
 from ddp_notebook.wire.bulk import BulkFetcher
 from ddp_notebook.wire.endpoint import Endpoint
 from ddp_notebook.wire.keys import Keyring
-from ddp_notebook.wire.store import Place
+from ddp_notebook.wire.store import StoreAddress
 
 _END_S = 5.0  # what processes that were killed get to be gone
 
@@ -88,7 +88,7 @@ class Admission:
             raise kind_of_error(str(error)) from error
         process.pid, process.port = reply.pid, reply.port
         if kind == STORE:
-            process.store = Place(reply.store_at, spec["store_key"])
+            process.store = StoreAddress(reply.store_at, spec["store_key"])
         return process
 
     def kill(self, processes: Sequence[Process]) -> None:

@@ -17,7 +17,7 @@ _GIVE_UP_S = 5.0  # from the end of a stream to when it was told
 Again = Callable[[Host], Host | None]
 
 
-class Losses:
+class LostRanks:
     """Of one session.
 
     Args:

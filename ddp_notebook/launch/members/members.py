@@ -12,7 +12,7 @@ from ddp_notebook.launch.forming import Check, Forming
 from ddp_notebook.launch.host import open_files
 from ddp_notebook.launch.host.host import Host
 from ddp_notebook.launch.members.admission import Admission
-from ddp_notebook.launch.members.losses import Losses
+from ddp_notebook.launch.members.losses import LostRanks
 from ddp_notebook.launch.placement import Placement
 from ddp_notebook.launch.process import COMER, LEAVER, RANK, STORE, Process, Processes
 from ddp_notebook.records.words import name_ranks
@@ -45,7 +45,7 @@ class Members:
         hosts: Mapping[str, Host],
         placement: Placement,
         admission: Admission,
-        losses: Losses,
+        losses: LostRanks,
         forming: Forming,
         engines: Engines,
         mark_token: str,

@@ -21,7 +21,7 @@ from pathlib import Path
 from ddp_notebook.errors import StartError, UsageError
 from ddp_notebook.launch.starters import slurm_queue
 from ddp_notebook.launch.starters.base import OUTPOST, Starter, address_towards, shared_folder
-from ddp_notebook.launch.starters.slurm_queue import Job, Seen
+from ddp_notebook.launch.starters.slurm_queue import SlurmJob, SlurmJobState
 from ddp_notebook.launch.ways import guardian
 from ddp_notebook.launch.ways.base import LOOPBACK
 from ddp_notebook.registry import modes, private
@@ -88,7 +88,7 @@ def starter(arguments: str) -> SlurmStarter:
             "--slurm alone is for a notebook inside an allocation, and this one is in none (SLURM_JOB_ID is not set); "
             'say what to ask Slurm for: --slurm "-N2 --gpus-per-node=8 -t 2:00:00"'
         )
-    return Inside(Job(number))
+    return SlurmAllocation(SlurmJob(number))
 
 
 class SlurmStarter(Starter):
@@ -99,8 +99,8 @@ class SlurmStarter(Starter):
     """
 
     def __init__(self, notice_s: Sequence[float] = NOTICE_S) -> None:
-        self._job: Job | None = None
-        self._seen = Seen(state="PENDING")
+        self._job: SlurmJob | None = None
+        self._seen = SlurmJobState(state="PENDING")
         self._looked_s = float("-inf")
         self._silence = ""  # what Slurm's commands say instead of answering
         self._looking = threading.Lock()
@@ -177,12 +177,12 @@ class SlurmStarter(Starter):
             guardian.release(self._output)
 
     @abstractmethod
-    def _end(self, job: Job) -> None:
+    def _end(self, job: SlurmJob) -> None:
         """End the tasks, and the job if it was made for them."""
 
     # ---- looking
 
-    def _watch(self, job: Job) -> None:
+    def _watch(self, job: SlurmJob) -> None:
         self._job = job
         threading.Thread(target=self._keep_looking, name="ddp-slurm", daemon=True).start()
 
@@ -197,7 +197,7 @@ class SlurmStarter(Starter):
             if (left_s := seen.left_s()) is not None and self._notice_s:
                 pause_s = max(_FIRST_LOOK_S, min(pause_s, left_s - self._notice_s[0]))
 
-    def _look(self, age_s: float) -> Seen:
+    def _look(self, age_s: float) -> SlurmJobState:
         """What Slurm said at most so long ago, or says now."""
         with self._looking:
             if self._job is not None and time.monotonic() - self._looked_s >= age_s:
@@ -208,7 +208,7 @@ class SlurmStarter(Starter):
                 self._looked_s = time.monotonic()
             return self._seen
 
-    def _take_notice(self, seen: Seen) -> None:
+    def _take_notice(self, seen: SlurmJobState) -> None:
         left_s = seen.left_s()
         if left_s is None or not self._notice_s or left_s > self._notice_s[0]:
             return
@@ -257,14 +257,14 @@ class Submitted(SlurmStarter):
         return f"sbatch {shlex.join(self._arguments)} would be given\n\n{script}\n{said}"
 
     def start(self, command: Sequence[str], env: Mapping[str, str]) -> None:
-        job = Job.submit(self.script(command), self._arguments, env)
+        job = SlurmJob.submit(self.script(command), self._arguments, env)
         self._watch(job)
         self._output = job.output()
         self._output_is_ours = Path(self._output).parent == shared_folder()  # the arguments may have put it elsewhere
         if self._output_is_ours:
             guardian.guard(self._output)
 
-    def _end(self, job: Job) -> None:
+    def _end(self, job: SlurmJob) -> None:
         until = time.monotonic() + (0.0 if self._seen.waits else _END_S)
         while not (seen := job.look()).is_over and time.monotonic() < until:
             time.sleep(_FIRST_LOOK_S / 2)
@@ -272,7 +272,7 @@ class Submitted(SlurmStarter):
             job.cancel()
 
 
-class Inside(SlurmStarter):
+class SlurmAllocation(SlurmStarter):
     """Tasks in the allocation that the notebook is in, which stays when they end.
 
     Args:
@@ -280,9 +280,9 @@ class Inside(SlurmStarter):
         notice_s: see `SlurmStarter`.
     """
 
-    def __init__(self, job: Job, notice_s: Sequence[float] = NOTICE_S) -> None:
+    def __init__(self, job: SlurmJob, notice_s: Sequence[float] = NOTICE_S) -> None:
         super().__init__(notice_s)
-        self._seen = Seen(state="RUNNING")
+        self._seen = SlurmJobState(state="RUNNING")
         self._allocation = job
         self._srun: subprocess.Popen[bytes] | None = None
 
@@ -320,7 +320,7 @@ class Inside(SlurmStarter):
             return why or f"srun in job {self._allocation.number} has ended{self._last_words()}"
         return super().trouble(now=now)
 
-    def _end(self, job: Job) -> None:
+    def _end(self, job: SlurmJob) -> None:
         assert self._srun is not None
         for end in (lambda: None, self._srun.terminate, self._srun.kill):
             end()

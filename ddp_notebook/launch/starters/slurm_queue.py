@@ -43,7 +43,7 @@ _HOPELESS = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class SlurmJobState:
     """A job as Slurm sees it.
 
     Args:
@@ -110,7 +110,7 @@ class Seen:
         return _ENDS.get(self.state, f"has ended: {self.state}").format(limit=limit)
 
 
-class Job:
+class SlurmJob:
     """A job of Slurm's queue.
 
     Args:
@@ -123,7 +123,7 @@ class Job:
         self._on = ["-M", cluster] if cluster else []
 
     @classmethod
-    def submit(cls, script: str, arguments: Sequence[str], env: Mapping[str, str]) -> Job:
+    def submit(cls, script: str, arguments: Sequence[str], env: Mapping[str, str]) -> SlurmJob:
         """Have a batch script run.
 
         Args:
@@ -140,7 +140,7 @@ class Job:
             raise StartError(f"sbatch has not said which job it made, but: {said.strip()!r}; see `squeue --me`")
         return cls(number, cluster)
 
-    def look(self) -> Seen:
+    def look(self) -> SlurmJobState:
         """What Slurm says now.
 
         Raises:
@@ -150,13 +150,13 @@ class Job:
             said = _run(["squeue", "-h", "-t", "all", "-j", self.number, *self._on, "-o", _FORMAT])
         except StartError as error:
             if "Invalid job id" in str(error):  # it forgets jobs minutes after their end
-                return Seen(state="")
+                return SlurmJobState(state="")
             raise
         lines = [line for line in said.splitlines() if line.count("|") >= _FORMAT.count("|")]  # "CLUSTER: name" before
         if not lines:
-            return Seen(state="")
+            return SlurmJobState(state="")
         state, reason, starts, ends, limit, nodes = lines[-1].split("|")
-        return Seen(
+        return SlurmJobState(
             state=state,
             reason="" if reason == "None" else reason,
             starts=_time(starts),

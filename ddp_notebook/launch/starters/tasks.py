@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ddp_notebook.launch.starters.base import Starter, shared_folder
 from ddp_notebook.launch.ways import guardian
-from ddp_notebook.launch.ways.called import Arrivals, Called
+from ddp_notebook.launch.ways.called import OutpostConnection, OutpostListener
 from ddp_notebook.launch.ways.outpost import VARIABLE
 from ddp_notebook.launch.ways.ports import ANY, Listening
 from ddp_notebook.registry import modes
@@ -59,7 +59,7 @@ class Tasks:
         self._owner_pid = os.getpid()
         self._has_ended = threading.Event()
         self._goodbye: threading.Thread | None = None
-        self._arrivals = Arrivals(self.listening, lease_s, env, partial(starter.trouble, now=True), saves=saves)
+        self._arrivals = OutpostListener(self.listening, lease_s, env, partial(starter.trouble, now=True), saves=saves)
         atexit.register(self._at_exit)
         try:
             text = self._arrivals.invitation.to_json()
@@ -70,7 +70,9 @@ class Tasks:
             self.end()
             raise
 
-    def wait(self, timeout_s: float, check: Callable[[], None], report: Callable[[str], None]) -> list[Called]:
+    def wait(
+        self, timeout_s: float, check: Callable[[], None], report: Callable[[str], None]
+    ) -> list[OutpostConnection]:
         """Wait until all of them have called.
 
         Args:
@@ -99,7 +101,7 @@ class Tasks:
         self._withdraw()  # nobody else is invited
         return called
 
-    def shares(self, ways: Sequence[Called]) -> dict[str, int]:
+    def shares(self, ways: Sequence[OutpostConnection]) -> dict[str, int]:
         """By the name of the host, see `Starter`; {}: the same for each."""
         return {way.name: self._starter.shares[way.task] for way in ways} if self._starter.shares else {}
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from ddp_notebook.launch.host.host import is_loopback
 from ddp_notebook.launch.survey.asking import Answer
-from ddp_notebook.launch.survey.pairs import Place, Unreached
+from ddp_notebook.launch.survey.pairs import HostAddress, Unreached
 from ddp_notebook.launch.ways.ports import ANY, in_words
 from ddp_notebook.records.units import at_most_three_figures, ms, two_figures
 from ddp_notebook.version import __version__
@@ -156,7 +156,7 @@ def connections(failed: Sequence[Unreached], ports: range = ANY) -> list[Finding
     """
     if not failed:
         return []
-    sources: dict[tuple[str, Place, str], list[str]] = {}
+    sources: dict[tuple[str, HostAddress, str], list[str]] = {}
     for one in failed:
         sources.setdefault((one.target, one.place, one.why), []).append(one.source)
     said = [

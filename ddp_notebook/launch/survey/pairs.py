@@ -37,7 +37,7 @@ _ELSEWHERE_S = 0.6  # on networks that nobody has asked for
 _ANSWER_S = 5.0
 
 
-class Place(NamedTuple):
+class HostAddress(NamedTuple):
     """Where a host may be reached."""
 
     address: str
@@ -56,9 +56,9 @@ class Unreached:
 
     source: str
     target: str
-    place: Place
+    place: HostAddress
     why: str
-    instead: tuple[Place, ...] = ()  # where it does
+    instead: tuple[HostAddress, ...] = ()  # where it does
     is_taken: bool = False  # the target cannot listen there
 
 
@@ -81,7 +81,7 @@ def routes(names: Sequence[str]) -> list[tuple[str, str]]:
     return list(dict.fromkeys(way for one, other in pairs for way in ((one, other), (other, one))))
 
 
-def places(facts: Mapping[str, Any], ports: range = ANY) -> list[Place]:
+def places(facts: Mapping[str, Any], ports: range = ANY) -> list[HostAddress]:
     """Where a host's store and gloo will listen: at the address by which it was reached, and at the first address of
     the interface that has it, or that `GLOO_SOCKET_IFNAME` names.
 
@@ -103,10 +103,10 @@ def places(facts: Mapping[str, Any], ports: range = ANY) -> list[Place]:
     if asked and not first:
         has = ", ".join(dict.fromkeys(interfaces.values()))
         raise StartError(f"GLOO_SOCKET_IFNAME is {asked} there, and it has no such interface; it has {has}")
-    found = [Place(address, interfaces.get(address, ""))]
+    found = [HostAddress(address, interfaces.get(address, ""))]
     if ports != ANY:
-        found.append(Place(address, interfaces.get(address, ""), ports=ports))
-    return found + [Place(first, interface, bool(asked))] * bool(first and first != address)
+        found.append(HostAddress(address, interfaces.get(address, ""), ports=ports))
+    return found + [HostAddress(first, interface, bool(asked))] * bool(first and first != address)
 
 
 def try_pairs(hosts: Sequence[Host], check: Callable[[], None] = lambda: None, ports: range = ANY) -> list[Unreached]:
@@ -128,7 +128,7 @@ def try_pairs(hosts: Sequence[Host], check: Callable[[], None] = lambda: None, p
     by_name = {host.name: host for host in machines.values()}
     if len(by_name) < 2:
         return []
-    used: dict[str, list[Place]] = {}
+    used: dict[str, list[HostAddress]] = {}
     for name, host in by_name.items():
         try:
             used[name] = places(host.facts(), ports)
@@ -155,14 +155,14 @@ def try_pairs(hosts: Sequence[Host], check: Callable[[], None] = lambda: None, p
     ]
 
 
-def _cannot(target: str, place: Place) -> str:
+def _cannot(target: str, place: HostAddress) -> str:
     return f"{target} cannot listen there" + (", or all of these are taken" if place.ports != ANY else "")
 
 
-def _other_places(facts: Mapping[str, Any], used: Collection[Place]) -> list[Place]:
+def _other_places(facts: Mapping[str, Any], used: Collection[HostAddress]) -> list[HostAddress]:
     return [
         place
-        for place in (Place(address, name) for address, name in _interfaces(facts).items())
+        for place in (HostAddress(address, name) for address, name in _interfaces(facts).items())
         if place not in used
         and (":" in place.address) == (":" in facts["address"])
         and "%" not in place.address  # of one link only
@@ -194,7 +194,7 @@ class _Trial:
         self._word = secrets.token_hex(8)
 
     def run(
-        self, ways: Sequence[tuple[str, str]], where: Mapping[str, Sequence[Place]], timeout_s: float
+        self, ways: Sequence[tuple[str, str]], where: Mapping[str, Sequence[HostAddress]], timeout_s: float
     ) -> list[Unreached]:
         """What does not work of these ways.
 

@@ -29,7 +29,7 @@ _FOLDERS_OF_KEYS = {".ssh", ".aws", ".azure", ".gnupg", ".kube", "gcloud"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class SyncEntry:
     """A file to be sent, or a link."""
 
     path: str  # below the folder
@@ -40,11 +40,11 @@ class Entry:
 
 
 @dataclass(slots=True)
-class Choice:
+class SyncFilter:
     """What of a folder is sent, and what is not though git would have it."""
 
     folder: Path
-    entries: list[Entry] = field(default_factory=list)
+    entries: list[SyncEntry] = field(default_factory=list)
     keys: list[str] = field(default_factory=list)
     leading_out: list[str] = field(default_factory=list)  # links
     unreadable: list[str] = field(default_factory=list)
@@ -68,7 +68,7 @@ def resolved(folder: str) -> Path:
     return path
 
 
-def choose(folder: Path, *, also: Sequence[str] = (), is_large: bool = False) -> Choice:
+def choose(folder: Path, *, also: Sequence[str] = (), is_large: bool = False) -> SyncFilter:
     """Choose the files of a folder.
 
     Args:
@@ -79,7 +79,7 @@ def choose(folder: Path, *, also: Sequence[str] = (), is_large: bool = False) ->
     Raises:
         UsageError: it is too large; names the largest entries.
     """
-    choice = Choice(folder)
+    choice = SyncFilter(folder)
     for name in names(folder):
         path = folder / name
         try:
@@ -93,14 +93,14 @@ def choose(folder: Path, *, also: Sequence[str] = (), is_large: bool = False) ->
         elif stat.S_ISLNK(its.st_mode):
             link = _link_within(folder, path)
             if link:
-                choice.entries.append(Entry(path=name, size=0, mtime_ns=its.st_mtime_ns, mode=0, link=link))
+                choice.entries.append(SyncEntry(path=name, size=0, mtime_ns=its.st_mtime_ns, mode=0, link=link))
             else:
                 choice.leading_out.append(name)
         elif not os.access(path, os.R_OK):
             choice.unreadable.append(name)
         else:
             mode = stat.S_IMODE(its.st_mode)
-            choice.entries.append(Entry(path=name, size=its.st_size, mtime_ns=its.st_mtime_ns, mode=mode))
+            choice.entries.append(SyncEntry(path=name, size=its.st_size, mtime_ns=its.st_mtime_ns, mode=mode))
     if not is_large:
         _check_size(choice)
     return choice
@@ -133,7 +133,7 @@ def _link_within(folder: Path, path: Path) -> str:
     return os.path.relpath(target, os.path.realpath(path.parent))
 
 
-def _check_size(choice: Choice) -> None:
+def _check_size(choice: SyncFilter) -> None:
     nbytes, count = choice.nbytes, len(choice.entries)
     if nbytes <= MOST_BYTES and count <= MOST_FILES:
         return

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ddp_notebook.launch.sync.choice import Entry
+from ddp_notebook.launch.sync.choice import SyncEntry
 from ddp_notebook.messages.hosts import FoundFile
 
 _EXECUTABLE = 0o111
@@ -15,14 +15,14 @@ _EXECUTABLE = 0o111
 class Plan:
     """About some files of one host."""
 
-    send: list[Entry] = field(default_factory=list)
-    ask: list[tuple[Entry, FoundFile]] = field(default_factory=list)  # of one size, and of different times
+    send: list[SyncEntry] = field(default_factory=list)
+    ask: list[tuple[SyncEntry, FoundFile]] = field(default_factory=list)  # of one size, and of different times
     newer: list[str] = field(default_factory=list)  # what is there is newer, and stays
     in_the_way: list[str] = field(default_factory=list)  # what is there is no file
     behind: list[str] = field(default_factory=list)  # a folder on the way there is a link
     there: int = 0  # files that are the same
 
-    def add(self, entries: Sequence[Entry], found: Sequence[FoundFile | None], *, overwrite: bool) -> None:
+    def add(self, entries: Sequence[SyncEntry], found: Sequence[FoundFile | None], *, overwrite: bool) -> None:
         """Plan by size and time. Those in `ask` are left to whoever compares their content.
 
         Args:
@@ -44,7 +44,7 @@ class Plan:
             else:
                 self.add_compared(entry, its, is_same=entry.size == its.size, overwrite=overwrite)
 
-    def add_compared(self, entry: Entry, its: FoundFile, *, is_same: bool, overwrite: bool) -> None:
+    def add_compared(self, entry: SyncEntry, its: FoundFile, *, is_same: bool, overwrite: bool) -> None:
         """Plan what to do about a file that is there too.
 
         Args:

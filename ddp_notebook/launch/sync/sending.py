@@ -19,7 +19,7 @@ from typing import TypeVar
 from ddp_notebook.errors import HostError
 from ddp_notebook.launch.host.files import digest
 from ddp_notebook.launch.host.host import Host
-from ddp_notebook.launch.sync.choice import Choice, Entry
+from ddp_notebook.launch.sync.choice import SyncEntry, SyncFilter
 from ddp_notebook.launch.sync.plan import Plan
 from ddp_notebook.messages.encoding import Message
 from ddp_notebook.messages.hosts import (
@@ -58,7 +58,7 @@ _FIXES = {
 }
 
 
-class Sending:
+class HostUpload:
     """Sends what has changed to one host. `run` is for a thread of its own; the rest may be read meanwhile.
 
     Args:
@@ -69,7 +69,9 @@ class Sending:
         check: called often; what it raises ends it, and nothing half is left there.
     """
 
-    def __init__(self, host: Host, folder: str, choice: Choice, *, overwrite: bool, check: Callable[[], None]) -> None:
+    def __init__(
+        self, host: Host, folder: str, choice: SyncFilter, *, overwrite: bool, check: Callable[[], None]
+    ) -> None:
         self.plan = Plan()
         self.nbytes = 0  # to be sent, as far as is known
         self.sent_bytes = 0
@@ -113,7 +115,7 @@ class Sending:
             self.plan.add(entries, self._ask(request, StatReply).found, overwrite=self._overwrite)
         ask = deque(self.plan.ask)
         while ask:
-            together: list[tuple[Entry, FoundFile, str]] = []
+            together: list[tuple[SyncEntry, FoundFile, str]] = []
             nbytes = 0
             while ask and nbytes < _HASHED_BYTES and len(together) < _COMPARED:
                 entry, its = ask.popleft()
@@ -124,7 +126,7 @@ class Sending:
             for (entry, its, _), is_same in zip(together, same, strict=True):
                 self.plan.add_compared(entry, its, is_same=is_same, overwrite=self._overwrite)
 
-    def _digest(self, entry: Entry) -> str:
+    def _digest(self, entry: SyncEntry) -> str:
         try:
             for found in digest(str(self._choice.folder / entry.path)):
                 self._check()
@@ -149,7 +151,7 @@ class Sending:
 
     # ---- what is sent
 
-    def _send(self, entries: Sequence[Entry]) -> None:
+    def _send(self, entries: Sequence[SyncEntry]) -> None:
         data = bytearray()
         parts: list[FilePart] = []
         for entry in entries:
@@ -179,7 +181,7 @@ class Sending:
         is_quick = time.monotonic() - sent_s < _QUICK_S
         self._window = min(self._window + 1, _MOST_PIECES) if is_quick else max(self._window // 2, 1)
 
-    def _parts(self, entry: Entry) -> Iterator[tuple[FilePart, bytes]]:
+    def _parts(self, entry: SyncEntry) -> Iterator[tuple[FilePart, bytes]]:
         """A file in parts of at most a piece. One that changes meanwhile is taken back and noted in `changing`."""
         if entry.link:
             yield FilePart(entry.path, link=entry.link), b""
@@ -218,7 +220,7 @@ def fix_of(number: int, words: str) -> str:
     return f"{words}; {_FIXES[number]}" if number in _FIXES else words
 
 
-def _slices(entries: Sequence[Entry], size: int) -> Iterator[list[Entry]]:
+def _slices(entries: Sequence[SyncEntry], size: int) -> Iterator[list[SyncEntry]]:
     rest = iter(entries)
     while taken := list(islice(rest, size)):
         yield taken

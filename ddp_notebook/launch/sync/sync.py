@@ -10,9 +10,9 @@ from pathlib import Path
 from ddp_notebook.errors import HostError
 from ddp_notebook.launch.host.files import NOTE
 from ddp_notebook.launch.host.host import Host
-from ddp_notebook.launch.sync.choice import Choice, choose, resolved
+from ddp_notebook.launch.sync.choice import SyncFilter, choose, resolved
 from ddp_notebook.launch.sync.crew import Crew
-from ddp_notebook.launch.sync.sending import Sending, fix_of
+from ddp_notebook.launch.sync.sending import HostUpload, fix_of
 from ddp_notebook.messages.hosts import (
     DiscardRequest,
     FileErrorReply,
@@ -80,9 +80,9 @@ def sync(
     folders = {name: reply.folder for name, reply in settled.items()}
     apart = [host for host in hosts if not settled[host.name].is_shared]
     twins = _twins(apart, folders, crew)
-    choice = choose(whole, also=also, is_large=is_large) if apart else Choice(whole)
+    choice = choose(whole, also=also, is_large=is_large) if apart else SyncFilter(whole)
     sendings = {
-        host.name: Sending(host, folders[host.name], choice, overwrite=overwrite, check=crew.check)
+        host.name: HostUpload(host, folders[host.name], choice, overwrite=overwrite, check=crew.check)
         for host in apart
         if host.name not in twins
     }
@@ -151,11 +151,11 @@ def _twins(hosts: Sequence[Host], folders: dict[str, str], crew: Crew) -> dict[s
 
 
 def _lines(
-    choice: Choice,
+    choice: SyncFilter,
     hosts: Sequence[Host],
     folders: dict[str, str],
     twins: dict[str, str],
-    sendings: dict[str, Sending],
+    sendings: dict[str, HostUpload],
 ) -> Iterator[str]:
     labels = {host.name: host.label for host in hosts}
     for host in hosts:
@@ -190,7 +190,7 @@ def _lines(
         yield f"left out, since you may not read them here: {_some(choice.unreadable)}"
 
 
-def _of_one(sending: Sending, where: str, folder: Path) -> str:
+def _of_one(sending: HostUpload, where: str, folder: Path) -> str:
     elsewhere = "" if where == str(folder) else f" ({folder} cannot be made there)"
     if not sending.sent:
         return f"nothing to send to {where}{elsewhere}; there already: {sending.plan.there:,}"

@@ -32,8 +32,8 @@ _IDENTITY = "outpost"
 _QUIET_S = 3.0  # without a call of another one, where nobody knows how many there are: then these are all
 
 
-class Called(Way):
-    """A host server that has called in. Made by `Arrivals`.
+class OutpostConnection(Way):
+    """A host server that has called in. Made by `OutpostListener`.
 
     Args:
         name: of the host in its session.
@@ -121,15 +121,15 @@ class Called(Way):
         return []
 
 
-class Arrivals:
+class OutpostListener:
     """Where outposts call in.
 
     Args:
         at: where they reach this machine.
-        lease_s: see `Called`.
+        lease_s: see `OutpostConnection`.
         env: variables on top of those that the tasks have.
         saves: they are to tell of a signal by which their job says that its time is nearly over.
-        why: see `Called`.
+        why: see `OutpostConnection`.
 
     Attributes:
         invitation: what each of them is to be given.
@@ -174,7 +174,7 @@ class Arrivals:
         trouble: Callable[[], str],
         remaining_s: Callable[[], float],
         check: Callable[[], None],
-    ) -> list[Called]:
+    ) -> list[OutpostConnection]:
         """Wait until all have called. They are in the order of their tasks, and who calls later is told to end.
 
         Args:
@@ -243,17 +243,17 @@ class Arrivals:
         except queue.Empty:
             return b""
 
-    def _named(self, here: Sequence[tuple[str, Arrived]]) -> list[Called]:
+    def _named(self, here: Sequence[tuple[str, Arrived]]) -> list[OutpostConnection]:
         """Those of one machine next to each other, with its name, and numbered."""
         by_task = sorted(here, key=lambda pair: pair[1].task)
         machines = list(dict.fromkeys(_machine(one) for _, one in by_task))
-        ways: list[Called] = []
+        ways: list[OutpostConnection] = []
         seen: dict[str, int] = {}
         for peer, one in sorted(by_task, key=lambda pair: machines.index(_machine(pair[1]))):
             number = seen[one.host] = seen.get(one.host, -1) + 1
             name = f"{one.host}:{number}" if number else one.host
             self._taken.add(peer)
-            ways.append(Called(name, one, peer, self._incoming[peer], self._wire, self._lease_s, self._why))
+            ways.append(OutpostConnection(name, one, peer, self._incoming[peer], self._wire, self._lease_s, self._why))
         return ways
 
     def _on_message(self, peer: str, _: int, message: Message) -> None:

@@ -48,7 +48,7 @@ _END_S = 10.0  # what the other side gets to hear of the end
 _HOLDS, _LOST = b"\nddp_notebook holds\n", b"\nddp_notebook lost\n"  # what a shell's start-up files print comes before
 
 
-class Stream:
+class LastingStream:
     """One side of it.
 
     Args:
@@ -217,7 +217,7 @@ def proxy_command(ssh: Sequence[str], python: str | None, token: str, lease_s: f
 def dial() -> None:
     """Be the ProxyCommand: carry standard input and output to the host, by one connection after the other."""
     given = json.loads(sys.argv[1])
-    stream = Stream(0, 1)
+    stream = LastingStream(0, 1)
     for by in (signal.SIGHUP, signal.SIGTERM):  # which ssh ends this process
         signal.signal(by, lambda *_: stream.close())
     pause_s = _FIRST_PAUSE_S
@@ -231,7 +231,7 @@ def dial() -> None:
     os._exit(0)
 
 
-def _carry_once(stream: Stream, given: Mapping[str, Any], number: int) -> bytes:
+def _carry_once(stream: LastingStream, given: Mapping[str, Any], number: int) -> bytes:
     """Make a connection, and use it. Returns what was said there first; b"": nothing."""
     is_first = number == 1
     with subprocess.Popen(
@@ -308,7 +308,7 @@ def _hold(listener: socket.socket, lease_s: float) -> None:
     null = os.open(os.devnull, os.O_RDWR)
     for fd in (0, 1, 2):
         os.dup2(null, fd)
-    stream = Stream(to_sshd.fileno(), to_sshd.fileno())
+    stream = LastingStream(to_sshd.fileno(), to_sshd.fileno())
     listener.settimeout(_BEAT_S)
     number = 1
     while not stream.ended.is_set() and time.monotonic() < stream.heard_s + lease_s:
@@ -325,7 +325,7 @@ def _is_ours(connection: socket.socket) -> bool:
     return bool(uid == os.getuid())
 
 
-def _carry(stream: Stream, connection: socket.socket, number: int) -> None:
+def _carry(stream: LastingStream, connection: socket.socket, number: int) -> None:
     with connection:
         if not _is_ours(connection):
             return

@@ -15,8 +15,8 @@ from ddp_notebook.lessons.algorithms.plans import Links
 from ddp_notebook.lessons.collectives import theory
 from ddp_notebook.lessons.collectives.theory import Array, Values
 from ddp_notebook.lessons.lesson import options
-from ddp_notebook.lessons.session import Runner, running
-from ddp_notebook.lessons.shown import Shown
+from ddp_notebook.lessons.session import LessonRunner, running
+from ddp_notebook.lessons.shown import DisplayedLesson
 from ddp_notebook.records.units import size
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ Who = dict[int, list[frozenset[int]]]  # by rank: whose data is in each element
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class State:
+class AlgorithmState:
     """What the ranks have after so many steps.
 
     Args:
@@ -52,7 +52,7 @@ class State:
     bytes_moved: Links
 
 
-class Stepper(Shown):
+class Stepper(DisplayedLesson):
     """One algorithm on the running ranks.
 
     Args:
@@ -88,7 +88,7 @@ class Stepper(Shown):
         dtype: str = "float32",
         session: Session | None = None,
     ) -> None:
-        self._runner = Runner(running(session))
+        self._runner = LessonRunner(running(session))
         self.configure(name=name, elements=elements, nbytes=nbytes, inputs=inputs, sizes=sizes, dtype=dtype)
 
     def configure(
@@ -198,7 +198,7 @@ class Stepper(Shown):
 
     # ---- what it does
 
-    def step(self) -> State:
+    def step(self) -> AlgorithmState:
         """Take one step on the ranks, if there is one left."""
         if not self.is_done:
             rule = plans.rule(self.name, self.world_size, self.taken)
@@ -241,7 +241,7 @@ class Stepper(Shown):
     def agrees(self) -> bool:
         """Whether all ranks have, after all steps, what torch.distributed's own call gives."""
         mine, real = self.result(), self.real()
-        call = theory.Call(op="all_reduce", world_size=self.world_size, dtype=self.dtype)
+        call = theory.CollectiveCall(op="all_reduce", world_size=self.world_size, dtype=self.dtype)
         return all(all(theory.agree(call, mine[rank], real[rank])) for rank in mine)
 
     def compare(self) -> bool:
@@ -321,7 +321,7 @@ class Stepper(Shown):
         ends = np.cumsum(self.sizes).tolist()
         return [(end - size, end) for end, size in zip(ends, self.sizes, strict=True)]
 
-    def _state(self, rule: str, told: Mapping[int, Any]) -> State:
+    def _state(self, rule: str, told: Mapping[int, Any]) -> AlgorithmState:
         moves = tuple(
             (rank, one["to"], one["start"], one["stop"], one["add"]) for rank in told for one in told[rank]["moves"]
         )
@@ -333,7 +333,7 @@ class Stepper(Shown):
                     mine = self._who[one["to"]]
                     for at in range(one["start"], one["stop"]):
                         mine[at] = mine[at] | source[at] if one["add"] else source[at]
-        return State(
+        return AlgorithmState(
             rule=rule,
             moves=moves,
             chunks={rank: told[rank]["values"] for rank in sorted(told)},

@@ -17,7 +17,7 @@ import numpy as np
 
 from ddp_notebook.errors import UsageError
 from ddp_notebook.lessons.algorithms import plans
-from ddp_notebook.lessons.session import Runner, running
+from ddp_notebook.lessons.session import LessonRunner, running
 from ddp_notebook.records.units import size
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ def measure(
     chosen = sorted({int(nbytes) for nbytes in (SIZES if sizes is None else sizes)})
     if not chosen or chosen[0] < 4:
         raise UsageError(f"sizes {chosen}: bytes of float32 data are needed, 4 or more")
-    runner = Runner(running(session))
+    runner = LessonRunner(running(session))
     own = runner.session
     told = runner.ask(
         "from ddp_notebook.lessons import ranks as _lesson_ranks\n"

@@ -13,10 +13,10 @@ import numpy as np
 from ddp_notebook.errors import CellTimeoutError, RankError, UsageError
 from ddp_notebook.lessons.collectives import theory, written
 from ddp_notebook.lessons.collectives.happened import Happened
-from ddp_notebook.lessons.collectives.theory import Call, Values
+from ddp_notebook.lessons.collectives.theory import CollectiveCall, Values
 from ddp_notebook.lessons.lesson import by_rank, options
-from ddp_notebook.lessons.session import RUN_S, Runner, running
-from ddp_notebook.lessons.shown import Shown
+from ddp_notebook.lessons.session import RUN_S, LessonRunner, running
+from ddp_notebook.lessons.shown import DisplayedLesson
 from ddp_notebook.records.words import list_ranks
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ _WRONG_S = 2.0  # how long ranks wait for one that does not come
 _MOST_ELEMENTS = 64  # of a rank: more are no picture
 
 
-class Explorer(Shown):
+class Explorer(DisplayedLesson):
     """One collective with inputs of your own, on the running ranks.
 
     Args:
@@ -69,7 +69,7 @@ class Explorer(Shown):
         sizes: int | Sequence[int] | None = None,
         session: Session | None = None,
     ) -> None:
-        self._runner = Runner(running(session))
+        self._runner = LessonRunner(running(session))
         self.configure(
             op=op, reduce_op=reduce_op, inputs=inputs, root=root, peer=peer, group=group, dtype=dtype, sizes=sizes
         )
@@ -98,7 +98,7 @@ class Explorer(Shown):
             sizes = _size_of(op, inputs, known, first)
         if sizes is None:
             sizes = 1 if op in theory.CHUNKED or op == "barrier" else 4
-        self.call = Call(
+        self.call = CollectiveCall(
             op=op,
             world_size=world_size,
             reduce_op=reduce_op,
@@ -334,7 +334,7 @@ class Explorer(Shown):
         return {rank: (left_ns - times_ns[last][:1]) / 1e6 for rank, (_, left_ns) in times_ns.items()}  # (1,) each
 
 
-def _in_chunks(call: Call, rank: int) -> list[tuple[str, int]]:
+def _in_chunks(call: CollectiveCall, rank: int) -> list[tuple[str, int]]:
     """The rows of a rank's input: a name and how many elements."""
     n = call.input_size(rank)
     if call.op in theory.CHUNKED and n:
@@ -342,7 +342,7 @@ def _in_chunks(call: Call, rank: int) -> list[tuple[str, int]]:
     return [("", n)] if n else []
 
 
-def _out_chunks(call: Call, rank: int, n: int) -> list[tuple[str, int]]:
+def _out_chunks(call: CollectiveCall, rank: int, n: int) -> list[tuple[str, int]]:
     """The same of its result, which has n elements."""
     if n and call.op in ("gather", "all_gather"):
         return [(f"from {source}", call.sizes[0]) for source in call.ranks]

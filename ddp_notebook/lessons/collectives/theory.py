@@ -65,7 +65,7 @@ _REDUCE = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
+class CollectiveCall:
     """One collective, as all its ranks call it.
 
     Args:
@@ -191,7 +191,7 @@ def legal_reduce_ops(dtype: str) -> tuple[str, ...]:
     return tuple(op for op in REDUCE_OPS if op != "AVG")
 
 
-def default_inputs(call: Call) -> Values:
+def default_inputs(call: CollectiveCall) -> Values:
     """Inputs that show who has contributed.
 
     Sums: rank r brings multiples of 10^r, so that the digits of a sum are its contributors. Products: primes. Bits: one
@@ -208,7 +208,7 @@ def default_inputs(call: Call) -> Values:
     return found
 
 
-def _default(call: Call, rank: int, at: int) -> float:
+def _default(call: CollectiveCall, rank: int, at: int) -> float:
     if call.op == _LEAVES:
         return 40.0 * (rank % 4)
     if call.op in POINT_TO_POINT and rank == call.peer:
@@ -226,7 +226,7 @@ def _default(call: Call, rank: int, at: int) -> float:
     return 10.0 ** (rank % 8) * (at % 9 + 1)
 
 
-def expected(call: Call, inputs: Mapping[int, Sequence[float] | Array]) -> Values:
+def expected(call: CollectiveCall, inputs: Mapping[int, Sequence[float] | Array]) -> Values:
     """What the ranks have afterwards. Ranks whose result torch leaves open are missing: all but the root of a reduce.
 
     Example:
@@ -261,12 +261,12 @@ def expected(call: Call, inputs: Mapping[int, Sequence[float] | Array]) -> Value
             return {root: mine[root].copy(), call.peer: mine[root].copy()}
 
 
-def _on_each_rank(call: Call, result: T) -> dict[int, T]:
+def _on_each_rank(call: CollectiveCall, result: T) -> dict[int, T]:
     """A copy of the same result for each rank of the group."""
     return {rank: copy(result) for rank in call.ranks}
 
 
-def contributors(call: Call) -> dict[int, list[tuple[int, ...]]]:
+def contributors(call: CollectiveCall) -> dict[int, list[tuple[int, ...]]]:
     """Whose data is in each element of the result: `[(0, 1), (0, 1)]` by rank."""
     ranks, root = call.ranks, call.root
     n = call.sizes[0]
@@ -304,7 +304,7 @@ def split(values: Array, sizes: Sequence[int]) -> list[Array]:
     return [chunk.copy() for chunk in np.split(values, np.cumsum(sizes)[:-1])]
 
 
-def agree(call: Call, wanted: Array, found: Array) -> list[bool]:
+def agree(call: CollectiveCall, wanted: Array, found: Array) -> list[bool]:
     """Element by element, whether a result is what was wanted: floats up to the rounding of another order of summation.
     A barrier promises only that no rank leaves before the last one has come; a busy machine may let it go later."""
     if len(wanted) != len(found):
@@ -318,7 +318,7 @@ def agree(call: Call, wanted: Array, found: Array) -> list[bool]:
     return [bool(same) for same in np.asarray(wanted) == np.asarray(found)]
 
 
-def is_right(call: Call, guess: Array, found: Array, wanted: Array) -> list[bool]:
+def is_right(call: CollectiveCall, guess: Array, found: Array, wanted: Array) -> list[bool]:
     """Element by element, whether a prediction is what was found; of a barrier up to 30 ms what was wanted, since what
     is found depends on how busy the machine is."""
     if call.op == _LEAVES and len(guess) == len(wanted):
@@ -326,7 +326,7 @@ def is_right(call: Call, guess: Array, found: Array, wanted: Array) -> list[bool
     return agree(call, found, guess)
 
 
-def _reduce(call: Call, parts: Sequence[Array]) -> Array:
+def _reduce(call: CollectiveCall, parts: Sequence[Array]) -> Array:
     with np.errstate(over="ignore"):  # integers wrap, as they do on the ranks
         # In double precision: gloo, NCCL and NumPy each add in an order of their own.
         exact = call.dtype.startswith("float")
@@ -336,7 +336,7 @@ def _reduce(call: Call, parts: Sequence[Array]) -> Array:
         return np.asarray(found / len(parts) if call.reduce_op == "AVG" else found).astype(call.dtype)
 
 
-def _check(call: Call) -> None:
+def _check(call: CollectiveCall) -> None:
     def must(holds: bool, words: str) -> None:
         if not holds:
             raise UsageError(words)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from ddp_notebook.lessons.collectives import theory
-from ddp_notebook.lessons.collectives.theory import Array, Call, Values
+from ddp_notebook.lessons.collectives.theory import Array, CollectiveCall, Values
 
 _RESULT_IN = {"gather": "out", "all_gather": "out", "scatter": "y", "reduce_scatter": "y"}
 
 
-def lines(call: Call, kind: str = "", wrong_rank: int = 0) -> list[str]:
+def lines(call: CollectiveCall, kind: str = "", wrong_rank: int = 0) -> list[str]:
     """The call, and what one rank does instead."""
     right = [call.line] + ["work.wait()"] * (call.op == "isend/irecv")
     if not kind:
@@ -28,7 +28,7 @@ def lines(call: Call, kind: str = "", wrong_rank: int = 0) -> list[str]:
     ]
 
 
-def _other_operation(call: Call) -> list[str]:
+def _other_operation(call: CollectiveCall) -> list[str]:
     group = ", group=group" if call.group else ""
     if call.op in theory.POINT_TO_POINT:
         return [f"dist.broadcast(x, src={call.root})"]
@@ -37,7 +37,7 @@ def _other_operation(call: Call) -> list[str]:
     return [f"dist.broadcast(x, src={call.ranks[0]}{group})"]
 
 
-def _other_root(call: Call, wrong_rank: int) -> list[str]:
+def _other_root(call: CollectiveCall, wrong_rank: int) -> list[str]:
     if call.op in theory.POINT_TO_POINT:
         others = [rank for rank in range(call.world_size) if rank not in (call.root, call.peer)] or [call.peer]
         if wrong_rank == call.root:
@@ -48,7 +48,7 @@ def _other_root(call: Call, wrong_rank: int) -> list[str]:
     return [line.replace(f"rank == {call.root}", f"rank == {other}")]
 
 
-def cell(call: Call, inputs: Values, kind: str = "", wrong_rank: int = 0) -> str:
+def cell(call: CollectiveCall, inputs: Values, kind: str = "", wrong_rank: int = 0) -> str:
     """The cell, with the line of code exactly as the lesson shows it."""
     guard = [f"if rank not in {list(call.actors)}: return"] if call.op in theory.POINT_TO_POINT else []
     body = [
@@ -78,7 +78,7 @@ def cell(call: Call, inputs: Values, kind: str = "", wrong_rank: int = 0) -> str
 
 
 def _sizes(
-    call: Call, values: Array, rank: int, kind: str, wrong_rank: int
+    call: CollectiveCall, values: Array, rank: int, kind: str, wrong_rank: int
 ) -> tuple[list[float], list[int], list[int]]:
     """A rank's numbers, the sizes of its chunks, and those of what it gets."""
     inputs = values.tolist()
@@ -94,7 +94,7 @@ def _sizes(
     return inputs, chunks, out
 
 
-def _output_sizes(call: Call, rank: int) -> list[int]:
+def _output_sizes(call: CollectiveCall, rank: int) -> list[int]:
     """The sizes of the tensors that a rank gets; [] where the result is in its input, or it gets none."""
     if rank not in call.ranks:
         return []

@@ -22,7 +22,7 @@ from ddp_notebook.lessons.ddp.driver import Driver
 from ddp_notebook.lessons.ddp.options import Options
 from ddp_notebook.lessons.ddp.runs import Run
 from ddp_notebook.lessons.ddp.stages import Stage, Stages
-from ddp_notebook.lessons.ddp.times import Span
+from ddp_notebook.lessons.ddp.times import StepSpan
 from ddp_notebook.lessons.session import running
 from ddp_notebook.observe.views import WARM_UP
 from ddp_notebook.records.schema import SPANS
@@ -133,7 +133,7 @@ class InsideDDP:
             losses={rank: one["losses"] for rank, one in self._driver.found().items()},
             sent_bytes=sum(one.nbytes_in for one in calls if one.issue_ns >= starts[0]) / len(starts),
             spans=tuple(
-                Span(int(row["rank"]), int(row["start_ns"]), int(row["end_ns"]), SPANS[row["kind"]])
+                StepSpan(int(row["rank"]), int(row["start_ns"]), int(row["end_ns"]), SPANS[row["kind"]])
                 for row in spans[(spans["cell"] == cell) & (spans["end_ns"] >= 0)]
                 if SPANS[row["kind"]] in ("forward", "backward", "optimizer")
             ),
@@ -173,6 +173,6 @@ class InsideDDP:
 
     def sliders(self) -> None:
         """Show the options as sliders: each change runs anew on the ranks, and the picture follows."""
-        from ddp_notebook.lessons.ddp.sliders import Sliders
+        from ddp_notebook.lessons.ddp.sliders import DDPSliders
 
-        Sliders(self, self._session).show()
+        DDPSliders(self, self._session).show()

@@ -166,7 +166,7 @@ class Inside:
         hook, state = comm_hook(self.options.comm_hook, self.options.powersgd_rank)
         mb_s = self.options.link_mb_s
         if mb_s is not None or hook is powerSGD_hook:
-            line = Line(mb_s, self.device)
+            line = SlowLink(mb_s, self.device)
             hook = line.around(hook or default_hooks.allreduce_hook)
         losses = []
         try:
@@ -212,7 +212,7 @@ def comm_hook(name: str | None, rank: int) -> tuple[Hook | None, Any]:
     """
     if name == "powersgd":
         # It begins further all-reduces when its first is over, in whatever thread notices that. So that all ranks call
-        # them in one order it has a group to itself, and `Line`. From its third step on it compresses.
+        # them in one order it has a group to itself, and `SlowLink`. From its third step on it compresses.
         group = dist.new_group()
         return powerSGD_hook, PowerSGDState(group, matrix_approximation_rank=rank, start_powerSGD_iter=2)
     hooks: dict[str | None, Hook | None] = {
@@ -223,7 +223,7 @@ def comm_hook(name: str | None, rank: int) -> tuple[Hook | None, Any]:
     return hooks[name], None
 
 
-class Line:
+class SlowLink:
     """Buckets that go one after the other, over a slower network if a speed is given.
 
     The slowness is made by waiting: when the ranks' real all-reduce of a bucket is over, its bytes occupy a link of

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ddp_notebook.lessons.ddp.options import Options
 from ddp_notebook.lessons.ddp.stages import show
-from ddp_notebook.lessons.ddp.times import Span, medians_ms
+from ddp_notebook.lessons.ddp.times import StepSpan, medians_ms
 from ddp_notebook.observe.views import WARM_UP, settled
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class Run:
     gradients: Mapping[int, Gradient]  # of the last step, by rank: local before, mean after
     losses: Numbers
     sent_bytes: float  # that a rank gives to all-reduces per step, as recorded
-    spans: tuple[Span, ...]
+    spans: tuple[StepSpan, ...]
     agreement: Agreement
 
     @property

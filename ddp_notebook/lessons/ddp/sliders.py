@@ -24,7 +24,7 @@ _WIDE = {"description_width": "170px"}
 _LAYOUT = ipywidgets.Layout(width="420px")
 
 
-class Sliders:
+class DDPSliders:
     """Controls of an `InsideDDP`.
 
     Args:

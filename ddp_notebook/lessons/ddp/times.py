@@ -20,7 +20,7 @@ from ddp_notebook.observe.views import Step
 PARTS = ("compute", "waiting", "exposed", "optimizer")
 
 
-class Span(NamedTuple):
+class StepSpan(NamedTuple):
     """A forward, backward or optimizer step of a rank."""
 
     rank: int
@@ -39,7 +39,7 @@ class Piece(NamedTuple):
     words: str = ""
 
 
-def pieces(spans: Iterable[Span], steps: Sequence[Step], step: Step) -> list[Piece]:
+def pieces(spans: Iterable[StepSpan], steps: Sequence[Step], step: Step) -> list[Piece]:
     """The pieces of one step of one rank.
 
     Args:
@@ -82,7 +82,7 @@ def _arrivals(steps: Iterable[Step], number: int) -> dict[int, int]:
     return arrived
 
 
-def medians_ms(spans: Sequence[Span], steps: Sequence[Step], chosen: Sequence[Step]) -> dict[str, float]:
+def medians_ms(spans: Sequence[StepSpan], steps: Sequence[Step], chosen: Sequence[Step]) -> dict[str, float]:
     """Where the time of the chosen steps goes: "step", and the parts of it that are known; medians.
 
     Args:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from ddp_notebook.errors import CellTimeoutError, UsageError
 from ddp_notebook.lessons.messages.stories import STORIES
-from ddp_notebook.lessons.session import RUN_S, Runner, running
-from ddp_notebook.lessons.shown import Shown
+from ddp_notebook.lessons.session import RUN_S, LessonRunner, running
+from ddp_notebook.lessons.shown import DisplayedLesson
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -49,7 +49,7 @@ class Event:
         )
 
 
-class Scene(Shown):
+class Scene(DisplayedLesson):
     """One scene of point-to-point communication, played on the running ranks.
 
     Args:
@@ -67,7 +67,7 @@ class Scene(Shown):
     """
 
     def __init__(self, name: str = "blocking", session: Session | None = None) -> None:
-        self._runner = Runner(running(session))
+        self._runner = LessonRunner(running(session))
         self.name = name
         self.play(name)
 

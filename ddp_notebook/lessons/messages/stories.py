@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Story:
+class MessageStory:
     """One scene before it is played.
 
     Args:
@@ -21,7 +21,7 @@ class Story:
 
 
 STORIES = {
-    "blocking": Story(
+    "blocking": MessageStory(
         title="send and recv block",
         lesson="send comes back when the message is on its way to a receiver that is there; recv when it has come. "
         "Whoever is early waits for the other.",
@@ -34,7 +34,7 @@ elif rank == 1:
     dist.recv(x, src=0)
 told = x.tolist()""",
     ),
-    "nonblocking": Story(
+    "nonblocking": MessageStory(
         title="isend and irecv do not",
         lesson="isend and irecv come back at once with a work; wait() blocks as long as it is not done. What is "
         "computed in between costs nothing.",
@@ -50,7 +50,7 @@ elif rank == 1:
     work.wait()
 told = x.tolist()""",
     ),
-    "race": Story(
+    "race": MessageStory(
         title="a race: the buffer is changed before wait()",
         lesson="Until wait() has returned, the tensor belongs to the message: what is written to it earlier may be "
         "sent. Here the receiver comes late, and gets all of that; one who waits already gets all, some or none of "
@@ -66,7 +66,7 @@ elif rank == 1:
     dist.recv(x, src=0)
 told = x[::15625].tolist()""",
     ),
-    "no race": Story(
+    "no race": MessageStory(
         title="no race: the buffer is changed after wait()",
         lesson="After wait() the tensor is one's own again, and what was sent is what it held before.",
         code="""\
@@ -80,7 +80,7 @@ elif rank == 1:
     dist.recv(x, src=0)
 told = x[::15625].tolist()""",
     ),
-    "any source": Story(
+    "any source": MessageStory(
         title="recv from any source",
         lesson="recv without src takes the message that comes first, and returns whose it was.",
         code="""\
@@ -92,7 +92,7 @@ else:
     dist.send(x, dst=0)
     told = []""",
     ),
-    "tags": Story(
+    "tags": MessageStory(
         title="tags",
         lesson="Messages between two ranks come in the order in which they were sent, unless tags tell them apart: "
         "recv takes the one with its tag.",
@@ -109,7 +109,7 @@ elif rank == 1:
         dist.recv(x, src=0, tag=tag)
         told.append((tag, x.item()))""",
     ),
-    "deadlock": Story(
+    "deadlock": MessageStory(
         title="a deadlock of two sends",
         lesson="Both send first, and a send waits for its recv: each waits for the other, for ever. One of them has to "
         "receive first, or isend.",

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from ddp_notebook.errors import UsageError
 from ddp_notebook.lessons.pipelines.schedules import MOST_MICROBATCHES, SCHEDULES, STAGE_MS
-from ddp_notebook.lessons.session import RUN_S, Runner, running
+from ddp_notebook.lessons.session import RUN_S, LessonRunner, running
 from ddp_notebook.records.units import ms, percent
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ class PipelineLesson:
     """See `pipeline`."""
 
     def __init__(self, session: Session | None = None) -> None:
-        self._runner = Runner(running(session))
+        self._runner = LessonRunner(running(session))
         self.runs: list[PipelineRun] = []
 
     @property
@@ -182,9 +182,9 @@ class PipelineLesson:
 
     def sliders(self) -> None:
         """Show schedule, microbatches and a guess as controls: the button runs it on the ranks."""
-        from ddp_notebook.lessons.pipelines.sliders import Sliders
+        from ddp_notebook.lessons.pipelines.sliders import PipelineSliders
 
-        Sliders(self).show()
+        PipelineSliders(self).show()
 
 
 def formula(stages: int, microbatches: int) -> float:

@@ -48,7 +48,7 @@ class Layer(nn.Module):
         return torch.tanh(x @ weight)
 
 
-class Stage(PipelineStage):
+class PipelineStageOnRank(PipelineStage):
     """In torch 2.11 a stage first sends something to its neighbours, also to one on its own rank, as a V has it, which
     gloo cannot."""
 
@@ -71,7 +71,7 @@ def train(
     torch.manual_seed(0)
     layers = [Layer(ms).to(device) for _ in range(count)]
     x, target = (torch.randn(SAMPLES * microbatches, WIDTH).to(device) for _ in range(2))
-    stages = [Stage(layers[at], at, count, device) for at in places]
+    stages = [PipelineStageOnRank(layers[at], at, count, device) for at in places]
     kind = getattr(schedules, name)
     is_single = issubclass(kind, schedules.PipelineScheduleSingle)
     schedule = kind(stages[0] if is_single else stages, microbatches, loss_fn=nn.functional.mse_loss)

@@ -21,7 +21,7 @@ _STYLE = {"description_width": "110px"}
 _LAYOUT = ipywidgets.Layout(width="420px")
 
 
-class Sliders:
+class PipelineSliders:
     """Controls of a `PipelineLesson`.
 
     Args:

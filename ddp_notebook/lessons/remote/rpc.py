@@ -11,8 +11,8 @@ from ddp_notebook.display import calls_drawn
 from ddp_notebook.errors import UsageError
 from ddp_notebook.lessons.lesson import guess_of, run_with_guess
 from ddp_notebook.lessons.remote.stories import STORIES
-from ddp_notebook.lessons.session import Runner, running
-from ddp_notebook.lessons.shown import Shown
+from ddp_notebook.lessons.session import LessonRunner, running
+from ddp_notebook.lessons.shown import DisplayedLesson
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -25,7 +25,7 @@ _PROGRAMS = Path(__file__).with_name("programs.py")
 _FOR_MYPY = re.compile(r"  # type: ignore.*")
 
 
-class RemoteProgram(Shown):
+class RemoteProgram(DisplayedLesson):
     """A program of calls to other ranks, on the running ones.
 
     It has an `init_rpc` and a `shutdown` of its own. References of a cell that has not called `shutdown` end.
@@ -45,7 +45,7 @@ class RemoteProgram(Shown):
     """
 
     def __init__(self, name: str = "calls", session: Session | None = None) -> None:
-        self._runner = Runner(running(session))
+        self._runner = LessonRunner(running(session))
         self.choose(name)
 
     def choose(self, name: str) -> None:

@@ -13,7 +13,7 @@ Answer = Callable[["Sequence[RemoteCall]", "Sequence[AutogradContext]"], str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Story:
+class RemoteStory:
     """One program before it is run.
 
     Args:
@@ -57,7 +57,7 @@ def _pairs(_: Sequence[RemoteCall], contexts: Sequence[AutogradContext]) -> str:
 
 
 STORIES = {
-    "calls": Story(
+    "calls": RemoteStory(
         title="who runs what",
         lesson="Rank 0 has an agent, and lets all others observe; they ask the agent what to do. "
         "agent.rpc_sync() is a reference to the agent whose methods are calls.",
@@ -66,7 +66,7 @@ STORIES = {
         answer=_who_acts,
         why="a method runs where its object is. What travels is the state, and the action back.",
     ),
-    "rrefs": Story(
+    "rrefs": RemoteStory(
         title="a reference to a reference",
         lesson="remote comes back at once with a reference to what the other rank will have. to_here copies the value "
         "to who asks; what is a reference in that value stays one.",
@@ -76,7 +76,7 @@ STORIES = {
         why="each to_here is a request and an answer. The first brings a list with a reference in it, the second the "
         "numbers. (Beside them ranks tell each other, in messages of torch's own, who has a reference to what.)",
     ),
-    "batching": Story(
+    "batching": RemoteStory(
         title="one answer for many calls",
         lesson="A function with async_execution returns a future, and its caller gets what is put into that, whenever "
         "this may be. So the callee can collect calls, work once, and answer all of them; no thread waits meanwhile.",
@@ -85,7 +85,7 @@ STORIES = {
         answer=_when_answered,
         why="the answer is in the future, and futures are filled when the last number has come.",
     ),
-    "backward": Story(
+    "backward": RemoteStory(
         title="a backward over ranks",
         lesson="Within a context each call notes where its tensors have gone: a send where they left, a recv where "
         "they came. The backward goes through these pairs against their direction.",

@@ -11,8 +11,8 @@ import numpy.typing as npt
 
 from ddp_notebook.errors import UsageError
 from ddp_notebook.lessons.lesson import guess_of, options, run_with_guess
-from ddp_notebook.lessons.session import Runner, running
-from ddp_notebook.lessons.shown import Shown
+from ddp_notebook.lessons.session import LessonRunner, running
+from ddp_notebook.lessons.shown import DisplayedLesson
 from ddp_notebook.records.units import size
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class Held:
     values: dict[int, Matrix]  # by rank
 
 
-class Product(Shown):
+class Product(DisplayedLesson):
     """The product of two matrices that lie on the running ranks as you choose.
 
     Args:
@@ -64,7 +64,7 @@ class Product(Shown):
     """
 
     def __init__(self, of_a: str = "Replicate()", of_b: str = "Shard(1)", session: Session | None = None) -> None:
-        self._runner = Runner(running(session))
+        self._runner = LessonRunner(running(session))
         if self.world_size > _MOST_RANKS:
             raise UsageError(f"{self.world_size} ranks: lessons.product shows 2 to {_MOST_RANKS}; %ddp_start 4")
         self.a, self.b = _matrices(self.world_size)

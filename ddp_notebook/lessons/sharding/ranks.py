@@ -22,7 +22,7 @@ RATE = 0.5
 Numbers = list[list[float]]  # the values of a matrix
 
 
-class Product:
+class ShardedProduct:
     """Two matrices that are dealt out over the ranks, and what comes out of their multiplication.
 
     Args:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from ddp_notebook.errors import UsageError
 from ddp_notebook.lessons.lesson import guess_of, options, run_with_guess
-from ddp_notebook.lessons.session import Runner, running
-from ddp_notebook.lessons.shown import Shown
+from ddp_notebook.lessons.session import LessonRunner, running
+from ddp_notebook.lessons.shown import DisplayedLesson
 from ddp_notebook.records.units import size
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ _WIDTH = 24  # of the network
 _APART = 1e-9  # losses in 64 bits that differ by more are other ones
 
 
-class MeshTraining(Shown):
+class MeshTraining(DisplayedLesson):
     """A small network, trained by the running ranks as a mesh.
 
     Args:
@@ -58,7 +58,7 @@ class MeshTraining(Shown):
         is_by_rank: bool = False,
         session: Session | None = None,
     ) -> None:
-        self._runner = Runner(running(session))
+        self._runner = LessonRunner(running(session))
         n = self.world_size
         self.configure(
             rows=(2 if n >= 4 and n % 2 == 0 else 1) if rows is None else rows, way=way, is_by_rank=is_by_rank

@@ -30,7 +30,7 @@ Steps = npt.NDArray[np.int64]
 Values = npt.NDArray[np.float64]
 
 
-class Line(NamedTuple):
+class Curve(NamedTuple):
     """What one rank has logged, or several that logged the same."""
 
     ranks: tuple[int, ...]
@@ -63,7 +63,7 @@ def loss(recording: RowSource, metrics: Mapping[str, Metric], name: str | None, 
 
 
 def draw_metric(
-    axes: Axes, name: str, lines: Sequence[Line], unit: str, most: int = _MOST_LINES
+    axes: Axes, name: str, lines: Sequence[Curve], unit: str, most: int = _MOST_LINES
 ) -> list[tuple[float, float, str, str]]:
     """A line for each rank, or the range of all if there are more than `most`. Returns their ends for `label_ends`.
 
@@ -92,7 +92,7 @@ def _choose(metrics: Mapping[str, Metric], name: str | None) -> Metric:
     return metrics[name]
 
 
-def lines_of(metric: Metric, cell: int | None) -> tuple[list[Line], int | None]:
+def lines_of(metric: Metric, cell: int | None) -> tuple[list[Curve], int | None]:
     """The lines of a metric, and the cell that they are restricted to."""
     if cell is None and not metric.is_continued:
         cell = int(metric.cells.max())
@@ -104,13 +104,13 @@ def lines_of(metric: Metric, cell: int | None) -> tuple[list[Line], int | None]:
         steps, values = metric.steps[mine].astype(np.int64), metric.values[mine].astype(np.float64)
         by_values.setdefault((steps.tobytes(), values.tobytes()), []).append(rank)
     lines = [
-        Line(tuple(ranks), np.frombuffer(steps, np.int64), np.frombuffer(values, np.float64))
+        Curve(tuple(ranks), np.frombuffer(steps, np.int64), np.frombuffer(values, np.float64))
         for (steps, values), ranks in by_values.items()
     ]
     return lines, cell
 
 
-def _draw_ranks(axes: Axes, lines: Sequence[Line], unit: str) -> list[tuple[float, float, str, str]]:
+def _draw_ranks(axes: Axes, lines: Sequence[Curve], unit: str) -> list[tuple[float, float, str, str]]:
     ends = []
     for at, line in enumerate(lines):
         style = line_style(at)
@@ -124,7 +124,7 @@ def _draw_ranks(axes: Axes, lines: Sequence[Line], unit: str) -> list[tuple[floa
     return ends
 
 
-def _draw_range(axes: Axes, lines: Sequence[Line], unit: str) -> list[tuple[float, float, str, str]]:
+def _draw_range(axes: Axes, lines: Sequence[Curve], unit: str) -> list[tuple[float, float, str, str]]:
     steps, values = _table(lines)
     low, middle, high = np.nanmin(values, axis=0), np.nanmedian(values, axis=0), np.nanmax(values, axis=0)
     ranks = sum(len(line.ranks) for line in lines)
@@ -145,7 +145,7 @@ def _draw_range(axes: Axes, lines: Sequence[Line], unit: str) -> list[tuple[floa
     return [*ends, (float(steps[-1]), float(middle[-1]), "median", INK)]
 
 
-def _table(lines: Sequence[Line]) -> tuple[Steps, Values]:
+def _table(lines: Sequence[Curve]) -> tuple[Steps, Values]:
     """Steps (n,) of which a finite value is known, and values (len(lines), n), NaN where a rank has none."""
     steps = np.unique(np.concatenate([line.steps for line in lines]))
     values = np.full((len(lines), len(steps)), np.nan)
@@ -155,7 +155,7 @@ def _table(lines: Sequence[Line]) -> tuple[Steps, Values]:
     return (steps[is_known], values[:, is_known]) if is_known.any() else (steps[:1], np.zeros((len(lines), 1)))
 
 
-def _furthest(lines: Sequence[Line], values: Values, middle: Values) -> list[Line]:
+def _furthest(lines: Sequence[Curve], values: Values, middle: Values) -> list[Curve]:
     """Those with values that are not finite, then those that are on average furthest from the median."""
     distance = np.abs(values - middle)
     known = np.isfinite(distance)
@@ -164,7 +164,7 @@ def _furthest(lines: Sequence[Line], values: Values, middle: Values) -> list[Lin
     return [lines[at] for at in order[:_WORST]]
 
 
-def _label(line: Line, unit: str) -> str:
+def _label(line: Curve, unit: str) -> str:
     label = list_ranks(line.ranks)
     wrong = line.values[~np.isfinite(line.values)]
     if len(wrong):
@@ -172,11 +172,11 @@ def _label(line: Line, unit: str) -> str:
     return f"{label}: {at_most_three_figures(line.end)}"
 
 
-def _first_wrong(line: Line) -> int:
+def _first_wrong(line: Curve) -> int:
     return int(line.steps[np.flatnonzero(~np.isfinite(line.values))[0]])
 
 
-def _title(name: str, lines: Sequence[Line], where: str, unit: str) -> str:
+def _title(name: str, lines: Sequence[Curve], where: str, unit: str) -> str:
     wrong = [line for line in lines if not np.isfinite(line.values).all()]
     if wrong:
         first = min(wrong, key=_first_wrong)

@@ -27,14 +27,14 @@ if TYPE_CHECKING:
     from ddp_notebook.observe.figures.drawing import Picture
 
 
-class Logged(RowSource, Protocol):
+class MetricsSource(RowSource, Protocol):
     """What is asked of a recording for the picture of a metric."""
 
     @property
     def metrics(self) -> Mapping[str, Metric]: ...
 
 
-class Called(RowSource, Protocol):
+class CallsSource(RowSource, Protocol):
     """What is asked of a recording for the picture of its calls."""
 
     def calls(self, cell: int | None = None) -> Sequence[RemoteCall]: ...
@@ -44,7 +44,7 @@ class Called(RowSource, Protocol):
     def contexts(self, cell: int | None = None) -> Sequence[AutogradContext]: ...
 
 
-def loss(recording: Logged, name: str | None = None, cell: int | None = None) -> Picture:
+def loss(recording: MetricsSource, name: str | None = None, cell: int | None = None) -> Picture:
     """A metric by step.
 
     Args:
@@ -151,7 +151,7 @@ def bandwidth(recording: RowSource, cell: int | None = None) -> Picture:
     return curves.bandwidth(recording, measure(recording, cell), cell)
 
 
-def calls(recording: Called, cell: int | None = None, most: int = 12) -> Picture:
+def calls(recording: CallsSource, cell: int | None = None, most: int = 12) -> Picture:
     """Calls between ranks: a column for each rank, an arrow for each call, and below who has a reference to what.
 
     Args:

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from ddp_notebook.observe.report.bubbles import Bubble
-from ddp_notebook.observe.report.cores import Taken
+from ddp_notebook.observe.report.cores import CoreUse
 from ddp_notebook.observe.report.loading import Loader, Started, loading
 from ddp_notebook.observe.report.memory import FAULT_NS
-from ddp_notebook.observe.report.network import Network
+from ddp_notebook.observe.report.network import NetworkTimes
 from ddp_notebook.observe.steps.steps import StepTable
 from ddp_notebook.observe.steps.waits import fewest_steps
 from ddp_notebook.observe.tables.matching import Numbers, RowSource
@@ -37,7 +37,7 @@ _SELDOM = 0.25  # share of another rank's wait: a rank that waits less than this
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Parts:
+class StepParts:
     """What the time of a step went into: means over steps, which add up. `rank` None: over ranks too."""
 
     rank: int | None
@@ -62,7 +62,7 @@ class Parts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Gradients:
+class GradientTimes:
     """How gradients are synchronised: medians over steps and ranks."""
 
     buckets: float  # in a step
@@ -73,15 +73,15 @@ class Gradients:
 
 
 def verdict(
-    parts: Parts,
-    ranks: Sequence[Parts],
+    parts: StepParts,
+    ranks: Sequence[StepParts],
     slow: Straggler | None,
     steps: int,
     hosts: Sequence[str] = (),
-    network: Network | None = None,
+    network: NetworkTimes | None = None,
     bubble: Bubble | None = None,
     page_faults: float = 0.0,
-    taken: Taken | None = None,
+    taken: CoreUse | None = None,
     *,
     started: Started,
     world_size: int,
@@ -132,7 +132,7 @@ def verdict(
 
 
 def _waiting(
-    parts: Parts, ranks: Sequence[Parts], slow: Straggler | None, steps: int, hosts: Sequence[str]
+    parts: StepParts, ranks: Sequence[StepParts], slow: Straggler | None, steps: int, hosts: Sequence[str]
 ) -> tuple[float, str]:
     """The share of the step that ranks lose by waiting, and for whom they wait; 0 where it is not worth a word.
 
@@ -165,13 +165,13 @@ def _waiting(
     )
 
 
-def waited_for(ranks: Sequence[Parts]) -> list[Parts]:
+def waited_for(ranks: Sequence[StepParts]) -> list[StepParts]:
     """The ranks that wait far less than others do; none where all wait by turns."""
     most = max(map(_waits, ranks))
     return [one for one in ranks if _waits(one) < _SELDOM * most]
 
 
-def _waits(parts: Parts) -> float:
+def _waits(parts: StepParts) -> float:
     """Return the share of the step in which a rank waits for other ranks.
 
     Waits for answers of remote calls do not count, because no rank is late with them.
@@ -179,11 +179,11 @@ def _waits(parts: Parts) -> float:
     return parts.share(parts.waiting_ns - parts.answers_ns)
 
 
-def _mean_waiting(ranks: Sequence[Parts]) -> float:
+def _mean_waiting(ranks: Sequence[StepParts]) -> float:
     return sum(map(_waits, ranks)) / len(ranks)
 
 
-def _named(ranks: Sequence[Parts], hosts: Sequence[str]) -> str:
+def _named(ranks: Sequence[StepParts], hosts: Sequence[str]) -> str:
     return ranks_on([one.rank for one in ranks if one.rank is not None], hosts)
 
 
@@ -196,10 +196,10 @@ def _because(slow: Straggler) -> str:
 
 
 def suggestions(
-    parts: Parts,
-    ranks: Sequence[Parts],
+    parts: StepParts,
+    ranks: Sequence[StepParts],
     slow: Straggler | None,
-    gradients: Gradients | None,
+    gradients: GradientTimes | None,
     *,
     steps: int,
     started: Started,
@@ -208,7 +208,7 @@ def suggestions(
     bubble: Bubble | None = None,
     page_faults: float = 0.0,
     loader: Loader | None = None,
-    taken: Taken | None = None,
+    taken: CoreUse | None = None,
 ) -> tuple[str, ...]:
     """Up to three things to try.
 
@@ -265,7 +265,7 @@ def suggestions(
 
 
 def _for_waiting(
-    parts: Parts, world_size: int, slow: Straggler | None, bubble: Bubble | None, steps: int
+    parts: StepParts, world_size: int, slow: Straggler | None, bubble: Bubble | None, steps: int
 ) -> list[tuple[float, str]]:
     """The time of a step that ranks lose by waiting for each other, and what to try. Arguments as of `suggestions`."""
     if slow is not None:
@@ -287,7 +287,7 @@ def _balance(slow: Straggler) -> str:
     return f"give rank {slow.rank} less work, or look for what slows {where}: {lost}"
 
 
-def _for_communication(parts: Parts, gradients: Gradients | None, is_sharded: bool) -> list[tuple[float, str]]:
+def _for_communication(parts: StepParts, gradients: GradientTimes | None, is_sharded: bool) -> list[tuple[float, str]]:
     """Things to try with the time in ns that each is about."""
     exposed, found = parts.exposed_ns, []
     is_small = parts.step_ns < _SHORT_STEP_NS and parts.share(parts.compute_ns) < 0.5
@@ -362,7 +362,7 @@ def is_sharded(recording: RowSource, found: StepTable) -> bool:
     return bool(np.isin(origins, [ORIGINS.index(name) for name in ("fsdp", "dtensor", "pipeline")]).any())
 
 
-def gradients_of(recording: RowSource, found: StepTable) -> Gradients | None:
+def gradients_of(recording: RowSource, found: StepTable) -> GradientTimes | None:
     """How these steps have synchronised their gradients; None where DDP did not."""
     begin, end = found.start_ns.min(), found.end_ns.max()
     calls, spans = recording.rows("call"), recording.rows("span")
@@ -381,7 +381,7 @@ def gradients_of(recording: RowSource, found: StepTable) -> Gradients | None:
     at = np.minimum(np.searchsorted(keys, own), len(keys) - 1)
     is_known = (keys[at] == own) & (last_end[at] >= 0)
     tails = (spans["end_ns"] - last_end[at])[is_known]
-    return Gradients(
+    return GradientTimes(
         buckets=float(np.median(counts)),
         nbytes=float(np.median(np.bincount(of_step, calls["nbytes_in"]))),
         dtypes=tuple(recording.text(number) for number in np.unique(calls["dtype"]).tolist()),

@@ -25,7 +25,7 @@ _MANY_HOSTS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Taken:
+class CoreUse:
     """Time in which main threads of ranks were ready to run and had no core, and the use of the cores."""
 
     share: float  # share of the time, mean over the ranks
@@ -70,7 +70,7 @@ def _counts(used: float, cores: int) -> bool:
     return used >= _OTHERS_CORES and used >= _OTHERS_SHARE * cores
 
 
-def taken(recording: RowSource, steps: StepTable) -> Taken | None:
+def taken(recording: RowSource, steps: StepTable) -> CoreUse | None:
     """Return how long ranks waited for a core during these steps; None where it was not counted.
 
     Args:
@@ -102,7 +102,7 @@ def taken(recording: RowSource, steps: StepTable) -> Taken | None:
         busy = float(np.mean([_rate(looks[rank], "host_busy_ns") for rank in ranks]))
         own = sum(_rate(looks[rank], "ran_ns") for rank in ranks)
         used[host] = max(busy - own, 0.0), own, int(looks[ranks[0]]["host_cores"][-1])
-    return Taken(share=float(np.mean(ready)), used=used)
+    return CoreUse(share=float(np.mean(ready)), used=used)
 
 
 def _rate(looks: Rows, column: str) -> float:

@@ -21,7 +21,7 @@ _MOSTLY = 0.5  # of the time for which data moved
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Network:
+class NetworkTimes:
     """What the collectives that joined machines took after their last rank had come."""
 
     hosts: tuple[str, ...]  # that they joined
@@ -41,7 +41,7 @@ class Network:
         return f"waits for the network between {joined}: all ranks had come, and {size(self.bytes_per_s)}/s were moved"
 
 
-def network(recording: RowSource, found: StepTable) -> Network | None:
+def network(recording: RowSource, found: StepTable) -> NetworkTimes | None:
     """What the network did in these steps; None: their ranks are on one machine, or most data stayed in each.
 
     Args:
@@ -75,7 +75,7 @@ def network(recording: RowSource, found: StepTable) -> Network | None:
         return None
     nbytes = np.maximum.reduceat(np.maximum(rows["nbytes_in"], rows["nbytes_out"]), first)
     ranks = np.unique(rows["rank"][joins[matched.of]]).tolist()
-    return Network(
+    return NetworkTimes(
         hosts=tuple(dict.fromkeys(recording.hosts[rank] for rank in ranks)),
         bytes_per_s=float(nbytes[joins].sum()) / moving * 1e9,
         transfer_ns=float(np.median((ends - begins)[joins])),

@@ -26,9 +26,9 @@ from typing import Any
 
 import numpy as np
 
-from ddp_notebook.observe.report.advice import Parts, gradients_of, is_sharded, suggestions, verdict
+from ddp_notebook.observe.report.advice import StepParts, gradients_of, is_sharded, suggestions, verdict
 from ddp_notebook.observe.report.bubbles import bubbles
-from ddp_notebook.observe.report.cores import Taken, shared, taken
+from ddp_notebook.observe.report.cores import CoreUse, shared, taken
 from ddp_notebook.observe.report.loading import loader_of, started_in
 from ddp_notebook.observe.report.memory import page_faults
 from ddp_notebook.observe.report.network import network
@@ -40,7 +40,7 @@ from ddp_notebook.observe.steps.run import TrainingRun, run_of
 from ddp_notebook.observe.steps.steps import StepTable, measure
 from ddp_notebook.observe.steps.waits import straggler_of
 from ddp_notebook.observe.tables.matching import RowSource, calls_of, label_of
-from ddp_notebook.observe.tables.parts import Bounded, OfCell
+from ddp_notebook.observe.tables.parts import Bounded, CellPart
 from ddp_notebook.observe.views import WARM_UP, Straggler
 from ddp_notebook.records.schema import SPANS
 from ddp_notebook.records.units import ms, percent
@@ -94,11 +94,11 @@ class Report:
     steps: int  # that were looked at, of the rank that has the most
     all_steps: int  # steps of the cell; more than steps + skipped if the recording was full
     skipped: int  # steps at the start that were not
-    overall: Parts | None
-    ranks: tuple[Parts, ...]
+    overall: StepParts | None
+    ranks: tuple[StepParts, ...]
     phases: tuple[Phase, ...]
     outside: Outside | None  # time of the cell in its steps and outside of them; None: not known
-    taken: Taken | None  # time in which ranks waited for a core; None: not counted
+    taken: CoreUse | None  # time in which ranks waited for a core; None: not counted
     times: tuple[str, ...]  # lines with the durations of the steps, if there are too few for phases
     synchronises: bool  # the ranks synchronise gradients in buckets of DDP
     straggler: Straggler | None
@@ -143,7 +143,7 @@ class Report:
             lines += ["", *_table_of_cell(self.outside)]
         return "\n".join(lines)
 
-    def _head(self, run: TrainingRun, overall: Parts) -> str:
+    def _head(self, run: TrainingRun, overall: StepParts) -> str:
         count = f"{self._counted(run)} on {run.ranks} rank{'s' * (run.ranks != 1)}"
         if self.times:
             return f"{run.label}: {count}"
@@ -176,7 +176,7 @@ def report(recording: Bounded, cell: int | None = None) -> Report:
     """
     if cell is None:
         cell = _last_cell_with_steps(recording)
-    own = OfCell(recording, cell) if cell is not None else None
+    own = CellPart(recording, cell) if cell is not None else None
     run = None if own is None else run_of(own, cell)
     if cell is None or own is None or run is None:
         return _without_steps(recording, cell)
@@ -277,7 +277,12 @@ def _without_steps(recording: Bounded, cell: int | None) -> Report:
 
 
 def _of_few(
-    recording: Bounded, run: TrainingRun, every: StepTable, overall: Parts, ranks: tuple[Parts, ...], all_steps: int
+    recording: Bounded,
+    run: TrainingRun,
+    every: StepTable,
+    overall: StepParts,
+    ranks: tuple[StepParts, ...],
+    all_steps: int,
 ) -> Report:
     """Return the report on one or two steps. They are warm-up steps, so it lists only their durations."""
     times = []
@@ -320,10 +325,10 @@ def _last_cell_with_steps(recording: RowSource) -> int | None:
     return int(cells.max()) if len(cells) else None
 
 
-def _parts(steps: StepTable, rank: int) -> Parts:
+def _parts(steps: StepTable, rank: int) -> StepParts:
     duration = int(steps.duration_ns.sum())
     known = steps.samples[steps.samples >= 0]
-    return Parts(
+    return StepParts(
         rank=rank,
         step_ns=duration / len(steps),
         **{name: int(steps.parts[_OWN.get(name, name).removesuffix("_ns")].sum()) / len(steps) for name in _TIMES},
@@ -331,7 +336,7 @@ def _parts(steps: StepTable, rank: int) -> Parts:
     )
 
 
-def _phases(steps: StepTable, ranks: Sequence[Parts]) -> tuple[Phase, ...]:
+def _phases(steps: StepTable, ranks: Sequence[StepParts]) -> tuple[Phase, ...]:
     """Return the distribution of each phase over steps and ranks. Phases that took no time are left out.
 
     Args:
@@ -350,10 +355,10 @@ def _phases(steps: StepTable, ranks: Sequence[Parts]) -> tuple[Phase, ...]:
     return tuple(found)
 
 
-def _mean(ranks: Sequence[Parts]) -> Parts:
+def _mean(ranks: Sequence[StepParts]) -> StepParts:
     """All ranks together: the mean of their times, and the sum of their samples."""
     known = [parts.samples_per_s for parts in ranks if parts.samples_per_s is not None]
-    return Parts(
+    return StepParts(
         rank=None,
         **{name: sum(getattr(parts, name) for parts in ranks) / len(ranks) for name in ("step_ns", *_TIMES)},
         samples_per_s=sum(known) if len(known) == len(ranks) else None,
@@ -364,7 +369,7 @@ def _is_of(alone: Mapping[str, Any], cell: int) -> bool:
     return alone.get("cell", cell) == cell
 
 
-def _efficiency(recording: RowSource, overall: Parts, world_size: int, cell: int) -> float | None:
+def _efficiency(recording: RowSource, overall: StepParts, world_size: int, cell: int) -> float | None:
     """Samples per second over those of as many ranks that each work alone; batches count as equal where unknown."""
     alone = recording.baseline
     if not alone or not _is_of(alone, cell):
@@ -397,14 +402,14 @@ def _apart(recording: Bounded, cell: int) -> tuple[str, ...]:
     return (f"{(words := train_apart(ranks))[0].upper()}{words[1:]}",) if ranks else ()
 
 
-def _with_itself(recording: RowSource, overall: Parts) -> tuple[str, ...]:
+def _with_itself(recording: RowSource, overall: StepParts) -> tuple[str, ...]:
     """A note, if the only rank of a session communicates."""
     if recording.world_size > 1 or not overall.exposed_ns:
         return ()
     return ("Rank 0 is the only rank: exposed is the time of its communication with itself",)
 
 
-def _clocks(recording: RowSource, ranks: Sequence[Parts]) -> tuple[str, ...]:
+def _clocks(recording: RowSource, ranks: Sequence[StepParts]) -> tuple[str, ...]:
     """A note, where ranks have clocks of their own: below which bound no rank is said to wait for another."""
     errors = sorted(recording.clock_error_ns(parts.rank) for parts in ranks if parts.rank is not None)
     if not any(errors):
@@ -436,14 +441,14 @@ def _what_is_missing(recording: RowSource, cell: int | None) -> str:
     return f"No optimizer step was recorded{where}, only {' and '.join(seen) or 'the cell itself'}. {how}"
 
 
-def _rate(per_s: float, ranks: Sequence[Parts] = (), *, separator: str = ",") -> str:
+def _rate(per_s: float, ranks: Sequence[StepParts] = (), *, separator: str = ",") -> str:
     """Format samples per second with enough decimals that those of the ranks add up to their sum as they are shown."""
     least = min((one.samples_per_s for one in ranks if one.samples_per_s), default=per_s)
     decimals = 0 if least >= 100 else 1 if least >= 10 else 2 if least >= 1 else 3
     return format(per_s, f"{separator}.{decimals}f")
 
 
-def _table(rows: Sequence[Parts]) -> list[str]:
+def _table(rows: Sequence[StepParts]) -> list[str]:
     table = [["rank", "step ms", *_COLUMNS, "samples/s"]]
     for parts in rows:
         shares = [percent(parts.share(getattr(parts, f"{name}_ns"))) for name in _COLUMNS]

@@ -23,7 +23,7 @@ _COLUMNS = {
 }
 
 
-class Metrics(Mapping[str, Metric]):
+class MetricTable(Mapping[str, Metric]):
     """The metrics of some rows, in the order in which their names came first.
 
     Args:
@@ -64,4 +64,4 @@ class Metrics(Mapping[str, Metric]):
         return name in self._places
 
     def __repr__(self) -> str:
-        return f"<Metrics: {listed(self)}>" if self else "<Metrics: none>"
+        return f"<MetricTable: {listed(self)}>" if self else "<Metrics: none>"

@@ -18,7 +18,7 @@ class Bounded(RowSource, Protocol):
         """Rows that were lost on their way here, by rank."""
 
 
-class Part:
+class RecordingPart:
     """A recording with fewer rows: a subclass overrides `rows`.
 
     Args:
@@ -45,7 +45,7 @@ class Part:
         return self._recording.clock_error_ns(rank)
 
 
-class OfCell(Part):
+class CellPart(RecordingPart):
     """One cell of a recording, as it is now. Tables without cells are whole.
 
     Each table is read once, because each read copies its rows.

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from ddp_notebook.errors import UsageError
 from ddp_notebook.observe.clock import Clock
 from ddp_notebook.observe.tables.meanings import group_of, preview_of, shapes_of
-from ddp_notebook.observe.tables.metrics import Metrics
+from ddp_notebook.observe.tables.metrics import MetricTable
 from ddp_notebook.observe.tables.store import Store
 from ddp_notebook.observe.views import Preview
 from ddp_notebook.records.codec import Batch
@@ -171,14 +171,14 @@ class RecordedTables:
             rows[column][mine] = clock.to_notebook(rank, rows[column][mine])
 
     @property
-    def metrics(self) -> Metrics:
+    def metrics(self) -> MetricTable:
         """What was logged, by name, in the order in which the names came first."""
         return self.metrics_of(None)
 
-    def metrics_of(self, cell: int | None) -> Metrics:
+    def metrics_of(self, cell: int | None) -> MetricTable:
         """Return what was logged in one cell, by name; None: in all cells."""
         rows = self.rows("metric")
-        return Metrics(rows if cell is None else rows[rows["cell"] == cell], self.store.texts.of)
+        return MetricTable(rows if cell is None else rows[rows["cell"] == cell], self.store.texts.of)
 
     @property
     def dropped(self) -> dict[int, int]:

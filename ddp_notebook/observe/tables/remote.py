@@ -30,7 +30,7 @@ _CONTEXT, _PAIR, _GRADIENT, _BACKWARD, _STEP = map(
 )
 
 
-class RowSource(Protocol):
+class RemoteRowSource(Protocol):
     """Where rows are read from: a recording. Times are of the notebook's clock."""
 
     def rows(self, table: str) -> Rows: ...
@@ -38,7 +38,7 @@ class RowSource(Protocol):
     def text(self, number: int) -> str: ...
 
 
-def calls(recording: RowSource, cell: int | None = None, rows: Rows | None = None) -> list[RemoteCall]:
+def calls(recording: RemoteRowSource, cell: int | None = None, rows: Rows | None = None) -> list[RemoteCall]:
     """What `Recording.calls` returns, out of these rows of the table `rpc`; None: of all."""
     rows = latest(recording.rows("rpc") if rows is None else rows)
     callees = {int(row["number"]): row for row in rows[rows["side"] == _CALLEE]}
@@ -61,7 +61,7 @@ def latest(rows: Rows) -> Rows:
     return rows[np.sort(ends_first[at])]
 
 
-def _call(recording: RowSource, row: Any, callee: Any) -> RemoteCall:
+def _call(recording: RemoteRowSource, row: Any, callee: Any) -> RemoteCall:
     begun = ended = done = None
     error = recording.text(int(row["error"]))
     if callee is not None:
@@ -96,7 +96,7 @@ def _known(number: Any) -> int | None:
 # ---- references
 
 
-def references(recording: RowSource, cell: int | None = None) -> list[Reference]:
+def references(recording: RemoteRowSource, cell: int | None = None) -> list[Reference]:
     """What `Recording.references` returns."""
     rows = recording.rows("reference")
     rows = rows[rows["time_ns"].argsort(kind="stable")]
@@ -117,7 +117,7 @@ def references(recording: RowSource, cell: int | None = None) -> list[Reference]
 
 
 def _reference(
-    recording: RowSource, events: list[Any], let_go: dict[int, list[int]]
+    recording: RemoteRowSource, events: list[Any], let_go: dict[int, list[int]]
 ) -> tuple[dict[str, Any], str] | None:
     """Its fields but `what`, and its type; None if nobody has told how it was made."""
     made = next((row for row in events if row["event"] == _MADE), None)
@@ -161,7 +161,7 @@ def _first(times: Iterable[int], since: int) -> int | None:
 # ---- distributed autograd
 
 
-def contexts(recording: RowSource, cell: int | None = None) -> list[AutogradContext]:
+def contexts(recording: RemoteRowSource, cell: int | None = None) -> list[AutogradContext]:
     """What `Recording.contexts` returns."""
     rows = recording.rows("context")
     events: dict[int, list[Any]] = {}
@@ -171,7 +171,7 @@ def contexts(recording: RowSource, cell: int | None = None) -> list[AutogradCont
     return [one for one in found if cell in (None, one.cell)]
 
 
-def _context(recording: RowSource, number: int, events: list[Any]) -> AutogradContext:
+def _context(recording: RemoteRowSource, number: int, events: list[Any]) -> AutogradContext:
     kinds: dict[int, list[Any]] = {}
     for row in events:
         kinds.setdefault(int(row["event"]), []).append(row)

@@ -32,7 +32,7 @@ def select(rows: Rows, chosen: npt.NDArray[np.bool_] | npt.NDArray[np.intp]) -> 
     return rows.view(as_whole(rows.dtype))[chosen].view(rows.dtype)
 
 
-class Ring:
+class RingBuffer:
     """The last rows of a table. Row number i keeps its index i for ever; the oldest rows go first.
 
     Memory grows as rows come, up to `capacity` rows, and stays there. Readers get copies: what they hold does not
@@ -65,7 +65,7 @@ class Ring:
         return min(self._end, self.capacity)
 
     def __repr__(self) -> str:
-        return f"<Ring: rows {self.first} to {self.end}, at most {self.capacity}>"
+        return f"<RingBuffer: rows {self.first} to {self.end}, at most {self.capacity}>"
 
     @property
     def first(self) -> int:

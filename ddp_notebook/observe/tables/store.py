@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ddp_notebook.observe.tables.ring import Ring, as_whole
-from ddp_notebook.observe.tables.texts import Texts, Translation
+from ddp_notebook.observe.tables.ring import RingBuffer, as_whole
+from ddp_notebook.observe.tables.texts import TextTable, Translation
 from ddp_notebook.observe.tables.thinning import Earlier
 from ddp_notebook.records.codec import Batch, Tensor
 from ddp_notebook.records.schema import SPANS, TABLES, TEXTS, Rows, as_array
@@ -43,13 +43,15 @@ class Store:
     """
 
     def __init__(self, capacity: Mapping[str, int] | None = None) -> None:
-        self.texts = Texts()
+        self.texts = TextTable()
         self.prompts: dict[int, str] = {}  # for each cell that is known by one: "In [6]"
         self.dropped: Counter[int] = Counter()  # by rank: rows that were dropped on their way here
         self.left_out = 0  # calls whose values were not recorded, since their steps were many
-        self.rings = {name: Ring(dtype, (CAPACITY | dict(capacity or {}))[name]) for name, dtype in TABLES.items()}
+        self.rings = {
+            name: RingBuffer(dtype, (CAPACITY | dict(capacity or {}))[name]) for name, dtype in TABLES.items()
+        }
         # One key for each row of values, at the same index: a search needs no walk over the rows.
-        self.value_keys = Ring(np.dtype("<u8"), self.rings["value"].capacity)
+        self.value_keys = RingBuffer(np.dtype("<u8"), self.rings["value"].capacity)
         self.earlier = Earlier(TABLES["metric"])  # metrics that their ring has given up
         self.tensors: OrderedDict[Key, tuple[Tensor, ...]] = OrderedDict()
         self._tensor_bytes = 0
@@ -156,7 +158,7 @@ class Store:
         tensors: Iterable[tuple[Key, Tensor]],
     ) -> None:
         """Take in what another store has held, with its numbers of texts and counts of calls."""
-        self.texts = Texts(texts)
+        self.texts = TextTable(texts)
         for name, rows in tables.items():
             self.rings[name].append(rows)
         self.left_out = int(np.count_nonzero(tables["call"]["left_out"]))
@@ -175,7 +177,7 @@ class Store:
 class _Process:
     """One process of a rank, which counts texts, calls and spans from 1."""
 
-    def __init__(self, texts: Texts, base: int) -> None:
+    def __init__(self, texts: TextTable, base: int) -> None:
         self.translate = Translation(texts)
         self.base = base  # added to its counts, so that a rank's calls are told apart when its process was replaced
         self._highest = 0

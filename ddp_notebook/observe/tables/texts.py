@@ -18,7 +18,7 @@ _MOST_NUMBER = 1 << 22  # highest number that a rank may give to a text: its tab
 _TOO_MANY = "(too many different texts)"
 
 
-class Texts:
+class TextTable:
     """Texts, each once. Numbers count from 1; 0 is the empty text.
 
     Example:
@@ -85,7 +85,7 @@ class Texts:
 class Translation:
     """What the numbers of one process mean here. Numbers that it has not told mean the empty text."""
 
-    def __init__(self, texts: Texts) -> None:
+    def __init__(self, texts: TextTable) -> None:
         self._texts = texts
         self._ours: Numbers = np.zeros(64, TEXT)
 

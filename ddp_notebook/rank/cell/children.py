@@ -39,7 +39,7 @@ _WAIT4, _WAITID, _READ = {"x86_64": ("61", "247", "0"), "aarch64": ("260", "95",
 )
 
 
-class Wait(NamedTuple):
+class ChildWait(NamedTuple):
     """A wait of the main thread."""
 
     command: str  # the command line of the child process
@@ -62,8 +62,8 @@ class Children:
 
     def __init__(self, waits: Callable[[], object] = lambda: None) -> None:
         self._waits = waits
-        self._wait: Wait | None = None  # a command of the cell
-        self._seen: Wait | None = None  # another wait, since it was first seen
+        self._wait: ChildWait | None = None  # a command of the cell
+        self._seen: ChildWait | None = None  # another wait, since it was first seen
         self._main = threading.main_thread().ident or 0
 
     def begin_cell(self) -> None:
@@ -78,13 +78,13 @@ class Children:
             command: its text.
             is_elsewhere: another rank runs it.
         """
-        before, self._wait = self._wait, Wait(_in_a_line(command), time.monotonic(), is_elsewhere=is_elsewhere)
+        before, self._wait = self._wait, ChildWait(_in_a_line(command), time.monotonic(), is_elsewhere=is_elsewhere)
         try:
             yield
         finally:
             self._wait = before
 
-    def now(self) -> Wait | None:
+    def now(self) -> ChildWait | None:
         """Return the wait of the main thread; None: it waits for no child process. From any thread."""
         if (wait := self._wait) is not None:
             return wait
@@ -99,7 +99,7 @@ class Children:
             self._seen = None
         elif self._seen is None or (self._seen.pid, self._seen.is_stopped) != (pid, is_halted):
             what = _in_a_line(command) or _command_of(pid)
-            self._seen = Wait(what, time.monotonic(), pid, is_stopped=is_halted)
+            self._seen = ChildWait(what, time.monotonic(), pid, is_stopped=is_halted)
         return self._seen
 
     def end(self, attempt: int) -> None:
@@ -196,7 +196,7 @@ def _command_of(pid: int) -> str:
         return ""
 
 
-def _processes_of(wait: Wait) -> list[psutil.Process]:
+def _processes_of(wait: ChildWait) -> list[psutil.Process]:
     """The processes that the main thread waits for, the one that it has started first."""
     try:
         if wait.pid:

@@ -15,7 +15,7 @@ from typing import Any
 
 from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
 from ddp_notebook.stdlib import ctypes, fcntl, io, itertools, os, threading
-from ddp_notebook.wire.marks import CellEnd, Change, Place
+from ddp_notebook.wire.marks import CellEnd, Change, DisplayMark
 
 _PARTIAL_LINE_S = 0.1  # a line without its end is shown after so long
 _HIGH_FD = 200  # out of the way of programs that use low numbers
@@ -140,7 +140,7 @@ class Streams:
         self.flush()
         if self._changes.fd != 1:
             self._changes.to(1)
-        os.write(self._pipe, Place(place).encode(self._token))
+        os.write(self._pipe, DisplayMark(place).encode(self._token))
 
     def flush(self) -> None:
         """Hand Python's buffers to the pipes, also those of streams that a cell has put in place of ours."""

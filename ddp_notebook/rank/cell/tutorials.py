@@ -30,7 +30,7 @@ from torch.distributed import distributed_c10d, get_backend, get_backend_config,
 
 from ddp_notebook.messages.ranks import Form
 from ddp_notebook.rank.group import join, keeping
-from ddp_notebook.rank.group.arguments import Arguments, Requested
+from ddp_notebook.rank.group.arguments import InitArguments, Requested
 from ddp_notebook.rank.group.calls import timeout_of
 from ddp_notebook.rank.replacing import look_for, replace
 from ddp_notebook.stdlib import functools, os
@@ -111,7 +111,7 @@ def _around_init(
 def _reader(place: Callable[[], Form | None], signature: inspect.Signature) -> Callable[..., Requested]:
     """Returns what reads the arguments of a call; with a torch that is not known, without checks."""
     try:
-        return Arguments(place).read
+        return InitArguments(place).read
     except AttributeError as missing:
         print(
             f"ddp_notebook does not know this torch ({missing}): arguments of init_process_group are not checked",

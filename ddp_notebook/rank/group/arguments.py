@@ -57,7 +57,7 @@ class _Accepted(BaseException):
     """Raised where the copied function would form a group."""
 
 
-class Arguments:
+class InitArguments:
     """Reads the arguments of `init_process_group`.
 
     Args:

@@ -17,8 +17,8 @@ from ddp_notebook.rank.group import join, stores, waiting
 from ddp_notebook.rank.group.calls import Call, CollectiveMismatchError
 from ddp_notebook.rank.group.connections.cutting import Connections
 from ddp_notebook.rank.group.connections.models import Models
-from ddp_notebook.rank.group.connections.naming import Names
-from ddp_notebook.rank.group.connections.renewal import Renewal
+from ddp_notebook.rank.group.connections.naming import GroupNames
+from ddp_notebook.rank.group.connections.renewal import Reconnection
 from ddp_notebook.rank.group.connections.untold import WORDS
 from ddp_notebook.rank.group.cpp_log import quiet
 from ddp_notebook.rank.group.progress import Progress
@@ -59,9 +59,9 @@ class Network:
         self.recorder = Recorder()
         self.connections = Connections(self.recorder)
         self.connections.rests = True
-        self._names = Names()
+        self._names = GroupNames()
         self._models = Models()
-        self._renewal = Renewal(self.recorder, self.connections, self._models)
+        self._renewal = Reconnection(self.recorder, self.connections, self._models)
         self.release = Release(self.recorder, self.connections, self.where, lambda: self._cell)
         self._progress = Progress(self.recorder)
         self._cell: int | None = None

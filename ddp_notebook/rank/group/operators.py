@@ -10,7 +10,7 @@ import torch
 from ddp_notebook.records.schema import REDUCE_OPS
 
 
-class Spec(NamedTuple):
+class OperatorSpec(NamedTuple):
     """What an operator means."""
 
     name: str  # as users call it
@@ -22,27 +22,29 @@ class Spec(NamedTuple):
 
 
 SPECS = {
-    "allreduce_": Spec("all_reduce", "tensors", "tensors"),
-    "allreduce_coalesced_": Spec("all_reduce_coalesced", "tensors", "tensors"),
-    "broadcast_": Spec("broadcast", "tensors", "tensors"),
-    "reduce_": Spec("reduce", "tensors", "tensors"),
-    "gather_": Spec("gather", "input_tensors", "output_tensors"),
-    "gather_into_tensor_": Spec("gather_single", "input_tensor", "output_tensor"),  # from torch 2.14 on
-    "scatter_": Spec("scatter", "input_tensors", "output_tensors", shows_output=True),
-    "allgather_": Spec("all_gather", "input_tensors", "output_tensors"),
-    "_allgather_base_": Spec("all_gather_single", "input_tensor", "output_tensor"),
-    "allgather_coalesced_": Spec("all_gather_coalesced", "input_list", "output_lists"),
-    "allgather_into_tensor_coalesced_": Spec("all_gather_single_coalesced", "inputs", "outputs"),
-    "reduce_scatter_": Spec("reduce_scatter", "input_tensors", "output_tensors", shows_output=True),
-    "_reduce_scatter_base_": Spec("reduce_scatter_single", "input_tensor", "output_tensor", shows_output=True),
-    "reduce_scatter_tensor_coalesced_": Spec("reduce_scatter_single_coalesced", "inputs", "outputs", shows_output=True),
-    "alltoall_base_": Spec("all_to_all_single", "input", "output", uneven=True),
-    "alltoall_": Spec("all_to_all", "input_tensors", "output_tensors", uneven=True),
-    "barrier": Spec("barrier", "", ""),
-    "monitored_barrier_": Spec("monitored_barrier", "", ""),
-    "send": Spec("send", "tensors", "", kind="send"),
-    "recv_": Spec("recv", "", "tensors", shows_output=True, kind="recv"),
-    "recv_any_source_": Spec("recv", "", "tensors", shows_output=True, kind="recv"),
+    "allreduce_": OperatorSpec("all_reduce", "tensors", "tensors"),
+    "allreduce_coalesced_": OperatorSpec("all_reduce_coalesced", "tensors", "tensors"),
+    "broadcast_": OperatorSpec("broadcast", "tensors", "tensors"),
+    "reduce_": OperatorSpec("reduce", "tensors", "tensors"),
+    "gather_": OperatorSpec("gather", "input_tensors", "output_tensors"),
+    "gather_into_tensor_": OperatorSpec("gather_single", "input_tensor", "output_tensor"),  # from torch 2.14 on
+    "scatter_": OperatorSpec("scatter", "input_tensors", "output_tensors", shows_output=True),
+    "allgather_": OperatorSpec("all_gather", "input_tensors", "output_tensors"),
+    "_allgather_base_": OperatorSpec("all_gather_single", "input_tensor", "output_tensor"),
+    "allgather_coalesced_": OperatorSpec("all_gather_coalesced", "input_list", "output_lists"),
+    "allgather_into_tensor_coalesced_": OperatorSpec("all_gather_single_coalesced", "inputs", "outputs"),
+    "reduce_scatter_": OperatorSpec("reduce_scatter", "input_tensors", "output_tensors", shows_output=True),
+    "_reduce_scatter_base_": OperatorSpec("reduce_scatter_single", "input_tensor", "output_tensor", shows_output=True),
+    "reduce_scatter_tensor_coalesced_": OperatorSpec(
+        "reduce_scatter_single_coalesced", "inputs", "outputs", shows_output=True
+    ),
+    "alltoall_base_": OperatorSpec("all_to_all_single", "input", "output", uneven=True),
+    "alltoall_": OperatorSpec("all_to_all", "input_tensors", "output_tensors", uneven=True),
+    "barrier": OperatorSpec("barrier", "", ""),
+    "monitored_barrier_": OperatorSpec("monitored_barrier", "", ""),
+    "send": OperatorSpec("send", "tensors", "", kind="send"),
+    "recv_": OperatorSpec("recv", "", "tensors", shows_output=True, kind="recv"),
+    "recv_any_source_": OperatorSpec("recv", "", "tensors", shows_output=True, kind="recv"),
 }
 
 

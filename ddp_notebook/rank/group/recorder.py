@@ -44,7 +44,7 @@ _set = object.__setattr__
 _PRUNE_AT = 16  # operations that may be over; more if many are really under way
 
 
-class Failure(NamedTuple):
+class FailedCollective(NamedTuple):
     """An operation that has raised."""
 
     call: Call
@@ -76,7 +76,7 @@ class Recorder:
         self.look: Callable[[Call], None] | None = None  # called as each one begins, and raises nothing
         self.tape: Tape | None = None  # where calls are left for the recording
         # Changed by methods only.
-        self.failed: Failure | None = None  # the last one
+        self.failed: FailedCollective | None = None  # the last one
         self.is_torn = False  # a message was counted and interrupted: whether it is under way is not known
         self.live: dict[int, Call] = {}  # by id; calls that may not be over
         self.waiting: dict[int, Call] = {}  # by thread that is in a call, or waits for it
@@ -105,7 +105,7 @@ class Recorder:
         """An operation has raised."""
         if call.kernel.spec.kind != "collective" and isinstance(error, KeyboardInterrupt):
             self.is_torn = True
-        self.failed = Failure(call, error, time.monotonic_ns())
+        self.failed = FailedCollective(call, error, time.monotonic_ns())
 
     def install(self) -> None:
         """Put the kernels before the operators."""

@@ -20,7 +20,7 @@ from ddp_notebook.messages.ranks import Form
 from ddp_notebook.registry import doors
 from ddp_notebook.stdlib import contextlib, functools, os, socket, threading
 from ddp_notebook.wire import store as protocol
-from ddp_notebook.wire.store import Place, Sealing, StoreRefusedError
+from ddp_notebook.wire.store import Sealing, StoreAddress, StoreRefusedError
 
 _TIMEOUT = timedelta(seconds=300)  # torch's own for a store
 _CONNECT_S = 10.0
@@ -44,7 +44,7 @@ class Connection:
         OSError: nothing listens there.
     """
 
-    def __init__(self, place: Place, timeout_s: float) -> None:
+    def __init__(self, place: StoreAddress, timeout_s: float) -> None:
         self.socket = socket.socket(place.family, socket.SOCK_STREAM)
         self.was_shut_down = False
         self._sealing = Sealing(b"", b"", is_server=False)
@@ -60,7 +60,7 @@ class Connection:
             self.close()
             raise
 
-    def _prove(self, place: Place) -> None:
+    def _prove(self, place: StoreAddress) -> None:
         self.socket.settimeout(protocol.PROOF_S)
         key, mine = place.secret, secrets.token_bytes(protocol.KEY_BYTES)
         try:
@@ -115,7 +115,7 @@ class Connection:
         self.socket.close()
 
 
-def _check_user(connection: socket.socket, place: Place) -> None:
+def _check_user(connection: socket.socket, place: StoreAddress) -> None:
     try:
         doors.check_user(connection)
     except doors.DoorError as error:
@@ -128,11 +128,11 @@ class _Connections:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._idle: list[tuple[Place, Connection]] = []
+        self._idle: list[tuple[StoreAddress, Connection]] = []
         self._used: set[Connection] = set()
         os.register_at_fork(after_in_child=self._forget)
 
-    def ask(self, place: Place, fields: Sequence[bytes], timeout_s: float | None) -> list[bytes]:
+    def ask(self, place: StoreAddress, fields: Sequence[bytes], timeout_s: float | None) -> list[bytes]:
         """Send a request to a store and return its reply. See `Connection.ask`."""
         connection = self._take(place)
         try:
@@ -153,7 +153,7 @@ class _Connections:
             old.close()
         return reply
 
-    def _take(self, place: Place) -> Connection:
+    def _take(self, place: StoreAddress) -> Connection:
         with self._lock:
             for at in reversed(range(len(self._idle))):
                 if self._idle[at][0] == place:
@@ -200,7 +200,7 @@ class SessionStore(Store):
 
     timeout: timedelta  # torch's stubs lack it
 
-    def __init__(self, place: Place, timeout: timedelta = _TIMEOUT, prefix: str = "") -> None:
+    def __init__(self, place: StoreAddress, timeout: timedelta = _TIMEOUT, prefix: str = "") -> None:
         super().__init__()
         self._place = place
         self._prefix = prefix
@@ -314,7 +314,7 @@ def connect(place: Form, timeout: timedelta = _TIMEOUT) -> SessionStore:
     Args:
         timeout: of what waits for keys.
     """
-    return SessionStore(Place(place.store_at, place.store_key), timeout, place.store_prefix)
+    return SessionStore(StoreAddress(place.store_at, place.store_key), timeout, place.store_prefix)
 
 
 def is_timeout_of_store(error: BaseException) -> bool:

@@ -18,11 +18,11 @@ from ddp_notebook.rank.group.origin import REDUCER, Site
 from ddp_notebook.rank.group.sequences import Moment
 from ddp_notebook.rank.record import previews
 from ddp_notebook.rank.record.gpu_times import GpuClock
-from ddp_notebook.rank.record.metrics import Logged
-from ddp_notebook.rank.record.texts import Texts, dtype_name
-from ddp_notebook.rank.record.training.buckets import Backward, Layout
+from ddp_notebook.rank.record.metrics import LoggedValue
+from ddp_notebook.rank.record.texts import TextNumbers, dtype_name
+from ddp_notebook.rank.record.training.buckets import Backward, BucketChange
 from ddp_notebook.rank.record.training.comm_hooks import Hooked
-from ddp_notebook.rank.record.training.gradients import Gradient
+from ddp_notebook.rank.record.training.gradients import ChosenGradient
 from ddp_notebook.rank.record.training.loaders import Settings
 from ddp_notebook.rank.record.training.repeated import pack
 from ddp_notebook.rank.record.training.stretches import Span, span_of
@@ -86,7 +86,7 @@ class BatchMaker:
 
     def __init__(self, rank: Callable[[], int], describe: Callable[[list[tuple[str, int, str]], int], str]) -> None:
         self._rank_of = rank
-        self._texts = Texts(describe)
+        self._texts = TextNumbers(describe)
         self._known_calls: dict[tuple[Any, ...], tuple[list[Any], Any]] = {}
         self._threads = {threading.main_thread().ident: 0}
         self._gpu_clock = GpuClock()
@@ -184,7 +184,7 @@ class BatchMaker:
                 (part,) = whole.parts
                 data, dtype = previews.array_of(part).tobytes(), dtype_name(part.dtype)
                 tensors.append(Tensor(call=serial, side=side, dtype=dtype, shape=tuple(part.shape), data=data))
-        elif kind is Logged:
+        elif kind is LoggedValue:
             if record.event is not None and not record.event.query():
                 self._late.append(record)
                 return
@@ -193,14 +193,14 @@ class BatchMaker:
             rows["span"].append(self._span(rank, record))
         elif kind is Backward and record.has_span:
             rows["span"].append(self._span(rank, span_of(record)))
-        elif kind is Gradient:
+        elif kind is ChosenGradient:
             if not previews.has_arrived(record.copy):
                 self._late.append(record)
                 return
             values.add(record.copy, record.span, record.side, self._texts.number(record.name))
         elif kind is Hooked:
             rows["call"].append(self._hooked(rank, record))
-        elif kind is Layout:
+        elif kind is BucketChange:
             rows["layout"].append(self._layout(rank, record))
         elif kind is Settings:
             rows["loader"].append(self._loader(rank, record))
@@ -349,11 +349,11 @@ class BatchMaker:
             is_training,
         )
 
-    def _metric(self, rank: int, one: Logged) -> bytes:
+    def _metric(self, rank: int, one: LoggedValue) -> bytes:
         name, value = self._texts.number(one.name), float(one.value)
         return _PACK["metric"](rank, name, one.moment.cell, one.step, value, one.time_ns, one.is_given, one.unit)
 
-    def _layout(self, rank: int, one: Layout) -> bytes:
+    def _layout(self, rank: int, one: BucketChange) -> bytes:
         return _packed(
             "layout",
             rank=rank,

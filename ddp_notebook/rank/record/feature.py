@@ -12,7 +12,7 @@ from ddp_notebook.rank.record.training.wrapping import hide_from_compile
 from ddp_notebook.records import logs
 
 
-class Recording(Feature):
+class RecordingFeature(Feature):
     """Records what a rank does, and answers questions between two steps."""
 
     def __init__(self, core: Core) -> None:
@@ -48,4 +48,4 @@ class Recording(Feature):
         self._recording.drain.on_asked(flush=flush)
 
 
-FEATURE = Recording
+FEATURE = RecordingFeature

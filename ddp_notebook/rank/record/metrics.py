@@ -27,7 +27,7 @@ _OWN_REFERENCES = 3  # to the copy of a frame's variables; with more the user ha
 _DEEPEST = 64  # frames around an optimizer's step that are looked at
 
 
-class Logged(NamedTuple):
+class LoggedValue(NamedTuple):
     """One number, or a tensor on its way from a GPU."""
 
     name: str
@@ -40,7 +40,7 @@ class Logged(NamedTuple):
     unit: int = _STEP  # what `step` counts, an index of `STEP_UNITS`
 
 
-class Metrics:
+class MetricLogger:
     """`log` in the ranks' namespace.
 
     Args:
@@ -116,7 +116,7 @@ class Metrics:
         for name, value in values.items():
             at, unit = self._step_of(name, moment.step) if step is None else (step, given_unit)
             if type(value) is float:
-                tape.put(Logged(name, value, None, at, is_given, now_ns, moment, unit), hurries=True)
+                tape.put(LoggedValue(name, value, None, at, is_given, now_ns, moment, unit), hurries=True)
             else:
                 tape.put(unseen(_logged, name, value, at, is_given, now_ns, moment, unit), hurries=True)
 
@@ -183,7 +183,7 @@ def _whole_number(step: Any) -> int:
     return number
 
 
-def _logged(name: str, value: Any, step: int, is_given: bool, now_ns: int, moment: Moment, unit: int) -> Logged:
+def _logged(name: str, value: Any, step: int, is_given: bool, now_ns: int, moment: Moment, unit: int) -> LoggedValue:
     if isinstance(value, torch.Tensor):
         if value.numel() != 1:
             raise TypeError(
@@ -194,10 +194,10 @@ def _logged(name: str, value: Any, step: int, is_given: bool, now_ns: int, momen
             raise TypeError(f"log({name}=...) takes a real number, and this tensor is complex: log its .abs()")
         if value.is_cuda:
             pinned, event = on_its_way(value.detach().reshape(()))
-            return Logged(name, pinned, event, step, is_given, now_ns, moment, unit)
-        return Logged(name, float(value.detach()), None, step, is_given, now_ns, moment, unit)
+            return LoggedValue(name, pinned, event, step, is_given, now_ns, moment, unit)
+        return LoggedValue(name, float(value.detach()), None, step, is_given, now_ns, moment, unit)
     try:
-        return Logged(name, float(value), None, step, is_given, now_ns, moment, unit)
+        return LoggedValue(name, float(value), None, step, is_given, now_ns, moment, unit)
     except (TypeError, ValueError, OverflowError):
         raise TypeError(
             f"log({name}=...) takes a number, or a tensor of one element, not {type(value).__name__}"

@@ -10,7 +10,7 @@ from ddp_notebook.rank.cell.where import Where
 from ddp_notebook.rank.group.recorder import Recorder
 from ddp_notebook.rank.record.batches import BatchMaker
 from ddp_notebook.rank.record.drain import Drain
-from ddp_notebook.rank.record.metrics import Metrics
+from ddp_notebook.rank.record.metrics import MetricLogger
 from ddp_notebook.rank.record.profile import TorchProfile
 from ddp_notebook.rank.record.tape import VALUES, Tape
 from ddp_notebook.rank.record.training.stretches import CELL, Training
@@ -45,7 +45,7 @@ class RankRecording:
         self.tape = recorder.tape = Tape(where.cells, recorder.modules)
         self.tape.repeating, self.tape.repeat = recorder.repeating, recorder.repeat
         self.training = Training(self.tape, between)
-        self.metrics = Metrics(self.tape, self.training, where.cells)
+        self.metrics = MetricLogger(self.tape, self.training, where.cells)
         self.drain = Drain(self.tape, BatchMaker(rank, where.of_calls), send, is_busy)
         self._recorder = recorder
         self._rank = rank

@@ -17,7 +17,7 @@ _MOST_TEXTS = 200_000  # that a process numbers
 _MOST_KNOWN = 10_000  # lines, and lists of shapes, whose text is remembered
 
 
-class Texts:
+class TextNumbers:
     """The numbers of texts, and the texts of groups, shapes and lines.
 
     Args:

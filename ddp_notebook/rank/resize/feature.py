@@ -15,7 +15,7 @@ from ddp_notebook.rank.unseen import unseen
 from ddp_notebook.stdlib import json
 
 
-class Resizing(Feature):
+class ResizeFeature(Feature):
     """`%ddp_resize` on a rank."""
 
     def questions(self) -> Mapping[type[Message], Callable[[Any], Coroutine[Any, Any, None]]]:
@@ -41,4 +41,4 @@ class Resizing(Feature):
             self.core.send(Pulled(request=message.request, about=json.dumps(done)))
 
 
-FEATURE = Resizing
+FEATURE = ResizeFeature

@@ -78,7 +78,7 @@ def _asked_ways(options: TensorPipeRpcBackendOptions) -> dict[str, list[str]]:
     return found
 
 
-class Agent:
+class RpcAgent:
     """The process's agent. It knows nobody yet.
 
     Args:

@@ -25,7 +25,7 @@ _times: Iterator[int] = iter(time.monotonic_ns, -1)
 _Answered = tuple[Sent, int, Any, None]  # since when, and by what future where that is looked at
 
 
-class Calls:
+class RpcCalls:
     """All of them. From any thread.
 
     Args:

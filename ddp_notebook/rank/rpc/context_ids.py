@@ -21,7 +21,7 @@ from torch._C._distributed_rpc import PyRRef
 from torch.jit import _builtins
 
 from ddp_notebook.rank.replacing import replace
-from ddp_notebook.rank.rpc.naming import Names
+from ddp_notebook.rank.rpc.naming import WorkerNames
 from ddp_notebook.stdlib import functools
 
 WORKER_BITS = 48  # torch's ids of contexts and messages have the worker above these
@@ -45,7 +45,7 @@ class ContextIds:
         names: returns the workers of the current `init_rpc`; None if there is none.
     """
 
-    def __init__(self, names: Callable[[], Names | None]) -> None:
+    def __init__(self, names: Callable[[], WorkerNames | None]) -> None:
         self._names = names
 
     def shown(self, number: int) -> int:

@@ -5,7 +5,7 @@ all and lets go the remote references, and the agent stays for the next cell. In
 torch's own are called.
 
 Programs see workers by the names and ranks of their `init_rpc`, and never the number of an agent. So everything is
-translated where torch's C++ is called, in `Sending`, and where it returns something, here and in `context_ids`.
+translated where torch's C++ is called, in `RpcSender`, and where it returns something, here and in `context_ids`.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ from torch.distributed.rpc import api, backend_registry, internal
 
 from ddp_notebook.messages.ranks import Form
 from ddp_notebook.rank.group import waiting
-from ddp_notebook.rank.group.arguments import Arguments
+from ddp_notebook.rank.group.arguments import InitArguments
 from ddp_notebook.rank.group.stores import connect
 from ddp_notebook.rank.remote_calls import NO_RANK, NO_WORKER
 from ddp_notebook.rank.replacing import replace
 from ddp_notebook.rank.rpc import backends
-from ddp_notebook.rank.rpc.agent import Agent, Worker, note_ways
-from ddp_notebook.rank.rpc.calls import INVOKES, Calls
+from ddp_notebook.rank.rpc.agent import RpcAgent, Worker, note_ways
+from ddp_notebook.rank.rpc.calls import INVOKES, RpcCalls
 from ddp_notebook.rank.rpc.context_ids import ContextIds
 from ddp_notebook.rank.rpc.functions import CellPickler
-from ddp_notebook.rank.rpc.losses import Losses
+from ddp_notebook.rank.rpc.losses import LostWorkers
 from ddp_notebook.rank.rpc.meeting import Meeting
-from ddp_notebook.rank.rpc.naming import Names, words_of
+from ddp_notebook.rank.rpc.naming import WorkerNames, words_of
 from ddp_notebook.rank.rpc.record.here import numbered
 from ddp_notebook.rank.rpc.running import reader, runner
-from ddp_notebook.rank.rpc.sending import Sending
+from ddp_notebook.rank.rpc.sending import RpcSender
 from ddp_notebook.rank.rpc.serving import Serving
 from ddp_notebook.rank.rpc.values import Values
 from ddp_notebook.rank.rpc.waiting import elsewhere_if_unseen
@@ -81,19 +81,19 @@ class Face:
     ) -> None:
         self._place, self._running, self._loss = place, running, loss
         self._pid = os.getpid()
-        self._agent: Agent | None = None
-        self.names: Names | None = None  # between `init_rpc` and `shutdown`
+        self._agent: RpcAgent | None = None
+        self.names: WorkerNames | None = None  # between `init_rpc` and `shutdown`
         self._meeting: Meeting | None = None
         self._is_leaving = False  # in `shutdown`, which waits for calls
         self._since_cell = 0
-        self._arguments: Arguments | None = None
+        self._arguments: InitArguments | None = None
         self._met: Counter[str] = Counter()  # `init_rpc`s of this rank, by cell and what tells them apart
         self._targets: dict[str, tuple[int, str, int, WorkerInfo]] = {}  # targets of calls, by the names of workers
-        self.calls = Calls(lambda call: self._losses.is_lost(call.worker) or self.serving.is_past(call.cell))
-        self._losses = Losses(self.calls.of)
+        self.calls = RpcCalls(lambda call: self._losses.is_lost(call.worker) or self.serving.is_past(call.cell))
+        self._losses = LostWorkers(self.calls.of)
         self.context_ids = ContextIds(lambda: self.names)
         self.serving = Serving(self.calls, lambda: (self._running() or (0, 0.0))[0])
-        self.sending = Sending(
+        self.sending = RpcSender(
             self.calls, self.serving, self._target, self.context_ids.of_call, self._losses.explain_call
         )
         self._values = Values(self.calls, self._losses, self._callee, self._myself, self.serving.cell)
@@ -169,7 +169,7 @@ class Face:
             whatever torch raises.
         """
         with contextlib.suppress(AttributeError):  # a torch that is not known, as `init_process_group` says
-            self._arguments = self._arguments or Arguments(self._place)
+            self._arguments = self._arguments or InitArguments(self._place)
         if self._arguments is not None:
             self._arguments.check_rendezvous(options.init_method, rank, world_size)
         if not 0 <= rank <= _MOST_RANK:
@@ -212,10 +212,10 @@ class Face:
         meeting = Meeting(here, meeting_name, rank, world_size, options.rpc_timeout, lost)
         with self.calls.during("init_rpc", f"all {world_size} workers", is_call=False):
             workers: list[Worker] = meeting.exchange(mine)
-        names = Names(mine, workers)
+        names = WorkerNames(mine, workers)
         stays: list[str] = []
         if self._agent is None:
-            self._agent = Agent(mine, workers, options, self._kind_of_agent())
+            self._agent = RpcAgent(mine, workers, options, self._kind_of_agent())
             self.calls.number_from(numbered(mine.number, 0))
             self.calls.mine = mine.number
             self.serving.threads = options.num_worker_threads
@@ -334,7 +334,7 @@ class Face:
         """
         face = self
 
-        class Shown(TensorPipeAgent):
+        class WorkerInfoAgent(TensorPipeAgent):
             def get_worker_info(self, *to: Any) -> WorkerInfo:
                 return face.get_worker_info(*to)
 
@@ -344,8 +344,8 @@ class Face:
             def _get_device_map(self, to: WorkerInfo) -> dict[torch.device, torch.device]:
                 return super()._get_device_map(face._target(face._to_worker_info(to))[-1])
 
-        Shown.__name__ = Shown.__qualname__ = TensorPipeAgent.__name__
-        return Shown
+        WorkerInfoAgent.__name__ = WorkerInfoAgent.__qualname__ = TensorPipeAgent.__name__
+        return WorkerInfoAgent
 
     def _is_set(self) -> bool:
         return _is_set() if self._agent is None or os.getpid() != self._pid else self.names is not None
@@ -370,7 +370,7 @@ class Face:
         assert here is not None
         return self._me(), here.rank
 
-    def _initialized(self) -> Names:
+    def _initialized(self) -> WorkerNames:
         if self.names is None:
             raise RuntimeError(_NO_RPC)
         return self.names
@@ -412,7 +412,7 @@ def _nobody() -> None:
     """Of the ranks that matter none has died, as far as is known."""
 
 
-def _what_it_did(names: Names, stays: list[str], was_open: bool, elsewhere: str) -> str:
+def _what_it_did(names: WorkerNames, stays: list[str], was_open: bool, elsewhere: str) -> str:
     workers = sorted(names.workers.values(), key=lambda one: one.rank)
     listed = [one.name for one in workers]
     if len(listed) > _MOST_LISTED:

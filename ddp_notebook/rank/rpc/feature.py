@@ -20,7 +20,7 @@ from ddp_notebook.stdlib import contextlib, functools, threading
 _PACKAGE = "ddp_notebook.rank.rpc"
 
 
-class RemoteCalls(Feature):
+class RpcFeature(Feature):
     """Calls between ranks, in cells that are run again."""
 
     def __init__(self, core: Core) -> None:
@@ -62,9 +62,9 @@ class RemoteCalls(Feature):
         if core.recording is None:
             return
         try:
-            from ddp_notebook.rank.rpc.record.recorder import Recorder
+            from ddp_notebook.rank.rpc.record.recorder import RpcRecorder
 
-            Recorder(face, core.recording.training).install()
+            RpcRecorder(face, core.recording.training).install()
         except (AttributeError, ImportError) as missing:
             print(f"ddp_notebook does not know this torch ({missing}): remote calls are not recorded", file=sys.stderr)
 
@@ -89,4 +89,4 @@ def _once(init_rpc: Callable[..., None], missing: str) -> Callable[..., None]:
     return with_a_line
 
 
-FEATURE = RemoteCalls
+FEATURE = RpcFeature

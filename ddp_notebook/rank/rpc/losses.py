@@ -18,7 +18,7 @@ _ON_NODE = re.compile(r"(?<=Error on Node )\d+")  # torch's number for a worker 
 _UNKNOWN = re.compile(r"could not find destination id (\d+)|unknown destination worker (\d+)|No worker with id (\d+)")
 
 
-class Losses:
+class LostWorkers:
     """Workers that have ended.
 
     Args:

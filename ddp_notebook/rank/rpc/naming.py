@@ -14,7 +14,7 @@ from torch._C._distributed_rpc import WorkerInfo
 from ddp_notebook.rank.rpc.agent import Worker
 
 
-class Names:
+class WorkerNames:
     """The workers of one `init_rpc`.
 
     Args:

@@ -16,14 +16,14 @@ from typing import Any
 from torch._C._distributed_rpc import WorkerInfo
 
 from ddp_notebook.rank.remote_calls import TORCH, Sent
-from ddp_notebook.rank.rpc.calls import Calls, name_of
+from ddp_notebook.rank.rpc.calls import RpcCalls, name_of
 from ddp_notebook.rank.rpc.serving import CallRecorder, Serving, Travelling
 from ddp_notebook.stdlib import functools
 
 _OPERATORS = "aten::"
 
 
-class Sending:
+class RpcSender:
     """Replaces torch's functions that send calls.
 
     Args:
@@ -36,7 +36,7 @@ class Sending:
 
     def __init__(
         self,
-        calls: Calls,
+        calls: RpcCalls,
         serving: Serving,
         target: Callable[[WorkerInfo | str], tuple[int, str, int, Any]],
         with_ids: Callable[[Any, tuple[Any, ...]], tuple[Any, ...]],

@@ -18,13 +18,13 @@ from torch import autograd
 
 from ddp_notebook.rank.group import waiting
 from ddp_notebook.rank.remote_calls import Ran, Sent
-from ddp_notebook.rank.rpc.calls import Calls
+from ddp_notebook.rank.rpc.calls import RpcCalls
 from ddp_notebook.stdlib import ctypes, threading, time
 
 if TYPE_CHECKING:
     from torch._C._distributed_rpc import PyRRef
 
-    from ddp_notebook.rank.rpc.record.here import Here
+    from ddp_notebook.rank.rpc.record.here import RpcThread
 
 _raise_in = ctypes.pythonapi.PyThreadState_SetAsyncExc
 
@@ -32,7 +32,7 @@ _raise_in = ctypes.pythonapi.PyThreadState_SetAsyncExc
 class CallRecorder(Protocol):
     """Records calls as rows, see `rpc.record.recorder`. Set while the rank records."""
 
-    here: Here
+    here: RpcThread
 
     @property
     def is_on(self) -> bool: ...
@@ -69,7 +69,7 @@ class Serving:
         running_cell: tells its own cell; 0: none runs.
     """
 
-    def __init__(self, calls: Calls, running_cell: Callable[[], int]) -> None:
+    def __init__(self, calls: RpcCalls, running_cell: Callable[[], int]) -> None:
         self.calls, self._running_cell = calls, running_cell
         self.recorder: CallRecorder | None = None
         self.stopped: set[int] = set()  # cells

@@ -34,8 +34,8 @@ from torch.distributed import rpc
 from torch.distributed.rpc import api
 
 from ddp_notebook.rank.group import waiting
-from ddp_notebook.rank.rpc.calls import Calls
-from ddp_notebook.rank.rpc.losses import Losses
+from ddp_notebook.rank.rpc.calls import RpcCalls
+from ddp_notebook.rank.rpc.losses import LostWorkers
 from ddp_notebook.rank.rpc.waiting import elsewhere, elsewhere_if_unseen
 from ddp_notebook.stdlib import contextlib, functools, threading, time, weakref
 
@@ -65,8 +65,8 @@ class Values:
 
     def __init__(
         self,
-        calls: Calls,
-        losses: Losses,
+        calls: RpcCalls,
+        losses: LostWorkers,
         callee: Callable[[int], tuple[str, int]],
         me: Callable[[], tuple[str, int]],
         cell: Callable[[], int],

@@ -9,7 +9,7 @@ import torch
 
 from ddp_notebook.rank.group import waiting
 from ddp_notebook.rank.remote_calls import NO_RANK
-from ddp_notebook.rank.rpc.calls import Calls
+from ddp_notebook.rank.rpc.calls import RpcCalls
 from ddp_notebook.rank.unseen import function_modes, operator_modes
 from ddp_notebook.stdlib import functools, threading
 
@@ -17,7 +17,7 @@ _keys_in, _keys_out = torch._C._dispatch_tls_local_include_set, torch._C._dispat
 _of_saved_tensors = torch._C._autograd._top_saved_tensors_default_hooks
 
 
-def elsewhere(function: Callable[..., Any], calls: Calls, on: str, callee: int = NO_RANK) -> Callable[..., Any]:
+def elsewhere(function: Callable[..., Any], calls: RpcCalls, on: str, callee: int = NO_RANK) -> Callable[..., Any]:
     """The function, which a thread that can be stopped runs in another one. A stop leaves it there, where it ends with
     what it waits for.
 
@@ -60,7 +60,7 @@ def elsewhere(function: Callable[..., Any], calls: Calls, on: str, callee: int =
 
 
 def elsewhere_if_unseen(
-    function: Callable[..., Any], calls: Calls, on: str, callee: int = NO_RANK
+    function: Callable[..., Any], calls: RpcCalls, on: str, callee: int = NO_RANK
 ) -> Callable[..., Any]:
     """Wrap the `backward` of distributed autograd like `elsewhere`, except for threads with state of torch.
 

@@ -10,7 +10,7 @@ import sys
 from ddp_notebook.registry import doors
 from ddp_notebook.registry.torchrun import OUTPUT_VARIABLE
 from ddp_notebook.stdlib import os, socket
-from ddp_notebook.wire.store import Place
+from ddp_notebook.wire.store import StoreAddress
 
 _ANSWER_S = 5.0  # timeout for the notebook to accept the pipes
 
@@ -33,7 +33,7 @@ def to_notebook() -> None:
             writes.append(write)
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as line:
             line.settimeout(_ANSWER_S)
-            line.connect(Place(at).address)
+            line.connect(StoreAddress(at).address)
             doors.check_user(line)
             said = f"{os.environ.get('RANK', '0')} {os.environ.get('WORLD_SIZE', '1')}"
             socket.send_fds(line, [said.encode()], reads)

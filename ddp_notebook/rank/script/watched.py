@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ddp_notebook.rank.cell.exceptions import words
-from ddp_notebook.registry.torchrun import Place
+from ddp_notebook.registry.torchrun import RankEntry
 from ddp_notebook.stdlib import os, threading, time, traceback
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class Watched:
         place: of this process.
     """
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: RankEntry) -> None:
         self._place = place
         self._lock = threading.Lock()
         self._seen: _Seen | None = None  # once torch is there
@@ -98,11 +98,11 @@ class Watched:
 
     def _watch(self, said: dict[str, Any]) -> None:
         import ddp_notebook.messages.cutting  # noqa: F401  # its messages are known from then on
-        from ddp_notebook.rank.agent import Agent
+        from ddp_notebook.rank.agent import RankAgent
 
         assert self._seen is not None
         self._round = said["round"]
-        agent = Agent(
+        agent = RankAgent(
             said["address"],
             self._place.rank,
             on_message=self._on_message,

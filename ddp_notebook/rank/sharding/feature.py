@@ -13,7 +13,7 @@ from ddp_notebook.rank.sharding.mistakes import Mistakes
 from ddp_notebook.stdlib import contextlib
 
 
-class ShardingChecks(Feature):
+class ShardingFeature(Feature):
     """Reports wrong uses of models that are spread over ranks."""
 
     def __init__(self, core: Core) -> None:
@@ -43,4 +43,4 @@ def watch(recorder: Recorder) -> Mistakes:
     return mistakes
 
 
-FEATURE = ShardingChecks
+FEATURE = ShardingFeature

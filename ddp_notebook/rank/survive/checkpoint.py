@@ -17,7 +17,7 @@ from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
-from ddp_notebook.rank.survive.members import Members
+from ddp_notebook.rank.survive.members import TrackedObjects
 from ddp_notebook.stdlib import pickle
 from ddp_notebook.wire import bulk
 
@@ -28,7 +28,7 @@ class PreemptedError(Exception):
     """A loop has saved its state and ended, since the machine is about to be taken away."""
 
 
-def save(folder: str, step: int, members: Members, own: bytes) -> str:
+def save(folder: str, step: int, members: TrackedObjects, own: bytes) -> str:
     """Save what all ranks have before a step. On all of them.
 
     Args:
@@ -66,7 +66,7 @@ def step_of(path: Path) -> int:
     return int(path.name.removeprefix(_STEP))
 
 
-def load(path: Path, members: Members) -> int:
+def load(path: Path, members: TrackedObjects) -> int:
     """Take what was saved. On all ranks.
 
     Returns:
@@ -94,7 +94,7 @@ def load(path: Path, members: Members) -> int:
     return ranks
 
 
-def _shared(members: Members) -> dict[str, Any]:
+def _shared(members: TrackedObjects) -> dict[str, Any]:
     model, optimizer = get_state_dict(_root(members.modules), members.optimizers)
     return {"model": model, "optimizer": optimizer}
 

@@ -9,15 +9,15 @@ from ddp_notebook.messages.encoding import Message
 from ddp_notebook.messages.ranks import Form
 from ddp_notebook.messages.survival import Resume, Save
 from ddp_notebook.rank.hooks import Core, Feature
-from ddp_notebook.rank.survive.survival import Survival
+from ddp_notebook.rank.survive.survival import RankSurvival
 
 
-class SurvivableLoops(Feature):
+class SurviveFeature(Feature):
     """Loops of training steps that go on when a rank dies."""
 
     def __init__(self, core: Core) -> None:
         super().__init__(core)
-        self._survival = Survival(core)
+        self._survival = RankSurvival(core)
 
     def cell_code(self, code: str) -> str:
         return self._survival.prepare(code)
@@ -32,4 +32,4 @@ class SurvivableLoops(Feature):
         return {Resume: self._survival.rejoin}
 
 
-FEATURE = SurvivableLoops
+FEATURE = SurviveFeature

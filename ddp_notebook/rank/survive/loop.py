@@ -18,14 +18,14 @@ from torch.distributed.checkpoint.api import CheckpointException
 from ddp_notebook.messages.resizing import SamplerChange
 from ddp_notebook.messages.survival import Resume
 from ddp_notebook.rank.survive import checkpoint
-from ddp_notebook.rank.survive.members import Members
-from ddp_notebook.rank.survive.ring import Ring
-from ddp_notebook.rank.survive.survival import Survival
+from ddp_notebook.rank.survive.members import TrackedObjects
+from ddp_notebook.rank.survive.ring import RingConnections
+from ddp_notebook.rank.survive.survival import RankSurvival
 from ddp_notebook.rank.unseen import unseen
 from ddp_notebook.stdlib import json
 
 
-class Step:
+class SurvivingStep:
     """One step: put `with step:` around all that it does.
 
     Attributes:
@@ -33,13 +33,13 @@ class Step:
         batch: of the loader or sampler that `survive` got, the same one when the step is done again; None: it got none.
     """
 
-    def __init__(self, number: int, batch: Any = None, survival: Survival | None = None) -> None:
+    def __init__(self, number: int, batch: Any = None, survival: RankSurvival | None = None) -> None:
         self.number = number
         self.batch = batch
         self._survival = survival
         self._was_entered = self._is_lost = False
 
-    def __enter__(self) -> Step:
+    def __enter__(self) -> SurvivingStep:
         self._was_entered = True
         return self
 
@@ -49,7 +49,7 @@ class Step:
         return self._is_lost
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Step, (self.number, self.batch)
+        return SurvivingStep, (self.number, self.batch)
 
     def __index__(self) -> int:
         return self.number
@@ -69,27 +69,29 @@ class Loop:
         resume: a folder; it begins with the last step that was saved there, if any was.
     """
 
-    def __init__(self, survival: Survival, members: Members, steps: int, *, shrinks: bool, resume: str) -> None:
+    def __init__(
+        self, survival: RankSurvival, members: TrackedObjects, steps: int, *, shrinks: bool, resume: str
+    ) -> None:
         self._survival = survival
         self._members = members
         self._steps = steps
         self._shrinks = shrinks
         self._resume = resume
         self._size = survival.world_size  # how many ranks share the data
-        self._ring: Ring | None = None
+        self._ring: RingConnections | None = None
         self._is_told = False  # the notebook, that this rank may die
         self._begun = -1  # the last step that all ranks have begun
         self._own: dict[int, bytes] = {}  # by step: what was this rank's own before it
         self._held: dict[int, bytes] = {}  # the same of the rank before this one
 
-    def __iter__(self) -> Iterator[Step]:
+    def __iter__(self) -> Iterator[SurvivingStep]:
         if not self._survival.enter():
             return
         try:
             number = self._enter()
             while (number := self._begin(number)) < self._steps:
                 batch = None if self._members.batches is None else self._members.batches.at(number)
-                step = Step(number, batch, self._survival)
+                step = SurvivingStep(number, batch, self._survival)
                 yield step
                 if not step._was_entered:
                     raise RuntimeError("survive() needs `with step:` around the body of its loop")

@@ -21,7 +21,7 @@ from ddp_notebook.stdlib import pickle
 from ddp_notebook.wire import bulk
 
 
-class Members:
+class TrackedObjects:
     """What was given to `survive`.
 
     Args:

@@ -26,7 +26,7 @@ _TIMEOUT = timedelta(days=1)  # a slow step is none of ours; a stop or a death e
 _SIZE_TAG, _DATA_TAG = 1, 2
 
 
-class Ring:
+class RingConnections:
     """Connections between all ranks of a group. Made on all of them at the same time.
 
     Args:

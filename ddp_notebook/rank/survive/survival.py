@@ -25,7 +25,7 @@ from ddp_notebook.rank.group.alone import Alone
 from ddp_notebook.rank.group.cpp_log import quiet
 from ddp_notebook.rank.group.release import RankLostError
 from ddp_notebook.rank.hooks import Core
-from ddp_notebook.rank.survive.ring import Ring
+from ddp_notebook.rank.survive.ring import RingConnections
 from ddp_notebook.rank.unseen import unseen
 from ddp_notebook.rank.variables import copying, samplers
 from ddp_notebook.stdlib import os, pickle, queue, re, threading, time
@@ -33,15 +33,15 @@ from ddp_notebook.stdlib import os, pickle, queue, re, threading, time
 _LOOK_S = 0.1
 _FREE_S = 0.02
 _LOST_OTHERS = 1  # how a new process ends that has lost the others before it had its state: it is replaced once more
-_here: Survival | None = None
+_here: RankSurvival | None = None
 
 
-def current() -> Survival | None:
+def current() -> RankSurvival | None:
     """That of this process; None: it is no rank of a notebook's."""
     return _here
 
 
-class Survival:
+class RankSurvival:
     """The half of a rank in its survival. Made in its main thread; one per process.
 
     Args:
@@ -63,7 +63,7 @@ class Survival:
         self.save_to = ""  # a folder: loops are to write their state there, and to end
         self.resized: list[SamplerChange] = []  # of samplers, when there were fewer ranks
         self._resume: Resume | None = None  # this process is new, and the cell to come is to begin with that
-        self.rejoining: tuple[Resume, Ring, bytes] | None = None  # until it is in its loop
+        self.rejoining: tuple[Resume, RingConnections, bytes] | None = None  # until it is in its loop
 
     @property
     def _place(self) -> Form:
@@ -249,12 +249,12 @@ class Survival:
             while not self._came.empty():
                 self._core.hand_on(self._came.get())
 
-    def make_ring(self) -> Ring:
+    def make_ring(self) -> RingConnections:
         """Connections of all ranks, for a loop."""
         place = self._place
         epoch, count = self._rings
         self._rings = place.epoch, count + 1 if epoch == place.epoch else 1
-        return Ring(place, self._rings[1], self._network.connections)
+        return RingConnections(place, self._rings[1], self._network.connections)
 
     def names(self) -> bytes:
         """The user's variables, for the process that may come after this one. Says which are left out."""

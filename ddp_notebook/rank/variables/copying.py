@@ -71,7 +71,7 @@ def names_of_user(namespace: Mapping[str, Any], hidden: Collection[str] = ()) ->
     return [name for name in own if not logs.is_log(namespace[name])]
 
 
-class Pickler(bulk.Pickler):
+class DevicePickler(bulk.ValuePickler):
     """Tensors of a GPU go to the GPU of the process that unpickles them."""
 
     def reducer_override(self, obj: Any) -> Any:
@@ -161,10 +161,10 @@ def _import(name: str) -> types.ModuleType:
 
 def pickled(value: Any) -> list[list[Any]]:
     """A pickle of this kind as parts, see `bulk.pickled`."""
-    return bulk.pickled(value, Pickler)
+    return bulk.pickled(value, DevicePickler)
 
 
 def _dumps(value: Any) -> bytes:
     buffer = io.BytesIO()
-    Pickler(buffer, protocol=5).dump(value)
+    DevicePickler(buffer, protocol=5).dump(value)
     return buffer.getvalue()

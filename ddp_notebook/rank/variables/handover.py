@@ -14,7 +14,7 @@ from torch._C._distributed_c10d import ProcessGroupGloo, Store
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # exported at run time
 
 from ddp_notebook.rank.group import authentic, keeping
-from ddp_notebook.rank.variables.copying import Pickler
+from ddp_notebook.rank.variables.copying import DevicePickler
 from ddp_notebook.stdlib import io, pickle
 
 _GIVER = 0
@@ -103,5 +103,5 @@ class Handover:
 def dumps(value: Any) -> tuple[bytes, list[pickle.PickleBuffer]]:
     """A pickle, and beside it the memory of its arrays and tensors, which is not copied."""
     file, buffers = io.BytesIO(), list[pickle.PickleBuffer]()
-    Pickler(file, protocol=5, buffer_callback=buffers.append).dump(value)
+    DevicePickler(file, protocol=5, buffer_callback=buffers.append).dump(value)
     return file.getvalue(), buffers

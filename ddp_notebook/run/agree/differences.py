@@ -13,7 +13,7 @@ from ddp_notebook.run.agree.words import MOST_NAMES, format_count, join_names, m
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class EqualRanks:
     """The ranks on which an entry is the same."""
 
     ranks: tuple[int, ...]
@@ -49,7 +49,7 @@ class Difference:
 
     entry: str
     kind: str
-    parts: tuple[Part, ...]  # the one with the most ranks first
+    parts: tuple[EqualRanks, ...]  # the one with the most ranks first
     elements: int = 0  # of a tensor that is described in the same words everywhere
     amount: Amount | None = None
 
@@ -64,7 +64,7 @@ class Difference:
         return all(part.value is None for part in self.parts)
 
     @property
-    def most(self) -> Part | None:
+    def most(self) -> EqualRanks | None:
         """The part from which the others differ. None: no part has more ranks than any other."""
         first, *others = self.parts
         return first if not others or len(first.ranks) > len(others[0].ranks) else None
@@ -133,9 +133,9 @@ def absence_of(
 ) -> Difference:
     """The difference of a variable that some ranks lack."""
     facts = (by_rank[rank][variable] for rank in [*absent, *holders] if variable in by_rank[rank])  # "missing" first
-    parts = [Part(ranks=tuple(absent), value=None)]
+    parts = [EqualRanks(ranks=tuple(absent), value=None)]
     if holders:
-        parts.append(Part(ranks=tuple(holders), value=""))
+        parts.append(EqualRanks(ranks=tuple(holders), value=""))
     return Difference(entry=variable, kind=next(facts)["kind"], parts=_ordered(parts))
 
 
@@ -152,13 +152,13 @@ def difference_of(entry: str, facts: Mapping[int, Mapping[str, Any] | None]) -> 
     for ranks in groups.values():
         numbers = {key: (facts[ranks[0]] or {}).get(key) for key in ("low", "high")} if is_inside else {}
         nan = (facts[ranks[0]] or {}).get("nan", 0) if is_inside else 0
-        parts.append(Part(ranks=tuple(ranks), value=words[ranks[0]], nan=nan, **numbers))
+        parts.append(EqualRanks(ranks=tuple(ranks), value=words[ranks[0]], nan=nan, **numbers))
     one = next(fact for fact in facts.values() if fact is not None)
     elements = one.get("elements", 0) if is_inside else 0
     return Difference(entry=entry, kind=one["kind"], parts=_ordered(parts), elements=elements)
 
 
-def _ordered(parts: Iterable[Part]) -> tuple[Part, ...]:
+def _ordered(parts: Iterable[EqualRanks]) -> tuple[EqualRanks, ...]:
     return tuple(sorted(parts, key=lambda part: (-len(part.ranks), part.ranks)))
 
 

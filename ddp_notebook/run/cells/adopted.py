@@ -15,10 +15,10 @@ from ddp_notebook.run.cells.cell import CellRun
 from ddp_notebook.run.cells.cells import Cells
 from ddp_notebook.run.cells.interrupt import Interrupts
 from ddp_notebook.run.cells.result import CellResult
-from ddp_notebook.run.cells.turn import Place
+from ddp_notebook.run.cells.turn import QueueSlot
 from ddp_notebook.run.cells.watch import NOTEBOOK, Beside, Waiter
 from ddp_notebook.run.kernel import is_users_thread
-from ddp_notebook.run.output.sink import Here, Sink
+from ddp_notebook.run.output.sink import Sink, ThreadSink
 
 if TYPE_CHECKING:
     from ddp_notebook.messages.keeper import Waiting
@@ -70,7 +70,7 @@ class Adopted:
             run, cell = self._left.pop(0)
             how = "was stopped"
             try:
-                self.follow(run, Here() if is_users_thread() else None, Place(self._cells.turn))
+                self.follow(run, ThreadSink() if is_users_thread() else None, QueueSlot(self._cells.turn))
                 how = "is done"
             except DDPNotebookError:
                 how = "has failed"

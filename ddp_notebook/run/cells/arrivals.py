@@ -9,7 +9,7 @@ from pathlib import Path
 from ddp_notebook.launch.cluster import Cluster
 from ddp_notebook.launch.rank_log import RankLog
 from ddp_notebook.messages.ranks import CellDone, ChildStopped, Display, InputReply, InputRequest
-from ddp_notebook.run.cells.cell import STREAMS, CellRun, Shown
+from ddp_notebook.run.cells.cell import STREAMS, CellRun, OutputItem
 from ddp_notebook.run.dispatch import Handlers
 from ddp_notebook.run.output.outlet import Outlet
 from ddp_notebook.run.output.screen import Screen, display_id_of
@@ -28,7 +28,7 @@ class _Streams:
         self.log = log
 
 
-class Arrivals:
+class CellMessages:
     """Text, displays, questions and ends of cells, as they come.
 
     Args:
@@ -162,7 +162,7 @@ class Arrivals:
         run = self.runs.get(request.cell)
         if run is not None and run.is_watched:
             run.asks = True
-            run.shown.put(Shown(rank, ask=request))
+            run.shown.put(OutputItem(rank, ask=request))
         else:
             refusal = InputReply(request=request.request, error="the notebook does not wait for this cell any more")
             self._cluster.send(rank, refusal)

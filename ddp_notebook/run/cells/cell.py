@@ -22,7 +22,7 @@ STREAMS = {1: "stdout", 2: "stderr"}
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class OutputItem:
     """Something to show: text of a stream, a page, what a rank displayed, or a question of its `input()`."""
 
     rank: int
@@ -63,7 +63,7 @@ class CellRun:
         self.has_failed = False  # on a rank, or a rank's process has died, while others go on
         self.stopped_children: dict[int, str] = {}  # by rank that waits for one, in words
         self.result = CellResult({rank: RankResult() for rank in ranks})
-        self.shown: queue.SimpleQueue[Shown | None] = queue.SimpleQueue()
+        self.shown: queue.SimpleQueue[OutputItem | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._open = {rank: {"text", "done"} for rank in ranks}  # what is still to come, by rank
 
@@ -95,9 +95,9 @@ class CellRun:
         stream = STREAMS[fd]
         self.result[rank].text[stream].append(text)
         for at in range(0, len(text), _PIECE_CHARS):
-            self._show(Shown(rank, text[at : at + _PIECE_CHARS], stream))
+            self._show(OutputItem(rank, text[at : at + _PIECE_CHARS], stream))
 
-    def _show(self, item: Shown) -> None:
+    def _show(self, item: OutputItem) -> None:
         with self._lock:  # also around `_hold_text`: the last word that goes out must be the last that was meant
             if not self.is_watched:
                 self._note_taken(item)
@@ -116,7 +116,7 @@ class CellRun:
                 self._hold_text(True)
             self.shown.put(item)
 
-    def take(self, timeout_s: float) -> Shown | None:
+    def take(self, timeout_s: float) -> OutputItem | None:
         """The next thing to show, or None: a wake-up, or nothing in time."""
         try:
             item = self.shown.get(timeout=timeout_s)
@@ -141,7 +141,7 @@ class CellRun:
                 self._held = False
                 self._hold_text(False)
 
-    def _note_taken(self, item: Shown | None) -> None:
+    def _note_taken(self, item: OutputItem | None) -> None:
         if item is not None and item.display is not None:
             self.took(item.rank, item.display)
 
@@ -170,7 +170,7 @@ class CellRun:
         else:
             handle = (display.content.get("transient") or {}).get("display_id")
             self.result[rank].displays.take(display.msg_type, data, handle)
-        self._show(Shown(rank, display=display))
+        self._show(OutputItem(rank, display=display))
 
     def on_done(self, rank: int, done: CellDone) -> None:
         """The cell ended on a rank; its text may still be on its way."""
@@ -187,7 +187,7 @@ class CellRun:
             one.traceback = done.traceback
         for part in done.payload:  # `x?` shows a page, `%load` gives text for the next cell
             text = part["data"].get("text/plain", "") if part["source"] == "page" else part["text"]
-            self._show(Shown(rank, text + "\n"))
+            self._show(OutputItem(rank, text + "\n"))
         self._close(rank, "done")
         if self.is_cut_off:
             self._close(rank, "text")

@@ -14,18 +14,18 @@ from ddp_notebook.launch.process import RANK
 from ddp_notebook.messages.ranks import Display, InputReply, Interrupt, Probe, RunCell, Vitals
 from ddp_notebook.messages.record_options import RecordOptions
 from ddp_notebook.records.words import format_ranks, list_ranks, name_ranks, train_apart
-from ddp_notebook.run.cells.arrivals import Arrivals
+from ddp_notebook.run.cells.arrivals import CellMessages
 from ddp_notebook.run.cells.cell import CellRun
 from ddp_notebook.run.cells.elsewhere import Elsewhere, RunElsewhere
 from ddp_notebook.run.cells.interrupt import Interrupts, keyboard_interrupt, press_for_all
 from ddp_notebook.run.cells.result import CellResult, raise_if_bad
-from ddp_notebook.run.cells.turn import Place, Turn
+from ddp_notebook.run.cells.turn import QueueSlot, Turn
 from ddp_notebook.run.cells.watch import NOTEBOOK, Beside, Halt, Reached, Waiter, Watch
 from ddp_notebook.run.groups.diagnosis import Views
 from ddp_notebook.run.groups.looks import Looks
 from ddp_notebook.run.groups.mend import Mend
-from ddp_notebook.run.groups.remote import Remote, still_running
-from ddp_notebook.run.groups.survival import Survival
+from ddp_notebook.run.groups.remote import OpenRemoteCalls, still_running
+from ddp_notebook.run.groups.survival import CellSurvival
 from ddp_notebook.run.output.screen import Screen
 from ddp_notebook.run.output.sink import Sink
 from ddp_notebook.run.questions import Questions
@@ -55,7 +55,7 @@ class Cells:
     def __init__(
         self,
         cluster: Cluster,
-        arrivals: Arrivals,
+        arrivals: CellMessages,
         questions: Questions,
         check: Callable[[Sequence[int]], object],
         notices: Callable[[], list[str]],
@@ -70,7 +70,7 @@ class Cells:
         self._questions = questions
         self.looks = Looks(cluster, questions)
         self.mend = Mend(cluster, questions, arrivals.on_replaced, heals=heals)
-        self.survival = Survival(cluster, self.mend)
+        self.survival = CellSurvival(cluster, self.mend)
         self._check = check
         self.notices = notices
         self._grace_s = grace_s
@@ -117,7 +117,7 @@ class Cells:
             on_begin: gets the cell, and how to press stop for it, before it is sent.
         """
         earlier = self.before_turn() if place is None else []
-        with place or Place(self.turn):
+        with place or QueueSlot(self.turn):
             ranks, notes = choose()
             notes = [*earlier, *notes]
             self._check(ranks)
@@ -254,7 +254,7 @@ class Cells:
         ranks = [rank for rank in self._cluster.alive if rank not in pending]
         until = time.monotonic() + _SERVED_S
         while True:
-            seen = {rank: Remote.of_vitals(vitals.remote) for rank, vitals in self.looks.vitals(ranks).items()}
+            seen = {rank: OpenRemoteCalls.of_vitals(vitals.remote) for rank, vitals in self.looks.vitals(ranks).items()}
             ranks = [rank for rank, remote in seen.items() if any(of == cell for _, of in remote.going_on)]
             if not ranks or time.monotonic() > until:
                 return still_running(seen, cell)

@@ -7,12 +7,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ddp_notebook.messages.keeper import Running, Waiting
+from ddp_notebook.messages.keeper import RunningCell, Waiting
 from ddp_notebook.messages.ranks import RunCell
 from ddp_notebook.records.words import format_ranks
 
 if TYPE_CHECKING:
-    from ddp_notebook.messages.keeper import Running, Waiting
+    from ddp_notebook.messages.keeper import RunningCell, Waiting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +38,7 @@ class Elsewhere:
         self._running: list[RunElsewhere] = []
         self._waiting: list[Waiting] = []
 
-    def take(self, running: list[Running], waiting: list[Waiting]) -> None:
+    def take(self, running: list[RunningCell], waiting: list[Waiting]) -> None:
         """Replace what is known by the keeper's message. Called in the thread that reads from it."""
         now = time.monotonic()
         for one in running:

@@ -35,7 +35,7 @@ _ADVICE = (  # a pattern of the error message, and the advice
 )
 
 
-class Text:
+class CellText:
     """Text as it came; of a flood the last part is kept."""
 
     def __init__(self, limit_chars: int = 5_000_000) -> None:
@@ -125,7 +125,9 @@ class RankResult:
 
     status: str = "running"  # then "ok", "error", "interrupted" or "died"
     duration_s: float = 0.0
-    text: dict[str, Text] = field(default_factory=lambda: defaultdict(Text))  # by stream; most cells write to none
+    text: dict[str, CellText] = field(
+        default_factory=lambda: defaultdict(CellText)
+    )  # by stream; most cells write to none
     displays: Displays = field(default_factory=Displays)
     result: str | None = None  # plain text of the last expression's value
     error: str = ""  # "ValueError: message"

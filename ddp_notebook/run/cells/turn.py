@@ -20,7 +20,7 @@ class GivenUpError(Exception):
     """A place was given up before its turn came."""
 
 
-class Place:
+class QueueSlot:
     """A place in the queue, from when it is made. A block that is entered with it waits for its turn, and has it.
 
     Args:
@@ -36,7 +36,7 @@ class Place:
         self.is_given_up = False
         turn.join(self, is_next=is_next)
 
-    def __enter__(self) -> Place:
+    def __enter__(self) -> QueueSlot:
         """Wait for the turn. An interrupt ends the wait, with a message that says so.
 
         Raises:
@@ -99,10 +99,10 @@ class Turn:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._places: deque[Place] = deque()  # the first one has the turn
+        self._places: deque[QueueSlot] = deque()  # the first one has the turn
 
     def __enter__(self) -> None:
-        Place(self).__enter__()
+        QueueSlot(self).__enter__()
 
     def __exit__(self, *_: object) -> None:
         self.leave(self._places[0])
@@ -110,27 +110,27 @@ class Turn:
     @contextmanager
     def if_free(self) -> Iterator[bool]:
         """Take it without a wait. Yields whether that was possible."""
-        place = Place(self)
+        place = QueueSlot(self)
         if place.wait_is_over.is_set() or not place.give_up():  # its turn may come between the two
             with place:
                 yield True
         else:
             yield False
 
-    def join(self, place: Place, *, is_next: bool) -> None:
+    def join(self, place: QueueSlot, *, is_next: bool) -> None:
         """Put a place at the end of the queue, or behind the one that has its turn."""
         with self._lock:
             self._places.insert(1 if is_next else len(self._places), place)
             self._tell_the_first()
 
-    def leave(self, place: Place) -> None:
+    def leave(self, place: QueueSlot) -> None:
         """The turn of a place is over, or nobody waits for it any more."""
         with self._lock:
             self._places.remove(place)
             self._tell_the_first()
 
-    def give_up(self, place: Place) -> bool:
-        """See `Place.give_up`."""
+    def give_up(self, place: QueueSlot) -> bool:
+        """See `QueueSlot.give_up`."""
         with self._lock:
             if place not in self._places or place is self._places[0]:
                 return False
@@ -139,8 +139,8 @@ class Turn:
             place.wait_is_over.set()
             return True
 
-    def jobs_before(self, place: Place) -> list[int]:
-        """See `Place.ahead`."""
+    def jobs_before(self, place: QueueSlot) -> list[int]:
+        """See `QueueSlot.ahead`."""
         with self._lock:
             if place not in self._places:
                 return []

@@ -13,7 +13,7 @@ from ddp_notebook.records.words import list_ranks
 from ddp_notebook.run.cells.cell import CellRun
 from ddp_notebook.run.cells.cells import Cells
 from ddp_notebook.run.cells.interrupt import Interrupts, keyboard_interrupt
-from ddp_notebook.run.cells.turn import Place, in_words
+from ddp_notebook.run.cells.turn import QueueSlot, in_words
 from ddp_notebook.run.groups.mend import replaced_in_words
 from ddp_notebook.wire.signals import INTERRUPT
 
@@ -138,7 +138,7 @@ class Unended:
                 with contextlib.suppress(HostError):  # `_check` raises this error below
                     self._cluster.signal(sorted(left), signal.SIGKILL)
             time.sleep(_LOOK_S)
-        with Place(self._cells.turn, is_next=True):  # a cell that waits would begin without these ranks
+        with QueueSlot(self._cells.turn, is_next=True):  # a cell that waits would begin without these ranks
             self._check()
             notes = []
             if self._cluster.gone:

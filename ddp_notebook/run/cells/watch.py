@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from ddp_notebook.messages.ranks import InputReply, InputRequest
-from ddp_notebook.run.cells.cell import CellRun, Shown
+from ddp_notebook.run.cells.cell import CellRun, OutputItem
 from ddp_notebook.run.cells.interrupt import ONE_PRESS_S, Interrupts
 from ddp_notebook.run.groups.diagnosis import Views, stuck, verdict
 from ddp_notebook.run.output.card import STOP
@@ -321,7 +321,7 @@ class Watch:
                 self._screen.note(notice)
             self._notices_at = now + _NOTICES_S
 
-    def _take(self, item: Shown) -> None:
+    def _take(self, item: OutputItem) -> None:
         if item.ask is not None:
             self._asked.append((item.rank, item.ask, time.monotonic()))
         elif self._screen is not None:

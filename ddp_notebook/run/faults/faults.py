@@ -19,7 +19,7 @@ _DEATH_S = 5.0  # what the end of a process that was killed takes to be known, a
 _LOOK_S = 0.005
 
 
-class Faults:
+class FaultInjector:
     """Makes ranks fail.
 
     Args:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from ddp_notebook.errors import UsageError
-from ddp_notebook.run.assembly import Parts
+from ddp_notebook.run.assembly import SessionParts
 from ddp_notebook.run.cells.interrupt import Interrupts, keyboard_interrupt
 from ddp_notebook.run.interrupted import OF_FILES, tells_interrupts
 from ddp_notebook.run.rank_sets import RankSet
@@ -29,7 +29,7 @@ class SessionFiles:
         synced: what was sent before the ranks were started; None if nothing was.
     """
 
-    def __init__(self, parts: Callable[[], Parts]) -> None:
+    def __init__(self, parts: Callable[[], SessionParts]) -> None:
         self._parts = parts
         self.synced: Synced | None = None
 

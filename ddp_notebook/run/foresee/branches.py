@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final, TypeVar
 
-from ddp_notebook.run.foresee.groups import ELSEWHERE, Collective, Group
+from ddp_notebook.run.foresee.groups import ELSEWHERE, ForeseenCollective, ForeseenGroup
 from ddp_notebook.run.foresee.values import RANKED, UNKNOWN, Api, Function, Value, agreed, is_plain
 
 T = TypeVar("T")
@@ -31,10 +31,10 @@ class Branches(ast.NodeVisitor):
     def __init__(self, rank: int | None, world_size: int, local_rank: int | None = None) -> None:
         self.rank = -1 if rank is None else rank
         local = rank if local_rank is None else local_rank
-        self.trace: list[Collective] = []
+        self.trace: list[ForeseenCollective] = []
         self.unseen: set[ast.Call] = set()  # calls that cannot be looked into: what they run is not in the trace
         self.exits: set[int] = set()  # lines of return, break, continue and raise
-        self._world = Group(tuple(range(world_size)))
+        self._world = ForeseenGroup(tuple(range(world_size)))
         self._own, text = (RANKED, RANKED) if rank is None else (rank, str(rank))
         self._environ = {
             "RANK": text,
@@ -64,7 +64,7 @@ class Branches(ast.NodeVisitor):
         self._tells_apart = False
         self._steps = 0
 
-    def passed(self, group: Group) -> list[Collective]:
+    def passed(self, group: ForeseenGroup) -> list[ForeseenCollective]:
         """The part of the trace that concerns one group."""
         return [call for call in self.trace if call.group == group]
 
@@ -102,7 +102,7 @@ class Branches(ast.NodeVisitor):
         self.trace += traces[0] if shapes[0] == shapes[1] else within(mark, [*traces[0], *traces[1]])
         return results
 
-    def _aside(self, run: Callable[[], T]) -> tuple[T, list[Collective]]:
+    def _aside(self, run: Callable[[], T]) -> tuple[T, list[ForeseenCollective]]:
         """A result, and the collectives before it, which are kept out of the trace."""
         kept, self.trace = self.trace, []
         result, trace = run(), self.trace
@@ -114,6 +114,6 @@ class Branches(ast.NodeVisitor):
             self._scopes[-1][name] = UNKNOWN
 
 
-def within(mark: str, trace: list[Collective]) -> list[Collective]:
+def within(mark: str, trace: list[ForeseenCollective]) -> list[ForeseenCollective]:
     """The same collectives inside a loop or under a test."""
     return [replace(call, within=mark + call.within) for call in trace]

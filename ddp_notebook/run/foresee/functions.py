@@ -12,7 +12,7 @@ from typing import Final
 
 from ddp_notebook.run.foresee.branches import Flow, GiveUpError
 from ddp_notebook.run.foresee.expressions import PURE, Expressions
-from ddp_notebook.run.foresee.groups import C10D, ELSEWHERE, GROUP_AT, GROUP_NAMES, Collective, Group
+from ddp_notebook.run.foresee.groups import C10D, ELSEWHERE, GROUP_AT, GROUP_NAMES, ForeseenCollective, ForeseenGroup
 from ddp_notebook.run.foresee.values import (
     RANKED,
     UNKNOWN,
@@ -129,7 +129,7 @@ class Functions(Expressions, ABC):
             return self._collective(name, node, at, given, named)
         if name in ("get_rank", "get_world_size"):
             group = self._group(0, given, named)
-            return self._place(group)[name == "get_world_size"] if isinstance(group, Group) else UNKNOWN
+            return self._place(group)[name == "get_world_size"] if isinstance(group, ForeseenGroup) else UNKNOWN
         return UNKNOWN
 
     def _collective(self, name: str, node: ast.Call, at: int, given: list[Value], named: dict[str, Value]) -> Value:
@@ -137,19 +137,19 @@ class Functions(Expressions, ABC):
         self._tells_apart |= group is RANKED
         # `use_local_synchronization`: only members call it. `init_sync=False`: the model is not sent to other ranks.
         is_for_all = named.get("use_local_synchronization", False) is False and named.get("init_sync", True) is True
-        if isinstance(group, Group) and is_for_all:
+        if isinstance(group, ForeseenGroup) and is_for_all:
             is_async = [*given[at + 1 : at + 2], named.get("async_op", False)][0] is not False
             site = node.lineno, node.col_offset, self._called_at
-            self.trace.append(Collective(name, group, site, is_async, self._decided > 0))
+            self.trace.append(ForeseenCollective(name, group, site, is_async, self._decided > 0))
         if name != "new_group":
             return UNKNOWN
         ranks = named.get("ranks", given[0] if given else None)
         members = self._world.members if ranks is None else compute(sorted, ranks)
         if isinstance(members, list | tuple) and all(isinstance(member, int) for member in members):
-            return Group(tuple(members), node.lineno)
+            return ForeseenGroup(tuple(members), node.lineno)
         return RANKED if members is RANKED else UNKNOWN
 
-    def _place(self, group: Group) -> tuple[Value, Value]:
+    def _place(self, group: ForeseenGroup) -> tuple[Value, Value]:
         """What `get_rank` and `get_world_size` say about a group."""
         if group == self._world:
             return self._own, len(group.members)

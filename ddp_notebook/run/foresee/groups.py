@@ -34,7 +34,7 @@ _VARIANT: Final = re.compile(r"^_|_(base|coalesced|into_tensor|single|tensor)$")
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class ForeseenGroup:
     """A group whose members are known."""
 
     members: tuple[int, ...]
@@ -42,11 +42,11 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
-class Collective:
+class ForeseenCollective:
     """A collective that a rank reaches in the cell."""
 
     name: str
-    group: Group
+    group: ForeseenGroup
     site: tuple[int, int, int]  # line, column, and the line of the call that leads there, or 0
     is_async: bool
     is_branched: bool = field(compare=False)  # it stands under a test that was decided

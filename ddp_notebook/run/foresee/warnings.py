@@ -22,7 +22,7 @@ from typing import Final
 
 from ddp_notebook.records.words import name_ranks
 from ddp_notebook.run.foresee.branches import GiveUpError
-from ddp_notebook.run.foresee.groups import ELSEWHERE, MAKE_GROUPS, Collective, Group
+from ddp_notebook.run.foresee.groups import ELSEWHERE, MAKE_GROUPS, ForeseenCollective, ForeseenGroup
 from ddp_notebook.run.foresee.statements import Reader
 
 # Each name in `groups` contains one of these: a search for few strings is faster than one for many.
@@ -85,8 +85,8 @@ def foresee(
 
 
 def _found(
-    readers: Mapping[int, Reader], gone: Sequence[int], is_waited_for: Callable[[Collective], bool]
-) -> dict[str, set[Collective]]:
+    readers: Mapping[int, Reader], gone: Sequence[int], is_waited_for: Callable[[ForeseenCollective], bool]
+) -> dict[str, set[ForeseenCollective]]:
     """The collectives that cannot work, by what is wrong with them.
 
     Args:
@@ -95,7 +95,7 @@ def _found(
         is_waited_for: whether a rank may wait for a collective in this cell. Else other ranks may call it later.
     """
     here = sorted(readers)
-    found: dict[str, set[Collective]] = {}
+    found: dict[str, set[ForeseenCollective]] = {}
     for group in {call.group for reader in readers.values() for call in reader.trace}:
         members = [readers[rank] for rank in group.members if rank in readers]
         is_complete = len(members) == len(group.members)
@@ -134,8 +134,8 @@ def _tree(code: str) -> ast.Module:
 
 
 def _too_few(
-    members: list[Reader], group: Group, here: list[int], gone: Sequence[int]
-) -> Iterator[tuple[Collective, str]]:
+    members: list[Reader], group: ForeseenGroup, here: list[int], gone: Sequence[int]
+) -> Iterator[tuple[ForeseenCollective, str]]:
     """The collectives of the members that run the cell, where other members do not run it."""
     is_default = group.made_at == 0
     whom = f"all {len(group.members)} ranks" if is_default else f"{name_ranks(group.members)}, its group"
@@ -155,14 +155,14 @@ def _too_few(
         yield from ((call, makes if call.name in MAKE_GROUPS else waits) for call in reader.passed(group))
 
 
-def _uneven(members: list[Reader], group: Group) -> Iterator[tuple[Collective, str]]:
+def _uneven(members: list[Reader], group: ForeseenGroup) -> Iterator[tuple[ForeseenCollective, str]]:
     """The collectives that some members of a group reach and others do not."""
     alike: dict[object, list[Reader]] = {}
     for reader in members:
         shapes = tuple(call.shape for call in reader.passed(group))
         alike.setdefault((shapes, frozenset(reader.unseen)), []).append(reader)
     most = max(alike.values(), key=len)
-    uneven: dict[Collective, tuple[set[Reader], set[Reader]]] = {}  # who reaches it, who does not
+    uneven: dict[ForeseenCollective, tuple[set[Reader], set[Reader]]] = {}  # who reaches it, who does not
     for some in alike.values():
         for have, lack in ((some, most), (most, some)):
             for call, is_elsewhere in _unmet(have[0], lack[0], group):
@@ -179,14 +179,14 @@ def _uneven(members: list[Reader], group: Group) -> Iterator[tuple[Collective, s
             yield call, _who_lacks(call, passing, lacking)
 
 
-def _unmet(one: Reader, other: Reader, group: Group) -> Iterator[tuple[Collective, bool]]:
+def _unmet(one: Reader, other: Reader, group: ForeseenGroup) -> Iterator[tuple[ForeseenCollective, bool]]:
     """The collectives that one rank reaches and another surely does not, and whether that one has them elsewhere."""
     mine, theirs = one.passed(group), other.passed(group)
     if other.unseen - one.unseen or [call.shape for call in mine] == [call.shape for call in theirs]:
         return  # the other one calls functions that nothing is known of: they may run the collectives that it lacks
     may_differ, perhaps = _in_any_number(mine, theirs), _in_any_number(theirs, mine)
 
-    def weight(call: Collective) -> int:  # collectives that surely run are matched first
+    def weight(call: ForeseenCollective) -> int:  # collectives that surely run are matched first
         return 1 if call.within or call.shape[0] in may_differ | perhaps else 1000
 
     more, less = _left(mine, theirs, lambda call: call.shape, weight)
@@ -202,7 +202,7 @@ def _unmet(one: Reader, other: Reader, group: Group) -> Iterator[tuple[Collectiv
             yield from ((call, name in elsewhere) for call in blamed)
 
 
-def _in_any_number(trace: list[Collective], other: list[Collective]) -> set[str]:
+def _in_any_number(trace: list[ForeseenCollective], other: list[ForeseenCollective]) -> set[str]:
     """Collectives under a test on data, or in a loop of this rank alone. A loop over data makes as many turns on all
     ranks."""
     places = {call.site for call in other}
@@ -210,18 +210,18 @@ def _in_any_number(trace: list[Collective], other: list[Collective]) -> set[str]
 
 
 def _left(
-    one: list[Collective],
-    other: list[Collective],
-    key: Callable[[Collective], object],
-    weight: Callable[[Collective], int] = lambda call: 1,
-) -> tuple[list[Collective], list[Collective]]:
+    one: list[ForeseenCollective],
+    other: list[ForeseenCollective],
+    key: Callable[[ForeseenCollective], object],
+    weight: Callable[[ForeseenCollective], int] = lambda call: 1,
+) -> tuple[list[ForeseenCollective], list[ForeseenCollective]]:
     """What is left of two traces after a heaviest common subsequence is taken out."""
     keys, others, weights = list(map(key, one)), list(map(key, other)), list(map(weight, one))
     most = [[0] * (len(others) + 1) for _ in range(len(keys) + 1)]  # weight of what matches from i and j on
     for i, j in product(reversed(range(len(keys))), reversed(range(len(others)))):
         goes = keys[i] == others[j]
         most[i][j] = most[i + 1][j + 1] + weights[i] if goes else max(most[i + 1][j], most[i][j + 1])
-    left: tuple[list[Collective], list[Collective]] = ([], [])
+    left: tuple[list[ForeseenCollective], list[ForeseenCollective]] = ([], [])
     i = j = 0
     while i < len(keys) and j < len(others):
         if keys[i] == others[j]:
@@ -235,7 +235,7 @@ def _left(
     return [*left[0], *one[i:]], [*left[1], *other[j:]]
 
 
-def _who_lacks(call: Collective, passing: set[Reader], readers: set[Reader]) -> str:
+def _who_lacks(call: ForeseenCollective, passing: set[Reader], readers: set[Reader]) -> str:
     """Which ranks a collective lacks, and the line where they leave if that is why."""
     ranks, lacking = (sorted(reader.rank for reader in each) for each in (passing, readers))
     if not passing.isdisjoint(readers):
@@ -250,7 +250,7 @@ def _who_lacks(call: Collective, passing: set[Reader], readers: set[Reader]) -> 
     return f"run{{s}} on {name_ranks(ranks)} only; {away}"
 
 
-def _sentence(calls: list[Collective], text: str) -> str:
+def _sentence(calls: list[ForeseenCollective], text: str) -> str:
     """`lines 2 (called in line 7) and 8: dist.barrier runs on ...`"""
     lines = [f"{line} (called in line {via})" if via else str(line) for line, _, via in (call.site for call in calls)]
     names = [call.name if call.name in ELSEWHERE else f"dist.{call.name}" for call in calls]

@@ -10,9 +10,9 @@ from ddp_notebook.records.meaning import OF_CHECKPOINT, OF_DDP, OF_FSDP
 from ddp_notebook.records.names import readable
 from ddp_notebook.records.operation import Operation
 from ddp_notebook.records.words import group_by_value, list_ranks
-from ddp_notebook.run.groups.remote import Remote
+from ddp_notebook.run.groups.remote import OpenRemoteCalls
 
-NOTHING_REMOTE = Remote()
+NOTHING_REMOTE = OpenRemoteCalls()
 State = Literal["waiting", "running", "silent", "failed", "ended", "outside", "died"]
 
 
@@ -27,7 +27,7 @@ class RankView:
     host: str = ""  # where it is, if ranks are on several
     thread: str = ""  # where another of its threads is in `operation`; the state is the main thread's
     runs: Literal["cell", "script"] = "cell"
-    remote: Remote = NOTHING_REMOTE  # what it waits for and serves by RPC
+    remote: OpenRemoteCalls = NOTHING_REMOTE  # what it waits for and serves by RPC
     child: str = ""  # the command of the child process that the main thread waits for
     child_s: float = 0.0  # for how long it has done so
 

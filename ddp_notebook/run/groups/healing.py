@@ -21,7 +21,7 @@ from ddp_notebook.run.groups.looks import why_silent
 from ddp_notebook.run.groups.mend import replaced_in_words
 from ddp_notebook.run.questions import Questions
 from ddp_notebook.run.values.exchange import check_name
-from ddp_notebook.run.values.transfers import Outgoing, Transfers
+from ddp_notebook.run.values.transfers import PushedData, Transfers
 
 _MOST_NAMED = 8
 Buffer = bytearray | memoryview
@@ -167,7 +167,7 @@ class Healing:
     ) -> list[str]:
         answer, data = read
         check()
-        outgoing = Outgoing([data])
+        outgoing = PushedData([data])
         try:
             answers = self._transfers.push(dict.fromkeys(to, outgoing), of_rank=from_rank, check=check)
         finally:

@@ -18,7 +18,7 @@ from ddp_notebook.records.words import in_function, is_whole_stack
 from ddp_notebook.run.cells.cell import CellRun
 from ddp_notebook.run.cells.elsewhere import RunElsewhere
 from ddp_notebook.run.groups.diagnosis import RankView, State, Views
-from ddp_notebook.run.groups.remote import Remote
+from ddp_notebook.run.groups.remote import OpenRemoteCalls
 from ddp_notebook.run.questions import Questions
 
 _CUT_OFF_S = 1.5  # seconds without an answer of the keeper
@@ -65,7 +65,7 @@ class Looks:
         views = {}
         for rank in self._cluster.ranks:
             process = self._cluster.process(rank)
-            remote = Remote.of_vitals(answers[rank].remote if rank in answers else {})
+            remote = OpenRemoteCalls.of_vitals(answers[rank].remote if rank in answers else {})
             if not process.is_alive:
                 views[rank] = RankView(rank=rank, state="died", place=process.how_it_ended().partition("\n")[0])
             elif rank in answers and answers[rank].running_cell == run.number:
@@ -169,7 +169,7 @@ def of_vitals(rank: int, vitals: Vitals, runs: Literal["cell", "script"] = "cell
     """
     if vitals.failed:
         return RankView(rank=rank, state="failed", place=vitals.failed, runs=runs)
-    remote = Remote.of_vitals(vitals.remote)
+    remote = OpenRemoteCalls.of_vitals(vitals.remote)
     if vitals.operation is None:
         child, child_s = vitals.child.get("command", ""), vitals.child.get("since_s", 0.0)
         return RankView(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ddp_notebook.run.assembly import Parts
+from ddp_notebook.run.assembly import SessionParts
 from ddp_notebook.run.interrupted import OF_RANKS, tells_interrupts
 from ddp_notebook.run.rank_sets import RankSet
 
@@ -13,7 +13,7 @@ from ddp_notebook.run.rank_sets import RankSet
 class SessionRanks:
     """The ranks of a session and their process group."""
 
-    def __init__(self, parts: Callable[[], Parts]) -> None:
+    def __init__(self, parts: Callable[[], SessionParts]) -> None:
         self._parts = parts
 
     def heal(self, from_rank: int | None = None, names: Sequence[str] = ()) -> list[str]:
@@ -100,10 +100,10 @@ class SessionRanks:
             >>> session.ranks.fault("slow", 1, by_s=0.05)
             'rank 1 will take 0.05 s longer for each step and each collective until %ddp_fault off: in ...'
         """
-        from ddp_notebook.run.faults.faults import Faults
+        from ddp_notebook.run.faults.faults import FaultInjector
 
         parts = self._parts()
-        return Faults(parts.living, parts.questions).make(kind, ranks, after_s, by_s)
+        return FaultInjector(parts.living, parts.questions).make(kind, ranks, after_s, by_s)
 
     @property
     def epoch(self) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Remote:
+class OpenRemoteCalls:
     """Of one rank.
 
     Args:
@@ -30,7 +30,7 @@ class Remote:
     going_on: tuple[tuple[str, int], ...] = ()
 
     @classmethod
-    def of_vitals(cls, told: Mapping[str, Any]) -> Remote:
+    def of_vitals(cls, told: Mapping[str, Any]) -> OpenRemoteCalls:
         """What a rank says of itself."""
         return cls(
             serves=tuple((function, place, since_s) for function, place, since_s in told.get("serves", ())),
@@ -52,7 +52,7 @@ class Remote:
         function, place, _ = max(self.serves, key=lambda one: one[2])
         return f"runs {function} for another rank" + (f", at {place}" if place else "")
 
-    def why(self, callee: Remote, is_silent: bool) -> str:
+    def why(self, callee: OpenRemoteCalls, is_silent: bool) -> str:
         """Why it waits, behind the name of its rank.
 
         Args:
@@ -76,7 +76,7 @@ class Remote:
         return f"{call}, {does}" if does else call
 
 
-def still_running(views: Mapping[int, Remote], cell: int) -> list[str]:
+def still_running(views: Mapping[int, OpenRemoteCalls], cell: int) -> list[str]:
     """A sentence for each rank that still executes something for a stopped cell.
 
     Example:

@@ -24,7 +24,7 @@ _MOST_TRIES = 10  # in a row: a process that comes may be killed too
 _SETTLE_S = 0.5  # from when all wait and none is known to have died, until they are brought together as they are
 
 
-class Survival:
+class CellSurvival:
     """What is known of the loops of the cell under way.
 
     Args:

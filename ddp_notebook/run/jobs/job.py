@@ -17,7 +17,7 @@ from ddp_notebook.records.words import list_ranks
 from ddp_notebook.run.cells.cell import CellRun
 from ddp_notebook.run.cells.interrupt import Interrupts
 from ddp_notebook.run.cells.result import CellResult
-from ddp_notebook.run.cells.turn import GivenUpError, Place, in_words
+from ddp_notebook.run.cells.turn import GivenUpError, QueueSlot, in_words
 from ddp_notebook.run.cells.watch import Waiter
 from ddp_notebook.run.interrupted import OF_JOB, tells_interrupts
 from ddp_notebook.run.output.outlet import new_id
@@ -61,7 +61,7 @@ class Job(Future[CellResult]):
         ranks: Sequence[int],
         code: str,
         prompt: int,
-        place: Place,
+        place: QueueSlot,
         sink: Sink | None,
         cancel: Callable[[Job], object],
         waiting: Waiting | None,

@@ -16,7 +16,7 @@ from ddp_notebook.run.cells.cells import Cells
 from ddp_notebook.run.cells.elsewhere import Elsewhere
 from ddp_notebook.run.cells.interrupt import Interrupts, keyboard_interrupt
 from ddp_notebook.run.cells.result import CellResult
-from ddp_notebook.run.cells.turn import Place, in_words
+from ddp_notebook.run.cells.turn import QueueSlot, in_words
 from ddp_notebook.run.cells.unended import Unended
 from ddp_notebook.run.interrupted import OF_JOBS, tells_interrupts
 from ddp_notebook.run.jobs.job import Job
@@ -81,7 +81,7 @@ class Jobs:
         if not self._jobs:
             atexit.register(self._at_exit)
         self._last = number = self._last + 1
-        place = Place(self._cells.turn, number)
+        place = QueueSlot(self._cells.turn, number)
         job = Job(number, ranks, code, prompt, place, sink, self._cancel, waiting, self._telling)
         self._jobs[number] = job
         for old in [one for one in self if one.done()][:-_KEPT]:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from ddp_notebook.messages.ranks import Display
-from ddp_notebook.run.output.numbers import Form, form_of, merged
+from ddp_notebook.run.output.numbers import LinePattern, form_of, merged
 
 TWINS_S = 0.05  # a line without numbers waits so long for equal lines of other ranks
 OTHERS_S = 0.5  # a line with numbers, a display or a value waits so long for those of the other ranks
@@ -49,7 +49,7 @@ class Item:
     waits_s: float = TWINS_S
     family: str = field(default="", init=False, compare=False, repr=False)
     marker: str = field(default="", init=False, compare=False, repr=False)
-    form: Form | None = field(default=None, init=False, compare=False, repr=False)
+    form: LinePattern | None = field(default=None, init=False, compare=False, repr=False)
 
     @classmethod
     def line(cls, stream: str, text: str, waits_s: float = TWINS_S) -> Item:

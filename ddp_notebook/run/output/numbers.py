@@ -48,7 +48,7 @@ _OWNERS = ("rank", "gpu", "worker", "process", "pid", "device", "cuda")  # words
 
 
 @dataclass(slots=True)
-class Form:
+class LinePattern:
     """A line, split at its numbers.
 
     Args:
@@ -62,7 +62,7 @@ class Form:
     parts: list[str | None]
 
 
-class Number(NamedTuple):
+class NumberInLine(NamedTuple):
     """A number of a line, as it was written, without the spaces before it. One of the first three is not None."""
 
     address: str | None
@@ -81,7 +81,7 @@ class Number(NamedTuple):
         return float(self.text.replace(",", "")) * _UNITS.get(self.unit.strip(), 1.0)
 
 
-def form_of(line: str) -> Form | None:
+def form_of(line: str) -> LinePattern | None:
     """Split a line at its numbers. Returns None if the line cannot be merged with others.
 
     Example:
@@ -106,10 +106,10 @@ def form_of(line: str) -> Form | None:
             before = texts[at // _STRIDE] or ""
             if not before[-10:].lower().rstrip(" :=#_[(").endswith(_OWNERS):
                 marker += f"\0{number}"
-    return Form(shape, marker, parts)
+    return LinePattern(shape, marker, parts)
 
 
-def merged(ranks: Sequence[int], forms: Sequence[Form]) -> str | None:
+def merged(ranks: Sequence[int], forms: Sequence[LinePattern]) -> str | None:
     """Write the lines of several ranks as one.
 
     Args:
@@ -137,7 +137,7 @@ def merged(ranks: Sequence[int], forms: Sequence[Form]) -> str | None:
         if all(one == groups for one in of_ranks):
             written += filter(None, groups)
         else:
-            numbers = [Number(one[0], one[1], one[2], one[3] or "", one[4]) for one in of_ranks]
+            numbers = [NumberInLine(one[0], one[1], one[2], one[3] or "", one[4]) for one in of_ranks]
             text = _merged_number(ranks, numbers)
             if text is None:
                 return None
@@ -152,7 +152,7 @@ def merged(ranks: Sequence[int], forms: Sequence[Form]) -> str | None:
     return None if different > _MOST_DIFFERENT else "".join(written)
 
 
-def _merged_number(ranks: Sequence[int], numbers: Sequence[Number]) -> str | None:
+def _merged_number(ranks: Sequence[int], numbers: Sequence[NumberInLine]) -> str | None:
     """One number of a line, as the ranks have it. Returns None if they are of different kinds."""
     if all(one.address for one in numbers):
         return "0x…"
@@ -161,7 +161,7 @@ def _merged_number(ranks: Sequence[int], numbers: Sequence[Number]) -> str | Non
     return None if any(one.address for one in numbers) else _values(ranks, numbers)
 
 
-def _values(ranks: Sequence[int], numbers: Sequence[Number]) -> str:
+def _values(ranks: Sequence[int], numbers: Sequence[NumberInLine]) -> str:
     units = {number.unit for number in numbers}
     unit = units.pop() if len(units) == 1 else None
     if len(numbers) <= MOST_LISTED:
@@ -171,7 +171,7 @@ def _values(ranks: Sequence[int], numbers: Sequence[Number]) -> str:
     return _summary(numbers)
 
 
-def _summary(numbers: Sequence[Number]) -> str:
+def _summary(numbers: Sequence[NumberInLine]) -> str:
     """The minimum, mean and maximum of many ranks."""
     finite = sorted((one for one in numbers if math.isfinite(one.value)), key=lambda one: one.value)
     others: dict[str, int] = {}
@@ -186,7 +186,7 @@ def _summary(numbers: Sequence[Number]) -> str:
     return ", ".join(parts)
 
 
-def _mean(numbers: Sequence[Number]) -> str:
+def _mean(numbers: Sequence[NumberInLine]) -> str:
     """The mean of finite numbers, in the unit of the last one."""
     texts = [one.text.replace(",", "") for one in numbers]
     comma = "," if any("," in one.text for one in numbers) else ""

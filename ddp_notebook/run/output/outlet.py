@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ddp_notebook.run.output.pace import FRONT_END
-from ddp_notebook.run.output.sink import Here, Sink
+from ddp_notebook.run.output.sink import Sink, ThreadSink
 
 FLUSH_S = 0.05
 _TEXT_BYTES = 300_000  # text above the rate: 2.4 MB in any 3 s, since a busy server counts the text of more than 3 s
@@ -74,7 +74,7 @@ class Outlet:
     """
 
     def __init__(self, sink: Sink | None = None, holds: Callable[[float, float], bool] = lambda *_: False) -> None:
-        self.sink = Here() if sink is None else sink
+        self.sink = ThreadSink() if sink is None else sink
         self.can_update = self.sink.can_update
         self.can_change_text = self.can_update and not self.sink.is_captured  # text can be shown as a display
         self.is_live = self.sink.is_live

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from ddp_notebook.messages.ranks import Display
-from ddp_notebook.run.cells.cell import Shown
+from ddp_notebook.run.cells.cell import OutputItem
 from ddp_notebook.run.output.card import STOP, Card
 from ddp_notebook.run.output.fold import OTHERS_S, TWINS_S, Fold, Folded, Item, Tail
 from ddp_notebook.run.output.labels import LONGEST_LABEL, labelled
@@ -104,7 +104,7 @@ class Screen:
 
     # ---- input
 
-    def show(self, item: Shown) -> None:
+    def show(self, item: OutputItem) -> None:
         """Show a piece of text or a display."""
         now = time.monotonic()
         if item.display is not None:

@@ -35,7 +35,7 @@ class Sink(Protocol):
         """Show an error as a cell does that ends with it."""
 
 
-class Here:
+class ThreadSink:
     """Where the output of this thread goes: under the cell that runs, to the terminal, to whatever captures it."""
 
     def __init__(self) -> None:
@@ -71,7 +71,7 @@ class Here:
         self.flush("stderr")
 
 
-class OfMarimo(Here):
+class OfMarimo(ThreadSink):
     """Under the cell of marimo's that has made the thread. There that is what the notebook's own `print` does, which
     marimo replaces, and not what is written to `sys.stdout`."""
 
@@ -79,7 +79,7 @@ class OfMarimo(Here):
         vars(sys.modules["__main__"]).get("print", print)(text, end="", flush=True)
 
 
-class OfCell:
+class CellSink:
     """Under the cell that has made it, from any thread, also when it has ended: messages name the request that they
     belong to, and front ends put them there. (nbclient takes them only until the cell ends.)
 
@@ -144,8 +144,8 @@ def of_this_cell() -> Sink:
     """Where output goes that comes later, from another thread."""
     running = kernel()
     if running is not None and all(hasattr(running, name) for name in ("get_parent", "iopub_socket", "session")):
-        return OfCell(running)
-    return OfMarimo() if is_marimo() else Here()
+        return CellSink(running)
+    return OfMarimo() if is_marimo() else ThreadSink()
 
 
 def _is_captured() -> bool:

@@ -33,7 +33,7 @@ from ddp_notebook.run.cells.interrupt import keyboard_interrupt, uninterrupted
 from ddp_notebook.run.groups.living import Living
 from ddp_notebook.run.questions import Questions
 from ddp_notebook.run.rank_sets import RankSet
-from ddp_notebook.run.values.transfers import Outgoing, Transfers
+from ddp_notebook.run.values.transfers import PushedData, Transfers
 from ddp_notebook.run.values.values import RankValues
 from ddp_notebook.wire import bulk, safe
 from ddp_notebook.wire.parts import join, split
@@ -212,11 +212,11 @@ class Exchange:
             )
 
     def _push(self, variables: Mapping[str, Any], ranks: list[int], differ: bool) -> dict[int, Pushed]:
-        outgoing: dict[int, Outgoing] = {}
+        outgoing: dict[int, PushedData] = {}
         try:
             for rank in ranks:
                 same = None if differ else outgoing.get(ranks[0])
-                outgoing[rank] = same or Outgoing(join(bulk.pickled(_of_rank(variables, rank))))
+                outgoing[rank] = same or PushedData(join(bulk.pickled(_of_rank(variables, rank))))
             return self._transfers.push(outgoing)
         finally:
             for one in outgoing.values():

@@ -17,7 +17,7 @@ from ddp_notebook.messages.ranks import Pulled, Push, Pushed
 from ddp_notebook.run.cells.interrupt import Interrupts, uninterrupted
 from ddp_notebook.run.questions import Questions
 from ddp_notebook.wire.bulk import INLINE_BYTES
-from ddp_notebook.wire.memory import Memory, new_name, open_at
+from ddp_notebook.wire.memory import SealedMemory, new_name, open_at
 
 
 class Transfers:
@@ -61,7 +61,7 @@ class Transfers:
 
     def push(
         self,
-        outgoing: Mapping[int, Outgoing],
+        outgoing: Mapping[int, PushedData],
         *,
         of_rank: int = -1,
         check: Callable[[], None] = lambda: None,
@@ -124,7 +124,7 @@ class Transfers:
             raise KeyboardInterrupt
 
 
-class Outgoing:
+class PushedData:
     """Data for ranks, written once for all of them.
 
     Args:
@@ -132,16 +132,16 @@ class Outgoing:
     """
 
     def __init__(self, chunks: Sequence[Any]) -> None:
-        self.whole: bytes | Memory
+        self.whole: bytes | SealedMemory
         nbytes = sum(map(len, chunks))
         try:
-            self.whole = b"".join(chunks) if nbytes <= INLINE_BYTES else Memory(new_name(), chunks)
+            self.whole = b"".join(chunks) if nbytes <= INLINE_BYTES else SealedMemory(new_name(), chunks)
         except OSError:  # the system has no shared memory left
             self.whole = b"".join(chunks)
 
     def message(self, of_rank: int) -> Push:
         """The message to a rank, without its number. One without data is answered by a request for it."""
-        if isinstance(self.whole, Memory):
+        if isinstance(self.whole, SealedMemory):
             return Push(request=0, memory=self.whole.place, nbytes=len(self.whole), of_rank=of_rank)
         if len(self.whole) <= INLINE_BYTES:
             return Push(request=0, data=self.whole, of_rank=of_rank)
@@ -149,5 +149,5 @@ class Outgoing:
 
     def close(self) -> None:
         """Free the memory. Ranks that have it mapped keep it."""
-        if isinstance(self.whole, Memory):
+        if isinstance(self.whole, SealedMemory):
             self.whole.close()

@@ -13,7 +13,7 @@ _COARSEST = 1 << 16
 _SMOOTH_S = 2.0  # rates are means over about so long
 
 
-class Thinning:
+class DrawingBudget:
     """Which steps (or collectives, or rows of a metric) are shown, for a bound on the bytes per second.
 
     Args:

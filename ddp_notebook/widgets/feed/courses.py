@@ -162,7 +162,7 @@ def _keys(rows: Rows) -> npt.NDArray[np.int64]:
     return key
 
 
-class Names:
+class DrawnNames:
     """Chooses the names that views draw: the first `MOST_NAMES` of each cell.
 
     Example:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from ddp_notebook.observe.tables.matching import label_of
 from ddp_notebook.observe.tables.recorded import RecordedTables
-from ddp_notebook.observe.tables.ring import Ring
+from ddp_notebook.observe.tables.ring import RingBuffer
 from ddp_notebook.records.schema import CALL, RESOURCE, RPC, SPAN, TIMES, Rows
 from ddp_notebook.widgets.feed import courses, outgoing
 from ddp_notebook.widgets.feed.messages import FeedMessage, FeedTexts
@@ -73,7 +73,7 @@ class Feed:
         self._timelines: dict[int, Timeline] = {}
         self._remote = RemoteCalls(recording, self.texts, only)
         self._metrics = courses.Flow(METRIC_BYTES_PER_S if is_live else np.inf)
-        self._names = courses.Names()
+        self._names = courses.DrawnNames()
         self._metrics_end = self._ends["metric"]  # end of the rows that the views have, whole or thinned
         self._waiting = {name: empty(name) for name in _TIMELINE_BYTES}  # rows of the timeline that may not go yet
         self._allowance = _BURST_BYTES
@@ -81,7 +81,7 @@ class Feed:
         self._timeline_s = 0.0
         self._rows_left_out, self._coarsest = 0, 1  # in cells that have no timeline any more
         self._is_history_whole = True  # all rows of before were read
-        self._kept = {name: Ring(FEED_TABLES[name], count) for name, count in _KEPT.items()}
+        self._kept = {name: RingBuffer(FEED_TABLES[name], count) for name, count in _KEPT.items()}
         self._ranks: Rows = empty("rank")
         self._layouts: list[dict[str, Any]] = []
         self._said: dict[str, Any] = {}

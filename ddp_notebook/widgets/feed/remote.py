@@ -7,7 +7,7 @@ import numpy as np
 from ddp_notebook.observe.tables.recorded import RecordedTables
 from ddp_notebook.observe.tables.remote import latest
 from ddp_notebook.records.schema import RPC, RPC_KINDS, RPC_SIDES, STATES, Rows
-from ddp_notebook.widgets.feed.budget import Thinning
+from ddp_notebook.widgets.feed.budget import DrawingBudget
 from ddp_notebook.widgets.feed.messages import FeedTexts
 from ddp_notebook.widgets.feed.outgoing import ms
 from ddp_notebook.widgets.feed.tables import KINDS, empty
@@ -33,7 +33,7 @@ class RemoteCalls:
 
     def __init__(self, recording: RecordedTables, texts: FeedTexts, only: int | None) -> None:
         self._recording, self._texts, self._only = recording, texts, only
-        self._thin = Thinning(np.inf)
+        self._thin = DrawingBudget(np.inf)
         self._rows, self._came_s = np.zeros(0, RPC), np.zeros(0)
         self._looked_s: float | None = None
         self._chosen = 0  # calls that might have travelled so far

@@ -10,7 +10,7 @@ from ddp_notebook.observe.tables.recorded import RecordedTables
 from ddp_notebook.observe.tables.remote import latest
 from ddp_notebook.records.schema import CALL, SPAN, SPANS, Rows
 from ddp_notebook.widgets.feed import outgoing
-from ddp_notebook.widgets.feed.budget import Thinning
+from ddp_notebook.widgets.feed.budget import DrawingBudget
 from ddp_notebook.widgets.feed.cutting import Cutter
 from ddp_notebook.widgets.feed.tables import empty
 
@@ -39,8 +39,8 @@ class Timeline:
         self._start_ns = start_ns
         self._is_bounded = bytes_per_s is not None
         self._cutter = Cutter(recording, cell)
-        self._thin = Thinning(bytes_per_s or np.inf, every)  # by step
-        self._thin_loose = Thinning(bytes_per_s or np.inf, every)  # by number, as long as there are no steps
+        self._thin = DrawingBudget(bytes_per_s or np.inf, every)  # by step
+        self._thin_loose = DrawingBudget(bytes_per_s or np.inf, every)  # by number, as long as there are no steps
         self._spans, self._calls = np.zeros(0, SPAN), np.zeros(0, CALL)
         self._span_sent, self._call_sent = np.zeros(0, bool), np.zeros(0, bool)
         self._came_s = np.zeros(0)

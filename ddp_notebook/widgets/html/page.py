@@ -9,7 +9,7 @@ from ddp_notebook.observe.tables.recorded import RecordedTables
 from ddp_notebook.widgets.feed.feed import Feed
 from ddp_notebook.widgets.html import bars, curves
 from ddp_notebook.widgets.html.markup import Markup, element, join, shorten
-from ddp_notebook.widgets.html.sources import Shown, Sources
+from ddp_notebook.widgets.html.sources import PageState, Sources
 from ddp_notebook.widgets.html.table import MOST_ROWS, table
 from ddp_notebook.widgets.present import Present
 
@@ -20,7 +20,7 @@ _WHY = 300  # characters
 _TELLS = {"stuck": "hangs"}
 
 
-def draw(shown: Shown, key: str) -> str:
+def draw(shown: PageState, key: str) -> str:
     """The page.
 
     Args:
@@ -66,7 +66,7 @@ def _style() -> Markup:
     return Markup(f"<style>{''.join(lines)}</style>")
 
 
-def _head(shown: Shown) -> Markup:
+def _head(shown: PageState) -> Markup:
     word = _TELLS.get(shown.state, shown.state)
     cell = f" {shown.cell}" if shown.cell and shown.state != "stopped" else ""
     what = {"running": "is running", "stuck": "does not go on", "idle": "was the last" if cell else ""}.get(
@@ -83,7 +83,7 @@ def _head(shown: Shown) -> Markup:
     )
 
 
-def _alarm(shown: Shown) -> Markup | None:
+def _alarm(shown: PageState) -> Markup | None:
     if shown.state != "stuck":
         return None
     why = shown.why or "the ranks wait for each other"
@@ -95,7 +95,7 @@ def _alarm(shown: Shown) -> Markup | None:
     )
 
 
-def _foot(shown: Shown) -> Markup | None:
+def _foot(shown: PageState) -> Markup | None:
     nothing = [] if shown.courses or len(shown.steps) else ["nothing was logged, and no step has ended"]
     notes = [*nothing, *shown.notes]
     return element("div", " · ".join(notes), class_="soft") if notes else None

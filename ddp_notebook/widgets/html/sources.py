@@ -21,7 +21,7 @@ _STATES = ("running", "stuck")  # in which ranks are somewhere
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shown:
+class PageState:
     """What one redraw shows."""
 
     title: str  # of the session
@@ -48,7 +48,7 @@ class Sources:
         self._courses: dict[int, Course] = {}  # by the number of the name
         self._names = np.zeros(0, np.int64)  # numbers of all names that were logged
 
-    def look(self, head: Mapping[str, Any]) -> Shown:
+    def look(self, head: Mapping[str, Any]) -> PageState:
         """What there is now.
 
         Args:
@@ -70,7 +70,7 @@ class Sources:
             named = {main: named.pop(main), **named}
         steps = feed.kept("step")
         steps = steps[steps["cell"] == steps["cell"].max(initial=0)]
-        return Shown(
+        return PageState(
             title=head["title"],
             state=head["state"],
             cell=head["label"],

@@ -12,7 +12,7 @@ from ddp_notebook.observe.tables.recorded import RecordedTables
 from ddp_notebook.widgets.feed.feed import Feed
 from ddp_notebook.widgets.feed.messages import FeedMessage
 from ddp_notebook.widgets.html import page
-from ddp_notebook.widgets.html.sources import Shown, Sources
+from ddp_notebook.widgets.html.sources import PageState, Sources
 from ddp_notebook.widgets.publisher import Publisher
 
 PERIOD_S = 0.5  # between two redraws
@@ -90,7 +90,7 @@ class HtmlView:
         """There is something that was not drawn yet. From any thread."""
         self._has_news = True
 
-    def _look(self, feed: Feed, _: int) -> Shown:
+    def _look(self, feed: Feed, _: int) -> PageState:
         assert self._publisher is not None
         if self._sources is None:
             self._sources = Sources(feed)

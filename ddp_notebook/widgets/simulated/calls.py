@@ -13,7 +13,7 @@ from ddp_notebook.widgets.simulated.shape import BUCKETS, MODEL, Shape, has_mess
 from ddp_notebook.widgets.simulated.times import StepTimes, Times
 
 
-class Calls(NamedTuple):
+class SimulatedCalls(NamedTuple):
     """Rows of `records.CALL` by what they are for."""
 
     ddp: Rows  # (world_size, steps, BUCKETS)
@@ -42,7 +42,7 @@ class CallMaker:
         self._elements = elements
         self._calls = self._sums = self._messages = 0  # counts of each rank, which are the same on all
 
-    def calls(self, times: StepTimes, cell: int, cell_step: int, spans: int) -> Calls:
+    def calls(self, times: StepTimes, cell: int, cell_step: int, spans: int) -> SimulatedCalls:
         """The calls of the next steps.
 
         Args:
@@ -113,4 +113,4 @@ class CallMaker:
         self._calls += int(own.sum())
         self._sums += int(sums.sum())
         self._messages += len(passed)
-        return Calls(ddp=of_step, sums=mine, messages=pairs)
+        return SimulatedCalls(ddp=of_step, sums=mine, messages=pairs)

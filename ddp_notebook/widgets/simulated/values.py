@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ddp_notebook.records.schema import FIRST_BYTES, SAMPLE_OF_LARGE, Rows
-from ddp_notebook.widgets.simulated.calls import Calls
+from ddp_notebook.widgets.simulated.calls import SimulatedCalls
 from ddp_notebook.widgets.simulated.rows import RowMaker
 from ddp_notebook.widgets.simulated.shape import BUCKETS, Shape
 from ddp_notebook.widgets.simulated.times import StepTimes, Times
@@ -33,7 +33,7 @@ class ValueMaker:
         self._elements = elements
         self._random = random
 
-    def values(self, times: StepTimes, calls: Calls, steps_before: int) -> Rows:
+    def values(self, times: StepTimes, calls: SimulatedCalls, steps_before: int) -> Rows:
         """(world_size, n) rows of `records.VALUE` of these calls.
 
         Args:

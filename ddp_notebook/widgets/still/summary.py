@@ -14,7 +14,7 @@ from ddp_notebook.observe.steps.run import TrainingRun, run_of
 from ddp_notebook.observe.steps.steps import StepTable, measure
 from ddp_notebook.observe.steps.waits import straggler_of
 from ddp_notebook.observe.tables.matching import RowSource, label_of
-from ddp_notebook.observe.tables.parts import Part
+from ddp_notebook.observe.tables.parts import RecordingPart
 from ddp_notebook.observe.tables.recorded import RecordedTables
 from ddp_notebook.observe.tables.remote import latest
 from ddp_notebook.observe.views import Metric, Straggler, main_metric
@@ -154,7 +154,7 @@ def _in(rows: Rows, cell: int | None) -> npt.NDArray[np.bool_]:
     return np.ones(len(rows), bool) if cell is None else rows["cell"] == cell
 
 
-class _Since(Part):
+class _Since(RecordingPart):
     """The end of a recording, from a time on."""
 
     def __init__(self, recording: RowSource, begin_ns: int) -> None:

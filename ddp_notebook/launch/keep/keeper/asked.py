@@ -65,7 +65,7 @@ _QUESTIONS = (Probe, ClockProbe, CheckVariables, Pull)  # which change nothing
 _OF_ALL = (TroubleRequest, StatusRequest, LookAtRanksRequest, FetchRequest, PingRequest)
 
 
-class Asked:
+class RequestHandler:
     """Does what notebooks ask.
 
     Args:

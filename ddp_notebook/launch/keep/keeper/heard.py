@@ -11,18 +11,18 @@ from typing import Any
 from ddp_notebook.launch.keep.keeper.journal import Journal
 from ddp_notebook.launch.keep.keeper.notebooks import Notebooks
 from ddp_notebook.launch.keep.keeper.queue import Queue
-from ddp_notebook.launch.keep.recorded import Recorded as RecordedFiles
+from ddp_notebook.launch.keep.recorded import KeptRecording as RecordedFiles
 from ddp_notebook.launch.keep.state import OwnCluster
 from ddp_notebook.launch.rank_log import RankLog
 from ddp_notebook.launch.receipts import Receipts
 from ddp_notebook.messages.encoding import Message
-from ddp_notebook.messages.framing import Text
+from ddp_notebook.messages.framing import ProcessText
 from ddp_notebook.messages.keeper import (
     ControllerEnded,
     RankEnded,
     RankMessage,
     RanksRenumbered,
-    Running,
+    RunningCell,
     RunningCells,
     Waiting,
 )
@@ -152,7 +152,7 @@ class Heard:
     def running(self, now: float) -> RunningCells:
         """Return the message about cells that run and wait."""
         cells = [
-            Running(told=cell.told, ranks=cell.ranks, pending=sorted(cell.open), for_s=now - cell.began_s)
+            RunningCell(told=cell.told, ranks=cell.ranks, pending=sorted(cell.open), for_s=now - cell.began_s)
             for cell in self._journal.running
         ]
         return RunningCells(running=cells, waiting=list(self._queue.waiting))
@@ -165,7 +165,7 @@ class Heard:
     def on_text(self, rank: int, fd: int, data: bytes) -> None:
         with self._notebooks.lock:
             self._journal.on_text(rank, fd, data)
-            self._notebooks.tell(Text(rank, fd, data))
+            self._notebooks.tell(ProcessText(rank, fd, data))
             self.tell_running()
         self._text_of(rank).add(fd, data)
 

@@ -14,14 +14,14 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from ddp_notebook.messages.encoding import Message
-from ddp_notebook.messages.framing import Text
+from ddp_notebook.messages.framing import ProcessText
 from ddp_notebook.messages.keeper import RankEnded, RankMessage
 from ddp_notebook.messages.ranks import CellDone, Display, InputReply, InputRequest, RunCell
 from ddp_notebook.messages.survival import Stalls, Survives
 from ddp_notebook.records.units import bundle_chars, size
-from ddp_notebook.wire.marks import CellEnd, Mark, MarkReader, Place
+from ddp_notebook.wire.marks import CellEnd, DisplayMark, Mark, MarkReader
 
-Event = Message | Text  # what a notebook is sent
+Event = Message | ProcessText  # what a notebook is sent
 # What an entry takes beside its text or its display's data, measured with tracemalloc (CPython 3.11, 64 bits).
 _TEXT_BYTES, _DISPLAY_BYTES = 220, 1000
 _PIECE_BYTES = 4096  # text that comes in smaller pieces is put together
@@ -100,15 +100,15 @@ class _OfRank:
             self.left_out_bytes += oldest.nbytes
             if oldest.place:  # else the text behind its mark would wait for it for ever
                 self.without_display.add(oldest.place)
-            elif not oldest.nbytes and not isinstance(oldest.mark, Place):
+            elif not oldest.nbytes and not isinstance(oldest.mark, DisplayMark):
                 self.kept.append(oldest)
 
     def add_text(self, rank: int, fd: int, data: bytes, limit_bytes: int) -> None:
         last = self.entries[-1].event if self.entries and self.entries[-1].mark is None else None
-        if isinstance(last, Text) and last.fd == fd and len(last.data) + len(data) <= _PIECE_BYTES:
+        if isinstance(last, ProcessText) and last.fd == fd and len(last.data) + len(data) <= _PIECE_BYTES:
             self.takes_bytes -= self.entries.pop().takes_bytes
             data = last.data + data
-        self.add(_Entry(Text(rank, fd, data), len(data)), limit_bytes)
+        self.add(_Entry(ProcessText(rank, fd, data), len(data)), limit_bytes)
 
 
 class Journal:
@@ -155,14 +155,14 @@ class Journal:
             yield from (_with_rank(entry.event, rank) for entry in of_rank.kept if entry.event is not None)
             if of_rank.left_out_bytes:
                 words = f"... {size(of_rank.left_out_bytes)} before this were not kept ...\n"
-                yield Text(rank, 1, words.encode())
+                yield ProcessText(rank, 1, words.encode())
             for entry in of_rank.entries:
-                lost = isinstance(entry.mark, Place) and entry.mark.number in of_rank.without_display
+                lost = isinstance(entry.mark, DisplayMark) and entry.mark.number in of_rank.without_display
                 if entry.event is not None and not lost:
                     yield _with_rank(entry.event, rank)
             for fd, data in of_rank.unfinished.items():
                 if data:
-                    yield Text(rank, fd, data)
+                    yield ProcessText(rank, fd, data)
             loop = (of_rank.survives, of_rank.stalls)
             yield from (RankMessage(rank=rank, message=one) for one in loop if one is not None)
 
@@ -193,7 +193,7 @@ class Journal:
         data, at = of_rank.unfinished.get(fd, b"") + data, 0
         for start, end, mark in self._reader.find(data):
             self._add_text(of_rank, rank, fd, data[at:start])
-            of_rank.add(_Entry(Text(rank, fd, data[start:end]), mark=mark), self._limit_bytes)
+            of_rank.add(_Entry(ProcessText(rank, fd, data[start:end]), mark=mark), self._limit_bytes)
             if isinstance(mark, CellEnd) and (cell := self.cells.get(mark.cell)) is not None:
                 cell.close(rank, "text", *["done"] * (mark.duration_s is not None))
                 self._note_end(cell)
@@ -287,6 +287,6 @@ class Journal:
 
 def _with_rank(event: Event, rank: int) -> Event:
     """An event of a rank as its number is now."""
-    if isinstance(event, Text):
+    if isinstance(event, ProcessText):
         return event._replace(process=rank)
     return replace(event, rank=rank) if isinstance(event, RankMessage | RankEnded) else event

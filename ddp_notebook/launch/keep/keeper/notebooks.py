@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from ddp_notebook.launch import processes
 from ddp_notebook.launch.keep.channel import Channel
 from ddp_notebook.launch.keep.keeper.journal import Event
-from ddp_notebook.messages.framing import Numbered, Text
+from ddp_notebook.messages.framing import Numbered, ProcessText
 from ddp_notebook.messages.keeper import RankMessage, TakenOver
 from ddp_notebook.messages.ranks import Display, Recorded
 from ddp_notebook.records.units import bundle_chars
@@ -100,7 +100,7 @@ class Notebook:
 
 
 def _size(event: Event) -> int:
-    if isinstance(event, Text):
+    if isinstance(event, ProcessText):
         return _EACH_BYTES + len(event.data)
     message = event.message if isinstance(event, RankMessage) else None
     if isinstance(message, Display):

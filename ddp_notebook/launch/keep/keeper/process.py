@@ -24,12 +24,12 @@ from typing import Any, cast
 from ddp_notebook.errors import DDPNotebookError, StartError, UsageError
 from ddp_notebook.launch.hosts import DirectHosts
 from ddp_notebook.launch.keep.failures import failure_of
-from ddp_notebook.launch.keep.keeper.asked import Asked
+from ddp_notebook.launch.keep.keeper.asked import RequestHandler
 from ddp_notebook.launch.keep.keeper.heard import Heard
 from ddp_notebook.launch.keep.keeper.journal import Journal
 from ddp_notebook.launch.keep.keeper.notebooks import Notebook, Notebooks
 from ddp_notebook.launch.keep.keeper.queue import Queue
-from ddp_notebook.launch.keep.recorded import Recorded
+from ddp_notebook.launch.keep.recorded import KeptRecording
 from ddp_notebook.launch.keep.state import OwnCluster, folder_of, silent, silent_ranks, state_of
 from ddp_notebook.launch.members.beginning import DirectBeginning
 from ddp_notebook.launch.options import Ssh, StartOptions
@@ -37,7 +37,15 @@ from ddp_notebook.launch.preemption import Preemption
 from ddp_notebook.messages.encoding import to_json
 from ddp_notebook.messages.framing import Numbered, Unpacker
 from ddp_notebook.messages.hosts import Notice
-from ddp_notebook.messages.keeper import AllSent, KeeperSpec, SessionEnded, StartStage, State, StateChanged, Welcome
+from ddp_notebook.messages.keeper import (
+    AllSent,
+    KeeperSpec,
+    SessionEnded,
+    SessionState,
+    StartStage,
+    StateChanged,
+    Welcome,
+)
 from ddp_notebook.registry import doors, entries, modes, private
 from ddp_notebook.registry.finding import SESSION
 from ddp_notebook.version import __version__
@@ -63,12 +71,12 @@ class Keeper:
         self._keep = self._options.keep
         self._notebooks = Notebooks()
         self._queue = Queue()
-        self._asked: Asked | None = None
+        self._asked: RequestHandler | None = None
         self._failure: BaseException | None = None
         self._cluster: OwnCluster | None = None
         self._preemption: Preemption | None = None
         self._said: deque[str] = deque()  # that notebooks were not told
-        self._state: State | None = None
+        self._state: SessionState | None = None
         self._why = ""  # it ends
         self._told_end: queue.SimpleQueue[str] = queue.SimpleQueue()  # an Event may not be set in a handler of signals
         self._ended = threading.Event()
@@ -120,13 +128,13 @@ class Keeper:
         self._cluster = cluster = cast(OwnCluster, beginning.make(heard))
         cluster.tell_what_is_slow(lambda text: self._notebooks.tell(Notice(text=text)))
         journal = Journal(cluster.mark_token, keep.output_bytes)
-        recorded = Recorded(self._spool, keep.recording_bytes)
+        recorded = KeptRecording(self._spool, keep.recording_bytes)
         heard.begin(cluster, journal, self._queue, recorded, self._spool, self._changed)
         beginning.start(cluster)
         self._heard, self._journal, self._recorded = heard, journal, recorded
         self._hosts, self._synced = hosts, beginning.synced
         told = self._changed, heard.on_renumbered, lambda: self.end("stopped", wait=True)
-        asked = Asked(cluster, hosts, journal, self._queue, self._notebooks, heard, *told)
+        asked = RequestHandler(cluster, hosts, journal, self._queue, self._notebooks, heard, *told)
         if (folder := self._options.on_preempt) is not None:
             self._preemption = Preemption(folder, cluster, lambda: journal.is_in_loop, self._said.append)
             self._preemption.begin()

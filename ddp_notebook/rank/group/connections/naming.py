@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ddp_notebook.rank.group.connections.cutting import Connections
 
 
-class Names:
+class GroupNames:
     """Names such groups after their ranks, and how many of these ranks there were before: on both members agree."""
 
     def __init__(self) -> None:

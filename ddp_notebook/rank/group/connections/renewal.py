@@ -25,7 +25,7 @@ _DEFAULT = "0"  # torch's name of the default group
 _KEPT = 2
 
 
-class Renewal:
+class Reconnection:
     """Makes the connections of this process anew.
 
     Args:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ddp_notebook.rank.group.sequences import Moment
 
 
-class Layout(NamedTuple):
+class BucketChange(NamedTuple):
     """A model's buckets have changed."""
 
     time_ns: int
@@ -67,7 +67,7 @@ class Model:
         """Somebody reads from now on who was not told of its buckets."""
         self._is_rebuilt = None
 
-    def prepare(self, model: DistributedDataParallel) -> Layout | None:
+    def prepare(self, model: DistributedDataParallel) -> BucketChange | None:
         """The next backward will synchronise its gradients. Returns its layout if that has changed."""
         self.at, self.left = 0, self._sum
         if self._reducer() is not model.reducer or self._group() is not model.process_group:
@@ -101,7 +101,7 @@ class Model:
             {"nbytes": size, "parameters": [self._names[number] for number in numbers if number < len(self._names)]}
             for size, numbers in zip(self.sizes, buckets, strict=False)
         ]
-        return Layout(time.monotonic_ns(), self.name, json.dumps(words), is_rebuilt)
+        return BucketChange(time.monotonic_ns(), self.name, json.dumps(words), is_rebuilt)
 
     def _first_buckets(self) -> list[list[int]]:
         """The parameters of each bucket in torch's first layout, which goes from the last to the first, since the order

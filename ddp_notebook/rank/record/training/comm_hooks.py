@@ -75,7 +75,7 @@ class StandIn:
         return future
 
 
-class Hooks:
+class ObservedCommHooks:
     """The hooks of this process.
 
     Args:

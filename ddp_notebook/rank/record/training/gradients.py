@@ -17,7 +17,7 @@ from ddp_notebook.stdlib import functools
 _OWN, _AVERAGED = 2, 3  # the side of a value, of `records.VALUE`
 
 
-class Gradient(NamedTuple):
+class ChosenGradient(NamedTuple):
     """A gradient of the chosen parameter."""
 
     span: int  # the backward
@@ -26,7 +26,7 @@ class Gradient(NamedTuple):
     copy: previews.Copy
 
 
-class Gradients:
+class GradientHook:
     """Looks at the gradients of one parameter, by a hook of the parameter.
 
     Args:
@@ -79,7 +79,7 @@ class Gradients:
         copy = unseen(previews.copy, [gradient])
         if copy is not None:
             self._has_shown = True
-            self._tape.put(Gradient(span, name, side, copy), is_large=True)
+            self._tape.put(ChosenGradient(span, name, side, copy), is_large=True)
 
     def end_cell(self, modules: Iterable[torch.nn.Module]) -> None:
         """Say so if the chosen parameter was not seen.

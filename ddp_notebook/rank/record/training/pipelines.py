@@ -32,7 +32,7 @@ INPUT_GRADIENT, WEIGHT_GRADIENT = map(SPANS.index, ("input gradient", "weight gr
 _MOST_SHOWN = 100  # characters of a module
 
 
-class Action(NamedTuple):
+class StageAction(NamedTuple):
     """What a stage does with a microbatch. As text: `"stage 1, forward of microbatch 3"`."""
 
     kind: int
@@ -67,7 +67,7 @@ class Pipelines:
     """
 
     def __init__(self, tape: Tape, leave: Leave) -> None:
-        self.doing: dict[int, Action] = {}  # by thread
+        self.doing: dict[int, StageAction] = {}  # by thread
         self._tape = tape
         self._leave = leave
         self._steps: dict[int, _Step] = {}  # by thread
@@ -114,7 +114,7 @@ class Pipelines:
                 if kind != FORWARD and not stage.has_backward:
                     return original(stage, microbatch, *args, **named)
                 thread, began_ns = threading.get_ident(), time.monotonic_ns()
-                self.doing[thread] = action = Action(kind, stage.stage_index, microbatch)
+                self.doing[thread] = action = StageAction(kind, stage.stage_index, microbatch)
                 try:
                     return original(stage, microbatch, *args, **named)
                 except Exception as error:
@@ -129,7 +129,7 @@ class Pipelines:
 
         return make
 
-    def _put(self, action: Action, began_ns: int, step: _Step | None) -> None:
+    def _put(self, action: StageAction, began_ns: int, step: _Step | None) -> None:
         name = f"stage {action.stage}, microbatch {action.microbatch}"
         place = (step.span if step else 0), action.stage, action.microbatch
         self._leave(action.kind, name, began_ns, number=next(self._tape.spans), place=place)
@@ -170,7 +170,7 @@ class Pipelines:
         return passed_over(step)
 
     def _explain(
-        self, error: Exception, stages: Sequence[Any], action: Action | None, microbatches: int | None = None
+        self, error: Exception, stages: Sequence[Any], action: StageAction | None, microbatches: int | None = None
     ) -> None:
         """Say in a note of the error which stage has failed, in what, and what it was given. The stage of an error
         before the first action, when torch asks every stage for its shapes, is the one whose module has raised."""

@@ -24,8 +24,8 @@ from ddp_notebook.rank.record.tape import OFF, Tape, new
 from ddp_notebook.rank.record.training.blocks import Blocks
 from ddp_notebook.rank.record.training.buckets import Backward, Model
 from ddp_notebook.rank.record.training.checkpoints import Checkpoints
-from ddp_notebook.rank.record.training.comm_hooks import Hooks
-from ddp_notebook.rank.record.training.gradients import Gradients
+from ddp_notebook.rank.record.training.comm_hooks import ObservedCommHooks
+from ddp_notebook.rank.record.training.gradients import GradientHook
 from ddp_notebook.rank.record.training.loaders import Loaders, samples_of
 from ddp_notebook.rank.record.training.naming import new_name
 from ddp_notebook.rank.record.training.optimizers import Optimizers
@@ -82,7 +82,7 @@ class Training:
         self._roots: dict[int, tuple[int, int]] = {}  # forwards of FSDP under way: their begin, and the batch size
         self._naming = threading.Lock()  # models may be new in several threads at once
         self._optimizers = Optimizers(tape, self.stepped)
-        self._gradients = Gradients(tape)
+        self._gradients = GradientHook(tape)
         self.pipelines = Pipelines(tape, self.put)
         self._loaders = Loaders(tape, self.put)
         self._blocks = Blocks(tape, lambda name, began_ns: self.put(BLOCK, name, began_ns))
@@ -119,7 +119,7 @@ class Training:
         around(DistributedDataParallel, "__init__", self._around_init)
         around(DistributedDataParallel, "forward", self._around_forward)
         around(DistributedDataParallel, "register_comm_hook", self._around_register)
-        around(dist, "_register_comm_hook", Hooks(self._tape, self._model_of).around_register)
+        around(dist, "_register_comm_hook", ObservedCommHooks(self._tape, self._model_of).around_register)
 
     def _look_at_fsdp(self) -> None:
         from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState

@@ -19,7 +19,7 @@ from ddp_notebook.rank.imports import after_import
 from ddp_notebook.rank.record.tape import OFF
 from ddp_notebook.rank.remote_calls import ContextEvent, Sent
 from ddp_notebook.rank.rpc.context_ids import WORKER_BITS, context_id, originals, recv_functions, send_functions
-from ddp_notebook.rank.rpc.record.here import Here, numbered
+from ddp_notebook.rank.rpc.record.here import RpcThread, numbered
 from ddp_notebook.records.schema import CONTEXT_EVENTS
 from ddp_notebook.stdlib import contextlib, functools, time
 
@@ -42,7 +42,7 @@ class Contexts:
         here: where each thread is; its `context` is torch's number of one, plus 1.
     """
 
-    def __init__(self, training: Training, face: Face, here: Here) -> None:
+    def __init__(self, training: Training, face: Face, here: RpcThread) -> None:
         self._training, self._tape, self._face, self._here = training, training.tape, face, here
         self._known: OrderedDict[int, set[int]] = OrderedDict()  # recvs that have been told, by context
 

@@ -11,7 +11,7 @@ from ddp_notebook.rank.remote_calls import Ran
 _BITS = 38  # of what a worker counts; with 15 of its own number they are exact in a float of the monitor's
 
 
-class Here:
+class RpcThread:
     """Each thread. (A thread of the agent's is a new one to Python at every call, so `threading.local` is made and
     thrown away each time: 5 us.)
 

@@ -24,7 +24,7 @@ from ddp_notebook.rank.group.operators import nbytes_of
 from ddp_notebook.rank.record.tape import OFF, Tape
 from ddp_notebook.rank.remote_calls import TORCH, Ran, Sent
 from ddp_notebook.rank.rpc.record.contexts import Contexts
-from ddp_notebook.rank.rpc.record.here import Here
+from ddp_notebook.rank.rpc.record.here import RpcThread
 from ddp_notebook.rank.rpc.record.references import References
 from ddp_notebook.records.schema import RPC_KINDS, SPANS
 from ddp_notebook.stdlib import functools, time
@@ -43,7 +43,7 @@ _now_ns = time.monotonic_ns
 _to_here = "to_here"
 
 
-class Recorder:
+class RpcRecorder:
     """Records the remote calls of this rank.
 
     Args:
@@ -55,7 +55,7 @@ class Recorder:
         self._face = face
         self._training = training
         self.tape: Tape = training.tape
-        self.here = Here(face.serving.running)
+        self.here = RpcThread(face.serving.running)
         self._references = References(self.tape, face, self.here)
         self._contexts = Contexts(training, face, self.here)
         self._fetching: dict[int, Sent] = {}  # those of `to_here` that have not returned

@@ -10,7 +10,7 @@ from torch.distributed.rpc.internal import _InternalRPCPickler
 
 from ddp_notebook.rank.record.tape import OFF, Tape
 from ddp_notebook.rank.remote_calls import ReferenceEvent, Sent
-from ddp_notebook.rank.rpc.record.here import Here, numbered
+from ddp_notebook.rank.rpc.record.here import RpcThread, numbered
 from ddp_notebook.records.schema import REFERENCE_EVENTS
 from ddp_notebook.stdlib import re, time, weakref
 
@@ -32,7 +32,7 @@ class References:
         here: where each thread is.
     """
 
-    def __init__(self, tape: Tape, face: Face, here: Here) -> None:
+    def __init__(self, tape: Tape, face: Face, here: RpcThread) -> None:
         self._tape, self._face, self._here = tape, face, here
         self._alive: dict[int, weakref.ref[Any]] = {}  # by the ids of these
 
