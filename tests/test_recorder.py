@@ -129,11 +129,11 @@ def test_gloo_is_kept_from_what_would_end_the_process(group):
     """Tensors that claim to be on a GPU do, where there is none."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    from ddp_notebook.rank.group.kernels import gloo_on_gpu
+    from ddp_notebook.rank.group.kernels import kernel
 
     world = dist.distributed_c10d._get_default_group()
-    gloo_on_gpu.refuse("send", world, [torch.ones(2)])
+    kernel.refuse_on_gpu("send", world, [torch.ones(2)])
     with FakeTensorMode():
         x = torch.empty(2, device="cuda")
     with pytest.raises(RuntimeError, match=r"gloo cannot send tensors of a GPU.*x\.cpu\(\).*--backend nccl"):
-        gloo_on_gpu.refuse("send", world, [x])
+        kernel.refuse_on_gpu("send", world, [x])

@@ -15,9 +15,8 @@ from ddp_notebook.launch.host.files import NOTE, Files, digest
 from ddp_notebook.launch.hosts import DirectHosts
 from ddp_notebook.launch.options import Ssh, StartOptions
 from ddp_notebook.launch.sync import choice
-from ddp_notebook.launch.sync.choice import SyncEntry, choose, may_hold_keys, resolved
-from ddp_notebook.launch.sync.listing import names
-from ddp_notebook.launch.sync.plan import Plan
+from ddp_notebook.launch.sync.choice import SyncEntry, choose, may_hold_keys, names, resolved
+from ddp_notebook.launch.sync.sending import Plan
 from ddp_notebook.messages.hosts import (
     CompareReply,
     CompareRequest,

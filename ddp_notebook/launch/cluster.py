@@ -7,6 +7,7 @@ belongs to an epoch of the group, see `forming`.
 
 from __future__ import annotations
 
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -16,13 +17,42 @@ from ddp_notebook.launch.forming import Check
 from ddp_notebook.launch.host.host import Host
 from ddp_notebook.launch.members.members import Renumbered
 from ddp_notebook.launch.placement import Placement
-from ddp_notebook.launch.process import RANK, Process, Processes
+from ddp_notebook.launch.process import CONTROLLER, RANK, Process, Processes
 from ddp_notebook.messages.encoding import Message
 from ddp_notebook.messages.hosts import Seen
 from ddp_notebook.wire.memory import SealedMemory
 
 if TYPE_CHECKING:
     from ddp_notebook.launch.sync.sync import Synced
+
+
+def end_all(processes: Processes, hosts: Sequence[Host], grace_s: float) -> list[int]:
+    """End them, and all below them.
+
+    Args:
+        hosts: of the ranks.
+        grace_s: seconds from `END` to SIGKILL.
+
+    Returns:
+        The ids of what could not be ended, see `Host.end_all`.
+    """
+    left: list[int] = []
+
+    def end(host: Host) -> None:
+        those = [process for process in processes.all.values() if process.host is host]
+        ranks = [process.number for process in those if process.kind == RANK]
+        left.extend(host.end_all(ranks, [process.number for process in those if process.kind != RANK], grace_s))
+
+    with_controller = [process.host for process in processes.living(CONTROLLER)]
+    first, *others = dict.fromkeys([*hosts, *with_controller])
+    beside = [threading.Thread(target=end, args=(host,)) for host in others]  # each may need all of the grace
+    for one in beside:
+        one.start()
+    end(first)
+    for one in beside:
+        one.join()
+    return left
+
 
 __all__ = ["Beginning", "Check", "Cluster", "Hosts", "Listener"]
 HANGS_S = 5.0  # without an answer, until something that needs it is given up; a loaded machine is slow

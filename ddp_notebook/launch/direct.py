@@ -9,12 +9,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ddp_notebook.launch.cluster import Cluster, Listener
+from ddp_notebook.launch.cluster import Cluster, Listener, end_all
 from ddp_notebook.launch.engines import Engines
 from ddp_notebook.launch.forming import Check, Forming
 from ddp_notebook.launch.host.host import Host
 from ddp_notebook.launch.members.admission import Admission
-from ddp_notebook.launch.members.ending import end_all
 from ddp_notebook.launch.members.losses import Again, LostRanks
 from ddp_notebook.launch.members.members import Members, Renumbered
 from ddp_notebook.launch.members.moving import resized

@@ -6,6 +6,9 @@ import logging
 import selectors
 import threading
 import time
+from collections.abc import Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from pathlib import Path
 
 from ddp_notebook.errors import SessionBrokenError, UsageError
@@ -17,18 +20,18 @@ from ddp_notebook.messages.ranks import CellDone, ClockProbe, ClockReply, Hello,
 from ddp_notebook.observe.observer import Observer
 from ddp_notebook.observe.report.report import Report
 from ddp_notebook.observe.steps.run import run_of
+from ddp_notebook.records.words import list_ranks
 from ddp_notebook.registry import entries
 from ddp_notebook.registry.entries import Entry
 from ddp_notebook.registry.finding import TORCHRUN
 from ddp_notebook.registry.identities import Identity
 from ddp_notebook.registry.torchrun import RankEntry
 from ddp_notebook.run.assembly import NOT_STARTED
-from ddp_notebook.run.groups.diagnosis import Views
+from ddp_notebook.run.groups.diagnosis import RankView, Views
 from ddp_notebook.run.interrupted import OF_TORCHRUN_JOB, tells_interrupts
 from ddp_notebook.run.questions import Questions
 from ddp_notebook.run.record import trace
 from ddp_notebook.run.record.told import Recording
-from ddp_notebook.torchrun.cutting import cut
 from ddp_notebook.torchrun.member import Member, RefusedError, come_in, place_of, why_closed
 from ddp_notebook.torchrun.rounds import Events, Round
 from ddp_notebook.torchrun.shown import JobLooks, ShownJob
@@ -38,6 +41,53 @@ from ddp_notebook.widgets.placing import Placing
 from ddp_notebook.wire.bulk import BulkFetcher
 from ddp_notebook.wire.endpoint import Endpoint
 from ddp_notebook.wire.keys import Keyring
+
+_FREE_S = 6.0  # what ranks get to leave what was cut
+_FORM = (", in init_process_group", ", in new_group")  # ends of where a rank is that forms a group
+
+
+def cut(run: Round, looks: JobLooks) -> list[str]:
+    """Have each rank cut what it waits in, and wait until it has left that. A rank that meanwhile has gone on by itself
+    cuts nothing: what it is in then may be well.
+
+    Args:
+        run: the attempt under way.
+        looks: at its ranks.
+    """
+    views = looks.look(run)
+    waiting = {rank: view for rank, view in views.items() if rank in run.there and _waits(view)}
+    asked = {rank: looks.cut(rank, view.operation) for rank, view in waiting.items()}
+    until = time.monotonic() + _FREE_S
+    said, free = [], []
+    for rank, future in asked.items():
+        what = _answer(future, until)
+        if what:
+            said.append(f"rank {rank}: {what} was cut; it raised there as if a peer were gone")
+        elif what is None:
+            said.append(f"rank {rank}: {waiting[rank].operation or 'the forming of a group'} is not left yet")
+        else:
+            free.append(rank)
+    if free:
+        said.append(f"{list_ranks(free)}: had left it by then, by {_self(free)} or since a peer was cut")
+    if others := [rank for rank in run.living if rank not in waiting]:
+        said.append(f"{list_ranks(others)}: in no operation, so nothing was cut there")
+    return said or ["no rank of it is there"]
+
+
+def _waits(view: RankView) -> bool:
+    return view.operation is not None or view.place.endswith(_FORM)
+
+
+def _self(ranks: Sequence[int]) -> str:
+    return "itself" if len(ranks) == 1 else "themselves"
+
+
+def _answer(future: Future[WasCut], until_s: float) -> str | None:
+    try:
+        return future.result(max(0.0, until_s - time.monotonic())).what
+    except FutureTimeoutError:
+        return None
+
 
 _LOOK_S = 0.5  # between two looks whether processes have come
 _ANSWER_S = 1.0  # what ranks get to pass on what they have recorded

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 import ddp_notebook
 from ddp_notebook.errors import UsageError
 from ddp_notebook.lessons.collectives import theory
-from ddp_notebook.lessons.collectives.explorer import Explorer
-from ddp_notebook.lessons.collectives.happened import Happened
+from ddp_notebook.lessons.collectives.explorer import Explorer, Happened
 from tests.lessons.test_algorithms import EXAMPLES
 
 OPS = [op for op in theory.OPS if op != "barrier"]

@@ -10,7 +10,7 @@ from ddp_notebook.errors import UsageError
 from ddp_notebook.lessons.algorithms import plans
 from ddp_notebook.lessons.collectives.costs import fit
 from ddp_notebook.lessons.messages.stories import STORIES
-from ddp_notebook.lessons.view import _plain
+from ddp_notebook.lessons.shown import _plain
 
 
 def blocked(scene: lessons.Scene, rank: int) -> float:

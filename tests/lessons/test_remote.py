@@ -7,7 +7,7 @@ import pytest
 from ddp_notebook import lessons
 from ddp_notebook.errors import UsageError
 from ddp_notebook.lessons.remote.stories import STORIES
-from ddp_notebook.lessons.view import _plain
+from ddp_notebook.lessons.shown import _plain
 
 
 def test_who_acts_is_who_has_the_agent(ranks):

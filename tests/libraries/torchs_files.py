@@ -170,7 +170,7 @@ class Looks(logging.Handler):
         register_optimizer_step_post_hook(self._look)
 
     def _look(self, optimizer: Any, *_: Any) -> None:
-        from ddp_notebook.rank.sharding.optimizers import of_optimizers
+        from ddp_notebook.rank.sharding.mistakes import of_optimizers
 
         frame = sys._getframe(1)
         while frame is not None and "/distributed/" not in frame.f_code.co_filename:

@@ -13,7 +13,7 @@ import pytest
 
 from ddp_notebook import RecordOptions
 from ddp_notebook.observe.recording import Recording
-from ddp_notebook.observe.steps.apart import apart
+from ddp_notebook.observe.report.report import apart
 from ddp_notebook.observe.trace.trace import chrome_trace
 from ddp_notebook.rank.group.modules import Modules
 from ddp_notebook.rank.group.origin import Sites

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from ddp_notebook.errors import UsageError
-from ddp_notebook.launch.defaults import names
+from ddp_notebook.launch import start_line
 from ddp_notebook.launch.defaults.file import Defaults
 from ddp_notebook.launch.options import StartOptions
 from ddp_notebook.launch.placement import place_on_hosts
@@ -68,7 +68,7 @@ def test_as_many_hosts_as_a_session_may_have():
 def test_names_of_the_sites_file_stand_for_no_more_hosts_than_a_session_may_have():
     racks = {f"rack{n}": f"node{n}x[1-3000]" for n in range(2)}
     with pytest.raises(UsageError, match=r"^--hosts names more than 4,096 hosts, which is the limit$"):
-        names.expand({"rack0": None, "rack1": None}, Defaults(hosts=racks))
+        start_line.expand_hosts({"rack0": None, "rack1": None}, Defaults(hosts=racks))
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from ddp_notebook.lessons.sharding.product import CHOICES as OF_PRODUCT
 from ddp_notebook.lessons.sharding.product import PLACEMENTS
 from ddp_notebook.lessons.sharding.training import CHOICES as OF_MESH
 from ddp_notebook.lessons.sharding.training import WAYS
-from ddp_notebook.lessons.view import BUNDLE, LessonView
+from ddp_notebook.lessons.shown import BUNDLE, LessonView
 from ddp_notebook.widgets import simulate
 from tools.docs import fresh
 

@@ -1,5 +1,4 @@
 """The file with default options of a site or a user: `~/.config/ddp_notebook.toml`.
 
 file     find, parse and check the file
-names    replace host names by the hosts of the file, and add its arguments for Slurm
 """

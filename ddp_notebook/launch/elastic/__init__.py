@@ -4,5 +4,4 @@ parent  the process between the kernel and the agents, which ends them and all b
 rendezvous  the store at which agents meet
 agent   torchrun itself, with the script under `ddp_notebook.attach`
 logs    the folder for what the ranks of such a job write
-ending  a job that was started anywhere is ended
 """

@@ -5,5 +5,4 @@ beginning    from what was asked for to ranks that can run a cell
 admission    starts them, lets them in on the wire, and shuts them out
 losses       hosts that are not heard any more, and what becomes of their ranks
 moving       where these go, and where new ones do
-ending       the end of all of them
 """

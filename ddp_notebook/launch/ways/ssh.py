@@ -33,11 +33,36 @@ from ddp_notebook.launch import processes
 from ddp_notebook.launch.host import far
 from ddp_notebook.launch.host.channel import ServerEnd
 from ddp_notebook.launch.ways import folders, interpreter, lasting
-from ddp_notebook.launch.ways.acknowledged import unacknowledged_bytes
 from ddp_notebook.launch.ways.base import BEAT_S, LEASE_S, LOOPBACK, Way
 from ddp_notebook.launch.ways.ssh_config import ssh_command
 from ddp_notebook.registry import modes, private
 from ddp_notebook.wire import signals
+
+_TABLES = "/proc/net/tcp", "/proc/net/tcp6"
+_ESTABLISHED = "01"
+
+
+def unacknowledged_bytes(connection: str) -> int | None:
+    """How much of what was sent has not been acknowledged. None: that is not known.
+
+    Args:
+        connection: as sshd tells it in SSH_CONNECTION: the client's address and port, and the server's.
+
+    Source: proc_net_tcp.txt of Linux, https://docs.kernel.org/networking/proc_net_tcp.html: `tx_queue` of a connection.
+    """
+    words = connection.split()
+    if len(words) != 4 or not (words[1].isdigit() and words[3].isdigit()):
+        return None
+    ends = f"{int(words[3]):04X}", f"{int(words[1]):04X}"
+    for table in _TABLES:
+        with contextlib.suppress(OSError), open(table) as lines:
+            for line in lines:
+                columns = line.split()
+                its = columns[1].rpartition(":")[2], columns[2].rpartition(":")[2]
+                if its == ends and columns[3] == _ESTABLISHED:
+                    return int(columns[4].partition(":")[0], 16)
+    return None
+
 
 _BEATS = 5  # words in a lease, at least
 _END_S = 12.0  # what the server gets to end all below it, before the connection is cut

@@ -5,19 +5,18 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ddp_notebook.errors import CellTimeoutError, RankError, UsageError
 from ddp_notebook.lessons.collectives import theory, written
-from ddp_notebook.lessons.collectives.happened import Happened
 from ddp_notebook.lessons.collectives.theory import CollectiveCall, Values
 from ddp_notebook.lessons.lesson import by_rank, options
 from ddp_notebook.lessons.session import RUN_S, LessonRunner, running
 from ddp_notebook.lessons.shown import DisplayedLesson
-from ddp_notebook.records.words import list_ranks
+from ddp_notebook.records.words import group_by_value, list_ranks
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -25,6 +24,41 @@ if TYPE_CHECKING:
     from ddp_notebook.display import Picture
     from ddp_notebook.lessons.lesson import Wish
     from ddp_notebook.session import Session
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Happened:
+    """What happened when one rank called a collective wrongly.
+
+    Args:
+        kind: of `theory.WRONG`.
+        rank: the one that was wrong.
+        code: the call on that rank and on the others.
+        error: the name of the error; "": none.
+        message: of the error.
+        by_rank: the last thing that each rank did, in words.
+        values: what the ranks have, if there was no error.
+        seconds: until the ranks were free again.
+    """
+
+    kind: str
+    rank: int
+    code: str
+    error: str
+    message: str
+    by_rank: dict[int, str]
+    values: Values
+    seconds: float
+
+    def __repr__(self) -> str:
+        outcome = f"{self.error}: {self.message}" if self.error else f"nobody noticed: {_words(self.values)}"
+        return f"wrong {self.kind} on rank {self.rank}, after {self.seconds:.1f} s: {outcome}"
+
+
+def _words(values: Values) -> str:
+    by_words = group_by_value({rank: str(one.tolist()) for rank, one in values.items()})
+    return "; ".join(f"{list_ranks(ranks)}: {words}" for words, ranks in by_words.items())
+
 
 _WRONG_S = 2.0  # how long ranks wait for one that does not come
 _MOST_ELEMENTS = 64  # of a rank: more are no picture

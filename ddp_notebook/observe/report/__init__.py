@@ -3,7 +3,6 @@
 report      what its steps took, why, and what to try
 advice      the verdict in one sentence
 bubbles     how much of a pipeline is empty, and what makes it less
-sharing     the user's named blocks
 cores       ranks that are ready to run and have no core; ranks that share a core
 loading     what loaders are set to, and what makes them faster
 outside     time that belongs to no step: evaluation, checkpoints, before and after

@@ -20,6 +20,7 @@ forward       22.5    10.0  60.0  60.0
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -34,17 +35,86 @@ from ddp_notebook.observe.report.memory import page_faults
 from ddp_notebook.observe.report.network import network
 from ddp_notebook.observe.report.outside import Outside, Row, outside
 from ddp_notebook.observe.report.remote import served
-from ddp_notebook.observe.report.sharing import blocks_of
-from ddp_notebook.observe.steps.apart import apart
 from ddp_notebook.observe.steps.run import TrainingRun, run_of
 from ddp_notebook.observe.steps.steps import StepTable, measure
 from ddp_notebook.observe.steps.waits import straggler_of
 from ddp_notebook.observe.tables.matching import RowSource, calls_of, label_of
 from ddp_notebook.observe.tables.parts import Bounded, CellPart
+from ddp_notebook.observe.tables.ring import select
 from ddp_notebook.observe.views import WARM_UP, Straggler
-from ddp_notebook.records.schema import SPANS
+from ddp_notebook.records.names import readable
+from ddp_notebook.records.schema import SPANS, Rows
 from ddp_notebook.records.units import ms, percent
 from ddp_notebook.records.words import train_apart
+
+_OPTIMIZER = SPANS.index("optimizer")
+
+
+def apart(recording: Bounded, cell: int) -> list[int]:
+    """Ranks of a cell whose main thread took at least two optimizer steps, with no collective, send or receive from the
+    first one on.
+
+    Empty where it is a single rank, or where the rows that would tell are lost.
+
+    Example:
+        >>> from tests.observe.synthetic import simulate
+        >>> apart(simulate(world_size=2), 1)
+        []
+        >>> apart(simulate(world_size=2, is_ddp=False, has_calls=False), 1)
+        [0, 1]
+    """
+    spans, calls = recording.rows("span"), recording.rows("call")
+    spans = select(spans, (spans["cell"] == cell) & (spans["kind"] == _OPTIMIZER) & (spans["thread"] == 0))
+    found = [
+        rank
+        for rank in np.unique(spans["rank"]).tolist()
+        if rank not in recording.dropped
+        and _sends_nothing(
+            select(calls, calls["rank"] == rank), cell, int(spans["start_ns"][spans["rank"] == rank].min())
+        )
+        and _steps_again(select(spans, spans["rank"] == rank))
+    ]
+    return found if len(found) > 1 else []
+
+
+def _steps_again(spans: Rows) -> bool:
+    return bool((np.unique(spans["name"], return_counts=True)[1] > 1).any())
+
+
+def _sends_nothing(calls: Rows, cell: int, since_ns: int) -> bool:
+    """Whether a rank is known to have made no call from then on in a cell whose first optimizer step began then."""
+    if (calls["issue_ns"][calls["cell"] == cell] > since_ns).any():
+        return False
+    calls = select(calls, calls["call"] > 0)  # else the bucket of a comm hook, which has no number
+    # The oldest rows go first: if the oldest that is kept is later, those of this cell may be gone.
+    return not len(calls) or bool(calls["call"].min() == 1 or calls["issue_ns"].min() < since_ns)
+
+
+_MOST_BLOCKS = 5
+_BLOCK = SPANS.index("block")
+
+
+def blocks_of(recording: RowSource, steps: StepTable) -> tuple[str, ...]:
+    """A note about the named blocks of these steps, the longest first, mean of steps and ranks; none without one."""
+    spans = recording.rows("span")
+    spans = select(spans, (spans["kind"] == _BLOCK) & (spans["end_ns"] >= 0))
+    if not len(spans) or not len(steps):
+        return ()
+    total: Counter[str] = Counter()
+    for rank in steps.ranks:
+        own, mine = select(spans, spans["rank"] == rank), steps[steps.rank == rank]
+        order = np.argsort(mine.start_ns, kind="stable")
+        at = np.searchsorted(mine.start_ns[order], own["start_ns"], "right") - 1
+        inside = (at >= 0) & (own["start_ns"] < mine.end_ns[order][np.maximum(at, 0)])
+        for name in np.unique(own["name"][inside]).tolist():
+            rows = select(own, inside & (own["name"] == name))
+            total[recording.text(name)] += int((rows["end_ns"] - rows["start_ns"]).sum())
+    whole = int(steps.duration_ns.sum())
+    most = total.most_common(_MOST_BLOCKS)
+    told = [f"{readable(name)} {ms(ns / len(steps))} ({percent(ns / whole)})" for name, ns in most]
+    more = f", and {len(total) - _MOST_BLOCKS} more" if len(total) > _MOST_BLOCKS else ""
+    return (f"Named blocks of a step: {', '.join(told)}{more}",) if told else ()
+
 
 FEWEST_STEPS = 3  # a report on fewer steps lists only their durations
 _TOLD = 0.005  # share of a cell from which its part has a row, if it has no count

@@ -5,6 +5,4 @@ steps       what the time of a step went into, on each rank
 cycles      where steps begin and end
 waits       who waited for whom in a collective, and which rank is slow again and again
 pipelines   the steps of a pipeline's schedule, and what they would be if messages took no time
-alone       what one rank reached by itself
-apart       whether the ranks train together at all
 """

@@ -6,7 +6,6 @@ ring        rows with a growing index
 thinning    earlier values of metrics, thinned where the table is full
 texts       texts by number
 meanings    codes, texts and rows as the objects that they stand for
-metrics     metrics by name
 collectives calls as a sequence
 remote      calls to other ranks, remote references, distributed autograd
 matching    the same collective on all its ranks, and the two ends of a message

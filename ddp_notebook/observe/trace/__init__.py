@@ -3,6 +3,5 @@
 trace         all of it
 tracks        slices, arrows and counters, and their JSON
 communication collectives and messages on them
-remote        remote calls on them
 profiles      what torch.profiler saw, on the same tracks
 """

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import sys
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.distributed import get_rank, is_initialized
+from torch.distributed import distributed_c10d, get_rank, is_initialized
 
 from ddp_notebook.messages.ranks import Form, Lost
 from ddp_notebook.rank.cell.children import Children
@@ -17,7 +18,6 @@ from ddp_notebook.rank.group import join, stores, waiting
 from ddp_notebook.rank.group.calls import Call, CollectiveMismatchError
 from ddp_notebook.rank.group.connections.cutting import Connections
 from ddp_notebook.rank.group.connections.models import Models
-from ddp_notebook.rank.group.connections.naming import GroupNames
 from ddp_notebook.rank.group.connections.renewal import Reconnection
 from ddp_notebook.rank.group.connections.untold import WORDS
 from ddp_notebook.rank.group.cpp_log import quiet
@@ -27,6 +27,50 @@ from ddp_notebook.rank.group.release import Doing, RankLostError, Release
 from ddp_notebook.rank.unseen import filter_flight_recorder, is_possible
 from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
 from ddp_notebook.stdlib import os, re, threading, time
+
+if TYPE_CHECKING:
+    from ddp_notebook.rank.group.connections.cutting import Connections
+
+
+class GroupNames:
+    """Names such groups after their ranks, and how many of these ranks there were before: on both members agree."""
+
+    def __init__(self) -> None:
+        self._epoch = 0
+        self._given: set[str] = set()  # of this epoch: destroyed groups have left their addresses in the store
+
+    def begin(self, epoch: int) -> None:
+        """The groups have formed anew, and all ranks start counting again: one that has joined knows of no earlier one.
+
+        Args:
+            epoch: the same on all ranks.
+        """
+        self._epoch = epoch
+        self._given.clear()
+
+    def watch(self, connections: Connections) -> None:
+        """Name groups from now on. A torch that names them elsewhere keeps its own names."""
+        if hasattr(distributed_c10d, "_hash_ranks_to_str"):
+            distributed_c10d._hash_ranks_to_str = self.name
+            connections.on_group = lambda group: self._given.add(group.group_name)
+
+    def name(self, ranks: Sequence[int]) -> str:
+        """The name of the next group of these ranks. One that could not be made leaves its name to the next one.
+
+        Example:
+            >>> names = Names()
+            >>> names.name([0, 1]) == names.name([0, 1]) != names.name([0, 2])
+            True
+        """
+        at = 0
+        while (found := self._hash(ranks, at)) in self._given:
+            at += 1
+        return found
+
+    def _hash(self, ranks: Sequence[int], at: int) -> str:
+        words = f"{'_'.join(map(str, ranks))} {self._epoch} {at}"
+        return hashlib.sha1(words.encode(), usedforsecurity=False).hexdigest()
+
 
 # Errors of operations whose peer is gone: the words of gloo, of NCCL and of a store, and ours.
 _PEER_IS_GONE = re.compile(

@@ -3,7 +3,5 @@
 feature     what resizing adds to a rank
 resized     the answers to the notebook's questions about it
 obstacles   what is in the way of that: what is sharded over the ranks, and RPC
-digests     a few bytes for each variable: whether all ranks have the same
-newcomers   what new ranks get from one that was there before
 sharded     models in shards are brought together before, and built and sharded again after
 """

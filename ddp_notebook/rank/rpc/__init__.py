@@ -12,7 +12,6 @@ running   what a callee runs, and what it says of errors
 serving   the calls that it runs: they end with the cell of their caller
 naming    the workers of one `init_rpc`, by the names and ranks that the cell gave them
 context_ids ids of distributed autograd, with ranks in them as in plain torch
-backends  backends that a program has registered
 feature   what RPC adds to a rank
 face      what cells call: `init_rpc`, `shutdown` and the lookups of workers, in place of torch's
 

@@ -20,6 +20,7 @@ import torch
 from torch._C._distributed_c10d import HashStore, PrefixStore
 from torch._C._distributed_rpc import (
     PyRRef,
+    RpcBackendOptions,
     TensorPipeAgent,
     WorkerInfo,
     _delete_all_user_and_unforked_owner_rrefs,
@@ -35,7 +36,6 @@ from ddp_notebook.rank.group.arguments import InitArguments
 from ddp_notebook.rank.group.stores import connect
 from ddp_notebook.rank.remote_calls import NO_RANK, NO_WORKER
 from ddp_notebook.rank.replacing import replace
-from ddp_notebook.rank.rpc import backends
 from ddp_notebook.rank.rpc.agent import RpcAgent, Worker, note_ways
 from ddp_notebook.rank.rpc.calls import INVOKES, RpcCalls
 from ddp_notebook.rank.rpc.context_ids import ContextIds
@@ -50,6 +50,49 @@ from ddp_notebook.rank.rpc.serving import Serving
 from ddp_notebook.rank.rpc.values import Values
 from ddp_notebook.rank.rpc.waiting import elsewhere_if_unseen
 from ddp_notebook.stdlib import contextlib, functools, os, re
+
+_TENSORPIPE = "TENSORPIPE"
+original_handler = backend_registry._tensorpipe_init_backend_handler
+
+
+def install_handler(handler: Callable[..., Any]) -> None:
+    """Put a handler in place of the one that makes TensorPipe's agent."""
+    replace(original_handler, handler)
+    member: Any = backend_registry.BackendType[_TENSORPIPE]
+    member._value_ = member.value._replace(init_backend_handler=handler)
+
+
+def find_backend(backend: Any, options: Any) -> Any:
+    """The backend that `init_rpc` is to use.
+
+    Args:
+        backend: as `init_rpc` was given it, or None.
+        options: likewise.
+
+    Raises:
+        TypeError: they are of other kinds, in torch's words.
+    """
+    if backend is not None and not isinstance(backend, rpc.BackendType | backend_registry.BackendType):
+        raise TypeError(f"Argument backend must be a member of BackendType, not {backend!r}")
+    if options is not None and not isinstance(options, RpcBackendOptions):
+        raise TypeError(
+            f"Argument rpc_backend_options must be an instance of RpcBackendOptions, not {type(options).__name__}"
+        )
+    if backend is not None:
+        return backend
+    tensorpipe = backend_registry.BackendType[_TENSORPIPE]
+    if options is None or isinstance(options, rpc.TensorPipeRpcBackendOptions):
+        return tensorpipe
+    for candidate in backend_registry.BackendType:
+        if isinstance(options, type(backend_registry.construct_rpc_backend_options(candidate))):
+            return candidate
+    raise TypeError(f"Could not infer backend for options {options}")
+
+
+def is_tensorpipe(backend: Any) -> bool:
+    """Return True for the TensorPipe backend."""
+    return bool(backend.name == _TENSORPIPE)
+
 
 _BY_ENVIRONMENT = "env://"
 _MOST_LISTED = 4
@@ -120,7 +163,7 @@ class Face:
         self.context_ids.install(lambda backward: elsewhere_if_unseen(backward, self.calls, on))
         self._values.install()
         self.sending.on_remote = self._values.follow
-        backends.install(self._init_backend)
+        install_handler(self._init_backend)
         face = self
 
         def owner(reference: PyRRef[Any]) -> WorkerInfo:
@@ -148,7 +191,7 @@ class Face:
         if self.names is not None and self._since_cell == cell:
             raise RuntimeError(f"RPC is initialized already, as {self.names.mine.name!r}: call rpc.shutdown() first")
         asked = _signature.bind(*args, **kwargs).arguments
-        backend = backends.find(asked.get("backend"), asked.get("rpc_backend_options"))
+        backend = find_backend(asked.get("backend"), asked.get("rpc_backend_options"))
         options = asked.get("rpc_backend_options") or backend_registry.construct_rpc_backend_options(backend)
         name, rank = asked["name"], asked.get("rank", -1)
         world_size = self._check(name, backend, rank, asked.get("world_size"), options) or here.world_size
@@ -157,7 +200,7 @@ class Face:
             raise RuntimeError(f"rank={rank}, but of {world_size} workers the ranks are 0 to {world_size - 1}")
         WorkerInfo(name, rank)  # raises for a name that torch does not take
         place = {"name": name, "rank": rank, "world_size": world_size, "rpc_backend_options": options}
-        if backends.is_tensorpipe(backend):
+        if is_tensorpipe(backend):
             self._init_backend(None, **place)
         else:
             self._init_other(backend, here, **place)
@@ -189,7 +232,7 @@ class Face:
         """
         here, options = self._place(), rpc_backend_options
         if os.getpid() != self._pid or here is None:
-            made: TensorPipeAgent = backends.original_handler(store, name, rank, world_size, options)
+            made: TensorPipeAgent = original_handler(store, name, rank, world_size, options)
             return made
         if not isinstance(options, rpc.TensorPipeRpcBackendOptions):
             raise TypeError(f"`rpc_backend_options` must be a `TensorPipeRpcBackendOptions`, not {options!r}")

@@ -4,5 +4,4 @@ output    pipes of its own for what it writes, if a notebook has started it
 program   the script or module, run as Python itself would run it
 door      lets one notebook in at a time, which may come and go
 watched   what is seen of the script: operations, training, where it is; told to the notebook that is there
-freeing   ends the operation that a script waits in, by cutting its connections
 """

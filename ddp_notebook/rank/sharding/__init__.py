@@ -4,8 +4,6 @@ feature     what sharding adds to a rank
 parts       which part of which tensor it has
 memory      the memory that parameters, gradients, optimizer state, activations and the rest take
 mistakes    wrong uses that nothing else complains about, put together
-optimizers  those that were made before their model was sharded
-doubled     models that are in DDP twice
 scaling     gradients clipped while they are scaled, or averaged too late
 replicas    what is said to be the same on all ranks
 saves       what was saved, and where

@@ -5,17 +5,116 @@ Some a rank sees by itself; of others the notebook compares what ranks tell (`ru
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from typing import Any
 
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
 from ddp_notebook.rank.group.modules import Modules
 from ddp_notebook.rank.group.recorder import Recorder
-from ddp_notebook.rank.sharding import doubled
-from ddp_notebook.rank.sharding.optimizers import of_optimizers
 from ddp_notebook.rank.sharding.replicas import Replicas
 from ddp_notebook.rank.sharding.saves import Saves
 from ddp_notebook.rank.sharding.scaling import Scaling
-from ddp_notebook.stdlib import contextlib
+from ddp_notebook.rank.sharding.wrapping import after
+from ddp_notebook.stdlib import contextlib, gc
+
+_KEEPER = "FSDPParam"  # FSDP's
+
+
+def of_optimizers(namespace: Mapping[str, Any]) -> list[str]:
+    """Optimizers that hold what a model had before it was sharded: `fully_shard` and `parallelize_module` put other
+    parameters in its place, so their steps change nothing.
+
+    Only where no module of this process has these parameters, and one of a sharded model has each one's shape.
+
+    Example:
+        >>> model = torch.nn.Linear(2, 2)
+        >>> of_optimizers({"model": model, "optimizer": torch.optim.SGD(model.parameters())})
+        []
+    """
+    own = {name: value for name, value in namespace.items() if not name.startswith("_")}
+    models = {name: one for name, one in own.items() if issubclass(type(one), torch.nn.Module)}
+    from_models = [(name, p) for name, model in models.items() for p in torch.nn.Module.parameters(model)]
+    held = {id(p) for _, p in from_models}
+    sharded = [(name, p.shape) for name, p in from_models if hasattr(p, "placements")]
+    if not sharded:
+        return []
+    found = []
+    for name, optimizer in own.items():
+        if not issubclass(type(optimizer), torch.optim.Optimizer):
+            continue
+        orphans = [p for group in optimizer.param_groups for p in group["params"] if id(p) not in held]
+        shapes = {p.shape for p in orphans}
+        if orphans and shapes <= {shape for _, shape in sharded} and not _is_in_a_module(orphans):
+            found.append(
+                _sentence(name, len(orphans), _outermost({m for m, shape in sharded if shape in shapes}, models))
+            )
+    return found
+
+
+def _outermost(names: set[str], models: Mapping[str, torch.nn.Module]) -> list[str]:
+    """Those of the models that are in no other model, sorted by name."""
+    inside = {id(part) for model in models.values() for part in list(torch.nn.Module.modules(model))[1:]}
+    return sorted(name for name in names if id(models[name]) not in inside)
+
+
+def _sentence(optimizer: str, orphans: int, models: list[str]) -> str:
+    """The mistake in words: the optimizer holds so many parameters from before these models were sharded."""
+    of, was = " and ".join(models), "was" if len(models) == 1 else "were"
+    return (
+        f"{optimizer} holds {orphans} parameter{'s' * (orphans > 1)} that no model uses: it was made before {of} {was} "
+        f"sharded, so its steps change nothing of {of}; make it after fully_shard or parallelize_module"
+    )
+
+
+def _is_in_a_module(parameters: list[torch.Tensor]) -> bool:
+    """Whether a module anywhere in this process has one of these, or FSDP keeps it for one that is gathered just now:
+    behind a forward without a backward the root, or all of it, stays so."""
+    parameters = [p for p in parameters if isinstance(p, torch.nn.Parameter)]
+    if not parameters:
+        return True  # tensors of the user's own
+    wanted = {id(p) for p in parameters}
+    for one in gc.get_objects():
+        if issubclass(type(one), torch.nn.Module) and any(id(p) in wanted for p in one._parameters.values()):
+            return True
+        if type(one).__name__ == _KEEPER and id(getattr(one, "sharded_param", None)) in wanted:
+            return True
+    return False
+
+
+_WRONG = (
+    "is in DDP twice: each step averages its gradients twice, and names in its state_dict() begin with module.module."
+)
+
+
+def watch_nested_ddp() -> None:
+    """Say in a cell that a model is put into DDP a second time."""
+    after(DistributedDataParallel, "__init__", _look)
+
+
+def nested_ddp(namespace: Mapping[str, Any]) -> list[str]:
+    """Return a sentence for each variable whose model is in DDP twice.
+
+    Args:
+        namespace: the variables.
+    """
+    twice = [name for name, model in namespace.items() if _is_twice(model)]
+    return [f"{name} {_WRONG} {name} = {name}.module undoes one of them" for name in twice]
+
+
+def _is_twice(model: Any) -> bool:
+    return type(model) is DistributedDataParallel and type(model.module) is DistributedDataParallel
+
+
+def _look(_: Any, module: torch.nn.Module | None = None, *__: Any, **___: Any) -> None:
+    if isinstance(module, DistributedDataParallel):
+        print(
+            f"ddp_notebook: this model {_WRONG} If the cell has run before, make the model in the same cell, or wrap "
+            "the inner one: DDP(model.module)",
+            file=sys.stderr,
+        )
 
 
 class Mistakes:
@@ -36,7 +135,7 @@ class Mistakes:
 
     def watch(self) -> None:
         """Begin to look. Of what this torch does not have nothing is said."""
-        for watch in (self._scaling.watch, self._replicas.watch, self._saves.watch, doubled.watch):
+        for watch in (self._scaling.watch, self._replicas.watch, self._saves.watch, watch_nested_ddp):
             with contextlib.suppress(ImportError, AttributeError):
                 watch()
 
@@ -58,7 +157,7 @@ class Mistakes:
             namespace: the variables.
         """
         facts = {
-            "told": [*of_optimizers(namespace), *doubled.of_models(namespace), *self._scaling.told()],
+            "told": [*of_optimizers(namespace), *nested_ddp(namespace), *self._scaling.told()],
             "replicas": self._replicas.told(),
             "saves": self._saves.told(),
         }

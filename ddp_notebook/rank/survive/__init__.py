@@ -5,7 +5,6 @@ survival    what a rank does when others are gone: waits, is formed anew, goes b
 loop        the steps as the user sees them
 members     what a step changes: kept before each step, put back, and sent
 batches     the batch of each step, also when the step is done again
-buckets     those of models in DDP, the same after a rank was replaced
 checkpoint  all of it in a folder, and from there
 ring        what ranks send each other for that, on connections that nobody else sees
 """

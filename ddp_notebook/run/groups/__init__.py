@@ -10,6 +10,5 @@ remote      what ranks wait for and serve by RPC, in words
 mend        after a cell that failed: must the group be formed anew?
 healing     replacing ranks that died, with the variables of a living one; forming the group when the user asks
 resizing    more or fewer ranks
-sharded     what is in shards meanwhile: gathered before, built anew after
 survival    replacing ranks that died while their cell runs, where that survives it
 """

@@ -5,24 +5,73 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ddp_notebook.errors import DDPNotebookError, SessionBrokenError, StartError, UsageError
+from ddp_notebook.errors import DDPNotebookError, RankError, SessionBrokenError, StartError, UsageError
 from ddp_notebook.launch.cluster import Check, Cluster
 from ddp_notebook.launch.options import MOST_RANKS
 from ddp_notebook.launch.placement import Placement
 from ddp_notebook.messages.ranks import Checked, Pulled
+from ddp_notebook.messages.record_options import RecordOptions
 from ddp_notebook.messages.resizing import Inspect, Resized, SamplerChange
 from ddp_notebook.records.words import list_ranks
 from ddp_notebook.run.cells.cells import Cells
 from ddp_notebook.run.cells.interrupt import Interrupts, keyboard_interrupt
 from ddp_notebook.run.groups.living import Living
-from ddp_notebook.run.groups.sharded import Sharded
 from ddp_notebook.run.questions import Questions
 from ddp_notebook.run.rank_sets import RankSet
 from ddp_notebook.run.values.exchange import check_name
+
+_MODULE = "__import__('ddp_notebook.rank.resize.sharded', fromlist=['gather'])"
+_NOTHING = RecordOptions(level="off")
+
+
+class Sharded:
+    """Of one session. Cells do it, so that one that hangs or fails ends as any other. The caller has the turn.
+
+    Args:
+        cells: run them.
+        cluster: the ranks.
+    """
+
+    def __init__(self, cells: Cells, cluster: Cluster) -> None:
+        self.is_left = False  # state that was gathered, and is not in a model again
+        self._cells = cells
+        self._cluster = cluster
+
+    def gather(self, build: str, names: Sequence[str]) -> None:
+        """Bring these variables together, in rank 0's memory.
+
+        Raises:
+            RankError: it failed, or there is no such function; nothing was changed.
+        """
+        self._run(f"{_MODULE}.gather(globals(), {build!r}, {list(names)!r})")
+        self.is_left = True
+
+    def build(self, build: str) -> list[str]:
+        """Build them anew. Returns what was done, in sentences.
+
+        Raises:
+            RankError: it failed, and can be tried again: rank 0 has what was gathered.
+        """
+        try:
+            self._run(f"{_MODULE}.build(globals(), {build!r})")
+        except RankError as error:
+            count = len(self._cluster.ranks)
+            hint = (
+                f"there {'is 1 rank' if count == 1 else f'are {count} ranks'} now, and rank 0 has what was gathered: "
+            )
+            hint += f"correct {build}() and repeat this line"
+            kind = type(error)
+            raise kind(error.tracebacks, error.summaries, error.result, hint=hint, others=error.others) from None
+        self.is_left = False
+        return [f"{build}() has rebuilt the sharded objects, with the state that they had"]
+
+    def _run(self, code: str) -> None:
+        self._cells.run(code, lambda: (self._cluster.ranks, []), record=_NOTHING, place=nullcontext())
+
 
 _MOST_NAMED = 8
 _OF_RANDOM = "random state of "

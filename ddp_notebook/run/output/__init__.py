@@ -5,7 +5,6 @@ screen      output in the notebook ──► fold (equal lines of several ranks)
 fold        lines that several ranks wrote, shown once
 numbers     lines that differ only in numbers, merged into one
 slots       displays of several ranks in one place, in the order of the ranks
-lines       lines as a terminal would show them
 labels      the label of a line: the ranks that wrote it
 unfinished  bars, dots and other lines that change in their place
 sink        where output goes: as the main thread's own, or under one cell
@@ -14,5 +13,4 @@ card        the hang card: who waits where, and why
 comms       widgets of ranks
 pump        the thread that handles displays and widget messages
 pace        the rate of messages that Jupyter accepts
-widget_state  what a page that is loaded again gets to know of them
 """

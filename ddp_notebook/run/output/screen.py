@@ -19,11 +19,47 @@ from ddp_notebook.run.cells.cell import OutputItem
 from ddp_notebook.run.output.card import STOP, Card
 from ddp_notebook.run.output.fold import OTHERS_S, TWINS_S, Fold, Folded, Item, Tail
 from ddp_notebook.run.output.labels import LONGEST_LABEL, labelled
-from ddp_notebook.run.output.lines import pieces, redrawn, visible
 from ddp_notebook.run.output.outlet import Outlet, new_id
 from ddp_notebook.run.output.sink import Sink
 from ddp_notebook.run.output.slots import Bundle, OpenRow, OpenRows, Row
 from ddp_notebook.run.output.unfinished import MOST_CHARS_OF_RANK, UPDATE_S, Unfinished
+
+_LONGEST_CHARS = 100_000  # shown in one piece
+
+
+def visible(line: str) -> str:
+    """What a terminal shows after a line was redrawn with carriage returns.
+
+    Example:
+        >>> visible("10 %\\r20 %\\r")
+        '20 %'
+    """
+    if "\r" not in line:
+        return line
+    return next((part for part in reversed(line.split("\r")) if part), "")
+
+
+def redrawn(text: str) -> str:
+    """The last state of an unfinished line, kept for its next redraw.
+
+    Example:
+        >>> redrawn("10 %\\r20 %\\r")
+        '20 %\\r'
+    """
+    return visible(text) + ("\r" if text.endswith("\r") else "")
+
+
+def pieces(line: str) -> list[str]:
+    """A long line as several, cut at the same places on every rank.
+
+    Example:
+        >>> [len(piece) for piece in pieces("x" * 250_000)]
+        [100000, 100000, 50000]
+    """
+    if len(line) <= _LONGEST_CHARS or "\r" in line:
+        return [line]
+    return [line[at : at + _LONGEST_CHARS] for at in range(0, len(line), _LONGEST_CHARS)]
+
 
 _LATE_S = 2.0  # lines of late ranks are inserted between lines that were shown not longer ago
 _OPEN_ROW_S = 5.0  # displays of late ranks have their slots in a row that was shown not longer ago

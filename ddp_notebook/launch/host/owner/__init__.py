@@ -1,6 +1,5 @@
 """How the owner of a host server speaks with it.
 
 requests     what is asked of it, and the replies
-hearing      whether its host is heard
 pulse        whether a process answers pings
 """

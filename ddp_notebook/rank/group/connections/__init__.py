@@ -6,8 +6,6 @@ So the group stays, and its operations go through the connections of another one
 cutting     which connections there are, and how what waits for them is ended
 renewal     new connections for every group: the group formed anew
 models      models in DDP and FSDP, and how they forget a backward that did not end
-naming      names of groups that only their members make
 untold      waits that gloo forgets to end
 sockets     a process's TCP sockets, told by their ports
-ticks       gloo's event loops, which look more rarely
 """

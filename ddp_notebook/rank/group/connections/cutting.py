@@ -6,6 +6,7 @@ moment.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -18,15 +19,36 @@ from torch.distributed import distributed_c10d, get_backend_config, is_initializ
 from ddp_notebook.rank import threads
 from ddp_notebook.rank.group import stores
 from ddp_notebook.rank.group.calls import timeout_of, timeout_setter
-from ddp_notebook.rank.group.connections import sockets, ticks
+from ddp_notebook.rank.group.connections import sockets
 from ddp_notebook.rank.group.connections.untold import Untold
 from ddp_notebook.rank.group.recorder import Recorder
 from ddp_notebook.rank.group.waiting import notice_interrupt
 from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
-from ddp_notebook.stdlib import contextlib, functools, logging, threading
+from ddp_notebook.stdlib import contextlib, ctypes, functools, logging, threading
 
 if TYPE_CHECKING:
     from ddp_notebook.rank.group.guard.board import Board
+
+
+_SET, _GET = 29, 30  # PR_SET_TIMERSLACK, PR_GET_TIMERSLACK. Source: prctl(2)
+_LATE_NS = 20_000_000
+_libc = ctypes.CDLL(None)
+
+
+@contextlib.contextmanager
+def rare_ticks() -> Iterator[None]:
+    """Threads that are made meanwhile by this one have lazy timers."""
+    if sys.platform != "linux":
+        yield
+        return
+    before = _libc.prctl(_GET, 0, 0, 0, 0)
+    _libc.prctl(_SET, ctypes.c_ulong(_LATE_NS), 0, 0, 0)
+    try:
+        yield
+    finally:
+        if before > 0:  # gVisor has none
+            _libc.prctl(_SET, ctypes.c_ulong(before), 0, 0, 0)
+
 
 NCCL = ("nccl", "nccl2", "nccl-legacy")  # torch's two classes, as they call themselves, and a name of the older one
 
@@ -76,7 +98,7 @@ class Connections:
             threads.check_startable(_THREADS)  # gloo ends the process where it can start one of them, and no second
             self._connecting[thread] = _Connecting(before, size)
             try:
-                with ticks.rare() if self.rests else contextlib.nullcontext():
+                with rare_ticks() if self.rests else contextlib.nullcontext():
                     connect_group(group, *args, **kwargs)
             finally:
                 del self._connecting[thread]

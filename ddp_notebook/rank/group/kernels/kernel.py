@@ -12,7 +12,6 @@ from torch._C._distributed_c10d import ProcessGroup, Work
 
 from ddp_notebook.rank import gpu
 from ddp_notebook.rank.group.calls import NOW_NS, Call, Group
-from ddp_notebook.rank.group.kernels import gloo_on_gpu
 from ddp_notebook.rank.group.kernels.repeats import Kept
 from ddp_notebook.rank.group.operators import Operator, flat
 from ddp_notebook.rank.group.waiting import notice_interrupt
@@ -23,12 +22,35 @@ if TYPE_CHECKING:
     from ddp_notebook.rank.group.recorder import Recorder
 
 
+END_PROCESS_ON_GPU = frozenset(
+    ("send", "recv_", "recv_any_source_", "allgather_coalesced_", "allgather_into_tensor_coalesced_")
+)
+_GPU = torch.device("cuda")
+
+
+def refuse_on_gpu(name: str, group: ProcessGroup, tensors: Sequence[torch.Tensor]) -> None:
+    """Refuse such an operation.
+
+    Args:
+        name: of the operation, as users call it.
+        tensors: that it is for.
+
+    Raises:
+        RuntimeError: it is one.
+    """
+    if tensors and tensors[0].is_cuda and group._get_backend(_GPU).name() == "gloo":
+        raise RuntimeError(
+            f"gloo cannot {name} tensors of a GPU: it would end this process. Move them to main memory, as in "
+            f"x.cpu(), or start with NCCL: %ddp_start --backend nccl, with --share-gpus where ranks share a GPU"
+        )
+
+
 class Kernel(Operator):
     """Runs before one operator."""
 
     def __init__(self, recorder: Recorder, name: str, after: Any) -> None:
         super().__init__(name)
-        self._ends_process = name in gloo_on_gpu.END_THE_PROCESS
+        self._ends_process = name in END_PROCESS_ON_GPU
         self.after = after
         self._recorder = recorder
 
@@ -170,7 +192,7 @@ def _peer(kernel: Kernel, group: Group, rest: tuple[Any, ...]) -> int | None:
 def _check_device(kernel: Kernel, group: ProcessGroup, arguments: tuple[Any, ...]) -> None:
     """Raise if gloo would end the process, since the tensors are on a GPU."""
     if gpu.is_in_use() and (at_tensors := kernel.at_tensors) is not None:
-        gloo_on_gpu.refuse(kernel.spec.name, group, flat(arguments[at_tensors]))
+        refuse_on_gpu(kernel.spec.name, group, flat(arguments[at_tensors]))
 
 
 def _note_failure(recorder: Recorder, call: Call | None, error: BaseException) -> None:

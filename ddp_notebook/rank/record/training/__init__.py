@@ -2,7 +2,6 @@
 
 stretches   forward, backward, optimizer
 loaders     waits for batches and for the start and end of workers; settings of loaders
-checkpoints what saves a checkpoint
 optimizers  those in their steps, and their names
 pipelines   what the stages of a pipeline do with each microbatch
 blocks      code that the user has named

@@ -23,7 +23,6 @@ from ddp_notebook.rank.imports import after_import
 from ddp_notebook.rank.record.tape import OFF, Tape, new
 from ddp_notebook.rank.record.training.blocks import Blocks
 from ddp_notebook.rank.record.training.buckets import Backward, Model
-from ddp_notebook.rank.record.training.checkpoints import Checkpoints
 from ddp_notebook.rank.record.training.comm_hooks import ObservedCommHooks
 from ddp_notebook.rank.record.training.gradients import GradientHook
 from ddp_notebook.rank.record.training.loaders import Loaders, samples_of
@@ -35,6 +34,49 @@ from ddp_notebook.rank.unseen import function_modes, operator_modes, unseen
 from ddp_notebook.rank.variables.between import BetweenSteps
 from ddp_notebook.records.schema import SPANS
 from ddp_notebook.stdlib import functools, logging, threading, time, weakref
+
+_DISTRIBUTED = "torch.distributed.checkpoint"
+
+
+class Checkpoints:
+    """Sees checkpoints from `look` on.
+
+    Args:
+        tape: says whether anything is recorded.
+        leave: takes the name of the function, and when it was called.
+    """
+
+    def __init__(self, tape: Tape, leave: Callable[[str, int], None]) -> None:
+        self._tape = tape
+        self._leave = leave
+        self._saving: set[int] = set()  # threads that are in one: a checkpoint may be saved by another function
+
+    def look(self) -> None:
+        """Begin to look."""
+        around(torch, "save", lambda original: self._around("torch.save", original))
+        torch.serialization.save = torch.save  # pickle finds the function by this name
+        after_import(_DISTRIBUTED, self._look_at_distributed)
+
+    def _look_at_distributed(self) -> None:
+        package, module = sys.modules[_DISTRIBUTED], sys.modules[f"{_DISTRIBUTED}.state_dict_saver"]
+        around(module, "save", lambda original: self._around("torch.distributed.checkpoint.save", original))
+        package.save = module.save  # type: ignore[attr-defined]
+
+    def _around(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        def save(*args: Any, **named: Any) -> Any:
+            thread = threading.get_ident()
+            if self._tape.level == OFF or thread in self._saving:
+                return original(*args, **named)
+            began_ns = time.monotonic_ns()
+            self._saving.add(thread)
+            try:
+                return original(*args, **named)
+            finally:
+                self._saving.discard(thread)
+                self._leave(name, began_ns)
+
+        return save
+
 
 CELL, FORWARD, BACKWARD, OPTIMIZER, BLOCK, EVALUATION, CHECKPOINT, FUTURE = map(
     SPANS.index, ("cell", "forward", "backward", "optimizer", "block", "evaluation", "checkpoint", "future")
