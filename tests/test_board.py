@@ -15,8 +15,8 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]  # exporte
 
 from ddp_notebook.rank.group.guard import memory
 from ddp_notebook.rank.group.guard.board import MARK_BITS
+from ddp_notebook.rank.group.guard.guard import PrivateBoard
 from ddp_notebook.rank.group.guard.memory import MemoryBoard
-from ddp_notebook.rank.group.guard.private import PrivateBoard
 from tests.conftest import wait_until
 
 ROOM = 64

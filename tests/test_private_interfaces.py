@@ -557,9 +557,9 @@ def test_a_kernel_sends_for_a_cell_that_has_ended(monkeypatch):
 
 
 def test_a_comm_says_where_what_the_browser_says_goes():
-    from ddp_notebook.widgets import subshell
+    from ddp_notebook.widgets import monitor
 
-    route = getattr(COMM, subshell._ROUTE, None)
+    route = getattr(COMM, monitor._ROUTE, None)
     if ipykernel_version < (7, 4):
         assert route is None
     elif ipykernel_version[:2] == (7, 4) or route is not None:  # a later version may need nothing of it
@@ -568,7 +568,7 @@ def test_a_comm_says_where_what_the_browser_says_goes():
 
 
 def test_a_comm_without_that_is_left_as_it_is():
-    from ddp_notebook.widgets.subshell import hear_at_once
+    from ddp_notebook.widgets.monitor import hear_at_once
 
     comm = object()  # takes no attributes
     hear_at_once(comm)

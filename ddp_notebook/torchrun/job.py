@@ -9,6 +9,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
+from dataclasses import dataclass
 from pathlib import Path
 
 from ddp_notebook.errors import SessionBrokenError, UsageError
@@ -19,7 +20,7 @@ from ddp_notebook.messages.encoding import Message
 from ddp_notebook.messages.ranks import CellDone, ClockProbe, ClockReply, Hello, Recorded, Vitals
 from ddp_notebook.observe.observer import Observer
 from ddp_notebook.observe.report.report import Report
-from ddp_notebook.observe.steps.run import run_of
+from ddp_notebook.observe.steps.run import TrainingRun, run_of
 from ddp_notebook.records.words import list_ranks
 from ddp_notebook.registry import entries
 from ddp_notebook.registry.entries import Entry
@@ -27,20 +28,94 @@ from ddp_notebook.registry.finding import TORCHRUN
 from ddp_notebook.registry.identities import Identity
 from ddp_notebook.registry.torchrun import RankEntry
 from ddp_notebook.run.assembly import NOT_STARTED
-from ddp_notebook.run.groups.diagnosis import RankView, Views
+from ddp_notebook.run.groups.diagnosis import RankView, Views, verdict
 from ddp_notebook.run.interrupted import OF_TORCHRUN_JOB, tells_interrupts
 from ddp_notebook.run.questions import Questions
 from ddp_notebook.run.record import trace
 from ddp_notebook.run.record.told import Recording
+from ddp_notebook.status import as_table
 from ddp_notebook.torchrun.member import Member, RefusedError, come_in, place_of, why_closed
 from ddp_notebook.torchrun.rounds import Events, Round
-from ddp_notebook.torchrun.shown import JobLooks, ShownJob
-from ddp_notebook.torchrun.status import JobStatus, status_of
+from ddp_notebook.torchrun.shown import JobLooks, ShownJob, missing
 from ddp_notebook.widgets.ended import Ended
 from ddp_notebook.widgets.placing import Placing
 from ddp_notebook.wire.bulk import BulkFetcher
 from ddp_notebook.wire.endpoint import Endpoint
 from ddp_notebook.wire.keys import Keyring
+
+_WAITS_S = 3.0  # that long a rank may wait in an operation without a word about it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobRankRow:
+    """One rank."""
+
+    rank: int
+    host: str
+    pid: int | None  # None: it was not seen
+    state: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobStatus:
+    """What `%ddp_attach` and `%ddp_status` show of a job."""
+
+    name: str
+    attempt: int  # counted by this notebook
+    restarts: int  # after failures, as torchrun counts them
+    rows: tuple[JobRankRow, ...]
+    waits_s: float  # how long the rank that waits longest has done so
+    why: str  # who waits for whom; "": nothing is certain
+    notes: tuple[str, ...]
+    events: tuple[str, ...]
+
+    def __repr__(self) -> str:
+        header = ("rank", "host", "pid", "state")
+        rows = [(str(row.rank), row.host, "?" if row.pid is None else str(row.pid), row.state) for row in self.rows]
+        restarts = f", {self.restarts} restart{'s' * (self.restarts != 1)}" if self.restarts else ""
+        head = f"job {self.name}, attempt {self.attempt} seen by this notebook{restarts}"
+        hang = [f"no progress for {self.waits_s:.0f} s: {self.why}"] if self.waits_s > _WAITS_S and self.why else []
+        return "\n".join([head, *as_table([header, *rows]), *hang, *self.notes, *self.events])
+
+
+def status_of(
+    name: str, run: Round, views: Views, events: Sequence[str], training: TrainingRun | None = None
+) -> JobStatus:
+    """The status of an attempt.
+
+    Args:
+        name: of the job.
+        views: what its ranks do.
+        events: the last ones.
+        training: the last training run; None: no step was recorded.
+    """
+    rows = []
+    for rank in range(run.world_size):
+        member = run.members.get(rank)
+        host, pid = ("?", None) if member is None else (member.place.host, member.entry.pid)
+        rows.append(JobRankRow(rank=rank, host=host, pid=pid, state=views[rank].doing))
+    place = next((one.place for one in run.members.values()), None)
+    return JobStatus(
+        name=name,
+        attempt=run.number,
+        restarts=0 if place is None else place.restarts,
+        rows=tuple(rows),
+        waits_s=max((view.since_s for view in views.values()), default=0.0),
+        why=verdict(views),
+        notes=tuple(filter(None, [f"training in {training}" if training else "", missing(run), _about_store(place)])),
+        events=tuple(events),
+    )
+
+
+def _about_store(place: RankEntry | None) -> str:
+    """torch's fault, see `launch.elastic.agent`: said before somebody waits for a restart that cannot succeed."""
+    if place is None or not place.shares_store or not (place.restarts or place.most_restarts):
+        return ""
+    return (
+        "torchrun shares one store between its attempts, with which gloo does not get past a restart: set "
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 where torchrun is started (%ddp_torchrun does)"
+    )
+
 
 _FREE_S = 6.0  # what ranks get to leave what was cut
 _FORM = (", in init_process_group", ", in new_group")  # ends of where a rank is that forms a group

@@ -9,7 +9,6 @@ renewal    when the picture of %ddp_monitor in a saved notebook is drawn again
 answering  whether views answer, and whether while a cell runs
 publisher  the one thread that sends
 present    what the ranks do at this moment
-subshell   what a browser says while a cell runs is let through
 bundles    the JavaScript that `hatch_build.py` makes
 
 feed/      what travels to the browser, and when

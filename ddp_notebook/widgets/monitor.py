@@ -22,10 +22,27 @@ from ddp_notebook.widgets.feed.feed import Feed
 from ddp_notebook.widgets.feed.messages import FeedMessage
 from ddp_notebook.widgets.present import Present
 from ddp_notebook.widgets.publisher import Publisher
-from ddp_notebook.widgets.subshell import hear_at_once
 
 if TYPE_CHECKING:
     from ddp_notebook.widgets.simulated.simulation import Simulation
+
+
+_ROUTE = "_reply_subshell_for"  # of `ipykernel.comm.comm.BaseComm`, private; no other version has it
+
+
+def hear_at_once(comm: Any) -> None:
+    """Let what the browser says to this comm through while a cell runs, where it can be.
+
+    Args:
+        comm: of a widget.
+    """
+    if hasattr(comm, _ROUTE):
+        setattr(comm, _ROUTE, _where_it_was_sent)
+
+
+def _where_it_was_sent(_: Any, sent_to: str | None) -> str | None:
+    return sent_to
+
 
 _log = logging.getLogger(__name__)
 

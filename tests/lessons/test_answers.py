@@ -9,10 +9,9 @@ import pytest
 
 from ddp_notebook.errors import UsageError
 from ddp_notebook.lessons import check
-from ddp_notebook.lessons.questions import answers, answers_pipelines, answers_practice, judging
+from ddp_notebook.lessons.questions import judging
+from ddp_notebook.lessons.questions.answers import QUESTIONS
 from ddp_notebook.lessons.questions.judging import Question, judge
-
-QUESTIONS = {**answers.QUESTIONS, **answers_pipelines.QUESTIONS, **answers_practice.QUESTIONS}
 
 
 @pytest.fixture(params=[2, 3, 4, 8])

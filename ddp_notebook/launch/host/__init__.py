@@ -11,8 +11,7 @@ texts        text that waits until the owner takes more
 pipes        between the server and each process: cells in, text out
 merging      text of stdout and stderr, merged in the order in which a process wrote it
 files        files that the notebook sends to the host
-oom          whether the kernel's OOM killer has ended a process
-limits       whether a limit of processor time or of file size has ended a process
+kill_causes  why the kernel killed a process: out of memory, or a resource limit
 open_files   how many files a process may have open, which grows with the ranks
 look         what is seen of a process that cannot answer: is it stopped, where is its stack
 survey/      what it tells those who compare hosts, and whether others are reached from here

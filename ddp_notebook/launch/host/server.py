@@ -30,12 +30,12 @@ from typing import Any, Protocol
 import psutil
 
 from ddp_notebook.launch import environment, processes
-from ddp_notebook.launch.host import ending, limits, open_files, watchdog
+from ddp_notebook.launch.host import ending, kill_causes, open_files, watchdog
 from ddp_notebook.launch.host.channel import ServerEnd
 from ddp_notebook.launch.host.children import Child, fork, spawn
 from ddp_notebook.launch.host.files import Files
+from ddp_notebook.launch.host.kill_causes import OomKills
 from ddp_notebook.launch.host.look import POLL_S, Look, pymp_folder, stack_file
-from ddp_notebook.launch.host.oom import OomKills
 from ddp_notebook.launch.host.pipes import ChildPipes
 from ddp_notebook.launch.host.preload import preload, start_method
 from ddp_notebook.launch.host.survey import site
@@ -391,7 +391,7 @@ class HostServer:
                     return
                 by_limit = ""
                 if changed.si_code == os.CLD_KILLED:
-                    by_limit = limits.explain(changed.si_pid, -changed.si_status)
+                    by_limit = kill_causes.explain(changed.si_pid, -changed.si_status)
                 pid, status = os.waitpid(changed.si_pid, os.WNOHANG | os.WUNTRACED | os.WCONTINUED)
             except ChildProcessError:
                 return

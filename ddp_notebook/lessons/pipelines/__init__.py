@@ -3,5 +3,4 @@
 pipeline   a model in stages on the running ranks: runs with any schedule, guesses, what they are compared by
 schedules  which there are, and where the stages of a rank lie
 ranks      what each rank does
-sliders    schedule, microbatches and a guess by hand
 """

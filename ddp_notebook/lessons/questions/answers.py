@@ -1,10 +1,42 @@
-"""What notebooks 04 to 07 ask, by name: the number of the notebook and a word. A new question is a new entry."""
+"""What the notebooks ask, by name: the number of the notebook and a word. A new question is a new entry."""
 
 from __future__ import annotations
 
+import math
+
 from ddp_notebook.lessons.questions.judging import Question
 
-QUESTIONS = {
+
+def _shape(size: int) -> tuple[int, int]:
+    """Rows and columns of the mesh that the notebook makes of so many ranks."""
+    rows = 2 if size >= 4 and size % 2 == 0 else 1
+    return rows, size // rows
+
+
+_MILLIONS = 2.102272  # parameters of the network
+
+
+def _order(size: int) -> list[str]:
+    """What rank 0 of so many stages does in 1F1B with twice as many microbatches."""
+    turns = [one for k in range(size) for one in (f"B{k}", f"F{size + k}")]
+    return [*(f"F{k}" for k in range(size)), *turns, *(f"B{k}" for k in range(size, 2 * size))]
+
+
+def _product(size: int) -> int:
+    product = 1
+    for number in range(1, size + 1):
+        product *= number
+    return product
+
+
+def _bits(size: int, rule: str) -> int:
+    total = 1
+    for number in range(2, size + 1):
+        total = {"and": total & number, "or": total | number, "xor": total ^ number}[rule]
+    return total
+
+
+QUESTIONS: dict[str, Question] = {
     # ---- 04: processes, ranks, nodes, groups
     "04/boxes": Question(
         answer=lambda size: {rank: 1 for rank in range(size)},
@@ -141,18 +173,378 @@ QUESTIONS = {
         why="alpha counts for small tensors, beta for large ones.",
         hint="T = messages * alpha + bytes * beta: which of the two terms is the larger one?",
     ),
+    # ---- 08: distributed SGD by hand
+    "08/lost": Question(
+        answer=2,
+        why="1257 + 359 + 179 is 1795: int() cuts off 0.9, 0.4 and 0.7 of an image, and two images belong to nobody.",
+        hint="Work out 0.7, 0.2 and 0.1 of 1797, cut each down to a whole number, and add them up.",
+        traps={0: "The shares add up to 1, but the whole numbers do not add up to 1797.", 1: "Add up the three."},
+    ),
+    "08/equal": Question(
+        answer={
+            "average gradients": True,
+            "average parameters after each step": True,
+            "average parameters before each step": False,
+            "average parameters after each step, Adam": False,
+        },
+        why="what is linear in the gradient can be averaged before or after; Adam is not linear, and a mean that comes "
+        "before the step does not bring the ranks together.",
+        hint="Write one step as w - lr * g, and ask whether the mean over the ranks may be taken inside or outside.",
+    ),
+    "08/dealt": Question(
+        answer=lambda size: math.ceil(1258 / size) * size,
+        why="every rank gets as many as the others, so some images are dealt twice where it does not come out even.",
+        hint="All ranks get equally many, and nobody goes short: round 1258 up to the next multiple of the world size.",
+        traps=lambda size: {1258 // size * size: "That is what it deals with drop_last=True."} if 1258 % size else {},
+    ),
+    "08/uneven": Question(
+        answer=True,
+        why="each rank's mean counts by its number of images, and so the sum is the mean over all of them.",
+        hint="Multiply the gradient by this rank's number of images, add up gradients and numbers over the ranks, and "
+        "divide one by the other.",
+    ),
+    # ---- 09: DDP from the inside, and DataParallel
+    "09/first-bucket": Question(
+        answer="last",
+        why="backward begins at the last layer, so its gradients are ready first, and their bucket is sent first.",
+        hint="Which layer's gradients does autograd compute first?",
+        traps={"first": "The first layer is the last that backward comes to."},
+    ),
+    "09/slow-link": Question(
+        answer="fp16",
+        why="where the link is slow the bytes take the time: half of them take half of it, in buckets of any size.",
+        hint="Small buckets hide communication behind the backward, but only as long as the backward lasts.",
+        traps={"small buckets": "They can hide no more than the backward lasts, and it is short beside the transfer."},
+    ),
+    "09/default-device": Question(
+        answer={
+            "parameters": False,
+            "gradients": False,
+            "optimizer state": True,
+            "activations": False,
+            "whole batch": True,
+            "gathered outputs": True,
+        },
+        why="the update is made there, the loss too, and the batch begins there.",
+        hint="Follow one step: where does the batch begin, where do the outputs come together, who makes the update?",
+    ),
+    "09/accumulate": Question(
+        answer=1,
+        why="three passes only added to the gradients of their rank, and the fourth sent the sum.",
+        hint="Put forward and backward of the first three passes under `with model.no_sync():`.",
+        traps={
+            4: "Every pass synchronises still.",
+            "another gradient": "It sends once, but the gradient is not the mean over all four.",
+            0: "The last pass has to synchronise, or every rank steps with a gradient of its own.",
+        },
+    ),
+    # ---- 10: calls to other ranks, and references
+    "10/runs-on": Question(
+        answer=1,
+        why="worker1 runs it, with its own variables.",
+        hint="Only the name of the function and its arguments travel. Whose variables does it see?",
+        traps={0: "Rank 0 has made the call; it does not run the function."},
+    ),
+    "10/naps": Question(
+        answer=0.2,
+        why="each call has a thread of its own at the callee, so all five sleep at the same time.",
+        hint="rpc_async comes back at once, so the second call is made while the first one sleeps.",
+        traps={1.0: "So it would be with rpc_sync, one after the other."},
+        tolerance=0.5,
+    ),
+    "10/agent-calls": Question(
+        answer=lambda size: 12 * (size - 1),
+        why="each of the six steps has a select_action and a report, and all but rank 0 observe.",
+        hint="Count the calls in Observer.play: how many in a step, how many steps, how many observers?",
+        traps=lambda size: {6 * (size - 1): "The rewards are reported by calls, too."},
+    ),
+    "10/sum-by-calls": Question(
+        answer=lambda size: {rank: size * (size + 1) // 2 for rank in range(size)},
+        why="each call brought one number, and the last of them let all be answered.",
+        hint="worker0 keeps each number with its future, and fills all futures when world_size of them are there. "
+        "Every rank calls init_rpc, the function on worker0, and shutdown; async_execution lets it return a future.",
+    ),
+    # ---- 11: distributed autograd, and parameter servers
+    "11/gradients": Question(
+        answer="in the context",
+        why="several backwards may go through the same weights at the same time, each in a context of its own.",
+        hint="Ask what would be in .grad if two trainers went through one server at the same time.",
+    ),
+    "11/forgotten": Question(
+        answer="nothing",
+        why="without a context the tensors travel as numbers only, and the backward ends where they came in.",
+        hint="Who would tell worker1 that there is a backward?",
+        traps={"ones": "Within a context it would be."},
+    ),
+    "11/staleness": Question(
+        answer=lambda size: 2 * (size - 1) - 1,
+        why="while one trainer computes, each of the others pushes once.",
+        hint="Between the fetch and the push of one trainer: how many times does each of the others push?",
+        traps={0: "So it is where all wait for each other."},
+    ),
+    "11/which": Question(
+        answer={
+            "every rank has the whole model and its share of the images": "DDP",
+            "games run on other machines, and ask one policy": "RPC",
+            "a table for all users in one place, dense layers everywhere": "both",
+            "a server whose trainers must not wait for each other": "RPC",
+        },
+        why="collectives where all do the same at the same time, calls where they do not.",
+        hint="Ask whether all ranks are in the same line at the same time.",
+    ),
+    "11/bounded": Question(
+        answer=[True, True, False, True, True],
+        why="the third gradient had been passed by two updates; what is not taken makes no new version either.",
+        hint="Compare version with self.version, take the step and count it under the lock, or else return False.",
+        traps={(True, True, True, True, True): "The third gradient is two updates old."},
+    ),
+    "12/one-batch": Question(
+        answer=lambda size: (size - 1) / size,
+        why="one rank computes at a time, and all the others wait.",
+        hint="At each moment one of the ranks computes. What share of them does not?",
+        traps=lambda size: {1 / size: "That is the share of the time in which a rank computes."} if size > 2 else {},
+        tolerance=0.02,
+    ),
+    "12/bubble": Question(
+        answer=lambda size: (size - 1) / (3 * size - 1),
+        why="with p stages and m microbatches it is (p - 1) / (m + p - 1).",
+        hint="A rank is busy for 2 n units. The last stage has to wait for n - 1 of them until its first microbatch "
+        "has come, and the first stage for as many at the end.",
+        traps=lambda size: {
+            (size - 1)
+            / (2 * size): "That is what is lost over what is computed; the bubble is a share of all the time.",
+            (size - 1) / size: "That was the bubble of a single microbatch.",
+        },
+        tolerance=0.12,
+    ),
+    "12/schedule": Question(
+        answer="neither",
+        why="both fill and drain the pipeline in the same time; 1F1B keeps fewer activations.",
+        hint="Compare the two lines of the table: which numbers differ by more than noise?",
+        traps={"1F1B": "Many tutorials say so.", "GPipe": "Look at the numbers without messages."},
+    ),
+    "12/order": Question(
+        answer=_order,
+        why="fill with n forwards, then a backward and a forward in turns, and drain with n backwards.",
+        hint="Rank 0 begins n forwards before the first gradient is back. Then it does one backward and one forward in "
+        "turns until there is no forward left.",
+    ),
+    "13/ddp": Question(
+        answer=16 * _MILLIONS,
+        why="4 bytes for the parameter, 4 for its gradient, 8 for Adam, and every rank has all of them.",
+        hint="Four numbers of 4 bytes each, for every parameter.",
+        traps={
+            4 * _MILLIONS: "Those are the parameters alone.",
+            8 * _MILLIONS: "Adam keeps two numbers for each parameter as well.",
+            12 * _MILLIONS: "Adam keeps two numbers for each parameter, not one.",
+        },
+        tolerance=0.03,
+    ),
+    "13/sharded": Question(
+        answer=lambda size: {"ZeRO-1": (8 + 8 / size) * _MILLIONS, "FSDP": 16 / size * _MILLIONS},
+        why="ZeRO-1 divides the 8 bytes of Adam, FSDP all 16.",
+        hint="Which of the 16 bytes are divided by the number of ranks?",
+        tolerance=0.03,
+    ),
+    "13/gathers": Question(
+        answer={"reshard": 8, "no reshard": 4},
+        why="each block is gathered for the forward, and once more for the backward unless it has stayed.",
+        hint="Count the blocks, and whether the backward finds their parameters still there.",
+    ),
+    "13/first": Question(
+        answer=False,
+        why="the optimizer steps parameters that are in no model any more.",
+        hint="Whose parameters did the optimizer get, and who computes the loss now?",
+    ),
+    "13/bytes": Question(
+        answer={"DDP": 16e9, "ZeRO-1": 9e9, "FSDP": 2e9},
+        why="16 bytes for each parameter, of which ZeRO-1 divides 8 and FSDP all.",
+        hint="In DDP it does not depend on the number of ranks.",
+    ),
+    # ---- 14: DTensor and tensor parallelism
+    "14/shape": Question(
+        answer=lambda size: (6, math.ceil(12 / size)),
+        why="dimension 1 are the columns: they are dealt out, and every rank has all rows.",
+        hint="Which of the two numbers is that of dimension 1? Divide it by the number of ranks.",
+        traps=lambda size: {(math.ceil(6 / size), 12): "That is Shard(0): dimension 0 are the rows."},
+    ),
+    "14/collectives": Question(
+        answer={
+            "A whole, B by columns": "all_gather",
+            "A by rows, B whole": "all_gather",
+            "A by columns, B by rows": "all_reduce",
+        },
+        why="finished elements are gathered, summands are added up.",
+        hint="Has a rank the whole row and the whole column of an element? Then the element is finished, and others "
+        "only lack it.",
+    ),
+    "14/sums": Question(
+        answer=1,
+        why="between the two matrices every rank goes on with its own numbers; only what comes out are summands.",
+        hint="After `up` every rank has complete numbers, and `down` takes just these. What does it have after that?",
+        traps={
+            2: "What comes out of `up` need not be put together: `down` takes it as it lies.",
+            0: "Its rows are cut.",
+        },
+    ),
+    "14/factor": Question(
+        answer="none",
+        why="each rank has another summand of every element, and no number makes the sum of one of them.",
+        hint="Are the summands of the ranks equal?",
+    ),
+    "14/words": Question(
+        answer=lambda size: 24 * size,
+        why="all words of all ranks go there, and the other experts have nothing to do.",
+        hint="Every rank sends all of its words to rank 0.",
+        traps=lambda size: {24: "Those are its own; the other ranks send theirs too."} if size > 1 else {},
+    ),
+    "14/passes": Question(
+        answer=lambda size: size - 1,
+        why="it begins at one rank, and each pass takes it to one more.",
+        hint="At how many ranks is it at the beginning, and how many more are there?",
+        traps=lambda size: {size: "The last pass would bring it home, where it has been already."},
+    ),
+    "14/row-parallel": Question(
+        answer=True,
+        why="the pieces' products are summands, and an all-reduce adds them up.",
+        hint="Multiply the pieces, and ask what is still missing to every element.",
+    ),
+    # ---- 15: meshes
+    "15/row": Question(
+        answer=lambda size: list(range(_shape(size)[1])),
+        why="the first row is filled before the second one begins.",
+        hint="Deal the ranks out row by row, and see where rank 1 comes to lie.",
+        traps={(1, 3): "That is its column: the ranks below it, not beside it."},
+    ),
+    "15/ways": Question(
+        answer={"gather": "row", "scatter": "row", "average": "column"},
+        why="a row holds the whole model once, so a layer is put together there; the copies are the other rows.",
+        hint="Where are the parts of one copy of the model? Along that they are gathered and scattered. The other way "
+        "lie the copies.",
+    ),
+    "15/share": Question(
+        answer=lambda size: 1 / size,
+        why="the row divides the matrix, and the column divides each piece: all ranks together hold it once.",
+        hint="Divide by the number of ranks in a row, and that once more by the number of ranks in a column.",
+        traps=lambda size: (
+            {1 / _shape(size)[1]: "That is a piece; FSDP has sharded it once more."} if _shape(size)[0] > 1 else {}
+        ),
+        tolerance=0.05,  # where the sizes do not come out even
+    ),
+    "15/complaint": Question(
+        answer=False,
+        why="all shapes fit, and nothing in torch compares the inputs of the ranks that share a matrix.",
+        hint="What could notice it? Every message has the right size.",
+    ),
+    "15/shape": Question(
+        answer=(2, 4),
+        why="two rows, a machine each, and the four GPUs of a machine in a row.",
+        hint="The ranks of one machine have numbers that follow each other, and a row is what follows each other.",
+        traps={(4, 2): "Then a row has two GPUs, and half of the columns lead to the other machine."},
+    ),
+    "15/coordinates": Question(
+        answer=lambda size: {rank: divmod(rank, _shape(size)[1]) for rank in range(size)},
+        why="the row is how many whole rows come before the rank, the column is what is left.",
+        hint="Divide the rank by the number of columns: one of the two is the quotient, the other is the remainder.",
+    ),
+    # ---- 16: the training loop
+    "16/who-skips": Question(
+        answer="all",
+        why="the mean of gradients of which one is infinite is infinite, so every rank finds it in its own copy.",
+        hint="What has every rank in its gradients when DDP's backward is over?",
+        traps={"rank 1": "It would be so if each rank looked at the gradients of its own batch only."},
+    ),
+    "16/messages": Question(
+        answer={"nothing": 4, "backward": 4, "forward and backward": 1},
+        why="DDP decides in the forward whether the next backward sends, so the forward has to be inside too.",
+        hint="When does DDP decide whether a backward is one that sends?",
+    ),
+    "16/times": Question(
+        answer=8,
+        why="there are as many weights as gradients, and they are sent once in 8 steps.",
+        hint="How large are all weights together beside all gradients, and how often are they sent?",
+        traps={4: "That is how often they meet.", 32: "DDP sends 32 times; how often does local SGD?"},
+    ),
+    "16/careful": Question(
+        answer=lambda size: {
+            rank: {"skipped": [3], "is finite": True, "is clipped": True, "has moved": True} for rank in range(size)
+        },
+        why="average first, so that all find what is infinite; unscale, so that the norm is the gradients' own; clip.",
+        hint="Three calls, in this order: the mean over the ranks, unscale_, clip_grad_norm_. Whoever clips before "
+        "unscale_ clips the scaled gradients, and hardly moves.",
+    ),
+    # ---- 17: checkpoints
+    "17/share": Question(
+        answer=lambda size: 1 / size,
+        why="state_dict() gives each rank its own part of every parameter, and only rank 0 has saved its part.",
+        hint="Where are the other parts when rank 0 writes, and has anybody asked for them?",
+        traps={1: "Nobody has gathered it: rank 0 has its own part only.", 0: "Its own part is in it."},
+    ),
+    "17/next-step": Question(
+        answer=30,
+        why="the part of the dead rank is in the checkpoint of step 30 only, and the others must not be ahead of it.",
+        hint="Who has the dead rank's part of the model, and of which step?",
+        traps={
+            45: "The others have their parts of step 45, and nobody has that of rank 1.",
+            20: "There is a newer one.",
+        },
+    ),
+    "17/to-the-bit": Question(
+        answer={"next step": True, "the one after": True},
+        why="parameters, Adam's state and the place in the random numbers are all that the next steps depend on.",
+        hint="Which objects does a step change? Save the state of each: model, optimizer, generator of batches.",
+    ),
+    # ---- 18: a GPT
+    "18/lower": Question(
+        answer="theirs",
+        why="each of their positions but the last can look at the character that it is to guess.",
+        hint="Ask what a mask of 0.0 and 1.0 forbids when it is added to the scores.",
+        traps={"ours": "A low loss is no sign of a good model."},
+    ),
+    "18/worst": Question(
+        answer=31,
+        why="the last position has no later one to copy from, and has learnt nothing else.",
+        hint="Which position cannot see the character that it is to guess?",
+        traps={0: "So it is in a model that sees the past only: the first position has the least to go by."},
+    ),
+    "18/second-attempt": Question(
+        answer=40,
+        why="snapshots were saved after 20 and after 40 steps, and what came later was in the memory of the dead.",
+        hint="What is in the file when the rank dies after 53 steps?",
+        traps={53: "The processes that knew of steps 40 to 52 are gone.", 0: "The script begins with what is saved."},
+    ),
+    "18/sees-future": Question(
+        answer={"ours": False, "theirs": True, "one too far": True},
+        why="another last character changes what earlier positions say only where they can see it.",
+        hint="Call the model with two texts that differ in the last character, and compare all positions before it.",
+    ),
+    "19/next-step": Question(
+        answer=50,
+        why="the checkpoint was saved after 50 steps, 0 to 49, and all that came later was in the memory of the dead.",
+        hint="Ask what the new processes know: what is in the file, which is written after every 50 steps.",
+        traps={65: "So it would be if somebody had kept steps 50 to 64.", 0: "The script begins with what is saved."},
+    ),
+    "19/who-restarts": Question(
+        answer=2,
+        why="a group with a dead member is of no use, so the agent ends the other worker too and starts both.",
+        hint="Ask whether the worker that is well can go on with its group.",
+        traps={1: "The other worker's group has a dead member, and it cannot get another one."},
+    ),
+    "19/joined": Question(
+        answer=3,
+        why="the new group is made of new processes only: the one that trained was ended and started again.",
+        hint="A process group cannot grow, and an agent gives a running worker no new one.",
+        traps={2: "The worker that trained had a group of one, and a group cannot grow."},
+    ),
+    "19/survive": Question(
+        answer={"new processes": 1, "steps again": 0},
+        why="the rank that died got a process, and its state from the others, who stayed where they were.",
+        hint="Who has died, and who still has all that was done?",
+    ),
+    "19/images": Question(
+        answer=lambda size: {rank: {"seen": 640} for rank in range(size)},
+        why="80 steps of 8 images on each rank, whoever has died.",
+        hint="Add 8 inside of `with step:`, and name the dictionary to survive(): what is named is put back with the "
+        "step that is done again, and handed to the new process.",
+    ),
 }
-
-
-def _product(size: int) -> int:
-    product = 1
-    for number in range(1, size + 1):
-        product *= number
-    return product
-
-
-def _bits(size: int, rule: str) -> int:
-    total = 1
-    for number in range(2, size + 1):
-        total = {"and": total & number, "or": total | number, "xor": total ^ number}[rule]
-    return total

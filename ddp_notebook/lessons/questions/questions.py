@@ -11,29 +11,10 @@ from typing import Any
 import numpy as np
 
 from ddp_notebook.errors import UsageError
-from ddp_notebook.lessons.questions import (
-    answers,
-    answers_calls,
-    answers_faults,
-    answers_memory,
-    answers_pipelines,
-    answers_practice,
-    answers_sharding,
-    answers_training,
-)
-from ddp_notebook.lessons.questions.judging import Question, judge
+from ddp_notebook.lessons.questions.answers import QUESTIONS
+from ddp_notebook.lessons.questions.judging import judge
 
 Judge = Callable[[Any], "tuple[bool, str] | bool | str"]
-QUESTIONS: dict[str, Question] = {
-    **answers.QUESTIONS,
-    **answers_training.QUESTIONS,
-    **answers_calls.QUESTIONS,
-    **answers_pipelines.QUESTIONS,
-    **answers_memory.QUESTIONS,
-    **answers_sharding.QUESTIONS,
-    **answers_practice.QUESTIONS,
-    **answers_faults.QUESTIONS,
-}
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,5 @@ training/   the stretches of a training step: input, forward, backward, optimize
 metrics     `log`, and variables that are watched
 resources   memory and load
 gpu_times   when work on a GPU began and ended
-profile     torch's profiler around a cell
 solo        a cell on one rank alone, to compare with
 """

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from ddp_notebook.messages.record_options import LEVELS, RecordOptions, profile_path
 from ddp_notebook.rank.cell.where import Where
@@ -11,15 +16,73 @@ from ddp_notebook.rank.group.recorder import Recorder
 from ddp_notebook.rank.record.batches import BatchMaker
 from ddp_notebook.rank.record.drain import Drain
 from ddp_notebook.rank.record.metrics import MetricLogger
-from ddp_notebook.rank.record.profile import TorchProfile
 from ddp_notebook.rank.record.tape import VALUES, Tape
 from ddp_notebook.rank.record.training.stretches import CELL, Training
 from ddp_notebook.rank.variables.between import BetweenSteps
+from ddp_notebook.registry import private
 from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
-from ddp_notebook.stdlib import time
+from ddp_notebook.stdlib import contextlib, os, time
 
 if TYPE_CHECKING:
     from ddp_notebook.rank.record.solo import Solo
+
+
+class TorchProfile:
+    """A profile of the cell under way.
+
+    Args:
+        path: the file of the Chrome trace that `end` writes.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        activities = [torch.profiler.ProfilerActivity.CPU]
+        if torch.cuda.is_available():
+            activities.append(torch.profiler.ProfilerActivity.CUDA)
+        self._profiler: Any = torch.profiler.profile(activities=activities)
+        with _silent():
+            self._profiler.start()
+
+    def end(self) -> None:
+        """The cell has ended. If the profile cannot be written, a message says so and the file is empty."""
+        with _silent():
+            self._profiler.stop()
+        folder = os.path.dirname(self._path)
+        private.restore(folder)
+        with _silent():
+            self._profiler.export_chrome_trace(self._path)  # it raises nothing when it fails
+        with contextlib.suppress(OSError):  # a full disk may have kept torch from making it
+            os.chmod(self._path, 0o600)
+        if not _is_whole(self._path):
+            free_mb = shutil.disk_usage(folder).free / 1e6
+            print(
+                f"ddp_notebook: the profile is lost: it could not be written to {folder} ({free_mb:,.0f} MB are free)",
+                file=sys.stderr,
+            )
+            open(self._path, "wb").close()
+
+
+def _is_whole(path: str) -> bool:
+    """Whether torch has written a trace to its end: the last entry is the trace's name."""
+    try:
+        with open(path, "rb") as file:
+            file.seek(max(0, os.path.getsize(path) - len(path) - 100))
+            return b'"traceName"' in file.read()
+    except OSError:  # it is not there
+        return False
+
+
+@contextmanager
+def _silent() -> Iterator[None]:
+    """Hide fd 2: torch 2.13 writes two lines with times and process ids there, whatever its log level."""
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)
 
 
 class RankRecording:

@@ -5,5 +5,4 @@ guard     what is compared, and the words where it differs
 board     where the ranks of a group leave what is to be compared
 messages  is what a rank takes what the other one sends?
 memory    such a board in memory that they share, on one machine
-private   such a board in a gloo group of its own, for ranks on several
 """
