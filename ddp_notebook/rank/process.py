@@ -37,10 +37,10 @@ from ddp_notebook.messages.ranks import (
 from ddp_notebook.rank import exits, gpu, own_signals, pymp, reserve, shortage, threads
 from ddp_notebook.rank.agent import RankAgent
 from ddp_notebook.rank.cell import commands, handlers, kernel_api, tutorials
+from ddp_notebook.rank.cell.children import StoppedChildren
 from ddp_notebook.rank.cell.exceptions import FormattingStopped, with_type
 from ddp_notebook.rank.cell.inbox import Inbox
 from ddp_notebook.rank.cell.runner import Runner
-from ddp_notebook.rank.cell.stopped import StoppedChildren
 from ddp_notebook.rank.cell.streams import Streams
 from ddp_notebook.rank.engine import RankEngine
 from ddp_notebook.rank.group import join

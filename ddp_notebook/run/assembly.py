@@ -18,7 +18,7 @@ from ddp_notebook.messages.keeper import CellShown, WaitingJobs
 from ddp_notebook.messages.ranks import Comm
 from ddp_notebook.messages.record_options import PROFILES
 from ddp_notebook.observe.observer import Observer
-from ddp_notebook.run.agree.checking import Checking
+from ddp_notebook.run.agree.agreement import Checking
 from ddp_notebook.run.cells.adopted import Adopted
 from ddp_notebook.run.cells.arrivals import CellMessages
 from ddp_notebook.run.cells.cells import Cells

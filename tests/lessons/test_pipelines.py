@@ -7,8 +7,7 @@ import re
 import pytest
 
 from ddp_notebook.errors import RankError, UsageError
-from ddp_notebook.lessons.pipelines.pipeline import formula, pipeline
-from ddp_notebook.lessons.pipelines.schedules import SCHEDULES
+from ddp_notebook.lessons.pipelines.pipeline import SCHEDULES, formula, pipeline
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,6 @@ import ipywidgets
 from IPython.display import DisplayHandle
 
 from ddp_notebook.errors import DDPNotebookError, UsageError
-from ddp_notebook.lessons.pipelines.schedules import MOST_MICROBATCHES, SCHEDULES, STAGE_MS
 from ddp_notebook.lessons.session import RUN_S, LessonRunner, running
 from ddp_notebook.records.units import ms, percent
 
@@ -27,6 +26,20 @@ if TYPE_CHECKING:
 
     from ddp_notebook.observe.views import Pipeline
     from ddp_notebook.session import Session
+
+
+MOST_MICROBATCHES = 32
+STAGE_MS = 20.0  # what the forwards of a rank's stages take together
+_LOOP, _VEE = "[rank, rank + world_size]", "[rank, 2 * world_size - 1 - rank]"
+SCHEDULES = {  # torch's name, and where the stages of a rank lie in the model
+    "GPipe": ("ScheduleGPipe", "[rank]"),
+    "1F1B": ("Schedule1F1B", "[rank]"),
+    "Interleaved1F1B": ("ScheduleInterleaved1F1B", _LOOP),
+    "LoopedBFS": ("ScheduleLoopedBFS", _LOOP),
+    "InterleavedZeroBubble": ("ScheduleInterleavedZeroBubble", _LOOP),
+    "ZBVZeroBubble": ("ScheduleZBVZeroBubble", _VEE),
+    "DualPipeV": ("ScheduleDualPipeV", _VEE),
+}
 
 
 _STYLE = {"description_width": "110px"}

@@ -17,7 +17,6 @@ comms       the rank's half of widgets
 outgoing    displays and widget messages, as many as the notebook takes
 commands    what a cell gives to the shell: without the rank's variables, and installations once per host
 children    the child process that the main thread waits for
-stopped     child processes that are stopped while the rank waits for them
 tutorials   scripts' own `init_process_group` and `spawn`
 kernel_api  every private interface of ipykernel and ipyparallel that a rank needs
 """

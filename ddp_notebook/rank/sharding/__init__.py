@@ -9,5 +9,4 @@ replicas    what is said to be the same on all ranks
 saves       what was saved, and where
 wrapping    functions of torch that somebody looks at before they run, or when they have returned
 equations   meshes and placements that do not fit, with their numbers
-unsharded   what is asked for what only sharded models have
 """

@@ -8,7 +8,7 @@ from typing import Any
 from ddp_notebook.messages.ranks import RunCell
 from ddp_notebook.rank.group.recorder import Recorder
 from ddp_notebook.rank.hooks import Core, Feature
-from ddp_notebook.rank.sharding import equations, unsharded
+from ddp_notebook.rank.sharding import equations, mistakes
 from ddp_notebook.rank.sharding.mistakes import Mistakes
 from ddp_notebook.stdlib import contextlib
 
@@ -24,7 +24,7 @@ class ShardingFeature(Feature):
         self._mistakes.begin_cell(cell.cell)
 
     def explain(self, error: BaseException) -> str:
-        return unsharded.of_error(error)
+        return mistakes.explain_unsharded(error)
 
     def facts(self, namespace: Mapping[str, Any]) -> Mapping[str, Any]:
         return self._mistakes.facts(namespace)

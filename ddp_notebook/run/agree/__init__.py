@@ -3,6 +3,5 @@
 agreement   the ranks' answers about their variables, side by side: `%ddp_check`
 differences entries that are not the same on all ranks, and by how much
 mistakes    what is wrong although each rank is content
-checking    asking them
 words       what agrees and what was not compared, in words
 """
