@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ddp_notebook.errors import DDPNotebookError, UsageError
-from ddp_notebook.launch.keep.words import ask, in_a_line
+from ddp_notebook.launch.keep.descriptions import ask, in_a_line
 from ddp_notebook.registry import entries, finding
 from ddp_notebook.registry.entries import Entry
 from ddp_notebook.registry.finding import SESSION, Found

@@ -16,7 +16,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ddp_notebook.observe.figures.moments import calls_drawn
-from ddp_notebook.run.kernel import has_front_end
+from ddp_notebook.run.notebook_kernel import has_front_end
 from ddp_notebook.widgets.bundles import read as read_bundle
 
 if TYPE_CHECKING:

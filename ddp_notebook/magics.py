@@ -18,7 +18,7 @@ from ddp_notebook.records.words import list_ranks
 from ddp_notebook.run import completing, debugging, features, forgotten, help_texts, magic_lines, progress
 from ddp_notebook.run.cells import options as cell_options
 from ddp_notebook.run.interrupted import OF_MAGICS, tells_interrupts
-from ddp_notebook.run.kernel import cell_number, is_run_by_program
+from ddp_notebook.run.notebook_kernel import cell_number, is_run_by_program
 
 
 def _start_line() -> LineParser:

@@ -39,7 +39,7 @@ def start(directory: str | os.PathLike[str], rank: int | None = None) -> None:
     from ddp_notebook.rank.cell.where import Where
     from ddp_notebook.rank.group import keeping
     from ddp_notebook.rank.group.recorder import Recorder
-    from ddp_notebook.rank.record.recording import RankRecording
+    from ddp_notebook.rank.record.rank_recording import RankRecording
     from ddp_notebook.rank.sharding import feature as sharding
 
     number = int(os.environ.get("RANK", "0")) if rank is None else rank

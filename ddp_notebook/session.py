@@ -19,14 +19,13 @@ from ddp_notebook.messages.record_options import RecordOptions, profile_of
 from ddp_notebook.on_rank import refuse_on_rank
 from ddp_notebook.records.words import list_ranks, name_ranks
 from ddp_notebook.run.agree.agreement import Agreement
-from ddp_notebook.run.agree.words import list_names
+from ddp_notebook.run.agree.sentences import list_names
 from ddp_notebook.run.assembly import NOT_STARTED, SessionParts
 from ddp_notebook.run.cells.cell import CellRun
 from ddp_notebook.run.cells.interrupt import Interrupts, keyboard_interrupt, uninterrupted
 from ddp_notebook.run.cells.options import check_timeout
 from ddp_notebook.run.cells.result import CellResult
 from ddp_notebook.run.cells.watch import NOTEBOOK, Beside
-from ddp_notebook.run.dispatch import Dispatch
 from ddp_notebook.run.files.files import SessionFiles
 from ddp_notebook.run.foresee.warnings import foresee
 from ddp_notebook.run.groups import states
@@ -34,7 +33,8 @@ from ddp_notebook.run.groups.ranks import SessionRanks
 from ddp_notebook.run.interrupted import OF_SESSION, tells_interrupts
 from ddp_notebook.run.jobs.job import Job
 from ddp_notebook.run.jobs.jobs import Jobs
-from ddp_notebook.run.kernel import cell_number, ipython, is_run_by_program, is_users_thread
+from ddp_notebook.run.message_handlers import Dispatch
+from ddp_notebook.run.notebook_kernel import cell_number, ipython, is_run_by_program, is_users_thread
 from ddp_notebook.run.output.sink import Sink, ThreadSink, of_this_cell
 from ddp_notebook.run.rank_sets import RankSet
 from ddp_notebook.run.record.told import Recording
@@ -696,9 +696,9 @@ class Session:
 
     def _write_trace(self, path: str | os.PathLike[str], cell: int | None = None) -> tuple[list[int], list[int]]:
         """The same. Returns the ranks whose profiles it holds, and those whose profiles are lost."""
-        from ddp_notebook.run.record import trace
+        from ddp_notebook.run.record import chrome_trace
 
-        return trace.write(self.recording, path, cell, self._parts.profiles())
+        return chrome_trace.write(self.recording, path, cell, self._parts.profiles())
 
     def monitor(self, cell: int | None = None) -> None:
         """Show what the ranks do, live: losses, gradient synchronisation, a timeline, tensors and ranks.

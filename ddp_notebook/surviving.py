@@ -56,7 +56,7 @@ def survive(*members: Any, steps: int, on_loss: str = "replace", resume: str = "
     import torch
 
     from ddp_notebook.rank.survive.loop import Loop
-    from ddp_notebook.rank.survive.members import TrackedObjects
+    from ddp_notebook.rank.survive.tracked import TrackedObjects
 
     if not isinstance(steps, int) or steps < 0:
         raise UsageError(f"steps must be an integer from 0 up, got {steps!r}; {_EXAMPLE}")

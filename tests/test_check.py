@@ -20,8 +20,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, TensorDataset
 
-from ddp_notebook.rank.variables import check, entries
-from ddp_notebook.rank.variables.check import fingerprints, samples
+from ddp_notebook.rank.variables import comparison, summary
+from ddp_notebook.rank.variables.summary import fingerprints, samples
 from ddp_notebook.run.agree.agreement import Agreement, compare
 from ddp_notebook.run.agree.differences import Difference, EqualRanks
 
@@ -460,7 +460,7 @@ def test_long_and_deep_containers():
 
 
 def test_very_many_entries(monkeypatch):
-    monkeypatch.setattr(entries, "_MOST_ENTRIES", 10)
+    monkeypatch.setattr(comparison, "_MOST_ENTRIES", 10)
     x = [[[i], []] for i in range(5)]
     assert repr(agreement_of({"x": x}, {"x": x}, names=["x"])) == (
         "2 ranks agree: x (10 entries); not compared: 1 after 10 entries (x[...])"
@@ -755,14 +755,14 @@ def test_the_state_of_an_optimizer_that_each_rank_has_a_share_of():
 
 
 def checksum(x: torch.Tensor, rows: int = 1) -> str:
-    checksums = check._Checksums()
+    checksums = summary._Checksums()
     if rows > 1:
-        checksums._on[x.device] = checksums._numbers, torch.empty(rows, check._ROW, dtype=torch.int64)
+        checksums._on[x.device] = checksums._numbers, torch.empty(rows, summary._ROW, dtype=torch.int64)
     return checksums.of(x)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("n", [0, 1, 3, 4, 5, 1000, check._ROW, 5 * check._ROW + 3])
+@pytest.mark.parametrize("n", [0, 1, 3, 4, 5, 1000, summary._ROW, 5 * summary._ROW + 3])
 @pytest.mark.parametrize(
     "dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int8, torch.bool, torch.complex64]
 )

@@ -18,7 +18,7 @@ from ddp_notebook import having
 from ddp_notebook import session as sessions
 from ddp_notebook.errors import StartError
 from ddp_notebook.launch import warm
-from ddp_notebook.launch.keep.recorded import KeptRecording, batches
+from ddp_notebook.launch.keep.recording_store import KeptRecording, batches
 from ddp_notebook.launch.rank_log import RankLog
 from ddp_notebook.launch.ways import folders
 from ddp_notebook.messages.record_options import RecordOptions
@@ -243,7 +243,7 @@ def test_a_folder_below_a_removed_working_directory_is_not_made(tmp_path, monkey
 _UNPICKLE_IN_A_REMOVED_DIRECTORY = """
 import os, tempfile
 from ddp_notebook.run.values import exchange
-from ddp_notebook.wire.parts import join
+from ddp_notebook.wire.buffers import join
 removed = tempfile.mkdtemp()
 os.chdir(removed)
 os.rmdir(removed)

@@ -413,7 +413,7 @@ def test_a_press_while_the_group_forms(session, monkeypatch):
 # Run a leftover thread of the previous Form while the new group is about to connect: a busy machine does it by itself.
 LATE_THREADS = """
 import gc
-from ddp_notebook.rank.group.connections.renewal import Renewal
+from ddp_notebook.rank.group.connections.reconnect import Renewal
 from ddp_notebook.rank.process import Rank
 
 [process] = [one for one in gc.get_objects() if type(one) is Rank]

@@ -15,7 +15,7 @@ from ddp_notebook.line_parser import WIDTH, read_expression
 from ddp_notebook.magics import _MAGICS, DDPMagics
 from ddp_notebook.run import help_texts, magic_lines, progress
 from ddp_notebook.run.cells import options as cell_options
-from ddp_notebook.torchrun.starting import torchrun_line
+from ddp_notebook.torchrun.start_job import torchrun_line
 from tests.conftest import wait_until
 
 _README = (Path(__file__).parents[1] / "README.md").read_text()

@@ -15,7 +15,7 @@ from ddp_notebook.errors import HostError, StartError
 from ddp_notebook.launch import warm
 from ddp_notebook.launch.direct import DirectCluster
 from ddp_notebook.launch.host.host import Host
-from ddp_notebook.launch.members.losses import LostRanks
+from ddp_notebook.launch.members.lost_hosts import LostRanks
 from ddp_notebook.launch.placement import Placement
 from ddp_notebook.launch.process import Processes
 from ddp_notebook.launch.ways.local import Local

@@ -17,7 +17,7 @@ import pytest
 import ddp_notebook
 from ddp_notebook import Recording, display, errors, stdlib
 from ddp_notebook.observe.figures import drawing
-from ddp_notebook.run.kernel import has_front_end
+from ddp_notebook.run.notebook_kernel import has_front_end
 from ddp_notebook.session import Session
 from ddp_notebook.widgets import bundles
 
@@ -190,7 +190,7 @@ def test_nothing_else_knows_how_ranks_are_started():
 def test_only_who_takes_hosts_chooses_a_way():
     """Whatever else is in `launch` knows a host by what every way can do."""
     ways = {file.stem for file in (PACKAGE / "launch" / "ways").glob("*.py")}
-    ways -= {"__init__", "acknowledged", "base", "folders", "guardian", "host_list", "interpreter", "lasting", "ports"}
+    ways -= {"__init__", "base", "folders", "guardian", "host_list", "lasting", "ports", "remote_python"}
     ways -= {"ssh_config"}
     assert ways == {"local", "ssh", "called", "outpost"}
     choose = {"warm.py": {"local"}, "hosts.py": {"ssh"}, "tasks.py": {"called", "outpost"}}
@@ -282,7 +282,7 @@ def test_the_notebooks_side_imports_no_torch():
     assert "ddp_notebook.launch.cluster" in modules
     assert heavy(modules) == set()
     assert not modules & {"ipywidgets", "anywidget", "matplotlib"}, "the first view imports them"
-    of_lessons = ("view", "algorithms.stepping", "collectives.costs", "messages.messages", "shown")
+    of_lessons = ("algorithms.stepping", "collectives.costs", "messages.messages", "shown")
     assert heavy(loaded_by("import " + ", ".join(f"ddp_notebook.lessons.{name}" for name in of_lessons))) == set()
 
 
@@ -290,8 +290,8 @@ MOST_LOADED = 90  # modules of this package
 ON_USE = (  # parts of this package that are imported when they are used
     *("ddp_notebook.launch.keep.", "ddp_notebook.launch.starters.", "ddp_notebook.launch.sync."),
     *("ddp_notebook.launch.survey.", "ddp_notebook.launch.elastic.", "ddp_notebook.observe.report."),
-    *(f"ddp_notebook.launch.ways.{way}" for way in ("ssh", "lasting", "acknowledged", "called", "outpost")),
-    *("ddp_notebook.torchrun.job", "ddp_notebook.torchrun.starting", "ddp_notebook.widgets.monitor"),
+    *(f"ddp_notebook.launch.ways.{way}" for way in ("ssh", "lasting", "called", "outpost")),
+    *("ddp_notebook.torchrun.job", "ddp_notebook.torchrun.start_job", "ddp_notebook.widgets.monitor"),
 )
 
 
@@ -350,7 +350,7 @@ def test_a_running_session_imports_no_other_way_of_starting_and_a_pass_touches_f
 
 @pytest.mark.slow
 def test_the_monitor_imports_no_torch():
-    modules = loaded_by("from ddp_notebook.widgets import Monitor; import ddp_notebook.widgets.still.summary")
+    modules = loaded_by("from ddp_notebook.widgets import Monitor; import ddp_notebook.widgets.still.saved_summary")
 
     assert "anywidget" in modules
     assert heavy(modules) == set()
@@ -543,7 +543,7 @@ def circles(graph: Mapping[str, Collection[str]]) -> list[list[str]]:
 def test_no_two_files_import_each_other_not_even_in_a_circle():
     graph = import_graph(for_types=False)
     assert "ddp_notebook.observe.tables.recorded" in graph["ddp_notebook.observe.recording"]
-    assert "ddp_notebook.widgets.still.page" in graph["ddp_notebook.observe.recording"], "in a function"
+    assert "ddp_notebook.widgets.still.saved_page" in graph["ddp_notebook.observe.recording"], "in a function"
     assert circle(graph) == []
 
 
@@ -641,8 +641,11 @@ def test_the_list_for_lessons_has_nothing_that_they_do_not_use():
         ("from ddp_notebook import errors, lessons", set()),
         ("from ..session import running", set()),
         ("import numpy, ddp_notebooks.run", set()),
-        ("from ddp_notebook.run.kernel import has_front_end", {"ddp_notebook.run.kernel.has_front_end"}),
-        ("def later():\n    from ddp_notebook.run import kernel", {"ddp_notebook.run.kernel"}),
+        (
+            "from ddp_notebook.run.notebook_kernel import has_front_end",
+            {"ddp_notebook.run.notebook_kernel.has_front_end"},
+        ),
+        ("def later():\n    from ddp_notebook.run import notebook_kernel", {"ddp_notebook.run.notebook_kernel"}),
         ("if TYPE_CHECKING:\n    from ddp_notebook.rank import agent", {"ddp_notebook.rank.agent"}),
         ("import ddp_notebook.observe.figures.drawing as d", {"ddp_notebook.observe.figures.drawing"}),
         ("from ddp_notebook.records import codec", {"ddp_notebook.records.codec"}),

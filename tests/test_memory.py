@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from ddp_notebook.wire import memory
+from ddp_notebook.wire.buffers import join, split
 from ddp_notebook.wire.memory import SealedMemory, new_name, open_at
-from ddp_notebook.wire.parts import join, split
 
 OPEN = """
 import sys

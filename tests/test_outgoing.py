@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from ddp_notebook.launch.host.texts import TextBuffer
+from ddp_notebook.launch.host.pipes import TextBuffer
 from ddp_notebook.launch.receipts import Receipts
 from ddp_notebook.messages import framing
 from ddp_notebook.messages.ranks import Comm, Display, Probe, Taken
-from ddp_notebook.rank.cell.comms import RankComms
 from ddp_notebook.rank.cell.outgoing import Outgoing
+from ddp_notebook.rank.cell.widget_comms import RankComms
 from ddp_notebook.run.cells.cell import CellRun
 from ddp_notebook.run.output.pump import Pump
 from tests.conftest import wait_until

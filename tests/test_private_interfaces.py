@@ -47,12 +47,12 @@ from ddp_notebook.rank.cell.where import Where
 from ddp_notebook.rank.engine import can_wait
 from ddp_notebook.rank.group.arguments import InitArguments
 from ddp_notebook.rank.group.calls import timeout_setter
-from ddp_notebook.rank.rpc.calls import INVOKES
+from ddp_notebook.rank.rpc.open_calls import INVOKES
 from ddp_notebook.rank.script import watched
 from ddp_notebook.registry.torchrun import place
 from ddp_notebook.run.output import sink
 from ddp_notebook.run.output.comms import _comm_maker
-from ddp_notebook.torchrun import starting
+from ddp_notebook.torchrun import start_job
 
 # Before 6.18 ipykernel's comms stood on no class that other kernels share.
 COMM = getattr(comms, "BaseComm", comms.Comm)
@@ -628,7 +628,7 @@ def test_torchrun_has_a_store_for_each_attempt_if_it_is_told_to():
         == 2
     )
     assert '"TORCHELASTIC_USE_AGENT_STORE": str(use_agent_store)' in inspect.getsource(local_elastic_agent)
-    for name in dict(pair.split("=") for pair in starting._TIMES.split(",")):
+    for name in dict(pair.split("=") for pair in start_job._TIMES.split(",")):
         assert f'"{name.removesuffix("_timeout")}"' in source
 
 

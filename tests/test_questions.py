@@ -11,8 +11,8 @@ import pytest
 
 from ddp_notebook.errors import SessionBrokenError
 from ddp_notebook.messages.ranks import Probe, Vitals
-from ddp_notebook.run import questions
-from ddp_notebook.run.questions import Questions
+from ddp_notebook.run import rank_requests
+from ddp_notebook.run.rank_requests import Questions
 
 
 def probe(request: int) -> Probe:
@@ -27,13 +27,13 @@ def test_one_that_somebody_waits_for_is_never_forgotten():
     asked = Questions(lambda *_: None, lambda _: None)
     waited = asked.ask(0, probe)
     lapsed = asked.ask(0, probe, lapses=True)
-    for _ in range(questions._MOST_LAPSING):
+    for _ in range(rank_requests._MOST_LAPSING):
         asked.ask(0, probe, lapses=True)
     asked.on_answer(0, answer(1))
     asked.on_answer(0, answer(2))
     assert waited.result(0).request == 1
     assert not lapsed.done()
-    assert len(asked._open) == questions._MOST_LAPSING
+    assert len(asked._open) == rank_requests._MOST_LAPSING
 
 
 def test_all_of_many_ranks_answer_when_all_were_asked():
@@ -52,7 +52,7 @@ def test_all_of_many_ranks_answer_when_all_were_asked():
 
 def test_asking_and_answering_in_many_threads(monkeypatch):
     """Every question is answered or forgotten, whatever thread asks, answers or makes room."""
-    monkeypatch.setattr(questions, "_MOST_LAPSING", 3)
+    monkeypatch.setattr(rank_requests, "_MOST_LAPSING", 3)
     errors: list[BaseException] = []
     numbers: list[int] = []
 
@@ -89,7 +89,7 @@ def test_asking_and_answering_in_many_threads(monkeypatch):
 
 
 def test_a_wait_ends_with_the_rank_or_with_a_check(monkeypatch):
-    monkeypatch.setattr(questions, "_CHECK_S", 0.01)
+    monkeypatch.setattr(rank_requests, "_CHECK_S", 0.01)
 
     def is_dead(_: int) -> None:
         raise SessionBrokenError("rank 0 died")

@@ -7,7 +7,7 @@ import pytest
 from ddp_notebook.errors import CellTimeoutError, RankDiedError, RankError
 from ddp_notebook.rank.remote_calls import Sent
 from ddp_notebook.rank.rpc.agent import Worker
-from ddp_notebook.rank.rpc.losses import LostWorkers
+from ddp_notebook.rank.rpc.failed_calls import LostWorkers
 
 DEFINITIONS = """
 import os, time

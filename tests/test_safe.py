@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from ddp_notebook.wire import safe
-from ddp_notebook.wire.parts import join
+from ddp_notebook.wire.buffers import join
 from ddp_notebook.wire.safe import NotSafeError, TooLargeError, read, write
 
 SHARED = [1, 2]

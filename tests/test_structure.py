@@ -154,3 +154,38 @@ def test_messages_are_dispatched_through_tables_and_never_unpickled():
             assert not list(chosen_by_name(tree)), file.relative_to(ROOT)
             imports = [node for node in ast.walk(tree) if isinstance(node, ast.Import)]
             assert "pickle" not in {alias.name for node in imports for alias in node.names}, file.relative_to(ROOT)
+
+
+# ---- what texts name
+
+
+def paths_of_package() -> set[str]:
+    """Return the paths of all modules and folders of the package without suffix, each also by its last parts."""
+    found = {file.relative_to(PACKAGE).with_suffix("") for file in PACKAGE.rglob("*") if file.suffix in (".py", ".js")}
+    found |= {parent for path in found for parent in path.parents}
+    return {"/".join(path.parts[first:]) for path in found for first in range(len(path.parts))}
+
+
+def test_every_path_that_architecture_names_exists():
+    paths = paths_of_package()
+    text = (ROOT / "ARCHITECTURE.md").read_text()
+    named = set(re.findall(r"`(?:ddp_notebook/)?((?:[a-z_0-9]+/)+[a-z_0-9]+)(?:\.py|\.js)?[`:]", text))
+    named = {path for path in named if path.split("/")[0] not in ("tests", "docs", "tools", "notebooks", "autograd")}
+    assert len(named) > 100 and named - paths == set()
+    assert "run/cells/no_such_file" not in paths
+
+
+def test_the_page_of_each_folder_names_its_modules():
+    """A folder that lists its modules lists all of them, and none that it lacks."""
+    lists = 0
+    for page in PACKAGE.rglob("__init__.py"):
+        listed = set(
+            re.findall(r"^ *([a-z_0-9]+)/? {2,}\S", ast.get_docstring(ast.parse(page.read_text())) or "", re.M)
+        )
+        modules = {file.stem for file in page.parent.glob("*.py")} - {"__init__"}
+        if page.parent == PACKAGE or not listed & modules:
+            continue
+        lists += 1
+        there = {path.name for path in page.parent.iterdir() if path.is_dir()} | modules
+        assert (modules - listed, listed - there) == (set(), set()), page.relative_to(ROOT)
+    assert lists > 40

@@ -14,9 +14,9 @@ from ddp_notebook.errors import UsageError
 from ddp_notebook.launch.host.files import NOTE, Files, digest
 from ddp_notebook.launch.hosts import DirectHosts
 from ddp_notebook.launch.options import Ssh, StartOptions
-from ddp_notebook.launch.sync import choice
-from ddp_notebook.launch.sync.choice import SyncEntry, choose, may_hold_keys, names, resolved
-from ddp_notebook.launch.sync.sending import Plan
+from ddp_notebook.launch.sync import selection
+from ddp_notebook.launch.sync.selection import SyncEntry, choose, may_hold_keys, names, resolved
+from ddp_notebook.launch.sync.upload import Plan
 from ddp_notebook.messages.hosts import (
     CompareReply,
     CompareRequest,
@@ -207,12 +207,12 @@ def test_pipes_and_sockets_are_left_out(tmp_path):
 def test_a_large_folder_is_sent_on_demand_only(tmp_path, monkeypatch, limit, most, words):
     make(tmp_path, **{"a.py": "x" * 50, "data/a": "x" * 2000, "data/b": "x" * 2000})
     make(tmp_path, **{f"many/{i}.txt": "x" for i in range(9)})
-    monkeypatch.setattr(choice, limit, most)
+    monkeypatch.setattr(selection, limit, most)
     with pytest.raises(UsageError) as error:
         choose(tmp_path)
     assert words in str(error.value) and "--sync-large (sync_large=True), in %ddp_sync --large" in str(error.value)
     assert len(choose(tmp_path, is_large=True).entries) == 12
-    monkeypatch.setattr(choice, limit, 5000)
+    monkeypatch.setattr(selection, limit, 5000)
     assert len(choose(tmp_path).entries) == 12
 
 

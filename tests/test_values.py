@@ -19,8 +19,8 @@ from ddp_notebook.messages.ranks import Pull, Pulled
 from ddp_notebook.rank.variables.values import describe
 from ddp_notebook.run.values.values import RankValues
 from ddp_notebook.wire import bulk, memory
+from ddp_notebook.wire.buffers import join
 from ddp_notebook.wire.bulk import pickled, unpickled
-from ddp_notebook.wire.parts import join
 from tests.conftest import wait_until
 
 LARGE = "torch.arange(30_000.0)"  # does not fit into a message
@@ -397,7 +397,7 @@ def test_safe_values_arrive_and_others_are_named(session):
 
 HOSTILE = """
 from ddp_notebook.wire import bulk, memory
-from ddp_notebook.wire.parts import join
+from ddp_notebook.wire.buffers import join
 import pickle, os
 from dataclasses import replace
 class Bomb:

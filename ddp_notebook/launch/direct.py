@@ -14,7 +14,7 @@ from ddp_notebook.launch.engines import Engines
 from ddp_notebook.launch.forming import Check, Forming
 from ddp_notebook.launch.host.host import Host
 from ddp_notebook.launch.members.admission import Admission
-from ddp_notebook.launch.members.losses import Again, LostRanks
+from ddp_notebook.launch.members.lost_hosts import Again, LostRanks
 from ddp_notebook.launch.members.members import Members, Renumbered
 from ddp_notebook.launch.members.moving import resized
 from ddp_notebook.launch.placement import Placement

@@ -64,7 +64,7 @@ class DirectHosts(Hosts):
         from ddp_notebook.launch.starters.choice import choose
 
         if elsewhere.sync is not None:
-            from ddp_notebook.launch.sync.choice import resolved
+            from ddp_notebook.launch.sync.selection import resolved
 
             self._folder = str(resolved(os.fspath(elsewhere.sync)))  # before anything is started
         try:

@@ -19,7 +19,7 @@ from typing import Any
 
 from ddp_notebook.errors import UsageError
 from ddp_notebook.launch.cluster import Cluster
-from ddp_notebook.messages.survival import Save
+from ddp_notebook.messages.survive_messages import Save
 
 FILE = "preempt"  # whoever makes it in the folder asks for the same
 _SIGNALS = (signal.SIGTERM, signal.SIGUSR1)

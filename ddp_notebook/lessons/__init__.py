@@ -26,10 +26,9 @@ Every number comes from tensors on the ranks. Without a front end lessons work t
     pipelines/    a model cut over the ranks
     sharding/     tensors in pieces: who holds what, and what is sent for it
     questions/    exercises with a checked answer
-    session       how lessons use the running session
+    lesson_cells  how lessons use the running session
     ranks         what they run on the ranks
     lesson        what every lesson with a view has: its state, its acts, its picture
-    view          the widget
     shown         how a lesson is displayed: a widget while ranks run, a picture and a text afterwards
     rank_columns  parts of pictures: a column for each rank, cells with values
     nodes         the picture of nodes, processes and their numbers
@@ -46,14 +45,14 @@ if TYPE_CHECKING:
     from ddp_notebook.lessons.collectives.explorer import Explorer
     from ddp_notebook.lessons.ddp.inside import InsideDDP, inside_ddp
     from ddp_notebook.lessons.messages.messages import Scene, point_to_point
-    from ddp_notebook.lessons.messages.transfers import exchanges
+    from ddp_notebook.lessons.messages.transfer_picture import exchanges
     from ddp_notebook.lessons.nodes import places
     from ddp_notebook.lessons.pipelines.pipeline import PipelineLesson, PipelineRun, pipeline
     from ddp_notebook.lessons.questions.questions import Verdict, check
     from ddp_notebook.lessons.remote.rpc import RemoteProgram
-    from ddp_notebook.lessons.sharding.placement import placement
+    from ddp_notebook.lessons.sharding.mesh_training import MeshTraining, mesh
+    from ddp_notebook.lessons.sharding.placement_picture import placement
     from ddp_notebook.lessons.sharding.product import Product, product
-    from ddp_notebook.lessons.sharding.training import MeshTraining, mesh
 
 __all__ = [
     "Costs",

@@ -11,7 +11,7 @@ from ddp_notebook.errors import UsageError
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from ddp_notebook.lessons.session import LessonRunner
+    from ddp_notebook.lessons.lesson_cells import LessonRunner
 
 Wish = Mapping[str, Any]  # what a button asks for: `{"do": "step"}`, and what that needs
 

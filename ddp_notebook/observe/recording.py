@@ -337,9 +337,9 @@ class Recording(RecordedTables):
             MissingBuildError: the monitor's JavaScript was not built.
             UsageError: the folder is not there.
         """
-        from ddp_notebook.widgets.still import page
+        from ddp_notebook.widgets.still import saved_page
 
-        return page.save(self, path)
+        return saved_page.save(self, path)
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write all of it to one file, which `ddp_notebook.load` reads. Returns its path.

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ddp_notebook.messages.encoding import Message
     from ddp_notebook.messages.ranks import Form, RunCell
     from ddp_notebook.rank.group.network import Network
-    from ddp_notebook.rank.record.recording import RankRecording
+    from ddp_notebook.rank.record.rank_recording import RankRecording
 
 FEATURES = {
     "faults": "ddp_notebook.rank.faults",

@@ -48,14 +48,14 @@ from ddp_notebook.rank.group.network import Network
 from ddp_notebook.rank.group.stores import is_timeout_of_store
 from ddp_notebook.rank.hooks import Core, Hooks
 from ddp_notebook.rank.unseen import unseen
-from ddp_notebook.rank.variables import check, copying, entries, peeking, samplers, values
+from ddp_notebook.rank.variables import comparison, copying, peeking, samplers, summary, values
 from ddp_notebook.records import logs
 from ddp_notebook.registry import private
 from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
 from ddp_notebook.stdlib import asyncio, contextlib, faulthandler, json, os, queue, re, threading, time
+from ddp_notebook.wire.buffers import join as join_parts
 from ddp_notebook.wire.bulk import INLINE_BYTES, unpickled
 from ddp_notebook.wire.memory import SealedMemory, open_at
-from ddp_notebook.wire.parts import join as join_parts
 
 _CELL = re.compile(rb'\["RunCell", \{"cell": (\d+)')
 _MOST_WAITING = 50  # messages that the notebook has not acknowledged, before no further batch is sent
@@ -422,11 +422,11 @@ class Rank:
         facts: dict[str, Any]
         try:
             if message.whole:
-                facts = {name: {} for name in unseen(entries.whole_loaders, namespace)}
+                facts = {name: {} for name in unseen(comparison.whole_loaders, namespace)}
             elif message.entries:
-                facts = unseen(check.samples, namespace, message.entries)
+                facts = unseen(summary.samples, namespace, message.entries)
             else:
-                facts = unseen(check.fingerprints, namespace, message.names)
+                facts = unseen(summary.fingerprints, namespace, message.names)
                 for more in self._hooks.facts:
                     if found := unseen(more, namespace):
                         facts[""] = {**facts.get("", {}), **found}  # of no variable

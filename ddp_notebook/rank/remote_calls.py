@@ -17,7 +17,7 @@ from ddp_notebook.rank.group.sequences import Moment
 from ddp_notebook.records.schema import RPC_KINDS, RPC_SIDES
 
 if TYPE_CHECKING:
-    from ddp_notebook.rank.record.texts import TextNumbers
+    from ddp_notebook.rank.record.text_numbers import TextNumbers
 
 CALLER, CALLEE = range(len(RPC_SIDES))
 TORCH = RPC_KINDS.index("torch")

@@ -24,17 +24,17 @@ from ddp_notebook.run.cells.arrivals import CellMessages
 from ddp_notebook.run.cells.cells import Cells
 from ddp_notebook.run.cells.elsewhere import Elsewhere
 from ddp_notebook.run.cells.unended import Unended
-from ddp_notebook.run.dispatch import Dispatch
 from ddp_notebook.run.groups.busy import Busy
 from ddp_notebook.run.groups.healing import Healing
 from ddp_notebook.run.groups.living import Living
 from ddp_notebook.run.groups.looks import why_silent
 from ddp_notebook.run.groups.resizing import Resizing
 from ddp_notebook.run.jobs.jobs import Jobs
-from ddp_notebook.run.kernel import before_next_cell
+from ddp_notebook.run.message_handlers import Dispatch
+from ddp_notebook.run.notebook_kernel import before_next_cell
 from ddp_notebook.run.output.comms import Comms
 from ddp_notebook.run.output.pump import Pump
-from ddp_notebook.run.questions import Questions
+from ddp_notebook.run.rank_requests import Questions
 from ddp_notebook.run.record.recordings import Recordings
 from ddp_notebook.run.values.exchange import Exchange
 from ddp_notebook.run.values.transfers import Transfers
@@ -125,7 +125,7 @@ class SessionParts:
 
     def attach(self, remote: KeeperClient) -> None:
         """The ranks live already, and a keeper has them. Call it before anything of them is heard."""
-        from ddp_notebook.launch.keep.recorded import batches
+        from ddp_notebook.launch.keep.recording_store import batches
 
         told = remote.welcome
         self._attached = self.jobs.ranks_live_on = True

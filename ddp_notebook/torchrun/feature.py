@@ -7,18 +7,18 @@ from ddp_notebook.run.features import FeatureMagic, NotebookFeature, Session
 
 
 def _line() -> LineParser:
-    from ddp_notebook.torchrun import starting
+    from ddp_notebook.torchrun import start_job
 
-    return starting.torchrun_line()
+    return start_job.torchrun_line()
 
 
 def ddp_torchrun(_: Session, line: str) -> None:
     """Run a script with torchrun and show it in the cell.
 
     The cell has its output, a monitor, and a card when its ranks wait for each other. The stop button ends the job."""
-    from ddp_notebook.torchrun import starting
+    from ddp_notebook.torchrun import start_job
 
-    print(starting.run(starting.read(line)).status())
+    print(start_job.run(start_job.read(line)).status())
 
 
 _INTERRUPTED = "interrupted: %ddp_status shows the job if it runs; %ddp_stop detaches from it"

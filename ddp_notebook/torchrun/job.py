@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ddp_notebook.errors import SessionBrokenError, UsageError
-from ddp_notebook.launch.elastic import logs
+from ddp_notebook.launch.elastic import log_folder
 from ddp_notebook.launch.rank_log import RankLog
-from ddp_notebook.messages.cutting import WasCut
 from ddp_notebook.messages.encoding import Message
 from ddp_notebook.messages.ranks import CellDone, ClockProbe, ClockReply, Hello, Recorded, Vitals
+from ddp_notebook.messages.script_abort import WasCut
 from ddp_notebook.observe.observer import Observer
 from ddp_notebook.observe.report.report import Report
 from ddp_notebook.observe.steps.run import TrainingRun, run_of
@@ -30,13 +30,13 @@ from ddp_notebook.registry.torchrun import RankEntry
 from ddp_notebook.run.assembly import NOT_STARTED
 from ddp_notebook.run.groups.diagnosis import RankView, Views, verdict
 from ddp_notebook.run.interrupted import OF_TORCHRUN_JOB, tells_interrupts
-from ddp_notebook.run.questions import Questions
-from ddp_notebook.run.record import trace
+from ddp_notebook.run.rank_requests import Questions
+from ddp_notebook.run.record import chrome_trace
 from ddp_notebook.run.record.told import Recording
 from ddp_notebook.status import as_table
 from ddp_notebook.torchrun.member import Member, RefusedError, come_in, place_of, why_closed
+from ddp_notebook.torchrun.monitor_source import JobLooks, ShownJob, missing
 from ddp_notebook.torchrun.rounds import Events, Round
-from ddp_notebook.torchrun.shown import JobLooks, ShownJob, missing
 from ddp_notebook.widgets.ended import Ended
 from ddp_notebook.widgets.placing import Placing
 from ddp_notebook.wire.bulk import BulkFetcher
@@ -273,7 +273,7 @@ class TorchrunJob:
 
     def _write_trace(self, path: str) -> tuple[list[int], list[int]]:
         """Write the recording as a Chrome trace. See `Session.trace`; there are no profiles of torch's."""
-        return trace.write(self.recording, path, None, iter(()))
+        return chrome_trace.write(self.recording, path, None, iter(()))
 
     def look(self) -> Views:
         """What each rank does now."""
@@ -355,7 +355,7 @@ class TorchrunJob:
             log.close()
         self._logs.clear()
         if self._log_folder:
-            logs.remove(self._log_folder)
+            log_folder.remove(self._log_folder)
         for observer in {run.observer for run in self._rounds}:
             observer.close()
 

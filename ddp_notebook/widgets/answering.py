@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 from typing import Literal
 
-from ddp_notebook.run.kernel import is_users_thread
+from ddp_notebook.run.notebook_kernel import is_users_thread
 
 ANSWER_S = 2.0  # what a view gets to say that it is there
 

@@ -8,9 +8,9 @@ import os
 from typing import TYPE_CHECKING
 
 from ddp_notebook.observe.recording import Recording
-from ddp_notebook.run.kernel import has_front_end
+from ddp_notebook.run.notebook_kernel import has_front_end
+from ddp_notebook.widgets.placed_views import StillView, View, WidgetView
 from ddp_notebook.widgets.placing import check_cell
-from ddp_notebook.widgets.views import StillView, View, WidgetView
 
 if TYPE_CHECKING:
     from ddp_notebook.observe.report.report import Report
@@ -62,9 +62,9 @@ class Ended:
 
     def _write_trace(self, path: str | os.PathLike[str]) -> tuple[list[int], list[int]]:
         """See `Session.trace`. There are no profiles of torch's any more."""
-        from ddp_notebook.run.record import trace
+        from ddp_notebook.run.record import chrome_trace
 
-        trace.write(self.recording, path, None, ())
+        chrome_trace.write(self.recording, path, None, ())
         return [], self._profiled
 
     def close(self) -> None:

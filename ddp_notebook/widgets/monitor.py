@@ -17,7 +17,7 @@ from ddp_notebook.observe.tables.matching import label_of
 from ddp_notebook.observe.tables.recorded import RecordedTables
 from ddp_notebook.widgets import bundles
 from ddp_notebook.widgets.answering import Answering
-from ddp_notebook.widgets.feed import answers
+from ddp_notebook.widgets.feed import browser_requests
 from ddp_notebook.widgets.feed.feed import Feed
 from ddp_notebook.widgets.feed.messages import FeedMessage
 from ddp_notebook.widgets.present import Present
@@ -161,7 +161,7 @@ class Monitor(anywidget.AnyWidget):
                     said = self._interrupt() if self._interrupt else "nothing runs that could be interrupted"
                     self._tell(FeedMessage({"kind": "answer", "request": content.get("request"), "said": said}, b""))
                 case {"kind": "ask"}:
-                    self._answer(content, partial(answers.answer, content))
+                    self._answer(content, partial(browser_requests.answer, content))
         except Exception:
             _log.exception("the monitor could not answer %s", content)
 

@@ -23,13 +23,13 @@ import numpy as np
 from ddp_notebook.errors import UsageError
 from ddp_notebook.observe.tables.matching import label_of, numbers_of, prompt_of
 from ddp_notebook.observe.tables.recorded import RecordedTables
-from ddp_notebook.run.kernel import before_next_cell, cell_number, has_front_end, is_users_thread
+from ddp_notebook.run.notebook_kernel import before_next_cell, cell_number, has_front_end, is_users_thread
 from ddp_notebook.run.output.outlet import new_id
 from ddp_notebook.run.output.sink import CellSink, Handle, Sink
 from ddp_notebook.widgets.answering import ANSWER_S, Answering
+from ddp_notebook.widgets.placed_views import StillView, View, WidgetView
 from ddp_notebook.widgets.renewal import SETTLE_S, PictureRenewal
 from ddp_notebook.widgets.under_cell import UnderCell
-from ddp_notebook.widgets.views import StillView, View, WidgetView
 
 if TYPE_CHECKING:
     from ddp_notebook.widgets.html.view import HtmlView
@@ -422,12 +422,12 @@ def _there(names: list[str]) -> str:
 def _import() -> None:
     import ddp_notebook.widgets.monitor
     import ddp_notebook.widgets.publisher
-    import ddp_notebook.widgets.still.summary  # noqa: F401
+    import ddp_notebook.widgets.still.saved_summary  # noqa: F401
 
 
 def _import_html() -> None:
     import ddp_notebook.widgets.html.view
-    import ddp_notebook.widgets.still.summary  # noqa: F401
+    import ddp_notebook.widgets.still.saved_summary  # noqa: F401
 
 
 def _import_for_picture() -> None:

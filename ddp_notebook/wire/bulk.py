@@ -25,9 +25,9 @@ import zmq
 
 from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
 from ddp_notebook.stdlib import io, itertools, math, pickle, struct, threading, time
+from ddp_notebook.wire.buffers import split
 from ddp_notebook.wire.keys import Address, Bind, Keyring, on_loopback, unlock
 from ddp_notebook.wire.memory import SealedMemory
-from ddp_notebook.wire.parts import split
 
 PIECE_BYTES = 1 << 20
 INLINE_BYTES = 64 << 10  # data up to this size travels inside its message

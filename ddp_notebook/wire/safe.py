@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from ddp_notebook.stdlib import json, math, re
-from ddp_notebook.wire.parts import split
+from ddp_notebook.wire.buffers import split
 
 MOST_DEPTH = 100  # containers in each other
 MOST_JSON_BYTES = 256 << 20
@@ -68,7 +68,7 @@ def write(name: str, value: Any, most_bytes: float = math.inf) -> list[list[Any]
         TooLargeError: it has more than `most_bytes`.
 
     Example:
-        >>> from ddp_notebook.wire.parts import join
+        >>> from ddp_notebook.wire.buffers import join
         >>> read(b"".join(join(write("x", {"lr": 0.1, 3: (None, b"raw")}))))
         {'lr': 0.1, 3: (None, b'raw')}
     """

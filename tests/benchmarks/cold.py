@@ -37,7 +37,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ddp_notebook.rank.cell.where import Where
 from ddp_notebook.rank.group.kernels.kernel import Kernel
 from ddp_notebook.rank.group.recorder import Recorder
-from ddp_notebook.rank.record.recording import RankRecording
+from ddp_notebook.rank.record.rank_recording import RankRecording
 from ddp_notebook.rank.record.tape import ALL, OFF, VALUES
 from ddp_notebook.messages.record_options import RecordOptions
 

@@ -30,11 +30,11 @@ from ddp_notebook.launch.host import open_files
 from ddp_notebook.messages.encoding import Message
 from ddp_notebook.messages.ranks import Hello, Probe, Vitals
 from ddp_notebook.observe.observer import Observer
-from ddp_notebook.run.dispatch import Dispatch
 from ddp_notebook.run.groups.diagnosis import verdict
 from ddp_notebook.run.groups.looks import Looks
+from ddp_notebook.run.message_handlers import Dispatch
 from ddp_notebook.run.output.card import Card
-from ddp_notebook.run.questions import Questions
+from ddp_notebook.run.rank_requests import Questions
 from ddp_notebook.wire.bulk import BulkFetcher
 from ddp_notebook.wire.endpoint import Endpoint
 from ddp_notebook.wire.keys import Keyring

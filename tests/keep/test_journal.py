@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 from ddp_notebook.launch.keep.keeper.journal import Journal
-from ddp_notebook.launch.keep.recorded import KeptRecording, batches
+from ddp_notebook.launch.keep.recording_store import KeptRecording, batches
 from ddp_notebook.messages.framing import ProcessText
 from ddp_notebook.messages.keeper import RankEnded, RankMessage
 from ddp_notebook.messages.ranks import CellDone, Display, RunCell
-from ddp_notebook.messages.survival import Stalls, Survives
+from ddp_notebook.messages.survive_messages import Stalls, Survives
 from ddp_notebook.observe.recording import Recording
 from ddp_notebook.records.codec import Batch, decode, encode
 from ddp_notebook.records.renumbering import Renumbered

@@ -21,7 +21,7 @@ import pytest
 from ddp_notebook import messages
 from ddp_notebook.errors import SessionBrokenError
 from ddp_notebook.launch.keep.channel import Channel
-from ddp_notebook.launch.keep.failures import error_of
+from ddp_notebook.launch.keep.exception_data import error_of
 from ddp_notebook.launch.keep.keeper.asked import RequestHandler
 from ddp_notebook.launch.keep.keeper.journal import Journal
 from ddp_notebook.launch.keep.keeper.notebooks import Notebooks

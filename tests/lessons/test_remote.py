@@ -6,7 +6,7 @@ import pytest
 
 from ddp_notebook import lessons
 from ddp_notebook.errors import UsageError
-from ddp_notebook.lessons.remote.stories import STORIES
+from ddp_notebook.lessons.remote.scenes import STORIES
 from ddp_notebook.lessons.shown import _plain
 
 

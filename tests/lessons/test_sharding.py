@@ -11,8 +11,8 @@ import pytest
 from ddp_notebook import lessons
 from ddp_notebook.errors import UsageError
 from ddp_notebook.lessons import shown
+from ddp_notebook.lessons.sharding.mesh_training import WAYS
 from ddp_notebook.lessons.sharding.product import PLACEMENTS
-from ddp_notebook.lessons.sharding.training import WAYS
 from ddp_notebook.session import current
 
 NEEDS = {  # by the placements of A and B: what it takes to put A @ B together

@@ -6,7 +6,7 @@ import pytest
 from matplotlib.patches import Rectangle
 
 from ddp_notebook.errors import UsageError
-from ddp_notebook.lessons.messages.transfers import _calls, _messages, exchanges
+from ddp_notebook.lessons.messages.transfer_picture import _calls, _messages, exchanges
 from ddp_notebook.lessons.nodes import places
 
 

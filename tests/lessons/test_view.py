@@ -10,7 +10,7 @@ import pytest
 from ddp_notebook import lessons
 from ddp_notebook.errors import MissingBuildError, UsageError
 from ddp_notebook.lessons import shown
-from ddp_notebook.run.kernel import has_front_end
+from ddp_notebook.run.notebook_kernel import has_front_end
 
 
 def plain(lesson: Any) -> dict[str, Any]:

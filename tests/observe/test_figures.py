@@ -27,7 +27,7 @@ from ddp_notebook.records import names
 from ddp_notebook.records.codec import Batch
 from ddp_notebook.records.schema import METRIC, STEP_UNITS
 from ddp_notebook.widgets.html.page import of_recording
-from ddp_notebook.widgets.still import summary
+from ddp_notebook.widgets.still import saved_summary
 from tests.observe.batches import Rank
 from tests.observe.synthetic import MS, Synthetic, simulate
 
@@ -152,7 +152,7 @@ def test_the_axis_names_what_the_steps_count(unit):
     assert f"rank 1: nan from {unit} 1" in words(figure.axes[0])
     again = logged({0: [2, 1]}, is_given=False, unit=unit)
     assert title(figures.loss(again)) == f"loss falls from 2 to 1 in 2 {unit}s"
-    assert summary.text(recording).endswith(f"loss nan from {unit} 1")
+    assert saved_summary.text(recording).endswith(f"loss nan from {unit} 1")
     page = of_recording(recording, None, "2 ranks", "key")
     assert f"; by {unit}, " in page and f">{unit}</text>" in page
 

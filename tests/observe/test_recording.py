@@ -12,7 +12,7 @@ from ddp_notebook.errors import MissingPackageError, UsageError
 from ddp_notebook.observe.files import load
 from ddp_notebook.observe.recording import Recording
 from ddp_notebook.observe.tables import store
-from ddp_notebook.observe.tables.thinning import Earlier
+from ddp_notebook.observe.tables.metric_thinning import Earlier
 from ddp_notebook.records.codec import Batch, Tensor
 from ddp_notebook.records.schema import METRIC, ORIGINS, SIDES, SPANS, STATES
 from tests.observe.batches import Rank, there
@@ -300,9 +300,9 @@ def test_what_was_dropped_is_counted():
 
 
 def test_a_new_name_in_each_step_does_not_fill_the_memory(monkeypatch):
-    from ddp_notebook.observe.tables import texts
+    from ddp_notebook.observe.tables import text_table
 
-    monkeypatch.setattr(texts, "_MOST_BYTES", 1000)
+    monkeypatch.setattr(text_table, "_MOST_BYTES", 1000)
     recording, rank = Recording(1), Rank(0)
     for step in range(500):
         recording.feed(rank.batch(rank.row("metric", name=f"loss of step {step}", value=step)))

@@ -19,7 +19,7 @@ from ddp_notebook.observe.steps.waits import straggler
 from ddp_notebook.records.codec import Batch
 from ddp_notebook.records.units import ms, percent
 from ddp_notebook.widgets import simulate as simulated
-from ddp_notebook.widgets.still import summary
+from ddp_notebook.widgets.still import saved_summary
 from tests.observe.batches import Rank
 from tests.observe.synthetic import BEGIN_NS, MS, Synthetic, simulate
 
@@ -492,7 +492,7 @@ def test_a_full_recording_says_how_many_steps_are_left_of_how_many():
     assert found.all_steps == 60 and 0 < found.steps < 58
     assert str(found).startswith(f"cell 1: the last {found.steps} of 60 steps on 2 ranks, ")
     assert f"the last {found.steps} of 60 steps" in repr(found)
-    assert ", 60 steps, " in summary.text(full)
+    assert ", 60 steps, " in saved_summary.text(full)
     assert str(report(whole)).startswith("cell 1: 60 steps on 2 ranks, ")
 
 

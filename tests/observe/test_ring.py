@@ -8,7 +8,7 @@ import threading
 import numpy as np
 import pytest
 
-from ddp_notebook.observe.tables.ring import RingBuffer, select
+from ddp_notebook.observe.tables.ring_buffer import RingBuffer, select
 from ddp_notebook.records.schema import CALL, METRIC
 from tests.observe.batches import there
 

@@ -14,7 +14,7 @@ from ddp_notebook.records.units import ms
 from ddp_notebook.widgets.feed.feed import Feed
 from ddp_notebook.widgets.html import page
 from ddp_notebook.widgets.present import Present
-from ddp_notebook.widgets.still import summary
+from ddp_notebook.widgets.still import saved_summary
 from tests.observe.synthetic import BEGIN_NS, MS, Synthetic, simulate
 
 
@@ -37,9 +37,9 @@ def test_every_display_shows_the_numbers_of_the_run(seed):
     assert str(recording.report()).startswith(f"In [6]: 25 steps on 2 ranks, {words}, ")
     overall = recording.report().overall
     assert overall is not None and overall.step_ns == pytest.approx(run.step_ns, rel=1e-12)
-    assert summary.text(recording).startswith("In [6]: 2 ranks, 25 steps, ") and f", {number}, " in summary.text(
-        recording
-    )
+    assert saved_summary.text(recording).startswith(
+        "In [6]: 2 ranks, 25 steps, "
+    ) and f", {number}, " in saved_summary.text(recording)
     head = Present(Feed(recording, is_live=False), None, "2 ranks").head()
     assert (head["label"], head["training"]["per_step"], head["training"]["steps"]) == ("In [6]", number, 25)
     drawn = page.of_recording(recording, None, "2 ranks", "k")

@@ -148,7 +148,7 @@ def main() -> None:
     import torch._dynamo
     import torch.distributed.fsdp  # noqa: F401
 
-    import ddp_notebook.rank.record.recording  # noqa: F401
+    import ddp_notebook.rank.record.rank_recording  # noqa: F401
 
     directory, *names = sys.argv[1:]
     for name in names:

@@ -17,7 +17,7 @@ from ddp_notebook.rank.record.tape import MOST, Tape
 from ddp_notebook.rank.record.thinning import FIRST_CALLS, FIRST_STEPS, PER_S, Thinning
 from ddp_notebook.records.schema import SPANS
 from ddp_notebook.run.cells.options import FULL_BYTES
-from ddp_notebook.widgets.still import page
+from ddp_notebook.widgets.still import saved_page
 from tests.conftest import wait_until
 
 STEPS = 200
@@ -172,7 +172,7 @@ def test_optimizers_that_take_turns_both_have_their_values(trained):
 def test_the_monitor_and_a_saved_recording_count_what_was_left_out(trained, tmp_path):
     calls = _calls(trained, f"train({STEPS})")
     recording = trained.recording
-    assert page.message(recording).header["notes"]["values_left_out"] == recording.left_out > 0
+    assert saved_page.message(recording).header["notes"]["values_left_out"] == recording.left_out > 0
     saved = ddp_notebook.load(recording.save(tmp_path / "training.npz"))
     assert saved.left_out == recording.left_out
     cell = int(calls.rows["cell"][0])

@@ -15,11 +15,11 @@ from ddp_notebook.messages.encoding import VERSION
 from ddp_notebook.messages.ranks import CellDone
 from ddp_notebook.registry import entries, finding
 from ddp_notebook.registry.torchrun import place
-from ddp_notebook.run.questions import Questions
+from ddp_notebook.run.rank_requests import Questions
 from ddp_notebook.torchrun.job import TorchrunJob, status_of
 from ddp_notebook.torchrun.member import Member, RefusedError, place_of
+from ddp_notebook.torchrun.monitor_source import JobLooks
 from ddp_notebook.torchrun.rounds import Round
-from ddp_notebook.torchrun.shown import JobLooks
 from ddp_notebook.widgets import Monitor
 from tests.conftest import wait_until
 from tests.torchrun.conftest import WAITS

@@ -19,9 +19,9 @@ from ddp_notebook.registry.torchrun import OUTPUT_VARIABLE, launcher
 from ddp_notebook.run.cells.cell import OutputItem
 from ddp_notebook.run.cells.interrupt import Interrupts
 from ddp_notebook.run.output.screen import Screen
-from ddp_notebook.torchrun import current, starting
+from ddp_notebook.torchrun import current, start_job
 from ddp_notebook.torchrun.job import TorchrunJob
-from ddp_notebook.torchrun.pipes import PipeReader
+from ddp_notebook.torchrun.output_pipes import PipeReader
 from ddp_notebook.wire.store import listen_here
 from tests.conftest import wait_until
 
@@ -57,7 +57,7 @@ def here(jobs, monkeypatch):
 )
 def test_what_cannot_be(line, why):
     with pytest.raises(UsageError, match=why):
-        starting.read(line)
+        start_job.read(line)
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_what_cannot_be(line, why):
     [("--nnodes 1:3", 3), ("--nproc-per-node 2 --nnodes=2", 2), ("--nproc-per-node 2", 1), ("", 1)],
 )
 def test_what_lets_one_more_agent_join(options, most):
-    asked = starting.read(f"--name 'my job' {options} -m train")
+    asked = start_job.read(f"--name 'my job' {options} -m train")
     assert asked.most_agents == most
     joins = asked.joins("unix:@name")
     assert joins.startswith("DDP_NOTEBOOK_NAME='my job' ") and f"--rdzv-id={asked.key}" in joins
@@ -73,7 +73,7 @@ def test_what_lets_one_more_agent_join(options, most):
 
 
 def test_options_of_the_notebooks_own_may_stand_among_torchruns():
-    asked = starting.read("--nnodes 1:3 --agents 2 --nproc-per-node=1 --name=mine -m train --agents 7")
+    asked = start_job.read("--nnodes 1:3 --agents 2 --nproc-per-node=1 --name=mine -m train --agents 7")
     assert (asked.agents, asked.name) == (2, "mine")
     assert asked.options == ["--nnodes", "1:3", "--nproc-per-node=1"]
     assert asked.program == ["-m", "train", "--agents", "7"]
@@ -120,7 +120,7 @@ def _write_on(fd: int) -> None:
 @pytest.mark.parametrize("pipe", ["closed", "held open", pytest.param("written on", marks=pytest.mark.long)])
 def test_output_that_waits_when_torchrun_ends_is_shown_and_logged(jobs, capsys, monkeypatch, pipe):
     """All of it, however long it takes to show. A process that keeps a pipe of the rank open does not hold the cell."""
-    monkeypatch.setattr(starting, "_END_S", 0.1)
+    monkeypatch.setattr(start_job, "_END_S", 0.1)
     write = Screen.show
 
     def write_slowly(self: Screen, shown: OutputItem) -> None:
@@ -151,7 +151,7 @@ def test_output_that_waits_when_torchrun_ends_is_shown_and_logged(jobs, capsys, 
     job.keep_logs(str(jobs.folder))
     try:
         with subprocess.Popen(["true"]) as process, Interrupts(lambda: None) as interrupts:
-            starting._Follower(starting.read("-m train"), "", job, process, pipes, interrupts).follow()
+            start_job._Follower(start_job.read("-m train"), "", job, process, pipes, interrupts).follow()
         left = pipes.close()
         expected = "".join(f"line {number}\n" for number in range(60))
         log = job.log(0)
@@ -168,7 +168,7 @@ def test_output_that_waits_when_torchrun_ends_is_shown_and_logged(jobs, capsys, 
 @pytest.mark.slow
 def test_a_job_is_started_shown_and_looked_at(jobs, capsys):
     jobs.script("train(6)\nsys.stdout.write(f'done {sys.argv[1:]}\\n')\nprint('loss', 0.25 + rank, file=sys.stderr)")
-    job = starting.run(starting.read("--name mine --nproc-per-node 2 train.py --lr 1"))
+    job = start_job.run(start_job.read("--name mine --nproc-per-node 2 train.py --lr 1"))
     shown = capsys.readouterr()
     assert shown.out == "[0-1] done ['--lr', '1']\n" and "[0-1] loss 0.25 | 1.25\n" in shown.err
     assert (job.name, job.world_size, job.report().cell) == ("mine", 2, 1)
@@ -181,7 +181,7 @@ def test_a_job_is_started_shown_and_looked_at(jobs, capsys):
 def test_lines_are_not_folded_where_the_line_says_so(jobs, capsys, option):
     """With --tee torchrun itself writes and labels them."""
     jobs.script("print('same')", head="")
-    starting.run(starting.read(f"{option} --nproc-per-node 2 train.py"))
+    start_job.run(start_job.read(f"{option} --nproc-per-node 2 train.py"))
     shown = sorted(
         line.removeprefix("[default0]:").removeprefix("[default1]:") for line in capsys.readouterr().out.split("\n")
     )
@@ -196,7 +196,7 @@ def test_one_that_fails_says_where(jobs, capsys):
         "layer(torch.ones(2)).sum().backward()\nif rank == 1:\n    step.step()"
     )
     with pytest.raises(JobFailedError, match=r"status 1.*rank 1: ValueError: bad batch, at train.py:"):
-        starting.run(starting.read("--nproc-per-node 2 train.py"))
+        start_job.run(start_job.read("--nproc-per-node 2 train.py"))
     shown = capsys.readouterr().err
     assert "train.py FAILED" in shown and "ddp_notebook.attach FAILED" not in shown
     assert "ValueError: bad batch" in shown and "train.py" in shown
@@ -250,7 +250,7 @@ sys.stdout.write(f"done of {size}\\n")
 
     thread = threading.Thread(target=kill_one)
     thread.start()
-    job = starting.run(starting.read("--agents 2 --nnodes 1:2 --nproc-per-node 1 --max-restarts 1 train.py"))
+    job = start_job.run(start_job.read("--agents 2 --nnodes 1:2 --nproc-per-node 1 --max-restarts 1 train.py"))
     thread.join()
     assert job.round is not None and (len(killed), job.round.number, job.world_size) == (1, 2, 1)
     assert [one.world_size for one in job.recordings] == [2, 1] and job.report().cell == 2

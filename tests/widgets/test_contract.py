@@ -16,9 +16,9 @@ import pytest
 import ddp_notebook
 from ddp_notebook.observe.figures.palette import ACTIONS, FILLS, LINES
 from ddp_notebook.records.schema import DTYPES, SIDES, SPAN, SPANS, STATES
-from ddp_notebook.widgets.feed import outgoing, tables
+from ddp_notebook.widgets.feed import table_rows, tables
 from ddp_notebook.widgets.feed.tables import FEED_TABLES, KINDS, TEXTS
-from ddp_notebook.widgets.still.page import MOST
+from ddp_notebook.widgets.still.saved_page import MOST
 
 _JS = Path(ddp_notebook.__file__).parent / "widgets" / "js"
 _TYPES = {"U8": "u1", "U16": "<u2", "U32": "<u4", "I32": "<i4", "F32": "<f4", "F64": "<f8"}
@@ -116,7 +116,7 @@ def test_codes():
     assert KINDS[:9] == SPANS[:9]
     own = np.zeros(len(SPANS), SPAN)
     own["kind"] = np.arange(len(SPANS))
-    drawn = [KINDS[kind] for kind in outgoing.spans(own, 0)["kind"]]
+    drawn = [KINDS[kind] for kind in table_rows.spans(own, 0)["kind"]]
     assert drawn == [kind for kind in SPANS[:9] if kind != "pipeline"] + ["input", "forward", "block"]
     codes = re.findall(r"(\w+) = (\d+)", in_javascript(r"export const (ISSUED = .*?);")[1])
     assert len(codes) > 1

@@ -23,10 +23,10 @@ from ddp_notebook.observe.recording import Recording
 from ddp_notebook.records.codec import Batch
 from ddp_notebook.records.schema import METRIC
 from ddp_notebook.widgets import bundles
-from ddp_notebook.widgets.feed import answers
+from ddp_notebook.widgets.feed import browser_requests
 from ddp_notebook.widgets.feed.feed import Feed
 from ddp_notebook.widgets.feed.messages import FeedMessage
-from ddp_notebook.widgets.still import page as still_page
+from ddp_notebook.widgets.still import saved_page as still_page
 from tests.browser import chromium
 from tests.widgets.test_summary import recorded
 
@@ -110,7 +110,7 @@ class Kernel:
         if content["kind"] == "hello":
             return packed([*before, self.feed.snapshot(self.now_ns, self.head())])
         if content["kind"] == "ask":
-            return packed([*before, answers.answer(content, self.feed, self.now_ns)])
+            return packed([*before, browser_requests.answer(content, self.feed, self.now_ns)])
         return packed(before)
 
 

@@ -13,7 +13,7 @@ import pytest
 from ddp_notebook.observe.recording import Recording
 from ddp_notebook.records.codec import Batch
 from ddp_notebook.records.schema import CALL, METRIC, RESOURCE
-from ddp_notebook.widgets.feed import answers, courses
+from ddp_notebook.widgets.feed import browser_requests, courses
 from ddp_notebook.widgets.feed import feed as feed_module
 from ddp_notebook.widgets.feed.feed import Feed
 from ddp_notebook.widgets.feed.tables import KINDS
@@ -177,7 +177,7 @@ def test_steps_that_were_fast_only_at_first_come_when_they_are_asked_for():
 
 
 def _steps(feed):
-    return answers.answer({"what": "steps"}, feed, 0)
+    return browser_requests.answer({"what": "steps"}, feed, 0)
 
 
 def test_sequence_numbers_grow_by_one_and_a_late_view_goes_on_where_its_snapshot_ends():
@@ -222,7 +222,7 @@ def test_too_much_is_left_out_by_whole_steps_and_said_and_comes_when_it_is_asked
     assert 0 < len(ranks_of) < 100
     assert all(ranks == set(range(8)) for ranks in ranks_of.values()), "a step is shown on all ranks or on none"
 
-    asked = answers.answer({"what": "steps"}, feed, 0)
+    asked = browser_requests.answer({"what": "steps"}, feed, 0)
     assert asked.header["steps_shown_of"] == 1
     whole = gathered([asked])
     check_steps(whole["step"], recording)
@@ -231,7 +231,7 @@ def test_too_much_is_left_out_by_whole_steps_and_said_and_comes_when_it_is_asked
     for row in tables["step"]:
         assert starts[int(row["rank"]), int(row["step"])] == pytest.approx(float(row["start"]), abs=1e-3)
     monkeypatch.setattr(feed_module, "_HISTORY", 1000)  # rows, so that the first steps are not measured again
-    asked = answers.answer({"what": "steps"}, feed, 0)
+    asked = browser_requests.answer({"what": "steps"}, feed, 0)
     assert asked.header["steps_shown_of"] >= notes["units_shown_of"]
     assert 0 < len(gathered([asked])["step"]) < 800
     check_steps(tables["step"], recording)
@@ -277,7 +277,7 @@ def test_a_snapshot_has_the_newest_cell_whole_and_of_earlier_ones_the_lowest_and
         assert own["value"].tolist() == pytest.approx(early[own["step"].astype(int)].tolist())
     [name] = [number for number, text in message.header["texts"] if text == "loss"]
     asked = {"request": 7, "what": "metrics", "name": name, "cells": [1], "most": 5000}
-    answer = answers.answer(asked, feed, 0)
+    answer = browser_requests.answer(asked, feed, 0)
     assert answer.header["request"] == 7
     rows, course = metrics_of(answer, 1)
     assert 4000 < len(rows) <= 5000 and course["points"] == 40_000
@@ -290,7 +290,7 @@ def test_a_snapshot_and_an_answer_are_as_old_as_the_last_delta():
     recording.feed(logs(rank, 1, range(10)))
     feed.delta(BEGIN_NS, {})
     recording.feed(logs(rank, 2, range(7)))
-    for message in (feed.snapshot(0, {}), answers.answer({"what": "metrics"}, feed, 0)):
+    for message in (feed.snapshot(0, {}), browser_requests.answer({"what": "metrics"}, feed, 0)):
         assert unpack(message.header, message.data)["metric"]["cell"].tolist() == [1] * 10
     later = feed.delta(BEGIN_NS + 10**9, {})
     assert later is not None and metrics_of(later, 2)[0]["value"].tolist() == list(range(7))
@@ -407,7 +407,7 @@ def test_a_window_can_be_asked_for():
 
     begin_ms, end_ms = (one.start_ns - feed.start_ns) / 1e6, (one.end_ns - feed.start_ns) / 1e6
     asked = {"what": "spans", "t0": begin_ms, "t1": end_ms, "ranks": [2]}
-    spans = gathered([answers.answer(asked, feed, 0)])["span"]
+    spans = gathered([browser_requests.answer(asked, feed, 0)])["span"]
     assert set(spans["rank"]) == {2}
     assert ((spans["start"] < end_ms) & (spans["end"] > begin_ms)).all()
     kinds = {KINDS[kind] for kind in spans["kind"]}

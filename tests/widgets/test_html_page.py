@@ -16,10 +16,10 @@ from ddp_notebook.records.codec import Batch
 from ddp_notebook.records.schema import METRIC
 from ddp_notebook.widgets.feed.feed import Feed
 from ddp_notebook.widgets.feed.tables import empty
-from ddp_notebook.widgets.html import bars, curves, page, table
+from ddp_notebook.widgets.html import metric_curves, page, rank_table, step_bars
 from ddp_notebook.widgets.html.course import SLOTS, Course
+from ddp_notebook.widgets.html.rank_table import RankRow
 from ddp_notebook.widgets.html.sources import PageState, Sources
-from ddp_notebook.widgets.html.table import RankRow
 from ddp_notebook.widgets.html.view import PERIOD_S, HtmlView
 from ddp_notebook.widgets.present import Present
 from ddp_notebook.widgets.publisher import Publisher
@@ -125,7 +125,7 @@ def test_it_says_what_the_recording_holds(recorded):
 
 
 def test_the_parts_are_those_of_the_recordings_steps(recorded):
-    _, parts = bars.means(looked_at(recorded, 2).steps)
+    _, parts = step_bars.means(looked_at(recorded, 2).steps)
     found = recorded.steps(cell=2)
 
     assert len(parts) == 30 and parts.shape[1] == len(STEP_PARTS)
@@ -261,7 +261,7 @@ def test_a_course_is_the_lowest_and_highest_of_equal_stretches():
         assert {0, 999} <= set(at.tolist())
     assert course.means[0, 0] == pytest.approx(values[:16].mean())
     assert (course.begin[0, 1], course.end[1]) == (values[0], values[-1] + 1)
-    drawn = Page(curves.chart("loss", course, {}))
+    drawn = Page(metric_curves.chart("loss", course, {}))
     assert f"1 of {2000 / course.drawn:.1f} points drawn: the lowest and the highest of neighbours" in drawn.of("li")
 
 
@@ -269,7 +269,7 @@ def test_a_course_of_128_steps_is_drawn_whole():
     course = looked_at(logged({0: np.sin(np.arange(128))})).courses["loss"]
     steps, values = course.points(0)
     assert steps.tolist() == list(range(128)) and values.tolist() == pytest.approx(np.sin(np.arange(128)).tolist())
-    assert not any("drawn" in words for words in Page(curves.chart("loss", course, {})).of("li"))
+    assert not any("drawn" in words for words in Page(metric_curves.chart("loss", course, {})).of("li"))
 
 
 def test_a_course_begins_where_its_steps_do_and_takes_earlier_ones():
@@ -324,29 +324,29 @@ def test_of_many_metrics_the_page_tells_how_many_it_does_not_draw():
 
 def test_what_is_no_number_is_named():
     course = looked_at(logged({0: [2.0, 1.0, 0.5], 1: [2.0, np.nan, np.inf]})).courses["loss"]
-    found = Page(curves.chart("loss", course, {}))
+    found = Page(metric_curves.chart("loss", course, {}))
     assert found.of("title")[0].startswith("loss nan from step 1 on rank 1")
     assert "nan from step 1" in found.of("b")
     alone = looked_at(logged({0: [np.nan]})).courses["loss"]
-    assert "no value is a number" in Page(curves.chart("loss", alone, {})).of("text")
+    assert "no value is a number" in Page(metric_curves.chart("loss", alone, {})).of("text")
 
 
 def test_ranks_with_the_same_course_share_a_line():
     course = looked_at(logged({rank: [2.0, 1.0] for rank in range(16)})).courses["loss"]
-    found = Page(curves.chart("loss", course, {}))
+    found = Page(metric_curves.chart("loss", course, {}))
     assert found.of("li") == ["all ranks "] and len([p for p in found.named("path") if p["class"] == "line"]) == 1
 
 
 def test_a_large_range_is_drawn_on_a_logarithmic_axis():
     course = looked_at(logged({0: [100.0, 1.0, 0.01]})).courses["loss"]
-    assert {"0.01", "1", "100"} <= set(Page(curves.chart("loss", course, {})).of("text"))
+    assert {"0.01", "1", "100"} <= set(Page(metric_curves.chart("loss", course, {})).of("text"))
 
 
 # ---- the bars
 
 
 def test_a_first_step_that_is_much_longer_is_cut_off_and_named():
-    drawn = Page(bars.chart(steps([900.0] + [10.0] * 30), "k"))
+    drawn = Page(step_bars.chart(steps([900.0] + [10.0] * 30), "k"))
     assert "↑ 900 ms" in drawn.of("text")
     [label] = [one for one in drawn.named("text") if one.get("text-anchor") == "start"]
     tops = [int(y) for path in drawn.named("path") for y in re.findall(r"M\d+ (\d+)h", path["d"] or "")]
@@ -358,10 +358,10 @@ def test_a_first_step_that_is_much_longer_is_cut_off_and_named():
 def test_only_the_last_steps_are_drawn_and_waiting_has_an_outline():
     rows = steps([10.0] * 200)
     rows["compute"], rows["waiting"] = 6.0, 4.0
-    drawn = Page(bars.chart(rows, "k"))
+    drawn = Page(step_bars.chart(rows, "k"))
     assert "the last 48 steps" in drawn.of("title")[0] and "the last 48 steps:" in drawn.of("li")
     [waiting] = [one for one in drawn.named("path") if one.get("stroke") == FILLS["waiting"].edge and "fill" in one]
-    assert len(re.findall("M", waiting["d"] or "")) == bars.MOST_BARS
+    assert len(re.findall("M", waiting["d"] or "")) == step_bars.MOST_BARS
     assert drawn.of("b")[-2:] == ["60 %", "40 %"]
 
 
@@ -372,7 +372,7 @@ def test_of_many_ranks_the_slowest_have_a_row():
     rows = [RankRow(rank=rank, step_ms=50.0, waiting=0.4, rss=1e9) for rank in range(64)]
     rows[37] = RankRow(rank=37, step_ms=50.0, waiting=0.0, rss=1e9)
     rows[5] = RankRow(rank=5, state="died", line="killed by SIGKILL")
-    found = Page(table.table(rows, ""))
+    found = Page(rank_table.table(rows, ""))
     named = [text for tag, text in found.texts if tag == "th"]
     assert {"5", "37", "56 others"} <= set(named) and len(found.named("tr")) == 10
     assert found.of("td")[-4:] == ["50 ms", "40 %", "1.0 GB", "\N{EN DASH}"], "the others' medians"

@@ -17,7 +17,7 @@ import ddp_notebook
 from ddp_notebook.errors import UsageError
 from ddp_notebook.observe.recording import Recording
 from ddp_notebook.widgets.simulated.simulation import simulate
-from ddp_notebook.widgets.still import page, summary
+from ddp_notebook.widgets.still import saved_page, saved_summary
 from tests.browser import chromium
 from tests.observe.batches import Rank
 from tests.observe.test_figures import logged
@@ -62,7 +62,7 @@ def saved(recording, tmp_path_factory):
 @pytest.mark.long
 def test_every_panel_draws_it_without_a_kernel_or_a_network(saved, recording):
     with opened(saved) as shown:
-        assert shown.title() == summary.text(recording)
+        assert shown.title() == saved_summary.text(recording)
         store = shown.evaluate(
             """() => {
               const { store } = document.querySelector("#monitor").querySelector("*").ddpMonitor
@@ -89,7 +89,7 @@ def test_every_panel_draws_it_without_a_kernel_or_a_network(saved, recording):
 
 
 def test_the_data_are_all_that_was_recorded(recording):
-    found = page.message(recording)
+    found = saved_page.message(recording)
     rows = {name: table["rows"] for name, table in found.header["tables"].items()}
 
     calls, spans, values = (recording.rows(table) for table in ("call", "span", "value"))
@@ -130,9 +130,9 @@ def test_ranks_stand_under_their_hosts(tmp_path):
 
 
 def test_of_what_is_too_much_the_last_rows_stay_and_the_page_says_so(recording, monkeypatch):
-    monkeypatch.setitem(page.MOST, "span", 1000)
-    monkeypatch.setitem(page.MOST, "value", 500)
-    header = page.message(recording).header
+    monkeypatch.setitem(saved_page.MOST, "span", 1000)
+    monkeypatch.setitem(saved_page.MOST, "value", 500)
+    header = saved_page.message(recording).header
 
     assert 900 < header["tables"]["span"]["rows"] <= 1000 and header["tables"]["value"]["rows"] <= 500
     begins = re.fullmatch(
@@ -143,12 +143,12 @@ def test_of_what_is_too_much_the_last_rows_stay_and_the_page_says_so(recording, 
 
 
 def test_values_that_stay_are_the_last_of_all_ranks(monkeypatch):
-    monkeypatch.setitem(page.MOST, "value", 8)
+    monkeypatch.setitem(saved_page.MOST, "value", 8)
     recording = Recording(2)
     for one in (Rank(0), Rank(1)):  # one rank's after the other's
         for number in range(1, 21):
             recording.feed(one.batch(one.call(cell=1, issue_ns=1000 * number), one.values(number, 1, [1.0])))
-    found = page.message(recording)
+    found = saved_page.message(recording)
     value = unpack(found.header, found.data)["value"]
     assert value["number"].tolist() == np.repeat([17, 18, 19, 20], 2).tolist()
     assert value["rank"].tolist() == [0, 1] * 4
@@ -175,15 +175,15 @@ def test_a_saved_recording_makes_the_same_page(recording, saved, tmp_path):
 def test_texts_cannot_leave_their_element(tmp_path):
     recording = logged({0: [1.0, 0.5], 1: [1.0, 0.6]}, name=EVIL)
     with opened(recording.save_html(tmp_path / "evil.html")) as shown:
-        assert shown.title() == summary.text(recording) and EVIL in shown.title()
+        assert shown.title() == saved_summary.text(recording) and EVIL in shown.title()
         expect(shown.locator("select option", has_text="taken")).to_have_count(1)
-        assert shown.locator("img").get_attribute("alt") == summary.text(recording)
+        assert shown.locator("img").get_attribute("alt") == saved_summary.text(recording)
 
 
 @pytest.mark.slow
 def test_without_scripts_the_picture_and_the_text_stand_there(saved, recording):
     with opened(saved, scripts=False, scheme="dark") as shown:
-        assert shown.locator("h1").inner_text() == summary.text(recording)
+        assert shown.locator("h1").inner_text() == saved_summary.text(recording)
         assert shown.locator("#still img").is_visible()
         assert "Where scripts may run" in shown.locator("noscript").inner_text()
 
@@ -202,7 +202,7 @@ def test_the_packed_data_are_the_message(saved, recording):
     text = saved.read_text()
     (data,) = re.findall(r'id="data">([^<]*)<', text)
     (header,) = re.findall(r'id="header">([^<]*)<', text)
-    found = page.message(recording)
+    found = saved_page.message(recording)
     assert gzip.decompress(base64.b64decode(data)) == found.data
     assert json.loads(header) == found.header
 

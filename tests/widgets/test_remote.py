@@ -9,11 +9,11 @@ import numpy as np
 from ddp_notebook.observe.recording import Recording
 from ddp_notebook.rank.rpc.record.here import numbered
 from ddp_notebook.records.schema import RPC_KINDS, RPC_SIDES, Rows
-from ddp_notebook.widgets.feed import answers
+from ddp_notebook.widgets.feed import browser_requests
 from ddp_notebook.widgets.feed.feed import Feed
 from ddp_notebook.widgets.feed.messages import FeedMessage
 from ddp_notebook.widgets.feed.tables import KINDS, empty
-from ddp_notebook.widgets.still import page
+from ddp_notebook.widgets.still import saved_page
 from tests.observe.batches import Rank
 from tests.widgets.unpacking import unpack
 
@@ -120,7 +120,7 @@ def test_a_flood_of_calls_is_thinned_by_whole_calls_and_said():
     assert notes["remote_shown_of"] >= 4
     assert notes["rows_left_out"] == count - len(numbers)
     asked = {"what": "spans", "t0": 1000, "t1": 1010}
-    window = bars(answers.answer(asked, one.feed, 0))
+    window = bars(browser_requests.answer(asked, one.feed, 0))
     assert (window["kind"] == REMOTE_CALL).sum() == (window["kind"] == EXECUTION).sum() == 17
 
 
@@ -132,7 +132,7 @@ def test_a_view_that_opens_late_and_a_page_have_them_too():
     for message in (
         Feed(one.recording).snapshot(0, {}),
         Feed(one.recording, only=2, is_live=False).snapshot(0, {}),
-        page.message(one.recording),
+        saved_page.message(one.recording),
     ):
         found = bars(message)
         assert sorted(found["call"].tolist()) == sorted(2 * [numbered(0, at) for at in range(20)])
@@ -147,11 +147,15 @@ def test_a_call_that_is_under_way_is_drawn_once_it_is_over_and_open_where_a_wind
     one.recording.feed(callee.batch(ran(callee, 0, 0, end_ns=-1)))
     assert not len(one.told(400)) and not one.feed.has_news()
     asked = {"what": "spans", "t0": 2, "t1": 3}
-    for found in (bars(answers.answer(asked, one.feed, 0)), bars(page.message(one.recording))):
+    for found in (bars(browser_requests.answer(asked, one.feed, 0)), bars(saved_page.message(one.recording))):
         assert [(row["state"], np.isnan(row["end"])) for row in found] == [(0, True), (0, True)]
     one.recording.feed(caller.batch(sent(caller, 0, 0)))
     one.recording.feed(callee.batch(ran(callee, 0, 0)))
-    for found in (one.told(600), bars(answers.answer(asked, one.feed, 0)), bars(page.message(one.recording))):
+    for found in (
+        one.told(600),
+        bars(browser_requests.answer(asked, one.feed, 0)),
+        bars(saved_page.message(one.recording)),
+    ):
         assert [(row["state"], round(row["end"] - found[0]["start"], 4)) for row in found] == [(1, 8), (1, 5)]
     came_late = caller.batch(sent(caller, 0, 0, end_ns=-1)), callee.batch(ran(callee, 0, 0, end_ns=-1))
     for batch in came_late:  # from threads that were about to tell so when it ended

@@ -12,7 +12,7 @@ from PIL.PngImagePlugin import PngImageFile
 
 from ddp_notebook.observe.recording import Recording
 from ddp_notebook.widgets.simulated.simulation import simulate
-from ddp_notebook.widgets.still import summary
+from ddp_notebook.widgets.still import saved_summary
 from tests.observe import synthetic
 from tests.observe.batches import Rank
 from tests.observe.test_figures import logged
@@ -41,13 +41,15 @@ def opened(data: bytes) -> PngImageFile:
 def test_the_text_states_the_result():
     recording = simulate(world_size=4)
 
-    assert summary.text(recording, 2) == (
+    assert saved_summary.text(recording, 2) == (
         "cell 2: 4 ranks, 60 steps, loss 0.205 -> 0.107, 47 ms/step, 9.6 % exposed communication, rank 2 slowest"
     )
-    assert summary.text(recording, 1) == (
+    assert saved_summary.text(recording, 1) == (
         "cell 1: 4 ranks, 60 steps, loss 2.31 -> 0.215, 39 ms/step, 11 % exposed communication"
     )
-    assert summary.text(recording) == summary.text(recording, 2), "one training run, and not all of them in one"
+    assert saved_summary.text(recording) == saved_summary.text(recording, 2), (
+        "one training run, and not all of them in one"
+    )
 
 
 def test_its_figures_are_those_of_the_report():
@@ -55,7 +57,7 @@ def test_its_figures_are_those_of_the_report():
     overall = recording.report(1).overall
 
     exposed = 100 * overall.share(overall.exposed_ns)
-    words = summary.text(recording, 1)
+    words = saved_summary.text(recording, 1)
     assert f" {overall.step_ns / 1e6:.0f} ms/step" in words and words.endswith("rank 1 slowest")
     assert exposed == pytest.approx(float(words.split(" % exposed")[0].split()[-1]), abs=0.2)
 
@@ -75,24 +77,24 @@ def test_its_figures_are_those_of_the_report():
     ],
 )
 def test_each_part_is_told_only_where_it_is_known(recording, words):
-    assert summary.text(recording) == words
+    assert saved_summary.text(recording) == words
 
 
 def test_a_cell_that_recorded_nothing_and_rows_that_were_dropped_are_told():
     recording = logged({0: [1.0]})
     recording.feed(Rank(0).batch(dropped=1234))
 
-    assert summary.text(recording, 7) == "cell 7: 1 rank, nothing recorded, 1,234 rows lost"
+    assert saved_summary.text(recording, 7) == "cell 7: 1 rank, nothing recorded, 1,234 rows lost"
 
 
 def test_cells_that_do_not_follow_each_other_are_not_one_course():
     recording = logged({0: [9.0, 8.0]}, cell=1)
     logged({0: [2.0, 1.0]}, cell=2, into=recording)
 
-    assert summary.text(recording) == "cell 2: 1 rank, loss 2.00 -> 1.00"
+    assert saved_summary.text(recording) == "cell 2: 1 rank, loss 2.00 -> 1.00"
     logged({0: [0.5, 0.25]}, cell=3, first=2, into=recording)
-    assert summary.text(recording) == "cell 3: 1 rank, loss 2.00 -> 0.250", "it goes on from the second cell"
-    assert summary.text(recording, 1) == "cell 1: 1 rank, loss 9.00 -> 8.00"
+    assert saved_summary.text(recording) == "cell 3: 1 rank, loss 2.00 -> 0.250", "it goes on from the second cell"
+    assert saved_summary.text(recording, 1) == "cell 1: 1 rank, loss 9.00 -> 8.00"
 
 
 def test_the_text_of_a_chosen_cell_begins_with_its_label():
@@ -100,10 +102,10 @@ def test_the_text_of_a_chosen_cell_begins_with_its_label():
     logged({0: [2.0, 1.0], 1: [2.0, 1.0]}, cell=10, first=2, into=recording)
     recording.prompts.update({9: "In [6]", 10: "In [7]"})
 
-    assert summary.text(recording, 9) == "In [6]: 2 ranks, loss 2.00 -> 1.00"
-    assert summary.text(recording, 10) == "In [7]: 2 ranks, loss 2.00 -> 1.00"
-    picture = opened(summary.picture(recording, 9))
-    assert picture.text["Description"] == summary.text(recording, 9)
+    assert saved_summary.text(recording, 9) == "In [6]: 2 ranks, loss 2.00 -> 1.00"
+    assert saved_summary.text(recording, 10) == "In [7]: 2 ranks, loss 2.00 -> 1.00"
+    picture = opened(saved_summary.picture(recording, 9))
+    assert picture.text["Description"] == saved_summary.text(recording, 9)
 
 
 # ---- the picture
@@ -113,22 +115,22 @@ def test_the_text_of_a_chosen_cell_begins_with_its_label():
 @pytest.mark.parametrize(("world_size", "steps"), [(1, 40), (4, 120), (64, 200)])
 def test_the_picture_is_small_fast_and_says_what_it_shows(world_size, steps):
     recording = simulate(world_size, steps=steps)
-    summary.picture(Recording(1))  # imports matplotlib
+    saved_summary.picture(Recording(1))  # imports matplotlib
     began = time.process_time()
-    data = summary.picture(recording)
+    data = saved_summary.picture(recording)
     took = time.process_time() - began
 
     assert took < 1.5, "0.3 to 0.6 s were measured on a quiet machine"
     assert len(data) < 60_000
     image = opened(data)
     assert image.size == (1209, 446)
-    assert image.text["Description"] == summary.text(recording)
+    assert image.text["Description"] == saved_summary.text(recording)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ground", [LIGHT, DARK])
 def test_it_reads_on_a_light_and_on_a_dark_page(ground):
-    image = opened(summary.picture(simulate(4))).convert("RGBA")
+    image = opened(saved_summary.picture(simulate(4))).convert("RGBA")
     page = Image.new("RGBA", image.size, ground)
     page.alpha_composite(image)
     title = np.asarray(page.convert("L"), float)[:26]  # nothing but words
@@ -152,9 +154,9 @@ def test_it_draws_what_there_is_and_of_nothing_only_the_words():
         "nan": logged({0: [2.0, np.nan], 1: [np.nan, np.nan]}),
         "one step": recorded(world_size=2, steps=1),
     }.items():
-        image = opened(summary.picture(recording))
+        image = opened(saved_summary.picture(recording))
         heights[name] = image.size[1]
-        assert image.text["Description"] == summary.text(recording)
+        assert image.text["Description"] == saved_summary.text(recording)
     assert (
         heights["nothing"] == heights["one step"] < 80
         and heights["metric"] == heights["steps"] == heights["nan"] == 446
@@ -165,7 +167,7 @@ def test_the_users_pyplot_does_not_notice():
     import matplotlib.pyplot as plt
 
     assert plt.get_fignums() == []
-    summary.picture(simulate(2, steps=10))
+    saved_summary.picture(simulate(2, steps=10))
     assert plt.get_fignums() == []
 
 
@@ -180,7 +182,7 @@ def test_many_names_hold_the_prompt_no_longer_than_one():
         rows = [rank.row("metric", name=f"x{at}", value=float(at), cell=1) for at in range(20_000)]
         recording.feed(rank.batch(*rows))
     began = time.process_time()
-    words, _ = summary.text_and_picture(recording, 1)
+    words, _ = saved_summary.text_and_picture(recording, 1)
     took = time.process_time() - began
 
     assert words == "cell 1: 2 ranks, x0 0 (one of 20,000 metrics)"
@@ -203,6 +205,6 @@ def test_loss_and_bars_have_the_same_steps(given, labels, begin):
     recording = recorded(world_size=2, steps=30)
     values = np.arange(30.0)[:: given.get("every", 1)]
     logged({0: values, 1: values}, cell=1, first=given.get("first", 0), into=recording, is_given=bool(given))
-    figure = summary._draw(summary._Facts.of(recording, None))
+    figure = saved_summary._draw(saved_summary._Facts.of(recording, None))
     assert tuple(axes.get_xlabel() for axes in figure.axes) == labels
     assert round(figure.axes[1].dataLim.x0 + 0.43) == begin

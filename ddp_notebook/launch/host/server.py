@@ -30,17 +30,16 @@ from typing import Any, Protocol
 import psutil
 
 from ddp_notebook.launch import environment, processes
-from ddp_notebook.launch.host import ending, kill_causes, open_files, watchdog
+from ddp_notebook.launch.host import kill_causes, open_files, termination, watchdog
 from ddp_notebook.launch.host.channel import ServerEnd
-from ddp_notebook.launch.host.children import Child, fork, spawn
 from ddp_notebook.launch.host.files import Files
 from ddp_notebook.launch.host.kill_causes import OomKills
 from ddp_notebook.launch.host.look import POLL_S, Look, pymp_folder, stack_file
-from ddp_notebook.launch.host.pipes import ChildPipes
+from ddp_notebook.launch.host.pipes import ChildPipes, TextBuffer
 from ddp_notebook.launch.host.preload import preload, start_method
+from ddp_notebook.launch.host.spawn import Child, fork, spawn
 from ddp_notebook.launch.host.survey import site
-from ddp_notebook.launch.host.survey.reach import Reach
-from ddp_notebook.launch.host.texts import TextBuffer
+from ddp_notebook.launch.host.survey.connectivity import Reach
 from ddp_notebook.launch.ways.base import LOOPBACK
 from ddp_notebook.launch.ways.ports import first_free
 from ddp_notebook.messages import framing
@@ -330,7 +329,7 @@ class HostServer:
     def _end(self, request: EndRequest) -> Work:
         leaders = {known.pid for known in self._known(request.processes)}
         orphans = self._adopted if request.orphans else list
-        return ending.Ending(leaders, request.grace_s, self._children.keys(), orphans)
+        return termination.Ending(leaders, request.grace_s, self._children.keys(), orphans)
 
     def _known(self, numbers: Sequence[int]) -> list[Child]:
         asked = set(numbers)
@@ -425,7 +424,7 @@ class HostServer:
         if gone.spawned is not None:
             gone.spawned.returncode = status
         for _ in range(_SWEEPS):  # also end the descendants that it leaves
-            left = [process for process in ending.of_sessions({gone.pid}) if not processes.tidies_up(process)]
+            left = [process for process in termination.of_sessions({gone.pid}) if not processes.tidies_up(process)]
             if not left:
                 break
             processes.kill(left)
@@ -444,7 +443,7 @@ class HostServer:
 
     def _adopted(self) -> list[psutil.Process]:
         """Descendants of ranks that are below this server because their parent ended."""
-        return ending.adopted({*self._children, self._watchdog_pid})
+        return termination.adopted({*self._children, self._watchdog_pid})
 
 
 def _in_words(error: Exception) -> str:

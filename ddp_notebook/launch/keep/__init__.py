@@ -17,13 +17,13 @@ Which process keeps what:
 9. Taking over closes the connection of who drove before, so that one can end nothing any more.
 10. The keeper ends when it is told to, when nobody was there for its hours, or when that long nothing has run.
 
-keeper/     its process: starts the ranks, keeps what they say, and serves notebooks
-stand_in    the cluster and its hosts as a notebook has them
-reach       from a notebook: starting a keeper, attaching to one
-remote      what is asked of it, and what comes
-state       how things are: what a notebook is told of hosts and processes
-recorded    what ranks have recorded, in files
-failures    exceptions of the keeper, as data
-channel     the stream between the two, after the first words (`registry.doors`)
-words       what can be attached to in a line each, a session as it says itself how it is
+keeper/          its process: starts the ranks, keeps what they say, and serves notebooks
+stand_in         the cluster and its hosts as a notebook has them
+reach            from a notebook: starting a keeper, attaching to one
+remote           what is asked of it, and what comes
+state            how things are: what a notebook is told of hosts and processes
+recording_store  what ranks have recorded, in files
+exception_data   exceptions of the keeper, as data
+channel          the stream between the two, after the first words (`registry.doors`)
+descriptions     what can be attached to in a line each, a session as it says itself how it is
 """

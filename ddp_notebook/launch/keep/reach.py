@@ -14,9 +14,9 @@ from pathlib import Path
 from ddp_notebook.errors import DDPNotebookError, StartError, UsageError
 from ddp_notebook.launch import environment
 from ddp_notebook.launch.keep.channel import Channel
-from ddp_notebook.launch.keep.failures import error_of
+from ddp_notebook.launch.keep.descriptions import why_halted
+from ddp_notebook.launch.keep.exception_data import error_of
 from ddp_notebook.launch.keep.remote import KeeperClient
-from ddp_notebook.launch.keep.words import why_halted
 from ddp_notebook.launch.options import StartOptions
 from ddp_notebook.messages.framing import Numbered, pack_message
 from ddp_notebook.messages.keeper import KeeperSpec, SessionEnded, StartStage, Welcome

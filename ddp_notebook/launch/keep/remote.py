@@ -19,7 +19,7 @@ from ddp_notebook.launch import processes
 from ddp_notebook.launch.host.owner.pulse import Pulse
 from ddp_notebook.launch.host.owner.requests import HostSilentError
 from ddp_notebook.launch.keep.channel import Channel
-from ddp_notebook.launch.keep.failures import error_of
+from ddp_notebook.launch.keep.exception_data import error_of
 from ddp_notebook.launch.options import StartOptions
 from ddp_notebook.launch.sync.sync import Synced
 from ddp_notebook.messages.dispatch import Table

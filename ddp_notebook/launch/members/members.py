@@ -12,7 +12,7 @@ from ddp_notebook.launch.forming import Check, Forming
 from ddp_notebook.launch.host import open_files
 from ddp_notebook.launch.host.host import Host
 from ddp_notebook.launch.members.admission import Admission
-from ddp_notebook.launch.members.losses import LostRanks
+from ddp_notebook.launch.members.lost_hosts import LostRanks
 from ddp_notebook.launch.placement import Placement
 from ddp_notebook.launch.process import COMER, LEAVER, RANK, STORE, Process, Processes
 from ddp_notebook.records.words import name_ranks

@@ -15,8 +15,8 @@ from ddp_notebook.launch.options import StartOptions
 from ddp_notebook.launch.placement import Placement
 from ddp_notebook.launch.starters.choice import choose
 from ddp_notebook.launch.survey import compare, fit
-from ddp_notebook.launch.survey.asking import Answer, ask_all
 from ddp_notebook.launch.survey.pairs import routes
+from ddp_notebook.launch.survey.query import Answer, ask_all
 from ddp_notebook.launch.survey.table import HostTable
 from ddp_notebook.on_rank import refuse_on_rank
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ddp_notebook.launch.host.host import is_loopback
-from ddp_notebook.launch.survey.asking import Answer
 from ddp_notebook.launch.survey.pairs import HostAddress, Unreached
+from ddp_notebook.launch.survey.query import Answer
 from ddp_notebook.launch.ways.ports import ANY, in_words
 from ddp_notebook.records.units import at_most_three_figures, ms, two_figures
 from ddp_notebook.version import __version__

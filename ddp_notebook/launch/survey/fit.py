@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 
 from ddp_notebook.errors import StartError
 from ddp_notebook.launch.host.host import Host
-from ddp_notebook.launch.survey.asking import Answer, ask_all
 from ddp_notebook.launch.survey.compare import Finding, addresses, connections, versions
 from ddp_notebook.launch.survey.pairs import try_pairs
+from ddp_notebook.launch.survey.query import Answer, ask_all
 from ddp_notebook.launch.survey.table import HostTable
 from ddp_notebook.launch.ways.ports import ANY
 

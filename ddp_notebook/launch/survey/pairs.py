@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from ddp_notebook.errors import DDPNotebookError, StartError
 from ddp_notebook.launch.host.host import Host, is_loopback
-from ddp_notebook.launch.survey.asking import at_once
+from ddp_notebook.launch.survey.query import at_once
 from ddp_notebook.launch.ways.ports import ANY, in_words
 from ddp_notebook.messages.encoding import Message
 from ddp_notebook.messages.hosts import (

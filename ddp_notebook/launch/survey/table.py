@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ddp_notebook.launch.survey.asking import Answer
 from ddp_notebook.launch.survey.compare import COLUMNS, Finding
+from ddp_notebook.launch.survey.query import Answer
 
 _MARK = "*"
 

@@ -13,8 +13,8 @@ from typing import TypeVar
 from ddp_notebook.errors import HostError
 from ddp_notebook.launch.host.files import NOTE
 from ddp_notebook.launch.host.host import Host
-from ddp_notebook.launch.sync.choice import SyncFilter, choose, resolved
-from ddp_notebook.launch.sync.sending import HostUpload, fix_of
+from ddp_notebook.launch.sync.selection import SyncFilter, choose, resolved
+from ddp_notebook.launch.sync.upload import HostUpload, fix_of
 from ddp_notebook.messages.hosts import (
     DiscardRequest,
     FileErrorReply,

@@ -34,7 +34,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ddp_notebook.launch.ways import interpreter
+from ddp_notebook.launch.ways import remote_python
 
 DATA, GOT, END = 1, 2, 3
 _HEAD = struct.Struct("!BQ")
@@ -198,15 +198,14 @@ def proxy_command(ssh: Sequence[str], python: str | None, token: str, lease_s: f
 
     Args:
         ssh: the command with all options and the destination, as far as what is run there.
-        python: the interpreter there; None: see `interpreter.command`.
+        python: the interpreter there; None: see `remote_python.command`.
         token: names the stream.
         lease_s: how long no connection may carry it.
     """
-    here = (
-        f"import sys; sys.path.append({interpreter.ROOT!r}); from ddp_notebook.launch.ways.lasting import dial; dial()"
-    )
+    root = remote_python.ROOT
+    here = f"import sys; sys.path.append({root!r}); from ddp_notebook.launch.ways.lasting import dial; dial()"
     given = {
-        "command": [*ssh, interpreter.command(python, __name__)],
+        "command": [*ssh, remote_python.command(python, __name__)],
         "token": token,
         "lease_s": lease_s,
     }

@@ -32,7 +32,7 @@ from ddp_notebook.errors import HostError
 from ddp_notebook.launch import processes
 from ddp_notebook.launch.host import far
 from ddp_notebook.launch.host.channel import ServerEnd
-from ddp_notebook.launch.ways import folders, interpreter, lasting
+from ddp_notebook.launch.ways import folders, lasting, remote_python
 from ddp_notebook.launch.ways.base import BEAT_S, LEASE_S, LOOPBACK, Way
 from ddp_notebook.launch.ways.ssh_config import ssh_command
 from ddp_notebook.registry import modes, private
@@ -116,7 +116,7 @@ class SshTransport(Way):
 
     Args:
         destination: as ssh takes it: a name of ~/.ssh/config, or user@host.
-        python: the interpreter there; None: see `interpreter.command`.
+        python: the interpreter there; None: see `remote_python.command`.
         env: variables on top of those that the host has.
         lease_s: without a word from the other side, until either gives the other up.
         lasts: the connection is to outlive cuts of the link that an ssh does not, see `lasting`.
@@ -148,7 +148,7 @@ class SshTransport(Way):
         self._before_mark: bytearray | None = bytearray()
         self._heard_s = float("inf")
         self._pid = 0
-        command = interpreter.command(python, __name__)
+        command = remote_python.command(python, __name__)
         patience = {"ServerAliveInterval": f"{lease_s:.0f}", "ServerAliveCountMax": "3"}  # no less than ours
         if lasts:
             carrier = [*ssh_command(), "-T", "-S", "none", *_words(_OPTIONS), "--", destination]
@@ -311,7 +311,7 @@ class SshTransport(Way):
             words = words.replace(_BEAT.decode(), "").strip()[-_LAST_WORDS:]
         except (OSError, ValueError):  # closed
             words = ""
-        if self._pid == 0 and (lacking := interpreter.lacking(words)):
+        if self._pid == 0 and (lacking := remote_python.lacking(words)):
             return f"no host server on {self.name}: reached, but {lacking}; {_INSTALL}"
         fixes = _FIXES if self._pid else (*_FIXES, *_FIXES_OF_A_START)
         text, fix = next(((text, fix) for text, fix in fixes if text in words), ("", ""))

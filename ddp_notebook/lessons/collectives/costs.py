@@ -17,7 +17,7 @@ import numpy as np
 
 from ddp_notebook.errors import UsageError
 from ddp_notebook.lessons.algorithms import plans
-from ddp_notebook.lessons.session import LessonRunner, running
+from ddp_notebook.lessons.lesson_cells import LessonRunner, running
 from ddp_notebook.records.units import size
 
 if TYPE_CHECKING:

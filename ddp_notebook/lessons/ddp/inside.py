@@ -23,7 +23,7 @@ from ddp_notebook.lessons.ddp.options import Options
 from ddp_notebook.lessons.ddp.runs import Run
 from ddp_notebook.lessons.ddp.stages import Stage, Stages
 from ddp_notebook.lessons.ddp.times import StepSpan
-from ddp_notebook.lessons.session import running
+from ddp_notebook.lessons.lesson_cells import running
 from ddp_notebook.observe.views import WARM_UP
 from ddp_notebook.records.schema import SPANS
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ddp_notebook.errors import CellTimeoutError, UsageError
+from ddp_notebook.lessons.lesson_cells import RUN_S, LessonRunner, running
 from ddp_notebook.lessons.messages.stories import STORIES
-from ddp_notebook.lessons.session import RUN_S, LessonRunner, running
 from ddp_notebook.lessons.shown import DisplayedLesson
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ import ipywidgets
 from IPython.display import DisplayHandle
 
 from ddp_notebook.errors import DDPNotebookError, UsageError
-from ddp_notebook.lessons.session import RUN_S, LessonRunner, running
+from ddp_notebook.lessons.lesson_cells import RUN_S, LessonRunner, running
 from ddp_notebook.records.units import ms, percent
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from ddp_notebook.display import calls_drawn
 from ddp_notebook.errors import UsageError
 from ddp_notebook.lessons.lesson import guess_of, run_with_guess
-from ddp_notebook.lessons.remote.stories import STORIES
-from ddp_notebook.lessons.session import LessonRunner, running
+from ddp_notebook.lessons.lesson_cells import LessonRunner, running
+from ddp_notebook.lessons.remote.scenes import STORIES
 from ddp_notebook.lessons.shown import DisplayedLesson
 
 if TYPE_CHECKING:

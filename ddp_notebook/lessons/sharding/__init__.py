@@ -1,7 +1,7 @@
 """Tensors in pieces.
 
-placement   the picture of who holds what
-product     A @ B in pieces: guessed, multiplied, put together
-training    a training on a mesh: guessed, run, who talks to whom
-ranks       what each rank does for these two
+placement_picture  the picture of who holds what
+product            A @ B in pieces: guessed, multiplied, put together
+mesh_training      a training on a mesh: guessed, run, who talks to whom
+ranks              what each rank does for these two
 """

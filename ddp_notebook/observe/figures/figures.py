@@ -125,9 +125,9 @@ def pipeline(recording: RowSource, shown: Pipeline) -> Picture:
         >>> pipeline(Recording(1), shown).get_suptitle()
         'ScheduleGPipe with 1 stage and 1 microbatch: 0 % of 1 ms is bubble, 0 % if messages took no time (cell 1)'
     """
-    from ddp_notebook.observe.figures import pipelines
+    from ddp_notebook.observe.figures import pipeline_figure
 
-    return pipelines.pipeline(shown, label_of(recording, shown.cell))
+    return pipeline_figure.pipeline(shown, label_of(recording, shown.cell))
 
 
 def bandwidth(recording: RowSource, cell: int | None = None) -> Picture:

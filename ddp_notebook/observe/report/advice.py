@@ -18,7 +18,7 @@ from ddp_notebook.observe.report.network import NetworkTimes
 from ddp_notebook.observe.steps.steps import StepTable
 from ddp_notebook.observe.steps.waits import fewest_steps
 from ddp_notebook.observe.tables.matching import Numbers, RowSource
-from ddp_notebook.observe.tables.ring import select
+from ddp_notebook.observe.tables.ring_buffer import select
 from ddp_notebook.observe.views import Straggler
 from ddp_notebook.records.schema import ORIGINS, SPANS
 from ddp_notebook.records.units import ms, percent, size

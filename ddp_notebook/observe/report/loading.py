@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from ddp_notebook.observe.steps.steps import StepTable
 from ddp_notebook.observe.tables.matching import RowSource
-from ddp_notebook.observe.tables.ring import select
+from ddp_notebook.observe.tables.ring_buffer import select
 from ddp_notebook.records.schema import SPANS, Rows
 from ddp_notebook.records.units import ms
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from ddp_notebook.observe.steps.steps import StepTable
 from ddp_notebook.observe.tables.matching import RowSource, match_collectives
-from ddp_notebook.observe.tables.ring import select
+from ddp_notebook.observe.tables.ring_buffer import select
 from ddp_notebook.records.units import ms, size
 
 _MOST_NAMED = 3  # hosts in a sentence

@@ -9,7 +9,7 @@ import numpy as np
 
 from ddp_notebook.observe.steps.steps import StepTable
 from ddp_notebook.observe.tables.matching import Numbers, RowSource, Times
-from ddp_notebook.observe.tables.ring import select
+from ddp_notebook.observe.tables.ring_buffer import select
 from ddp_notebook.records.schema import SPANS, Rows
 
 _CELL, _FORWARD, _EVALUATION, _CHECKPOINT, _WORKERS = map(

@@ -40,7 +40,7 @@ from ddp_notebook.observe.steps.steps import StepTable, measure
 from ddp_notebook.observe.steps.waits import straggler_of
 from ddp_notebook.observe.tables.matching import RowSource, calls_of, label_of
 from ddp_notebook.observe.tables.parts import Bounded, CellPart
-from ddp_notebook.observe.tables.ring import select
+from ddp_notebook.observe.tables.ring_buffer import select
 from ddp_notebook.observe.views import WARM_UP, Straggler
 from ddp_notebook.records.names import readable
 from ddp_notebook.records.schema import SPANS, Rows

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ddp_notebook.observe.tables.matching import Numbers, Times
-from ddp_notebook.observe.tables.ring import select
+from ddp_notebook.observe.tables.ring_buffer import select
 from ddp_notebook.records.schema import SPANS, Rows
 
 _OPTIMIZER, _CELL, _FORWARD, _EVALUATION, _CHECKPOINT = map(

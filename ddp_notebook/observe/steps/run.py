@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from ddp_notebook.observe.steps.cycles import cycles
 from ddp_notebook.observe.tables.matching import RowSource, label_of
-from ddp_notebook.observe.tables.ring import select
+from ddp_notebook.observe.tables.ring_buffer import select
 from ddp_notebook.observe.views import WARM_UP
 from ddp_notebook.records.schema import SPANS, Rows
 from ddp_notebook.records.units import ms, size

@@ -40,7 +40,7 @@ from ddp_notebook.observe.tables.matching import (
     match_messages,
 )
 from ddp_notebook.observe.tables.remote import latest
-from ddp_notebook.observe.tables.ring import select
+from ddp_notebook.observe.tables.ring_buffer import select
 from ddp_notebook.observe.views import WARM_UP, Bucket, Step
 from ddp_notebook.records.schema import ORIGINS, RPC_KINDS, RPC_SIDES, SPANS, Rows
 

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from ddp_notebook.observe.tables.ring import select
+from ddp_notebook.observe.tables.ring_buffer import select
 from ddp_notebook.records.operation import POINT_TO_POINT
 from ddp_notebook.records.schema import SPANS, Rows
 

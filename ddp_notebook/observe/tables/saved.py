@@ -16,8 +16,8 @@ import numpy as np
 
 from ddp_notebook.observe.clock import Clock
 from ddp_notebook.observe.tables import store
+from ddp_notebook.observe.tables.metric_thinning import Indexes
 from ddp_notebook.observe.tables.recorded import FormerClock, RecordedTables
-from ddp_notebook.observe.tables.thinning import Indexes
 from ddp_notebook.observe.writing import in_a_folder, write_whole
 from ddp_notebook.records.codec import Tensor
 from ddp_notebook.records.schema import LATER, TABLES, upgraded

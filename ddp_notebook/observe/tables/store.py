@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ddp_notebook.observe.tables.ring import RingBuffer, as_whole
-from ddp_notebook.observe.tables.texts import TextTable, Translation
-from ddp_notebook.observe.tables.thinning import Earlier
+from ddp_notebook.observe.tables.metric_thinning import Earlier
+from ddp_notebook.observe.tables.ring_buffer import RingBuffer, as_whole
+from ddp_notebook.observe.tables.text_table import TextTable, Translation
 from ddp_notebook.records.codec import Batch, Tensor
 from ddp_notebook.records.schema import SPANS, TABLES, TEXTS, Rows, as_array
 

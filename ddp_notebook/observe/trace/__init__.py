@@ -1,7 +1,7 @@
 """A recording as a Chrome trace, which Perfetto opens.
 
-trace         all of it
-tracks        slices, arrows and counters, and their JSON
-communication collectives and messages on them
-profiles      what torch.profiler saw, on the same tracks
+trace          all of it
+tracks         slices, arrows and counters, and their JSON
+communication  collectives and messages on them
+profiles       what torch.profiler saw, on the same tracks
 """

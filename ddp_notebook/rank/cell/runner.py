@@ -16,7 +16,6 @@ from ddp_notebook.rank import pymp, reserve, shortage
 from ddp_notebook.rank.cell import hygiene, kernel_api, transforms
 from ddp_notebook.rank.cell.asking import Asking
 from ddp_notebook.rank.cell.bounds import bounded_display
-from ddp_notebook.rank.cell.comms import COMM_TYPES, RankComms, ends_capture
 from ddp_notebook.rank.cell.exceptions import FormattingStopped, known_words, notes_of, words
 from ddp_notebook.rank.cell.handlers import Handlers
 from ddp_notebook.rank.cell.interpreter import Interpreter, put_names_back, say
@@ -24,6 +23,7 @@ from ddp_notebook.rank.cell.outgoing import Outgoing
 from ddp_notebook.rank.cell.streams import Streams
 from ddp_notebook.rank.cell.tracebacks import Tracebacks
 from ddp_notebook.rank.cell.where import OURS
+from ddp_notebook.rank.cell.widget_comms import COMM_TYPES, RankComms, ends_capture
 from ddp_notebook.rank.group.network import Network
 from ddp_notebook.rank.hooks import Hooks
 from ddp_notebook.rank.variables.copying import CellText

@@ -16,12 +16,12 @@ from ddp_notebook.rank.cell.exceptions import chain, known_words
 from ddp_notebook.rank.cell.where import Where
 from ddp_notebook.rank.group import join, stores, waiting
 from ddp_notebook.rank.group.calls import Call, CollectiveMismatchError
-from ddp_notebook.rank.group.connections.cutting import Connections
+from ddp_notebook.rank.group.cell_progress import Progress
+from ddp_notebook.rank.group.connections.abort import Connections
 from ddp_notebook.rank.group.connections.models import Models
-from ddp_notebook.rank.group.connections.renewal import Reconnection
+from ddp_notebook.rank.group.connections.reconnect import Reconnection
 from ddp_notebook.rank.group.connections.untold import WORDS
 from ddp_notebook.rank.group.cpp_log import quiet
-from ddp_notebook.rank.group.progress import Progress
 from ddp_notebook.rank.group.recorder import Recorder
 from ddp_notebook.rank.group.release import Doing, RankLostError, Release
 from ddp_notebook.rank.unseen import filter_flight_recorder, is_possible
@@ -29,7 +29,7 @@ from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-rede
 from ddp_notebook.stdlib import os, re, threading, time
 
 if TYPE_CHECKING:
-    from ddp_notebook.rank.group.connections.cutting import Connections
+    from ddp_notebook.rank.group.connections.abort import Connections
 
 
 class GroupNames:

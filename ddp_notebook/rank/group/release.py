@@ -16,7 +16,7 @@ from typing import Any
 from ddp_notebook.rank import gpu, own_signals
 from ddp_notebook.rank.cell.where import Where
 from ddp_notebook.rank.group.calls import Call, Group
-from ddp_notebook.rank.group.connections.cutting import Connections
+from ddp_notebook.rank.group.connections.abort import Connections
 from ddp_notebook.rank.group.cpp_log import quiet
 from ddp_notebook.rank.group.recorder import Recorder
 from ddp_notebook.records.operation import Operation

@@ -19,7 +19,7 @@ from ddp_notebook.rank.group.sequences import Moment
 from ddp_notebook.rank.record import previews
 from ddp_notebook.rank.record.gpu_times import GpuClock
 from ddp_notebook.rank.record.metrics import LoggedValue
-from ddp_notebook.rank.record.texts import TextNumbers, dtype_name
+from ddp_notebook.rank.record.text_numbers import TextNumbers, dtype_name
 from ddp_notebook.rank.record.training.buckets import Backward, BucketChange
 from ddp_notebook.rank.record.training.comm_hooks import Hooked
 from ddp_notebook.rank.record.training.gradients import ChosenGradient

@@ -7,7 +7,7 @@ from typing import Any
 
 from ddp_notebook.messages.ranks import Recorded, RunCell
 from ddp_notebook.rank.hooks import Core, Feature
-from ddp_notebook.rank.record.recording import RankRecording
+from ddp_notebook.rank.record.rank_recording import RankRecording
 from ddp_notebook.rank.record.training.wrapping import hide_from_compile
 from ddp_notebook.records import logs
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from ddp_notebook.messages.encoding import Message
 from ddp_notebook.messages.ranks import Checked, Pulled
-from ddp_notebook.messages.resizing import Inspect, Resized
+from ddp_notebook.messages.resize_messages import Inspect, Resized
 from ddp_notebook.rank.cell.exceptions import with_type
 from ddp_notebook.rank.hooks import Feature
 from ddp_notebook.rank.resize import resized

@@ -16,13 +16,13 @@ from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # expor
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 from ddp_notebook.messages.ranks import Form
-from ddp_notebook.messages.resizing import Inspect, Resized
+from ddp_notebook.messages.resize_messages import Inspect, Resized
 from ddp_notebook.rank.group.stores import connect
 from ddp_notebook.rank.resize.obstacles import Obstacles
 from ddp_notebook.rank.variables import copying, samplers
-from ddp_notebook.rank.variables.check import fingerprints
 from ddp_notebook.rank.variables.copying import names_of_user
 from ddp_notebook.rank.variables.handover import Handover, dumps
+from ddp_notebook.rank.variables.summary import fingerprints
 from ddp_notebook.stdlib import json, re
 
 _State = tuple[Callable[[], Any], Callable[[Any], object]]

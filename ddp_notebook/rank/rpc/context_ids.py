@@ -21,7 +21,7 @@ from torch._C._distributed_rpc import PyRRef
 from torch.jit import _builtins
 
 from ddp_notebook.rank.replacing import replace
-from ddp_notebook.rank.rpc.naming import WorkerNames
+from ddp_notebook.rank.rpc.workers import WorkerNames
 from ddp_notebook.stdlib import functools
 
 WORKER_BITS = 48  # torch's ids of contexts and messages have the worker above these

@@ -37,18 +37,18 @@ from ddp_notebook.rank.group.stores import connect
 from ddp_notebook.rank.remote_calls import NO_RANK, NO_WORKER
 from ddp_notebook.rank.replacing import replace
 from ddp_notebook.rank.rpc.agent import RpcAgent, Worker, note_ways
-from ddp_notebook.rank.rpc.calls import INVOKES, RpcCalls
 from ddp_notebook.rank.rpc.context_ids import ContextIds
+from ddp_notebook.rank.rpc.failed_calls import LostWorkers
 from ddp_notebook.rank.rpc.functions import CellPickler
-from ddp_notebook.rank.rpc.losses import LostWorkers
+from ddp_notebook.rank.rpc.interruptible import elsewhere_if_unseen
 from ddp_notebook.rank.rpc.meeting import Meeting
-from ddp_notebook.rank.rpc.naming import WorkerNames, words_of
+from ddp_notebook.rank.rpc.open_calls import INVOKES, RpcCalls
 from ddp_notebook.rank.rpc.record.here import numbered
 from ddp_notebook.rank.rpc.running import reader, runner
-from ddp_notebook.rank.rpc.sending import RpcSender
+from ddp_notebook.rank.rpc.send_hooks import RpcSender
 from ddp_notebook.rank.rpc.serving import Serving
 from ddp_notebook.rank.rpc.values import Values
-from ddp_notebook.rank.rpc.waiting import elsewhere_if_unseen
+from ddp_notebook.rank.rpc.workers import WorkerNames, words_of
 from ddp_notebook.stdlib import contextlib, functools, os, re
 
 _TENSORPIPE = "TENSORPIPE"

@@ -62,7 +62,7 @@ class RpcFeature(Feature):
         if core.recording is None:
             return
         try:
-            from ddp_notebook.rank.rpc.record.recorder import RpcRecorder
+            from ddp_notebook.rank.rpc.record.rpc_recorder import RpcRecorder
 
             RpcRecorder(face, core.recording.training).install()
         except (AttributeError, ImportError) as missing:

@@ -16,7 +16,7 @@ from torch.distributed.rpc.internal import RemoteException
 
 from ddp_notebook.rank.cell.exceptions import representation
 from ddp_notebook.rank.remote_calls import Ran
-from ddp_notebook.rank.rpc.calls import name_of
+from ddp_notebook.rank.rpc.open_calls import name_of
 from ddp_notebook.rank.rpc.serving import Serving, Travelling
 from ddp_notebook.stdlib import traceback
 

@@ -18,7 +18,7 @@ from torch import autograd
 
 from ddp_notebook.rank.group import waiting
 from ddp_notebook.rank.remote_calls import Ran, Sent
-from ddp_notebook.rank.rpc.calls import RpcCalls
+from ddp_notebook.rank.rpc.open_calls import RpcCalls
 from ddp_notebook.stdlib import ctypes, threading, time
 
 if TYPE_CHECKING:

@@ -34,9 +34,9 @@ from torch.distributed import rpc
 from torch.distributed.rpc import api
 
 from ddp_notebook.rank.group import waiting
-from ddp_notebook.rank.rpc.calls import RpcCalls
-from ddp_notebook.rank.rpc.losses import LostWorkers
-from ddp_notebook.rank.rpc.waiting import elsewhere, elsewhere_if_unseen
+from ddp_notebook.rank.rpc.failed_calls import LostWorkers
+from ddp_notebook.rank.rpc.interruptible import elsewhere, elsewhere_if_unseen
+from ddp_notebook.rank.rpc.open_calls import RpcCalls
 from ddp_notebook.stdlib import contextlib, functools, threading, time, weakref
 
 _MOST_KNOWN = 10_000  # values

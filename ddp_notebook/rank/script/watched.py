@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ddp_notebook.rank.cell.exceptions import words
 from ddp_notebook.rank.group.calls import Call
-from ddp_notebook.rank.group.connections.cutting import Connections
+from ddp_notebook.rank.group.connections.abort import Connections
 from ddp_notebook.rank.group.cpp_log import quiet
 from ddp_notebook.rank.group.recorder import Recorder
 from ddp_notebook.rank.group.release import Release
@@ -22,7 +22,7 @@ from ddp_notebook.registry.torchrun import RankEntry
 from ddp_notebook.stdlib import os, threading, time, traceback
 
 if TYPE_CHECKING:
-    from ddp_notebook.messages.cutting import Cut
+    from ddp_notebook.messages.script_abort import Cut
 
 
 _LOOK_S = 0.02
@@ -164,7 +164,7 @@ class Watched:
             agent.endpoint.close()
 
     def _watch(self, said: dict[str, Any]) -> None:
-        import ddp_notebook.messages.cutting  # noqa: F401  # its messages are known from then on
+        import ddp_notebook.messages.script_abort  # noqa: F401  # its messages are known from then on
         from ddp_notebook.rank.agent import RankAgent
 
         assert self._seen is not None
@@ -193,13 +193,13 @@ class Watched:
         return agent is None or agent.endpoint.waiting() > _MOST_WAITING
 
     def _on_message(self, message: Any) -> None:
-        from ddp_notebook.messages.cutting import Cut
+        from ddp_notebook.messages.script_abort import Cut
 
         if isinstance(message, Cut):
             threading.Thread(target=self._free, args=(message,), name="ddp-free", daemon=True).start()
 
     def _free(self, asked: Cut) -> None:
-        from ddp_notebook.messages.cutting import WasCut
+        from ddp_notebook.messages.script_abort import WasCut
 
         assert self._seen is not None
         who = (self._told or {}).get("who", "a notebook")
@@ -225,10 +225,10 @@ class _Seen:
     def __init__(self, rank: Callable[[], int], send: Callable[[bytes], None], is_busy: Callable[[], bool]) -> None:
         from ddp_notebook.rank.cell.where import Where
         from ddp_notebook.rank.group import keeping
-        from ddp_notebook.rank.group.connections.cutting import Connections
+        from ddp_notebook.rank.group.connections.abort import Connections
         from ddp_notebook.rank.group.recorder import Recorder
         from ddp_notebook.rank.group.release import Release
-        from ddp_notebook.rank.record.recording import RankRecording
+        from ddp_notebook.rank.record.rank_recording import RankRecording
         from ddp_notebook.rank.sharding import feature as sharding
         from ddp_notebook.records import logs
 

@@ -1,6 +1,6 @@
 """Wrong uses that nothing else complains about: the training goes on, and learns nothing, or something else.
 
-Some a rank sees by itself; of others the notebook compares what ranks tell (`run/agree/mistakes`).
+Some a rank sees by itself; of others the notebook compares what ranks tell (`run/agree/disagreements`).
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddp_notebook.rank.group.modules import Modules
 from ddp_notebook.rank.group.recorder import Recorder
+from ddp_notebook.rank.sharding.observed_functions import after
 from ddp_notebook.rank.sharding.replicas import Replicas
 from ddp_notebook.rank.sharding.saves import Saves
 from ddp_notebook.rank.sharding.scaling import Scaling
-from ddp_notebook.rank.sharding.wrapping import after
 from ddp_notebook.records.units import size
 from ddp_notebook.stdlib import contextlib, gc
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from ddp_notebook.rank.imports import after_import
-from ddp_notebook.rank.sharding.wrapping import before
+from ddp_notebook.rank.sharding.observed_functions import before
 from ddp_notebook.rank.unseen import unseen
 from ddp_notebook.stdlib import contextlib, functools, logging
 

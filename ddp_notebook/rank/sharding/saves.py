@@ -13,8 +13,8 @@ import torch.distributed as dist
 from torch.distributed import get_process_group_ranks, is_initialized
 
 from ddp_notebook.rank.imports import after_import
+from ddp_notebook.rank.sharding.observed_functions import after
 from ddp_notebook.rank.sharding.replicas import ranks_along
-from ddp_notebook.rank.sharding.wrapping import after
 from ddp_notebook.stdlib import os, socket, threading
 
 _MOST = 100  # saves of a cell that are kept

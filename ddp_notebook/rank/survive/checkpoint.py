@@ -17,7 +17,7 @@ from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
-from ddp_notebook.rank.survive.members import TrackedObjects
+from ddp_notebook.rank.survive.tracked import TrackedObjects
 from ddp_notebook.stdlib import pickle
 from ddp_notebook.wire import bulk
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from ddp_notebook.messages.encoding import Message
 from ddp_notebook.messages.ranks import Form
-from ddp_notebook.messages.survival import Resume, Save
+from ddp_notebook.messages.survive_messages import Resume, Save
 from ddp_notebook.rank.hooks import Core, Feature
 from ddp_notebook.rank.survive.survival import RankSurvival
 

@@ -18,7 +18,7 @@ from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # expor
 
 from ddp_notebook.messages.ranks import Form
 from ddp_notebook.rank.group import authentic
-from ddp_notebook.rank.group.connections.cutting import Connections
+from ddp_notebook.rank.group.connections.abort import Connections
 from ddp_notebook.rank.group.stores import connect
 from ddp_notebook.rank.unseen import unseen
 

@@ -18,8 +18,8 @@ import torch
 
 from ddp_notebook.messages.encoding import Message
 from ddp_notebook.messages.ranks import Form
-from ddp_notebook.messages.resizing import SamplerChange
-from ddp_notebook.messages.survival import Resume, Save, Stalls, Survives
+from ddp_notebook.messages.resize_messages import SamplerChange
+from ddp_notebook.messages.survive_messages import Resume, Save, Stalls, Survives
 from ddp_notebook.rank import gpu
 from ddp_notebook.rank.group.alone import Alone
 from ddp_notebook.rank.group.cpp_log import quiet

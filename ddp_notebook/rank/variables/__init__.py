@@ -3,8 +3,8 @@
 values      as bytes, to the notebook and back
 between     tasks between two steps of a running cell
 peeking     an expression as text; what can be copied while a cell runs
-check       in a few bytes each, to be compared between ranks
-entries     what of them is compared: `model.fc.weight`, `loader.batch_size`
+summary     in a few bytes each, to be compared between ranks
+comparison  what of them is compared: `model.fc.weight`, `loader.batch_size`
 copying     for a rank that was replaced
 samplers    samplers of data go over as many ranks as there are now
 handover    from a rank to others, by a broadcast

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader, DistributedSampler
 
-from ddp_notebook.messages.resizing import SamplerChange
+from ddp_notebook.messages.resize_messages import SamplerChange
 from ddp_notebook.stdlib import gc
 
 

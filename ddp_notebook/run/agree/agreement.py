@@ -10,11 +10,11 @@ from ddp_notebook.errors import DDPNotebookError
 from ddp_notebook.messages.ranks import Check, Checked
 from ddp_notebook.records.words import list_ranks
 from ddp_notebook.run.agree.differences import Difference, absence_of, difference_of, measured
-from ddp_notebook.run.agree.mistakes import between, read_by_all, unread
-from ddp_notebook.run.agree.words import is_compared, list_names, notes_on, summarize, variable_of
+from ddp_notebook.run.agree.disagreements import between, read_by_all, unread
+from ddp_notebook.run.agree.sentences import is_compared, list_names, notes_on, summarize, variable_of
 from ddp_notebook.run.cells.cells import Cells
 from ddp_notebook.run.groups.living import Living
-from ddp_notebook.run.questions import Questions
+from ddp_notebook.run.rank_requests import Questions
 from ddp_notebook.run.values.exchange import check_name
 
 _ANSWER_S = 1.0  # what ranks get to answer a question that a report can do without

@@ -17,7 +17,7 @@ from ddp_notebook.run.cells.interrupt import Interrupts
 from ddp_notebook.run.cells.result import CellResult
 from ddp_notebook.run.cells.turn import QueueSlot
 from ddp_notebook.run.cells.watch import NOTEBOOK, Beside, Waiter
-from ddp_notebook.run.kernel import is_users_thread
+from ddp_notebook.run.notebook_kernel import is_users_thread
 from ddp_notebook.run.output.sink import Sink, ThreadSink
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from ddp_notebook.launch.cluster import Cluster
 from ddp_notebook.launch.rank_log import RankLog
 from ddp_notebook.messages.ranks import CellDone, ChildStopped, Display, InputReply, InputRequest
 from ddp_notebook.run.cells.cell import STREAMS, CellRun, OutputItem
-from ddp_notebook.run.dispatch import Handlers
+from ddp_notebook.run.message_handlers import Handlers
 from ddp_notebook.run.output.outlet import Outlet
 from ddp_notebook.run.output.screen import Screen, display_id_of
 from ddp_notebook.wire.marks import CellEnd

@@ -25,10 +25,10 @@ from ddp_notebook.run.groups.diagnosis import Views
 from ddp_notebook.run.groups.looks import Looks
 from ddp_notebook.run.groups.mend import Mend
 from ddp_notebook.run.groups.remote import OpenRemoteCalls, still_running
-from ddp_notebook.run.groups.survival import CellSurvival
+from ddp_notebook.run.groups.survived_cells import CellSurvival
 from ddp_notebook.run.output.screen import Screen
 from ddp_notebook.run.output.sink import Sink
-from ddp_notebook.run.questions import Questions
+from ddp_notebook.run.rank_requests import Questions
 from ddp_notebook.wire.signals import INTERRUPT, RELEASE
 
 _SILENT_S = 2.2  # without a word, until a rank is named: its agent speaks each second

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from types import FrameType, TracebackType
 from typing import Any
 
-from ddp_notebook.run.kernel import kernel
+from ddp_notebook.run.notebook_kernel import kernel
 
 ONE_PRESS_S = 1.0  # presses of the stop button within so long count as one
 

@@ -14,7 +14,7 @@ from ddp_notebook.records.units import bundle_chars
 from ddp_notebook.records.words import group_by_value, list_ranks, name_ranks
 from ddp_notebook.run.cells.interrupt import keyboard_interrupt
 from ddp_notebook.run.groups.diagnosis import Views, by_what_they_do
-from ddp_notebook.run.kernel import ipython
+from ddp_notebook.run.notebook_kernel import ipython
 
 _NOT_YET = "the cell goes on there until it ends by itself, or until %ddp_interrupt ends it"
 _UNDEFINED = re.compile(r"^NameError: name '(\w+)' is not defined")

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from ddp_notebook.run.cells.interrupt import Interrupts, keyboard_interrupt
-from ddp_notebook.run.kernel import is_users_thread
+from ddp_notebook.run.notebook_kernel import is_users_thread
 
 _LOOK_S = 0.2
 _SAY_S = 0.5  # a wait that is over sooner needs no word

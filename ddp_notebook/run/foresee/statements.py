@@ -9,8 +9,8 @@ from functools import partial
 from typing import Any, Final
 
 from ddp_notebook.run.foresee.branches import Flow, within
+from ddp_notebook.run.foresee.callees import Functions
 from ddp_notebook.run.foresee.expressions import is_stored
-from ddp_notebook.run.foresee.functions import Functions
 from ddp_notebook.run.foresee.groups import C10D, GROUP_AT
 from ddp_notebook.run.foresee.values import RANKED, UNKNOWN, Api, Function, Value, compute, is_plain, settled, strongest
 

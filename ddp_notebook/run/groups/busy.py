@@ -8,7 +8,7 @@ from typing import Protocol
 from ddp_notebook.messages.ranks import Probe, Vitals
 from ddp_notebook.records.words import list_ranks
 from ddp_notebook.run.cells.cell import CellRun
-from ddp_notebook.run.questions import Questions
+from ddp_notebook.run.rank_requests import Questions
 
 _ANSWER_S = 0.3  # the agent of a rank takes some milliseconds
 _LONG_S = 1.0  # a shorter cell may end before a message about it is read

@@ -11,15 +11,15 @@ from functools import partial
 from ddp_notebook.errors import DDPNotebookError, SessionBrokenError, UsageError
 from ddp_notebook.launch.cluster import Check, Cluster
 from ddp_notebook.messages.ranks import Checked, Pull, Pulled
-from ddp_notebook.messages.resizing import Inspect
+from ddp_notebook.messages.resize_messages import Inspect
 from ddp_notebook.records.words import list_ranks, name_ranks
-from ddp_notebook.run.agree.words import list_names
+from ddp_notebook.run.agree.sentences import list_names
 from ddp_notebook.run.cells.cells import Cells
 from ddp_notebook.run.cells.interrupt import Interrupts, keyboard_interrupt
 from ddp_notebook.run.groups.living import Living
 from ddp_notebook.run.groups.looks import why_silent
 from ddp_notebook.run.groups.mend import replaced_in_words
-from ddp_notebook.run.questions import Questions
+from ddp_notebook.run.rank_requests import Questions
 from ddp_notebook.run.values.exchange import check_name
 from ddp_notebook.run.values.transfers import PushedData, Transfers
 

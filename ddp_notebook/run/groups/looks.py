@@ -19,7 +19,7 @@ from ddp_notebook.run.cells.cell import CellRun
 from ddp_notebook.run.cells.elsewhere import RunElsewhere
 from ddp_notebook.run.groups.diagnosis import RankView, State, Views
 from ddp_notebook.run.groups.remote import OpenRemoteCalls
-from ddp_notebook.run.questions import Questions
+from ddp_notebook.run.rank_requests import Questions
 
 _CUT_OFF_S = 1.5  # seconds without an answer of the keeper
 _ANSWER_S = 0.3  # what ranks get to answer; the agent of one takes some milliseconds

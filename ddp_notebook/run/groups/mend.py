@@ -13,7 +13,7 @@ from ddp_notebook.launch.process import STORE
 from ddp_notebook.messages.ranks import Probe, Vitals
 from ddp_notebook.records.words import group_by_value, list_ranks
 from ddp_notebook.run.cells.result import CellResult
-from ddp_notebook.run.questions import Questions
+from ddp_notebook.run.rank_requests import Questions
 
 _ASK_S = 2.0  # what idle ranks get to say how they are
 _FORM_S = 60.0

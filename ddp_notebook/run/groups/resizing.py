@@ -15,12 +15,12 @@ from ddp_notebook.launch.options import MOST_RANKS
 from ddp_notebook.launch.placement import Placement
 from ddp_notebook.messages.ranks import Checked, Pulled
 from ddp_notebook.messages.record_options import RecordOptions
-from ddp_notebook.messages.resizing import Inspect, Resized, SamplerChange
+from ddp_notebook.messages.resize_messages import Inspect, Resized, SamplerChange
 from ddp_notebook.records.words import list_ranks
 from ddp_notebook.run.cells.cells import Cells
 from ddp_notebook.run.cells.interrupt import Interrupts, keyboard_interrupt
 from ddp_notebook.run.groups.living import Living
-from ddp_notebook.run.questions import Questions
+from ddp_notebook.run.rank_requests import Questions
 from ddp_notebook.run.rank_sets import RankSet
 from ddp_notebook.run.values.exchange import check_name
 

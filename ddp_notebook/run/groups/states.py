@@ -10,7 +10,7 @@ from ddp_notebook.messages.ranks import Probe, Vitals
 from ddp_notebook.observe.steps.run import run_of
 from ddp_notebook.observe.tables.recorded import RecordedTables
 from ddp_notebook.run.groups.looks import why_silent
-from ddp_notebook.run.questions import Questions
+from ddp_notebook.run.rank_requests import Questions
 from ddp_notebook.status import RankStatus, Status
 from ddp_notebook.wire.endpoint import SILENT_S
 

@@ -1,5 +1,5 @@
 """Cells in the background: the prompt is back at once, and their output goes on under them.
 
-job     one of them: a future of its result, and the line that says how it is
-jobs    those of a session: started, listed, waited for, cancelled
+job   one of them: a future of its result, and the line that says how it is
+jobs  those of a session: started, listed, waited for, cancelled
 """

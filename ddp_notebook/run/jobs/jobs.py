@@ -20,7 +20,7 @@ from ddp_notebook.run.cells.turn import QueueSlot, in_words
 from ddp_notebook.run.cells.unended import Unended
 from ddp_notebook.run.interrupted import OF_JOBS, tells_interrupts
 from ddp_notebook.run.jobs.job import Job
-from ddp_notebook.run.kernel import thread_of_this_cell
+from ddp_notebook.run.notebook_kernel import thread_of_this_cell
 from ddp_notebook.run.output.sink import Sink
 from ddp_notebook.status import as_table
 

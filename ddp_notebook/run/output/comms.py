@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ddp_notebook.messages.ranks import Comm
-from ddp_notebook.run.kernel import kernel
+from ddp_notebook.run.notebook_kernel import kernel
 from ddp_notebook.run.output.pace import FRONT_END
 
 

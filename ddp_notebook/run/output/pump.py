@@ -11,7 +11,7 @@ import queue
 import threading
 
 from ddp_notebook.messages.encoding import Message
-from ddp_notebook.run.dispatch import Handlers
+from ddp_notebook.run.message_handlers import Handlers
 
 _log = logging.getLogger(__name__)
 

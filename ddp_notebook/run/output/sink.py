@@ -6,7 +6,7 @@ import sys
 from typing import Any, Protocol
 
 from ddp_notebook.errors import COLORS
-from ddp_notebook.run.kernel import has_front_end, ipython, is_marimo, kernel
+from ddp_notebook.run.notebook_kernel import has_front_end, ipython, is_marimo, kernel
 
 
 class Sink(Protocol):

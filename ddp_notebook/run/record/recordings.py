@@ -13,8 +13,8 @@ from ddp_notebook.observe.observer import Observer
 from ddp_notebook.observe.recording import Recording
 from ddp_notebook.run.cells.cells import Cells
 from ddp_notebook.run.groups.living import Living
-from ddp_notebook.run.kernel import is_users_thread
-from ddp_notebook.run.questions import Questions
+from ddp_notebook.run.notebook_kernel import is_users_thread
+from ddp_notebook.run.rank_requests import Questions
 
 _ANSWER_S = 1.0  # what ranks get to pass on what they have recorded
 _FAR_ANSWER_S = 6.0  # and on other hosts: a cell's end may come through a connection that is back before the wire's is

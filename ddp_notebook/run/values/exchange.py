@@ -31,12 +31,12 @@ from ddp_notebook.run.cells.cell import CellRun
 from ddp_notebook.run.cells.cells import Cells
 from ddp_notebook.run.cells.interrupt import keyboard_interrupt, uninterrupted
 from ddp_notebook.run.groups.living import Living
-from ddp_notebook.run.questions import Questions
+from ddp_notebook.run.rank_requests import Questions
 from ddp_notebook.run.rank_sets import RankSet
 from ddp_notebook.run.values.transfers import PushedData, Transfers
 from ddp_notebook.run.values.values import RankValues
 from ddp_notebook.wire import bulk, safe
-from ddp_notebook.wire.parts import join, split
+from ddp_notebook.wire.buffers import join, split
 
 _MARGIN = 1.1  # a value on the wire may be so much larger than its rank has estimated
 _MOST_SHOWN = 1000  # characters of a rank's text in one line

@@ -15,7 +15,7 @@ from ddp_notebook.errors import DDPNotebookError
 from ddp_notebook.launch.cluster import Cluster
 from ddp_notebook.messages.ranks import Pulled, Push, Pushed
 from ddp_notebook.run.cells.interrupt import Interrupts, uninterrupted
-from ddp_notebook.run.questions import Questions
+from ddp_notebook.run.rank_requests import Questions
 from ddp_notebook.wire.bulk import INLINE_BYTES
 from ddp_notebook.wire.memory import SealedMemory, new_name, open_at
 

@@ -12,9 +12,9 @@ import numpy.typing as npt
 
 from ddp_notebook.observe.tables.matching import label_of
 from ddp_notebook.observe.tables.recorded import RecordedTables
-from ddp_notebook.observe.tables.ring import RingBuffer
+from ddp_notebook.observe.tables.ring_buffer import RingBuffer
 from ddp_notebook.records.schema import CALL, RESOURCE, RPC, SPAN, TIMES, Rows
-from ddp_notebook.widgets.feed import courses, outgoing
+from ddp_notebook.widgets.feed import courses, table_rows
 from ddp_notebook.widgets.feed.messages import FeedMessage, FeedTexts
 from ddp_notebook.widgets.feed.remote import RemoteCalls
 from ddp_notebook.widgets.feed.tables import FEED_TABLES, FIRST, empty, pack
@@ -209,7 +209,7 @@ class Feed:
         rows = self._names.choose(rows if self.only is None else rows[rows["cell"] == self.only])
         kept = courses.newest_first(rows, most) if cells is None else courses.evenly(rows, most)
         return {
-            "metric": outgoing.metrics(kept, self.start_ns),
+            "metric": table_rows.metrics(kept, self.start_ns),
             "course": courses.courses(rows),
         }
 
@@ -235,7 +235,7 @@ class Feed:
         if self.is_live:
             tables = self._paced(tables, seconds)
         tables["span"] = np.concatenate((tables["span"], remote))
-        tables["metric"], tables["course"] = outgoing.metrics(metrics, self.start_ns), sizes
+        tables["metric"], tables["course"] = table_rows.metrics(metrics, self.start_ns), sizes
         tables["value"] = self.values.take(whole, seconds)
         for name in _KEPT:
             if len(tables[name]):

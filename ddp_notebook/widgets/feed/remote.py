@@ -9,7 +9,7 @@ from ddp_notebook.observe.tables.remote import latest
 from ddp_notebook.records.schema import RPC, RPC_KINDS, RPC_SIDES, STATES, Rows
 from ddp_notebook.widgets.feed.budget import DrawingBudget
 from ddp_notebook.widgets.feed.messages import FeedTexts
-from ddp_notebook.widgets.feed.outgoing import ms
+from ddp_notebook.widgets.feed.table_rows import ms
 from ddp_notebook.widgets.feed.tables import KINDS, empty
 
 _CALLER, _CALLEE = map(RPC_SIDES.index, ("caller", "callee"))

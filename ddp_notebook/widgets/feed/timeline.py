@@ -9,10 +9,10 @@ from ddp_notebook.observe.tables.matching import match_collectives, match_messag
 from ddp_notebook.observe.tables.recorded import RecordedTables
 from ddp_notebook.observe.tables.remote import latest
 from ddp_notebook.records.schema import CALL, SPAN, SPANS, Rows
-from ddp_notebook.widgets.feed import outgoing
+from ddp_notebook.widgets.feed import table_rows
 from ddp_notebook.widgets.feed.budget import DrawingBudget
-from ddp_notebook.widgets.feed.cutting import Cutter
 from ddp_notebook.widgets.feed.tables import empty
+from ddp_notebook.widgets.feed.whole_steps import Cutter
 
 _LATE_S = 0.3  # a call whose other ranks have not come by then travels without them
 _LATE_IN_LOOP_S = 1.5  # likewise where ranks tell once a second, see `rank.record.drain`
@@ -78,7 +78,7 @@ class Timeline:
         self._came_s = np.concatenate((self._came_s, np.full(len(calls), now_s)))
         self._waited = np.concatenate((self._waited, np.full(len(calls), -1)))
 
-        found = [outgoing.spans(self._spans[~self._span_sent], self._start_ns)]
+        found = [table_rows.spans(self._spans[~self._span_sent], self._start_ns)]
         self._span_sent[:] = True
         whole = np.zeros(0, CALL)
         if not self._call_sent.all():
@@ -141,7 +141,7 @@ class Timeline:
         goes = is_whole | (now_s - self._came_s[chosen] > late_s)
         self._call_sent[chosen[goes]] = True
         self._waited[chosen[goes]] = waited[goes]
-        return whole, outgoing.calls(self._recording, calls[goes], waited[goes], self._start_ns)
+        return whole, table_rows.calls(self._recording, calls[goes], waited[goes], self._start_ns)
 
     def _group_sizes(self, groups: npt.NDArray[np.uint32]) -> npt.NDArray[np.int64]:
         unique, back = np.unique(groups, return_inverse=True)

@@ -9,7 +9,7 @@ import numpy as np
 from ddp_notebook.observe.tables.recorded import RecordedTables
 from ddp_notebook.observe.tables.store import keys_of
 from ddp_notebook.records.schema import CALL, Rows
-from ddp_notebook.widgets.feed import outgoing
+from ddp_notebook.widgets.feed import table_rows
 from ddp_notebook.widgets.feed.tables import empty
 
 VALUE_BYTES_PER_S = 5_000.0  # of the budget in `feed`
@@ -84,4 +84,4 @@ class ValueFeed:
         order = np.argsort(names)
         of = order[np.searchsorted(names[order], keys_of(found["rank"], found["call"], np.uint64(0)))]
         by_call = np.argsort(of, kind="stable")
-        return outgoing.values(self._recording, found[by_call], calls[of[by_call]])
+        return table_rows.values(self._recording, found[by_call], calls[of[by_call]])

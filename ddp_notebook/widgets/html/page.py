@@ -7,15 +7,15 @@ from pathlib import Path
 
 from ddp_notebook.observe.tables.recorded import RecordedTables
 from ddp_notebook.widgets.feed.feed import Feed
-from ddp_notebook.widgets.html import bars, curves
+from ddp_notebook.widgets.html import metric_curves, step_bars
 from ddp_notebook.widgets.html.markup import Markup, element, join, shorten
+from ddp_notebook.widgets.html.rank_table import MOST_ROWS, table
 from ddp_notebook.widgets.html.sources import PageState, Sources
-from ddp_notebook.widgets.html.table import MOST_ROWS, table
 from ddp_notebook.widgets.present import Present
 
 MOST_BYTES = 20_000
 # Rows of the table and bars of steps: fewer where texts are long, or lines have many corners.
-_PARTS = ((MOST_ROWS, bars.MOST_BARS), (MOST_ROWS, 24), (6, 24), (2, 12))
+_PARTS = ((MOST_ROWS, step_bars.MOST_BARS), (MOST_ROWS, 24), (6, 24), (2, 12))
 _WHY = 300  # characters
 _TELLS = {"stuck": "hangs"}
 
@@ -31,10 +31,10 @@ def draw(shown: PageState, key: str) -> str:
     lines = []
     if name:
         others = {other: course for other, course in shown.courses.items() if other != name}
-        lines.append(curves.chart(name, shown.courses[name], others))
+        lines.append(metric_curves.chart(name, shown.courses[name], others))
     above = join(_style(), _head(shown), _alarm(shown))
     for most_rows, most_bars in _PARTS:
-        steps = [bars.chart(shown.steps, f"ddp-{key}", most_bars, shown.run)] if len(shown.steps) else []
+        steps = [step_bars.chart(shown.steps, f"ddp-{key}", most_bars, shown.run)] if len(shown.steps) else []
         charts = element("div", *lines, *steps, class_="charts")
         ranks = element("div", table(shown.ranks, name, most_rows), class_="ranks")
         parts = (above, charts, ranks, _foot(shown))

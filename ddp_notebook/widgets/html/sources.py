@@ -12,9 +12,9 @@ from ddp_notebook.observe.views import main_metric
 from ddp_notebook.records.schema import Rows
 from ddp_notebook.widgets.feed.feed import Feed
 from ddp_notebook.widgets.feed.tables import empty
-from ddp_notebook.widgets.html import bars
+from ddp_notebook.widgets.html import step_bars
 from ddp_notebook.widgets.html.course import Course, add_rows
-from ddp_notebook.widgets.html.table import RankRow
+from ddp_notebook.widgets.html.rank_table import RankRow
 
 _MOST_METRICS = 32  # that are followed
 _STATES = ("running", "stuck")  # in which ranks are somewhere
@@ -118,7 +118,7 @@ class Sources:
 
 def _of_steps(steps: Rows, world_size: int) -> dict[int, dict[str, Any]]:
     """What `RankRow` has of the last steps, by rank."""
-    last = steps[steps["step"].astype(np.int64) > int(steps["step"].max(initial=0)) - bars.MOST_BARS]
+    last = steps[steps["step"].astype(np.int64) > int(steps["step"].max(initial=0)) - step_bars.MOST_BARS]
     found: dict[int, dict[str, Any]] = {}
     for rank in np.unique(last["rank"]).tolist():
         mine = last[last["rank"] == rank]

@@ -98,11 +98,11 @@ class HtmlView:
         return replace(shown, notes=[*shown.notes, self._note]) if self._note else shown
 
     def _final(self) -> dict[str, Any]:
-        from ddp_notebook.widgets.still import summary
+        from ddp_notebook.widgets.still import saved_summary
 
         data = {**self._drawn}
         try:
-            data["text/plain"] = summary.text(self._recording, self.cell)
+            data["text/plain"] = saved_summary.text(self._recording, self.cell)
             data["text/html"] = page.of_recording(self._recording, self.cell, self._title, self._key)
         except Exception:  # what was drawn last is better than nothing
             _log.exception("the last state of the run could not be drawn")

@@ -10,8 +10,8 @@ from typing import Literal, overload
 
 from ddp_notebook.errors import UsageError
 from ddp_notebook.observe.recording import Recording
-from ddp_notebook.widgets.simulated.batches import SimulatedRanks
 from ddp_notebook.widgets.simulated.shape import STEP_MS, Shape
+from ddp_notebook.widgets.simulated.training import SimulatedRanks
 
 _BEGIN_NS = 1_000_000_000_000  # where a recording that was made at once begins
 _STEPS = 120

@@ -1,5 +1,5 @@
 """How the owner of a host server speaks with it.
 
-requests     what is asked of it, and the replies
-pulse        whether a process answers pings
+requests  what is asked of it, and the replies
+pulse     whether a process answers pings
 """

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from ddp_notebook.errors import HostError, SessionBrokenError
 from ddp_notebook.launch.cluster import Check
 from ddp_notebook.launch.hosts import DirectHosts
-from ddp_notebook.launch.keep.failures import failure_of
+from ddp_notebook.launch.keep.exception_data import failure_of
 from ddp_notebook.launch.keep.keeper.heard import Heard
 from ddp_notebook.launch.keep.keeper.journal import Journal
 from ddp_notebook.launch.keep.keeper.notebooks import Notebook, Notebooks
@@ -58,7 +58,7 @@ from ddp_notebook.messages.keeper import (
 )
 from ddp_notebook.messages.ranks import Check as CheckVariables
 from ddp_notebook.messages.ranks import ClockProbe, InputReply, Probe, Pull, RunCell
-from ddp_notebook.messages.survival import Resume
+from ddp_notebook.messages.survive_messages import Resume
 
 _QUESTIONS = (Probe, ClockProbe, CheckVariables, Pull)  # which change nothing
 # Requests that a read-only notebook may send.

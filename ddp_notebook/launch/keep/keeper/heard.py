@@ -11,7 +11,7 @@ from typing import Any
 from ddp_notebook.launch.keep.keeper.journal import Journal
 from ddp_notebook.launch.keep.keeper.notebooks import Notebooks
 from ddp_notebook.launch.keep.keeper.queue import Queue
-from ddp_notebook.launch.keep.recorded import KeptRecording as RecordedFiles
+from ddp_notebook.launch.keep.recording_store import KeptRecording as RecordedFiles
 from ddp_notebook.launch.keep.state import OwnCluster
 from ddp_notebook.launch.rank_log import RankLog
 from ddp_notebook.launch.receipts import Receipts

@@ -17,7 +17,7 @@ from ddp_notebook.messages.encoding import Message
 from ddp_notebook.messages.framing import ProcessText
 from ddp_notebook.messages.keeper import RankEnded, RankMessage
 from ddp_notebook.messages.ranks import CellDone, Display, InputReply, InputRequest, RunCell
-from ddp_notebook.messages.survival import Stalls, Survives
+from ddp_notebook.messages.survive_messages import Stalls, Survives
 from ddp_notebook.records.units import bundle_chars, size
 from ddp_notebook.wire.marks import CellEnd, DisplayMark, Mark, MarkReader
 

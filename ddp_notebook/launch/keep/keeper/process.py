@@ -23,13 +23,13 @@ from typing import Any, cast
 
 from ddp_notebook.errors import DDPNotebookError, StartError, UsageError
 from ddp_notebook.launch.hosts import DirectHosts
-from ddp_notebook.launch.keep.failures import failure_of
+from ddp_notebook.launch.keep.exception_data import failure_of
 from ddp_notebook.launch.keep.keeper.asked import RequestHandler
 from ddp_notebook.launch.keep.keeper.heard import Heard
 from ddp_notebook.launch.keep.keeper.journal import Journal
 from ddp_notebook.launch.keep.keeper.notebooks import Notebook, Notebooks
 from ddp_notebook.launch.keep.keeper.queue import Queue
-from ddp_notebook.launch.keep.recorded import KeptRecording
+from ddp_notebook.launch.keep.recording_store import KeptRecording
 from ddp_notebook.launch.keep.state import OwnCluster, folder_of, silent, silent_ranks, state_of
 from ddp_notebook.launch.members.beginning import DirectBeginning
 from ddp_notebook.launch.options import Ssh, StartOptions

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, IterableDataset, dataloader
 
 from ddp_notebook.rank.group.sequences import Moment
 from ddp_notebook.rank.record.tape import OFF, Tape
-from ddp_notebook.rank.record.training.naming import new_name, nothing
+from ddp_notebook.rank.record.training.model_names import new_name, nothing
 from ddp_notebook.rank.record.training.wrapping import around
 from ddp_notebook.rank.unseen import unseen
 from ddp_notebook.records.schema import SPANS

@@ -15,7 +15,7 @@ from torch.optim.optimizer import (
 )
 
 from ddp_notebook.rank.record.tape import OFF, Tape
-from ddp_notebook.rank.record.training.naming import new_name, nothing
+from ddp_notebook.rank.record.training.model_names import new_name, nothing
 from ddp_notebook.rank.record.training.wrapping import uncompiled
 from ddp_notebook.stdlib import threading, time, weakref
 

@@ -26,9 +26,9 @@ from ddp_notebook.rank.record.training.buckets import Backward, Model
 from ddp_notebook.rank.record.training.comm_hooks import ObservedCommHooks
 from ddp_notebook.rank.record.training.gradients import GradientHook
 from ddp_notebook.rank.record.training.loaders import Loaders, samples_of
-from ddp_notebook.rank.record.training.naming import new_name
+from ddp_notebook.rank.record.training.model_names import new_name
 from ddp_notebook.rank.record.training.optimizers import Optimizers
-from ddp_notebook.rank.record.training.pipelines import Pipelines
+from ddp_notebook.rank.record.training.pipeline_stages import Pipelines
 from ddp_notebook.rank.record.training.wrapping import around, hide_from_compile, passed_over, uncompiled
 from ddp_notebook.rank.unseen import function_modes, operator_modes, unseen
 from ddp_notebook.rank.variables.between import BetweenSteps

@@ -1,7 +1,7 @@
 """What of RPC is recorded.
 
-recorder  remote calls as rows, on both sides
-references remote references as rows
-contexts  distributed autograd as rows
-here      where a thread is in remote calls, for these
+rpc_recorder  remote calls as rows, on both sides
+references    remote references as rows
+contexts      distributed autograd as rows
+here          where a thread is in remote calls, for these
 """

@@ -131,11 +131,11 @@ def _behind(key: str, data: dict[str, Any]) -> dict[str, Any]:
 
 
 def _static(recording: RecordedTables, cell: int | None) -> dict[str, Any]:
-    from ddp_notebook.widgets.still import summary
+    from ddp_notebook.widgets.still import saved_summary
 
     data: dict[str, Any] = {"text/plain": ""}
     try:
-        data["text/plain"], draw = summary.text_and_picture(recording, cell)
+        data["text/plain"], draw = saved_summary.text_and_picture(recording, cell)
         data["image/png"] = base64.b64encode(draw()).decode()
     except Exception:  # a text alone, or nothing, is better than a dead view
         _log.exception("no picture of the run could be made")

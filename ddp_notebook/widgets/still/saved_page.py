@@ -24,13 +24,13 @@ from ddp_notebook.observe.tables.store import keys_of
 from ddp_notebook.observe.writing import in_a_folder, write_whole
 from ddp_notebook.records.schema import CALL, SPAN, Rows
 from ddp_notebook.widgets import bundles
-from ddp_notebook.widgets.feed import outgoing, remote
+from ddp_notebook.widgets.feed import remote, table_rows
 from ddp_notebook.widgets.feed.feed import Feed
 from ddp_notebook.widgets.feed.messages import FeedMessage
 from ddp_notebook.widgets.feed.tables import empty, pack
 from ddp_notebook.widgets.feed.timeline import Timeline
 from ddp_notebook.widgets.present import Present
-from ddp_notebook.widgets.still import summary
+from ddp_notebook.widgets.still import saved_summary
 
 # Rows that a page has at most, the newest: as many as the browser keeps (js/data/tables.js). 12 MB in all.
 MOST = {"span": 131_072, "step": 65_536, "bucket": 65_536, "value": 32_768, "metric": 262_144}
@@ -47,11 +47,11 @@ def save(recording: RecordedTables, path: str | os.PathLike[str]) -> Path:
 
 def html_of(recording: RecordedTables) -> str:
     """The page."""
-    words = summary.text(recording)
+    words = saved_summary.text(recording)
     found = message(recording)
     return Template(_PAGE.read_text(encoding="utf-8")).substitute(
         title=html.escape(words),
-        picture=base64.b64encode(summary.picture(recording)).decode(),
+        picture=base64.b64encode(saved_summary.picture(recording)).decode(),
         module=_packed(bundles.monitor().encode()),
         header=_as_json(found.header),
         data=_packed(found.data),
@@ -61,7 +61,7 @@ def html_of(recording: RecordedTables) -> str:
 def message(recording: RecordedTables) -> FeedMessage:
     """All that a recording holds, as the snapshot that a view begins with."""
     feed = Feed(recording, is_live=False)
-    present = Present(feed, None, summary.text(recording))
+    present = Present(feed, None, saved_summary.text(recording))
     feed.delta(feed.end_ns, present.head(), present.look(0.0))
     base = feed.snapshot(feed.end_ns, present.head()).header
     tables, begins_ms = _tables(feed)
@@ -126,7 +126,7 @@ def _values(recording: RecordedTables, values: Rows, calls: Rows) -> Rows:
     is_there = known[order][at] == wanted
     values, calls = values[is_there], calls[order[at[is_there]]]
     last = np.argsort(calls["issue_ns"], kind="stable")[-MOST["value"] :]
-    return outgoing.values(recording, values[last], calls[last])
+    return table_rows.values(recording, values[last], calls[last])
 
 
 def _packed(data: bytes) -> str:

@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddp_notebook.rank.group.connections import models
 from ddp_notebook.rank.group.cpp_log import quiet
-from ddp_notebook.rank.survive.batches import Batches, is_source
+from ddp_notebook.rank.survive.step_batches import Batches, is_source
 from ddp_notebook.stdlib import pickle
 from ddp_notebook.wire import bulk
 

@@ -14,11 +14,11 @@ from collections.abc import Callable, Mapping, Sequence
 from ddp_notebook.errors import HostError, StartError, UsageError
 from ddp_notebook.launch.cluster import Check, Cluster
 from ddp_notebook.messages.ranks import RunCell
-from ddp_notebook.messages.survival import Resume, Stalls, Survives
+from ddp_notebook.messages.survive_messages import Resume, Stalls, Survives
 from ddp_notebook.records.words import list_ranks
 from ddp_notebook.run.cells.cell import CellRun
-from ddp_notebook.run.dispatch import Handlers
 from ddp_notebook.run.groups.mend import Mend
+from ddp_notebook.run.message_handlers import Handlers
 
 _MOST_TRIES = 10  # in a row: a process that comes may be killed too
 _SETTLE_S = 0.5  # from when all wait and none is known to have died, until they are brought together as they are

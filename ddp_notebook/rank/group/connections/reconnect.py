@@ -15,7 +15,7 @@ from torch.distributed import PrefixStore, distributed_c10d, get_backend, get_ba
 from ddp_notebook.messages.ranks import Form
 from ddp_notebook.rank.group import join
 from ddp_notebook.rank.group.calls import Group, timeout_of
-from ddp_notebook.rank.group.connections.cutting import NCCL, Connections
+from ddp_notebook.rank.group.connections.abort import NCCL, Connections
 from ddp_notebook.rank.group.connections.models import Models
 from ddp_notebook.rank.group.recorder import Recorder
 from ddp_notebook.rank.group.stores import connect

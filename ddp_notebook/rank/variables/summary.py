@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ddp_notebook.rank.variables.entries import Leaf, is_plain, leaves, unreadable
+from ddp_notebook.rank.variables.comparison import Leaf, is_plain, leaves, unreadable
 from ddp_notebook.rank.variables.values import describe
 from ddp_notebook.stdlib import contextlib, itertools, pickle, re
 

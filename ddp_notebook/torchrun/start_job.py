@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import IO, Any
 
 from ddp_notebook.errors import JobFailedError, UsageError
-from ddp_notebook.launch.elastic import logs
+from ddp_notebook.launch.elastic import log_folder
 from ddp_notebook.launch.elastic.rendezvous import BACKEND
 from ddp_notebook.line_parser import LineParser
 from ddp_notebook.on_rank import refuse_on_rank
@@ -30,7 +30,7 @@ from ddp_notebook.run.output.screen import Screen
 from ddp_notebook.run.output.sink import ThreadSink
 from ddp_notebook.torchrun import current
 from ddp_notebook.torchrun.job import TorchrunJob
-from ddp_notebook.torchrun.pipes import TORCHRUN, PipeReader, Written
+from ddp_notebook.torchrun.output_pipes import TORCHRUN, PipeReader, Written
 from ddp_notebook.wire.store import listen_here
 
 _MOST_AGENTS = 256  # on this machine
@@ -218,7 +218,7 @@ def run(asked: TorchrunOptions) -> TorchrunJob:
     listener, place = listen_here(str(entries.folder()))
     taker, taker_place = listen_here(str(entries.folder()))
     job = current.become(TorchrunJob(asked.key, asked.name))
-    job.keep_logs(logs.make())
+    job.keep_logs(log_folder.make())
     began_s = time.monotonic()
     with Interrupts(lambda: None) as interrupts:
         with listener:

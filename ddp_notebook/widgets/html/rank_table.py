@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from ddp_notebook.records.units import ms, percent, size, three_figures
 from ddp_notebook.records.words import format_ranks
-from ddp_notebook.widgets.html.bars import MOST_BARS
 from ddp_notebook.widgets.html.markup import Markup, element, shorten
+from ddp_notebook.widgets.html.step_bars import MOST_BARS
 
 _MISSING = "\N{EN DASH}"
 MOST_ROWS = 12

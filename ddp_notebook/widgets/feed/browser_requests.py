@@ -11,8 +11,8 @@ from ddp_notebook.observe.tables import remote
 from ddp_notebook.observe.tables.matching import match_collectives, match_messages
 from ddp_notebook.observe.tables.recorded import RecordedTables
 from ddp_notebook.records.schema import Rows
-from ddp_notebook.widgets.feed import outgoing
 from ddp_notebook.widgets.feed import remote as remote_calls
+from ddp_notebook.widgets.feed import table_rows
 from ddp_notebook.widgets.feed.feed import Feed
 from ddp_notebook.widgets.feed.messages import FeedMessage
 from ddp_notebook.widgets.feed.tables import empty
@@ -61,10 +61,10 @@ def _spans(feed: Feed, t0_ms: float, t1_ms: float, ranks: Any) -> tuple[Rows, in
     waited = np.full(len(calls), -1, np.int64)
     for matched in (match_collectives(recording, calls), match_messages(recording, calls)):
         waited[matched.index] = matched.waited_ns
-    its_calls = outgoing.calls(recording, calls, waited, feed.start_ns)
+    its_calls = table_rows.calls(recording, calls, waited, feed.start_ns)
     between = remote_calls.within(recording.rows("rpc"), begin_ns, end_ns, feed.only)
     its_remote = remote_calls.bars(recording, feed.texts, between, feed.start_ns)
-    found = np.concatenate((outgoing.spans(spans, feed.start_ns), its_calls, its_remote))
+    found = np.concatenate((table_rows.spans(spans, feed.start_ns), its_calls, its_remote))
     if ranks is not None:
         found = found[np.isin(found["rank"], ranks)]
     left_out = max(0, len(found) - _SPANS)

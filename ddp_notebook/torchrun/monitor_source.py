@@ -8,13 +8,13 @@ from concurrent.futures import Future
 
 import psutil
 
-from ddp_notebook.messages.cutting import Cut, WasCut
 from ddp_notebook.messages.ranks import Probe, Vitals
+from ddp_notebook.messages.script_abort import Cut, WasCut
 from ddp_notebook.records.operation import Operation
 from ddp_notebook.records.words import list_ranks
 from ddp_notebook.run.groups.diagnosis import RankView, Views
 from ddp_notebook.run.groups.looks import of_vitals
-from ddp_notebook.run.questions import Questions
+from ddp_notebook.run.rank_requests import Questions
 from ddp_notebook.torchrun.rounds import Round
 
 _ANSWER_S = 0.3  # what ranks get to answer; the agent of one takes some milliseconds

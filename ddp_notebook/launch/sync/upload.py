@@ -19,7 +19,7 @@ from typing import TypeVar
 from ddp_notebook.errors import HostError
 from ddp_notebook.launch.host.files import digest
 from ddp_notebook.launch.host.host import Host
-from ddp_notebook.launch.sync.choice import SyncEntry, SyncFilter
+from ddp_notebook.launch.sync.selection import SyncEntry, SyncFilter
 from ddp_notebook.messages.encoding import Message
 from ddp_notebook.messages.hosts import (
     CompareReply,

@@ -9,7 +9,7 @@ import torch
 
 from ddp_notebook.rank.group import waiting
 from ddp_notebook.rank.remote_calls import NO_RANK
-from ddp_notebook.rank.rpc.calls import RpcCalls
+from ddp_notebook.rank.rpc.open_calls import RpcCalls
 from ddp_notebook.rank.unseen import function_modes, operator_modes
 from ddp_notebook.stdlib import functools, threading
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from math import prod
 from typing import TYPE_CHECKING
 
-from ddp_notebook.lessons.session import running
+from ddp_notebook.lessons.lesson_cells import running
 from ddp_notebook.records.units import size
 
 if TYPE_CHECKING:

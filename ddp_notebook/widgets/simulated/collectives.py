@@ -9,8 +9,8 @@ import numpy as np
 
 from ddp_notebook.records.schema import ORIGINS, REDUCE_OPS, STATES, Rows
 from ddp_notebook.widgets.simulated.rows import RowMaker
+from ddp_notebook.widgets.simulated.schedule import StepTimes, Times
 from ddp_notebook.widgets.simulated.shape import BUCKETS, MODEL, Shape, has_messages, has_sum
-from ddp_notebook.widgets.simulated.times import StepTimes, Times
 
 
 class SimulatedCalls(NamedTuple):

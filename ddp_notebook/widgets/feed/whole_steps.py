@@ -14,7 +14,7 @@ from ddp_notebook.observe.steps.cycles import Pauses, outermost
 from ddp_notebook.observe.steps.steps import answers_of, in_order, parts, samples_of, served_of
 from ddp_notebook.observe.tables.matching import RowSource
 from ddp_notebook.records.schema import SPANS, Rows
-from ddp_notebook.widgets.feed.outgoing import ms
+from ddp_notebook.widgets.feed.table_rows import ms
 from ddp_notebook.widgets.feed.tables import empty
 
 _OPTIMIZER, _CELL = SPANS.index("optimizer"), SPANS.index("cell")

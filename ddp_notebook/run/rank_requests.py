@@ -11,10 +11,10 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any, get_args
 
-from ddp_notebook.messages.cutting import WasCut
 from ddp_notebook.messages.encoding import Message
 from ddp_notebook.messages.ranks import Checked, ClockReply, Pulled, Pushed, Vitals
-from ddp_notebook.run.dispatch import Handlers
+from ddp_notebook.messages.script_abort import WasCut
+from ddp_notebook.run.message_handlers import Handlers
 
 Answer = Checked | ClockReply | Pulled | Pushed | Vitals | WasCut
 

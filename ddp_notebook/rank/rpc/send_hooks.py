@@ -16,7 +16,7 @@ from typing import Any
 from torch._C._distributed_rpc import WorkerInfo
 
 from ddp_notebook.rank.remote_calls import TORCH, Sent
-from ddp_notebook.rank.rpc.calls import RpcCalls, name_of
+from ddp_notebook.rank.rpc.open_calls import RpcCalls, name_of
 from ddp_notebook.rank.rpc.serving import CallRecorder, Serving, Travelling
 from ddp_notebook.stdlib import functools
 
