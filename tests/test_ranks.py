@@ -180,7 +180,7 @@ _OF_NOTEBOOK = {  # what would start, check, attach to or take over ranks
     "attach": "ddp_notebook.attach_session()",
     "take over": "ddp_notebook.attach_session('kept-1', take_over=True)",
     "a job": "ddp_notebook.attach_job()",
-    "torchrun": "from ddp_notebook.torchrun import starting; starting.run(starting.read('train.py'))",
+    "torchrun": "from ddp_notebook.torchrun import start_job; start_job.run(start_job.read('train.py'))",
     "the extension": "%load_ext ddp_notebook",
     "the extension and the magic": "%load_ext ddp_notebook\n%ddp_start 2",
     "the extension again": "%reload_ext ddp_notebook",

@@ -109,7 +109,7 @@ open(f"done-{rank}", "w").close()
 @pytest.mark.long
 def test_a_job_of_the_notebook(jobs, stranger, tmp_path):  # noqa: F811
     jobs.script(_BODY)
-    code = "from ddp_notebook.torchrun import starting; starting.run(starting.read('--nproc-per-node 2 train.py'))"
+    code = "from ddp_notebook.torchrun import start_job; start_job.run(start_job.read('--nproc-per-node 2 train.py'))"
     job = subprocess.Popen([sys.executable, "-c", code], cwd=jobs.folder, stdout=subprocess.DEVNULL)
     try:
         wait_until(lambda: all((jobs.folder / f"ready-{rank}").exists() for rank in range(2)), 60)

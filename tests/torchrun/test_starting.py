@@ -210,7 +210,7 @@ def test_one_that_fails_says_where(jobs, capsys):
 @pytest.mark.parametrize("killed", ["notebook", pytest.param("parent of agents", marks=pytest.mark.long)])
 def test_nothing_outlives_a_killed_notebook(jobs, killed):
     jobs.script("wait_for('never')")
-    code = "from ddp_notebook.torchrun import starting; starting.run(starting.read('--nproc-per-node 2 train.py'))"
+    code = "from ddp_notebook.torchrun import start_job; start_job.run(start_job.read('--nproc-per-node 2 train.py'))"
     notebook = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         wait_until(lambda: len(jobs.ranks()) == 2, 60)
