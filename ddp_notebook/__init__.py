@@ -46,21 +46,21 @@ if TYPE_CHECKING:
 
     from IPython.core.interactiveshell import InteractiveShell
 
+    from ddp_notebook.api import check, start
     from ddp_notebook.launch.options import Client, Keep, Mpi, Profile, Slurm, Ssh
-    from ddp_notebook.launch.survey.table import HostTable
+    from ddp_notebook.launch.preflight.table import HostTable
     from ddp_notebook.messages.record_options import RecordOptions
     from ddp_notebook.observe.report.report import Report
     from ddp_notebook.record import log
-    from ddp_notebook.run.agree.agreement import Agreement
     from ddp_notebook.run.cells.result import CellResult
-    from ddp_notebook.run.record.told import Recording, load
+    from ddp_notebook.run.consistency.agreement import Agreement
+    from ddp_notebook.run.record.notebook_recording import Recording, load
     from ddp_notebook.run.sharding.memory import Memory
     from ddp_notebook.run.sharding.placements import Placements, TensorPlacement
     from ddp_notebook.run.values.values import RankValues
     from ddp_notebook.session import Session, current
-    from ddp_notebook.starting import check, start
     from ddp_notebook.status import Status
-    from ddp_notebook.surviving import survive
+    from ddp_notebook.survive_loop import survive
     from ddp_notebook.torchrun.current import attach_job
     from ddp_notebook.torchrun.job import TorchrunJob
 
@@ -115,10 +115,10 @@ __all__ = [
 
 # The ranks import this package too: they must not pay for the notebook's side.
 _LAZY = {
-    "Agreement": "ddp_notebook.run.agree.agreement",
+    "Agreement": "ddp_notebook.run.consistency.agreement",
     "CellResult": "ddp_notebook.run.cells.result",
     "Client": "ddp_notebook.launch.options",
-    "HostTable": "ddp_notebook.launch.survey.table",
+    "HostTable": "ddp_notebook.launch.preflight.table",
     "Keep": "ddp_notebook.launch.options",
     "Memory": "ddp_notebook.run.sharding.memory",
     "Mpi": "ddp_notebook.launch.options",
@@ -126,7 +126,7 @@ _LAZY = {
     "Profile": "ddp_notebook.launch.options",
     "RankValues": "ddp_notebook.run.values.values",
     "RecordOptions": "ddp_notebook.messages.record_options",
-    "Recording": "ddp_notebook.run.record.told",
+    "Recording": "ddp_notebook.run.record.notebook_recording",
     "Report": "ddp_notebook.observe.report.report",
     "Session": "ddp_notebook.session",
     "Slurm": "ddp_notebook.launch.options",
@@ -135,13 +135,13 @@ _LAZY = {
     "TensorPlacement": "ddp_notebook.run.sharding.placements",
     "TorchrunJob": "ddp_notebook.torchrun.job",
     "attach_job": "ddp_notebook.torchrun.current",
-    "attach_session": "ddp_notebook.attaching",
-    "check": "ddp_notebook.starting",
+    "attach_session": "ddp_notebook.attach_commands",
+    "check": "ddp_notebook.api",
     "current": "ddp_notebook.session",
-    "load": "ddp_notebook.run.record.told",
+    "load": "ddp_notebook.run.record.notebook_recording",
     "log": "ddp_notebook.record",
-    "start": "ddp_notebook.starting",
-    "survive": "ddp_notebook.surviving",
+    "start": "ddp_notebook.api",
+    "survive": "ddp_notebook.survive_loop",
 }
 
 
@@ -184,23 +184,23 @@ def _load(shell: InteractiveShell) -> None:
     if warm.is_wanted() and not has_ranks:
         with uninterrupted("interrupted, but the extension is loaded"):
             warm.prepare()
-            warm.import_in_background("ddp_notebook.having", "ddp_notebook.launch.start_line")
+            warm.import_in_background("ddp_notebook.session_commands", "ddp_notebook.launch.start_line")
 
 
 def unload_ipython_extension(shell: InteractiveShell) -> None:
     """`%unload_ext ddp_notebook`: end the ranks and the host server. `%reload_ext` keeps them."""
-    from ddp_notebook import having
+    from ddp_notebook import session_commands
     from ddp_notebook.launch import warm
-    from ddp_notebook.run import debugging, forgotten
+    from ddp_notebook.run import debugging, hints
     from ddp_notebook.session import current
 
     debugging.unwatch(shell)
-    forgotten.unwatch(shell)
+    hints.unwatch(shell)
     if _is_reload(shell):
         return
     session = current()
     if session is not None:
-        print(having.end(session))
+        print(session_commands.end(session))
     warm.drop()
 
 

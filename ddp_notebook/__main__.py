@@ -12,10 +12,10 @@ from pathlib import Path
 
 from ddp_notebook.errors import DDPNotebookError, UsageError
 from ddp_notebook.launch.keep.descriptions import ask, in_a_line
-from ddp_notebook.registry import entries, finding
+from ddp_notebook.registry import entries, lookup
 from ddp_notebook.registry.entries import Entry
-from ddp_notebook.registry.finding import SESSION, Found
 from ddp_notebook.registry.identities import is_running
+from ddp_notebook.registry.lookup import SESSION, Found
 from ddp_notebook.registry.torchrun import launcher
 
 _END_S = 45.0  # torchrun itself gives its workers 30 s
@@ -53,12 +53,12 @@ def main(arguments: list[str]) -> int:
     try:
         match arguments:
             case ["list"]:
-                lines = [*(in_a_line(one) for one in finding.everything()), *entries.strangers()]
+                lines = [*(in_a_line(one) for one in lookup.everything()), *entries.strangers()]
                 print("\n".join(lines) or "nothing runs on this machine that can be attached to")
             case ["stop", name]:
-                _stop(finding.find(name))
+                _stop(lookup.find(name))
             case ["logs", name]:
-                _print_logs(finding.find(name))
+                _print_logs(lookup.find(name))
             case _:
                 print(USAGE, file=sys.stderr)
                 return 2

@@ -53,10 +53,10 @@ def _open(name: str, arguments: list[str]):  # type: ignore[no-untyped-def]  # w
     from ddp_notebook.errors import UsageError
     from ddp_notebook.messages.encoding import VERSION
     from ddp_notebook.rank.imports import after_import
-    from ddp_notebook.rank.script.door import Door
-    from ddp_notebook.rank.script.watched import Watched
+    from ddp_notebook.rank.script.attach_socket import Door
+    from ddp_notebook.rank.script.script_observer import Watched
     from ddp_notebook.registry import entries
-    from ddp_notebook.registry.finding import TORCHRUN
+    from ddp_notebook.registry.lookup import TORCHRUN
     from ddp_notebook.registry.torchrun import place
 
     script, *rest = arguments[1:] if arguments[0] == "-m" else arguments

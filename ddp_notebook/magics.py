@@ -15,7 +15,7 @@ from ddp_notebook.errors import CellFailedHereError, UsageError
 from ddp_notebook.line_parser import LineParser, line_of, read_expression
 from ddp_notebook.records.names import listed
 from ddp_notebook.records.words import list_ranks
-from ddp_notebook.run import completing, debugging, features, forgotten, help_texts, magic_lines, progress
+from ddp_notebook.run import completion, debugging, features, help_texts, hints, magic_lines, progress
 from ddp_notebook.run.cells import options as cell_options
 from ddp_notebook.run.interrupted import OF_MAGICS, tells_interrupts
 from ddp_notebook.run.notebook_kernel import cell_number, is_run_by_program
@@ -28,9 +28,9 @@ def _start_line() -> LineParser:
 
 
 def _session() -> object:
-    from ddp_notebook import having
+    from ddp_notebook import session_commands
 
-    return having.of_session()
+    return session_commands.of_session()
 
 
 @tells_interrupts(OF_MAGICS)
@@ -48,16 +48,16 @@ class DDPMagics(Magics):
         """Start ranks: processes in an initialized process group.
 
         If ranks with the same options are already running, they stay, and a message says so."""
-        from ddp_notebook import having
+        from ddp_notebook import session_commands
         from ddp_notebook.launch import start_line
 
         asked = start_line.read(line)
         if asked.note:
             print(asked.note)
         if asked.checks:
-            having.check(asked.options)
+            session_commands.check(asked.options)
         else:
-            having.start(asked.options)
+            session_commands.start(asked.options)
 
     @line_magic
     @line_of(magic_lines.attach)
@@ -66,36 +66,36 @@ class DDPMagics(Magics):
 
         Kept ranks were started with --keep. Without NAME, those of the notebook's folder come before ranks and jobs of
         other folders. A torchrun job has to run its script under `-m ddp_notebook.attach`."""
-        from ddp_notebook import having
+        from ddp_notebook import session_commands
 
         parser = magic_lines.attach()
         given = parser.parse_line(line)
-        having.attach(given.name, take_over=given.take_over, look=given.look, wait=given.wait)
+        session_commands.attach(given.name, take_over=given.take_over, look=given.look, wait=given.wait)
 
     @line_magic
     @line_of(magic_lines.status)
     def ddp_status(self, line: str) -> None:
         """Show each rank's host, process, device, memory and state."""
-        from ddp_notebook import having
+        from ddp_notebook import session_commands
 
         _refuse_arguments("%ddp_status", line)
-        print(having.shown().status())
+        print(session_commands.shown().status())
 
     @line_magic
     @line_of(magic_lines.restart)
     def ddp_restart(self, line: str) -> None:
         """End the ranks and start new ones with the same options."""
-        from ddp_notebook import having
+        from ddp_notebook import session_commands
 
         _refuse_arguments("%ddp_restart", line)
-        session = having.of_session()
+        session = session_commands.of_session()
         if session._outlives_stop:
             name = session._kept_as
             raise UsageError(
                 f"{name} goes on elsewhere, and what this notebook restarts are its own ranks: %ddp_attach {name} "
                 "--take-over takes it over, %ddp_stop detaches from it"
             )
-        having.restart(session)
+        session_commands.restart(session)
 
     @line_magic
     @line_of(magic_lines.stop)
@@ -103,10 +103,10 @@ class DDPMagics(Magics):
         """End the ranks and every process that they have started.
 
         If the notebook is attached to a torchrun job, it only detaches from it."""
-        from ddp_notebook import having
+        from ddp_notebook import session_commands
 
         _refuse_arguments("%ddp_stop", line)
-        having.stop()
+        session_commands.stop()
 
     @line_magic
     @line_of(magic_lines.interrupt)
@@ -115,7 +115,7 @@ class DDPMagics(Magics):
 
         The ranks keep their variables. If the notebook is attached to a torchrun job, the operations in which its ranks
         wait raise an error in the script."""
-        from ddp_notebook import having
+        from ddp_notebook import session_commands
         from ddp_notebook.torchrun import current as torchrun_jobs
 
         parser = magic_lines.interrupt()
@@ -125,39 +125,41 @@ class DDPMagics(Magics):
                 parser.error(f"torchrun replaces the ranks of job {job.name}, not --replace")
             print("\n".join(job.interrupt()))
         else:
-            print("\n".join(having.of_session().interrupt(replace=replace)))
+            print("\n".join(session_commands.of_session().interrupt(replace=replace)))
 
     @line_magic
     @line_of(magic_lines.heal)
     def ddp_heal(self, line: str) -> None:
         """Replace dead ranks; the other ranks keep their variables."""
-        from ddp_notebook import having
+        from ddp_notebook import session_commands
 
         parser = magic_lines.heal()
         given = parser.parse_line(line)
         source = given.from_rank
         from_rank = None if source is None else parser.number(int, "--from", source, "rank number")
-        print("\n".join(having.of_session().ranks.heal(from_rank, given.names)))
+        print("\n".join(session_commands.of_session().ranks.heal(from_rank, given.names)))
 
     @line_magic
     @line_of(magic_lines.resize)
     def ddp_resize(self, line: str) -> None:
         """Change the number of ranks; those that stay keep variables."""
-        from ddp_notebook import having
+        from ddp_notebook import session_commands
 
         parser = magic_lines.resize()
         given = parser.parse_line(line)
         world_size = parser.number(int, "N", given.world_size, "number of ranks")
-        print("\n".join(having.of_session().ranks.resize(world_size, build=given.build, without=given.without)))
+        print(
+            "\n".join(session_commands.of_session().ranks.resize(world_size, build=given.build, without=given.without))
+        )
 
     @line_magic
     @line_of(magic_lines.check)
     def ddp_check(self, line: str) -> None:
         """Compare models, optimizers, data and versions across ranks."""
-        from ddp_notebook import having
+        from ddp_notebook import session_commands
 
         parser = magic_lines.check()
-        print(having.of_session().check(*parser.parse_line(line).names))
+        print(session_commands.of_session().check(*parser.parse_line(line).names))
 
     # ---- the recording
 
@@ -165,10 +167,10 @@ class DDPMagics(Magics):
     @line_of(magic_lines.record)
     def ddp_record(self, line: str) -> None:
         """Set or show how much the ranks record from now on."""
-        from ddp_notebook import having
+        from ddp_notebook import session_commands
 
-        level = line.strip() or having.of_session()._level
-        having.of_session().record(level)
+        level = line.strip() or session_commands.of_session()._level
+        session_commands.of_session().record(level)
         print(
             {
                 "off": "ranks record nothing; %ddp_status still shows which rank waits where",
@@ -184,23 +186,23 @@ class DDPMagics(Magics):
         """Show where the time of the last training run went.
 
         The report also says what to try."""
-        from ddp_notebook import having
+        from ddp_notebook import session_commands
 
         parser = magic_lines.report()
         if parser.parse_line(line).baseline:
-            having.of_session().baseline()
-        print(having.recorded().report())
+            session_commands.of_session().baseline()
+        print(session_commands.recorded().report())
 
     @line_magic
     @line_of(magic_lines.monitor)
     def ddp_monitor(self, line: str) -> None:
         """Show a live view of the ranks, or of one cell."""
-        from ddp_notebook import having
-        from ddp_notebook.widgets.placing import find_cell
+        from ddp_notebook import session_commands
+        from ddp_notebook.widgets.placement import find_cell
 
         parser = magic_lines.monitor()
         cell = parser.parse_line(line).cell
-        recorded = having.recorded()
+        recorded = session_commands.recorded()
         if cell is None:
             recorded.monitor()
         else:
@@ -211,11 +213,11 @@ class DDPMagics(Magics):
     @line_of(magic_lines.trace)
     def ddp_trace(self, line: str) -> None:
         """Write a trace that https://ui.perfetto.dev opens."""
-        from ddp_notebook import having
+        from ddp_notebook import session_commands
 
         parser = magic_lines.trace()
         path = parser.parse_line(line).file
-        profiles, lost = having.recorded()._write_trace(path)
+        profiles, lost = session_commands.recorded()._write_trace(path)
         also = f", with torch's profile of {len(profiles)} rank{'s' * (len(profiles) > 1)}" if profiles else ""
         also += f", without that of {list_ranks(lost)}, which is lost" if lost else ""
         print(f"{path}: {Path(path).stat().st_size / 1e6:.1f} MB{also}. Open it at https://ui.perfetto.dev")
@@ -245,18 +247,18 @@ class DDPMagics(Magics):
     @line_of(magic_lines.jobs)
     def ddp_jobs(self, line: str) -> None:
         """List the background cells that run, wait or have ended."""
-        from ddp_notebook import having
+        from ddp_notebook import session_commands
 
         _refuse_arguments("%ddp_jobs", line)
-        print(having.of_session().jobs)
+        print(session_commands.of_session().jobs)
 
     @line_magic
     @line_of(magic_lines.wait)
     def ddp_wait(self, line: str) -> None:
         """Wait for background cells; a failed one raises its error."""
-        from ddp_notebook import having
+        from ddp_notebook import session_commands
 
-        jobs = having.of_session().jobs
+        jobs = session_commands.of_session().jobs
         if not jobs.wait(*_job_numbers(magic_lines.wait(), line), report=print):
             print("no job is left to wait for")
 
@@ -264,10 +266,10 @@ class DDPMagics(Magics):
     @line_of(magic_lines.cancel)
     def ddp_cancel(self, line: str) -> None:
         """End cells in the background; the ranks keep their variables."""
-        from ddp_notebook import having
+        from ddp_notebook import session_commands
 
         parser = magic_lines.cancel()
-        jobs = having.of_session().jobs
+        jobs = session_commands.of_session().jobs
         if not line.strip():
             parser.error("cancel which job? %ddp_jobs lists them")
         numbers = [] if line.strip() == "all" else _job_numbers(parser, line)
@@ -284,13 +286,13 @@ class DDPMagics(Magics):
     @line_of(magic_lines.auto)
     def ddp_auto(self, line: str) -> None:
         """Run every plain cell on all ranks, or in the notebook again."""
-        from ddp_notebook import having
+        from ddp_notebook import session_commands
 
         word = line.strip()
         if word not in ("on", "off"):
             raise UsageError(f"%ddp_auto takes on or off, not {word!r}")
         if word == "on":
-            having.of_session()
+            session_commands.of_session()
         assert self.shell is not None
         AutoSend.of(self.shell).is_on = word == "on"
         print(
@@ -307,7 +309,7 @@ class DDPMagics(Magics):
         """Copy variables from the ranks to the notebook.
 
         Each becomes a mapping from rank to value. The notebook unpickles what ranks send, except with --safe."""
-        from ddp_notebook import having
+        from ddp_notebook import session_commands
         from ddp_notebook.run.values.exchange import check_name
 
         parser = magic_lines.pull()
@@ -317,7 +319,7 @@ class DDPMagics(Magics):
         assert self.shell is not None
         for name in [*given.names, *filter(None, [given.new])]:
             check_name(name)
-        session = having.of_session()
+        session = session_commands.of_session()
         # All or none: a name that the ranks do not have changes no variable of the notebook.
         with progress.shown("pulling:") as report:
             pulled = {name: session.pull(name, given.ranks, given.force, given.safe, report) for name in given.names}
@@ -331,16 +333,16 @@ class DDPMagics(Magics):
         """Show an expression on ranks, also while a job runs.
 
         A running job is read between two of its optimizer steps."""
-        from ddp_notebook import having
+        from ddp_notebook import session_commands
 
         ranks, expression = read_expression(magic_lines.peek(), line)
-        print(having.of_session().peek(expression, ranks))
+        print(session_commands.of_session().peek(expression, ranks))
 
     @line_magic
     @line_of(magic_lines.push)
     def ddp_push(self, line: str) -> None:
         """Copy variables from the notebook to the ranks."""
-        from ddp_notebook import having
+        from ddp_notebook import session_commands
 
         parser = magic_lines.push()
         given = parser.parse_line(line)
@@ -348,7 +350,9 @@ class DDPMagics(Magics):
         here = self.shell.user_ns
         if unknown := [repr(name) for name in given.names if name not in here]:
             raise UsageError(f"the notebook has no variable {listed(unknown)}; set it here first, then push it")
-        having.of_session().push({name: here[name] for name in given.names}, ranks=given.ranks, force=given.force)
+        session_commands.of_session().push(
+            {name: here[name] for name in given.names}, ranks=given.ranks, force=given.force
+        )
 
     # ---- help
 
@@ -360,10 +364,10 @@ class DDPMagics(Magics):
         print(help_texts.about(name, _MAGICS) if name else help_texts.overview(_MAGICS))
 
     def _run(self, options: cell_options.CellOptions, code: str) -> None:
-        from ddp_notebook import having
+        from ddp_notebook import session_commands
         from ddp_notebook.run.jobs.job import Job
 
-        session = having.of_session()
+        session = session_commands.of_session()
         send = session.submit if options.background else session.run
         done = send(
             code,
@@ -407,17 +411,17 @@ def _refuse_arguments(magic: str, line: str) -> None:
 def load(shell: object) -> None:
     """Register the magics with an IPython shell, which says from now on where a cell was meant for the ranks."""
     shell.register_magics(DDPMagics)  # type: ignore[attr-defined]
-    forgotten.watch(shell, _has_session)
+    hints.watch(shell, _has_session)
     debugging.watch(shell)
     # The line of `%on_all_ranks` is code, which IPython completes.
     signs = {name: "%%" if name in DDPMagics.magics["cell"] else "%" for name in _MAGICS}
-    completing.watch(shell, {f"{signs[name]}{name}": magic.parser for name, magic in _MAGICS.items()})
+    completion.watch(shell, {f"{signs[name]}{name}": magic.parser for name, magic in _MAGICS.items()})
 
 
 def _has_session() -> bool:
     """Return whether there are ranks that cells can be sent to."""
     if "ddp_notebook.session" not in sys.modules:
         return False
-    from ddp_notebook import having
+    from ddp_notebook import session_commands
 
-    return having.has_session()
+    return session_commands.has_session()

@@ -36,8 +36,8 @@ def start(directory: str | os.PathLike[str], rank: int | None = None) -> None:
     global _recording
     if _recording is not None:
         return
-    from ddp_notebook.rank.cell.where import Where
-    from ddp_notebook.rank.group import keeping
+    from ddp_notebook.rank.cell.current_line import Where
+    from ddp_notebook.rank.group import deferred_destroy
     from ddp_notebook.rank.group.recorder import Recorder
     from ddp_notebook.rank.record.rank_recording import RankRecording
     from ddp_notebook.rank.sharding import feature as sharding
@@ -47,7 +47,7 @@ def start(directory: str | os.PathLike[str], rank: int | None = None) -> None:
     # Without a buffer, which a child that the user forks would write once more.
     file = open(Path(directory) / f"rank{number}-{os.getpid()}.ddp", "ab", buffering=0)  # noqa: SIM115  # for good
 
-    keeping.install()
+    deferred_destroy.install()
     recorder = Recorder()
     recorder.install()
 
@@ -65,7 +65,7 @@ def start(directory: str | os.PathLike[str], rank: int | None = None) -> None:
         if os.getpid() == pid:
             _recording.drain.close()
             file.close()
-            keeping.let_go()
+            deferred_destroy.let_go()
 
     atexit.register(close)
 

@@ -12,37 +12,37 @@ from typing import TYPE_CHECKING, Any
 
 from ddp_notebook.errors import DDPNotebookError, SessionBrokenError, SessionExistsError, StartError, UsageError
 from ddp_notebook.launch.cluster import Beginning, Cluster
-from ddp_notebook.launch.members.beginning import DirectBeginning
+from ddp_notebook.launch.membership.startup import DirectBeginning
 from ddp_notebook.launch.options import StartOptions
 from ddp_notebook.messages.ranks import RunCell
 from ddp_notebook.messages.record_options import RecordOptions, profile_of
 from ddp_notebook.on_rank import refuse_on_rank
 from ddp_notebook.records.words import list_ranks, name_ranks
-from ddp_notebook.run.agree.agreement import Agreement
-from ddp_notebook.run.agree.sentences import list_names
-from ddp_notebook.run.assembly import NOT_STARTED, SessionParts
 from ddp_notebook.run.cells.cell import CellRun
 from ddp_notebook.run.cells.interrupt import Interrupts, keyboard_interrupt, uninterrupted
 from ddp_notebook.run.cells.options import check_timeout
 from ddp_notebook.run.cells.result import CellResult
 from ddp_notebook.run.cells.watch import NOTEBOOK, Beside
+from ddp_notebook.run.consistency.agreement import Agreement
+from ddp_notebook.run.consistency.sentences import list_names
 from ddp_notebook.run.files.files import SessionFiles
-from ddp_notebook.run.foresee.warnings import foresee
-from ddp_notebook.run.groups import states
+from ddp_notebook.run.groups import rank_states
 from ddp_notebook.run.groups.ranks import SessionRanks
 from ddp_notebook.run.interrupted import OF_SESSION, tells_interrupts
 from ddp_notebook.run.jobs.job import Job
 from ddp_notebook.run.jobs.jobs import Jobs
+from ddp_notebook.run.lint.warnings import foresee
 from ddp_notebook.run.message_handlers import Dispatch
 from ddp_notebook.run.notebook_kernel import cell_number, ipython, is_run_by_program, is_users_thread
-from ddp_notebook.run.output.sink import Sink, ThreadSink, of_this_cell
+from ddp_notebook.run.output.display_target import Sink, ThreadSink, of_this_cell
 from ddp_notebook.run.rank_sets import RankSet
-from ddp_notebook.run.record.told import Recording
+from ddp_notebook.run.record.notebook_recording import Recording
+from ddp_notebook.run.session_parts import NOT_STARTED, SessionParts
 from ddp_notebook.run.values.values import RankValues
 from ddp_notebook.status import Status
-from ddp_notebook.widgets import ended
-from ddp_notebook.widgets.ended import Ended
-from ddp_notebook.widgets.placing import Placing
+from ddp_notebook.widgets import ended_session
+from ddp_notebook.widgets.ended_session import Ended
+from ddp_notebook.widgets.placement import Placing
 
 if TYPE_CHECKING:
     import ipyparallel
@@ -147,12 +147,12 @@ class Session:
 
     def _begin(self, check: Callable[[], None], report: Progress) -> Beginning:
         if self._remote is None and self.options.keep is not None:
-            from ddp_notebook.launch.keep import reach
+            from ddp_notebook.launch.keep import connect
 
-            self._remote = reach.start(self.options, check, report)
+            self._remote = connect.start(self.options, check, report)
         if self._remote is None:
             return DirectBeginning(self.options, check, report)
-        from ddp_notebook.launch.keep.stand_in import Attached
+        from ddp_notebook.launch.keep.proxy import Attached
 
         return Attached(self._remote)
 
@@ -182,7 +182,7 @@ class Session:
         self.when_stopped(live.close)
         interrupts.check()
         self._ready = True
-        ended.keep(None)
+        ended_session.keep(None)
 
     @property
     def _parts(self) -> SessionParts:
@@ -729,7 +729,7 @@ class Session:
         parts = self._parts
         cluster = parts.living.cluster
         recording = parts.observer.recording
-        return states.status(
+        return rank_states.status(
             cluster,
             parts.questions,
             parts.cluster.placement,
@@ -902,7 +902,7 @@ class Session:
         whose = f"this notebook has left {self._kept_as}" if self._outlives_stop else "the ranks are gone"
         title = f"{self.world_size} rank{'s' * (self.world_size != 1)}, {self.backend}"
         profiled = sorted({profile_of(file)[1] for file in self._parts.profiles()})
-        ended.keep(Ended(recording, whose, title, profiled, draws_html=self._views.draws_html))
+        ended_session.keep(Ended(recording, whose, title, profiled, draws_html=self._views.draws_html))
 
     def _check_restart(self) -> None:
         """Check that the ranks could be started again, before they are ended.

@@ -285,13 +285,13 @@ def make_session(waiting_host_server) -> Iterator[Any]:
     Its ranks are forked from the host server that waits; with `cold=True` from one that starts in the environment of
     now, which takes 3 s more.
     """
+    from ddp_notebook import api
     from ddp_notebook import session as sessions
-    from ddp_notebook import starting
     from ddp_notebook.launch import warm
 
     def make(world_size: int = 2, *, cold: bool = False, **options):
         warm.drop() if cold else waiting_host_server()
-        return starting.start(world_size, **options)
+        return api.start(world_size, **options)
 
     yield make
     if (running := sessions.current()) is not None:
@@ -315,10 +315,10 @@ def _current():
 @pytest.fixture(scope="module")
 def session(waiting_host_server) -> Iterator[Any]:
     """Two CPU ranks for all tests of a module."""
-    from ddp_notebook import starting
+    from ddp_notebook import api
 
     waiting_host_server()
-    with starting.start(2) as running:
+    with api.start(2) as running:
         yield running
 
 

@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from ddp_notebook.launch.ways.ssh import unacknowledged_bytes
+from ddp_notebook.launch.transports.ssh import unacknowledged_bytes
 from tests.conftest import wait_until
 
 

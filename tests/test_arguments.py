@@ -293,10 +293,10 @@ def _run_all(calls: list[str], is_formed: bool | None) -> str:
 
 @pytest.fixture(scope="module")
 def session_of_one(waiting_host_server) -> Iterator[Any]:
-    from ddp_notebook import starting
+    from ddp_notebook import api
 
     waiting_host_server()
-    with starting.start(1) as running:
+    with api.start(1) as running:
         yield running
 
 

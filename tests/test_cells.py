@@ -18,7 +18,7 @@ import pytest
 
 from ddp_notebook import session as sessions
 from ddp_notebook.errors import CellTimeoutError, DDPNotebookError, RankDiedError, RankError, SessionBrokenError
-from ddp_notebook.run.foresee.warnings import foresee
+from ddp_notebook.run.lint.warnings import foresee
 from tests.conftest import wait_until
 
 
@@ -138,8 +138,8 @@ def test_a_loader_whose_worker_fails_is_freed_before_the_collector_comes(session
     """That calls what closes the queues first, and then a loader waits 5 s for each of its workers."""
     session.run(
         "import gc, types\n"
-        "from ddp_notebook.rank.cell import hygiene\n"
-        "hygiene.gc = types.SimpleNamespace(collect=gc.disable, get_objects=gc.get_objects)\n"
+        "from ddp_notebook.rank.cell import isolation\n"
+        "isolation.gc = types.SimpleNamespace(collect=gc.disable, get_objects=gc.get_objects)\n"
         "def bad(batch): raise ValueError(f'corrupt {batch}')"
     )
     try:
@@ -151,7 +151,7 @@ def test_a_loader_whose_worker_fails_is_freed_before_the_collector_comes(session
             "[one for one in gc.get_objects() if type(one).__name__ == '_MultiProcessingDataLoaderIter']"
         )
     finally:
-        session.run("hygiene.gc = gc; gc.enable()")
+        session.run("isolation.gc = gc; gc.enable()")
     assert [left[rank].result for rank in left.ranks] == ["[]", "[]"]
 
 

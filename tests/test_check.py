@@ -22,8 +22,8 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDa
 
 from ddp_notebook.rank.variables import comparison, summary
 from ddp_notebook.rank.variables.summary import fingerprints, samples
-from ddp_notebook.run.agree.agreement import Agreement, compare
-from ddp_notebook.run.agree.differences import Difference, EqualRanks
+from ddp_notebook.run.consistency.agreement import Agreement, compare
+from ddp_notebook.run.consistency.differences import Difference, EqualRanks
 
 EACH = "; each rank reads all of loader, without a DistributedSampler"
 TAIL = "; random state is the same"  # all ranks of these tests are in one process

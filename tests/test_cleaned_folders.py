@@ -14,13 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from ddp_notebook import having
 from ddp_notebook import session as sessions
+from ddp_notebook import session_commands
 from ddp_notebook.errors import StartError
 from ddp_notebook.launch import warm
 from ddp_notebook.launch.keep.recording_store import KeptRecording, batches
 from ddp_notebook.launch.rank_log import RankLog
-from ddp_notebook.launch.ways import folders
+from ddp_notebook.launch.transports import folders
 from ddp_notebook.messages.record_options import RecordOptions
 from ddp_notebook.registry import private
 from tests.conftest import wait_until
@@ -103,17 +103,17 @@ def test_a_restart_that_cannot_succeed_ends_no_rank(make_session):
     folder.symlink_to("/tmp")  # what another user can leave in a folder that all may write to
     try:
         with pytest.raises(StartError, match=r"is a link.*none was ended: 2 of 2 ranks live, with their variables"):
-            having.restart(session)
+            session_commands.restart(session)
         assert session.run("print(kept)")[0].stdout == "1\n"
         for pid in session.ranks.pids():
             os.kill(pid, signal.SIGKILL)
         wait_until(lambda: not session.ranks.pids(), what="all ranks have died")
         with pytest.raises(StartError, match=r"is a link.*none was ended: no rank is left$"):
-            having.restart(session)
+            session_commands.restart(session)
     finally:
         folder.unlink()
     clean()
-    having.restart(session)
+    session_commands.restart(session)
     again = sessions.current()
     assert again is not None and again is not session
     assert again.run("print(rank)")[1].stdout == "1\n"

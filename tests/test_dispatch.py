@@ -9,8 +9,8 @@ from ddp_notebook.launch.options import StartOptions
 from ddp_notebook.messages import ranks
 from ddp_notebook.messages.encoding import Message
 from ddp_notebook.messages.ranks import CellDone, ClockReply, Formed, Hello, Ready, Registered, Vitals
-from ddp_notebook.run.assembly import SessionParts
 from ddp_notebook.run.message_handlers import Dispatch
+from ddp_notebook.run.session_parts import SessionParts
 
 
 def of_ranks() -> set[type[Message]]:

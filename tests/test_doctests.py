@@ -22,7 +22,7 @@ import pytest
 
 import ddp_notebook
 from ddp_notebook import lessons
-from ddp_notebook.launch.ways.local import Local
+from ddp_notebook.launch.transports.local import Local
 from tests.conftest import wait_until
 
 pytestmark = pytest.mark.slow

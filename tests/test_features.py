@@ -72,7 +72,10 @@ def test_the_core_imports_no_feature():
 
 # The modules and the magics of each feature of the notebook. A session has `files` and may look at a torchrun job.
 _FETCHING = [f"ddp_notebook.run.files.{name}" for name in ("feature", "fetching", "landing")]
-_TORCHRUN = [f"ddp_notebook.torchrun.{name}" for name in ("feature", "starting", "job", "shown", "pipes", "card")]
+_TORCHRUN = [
+    f"ddp_notebook.torchrun.{name}"
+    for name in ("feature", "start_job", "job", "monitor_source", "output_pipes", "job_card")
+]
 _NOTEBOOK = {
     "faults": (["ddp_notebook.run.faults"], ["ddp_fault"]),
     "sharding": (["ddp_notebook.run.sharding"], ["ddp_memory"]),

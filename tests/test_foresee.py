@@ -22,9 +22,9 @@ import torch.distributed as dist
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
 
-from ddp_notebook.run.foresee import groups, statements
-from ddp_notebook.run.foresee import warnings as foreseeing
-from ddp_notebook.run.foresee.warnings import foresee
+from ddp_notebook.run.lint import groups, statements
+from ddp_notebook.run.lint import warnings as foreseeing
+from ddp_notebook.run.lint.warnings import foresee
 from ddp_notebook.run.rank_sets import parse_ranks
 from tests.cell_table import TABLE
 
@@ -1065,7 +1065,7 @@ def test_a_warning_about_an_escape_is_left_to_the_rank():
 
 @pytest.mark.processes
 def test_it_imports_no_torch():
-    code = "import sys, ddp_notebook.run.foresee.warnings; print('torch' in sys.modules)"
+    code = "import sys, ddp_notebook.run.lint.warnings; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
 
     assert done.stdout == "False\n"

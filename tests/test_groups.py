@@ -15,7 +15,7 @@ from torch.distributed.fsdp import FSDPModule
 from ddp_notebook.errors import RankError
 from ddp_notebook.launch import forming
 from ddp_notebook.messages.encoding import Message
-from ddp_notebook.run.groups.mend import are_in_step
+from ddp_notebook.run.groups.recovery import are_in_step
 from ddp_notebook.wire.signals import RELEASE
 from tests.conftest import sockets_of, wait_until
 

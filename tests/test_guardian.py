@@ -12,16 +12,16 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ddp_notebook.launch.ways import folders, guardian
+from ddp_notebook.launch.transports import cleanup_process, folders
 from tests.conftest import below, wait_until
 
 _ROOT = Path(__file__).parents[1]
 _NOTEBOOK = """
 import os, sys
-from ddp_notebook.launch.ways import folders, guardian
+from ddp_notebook.launch.transports import folders, cleanup_process
 made = [folders.make("ddp_notebook- a $b\\\\n"), folders.make("ddp_notebook-")]
 open(os.path.join(made[0], "log"), "w").close()
-guardian.guard(os.path.abspath("slurm-1.out"))
+cleanup_process.guard(os.path.abspath("slurm-1.out"))
 open("slurm-1.out", "w").close()
 folders.remove(folders.make("ddp_notebook-"))
 print("made", flush=True)
@@ -49,10 +49,10 @@ def test_what_is_guarded_goes_with_its_process(tmp_path, end):
 
 @pytest.mark.processes
 def test_with_the_last_folder_the_guard_ends(monkeypatch):
-    monkeypatch.setattr(guardian, "_guarded", set())  # of earlier tests
-    monkeypatch.setattr(guardian, "_shell", None)
+    monkeypatch.setattr(cleanup_process, "_guarded", set())  # of earlier tests
+    monkeypatch.setattr(cleanup_process, "_shell", None)
     folder, other = folders.make("ddp_notebook-"), folders.make("ddp_notebook-")
-    shell = guardian._shell
+    shell = cleanup_process._shell
     assert shell is not None and shell.poll() is None
     folders.remove(folder)
     folders.remove(folder)
@@ -63,7 +63,7 @@ def test_with_the_last_folder_the_guard_ends(monkeypatch):
         os._exit(0)
     try:
         folders.remove(other)
-        assert shell.poll() is not None and guardian._shell is None
+        assert shell.poll() is not None and cleanup_process._shell is None
     finally:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)

@@ -43,10 +43,10 @@ TRAIN = (
 
 @pytest.fixture(scope="module")
 def session(waiting_host_server):
-    from ddp_notebook import starting
+    from ddp_notebook import api
 
     waiting_host_server()
-    with starting.start(3) as running:
+    with api.start(3) as running:
         yield running
 
 
@@ -366,8 +366,8 @@ def test_a_press_of_stop_in_each_phase(session, monkeypatch, capsys):
     """One press ends it, nothing is left half done, and what was done is said."""
     from ddp_notebook.launch import forming
     from ddp_notebook.launch.engines import Engines
-    from ddp_notebook.launch.members.members import Members
-    from ddp_notebook.run.groups.mend import Mend
+    from ddp_notebook.launch.membership.members import Members
+    from ddp_notebook.run.groups.recovery import Mend
 
     session.run(SLOW, ranks=0)
     kill(session, 1)
@@ -399,7 +399,7 @@ def test_a_press_of_stop_in_each_phase(session, monkeypatch, capsys):
 
 
 def test_a_press_while_the_group_forms(session, monkeypatch):
-    from ddp_notebook.launch.members.members import Members
+    from ddp_notebook.launch.membership.members import Members
 
     with monkeypatch.context() as patch:
         press_after(patch, Members, "call_to_form")

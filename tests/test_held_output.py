@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from ddp_notebook.run.output.outlet import FLUSH_S, Outlet
+from ddp_notebook.run.output.rate_limiter import FLUSH_S, Outlet
 
 
 class Page:

@@ -15,10 +15,10 @@ from ddp_notebook.errors import HostError, StartError
 from ddp_notebook.launch import warm
 from ddp_notebook.launch.direct import DirectCluster
 from ddp_notebook.launch.host.host import Host
-from ddp_notebook.launch.members.lost_hosts import LostRanks
+from ddp_notebook.launch.membership.lost_hosts import LostRanks
 from ddp_notebook.launch.placement import Placement
 from ddp_notebook.launch.process import Processes
-from ddp_notebook.launch.ways.local import Local
+from ddp_notebook.launch.transports.local import Local
 from ddp_notebook.messages.ranks import RunCell
 from tests.conftest import wait_until
 
@@ -134,7 +134,7 @@ def test_a_group_on_two_hosts(cluster, hosts, heard):
 @pytest.mark.long
 def test_a_host_that_answers_again_reports_though_another_one_does_not(hosts, monkeypatch):
     """Else its ranks, at the next healing, would be heard by nobody."""
-    monkeypatch.setattr("ddp_notebook.launch.members.moving.RANK_MIB", 1 << 40)  # no room elsewhere
+    monkeypatch.setattr("ddp_notebook.launch.membership.rank_placement.RANK_MIB", 1 << 40)  # no room elsewhere
     by_name = {host.name: host for host in hosts}
     attached: list[Host] = []
     placement = Placement(

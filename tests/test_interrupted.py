@@ -192,7 +192,7 @@ _INNER = {
         ("repr(session.jobs)", "jobs/jobs.py", "__repr__"),
         ("repr(session.recording)", "tables/recorded.py", "__repr__"),
         ("session.pull('rank').plot()", "values/values.py", "_array"),
-        ("%ddp_stop", "having.py", "stop"),
+        ("%ddp_stop", "session_commands.py", "stop"),
     ],
 )
 def test_an_interrupt_shows_one_line(notebook, line, file, function):

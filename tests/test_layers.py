@@ -49,8 +49,8 @@ NOTEBOOK_SIDE = [
     "status.py",
     "errors.py",
     "display.py",
-    "having.py",
-    "attaching.py",
+    "session_commands.py",
+    "attach_commands.py",
     "run",
     "observe",
     "widgets",
@@ -150,11 +150,11 @@ OPEN_TO_OTHERS = {
     "options",
     "start_line",
     "placement",
-    "survey",
+    "preflight",
     "sync",
 }
 OPEN_TO_OTHERS |= {"preemption", "rank_log", "receipts"}
-OPEN_TO_OTHERS |= {"keep", "members", "elastic"}  # sessions that a keeper has, how any begins, jobs of torchrun's
+OPEN_TO_OTHERS |= {"keep", "membership", "elastic"}  # sessions that a keeper has, how any begins, jobs of torchrun's
 _LAUNCH = "ddp_notebook.launch"
 
 
@@ -181,7 +181,7 @@ def test_nothing_else_knows_how_ranks_are_started():
         "host",
         "warm",
     }
-    assert found[PACKAGE / "session.py"] > {"cluster", "members"}
+    assert found[PACKAGE / "session.py"] > {"cluster", "membership"}
     for file, modules in found.items():
         assert modules <= OPEN_TO_OTHERS, file.relative_to(ROOT)
         assert not {"start_method", "start_reason"} & _constants(file), file.relative_to(ROOT)
@@ -189,13 +189,13 @@ def test_nothing_else_knows_how_ranks_are_started():
 
 def test_only_who_takes_hosts_chooses_a_way():
     """Whatever else is in `launch` knows a host by what every way can do."""
-    ways = {file.stem for file in (PACKAGE / "launch" / "ways").glob("*.py")}
-    ways -= {"__init__", "base", "folders", "guardian", "host_list", "lasting", "ports", "remote_python"}
+    ways = {file.stem for file in (PACKAGE / "launch" / "transports").glob("*.py")}
+    ways -= {"__init__", "base", "folders", "cleanup_process", "host_list", "reconnecting", "ports", "remote_python"}
     ways -= {"ssh_config"}
-    assert ways == {"local", "ssh", "called", "outpost"}
-    choose = {"warm.py": {"local"}, "hosts.py": {"ssh"}, "tasks.py": {"called", "outpost"}}
+    assert ways == {"local", "ssh", "callback", "outpost"}
+    choose = {"warm.py": {"local"}, "hosts.py": {"ssh"}, "tasks.py": {"callback", "outpost"}}
     for file, _ in files("launch"):
-        if file.parent.name != "ways":
+        if file.parent.name != "transports":
             tree = statements(file.read_text())
             imported = {node.module for node in tree if isinstance(node, ast.ImportFrom)}
             chosen = {way for way in ways if f"{_LAUNCH}.ways.{way}" in imported}
@@ -282,15 +282,15 @@ def test_the_notebooks_side_imports_no_torch():
     assert "ddp_notebook.launch.cluster" in modules
     assert heavy(modules) == set()
     assert not modules & {"ipywidgets", "anywidget", "matplotlib"}, "the first view imports them"
-    of_lessons = ("algorithms.stepping", "collectives.costs", "messages.messages", "shown")
+    of_lessons = ("algorithms.stepping", "collectives.costs", "messages.messages", "lesson_display")
     assert heavy(loaded_by("import " + ", ".join(f"ddp_notebook.lessons.{name}" for name in of_lessons))) == set()
 
 
 MOST_LOADED = 90  # modules of this package
 ON_USE = (  # parts of this package that are imported when they are used
     *("ddp_notebook.launch.keep.", "ddp_notebook.launch.starters.", "ddp_notebook.launch.sync."),
-    *("ddp_notebook.launch.survey.", "ddp_notebook.launch.elastic.", "ddp_notebook.observe.report."),
-    *(f"ddp_notebook.launch.ways.{way}" for way in ("ssh", "lasting", "called", "outpost")),
+    *("ddp_notebook.launch.preflight.", "ddp_notebook.launch.elastic.", "ddp_notebook.observe.report."),
+    *(f"ddp_notebook.launch.transports.{way}" for way in ("ssh", "reconnecting", "callback", "outpost")),
     *("ddp_notebook.torchrun.job", "ddp_notebook.torchrun.start_job", "ddp_notebook.widgets.monitor"),
 )
 
@@ -307,9 +307,11 @@ def test_the_magics_import_little():
 
 @pytest.mark.processes
 def test_a_start_imports_no_other_way_of_starting():
-    modules = loaded_by("import ddp_notebook.having, ddp_notebook.launch.start_line, ddp_notebook.launch.warm")
+    modules = loaded_by(
+        "import ddp_notebook.session_commands, ddp_notebook.launch.start_line, ddp_notebook.launch.warm"
+    )
 
-    assert {"ddp_notebook.session", "ddp_notebook.launch.ways.local"} <= modules
+    assert {"ddp_notebook.session", "ddp_notebook.launch.transports.local"} <= modules
     assert {name for name in modules if name.startswith(ON_USE)} == set()
 
 
@@ -360,7 +362,7 @@ def test_the_monitor_imports_no_torch():
 def test_a_view_imports_while_its_cell_runs_what_the_picture_at_the_end_needs():
     prepares = "Placing.prepare_picture(types.SimpleNamespace())"
     waits = "[one.join() for one in threading.enumerate() if one.name == 'ddp-picture-import']"
-    before = "import threading, types; from ddp_notebook.widgets.placing import Placing"
+    before = "import threading, types; from ddp_notebook.widgets.placement import Placing"
     needs = {"ddp_notebook.observe.figures.bars", "matplotlib.backends.backend_agg", "PIL.PngImagePlugin"}
 
     assert not needs & loaded_by(before)

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from ddp_notebook.launch.host.look import Look, stack_file
+from ddp_notebook.launch.host.process_state import Look, stack_file
 from ddp_notebook.messages.hosts import LookReply, Seen
 from ddp_notebook.wire.signals import STACK
 from tests.conftest import wait_until

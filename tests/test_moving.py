@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from ddp_notebook.launch.devices import Gpu
-from ddp_notebook.launch.members.moving import Room, move, resized
+from ddp_notebook.launch.membership.rank_placement import Room, move, resized
 from ddp_notebook.launch.placement import Placement
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import ddp_notebook
-from ddp_notebook import having
+from ddp_notebook import session_commands
 from ddp_notebook.errors import SessionExistsError, UsageError
 from ddp_notebook.launch.options import TABLE, Client, Keep, Mpi, Profile, Slurm, Ssh, StartOptions
 from ddp_notebook.launch.start_line import parse, start_line
@@ -159,7 +159,7 @@ def test_a_start_of_running_ranks_counts_them_correctly():
         running: Any = SimpleNamespace(
             options=StartOptions(), world_size=world_size, _is_kept=False, _kept_as="", _dead=dead
         )
-        return having._already(asked, running)
+        return session_commands._already(asked, running)
 
     ends = "; %ddp_restart starts new ranks"
     assert said(StartOptions(), 1, []) == f"1 rank is already running and keeps its variables{ends}"

@@ -9,8 +9,8 @@ import pytest
 from jupyter_client.session import Session
 from jupyter_server.services.kernels.connection.channels import ZMQChannelsWebsocketConnection
 
-from ddp_notebook.run.output import outlet, pace
-from ddp_notebook.run.output.outlet import Outlet
+from ddp_notebook.run.output import message_rate, rate_limiter
+from ddp_notebook.run.output.rate_limiter import Outlet
 
 # The defaults of Jupyter Server, https://jupyter-server.readthedocs.io/en/latest/other/full-config.html. They stand
 # here as numbers, and the rates of the outlet are not imported: a test has to fail if one of them changes.
@@ -82,9 +82,9 @@ class FrontEnd:
 @pytest.fixture
 def clock(monkeypatch) -> Clock:
     clock = Clock()
-    for module in (outlet, pace):
+    for module in (rate_limiter, message_rate):
         monkeypatch.setattr(module, "time", clock)
-    monkeypatch.setattr(outlet, "FRONT_END", pace.Pace())
+    monkeypatch.setattr(rate_limiter, "FRONT_END", message_rate.Pace())
     return clock
 
 

@@ -133,10 +133,10 @@ def test_a_job_without_steps_answers_at_its_end_and_a_line_says_what_is_waited_f
 
 def test_a_rank_that_waits_for_its_next_step_is_not_reported_as_blocked(prepared, capsys, monkeypatch, tmp_path):
     """Its answer is not due yet."""
-    from ddp_notebook.run import assembly, rank_requests
+    from ddp_notebook.run import rank_requests, session_parts
 
     monkeypatch.setattr(rank_requests, "_SLOW_S", (0.1, 0.3))
-    monkeypatch.setattr(assembly, "_LONG_S", 0.2)
+    monkeypatch.setattr(session_parts, "_LONG_S", 0.2)
     begun = f"open({str(tmp_path)!r} + f'/{{rank}}', 'w').close()"
     running = prepared.submit(f"{begun}; history[:] = [8]; time.sleep(2)", quiet=True)
     wait_until(lambda: len(list(tmp_path.iterdir())) == 2, 10, what="both ranks have begun")

@@ -11,7 +11,7 @@ import pytest
 from ddp_notebook.errors import ClientError, StartError, UsageError
 from ddp_notebook.launch import controller
 from ddp_notebook.launch.start_line import parse
-from ddp_notebook.launch.ways.ports import ANY, Listening, first_free
+from ddp_notebook.launch.transports.ports import ANY, Listening, first_free
 from ddp_notebook.wire.bulk import BulkFetcher
 from ddp_notebook.wire.endpoint import Endpoint
 from ddp_notebook.wire.keys import Keyring

@@ -12,7 +12,7 @@ import pytest
 from ddp_notebook.messages.ranks import InputRequest
 from ddp_notebook.run.cells.cell import CellRun
 from ddp_notebook.run.cells.interrupt import Interrupts
-from ddp_notebook.run.cells.turn import QueueSlot, Turn
+from ddp_notebook.run.cells.run_queue import QueueSlot, Turn
 from ddp_notebook.run.cells.watch import Watch
 from ddp_notebook.run.output.screen import Screen
 

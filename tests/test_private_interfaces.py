@@ -42,15 +42,15 @@ from torch.distributed.rpc import api
 from traitlets.config import Config
 
 from ddp_notebook.launch.elastic import agent
-from ddp_notebook.rank.cell import kernel_api, tutorials
-from ddp_notebook.rank.cell.where import Where
+from ddp_notebook.rank.cell import kernel_api, script_functions
+from ddp_notebook.rank.cell.current_line import Where
 from ddp_notebook.rank.engine import can_wait
 from ddp_notebook.rank.group.arguments import InitArguments
 from ddp_notebook.rank.group.calls import timeout_setter
 from ddp_notebook.rank.rpc.open_calls import INVOKES
-from ddp_notebook.rank.script import watched
+from ddp_notebook.rank.script import script_observer
 from ddp_notebook.registry.torchrun import place
-from ddp_notebook.run.output import sink
+from ddp_notebook.run.output import display_target
 from ddp_notebook.run.output.comms import _comm_maker
 from ddp_notebook.torchrun import start_job
 
@@ -262,9 +262,9 @@ def test_gloo_has_an_event_loop_that_holds_its_listener_and_its_connections(monk
 
 def test_gloo_has_buffers_that_can_be_told():
     """By names in torch's library; that it works: `tests/test_untold.py`."""
-    from ddp_notebook.rank.group.connections import untold
+    from ddp_notebook.rank.group.connections import stuck_waits
 
-    assert untold._gloo() is not None
+    assert stuck_waits._gloo() is not None
 
 
 @pytest.mark.long
@@ -330,7 +330,7 @@ def test_without_these_rpc_is_torchs_own(monkeypatch, capsys):
 
     replaced = []
     monkeypatch.setattr(ours, "replace", lambda *both: replaced.append(both))
-    monkeypatch.setitem(sys.modules, "ddp_notebook.rank.rpc.face", None)
+    monkeypatch.setitem(sys.modules, "ddp_notebook.rank.rpc.rpc_functions", None)
     monkeypatch.setattr("torch.distributed.rpc.init_rpc", init_rpc)
     ours.FEATURE(SimpleNamespace(place=None, running=None)).engine_ready()  # type: ignore[arg-type]
     ((original, instead),) = replaced
@@ -478,12 +478,12 @@ def test_torch_lets_buckets_be_chosen_for_a_reducer():
 def test_torch_lets_operators_be_left_out_of_what_it_shows():
     from torch._C import _distributed_c10d
 
-    from ddp_notebook.rank import unseen
+    from ddp_notebook.rank import hide_from_profiler
 
-    assert unseen.is_possible()
+    assert hide_from_profiler.is_possible()
     with torch.autograd.profiler.profile() as profile:
         torch.ones(2)
-        unseen.unseen(torch.zeros, 2)
+        hide_from_profiler.unseen(torch.zeros, 2)
     names = [one.key for one in profile.key_averages()]
     assert "aten::ones" in names and "aten::zeros" not in names
     assert all(callable(getattr(_distributed_c10d, name)) for name in ("_dump_fr_trace", "_dump_fr_trace_json"))
@@ -552,8 +552,10 @@ def test_without_these_a_rank_works_and_says_what_it_cannot(monkeypatch, capsys)
 def test_a_kernel_sends_for_a_cell_that_has_ended(monkeypatch):
     assert {"get_parent", "iopub_socket", "session"} <= {*dir(IPythonKernel)}
     assert {"stream", "msg_or_type", "content", "parent", "ident"} <= {*inspect.signature(Session.send).parameters}
-    monkeypatch.setattr(sink, "kernel", object)
-    assert type(sink.of_this_cell()) is sink.ThreadSink, "without these it shows where the thread's output goes"
+    monkeypatch.setattr(display_target, "kernel", object)
+    assert type(display_target.of_this_cell()) is display_target.ThreadSink, (
+        "without these it shows where the thread's output goes"
+    )
 
 
 def test_a_comm_says_where_what_the_browser_says_goes():
@@ -636,8 +638,8 @@ def test_a_script_goes_on_under_a_torch_that_lets_nothing_be_seen(monkeypatch, c
     def missing(*_):
         raise AttributeError("torch has no such thing")
 
-    monkeypatch.setattr(watched, "_Seen", missing)
-    one = watched.Watched(place("train.py", [], "", 1))
+    monkeypatch.setattr(script_observer, "_Seen", missing)
+    one = script_observer.Watched(place("train.py", [], "", 1))
     one.install()
     assert capsys.readouterr().err == (
         "ddp_notebook: a notebook cannot attach to scripts with this version of torch (torch has no such thing)\n"
@@ -709,7 +711,7 @@ def test_torchs_functions_check_arguments_without_forming_a_group(monkeypatch, c
     assert (asked.world_size, asked.rank, asked.timeout) == (2, 0, timedelta(seconds=3))
     assert not torch.distributed.is_initialized() and torch.distributed.distributed_c10d._world.group_count == 0
     monkeypatch.setattr(torch.distributed.distributed_c10d, "init_process_group", lambda backend: None)
-    reader = tutorials._reader(lambda: None, inspect.signature(lambda backend=None, rank=-1: None))
+    reader = script_functions._reader(lambda: None, inspect.signature(lambda backend=None, rank=-1: None))
     assert "arguments of init_process_group are not checked" in capfd.readouterr().err
     with pytest.raises(AssertionError):  # it has no place
         reader("gloo")

@@ -14,7 +14,7 @@ import ddp_notebook
 from ddp_notebook.errors import RankError, SessionExistsError
 from ddp_notebook.launch import processes
 from ddp_notebook.magics import DDPMagics
-from ddp_notebook.rank.cell import hygiene
+from ddp_notebook.rank.cell import isolation
 from tests.conftest import net_connections
 
 
@@ -211,4 +211,4 @@ def test_a_session_is_reused_where_it_is_as_asked_for(session):
 
 def test_every_magic_of_the_notebook_is_known_to_ranks():
     registered = {kind: sorted(names) for kind, names in DDPMagics.magics.items()}
-    assert {kind: sorted(names) for kind, names in hygiene.NOTEBOOK_MAGICS.items()} == registered
+    assert {kind: sorted(names) for kind, names in isolation.NOTEBOOK_MAGICS.items()} == registered

@@ -7,7 +7,7 @@ from types import ModuleType
 
 import pytest
 
-from ddp_notebook.rank import replacing
+from ddp_notebook.rank import patching
 
 
 class Module(ModuleType):
@@ -32,8 +32,8 @@ def add(monkeypatch):
         monkeypatch.setitem(sys.modules, name, module)
         return module
 
-    monkeypatch.setattr(replacing, "_found", {})
-    monkeypatch.setattr(replacing, "_last", None)
+    monkeypatch.setattr(patching, "_found", {})
+    monkeypatch.setattr(patching, "_last", None)
     monkeypatch.setattr(Module, "looked", [])
     return add
 
@@ -47,11 +47,11 @@ def test_all_modules_that_have_it_get_the_new_one(add, is_looked_for):
     having = [add("one", original=original), add("two", original=original)]
     namesake, renamed, other = add("namesake", original=len), add("renamed", first=original), add("other")
     if is_looked_for:
-        replacing.look_for([original])
+        patching.look_for([original])
     having.append(add("late", original=original))
     Module.looked.clear()
 
-    replacing.replace(original, ours)
+    patching.replace(original, ours)
 
     assert [module.original for module in having] == [ours, ours, ours]
     assert namesake.original is len and renamed.first is original and not hasattr(other, "original")

@@ -154,7 +154,7 @@ def test_what_cannot_be_changes_nothing(make_session):
 
 
 def test_a_process_that_does_not_come_up_changes_nothing(make_session, monkeypatch):
-    from ddp_notebook.launch.members.members import Members
+    from ddp_notebook.launch.membership.members import Members
 
     session = make_session(2)
     session.run("kept = rank", quiet=True)
@@ -189,7 +189,7 @@ def test_a_process_that_does_not_come_up_changes_nothing(make_session, monkeypat
 
 def test_a_press_of_stop_in_each_phase(make_session, monkeypatch):
     from ddp_notebook.launch.engines import Engines
-    from ddp_notebook.launch.members.members import Members
+    from ddp_notebook.launch.membership.members import Members
 
     session = make_session(2)
     session.run("kept = rank", quiet=True)

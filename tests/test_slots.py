@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ddp_notebook.run.output.outlet import Outlet
+from ddp_notebook.run.output.rate_limiter import Outlet
 from ddp_notebook.run.output.slots import Row
 
 

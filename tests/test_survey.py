@@ -13,10 +13,10 @@ import pytest
 import ddp_notebook
 from ddp_notebook.errors import StartError
 from ddp_notebook.launch import warm
-from ddp_notebook.launch.survey import compare
-from ddp_notebook.launch.survey.pairs import HostAddress, Unreached, places, routes
-from ddp_notebook.launch.survey.query import Answer
-from ddp_notebook.launch.survey.table import HostTable
+from ddp_notebook.launch.preflight import compare
+from ddp_notebook.launch.preflight.pairs import HostAddress, Unreached, places, routes
+from ddp_notebook.launch.preflight.query import Answer
+from ddp_notebook.launch.preflight.table import HostTable
 from ddp_notebook.magics import DDPMagics
 from ddp_notebook.version import __version__
 

@@ -277,7 +277,7 @@ def test_training_goes_on_with_fewer_ranks(make_session_alone, capsys, tmp_path,
 
 HALF_SENT = """
 import ddp_notebook, os, pathlib, psutil, signal, threading, time
-from ddp_notebook.rank.group.connections import untold
+from ddp_notebook.rank.group.connections import stuck_waits
 values, errors, stopped = [], [], pathlib.Path({folder!r}, "pid")
 model = torch.nn.Linear(1, 1)
 optimizer = torch.optim.SGD(model.parameters(), 0.1)
@@ -286,7 +286,7 @@ def wait_until(condition):
     until = time.monotonic() + 30
     while not condition() and time.monotonic() < until: time.sleep(0.01)
 def kill_receiver():
-    wait_until(lambda: list(untold._waits(untold._gloo()[0])))
+    wait_until(lambda: list(stuck_waits._waits(stuck_waits._gloo()[0])))
     os.kill(int(stopped.read_text()), signal.SIGKILL)
 for step in ddp_notebook.survive(model, optimizer, values, steps=3):
     with step:

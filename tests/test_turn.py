@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from ddp_notebook.run.cells.turn import GivenUpError, QueueSlot, Turn
+from ddp_notebook.run.cells.run_queue import GivenUpError, QueueSlot, Turn
 from tests.conftest import wait_until
 
 

@@ -170,7 +170,7 @@ def test_a_refused_call_changes_nothing(session, is_formed):
 def test_a_refused_group_takes_no_other_groups_place_among_those_that_are_kept(session):
     """Destroyed groups live on for a while; what is no group does not."""
     session.run("pairs = [dist.new_group([0, 1]) for _ in range(3)]\nfor one in pairs: dist.destroy_process_group(one)")
-    kept = "from ddp_notebook.rank.group import keeping; print(len(keeping._ended), keeping._ended[-1][0] is pairs[-1])"
+    kept = "from ddp_notebook.rank.group.deferred_destroy import _ended; print(len(_ended), _ended[-1][0] is pairs[-1])"
     before = texts(session, kept)
     with pytest.raises(RankError, match="ValueError"):
         session.run("dist.destroy_process_group('x')")
@@ -716,7 +716,7 @@ def test_an_interrupt_that_comes_while_a_rank_forks_comes_behind_the_fork(sessio
     """Raised in a hook of the fork it would be printed and lost."""
     code = """
 import os, signal, time
-from ddp_notebook.rank.cell.handlers import threading
+from ddp_notebook.rank.cell.signal_handlers import threading
 from ddp_notebook.rank.engine import RankEngine
 start = threading.Thread.start
 def start_on_a_busy_machine(thread):

@@ -12,7 +12,7 @@ import pytest
 
 from ddp_notebook.errors import CellTimeoutError, JobCancelledError, RankError, SessionBrokenError
 from ddp_notebook.messages.ranks import Interrupt
-from ddp_notebook.run.cells import unended, watch
+from ddp_notebook.run.cells import abandoned_cells, watch
 from ddp_notebook.run.cells.interrupt import ONE_PRESS_S
 from tests.conftest import wait_until
 
@@ -31,17 +31,17 @@ DEAF = "kept = rank\nif rank == 1: sum(range(10**11))  # one long call in C"
 
 @pytest.fixture(scope="module")
 def session(waiting_host_server):
-    from ddp_notebook import starting
+    from ddp_notebook import api
 
     waiting_host_server()
-    with starting.start(3) as running:
+    with api.start(3) as running:
         yield running
 
 
 @pytest.fixture(autouse=True)
 def impatience(monkeypatch):
     monkeypatch.setattr(watch, "_END_S", 0.5)
-    monkeypatch.setattr(unended, "_END_S", 0.5)
+    monkeypatch.setattr(abandoned_cells, "_END_S", 0.5)
 
 
 def leave_rank_1_in(session, code: str) -> None:
@@ -156,7 +156,7 @@ def test_the_views_stop_button_ends_a_cell_of_another_thread(session):
 
 def test_cells_that_wait_behind_the_one_that_is_ended(session, monkeypatch):
     """They begin; nobody waits for them to end."""
-    monkeypatch.setattr(unended, "_END_S", 10.0)  # how soon they end on a busy machine is not asked here
+    monkeypatch.setattr(abandoned_cells, "_END_S", 10.0)  # how soon they end on a busy machine is not asked here
     futures = [session.submit("import time; time.sleep(60)") for _ in range(2)]
     for ended, job in enumerate(futures, 1):
         wait_until(lambda: session._cells.watched is not None)

@@ -1,5 +1,5 @@
 """Operations whose message is half on its way when the peer dies: gloo tells them nothing, see
-`ddp_notebook/rank/group/connections/untold.py`."""
+`ddp_notebook/rank/group/connections/stuck_waits.py`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _PEER_DIES = """if True:
     import multiprocessing, os, signal, sys, threading, time
     from datetime import timedelta
     import torch, torch.distributed as dist
-    from ddp_notebook.rank.group.connections import sockets, untold
+    from ddp_notebook.rank.group.connections import sockets, stuck_waits
 
     which, file = sys.argv[1:]
 
@@ -47,14 +47,14 @@ _PEER_DIES = """if True:
         os.kill(process.pid, signal.SIGSTOP)
     thread = threading.Thread(target=operate, daemon=True)
     thread.start()
-    buffer_type, _ = untold._gloo()
-    while not list(untold._waits(buffer_type)):
+    buffer_type, _ = stuck_waits._gloo()
+    while not list(stuck_waits._waits(buffer_type)):
         pass
     while which == "receives" and not message[0]:
         pass  # until some of it has come
     process.kill()
     process.join()
-    waits, until = untold.Untold(), time.monotonic() + 5
+    waits, until = stuck_waits.Untold(), time.monotonic() + 5
     told = 0
     while thread.is_alive() and time.monotonic() < until:
         sockets.cut_groups(own)

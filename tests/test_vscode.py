@@ -250,20 +250,20 @@ def test_a_start_goes_on(make_kernel):
 
 _AT_A_BAD_MOMENT = """
 import signal, _thread
-from ddp_notebook.rank.cell import handlers
+from ddp_notebook.rank.cell import signal_handlers
 
-ignore, interrupted = handlers._ignore_sigint, []
+ignore, interrupted = signal_handlers._ignore_sigint, []
 def ignore_too_late():  # as if it had come before, to another thread, and Python called its handler behind that
     before = ignore()
     _thread.interrupt_main()
     return before
-handlers._ignore_sigint = ignore_too_late
-made = handlers.Handlers(lambda *_: interrupted.append(1), lambda: True)
-handlers._ignore_sigint = ignore
+signal_handlers._ignore_sigint = ignore_too_late
+made = signal_handlers.Handlers(lambda *_: interrupted.append(1), lambda: True)
+signal_handlers._ignore_sigint = ignore
 signal.signal(signal.SIGINT, signal.default_int_handler)
-handlers._ignore_sigint = ignore_too_late
+signal_handlers._ignore_sigint = ignore_too_late
 made._set(signal.SIGINT, made._ours[signal.SIGINT])
-handlers._ignore_sigint = ignore
+signal_handlers._ignore_sigint = ignore
 assert not interrupted
 made.put_back()
 _thread.interrupt_main()  # which programs use

@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from ddp_notebook.messages import encoding
-from ddp_notebook.rank.cell.where import OURS, Where
+from ddp_notebook.rank.cell.current_line import OURS, Where
 
 _CELL = ("cell.py", 9, "<module>")
 

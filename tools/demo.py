@@ -29,8 +29,8 @@ SAVE_PAGE = """\
 import sys
 if "ddp_notebook" in sys.modules:
     import ddp_notebook
-    from ddp_notebook.widgets import ended
-    recorded = ddp_notebook.current() or ended.last()
+    from ddp_notebook.widgets import ended_session
+    recorded = ddp_notebook.current() or ended_session.last()
     if recorded is not None:
         recorded.recording.save_html({path!r})
 """

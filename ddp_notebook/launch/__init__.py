@@ -3,7 +3,7 @@
     cluster       the interface of the processes of one session, of its hosts, and of how both come to be
     direct        its implementation in the process that has the hosts, with the wire to the ranks
     forming       the group: formed at the start, and anew
-    members/      how its processes come, and where those of a lost host go
+    membership/   how its processes come, and where those of a lost host go
     process       one process of a session, which of them has which rank, and how one ended
     options       the table of options of a start, and the classes that hold their values
     option_kinds  how the value of each kind of option is written, and its limits
@@ -14,12 +14,12 @@
     hosts         the hosts of one session
     warm          the host server that is started ahead of time
     host/         the process on each host that forks ranks, and its owner's side
-    ways/         how a host is reached: this machine, ssh, or it calls in
+    transports/   how a host is reached: this machine, ssh, or it calls in
     starters/     what starts tasks elsewhere that call in
     elastic/      agents of torchrun's, and what ends them
     sync/         the notebook's folder on hosts that do not share it
     keep/         sessions that outlive their notebook
-    survey/       hosts side by side before a group forms, and whether they reach each other
+    preflight/    hosts side by side before a group forms, and whether they reach each other
     defaults/     the file with a site's default options
     store         the rendezvous store, a process of its own
     engines       ipyparallel's side: the ranks' engines, and a controller once somebody asks for it

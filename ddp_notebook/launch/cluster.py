@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from ddp_notebook.launch.forming import Check
 from ddp_notebook.launch.host.host import Host
-from ddp_notebook.launch.members.members import Renumbered
+from ddp_notebook.launch.membership.members import Renumbered
 from ddp_notebook.launch.placement import Placement
 from ddp_notebook.launch.process import CONTROLLER, RANK, Process, Processes
 from ddp_notebook.messages.encoding import Message

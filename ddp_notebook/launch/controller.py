@@ -26,8 +26,8 @@ from typing import Any
 from traitlets.config import Config
 
 from ddp_notebook.errors import ClientError
-from ddp_notebook.launch.ways.base import LOOPBACK
-from ddp_notebook.launch.ways.ports import ANY, LOOPBACK_ONLY, Listening, in_words
+from ddp_notebook.launch.transports.base import LOOPBACK
+from ddp_notebook.launch.transports.ports import ANY, LOOPBACK_ONLY, Listening, in_words
 from ddp_notebook.registry import modes, private
 
 _BLOCK = 20  # ports per pool: ipyparallel needs 8, 6 and 3

@@ -13,14 +13,14 @@ from ddp_notebook.launch.cluster import Cluster, Listener, end_all
 from ddp_notebook.launch.engines import Engines
 from ddp_notebook.launch.forming import Check, Forming
 from ddp_notebook.launch.host.host import Host
-from ddp_notebook.launch.members.admission import Admission
-from ddp_notebook.launch.members.lost_hosts import Again, LostRanks
-from ddp_notebook.launch.members.members import Members, Renumbered
-from ddp_notebook.launch.members.moving import resized
+from ddp_notebook.launch.membership.lost_hosts import Again, LostRanks
+from ddp_notebook.launch.membership.members import Members, Renumbered
+from ddp_notebook.launch.membership.rank_placement import resized
+from ddp_notebook.launch.membership.spawner import Admission
 from ddp_notebook.launch.placement import Placement
 from ddp_notebook.launch.process import CONTROLLER, LEAVER, NOTICE, RANK, STORE, Process
-from ddp_notebook.launch.ways import folders
-from ddp_notebook.launch.ways.ports import LOOPBACK_ONLY, Listening
+from ddp_notebook.launch.transports import folders
+from ddp_notebook.launch.transports.ports import LOOPBACK_ONLY, Listening
 from ddp_notebook.messages.encoding import Message
 from ddp_notebook.messages.hosts import Seen
 from ddp_notebook.messages.ranks import Formed, Hello, Lost, Ready, Registered

@@ -13,7 +13,7 @@ from ddp_notebook.errors import ClientError, HostError, StartError
 from ddp_notebook.launch import controller
 from ddp_notebook.launch.host.host import Host
 from ddp_notebook.launch.process import CONTROLLER, RANK, Process, Processes
-from ddp_notebook.launch.ways.ports import Listening
+from ddp_notebook.launch.transports.ports import Listening
 from ddp_notebook.messages.ranks import Engine, Register, Registered
 from ddp_notebook.registry import private
 

@@ -15,7 +15,7 @@ from ddp_notebook.errors import HostError, StartError, StartTimeoutError
 from ddp_notebook.launch.host.host import Host
 from ddp_notebook.launch.placement import Placement
 from ddp_notebook.launch.process import COMER, CONTROLLER, RANK, STORE, Process, Processes
-from ddp_notebook.launch.ways.base import LOOPBACK
+from ddp_notebook.launch.transports.base import LOOPBACK
 from ddp_notebook.messages.ranks import Form, Formed, Hello, Ready, Registered
 from ddp_notebook.records.words import name_ranks
 from ddp_notebook.wire.endpoint import Endpoint

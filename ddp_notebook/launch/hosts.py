@@ -16,14 +16,14 @@ from ddp_notebook.launch.host import open_files
 from ddp_notebook.launch.host.host import Host
 from ddp_notebook.launch.options import StartOptions
 from ddp_notebook.launch.placement import Placement, place, place_on_hosts
-from ddp_notebook.launch.ways import folders
-from ddp_notebook.launch.ways.base import LOOPBACK
-from ddp_notebook.launch.ways.ports import Listening
+from ddp_notebook.launch.transports import folders
+from ddp_notebook.launch.transports.base import LOOPBACK
+from ddp_notebook.launch.transports.ports import Listening
 
 if TYPE_CHECKING:
     from ddp_notebook.launch.starters.tasks import Tasks
     from ddp_notebook.launch.sync.sync import Synced
-    from ddp_notebook.launch.ways.ssh import SshTransport
+    from ddp_notebook.launch.transports.ssh import SshTransport
 from ddp_notebook.messages.hosts import DoneReply, TrialRequest
 
 
@@ -118,7 +118,7 @@ class DirectHosts(Hosts):
                 ) from None
         if self._options.is_here:
             return placed(self._options, facts, {}, env)
-        from ddp_notebook.launch.survey.fit import require
+        from ddp_notebook.launch.preflight.fit import require
 
         require(self.all, check, self._options.port_range)
         self.fit = True
@@ -264,13 +264,13 @@ class DirectHosts(Hosts):
         options, elsewhere = self._options, self._elsewhere
         assert elsewhere is not None
         lasts = options.keep is not None
-        from ddp_notebook.launch.ways.ssh import SshTransport
+        from ddp_notebook.launch.transports.ssh import SshTransport
 
         return SshTransport(name, python=elsewhere.python, env=options.env, lease_s=elsewhere.lease_s, lasts=lasts)
 
     def _key(self, name: str) -> Hashable:
         """Return the options that a host server was started with."""
-        from ddp_notebook.launch.ways.ssh_config import ssh_command
+        from ddp_notebook.launch.transports.ssh_config import ssh_command
 
         options, elsewhere = self._options, self._elsewhere
         assert elsewhere is not None

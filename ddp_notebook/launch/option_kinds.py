@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ddp_notebook.errors import UsageError
-from ddp_notebook.launch.ways import host_list, ports
+from ddp_notebook.launch.transports import host_list, ports
 from ddp_notebook.records.words import OF_EACH_RANK
 
 WEEK_S = 7 * 24 * 3600.0

@@ -27,8 +27,8 @@ from ddp_notebook.launch.option_kinds import (
     RanksKind,
     SaveFolder,
 )
-from ddp_notebook.launch.ways import host_list, ports
-from ddp_notebook.launch.ways.base import LEASE_S as LEASE_S
+from ddp_notebook.launch.transports import host_list, ports
+from ddp_notebook.launch.transports.base import LEASE_S as LEASE_S
 
 MOST_RANKS = host_list.MOST
 Backend = Literal["auto", "nccl", "gloo", "mpi"]

@@ -11,8 +11,8 @@ from ddp_notebook.errors import UsageError
 from ddp_notebook.launch.devices import Gpu, changed_variables, find, visible
 from ddp_notebook.launch.environment import threads_asked, threads_per_rank
 from ddp_notebook.launch.options import NO_GPUS, ONE_EACH, StartOptions
-from ddp_notebook.launch.ways import host_list
-from ddp_notebook.launch.ways.base import LOCAL
+from ddp_notebook.launch.transports import host_list
+from ddp_notebook.launch.transports.base import LOCAL
 
 _MAX_DEFAULT_CPU_RANKS = 4
 RANK_MIB = 100  # private memory of an idle rank is about 65 MiB
@@ -23,7 +23,7 @@ class Placement:
     """Where the ranks go. Those of one host follow each other, until a host is lost, see `moving`."""
 
     backend: str
-    hosts: tuple[str, ...]  # by rank: the name of its host, see `launch.ways`
+    hosts: tuple[str, ...]  # by rank: the name of its host, see `launch.transports`
     machines: tuple[str, ...]  # by rank: its machine, which may have several hosts
     devices: tuple[str, ...]  # by rank: "cuda:0", "cpu"
     names: tuple[str, ...]  # by rank: "NVIDIA H200", "CPU"

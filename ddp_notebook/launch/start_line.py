@@ -23,7 +23,7 @@ from ddp_notebook.launch.options import (
     Ssh,
     StartOptions,
 )
-from ddp_notebook.launch.ways import host_list
+from ddp_notebook.launch.transports import host_list
 from ddp_notebook.line_parser import LineParser
 
 

@@ -25,7 +25,7 @@ from typing import Any
 
 from ddp_notebook.launch import processes
 from ddp_notebook.launch.process import NOTICE, describe_status
-from ddp_notebook.registry import doors
+from ddp_notebook.registry import unix_sockets
 from ddp_notebook.wire import store as protocol
 from ddp_notebook.wire.store import Sealing, StoreRefusedError
 
@@ -227,8 +227,8 @@ class Server:
         client = _Client(connection)
         if self._is_unix:
             try:
-                doors.check_user(connection)
-            except (doors.DoorError, OSError):
+                unix_sockets.check_user(connection)
+            except (unix_sockets.DoorError, OSError):
                 connection.close()
                 return
             client.has_proved = True

@@ -15,7 +15,7 @@ from collections.abc import Hashable, Mapping
 
 from ddp_notebook.errors import HostError
 from ddp_notebook.launch.host.host import Host
-from ddp_notebook.launch.ways.local import Local
+from ddp_notebook.launch.transports.local import Local
 from ddp_notebook.messages.hosts import ClockRequest, ClockTimeReply, DoneReply, TrialRequest
 
 FAR_WAITS_S = 600.0  # a machine that is not the notebook's own keeps a server without ranks for so long

@@ -18,21 +18,21 @@
 
 Every number comes from tensors on the ranks. Without a front end lessons work the same, and leave pictures.
 
-    collectives/  what each collective does and costs
-    algorithms/   algorithms made of sends and receives, step by step
-    messages/     point to point
-    remote/       calls to other ranks, and references
-    ddp/          DDP from the inside
-    pipelines/    a model cut over the ranks
-    sharding/     tensors in pieces: who holds what, and what is sent for it
-    questions/    exercises with a checked answer
-    lesson_cells  how lessons use the running session
-    ranks         what they run on the ranks
-    lesson        what every lesson with a view has: its state, its acts, its picture
-    shown         how a lesson is displayed: a widget while ranks run, a picture and a text afterwards
-    rank_columns  parts of pictures: a column for each rank, cells with values
-    nodes         the picture of nodes, processes and their numbers
-    js/           the lessons in the browser
+    collectives/    what each collective does and costs
+    algorithms/     algorithms made of sends and receives, step by step
+    messages/       point to point
+    remote/         calls to other ranks, and references
+    ddp/            DDP from the inside
+    pipelines/      a model cut over the ranks
+    sharding/       tensors in pieces: who holds what, and what is sent for it
+    questions/      exercises with a checked answer
+    lesson_cells    how lessons use the running session
+    ranks           what they run on the ranks
+    lesson          what every lesson with a view has: its state, its acts, its picture
+    lesson_display  how a lesson is displayed: a widget while ranks run, a picture and a text afterwards
+    rank_columns    parts of pictures: a column for each rank, cells with values
+    nodes           the picture of nodes, processes and their numbers
+    js/             the lessons in the browser
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from ipyparallel.engine.app import IPEngine
 from traitlets import default
 
 from ddp_notebook.rank import shortage
-from ddp_notebook.rank.cell import handlers, kernel_api
+from ddp_notebook.rank.cell import kernel_api, signal_handlers
 from ddp_notebook.rank.cell.interpreter import say
 from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
 from ddp_notebook.stdlib import logging, os, signal
@@ -63,7 +63,7 @@ class RankEngine(IPEngine):
         super().init_signal()
         stop = signal.getsignal(signal.SIGTERM)
         assert callable(stop)
-        handlers.end_by(self._before(stop))
+        signal_handlers.end_by(self._before(stop))
 
     def _before(self, ends: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap a function: after its call `start` no longer restarts the event loop."""

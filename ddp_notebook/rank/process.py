@@ -36,7 +36,7 @@ from ddp_notebook.messages.ranks import (
 )
 from ddp_notebook.rank import exits, gpu, own_signals, pymp, reserve, shortage, threads
 from ddp_notebook.rank.agent import RankAgent
-from ddp_notebook.rank.cell import commands, handlers, kernel_api, tutorials
+from ddp_notebook.rank.cell import commands, kernel_api, script_functions, signal_handlers
 from ddp_notebook.rank.cell.children import StoppedChildren
 from ddp_notebook.rank.cell.exceptions import FormattingStopped, with_type
 from ddp_notebook.rank.cell.inbox import Inbox
@@ -46,8 +46,8 @@ from ddp_notebook.rank.engine import RankEngine
 from ddp_notebook.rank.group import join
 from ddp_notebook.rank.group.network import Network
 from ddp_notebook.rank.group.stores import is_timeout_of_store
+from ddp_notebook.rank.hide_from_profiler import unseen
 from ddp_notebook.rank.hooks import Core, Hooks
-from ddp_notebook.rank.unseen import unseen
 from ddp_notebook.rank.variables import comparison, copying, peeking, samplers, summary, values
 from ddp_notebook.records import logs
 from ddp_notebook.registry import private
@@ -141,7 +141,7 @@ class Rank:
         self.agent.endpoint.on_tick = StoppedChildren(
             self._network.children, lambda: (runner.running or (0, 0.0))[0], self.agent.send
         ).look
-        tutorials.install(self._core.place, self._core.running)
+        script_functions.install(self._core.place, self._core.running)
         self._hooks.engine_ready(shell)
         commands.install(
             shell,
@@ -454,7 +454,7 @@ def main(spec: dict[str, Any]) -> None:
     """Be a rank, from the first step after the fork (or spawn) to the end."""
     faulthandler.enable(file=2, all_threads=False)  # a segmentation fault leaves its Python lines among the last words
     own_signals.write_stacks_to(spec["stack_file"])
-    handlers.begin()
+    signal_handlers.begin()
     threads.give(spec["threads"])
     pymp.settle(spec["pymp_folder"])
     sys.argv = ["rank"]

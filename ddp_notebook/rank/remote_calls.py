@@ -12,7 +12,7 @@ from operator import attrgetter
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ddp_notebook.rank.group.origin import SiteFields
+from ddp_notebook.rank.group.call_site import SiteFields
 from ddp_notebook.rank.group.sequences import Moment
 from ddp_notebook.records.schema import RPC_KINDS, RPC_SIDES
 

@@ -6,22 +6,22 @@ output/           what comes back, in the notebook: folded, labelled, live
 groups/           who waits for whom; ranks that died, and their group formed anew
 values/           variables there and back
 files/            the notebook's files to hosts, and those of ranks to the notebook
-foresee/          collectives that cannot work, found before a cell is sent
-agree/            whether ranks hold the same
+lint/             collectives that cannot work, found before a cell is sent
+consistency/      whether ranks hold the same
 faults/           faults that the user injects
 sharding/         who holds which part of a model, and the memory that it takes
 record/           what cells record, and the recording up to now
 
-assembly          the parts of a session, put together
+session_parts     the parts of a session, put together
 message_handlers  a table: the kind of a message, and who handles it
 rank_requests     questions to ranks, and their answers
 rank_sets         sets of ranks as people write them: `--ranks 0,2-3`
 features          the features of the notebook, and what they declare
 magic_lines       the declarations of most magics' lines
 help_texts        the texts of `%ddp_help`
-completing        options of magics complete with Tab
+completion        options of magics complete with Tab
 debugging         what is said in place of a debugger after an error of this package
-forgotten         a line under the traceback of a cell that was meant for the ranks
+hints             a line under the traceback of a cell that was meant for the ranks
 progress          a line that tells how far something is
 interrupted       what an interrupt of a command says
 notebook_kernel   what this process is: a notebook's kernel or a script

@@ -5,14 +5,14 @@ from __future__ import annotations
 import functools
 
 from ddp_notebook.line_parser import LineParser
-from ddp_notebook.registry import finding
+from ddp_notebook.registry import lookup
 
 RANKS = "only these ranks, as in 0,2-3, -1, ::2 or all"
 
 
 def _names() -> list[str]:
     """Return the names that `%ddp_attach` takes."""
-    return [one.name for one in finding.everything()]
+    return [one.name for one in lookup.everything()]
 
 
 @functools.cache

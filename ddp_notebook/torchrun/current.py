@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ddp_notebook.on_rank import refuse_on_rank
-from ddp_notebook.registry import finding
+from ddp_notebook.registry import lookup
 from ddp_notebook.run.interrupted import OF_FUNCTIONS, tells_interrupt
 from ddp_notebook.run.notebook_kernel import ipython
-from ddp_notebook.widgets import ended
+from ddp_notebook.widgets import ended_session
 
 if TYPE_CHECKING:
     from ddp_notebook.torchrun.job import TorchrunJob
@@ -40,10 +40,10 @@ def attach_job(name: str = "", *, take_over: bool = False) -> TorchrunJob:
     """
     refuse_on_rank("ranks attach to no job: call attach_job")
     if _current is not None and not _current.is_running and name in ("", _current.name):
-        others = {one.name for one in finding.everything() if one.kind == finding.TORCHRUN}
+        others = {one.name for one in lookup.everything() if one.kind == lookup.TORCHRUN}
         if not others or (name and name not in others):
             return _current
-    found = finding.find(name, finding.TORCHRUN)
+    found = lookup.find(name, lookup.TORCHRUN)
     if _current is not None and _current.key == found.key and _current.is_running:
         return _current
     from ddp_notebook.torchrun.job import TorchrunJob
@@ -61,7 +61,7 @@ def become(job: TorchrunJob) -> TorchrunJob:
     before, _current = _current, job
     if before is not None:
         before.close()
-    ended.keep(None)
+    ended_session.keep(None)
     JobCard(job)
     return job
 
@@ -74,5 +74,5 @@ def let_go() -> str:
     if before is None:
         return ""
     if ipython() is not None and (left := before.left()) is not None:
-        ended.keep(left)
+        ended_session.keep(left)
     return before.stop()

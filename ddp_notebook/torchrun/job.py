@@ -24,21 +24,21 @@ from ddp_notebook.observe.steps.run import TrainingRun, run_of
 from ddp_notebook.records.words import list_ranks
 from ddp_notebook.registry import entries
 from ddp_notebook.registry.entries import Entry
-from ddp_notebook.registry.finding import TORCHRUN
 from ddp_notebook.registry.identities import Identity
+from ddp_notebook.registry.lookup import TORCHRUN
 from ddp_notebook.registry.torchrun import RankEntry
-from ddp_notebook.run.assembly import NOT_STARTED
 from ddp_notebook.run.groups.diagnosis import RankView, Views, verdict
 from ddp_notebook.run.interrupted import OF_TORCHRUN_JOB, tells_interrupts
 from ddp_notebook.run.rank_requests import Questions
 from ddp_notebook.run.record import chrome_trace
-from ddp_notebook.run.record.told import Recording
+from ddp_notebook.run.record.notebook_recording import Recording
+from ddp_notebook.run.session_parts import NOT_STARTED
 from ddp_notebook.status import as_table
 from ddp_notebook.torchrun.member import Member, RefusedError, come_in, place_of, why_closed
 from ddp_notebook.torchrun.monitor_source import JobLooks, ShownJob, missing
 from ddp_notebook.torchrun.rounds import Events, Round
-from ddp_notebook.widgets.ended import Ended
-from ddp_notebook.widgets.placing import Placing
+from ddp_notebook.widgets.ended_session import Ended
+from ddp_notebook.widgets.placement import Placing
 from ddp_notebook.wire.bulk import BulkFetcher
 from ddp_notebook.wire.endpoint import Endpoint
 from ddp_notebook.wire.keys import Keyring

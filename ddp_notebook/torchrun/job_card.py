@@ -7,8 +7,8 @@ import threading
 
 from ddp_notebook.run.groups.diagnosis import verdict
 from ddp_notebook.run.output.card import as_html, as_text
-from ddp_notebook.run.output.outlet import new_id
-from ddp_notebook.run.output.sink import Handle, of_this_cell
+from ddp_notebook.run.output.display_target import Handle, of_this_cell
+from ddp_notebook.run.output.rate_limiter import new_id
 from ddp_notebook.torchrun.job import TorchrunJob
 
 HANG_AFTER_S = 10.0  # that a rank waits in an operation before it is shown who waits for whom

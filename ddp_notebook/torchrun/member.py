@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from ddp_notebook.errors import UsageError
 from ddp_notebook.messages.encoding import VERSION
 from ddp_notebook.messages.ranks import CellDone
-from ddp_notebook.registry import doors
+from ddp_notebook.registry import unix_sockets
 from ddp_notebook.registry.entries import Entry
 from ddp_notebook.registry.torchrun import RankEntry
 from ddp_notebook.wire.keys import Address
@@ -83,9 +83,9 @@ def come_in(member: Member, address: Address, number: int, *, takes: bool) -> No
         OSError: it does not answer, or has gone.
     """
     place = member.place
-    line = doors.connect(member.entry.door, _ANSWER_S)
+    line = unix_sockets.connect(member.entry.door, _ANSWER_S)
     try:
-        doors.say(
+        unix_sockets.say(
             line,
             wire=VERSION,
             who=f"the notebook of process {os.getpid()}",
@@ -93,7 +93,7 @@ def come_in(member: Member, address: Address, number: int, *, takes: bool) -> No
             address=asdict(address),
             round=number,
         )
-        if why := doors.hear(line).get("refused"):
+        if why := unix_sockets.hear(line).get("refused"):
             raise RefusedError(
                 f"rank {place.rank} of job {place.name!r} refused the connection: {why}; "
                 f"%ddp_attach {place.name} --take-over attaches this notebook instead"
@@ -131,6 +131,6 @@ def why_closed(line: socket.socket) -> str:
     """A rank's end of a line has said something or closed. Returns who looks at it now; "": it has closed."""
     try:
         line.settimeout(_ANSWER_S)
-        return f"{doors.hear(line)['taken']} is attached to it now"
+        return f"{unix_sockets.hear(line)['taken']} is attached to it now"
     except (OSError, KeyError):
         return ""

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ddp_notebook.registry import doors
+from ddp_notebook.registry import unix_sockets
 
 TORCHRUN = -1  # in place of a rank: text of torchrun and its agents
 _READ_BYTES = 1 << 16
@@ -137,7 +137,7 @@ class PipeReader:
             connection, _ = self._listener.accept()
             with connection:
                 connection.settimeout(_GREETING_S)
-                doors.check_user(connection)
+                unix_sockets.check_user(connection)
                 said, fds, _, _ = socket.recv_fds(connection, 100, 2)
                 rank, world_size = map(int, said.split())
                 if len(fds) != 2 or rank < 0:

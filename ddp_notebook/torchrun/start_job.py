@@ -25,9 +25,9 @@ from ddp_notebook.registry import entries
 from ddp_notebook.registry.torchrun import NAME_VARIABLE, OUTPUT_VARIABLE
 from ddp_notebook.run.cells.cell import OutputItem
 from ddp_notebook.run.cells.interrupt import ONE_PRESS_S, Interrupts, keyboard_interrupt
-from ddp_notebook.run.output.outlet import FLUSH_S
+from ddp_notebook.run.output.display_target import ThreadSink
+from ddp_notebook.run.output.rate_limiter import FLUSH_S
 from ddp_notebook.run.output.screen import Screen
-from ddp_notebook.run.output.sink import ThreadSink
 from ddp_notebook.torchrun import current
 from ddp_notebook.torchrun.job import TorchrunJob
 from ddp_notebook.torchrun.output_pipes import TORCHRUN, PipeReader, Written

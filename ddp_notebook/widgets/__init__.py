@@ -1,21 +1,21 @@
 """The live monitor: what a recording holds, drawn while it grows.
 
-monitor       the widget
-placing       where views appear: under a running cell, at %ddp_monitor
-ended         what a session has recorded, for the magics behind its end
-under_cell    when one comes under a running cell
-placed_views  what stands at a place: a widget, a picture
-renewal       when the picture of %ddp_monitor in a saved notebook is drawn again
-answering     whether views answer, and whether while a cell runs
-publisher     the one thread that sends
-present       what the ranks do at this moment
-bundles       the JavaScript that `hatch_build.py` makes
+monitor          the widget
+placement        where views appear: under a running cell, at %ddp_monitor
+ended_session    what a session has recorded, for the magics behind its end
+under_cell       when one comes under a running cell
+placed_views     what stands at a place: a widget, a picture
+picture_renewal  when the picture of %ddp_monitor in a saved notebook is drawn again
+frontend_probe   whether views answer, and whether while a cell runs
+publisher        the one thread that sends
+live_status      what the ranks do at this moment
+bundles          the JavaScript that `hatch_build.py` makes
 
-feed/         what travels to the browser, and when
-html/         the monitor without JavaScript, redrawn in place
-still/        what stays: a text, a picture, a page
-simulated/    ranks that do not exist
-js/           the monitor in the browser
+feed/            what travels to the browser, and when
+html/            the monitor without JavaScript, redrawn in place
+still/           what stays: a text, a picture, a page
+simulated/       ranks that do not exist
+js/              the monitor in the browser
 """
 
 from __future__ import annotations

@@ -16,11 +16,11 @@ from ddp_notebook.errors import UsageError
 from ddp_notebook.observe.tables.matching import label_of
 from ddp_notebook.observe.tables.recorded import RecordedTables
 from ddp_notebook.widgets import bundles
-from ddp_notebook.widgets.answering import Answering
 from ddp_notebook.widgets.feed import browser_requests
 from ddp_notebook.widgets.feed.feed import Feed
 from ddp_notebook.widgets.feed.messages import FeedMessage
-from ddp_notebook.widgets.present import Present
+from ddp_notebook.widgets.frontend_probe import Answering
+from ddp_notebook.widgets.live_status import Present
 from ddp_notebook.widgets.publisher import Publisher
 
 if TYPE_CHECKING:

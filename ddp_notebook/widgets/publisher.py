@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from ddp_notebook.records.codec import Batch
 from ddp_notebook.widgets.feed.feed import Feed
 from ddp_notebook.widgets.feed.messages import FeedMessage
-from ddp_notebook.widgets.present import Present
+from ddp_notebook.widgets.live_status import Present
 
 PERIOD_S = 0.1
 _IDLE_S = 0.5  # between two looks at a session in which nothing is recorded

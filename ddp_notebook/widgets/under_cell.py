@@ -14,8 +14,8 @@ from ddp_notebook.records.schema import ORIGINS
 
 if TYPE_CHECKING:
     from ddp_notebook.observe.tables.recorded import RecordedTables
-    from ddp_notebook.run.output.sink import Sink
-    from ddp_notebook.widgets.placing import Placing
+    from ddp_notebook.run.output.display_target import Sink
+    from ddp_notebook.widgets.placement import Placing
 
 _AFTER_S = 1.0  # a cell that is over sooner needs no view
 _LOOK_S = 0.2

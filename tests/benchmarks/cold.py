@@ -34,11 +34,11 @@ _CODE = (
     + """
 import json, os, random, time, torch, torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
-from ddp_notebook.rank.cell.where import Where
+from ddp_notebook.rank.cell.current_line import Where
 from ddp_notebook.rank.group.kernels.kernel import Kernel
 from ddp_notebook.rank.group.recorder import Recorder
 from ddp_notebook.rank.record.rank_recording import RankRecording
-from ddp_notebook.rank.record.tape import ALL, OFF, VALUES
+from ddp_notebook.rank.record.event_buffer import ALL, OFF, VALUES
 from ddp_notebook.messages.record_options import RecordOptions
 
 torch.set_num_threads(1)

@@ -30,7 +30,7 @@ import pytest
 import ddp_notebook
 from ddp_notebook.errors import CellTimeoutError, RankDiedError
 from ddp_notebook.launch.hosts import DirectHosts
-from ddp_notebook.launch.ways.local import Local
+from ddp_notebook.launch.transports.local import Local
 from ddp_notebook.session import Session
 from tests.benchmarks.frontend import FrontEnd
 from tests.benchmarks.results import Figure, moment, table

@@ -31,7 +31,7 @@ from ddp_notebook.messages.encoding import Message
 from ddp_notebook.messages.ranks import Hello, Probe, Vitals
 from ddp_notebook.observe.observer import Observer
 from ddp_notebook.run.groups.diagnosis import verdict
-from ddp_notebook.run.groups.looks import Looks
+from ddp_notebook.run.groups.probe import Looks
 from ddp_notebook.run.message_handlers import Dispatch
 from ddp_notebook.run.output.card import Card
 from ddp_notebook.run.rank_requests import Questions

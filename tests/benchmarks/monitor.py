@@ -23,7 +23,7 @@ from ddp_notebook.records.schema import METRIC, VALUE, Rows
 from ddp_notebook.widgets.bundles import MONITOR
 from ddp_notebook.widgets.feed.feed import Feed
 from ddp_notebook.widgets.feed.messages import FeedMessage
-from ddp_notebook.widgets.present import Present
+from ddp_notebook.widgets.live_status import Present
 from ddp_notebook.widgets.publisher import Publisher
 from tests.benchmarks.results import Figure, moment, table
 from tests.observe.synthetic import simulate

@@ -48,9 +48,9 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from ddp_notebook.records.codec import encode
 from ddp_notebook.rank.record.batches import BatchMaker
 from ddp_notebook.rank.record.metrics import Metrics
-from ddp_notebook.rank.record.tape import Tape
+from ddp_notebook.rank.record.event_buffer import Tape
 from ddp_notebook.rank.group.recorder import Recorder
-from ddp_notebook.rank.cell.where import Where
+from ddp_notebook.rank.cell.current_line import Where
 from ddp_notebook.messages.record_options import LEVELS
 
 class Training:
@@ -151,7 +151,7 @@ _model = DistributedDataParallel(_model, bucket_cap_mb=_bucket_cap_mb)
 _optimizer = torch.optim.SGD(_model.parameters(), lr=0.001)
 _x, _taken = torch.randn(_shape), []
 from ddp_notebook.rank.group.kernels.kernel import Kernel
-from ddp_notebook.rank.record.tape import ALL, OFF, VALUES
+from ddp_notebook.rank.record.event_buffer import ALL, OFF, VALUES
 _whole, _away = Kernel.make, []
 def _block(steps):
     dist.barrier()

@@ -73,8 +73,8 @@ def sample_warm_s() -> float:
 
 def sample_cold_s() -> float:
     """Ours, with whatever host server there is: none, unless one was started before."""
+    from ddp_notebook.api import start
     from ddp_notebook.launch.direct import DirectCluster
-    from ddp_notebook.starting import start
 
     start_ranks = DirectCluster.start
 

@@ -18,20 +18,20 @@ from typing import Any
 import psutil
 import pytest
 
-from ddp_notebook import attaching, having
+from ddp_notebook import attach_commands, session_commands
 from ddp_notebook.errors import StartError, UsageError
-from ddp_notebook.launch.keep import reach
+from ddp_notebook.launch.keep import connect
 from ddp_notebook.launch.keep.channel import Channel
 from ddp_notebook.launch.keep.keeper import notebooks
-from ddp_notebook.launch.keep.keeper.asked import RequestHandler
 from ddp_notebook.launch.keep.keeper.journal import Journal
 from ddp_notebook.launch.keep.keeper.notebooks import Notebooks
 from ddp_notebook.launch.keep.keeper.queue import Queue
+from ddp_notebook.launch.keep.keeper.request_handler import RequestHandler
 from ddp_notebook.launch.options import Keep, StartOptions
 from ddp_notebook.messages.framing import ProcessText
 from ddp_notebook.messages.keeper import TellRanks, Waiting, WaitingJobs
 from ddp_notebook.messages.ranks import RunCell
-from ddp_notebook.registry import entries, finding
+from ddp_notebook.registry import entries, lookup
 from tests.conftest import wait_until
 from tests.keep.conftest import kill
 
@@ -68,7 +68,7 @@ def test_a_detached_session_keeps_running(count, ranks):
     session: Any = SimpleNamespace(
         world_size=count, _kept_as="kept-1", _outlives_stop=True, _ended_elsewhere=False, stop=lambda: None
     )
-    assert having.end(session) == f"detached from kept-1; {ranks}"
+    assert session_commands.end(session) == f"detached from kept-1; {ranks}"
 
 
 @pytest.mark.long
@@ -266,7 +266,7 @@ def test_what_cannot_be_entered_leaves_nothing(runtime, tmp_path, monkeypatch):
     entries.folder().chmod(0o755)
     try:
         with pytest.raises(StartError, match="is not a folder of yours alone"):
-            reach.start(
+            connect.start(
                 StartOptions(world_size=1, keep=Keep(hours=1.0)),
                 lambda: None,
                 lambda _: None,
@@ -284,17 +284,17 @@ def test_what_cannot_be_entered_leaves_nothing(runtime, tmp_path, monkeypatch):
     ],
 )
 def test_files_of_others_are_refused_with_a_sentence(runtime, change, words):
-    entry = entries.enter_next(finding.SESSION, "kept", {"secret": ""})
+    entry = entries.enter_next(lookup.SESSION, "kept", {"secret": ""})
     assert entry.name == "kept-1"
     entry.path.write_text(json.dumps({**json.loads(entry.path.read_text()), **change}))
     with pytest.raises(UsageError) as caught:
-        attaching.attach_session()
+        attach_commands.attach_session()
     assert words in str(caught.value)
     entry.path.chmod(0o644)
     with pytest.raises(UsageError, match="is not a file of yours alone"):
-        attaching.attach_session("kept-1")
+        attach_commands.attach_session("kept-1")
     entry.path.write_text(json.dumps({"name": 3}))
     entry.path.chmod(0o600)
     with pytest.raises(UsageError, match="cannot be read by version"):
-        attaching.attach_session("kept-1")
+        attach_commands.attach_session("kept-1")
     entry.remove()

@@ -22,10 +22,10 @@ from ddp_notebook import messages
 from ddp_notebook.errors import SessionBrokenError
 from ddp_notebook.launch.keep.channel import Channel
 from ddp_notebook.launch.keep.exception_data import error_of
-from ddp_notebook.launch.keep.keeper.asked import RequestHandler
 from ddp_notebook.launch.keep.keeper.journal import Journal
 from ddp_notebook.launch.keep.keeper.notebooks import Notebooks
 from ddp_notebook.launch.keep.keeper.queue import Queue
+from ddp_notebook.launch.keep.keeper.request_handler import RequestHandler
 from ddp_notebook.launch.placement import Placement
 from ddp_notebook.launch.sync.sync import Synced
 from ddp_notebook.messages.encoding import Message, to_json
@@ -60,7 +60,7 @@ from ddp_notebook.messages.keeper import (
     WaitingJobs,
 )
 from ddp_notebook.messages.ranks import RunCell
-from ddp_notebook.registry import doors, entries
+from ddp_notebook.registry import entries, unix_sockets
 from ddp_notebook.version import __version__
 from ddp_notebook.wire.marks import CellEnd
 
@@ -281,10 +281,10 @@ def test_a_keeper_of_real_ranks_refuses_them(notebook):
     [entry] = entries.entries()
 
     def attach(**more: Any) -> Channel:
-        stream = doors.connect(entry.door, 5.0)
+        stream = unix_sockets.connect(entry.door, 5.0)
         words = {"version": __version__, "environment": sys.prefix, "about": "a raw connection", "looks": True}
-        doors.say(stream, want="attach", secret=entry.about["secret"], **words, **more)
-        assert doors.hear(stream) == {"ok": True}
+        unix_sockets.say(stream, want="attach", secret=entry.about["secret"], **words, **more)
+        assert unix_sockets.hear(stream) == {"ok": True}
         return Channel(stream)
 
     for more in ({}, {"take_over": True}):  # looking wins

@@ -11,18 +11,18 @@ import pytest
 @pytest.fixture(scope="module", params=[3, *(pytest.param(n, marks=pytest.mark.long) for n in (2, 4))])
 def ranks(request, waiting_host_server) -> Iterator[int]:
     """As many ranks as this number are running. (Among three there are groups of two.)"""
-    from ddp_notebook import starting
+    from ddp_notebook import api
 
     waiting_host_server()
-    with starting.start(request.param):
+    with api.start(request.param):
         yield request.param
 
 
 @pytest.fixture(scope="module")
 def session(waiting_host_server) -> Iterator[Any]:
     """Two ranks."""
-    from ddp_notebook import starting
+    from ddp_notebook import api
 
     waiting_host_server()
-    with starting.start(2) as running:
+    with api.start(2) as running:
         yield running

@@ -9,8 +9,8 @@ from ddp_notebook import lessons
 from ddp_notebook.errors import UsageError
 from ddp_notebook.lessons.algorithms import plans
 from ddp_notebook.lessons.collectives.costs import fit
-from ddp_notebook.lessons.messages.stories import STORIES
-from ddp_notebook.lessons.shown import _plain
+from ddp_notebook.lessons.lesson_display import _plain
+from ddp_notebook.lessons.messages.message_scenes import STORIES
 
 
 def blocked(scene: lessons.Scene, rank: int) -> float:

@@ -6,8 +6,8 @@ import pytest
 
 from ddp_notebook import lessons
 from ddp_notebook.errors import UsageError
+from ddp_notebook.lessons.lesson_display import _plain
 from ddp_notebook.lessons.remote.scenes import STORIES
-from ddp_notebook.lessons.shown import _plain
 
 
 def test_who_acts_is_who_has_the_agent(ranks):

@@ -10,7 +10,7 @@ import pytest
 
 from ddp_notebook import lessons
 from ddp_notebook.errors import UsageError
-from ddp_notebook.lessons import shown
+from ddp_notebook.lessons import lesson_display
 from ddp_notebook.lessons.sharding.mesh_training import WAYS
 from ddp_notebook.lessons.sharding.product import PLACEMENTS
 from ddp_notebook.session import current
@@ -25,7 +25,7 @@ FITS = {("Replicate()", "Shard(1)"), ("Shard(0)", "Replicate()"), *NEEDS}  # not
 
 
 def plain(lesson: Any) -> dict[str, Any]:
-    return json.loads(json.dumps(shown._plain(lesson.state())))
+    return json.loads(json.dumps(lesson_display._plain(lesson.state())))
 
 
 @pytest.mark.parametrize("of_b", PLACEMENTS)
@@ -96,7 +96,7 @@ def test_nothing_in_pieces_is_left_on_the_ranks(ranks):
     """Else there could not be more or fewer of them."""
     lessons.product().run()
     lessons.mesh(1).run()
-    code = "from ddp_notebook.rank.resize.obstacles import Obstacles\nfound = Obstacles(dict(globals()))\n"
+    code = "from ddp_notebook.rank.resize.blockers import Obstacles\nfound = Obstacles(dict(globals()))\n"
     session = current()
     assert session is not None
     session.run(f"{code}said = [*found.sharded, *found.others]\ndel found", quiet=True)

@@ -23,9 +23,9 @@ _OFFLINE = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELI
 @pytest.fixture(scope="module")
 def session():
     """Four CPU ranks, which compute with as many threads as those of torchrun."""
-    from ddp_notebook import starting
+    from ddp_notebook import api
 
-    with starting.start(_WORLD_SIZE, env=_OFFLINE) as running:
+    with api.start(_WORLD_SIZE, env=_OFFLINE) as running:
         yield running
 
 

@@ -36,10 +36,10 @@ def bare() -> dict[str, list[str]]:
 @pytest.fixture(scope="module")
 def in_cells(bare, tmp_path_factory) -> dict[str, list[str]]:
     """The same in cells of one session, of the tests that pass on bare ranks."""
-    from ddp_notebook import starting
+    from ddp_notebook import api
 
     ended = {}
-    with starting.start(_WORLD_SIZE) as session:
+    with api.start(_WORLD_SIZE) as session:
         session.run(
             f"import os, sys\nos.environ.update({torchs_own.environment(_WORLD_SIZE)!r})\n"
             f"sys.path.append({os.getcwd()!r})\nfrom tests.libraries import torchs_own",

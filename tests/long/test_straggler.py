@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ddp_notebook import starting
+from ddp_notebook import api
 from tests.recording.slow import PHASES
 
 pytestmark = pytest.mark.long
@@ -17,7 +17,7 @@ TIMES = 20
 @pytest.fixture(scope="module")
 def session() -> Iterator[Any]:
     """Four ranks."""
-    with starting.start(4) as running:
+    with api.start(4) as running:
         running.run("from tests.recording.slow import train", quiet=True)
         yield running
 

@@ -13,7 +13,7 @@ from ddp_notebook.observe.views import WARM_UP
 from ddp_notebook.records.units import ms
 from ddp_notebook.widgets.feed.feed import Feed
 from ddp_notebook.widgets.html import page
-from ddp_notebook.widgets.present import Present
+from ddp_notebook.widgets.live_status import Present
 from ddp_notebook.widgets.still import saved_summary
 from tests.observe.synthetic import BEGIN_NS, MS, Synthetic, simulate
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ddp_notebook import starting
+from ddp_notebook import api
 from tests.recording import forms
 from tests.recording.witness import cell_of_last, expect_agreement, operations, operations_off
 from tests.test_groups import stop_in
@@ -17,7 +17,7 @@ from tests.test_groups import stop_in
 def session(waiting_host_server) -> Iterator[Any]:
     """Two ranks without the guard, whose own comparisons the profiler would see too."""
     waiting_host_server()
-    with starting.start(2, guard=False) as running:
+    with api.start(2, guard=False) as running:
         running.run(forms.SET_UP, quiet=True)
         yield running
 

@@ -20,12 +20,12 @@ import ddp_notebook
 from ddp_notebook.errors import CellTimeoutError, RankError, UsageError
 from ddp_notebook.rank.group.calls import DONE
 from ddp_notebook.rank.group.recorder import Recorder
-from ddp_notebook.rank.record import drain as draining
-from ddp_notebook.rank.record import tape as taping
-from ddp_notebook.rank.record.drain import Drain
+from ddp_notebook.rank.record import event_buffer as taping
+from ddp_notebook.rank.record import flusher as draining
+from ddp_notebook.rank.record.event_buffer import Tape
+from ddp_notebook.rank.record.flusher import Drain
 from ddp_notebook.rank.record.metrics import MetricLogger
 from ddp_notebook.rank.record.resources import counts_faults
-from ddp_notebook.rank.record.tape import Tape
 from ddp_notebook.records.codec import Batch
 from ddp_notebook.run.cells.options import what_to_record
 from tests.conftest import wait_until

@@ -11,7 +11,7 @@ import torch
 
 from ddp_notebook.rank.group.calls import KEPT, Call
 from ddp_notebook.rank.group.sequences import Known, Moment, Sequence, name_modules
-from ddp_notebook.rank.record.thinning import FIRST_STEPS, spread
+from ddp_notebook.rank.record.value_sampling import FIRST_STEPS, spread
 
 _PERIOD = 16  # of a loop whose values are thinned
 _STEPS = 70

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from ddp_notebook import starting
+from ddp_notebook import api
 from ddp_notebook.errors import RankError
 from ddp_notebook.rank.group.kernels.repeats import Repeat
-from ddp_notebook.rank.record.thinning import FIRST_CALLS
 from ddp_notebook.rank.record.training.buckets import Backward
+from ddp_notebook.rank.record.value_sampling import FIRST_CALLS
 from tests.recording.witness import cell_of_last, operations, spans
 from tests.test_hang import wait_for_card
 
@@ -22,8 +22,8 @@ KEPT, STEPS = 4, 12
 # In place of the rate, by which no test could tell which steps are left out.
 SET_UP = f"""
 from ddp_notebook.rank.engine import RankEngine
-from ddp_notebook.rank.record.tape import Tape
-from ddp_notebook.rank.record.thinning import Thinning
+from ddp_notebook.rank.record.event_buffer import Tape
+from ddp_notebook.rank.record.value_sampling import Thinning
 from ddp_notebook.rank.record.training.buckets import Backward
 from tests.recording.on_rank import make, train
 Thinning.keeps = lambda self, step: step < {KEPT}
@@ -39,7 +39,7 @@ Tape.put = put
 def session(waiting_host_server) -> Iterator[Any]:
     """Two ranks that leave out the values of all steps but the first ones."""
     waiting_host_server()
-    with starting.start(2) as running:
+    with api.start(2) as running:
         running.run(SET_UP, quiet=True)
         yield running
 

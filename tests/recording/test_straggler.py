@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ddp_notebook import starting
+from ddp_notebook import api
 from tests.recording.slow import PHASES
 from tests.recording.witness import cell_of_last
 
@@ -17,7 +17,7 @@ from tests.recording.witness import cell_of_last
 def session(waiting_host_server) -> Iterator[Any]:
     """Four ranks."""
     waiting_host_server()
-    with starting.start(4) as running:
+    with api.start(4) as running:
         running.run("import time; from tests.recording.slow import train", quiet=True)
         yield running
 

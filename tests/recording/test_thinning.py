@@ -11,10 +11,10 @@ import pytest
 import ddp_notebook
 from ddp_notebook.messages.record_options import RecordOptions
 from ddp_notebook.rank.record.batches import BatchMaker
-from ddp_notebook.rank.record.drain import _STEADY_S, Drain
+from ddp_notebook.rank.record.event_buffer import MOST, Tape
+from ddp_notebook.rank.record.flusher import _STEADY_S, Drain
 from ddp_notebook.rank.record.metrics import LoggedValue
-from ddp_notebook.rank.record.tape import MOST, Tape
-from ddp_notebook.rank.record.thinning import FIRST_CALLS, FIRST_STEPS, PER_S, Thinning
+from ddp_notebook.rank.record.value_sampling import FIRST_CALLS, FIRST_STEPS, PER_S, Thinning
 from ddp_notebook.records.schema import SPANS
 from ddp_notebook.run.cells.options import FULL_BYTES
 from ddp_notebook.widgets.still import saved_page
@@ -56,7 +56,7 @@ class _Clock:
 
     def __init__(self, monkeypatch) -> None:
         self.now_ns = 0
-        monkeypatch.setattr("ddp_notebook.rank.record.thinning.time.monotonic_ns", lambda: self.now_ns)
+        monkeypatch.setattr("ddp_notebook.rank.record.value_sampling.time.monotonic_ns", lambda: self.now_ns)
 
     def run(self, decides: Thinning, steps: int, per_s: float, calls: int, first: int = 0) -> list[int]:
         """The steps whose values are kept."""
@@ -221,13 +221,13 @@ def test_a_loop_that_goes_on_is_told_of_at_full_seconds_and_what_is_logged_at_on
         drain.start()
         wait_until(lambda: told_s)
         assert int(told_s[0] + 0.01) > int(put_s), "all ranks at the same moment"
-        monkeypatch.setattr("ddp_notebook.rank.record.drain._STEADY_S", _NEVER_S)
+        monkeypatch.setattr("ddp_notebook.rank.record.flusher._STEADY_S", _NEVER_S)
         tape.put(LoggedValue("loss", 0.5, None, 0, False, 1, tape.moment), hurries=True)
         wait_until(lambda: len(tape) == 0)
 
 
 def test_the_end_of_a_loop_that_went_on_is_told_at_once(trained):
-    recording, pause = trained.recording, "from ddp_notebook.rank.record import drain; drain._STEADY_S = {}"
+    recording, pause = trained.recording, "from ddp_notebook.rank.record import flusher; flusher._STEADY_S = {}"
     _, index, _ = recording.follow("span", 0)
     trained.run(f"{pause.format(_NEVER_S)}\ntrain({STEPS})", quiet=True)
 

@@ -15,13 +15,13 @@ from ddp_notebook import RecordOptions
 from ddp_notebook.observe.recording import Recording
 from ddp_notebook.observe.report.report import apart
 from ddp_notebook.observe.trace.trace import chrome_trace
+from ddp_notebook.rank.group.call_site import Sites
 from ddp_notebook.rank.group.modules import Modules
-from ddp_notebook.rank.group.origin import Sites
 from ddp_notebook.rank.record.batches import BatchMaker
-from ddp_notebook.rank.record.drain import Drain
-from ddp_notebook.rank.record.tape import Tape
+from ddp_notebook.rank.record.event_buffer import Tape
+from ddp_notebook.rank.record.flusher import Drain
 from ddp_notebook.rank.record.training.buckets import Backward
-from ddp_notebook.rank.record.training.stretches import FORWARD, Training
+from ddp_notebook.rank.record.training.spans import FORWARD, Training
 from ddp_notebook.records.codec import decode
 from ddp_notebook.records.schema import SPANS
 from tests.conftest import wait_until

@@ -16,10 +16,10 @@ import torch
 
 from ddp_notebook.rank.group.sequences import Moment
 from ddp_notebook.rank.record.batches import BatchMaker
-from ddp_notebook.rank.record.drain import Drain
+from ddp_notebook.rank.record.event_buffer import Tape
+from ddp_notebook.rank.record.flusher import Drain
 from ddp_notebook.rank.record.metrics import LoggedValue
 from ddp_notebook.rank.record.resources import Resources
-from ddp_notebook.rank.record.tape import Tape
 from ddp_notebook.rank.remote_calls import Ran
 from ddp_notebook.records.codec import decode, encode
 from ddp_notebook.run.cells.options import what_to_record

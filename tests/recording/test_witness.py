@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ddp_notebook import starting
+from ddp_notebook import api
 from ddp_notebook.errors import RankError
 from ddp_notebook.observe.recording import Recording
 from tests.recording.witness import cell_of_last, expect_agreement, operations, operations_off, spans, spans_off
@@ -19,7 +19,7 @@ KEPT, STEPS = 3, 12
 SET_UP = """
 import torch, torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
-from ddp_notebook.rank.record.thinning import Thinning
+from ddp_notebook.rank.record.value_sampling import Thinning
 from tests.recording.on_rank import Notes, Witness, make, train
 def halve(state, bucket):
     averaged = bucket.buffer().div_(world_size)
@@ -34,7 +34,7 @@ def session(waiting_host_server) -> Iterator[Any]:
     """Two ranks without the guard, whose own comparisons the profiler would see too; and without values, as its ranges
     end only after what they have brought was looked at."""
     waiting_host_server()
-    with starting.start(2, guard=False) as running:
+    with api.start(2, guard=False) as running:
         running.record("meta")
         running.run(SET_UP, quiet=True)
         yield running

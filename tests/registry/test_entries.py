@@ -11,9 +11,9 @@ from contextlib import ExitStack
 
 import pytest
 
-from ddp_notebook import attaching
+from ddp_notebook import attach_commands
 from ddp_notebook.errors import UsageError
-from ddp_notebook.registry import doors, entries, finding
+from ddp_notebook.registry import entries, lookup, unix_sockets
 
 
 @pytest.fixture(autouse=True)
@@ -39,8 +39,8 @@ def test_an_entry_is_found_until_it_is_removed(runtime):
 @pytest.mark.processes
 def test_what_a_killed_process_has_left_is_cleared_away(runtime):
     code = (
-        "import os, signal; from ddp_notebook.registry import doors, entries\n"
-        "entry = entries.enter('torchrun', 'train', {}); doors.listen(entry.door)\n"
+        "import os, signal; from ddp_notebook.registry import unix_sockets, entries\n"
+        "entry = entries.enter('torchrun', 'train', {}); unix_sockets.listen(entry.door)\n"
         "os.kill(os.getpid(), signal.SIGKILL)"
     )
     subprocess.run([sys.executable, "-c", code], timeout=60)
@@ -135,19 +135,19 @@ def test_which_one_a_name_means(runtime):
     ):
         entry = entries.enter(kind, name, told)
         entry.path.rename(entry.path.with_name(f"{kind}-{name}-{told.get('rank', 0)}.json"))
-    assert [finding.find(name).name for name in ("kept-1", "kept", "train", "train-3f2a")] == [
+    assert [lookup.find(name).name for name in ("kept-1", "kept", "train", "train-3f2a")] == [
         *["kept-1"] * 2,
         *["train-3f2a"] * 2,
     ]
-    assert finding.find("", "session").kind == "session"
+    assert lookup.find("", "session").kind == "session"
     with pytest.raises(UsageError) as several:
-        finding.find()
+        lookup.find()
     said = str(several.value)
     assert said.startswith("there are several; say which:\n  %ddp_attach ")
     assert "%ddp_attach kept-1: kept ranks for 0 s, /home/me" in said
     assert "%ddp_attach train-3f2a: train.py --lr 1, 3 ranks, here ranks 0,2 for 0 s" in said
     with pytest.raises(UsageError, match=r"cannot attach to 'tra'.*running are (kept-1, train-3f2a|train-3f2a, ke)"):
-        finding.find("tra")
+        lookup.find("tra")
 
 
 # ---- doors
@@ -161,19 +161,19 @@ def path(request, tmp_path):
 
 
 def test_lines_go_both_ways(path):
-    with doors.listen(path) as listener, doors.connect(path, 5.0) as here:
+    with unix_sockets.listen(path) as listener, unix_sockets.connect(path, 5.0) as here:
         there, _ = listener.accept()
         with there:
             there.settimeout(5.0)
-            doors.check_user(there)
-            doors.say(here, a=[1, "ä"])
-            assert doors.hear(there) == {"a": [1, "ä"]}
+            unix_sockets.check_user(there)
+            unix_sockets.say(here, a=[1, "ä"])
+            assert unix_sockets.hear(there) == {"a": [1, "ä"]}
             there.sendall(b"hello\n")
-            with pytest.raises(doors.DoorError, match="no line of this package"):
-                doors.hear(here)
+            with pytest.raises(unix_sockets.DoorError, match="no line of this package"):
+                unix_sockets.hear(here)
             there.close()
-            with pytest.raises(doors.DoorError, match="has closed"):
-                doors.hear(here)
+            with pytest.raises(unix_sockets.DoorError, match="has closed"):
+                unix_sockets.hear(here)
 
 
 @pytest.mark.processes
@@ -184,15 +184,15 @@ def test_another_user_gets_nothing(path):
         if folder.stat().st_uid == 0 and len(folder.parts) > 2:
             folder.chmod(0o755)
     refused = []
-    with doors.listen(path) as listener:
+    with unix_sockets.listen(path) as listener:
         path.chmod(0o666)
 
         def answer():
             there, _ = listener.accept()
             with there:
                 try:
-                    doors.check_user(there)
-                except doors.DoorError as error:
+                    unix_sockets.check_user(there)
+                except unix_sockets.DoorError as error:
                     refused.append(str(error))
 
         thread = threading.Thread(target=answer)
@@ -231,21 +231,21 @@ def test_without_a_name_the_kept_session_of_this_folder_is_found(tmp_path):
     with ExitStack() as stack:
         enter(stack, "kept-1", str(tmp_path))
         with pytest.raises(UsageError, match="there are several; say which:"):
-            finding.find()
+            lookup.find()
         enter(stack, "kept-2", os.getcwd())
-        assert finding.find().name == "kept-2"
-        assert finding.find(kind=finding.SESSION).name == "kept-2"
-        assert finding.find("kept-1").name == "kept-1"
+        assert lookup.find().name == "kept-2"
+        assert lookup.find(kind=lookup.SESSION).name == "kept-2"
+        assert lookup.find("kept-1").name == "kept-1"
         with pytest.raises(UsageError, match="there are several that 'kept' may mean"):
-            finding.find("kept")
-        assert attaching.others_in_a_line() == (
+            lookup.find("kept")
+        assert attach_commands.others_in_a_line() == (
             "also running: kept-2 (kept ranks of this folder), train-1 (torchrun job of this folder), "
             "kept-1 (kept ranks); attach with %ddp_attach kept-2"
         )
-        assert attaching.kept_sessions() == ["kept-2", "kept-1"]
+        assert attach_commands.kept_sessions() == ["kept-2", "kept-1"]
         enter(stack, "kept-3", os.getcwd())
-        assert " and 1 more; attach with %ddp_attach kept-" in attaching.others_in_a_line()
+        assert " and 1 more; attach with %ddp_attach kept-" in attach_commands.others_in_a_line()
         with pytest.raises(UsageError, match="there are several; say which:"):
-            finding.find()
+            lookup.find()
     job.remove()
-    assert attaching.others_in_a_line() == ""
+    assert attach_commands.others_in_a_line() == ""

@@ -158,7 +158,7 @@ _CALLS = [f"rpc.init_rpc({one})" for one in _ARGUMENTS] + [
 @pytest.fixture(scope="module")
 def ends(waiting_host_server, tmp_path_factory) -> dict[str, tuple[str, str]]:
     """For each call: what came of it in a plain process and on a rank."""
-    from ddp_notebook import starting
+    from ddp_notebook import api
 
     folder = str(tmp_path_factory.mktemp("files"))
     calls = [one.replace("/FOLDER", folder) for one in _CALLS]
@@ -176,7 +176,7 @@ def ends(waiting_host_server, tmp_path_factory) -> dict[str, tuple[str, str]]:
     ]
     assert len(said) == len(calls), plain.stderr[-1000:]
     waiting_host_server()
-    with starting.start(1) as session:
+    with api.start(1) as session:
         loop = f"_ended = []\nfor _call in json.loads({json.dumps(calls)!r}): _ended.append(_ends(_call))"
         result = session.run(f"{_HEAD}{loop}\njson.dumps(_ended)", timeout_s=120)
         on_rank = json.loads(ast.literal_eval(result[0].result or ""))

@@ -45,10 +45,10 @@ FAILING = [
 
 @pytest.fixture(scope="module")
 def session(waiting_host_server):
-    from ddp_notebook import starting
+    from ddp_notebook import api
 
     waiting_host_server()
-    with starting.start(2) as running:
+    with api.start(2) as running:
         running.run(DEFINITIONS + FUNCTIONS)
         yield running
 

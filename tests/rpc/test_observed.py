@@ -66,10 +66,10 @@ def _plain(cases: str) -> dict[str, str]:
 
 
 def _on_ranks(cases: str, waiting_host_server: Any) -> dict[str, str]:
-    from ddp_notebook import starting
+    from ddp_notebook import api
 
     waiting_host_server()
-    with starting.start(2) as session:
+    with api.start(2) as session:
         session.run((_FOLDER / "cases.py").read_text() + (_FOLDER / "observed.py").read_text(), quiet=True)
         return _read(session.run(_CELL.replace("__cases__", cases), timeout_s=150, quiet=True)[0].stdout)
 

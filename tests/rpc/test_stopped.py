@@ -55,10 +55,10 @@ _AT_ONCE_S = 5.0  # else it takes until the end of a timeout of RPC, a minute
 
 @pytest.fixture(scope="module")
 def session(waiting_host_server):
-    from ddp_notebook import starting
+    from ddp_notebook import api
 
     waiting_host_server()
-    with starting.start(2) as running:
+    with api.start(2) as running:
         running.run(DEFINITIONS + FUNCTIONS)
         yield running
 

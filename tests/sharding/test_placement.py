@@ -30,10 +30,10 @@ _CASES = [  # sizes of the mesh, its placements, the shape of the tensor
 
 @pytest.fixture(scope="module")
 def ranks(waiting_host_server):
-    from ddp_notebook import starting
+    from ddp_notebook import api
 
     waiting_host_server()
-    with starting.start(4) as session:
+    with api.start(4) as session:
         session.run(_MAKE, quiet=True)
         yield session
 

@@ -13,7 +13,7 @@ from ddp_notebook.launch.defaults.file import Defaults
 from ddp_notebook.launch.options import StartOptions
 from ddp_notebook.launch.placement import place_on_hosts
 from ddp_notebook.launch.start_line import parse
-from ddp_notebook.launch.ways import host_list
+from ddp_notebook.launch.transports import host_list
 
 
 @pytest.mark.parametrize(

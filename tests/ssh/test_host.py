@@ -22,9 +22,9 @@ import ddp_notebook
 from ddp_notebook.errors import DDPNotebookError, HostError, StartError
 from ddp_notebook.launch import warm
 from ddp_notebook.launch.host.host import Host
-from ddp_notebook.launch.ways import remote_python
-from ddp_notebook.launch.ways import ssh as way
-from ddp_notebook.launch.ways.ssh import SshTransport
+from ddp_notebook.launch.transports import remote_python
+from ddp_notebook.launch.transports import ssh as way
+from ddp_notebook.launch.transports.ssh import SshTransport
 from tests.conftest import wait_until
 from tests.ssh import sshd
 
@@ -265,7 +265,7 @@ def test_the_path_of_the_notebooks_interpreter_is_tried_first(ssh, tmp_path, mon
     path = f"{tmp_path}:{os.environ['PATH']}"
     for ours in (f"{bare}/bin/python", "/no/such/python"):
         monkeypatch.setattr(sys, "executable", ours)
-        command = remote_python.command(None, "ddp_notebook.launch.ways.lasting")
+        command = remote_python.command(None, "ddp_notebook.launch.transports.reconnecting")
         done = subprocess.run(["sh", "-c", command], env={**os.environ, "PATH": path}, input=b"", capture_output=True)
         assert done.returncode == 0, done.stderr
         assert ("ddp_notebook lacks torch" in done.stderr.decode()) == (ours != "/no/such/python")

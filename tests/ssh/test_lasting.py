@@ -17,7 +17,7 @@ import pytest
 
 import ddp_notebook
 from ddp_notebook.errors import StartError
-from ddp_notebook.launch.ways.lasting import LastingStream
+from ddp_notebook.launch.transports.reconnecting import LastingStream
 from ddp_notebook.registry import entries
 from tests.conftest import wait_until
 from tests.keep.conftest import notebook, runtime  # noqa: F401  # fixtures

@@ -12,9 +12,9 @@ import pytest
 import ddp_notebook
 from ddp_notebook.errors import StartError
 from ddp_notebook.launch.host.host import Host
-from ddp_notebook.launch.survey import fit
-from ddp_notebook.launch.survey.pairs import try_pairs
-from ddp_notebook.launch.ways.ssh import SshTransport
+from ddp_notebook.launch.preflight import fit
+from ddp_notebook.launch.preflight.pairs import try_pairs
+from ddp_notebook.launch.transports.ssh import SshTransport
 from tests import rights
 from tests.conftest import net_connections
 from tests.ssh import namespaces, sshd

@@ -7,7 +7,7 @@ import pytest
 
 import ddp_notebook
 from ddp_notebook.errors import DDPNotebookError
-from ddp_notebook.launch.ways.ports import FEWEST, in_words
+from ddp_notebook.launch.transports.ports import FEWEST, in_words
 from tests.conftest import marked_processes, net_connections
 from tests.starters.conftest import said, sum_of
 from tests.starters.test_ipv6 import _Commands, _use
@@ -38,7 +38,7 @@ def test_a_session_starts_with_the_fewest_ports_and_uses_each(monkeypatch):
 @pytest.mark.long
 def test_with_one_port_less_no_session_starts(monkeypatch):
     address, ports = _address(), _free(FEWEST)
-    monkeypatch.setattr("ddp_notebook.launch.ways.ports.FEWEST", 1)
+    monkeypatch.setattr("ddp_notebook.launch.transports.ports.FEWEST", 1)
     mpi = _use(monkeypatch, _Commands(address, [[], []]), in_words(ports[:-1]))
     with pytest.raises(DDPNotebookError, match=rf"ports {in_words(ports[:-1])} .*taken.*--ports"):
         ddp_notebook.start(2, mpi=mpi)

@@ -7,7 +7,7 @@ import pytest
 import ddp_notebook
 from ddp_notebook.errors import StartError, StartTimeoutError, UsageError
 from ddp_notebook.launch.starters.mpi import MpiStarter
-from ddp_notebook.launch.ways.outpost import task_of
+from ddp_notebook.launch.transports.outpost import task_of
 from tests.ssh import sshd
 from tests.starters.conftest import invitations, need_mpi
 
@@ -102,6 +102,6 @@ def test_a_task_of_mpirun_in_a_job_of_slurm_knows_its_number():
 def test_what_would_be_run_is_shown():
     shown = MpiStarter("--hostfile 'my hosts'").preview()
     assert shown.startswith("mpirun -x DDP_NOTEBOOK_INVITATION ") and "--map-by ppr:1:node --bind-to none" in shown
-    assert "--hostfile 'my hosts' python -m ddp_notebook.launch.ways.outpost" in shown
+    assert "--hostfile 'my hosts' python -m ddp_notebook.launch.transports.outpost" in shown
     for line in ("-np 4 --bind-to core", "--map-by slot:PE=4"):
         assert "ppr:1:node" not in MpiStarter(line).preview() and "none" not in MpiStarter(line).preview()

@@ -81,7 +81,7 @@ def test_a_batch_system(launcher, delete, make_profile, batch_system, in_folder,
     told: list[str] = []
     with ddp_notebook.start(2, profile=f"on_{launcher}", report=told.append) as session:
         assert sum_of(session) == ["2"] * 2
-        assert "ddp_notebook.launch.ways.outpost" in (batch_system / "script").read_text()
+        assert "ddp_notebook.launch.transports.outpost" in (batch_system / "script").read_text()
         assert not list(in_folder.glob(f"{launcher}*"))
     assert any(re.search("job 4711 .*; what it writes is in", line) for line in told)
     assert (batch_system / "deleted").read_text() == f"{batch_system / delete} 4711\n"
@@ -270,7 +270,7 @@ def test_what_would_be_sent_is_shown(make_profile, in_folder):
             shown = profile.preview()
         finally:
             profile.end()
-        assert words in shown and "/envs/x/bin/python -m ddp_notebook.launch.ways.outpost" in shown
+        assert words in shown and "/envs/x/bin/python -m ddp_notebook.launch.transports.outpost" in shown
     assert not list(in_folder.iterdir())
 
 

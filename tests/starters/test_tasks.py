@@ -13,8 +13,8 @@ import pytest
 from ddp_notebook.launch.host.host import Host
 from ddp_notebook.launch.starters.base import Starter
 from ddp_notebook.launch.starters.tasks import Tasks
-from ddp_notebook.launch.ways.base import LOOPBACK
-from ddp_notebook.launch.ways.called import OutpostConnection
+from ddp_notebook.launch.transports.base import LOOPBACK
+from ddp_notebook.launch.transports.callback import OutpostConnection
 from ddp_notebook.messages.outposts import Arrived
 
 

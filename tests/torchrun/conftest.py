@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_notebook.registry import entries, finding
+from ddp_notebook.registry import entries, lookup
 from ddp_notebook.torchrun.job import TorchrunJob
 from tests.conftest import wait_until
 
@@ -81,7 +81,7 @@ class Jobs:
     def attach(self, name: str = "train", take_over: bool = False) -> TorchrunJob:
         """Look at it, once both ranks are there."""
         wait_until(lambda: sum(one.name.startswith(name) for one in self.ranks()) == 2, _START_S)
-        found = finding.find(name)
+        found = lookup.find(name)
         job = TorchrunJob(found.key, found.name, take_over=take_over)
         self._stack.callback(job.close)
         wait_until(lambda: job.round is not None and job.round.there == [0, 1], _START_S, "both ranks speak")
@@ -89,7 +89,7 @@ class Jobs:
 
     def ranks(self) -> list[entries.Entry]:
         """Those that are there."""
-        return entries.entries(finding.TORCHRUN)
+        return entries.entries(lookup.TORCHRUN)
 
     def touch(self, name: str) -> None:
         (self.folder / name).touch()

@@ -13,7 +13,7 @@ import pytest
 from ddp_notebook.errors import UsageError
 from ddp_notebook.messages.encoding import VERSION
 from ddp_notebook.messages.ranks import CellDone
-from ddp_notebook.registry import entries, finding
+from ddp_notebook.registry import entries, lookup
 from ddp_notebook.registry.torchrun import place
 from ddp_notebook.run.rank_requests import Questions
 from ddp_notebook.torchrun.job import TorchrunJob, status_of
@@ -127,21 +127,21 @@ def test_a_notebook_that_is_killed_or_stopped_harms_nobody(jobs):
 def test_which_job(jobs):
     jobs.start("", name="one.py", head=WAITS)
     jobs.start("", name="two.py", head=WAITS)
-    wait_until(lambda: sorted(len(one.entries) for one in finding.everything()) == [2, 2], 60)
+    wait_until(lambda: sorted(len(one.entries) for one in lookup.everything()) == [2, 2], 60)
     with pytest.raises(UsageError, match=r"there are several; say which:\n  %ddp_attach") as raised:
-        finding.find()
+        lookup.find()
     assert ("one.py --lr 1, 2 ranks" in str(raised.value), "two.py --lr 1, 2 ranks" in str(raised.value)) == (
         True,
         True,
     )
-    assert finding.find("two").name.startswith("two-")
+    assert lookup.find("two").name.startswith("two-")
     with pytest.raises(UsageError, match=r"cannot attach to 'three': .*; running are (one|two)-"):
-        finding.find("three")
+        lookup.find("three")
 
 
 def test_none_is_there(jobs):
     with pytest.raises(UsageError, match=r"nothing to attach to; %ddp_start 4 --keep .*, torchrun .* a job"):
-        finding.find()
+        lookup.find()
 
 
 @pytest.mark.long
@@ -173,7 +173,7 @@ def test_with_a_shared_store_the_fault_is_explained(monkeypatch):
         monkeypatch.setenv(name, value)
 
     def said() -> str:
-        entry = entries.enter(finding.TORCHRUN, "train-1", place("train.py", [], "train-1", VERSION).to_json())
+        entry = entries.enter(lookup.TORCHRUN, "train-1", place("train.py", [], "train-1", VERSION).to_json())
         member = Member(entry=entry, place=place_of(entry))
         entry.remove()
         run = Round(number=1, world_size=1, observer=cast(Any, None), members={0: member})
@@ -199,7 +199,7 @@ def test_of_the_ranks_of_a_job_that_failed_those_come_first_whose_own_code_did(m
         None,
         CellDone(cell=1, status="error", duration_s=1.0, ename="ValueError", evalue="bad", place="train.py:3"),
     ]
-    entry = entries.enter(finding.TORCHRUN, "train-1", place("train.py", [], "train-1", VERSION).to_json())
+    entry = entries.enter(lookup.TORCHRUN, "train-1", place("train.py", [], "train-1", VERSION).to_json())
     entry.remove()
     run = Round(number=1, world_size=4, observer=cast(Any, None))
     for rank, end in enumerate(ends):
@@ -225,8 +225,8 @@ def test_a_script_that_imports_no_torch(jobs):
         stdout=subprocess.PIPE,
         text=True,
     )
-    wait_until(finding.everything, 20)
-    found = finding.find("plain")
+    wait_until(lookup.everything, 20)
+    found = lookup.find("plain")
     job = TorchrunJob(found.key, found.name)
     assert "its start, without torch so far" in repr(job.status())
     jobs.touch("go")
@@ -240,9 +240,9 @@ def test_a_rank_that_does_not_answer_is_asked_again(jobs):
     path = jobs.script("import os, time\nwhile not os.path.exists('go'): time.sleep(0.01)", head="")
     with subprocess.Popen([sys.executable, "-m", "ddp_notebook.attach", str(path)], cwd=jobs.folder) as process:
         try:
-            wait_until(finding.everything, 20)
+            wait_until(lookup.everything, 20)
             process.send_signal(signal.SIGSTOP)
-            found = finding.find()
+            found = lookup.find()
             job = TorchrunJob(found.key, found.name)
             assert job.world_size == 0 and "does not answer at its door" in job.events.last(1)[0]
             process.send_signal(signal.SIGCONT)

@@ -7,13 +7,13 @@ import time
 
 import pytest
 
-from ddp_notebook.widgets import answering
-from ddp_notebook.widgets.answering import ANSWER_S, Answering
+from ddp_notebook.widgets import frontend_probe
+from ddp_notebook.widgets.frontend_probe import ANSWER_S, Answering
 
 
 @pytest.fixture(autouse=True)
 def nothing_is_known_before(monkeypatch):
-    monkeypatch.setattr(answering, "_before", "")
+    monkeypatch.setattr(frontend_probe, "_before", "")
 
 
 def beside(call):

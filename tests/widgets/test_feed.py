@@ -17,7 +17,7 @@ from ddp_notebook.widgets.feed import browser_requests, courses
 from ddp_notebook.widgets.feed import feed as feed_module
 from ddp_notebook.widgets.feed.feed import Feed
 from ddp_notebook.widgets.feed.tables import KINDS
-from ddp_notebook.widgets.present import Present
+from ddp_notebook.widgets.live_status import Present
 from tests.observe.batches import Rank
 from tests.observe.synthetic import BEGIN_NS, simulate
 from tests.observe.test_steps import with_remote_calls

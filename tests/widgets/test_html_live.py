@@ -138,7 +138,7 @@ def test_monitor_is_redrawn_under_the_cells_and_settles_after_them(page):
 def test_the_numbers_of_the_run_are_current_when_its_cell_is_over(page):
     """They are computed at most once a second, so the first look after the cell may be too early for them."""
     page.run("%ddp_monitor")
-    page.run("from ddp_notebook.widgets import present\npresent._PERIOD_S = 2.0")
+    page.run("from ddp_notebook.widgets import live_status\nlive_status._PERIOD_S = 2.0")
     page.messages.clear()
     page.run(TRAINS.format(steps=12))
     page.read_until(lambda: drawn(page) and "mean of steps 2 to 11" in drawn(page)[-1][1])  # no further cell runs

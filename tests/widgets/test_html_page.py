@@ -17,11 +17,11 @@ from ddp_notebook.records.schema import METRIC
 from ddp_notebook.widgets.feed.feed import Feed
 from ddp_notebook.widgets.feed.tables import empty
 from ddp_notebook.widgets.html import metric_curves, page, rank_table, step_bars
-from ddp_notebook.widgets.html.course import SLOTS, Course
 from ddp_notebook.widgets.html.rank_table import RankRow
+from ddp_notebook.widgets.html.series import SLOTS, Course
 from ddp_notebook.widgets.html.sources import PageState, Sources
 from ddp_notebook.widgets.html.view import PERIOD_S, HtmlView
-from ddp_notebook.widgets.present import Present
+from ddp_notebook.widgets.live_status import Present
 from ddp_notebook.widgets.publisher import Publisher
 from ddp_notebook.widgets.simulated.simulation import simulate
 from tests.observe.batches import Rank

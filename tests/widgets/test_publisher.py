@@ -12,8 +12,8 @@ from ddp_notebook.errors import DDPNotebookError, UsageError
 from ddp_notebook.observe.recording import Recording
 from ddp_notebook.widgets.feed.feed import Feed
 from ddp_notebook.widgets.feed.messages import FeedMessage
+from ddp_notebook.widgets.live_status import Present
 from ddp_notebook.widgets.monitor import Monitor
-from ddp_notebook.widgets.present import Present
 from ddp_notebook.widgets.publisher import Publisher
 from tests.conftest import wait_until
 from tests.observe.batches import Rank

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from ddp_notebook.observe.recording import Recording
-from ddp_notebook.rank.rpc.record.here import numbered
+from ddp_notebook.rank.rpc.record.call_stack import numbered
 from ddp_notebook.records.schema import RPC_KINDS, RPC_SIDES, Rows
 from ddp_notebook.widgets.feed import browser_requests
 from ddp_notebook.widgets.feed.feed import Feed

@@ -18,11 +18,11 @@ from ddp_notebook import lessons
 from ddp_notebook.lessons.algorithms import plans
 from ddp_notebook.lessons.collectives import theory
 from ddp_notebook.lessons.lesson import Lesson
+from ddp_notebook.lessons.lesson_display import BUNDLE, LessonView
 from ddp_notebook.lessons.sharding.mesh_training import CHOICES as OF_MESH
 from ddp_notebook.lessons.sharding.mesh_training import WAYS
 from ddp_notebook.lessons.sharding.product import CHOICES as OF_PRODUCT
 from ddp_notebook.lessons.sharding.product import PLACEMENTS
-from ddp_notebook.lessons.shown import BUNDLE, LessonView
 from ddp_notebook.widgets import simulate
 from tools.docs import fresh
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ddp_notebook.launch.ways import folders
+from ddp_notebook.launch.transports import folders
 
 
 def make() -> str:

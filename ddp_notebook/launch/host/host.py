@@ -18,7 +18,7 @@ from ddp_notebook.errors import HostError, StartError, StartTimeoutError
 from ddp_notebook.launch.host.owner.pulse import Pulse
 from ddp_notebook.launch.host.owner.requests import HostGoneError, HostSilentError, HostTimeoutError, Reply, Requests
 from ddp_notebook.launch.processes import Identity
-from ddp_notebook.launch.ways.base import Way
+from ddp_notebook.launch.transports.base import Way
 from ddp_notebook.messages import framing
 from ddp_notebook.messages.dispatch import Table
 from ddp_notebook.messages.encoding import Message

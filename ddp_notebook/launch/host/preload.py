@@ -63,7 +63,7 @@ def preload() -> dict[str, Any]:
     import torch.nn.parallel
 
     from ddp_notebook.rank import engine, hooks, process  # noqa: F401  # what a rank is
-    from ddp_notebook.rank.cell import kernel_api, tutorials
+    from ddp_notebook.rank.cell import kernel_api, script_functions
     from ddp_notebook.rank.group import operators
 
     for name in _WITH_A_KERNEL:
@@ -72,7 +72,7 @@ def preload() -> dict[str, Any]:
     for prepare in (
         kernel_api.import_without_debugpy,
         operators.prepare,
-        lambda: tutorials.prepare(hooks.prepare()),  # the last: it looks into all modules
+        lambda: script_functions.prepare(hooks.prepare()),  # the last: it looks into all modules
     ):
         with contextlib.suppress(Exception):  # a rank says so
             prepare()

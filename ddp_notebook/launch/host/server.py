@@ -34,14 +34,14 @@ from ddp_notebook.launch.host import kill_causes, open_files, termination, watch
 from ddp_notebook.launch.host.channel import ServerEnd
 from ddp_notebook.launch.host.files import Files
 from ddp_notebook.launch.host.kill_causes import OomKills
-from ddp_notebook.launch.host.look import POLL_S, Look, pymp_folder, stack_file
 from ddp_notebook.launch.host.pipes import ChildPipes, TextBuffer
+from ddp_notebook.launch.host.preflight import site
+from ddp_notebook.launch.host.preflight.connectivity import Reach
 from ddp_notebook.launch.host.preload import preload, start_method
+from ddp_notebook.launch.host.process_state import POLL_S, Look, pymp_folder, stack_file
 from ddp_notebook.launch.host.spawn import Child, fork, spawn
-from ddp_notebook.launch.host.survey import site
-from ddp_notebook.launch.host.survey.connectivity import Reach
-from ddp_notebook.launch.ways.base import LOOPBACK
-from ddp_notebook.launch.ways.ports import first_free
+from ddp_notebook.launch.transports.base import LOOPBACK
+from ddp_notebook.launch.transports.ports import first_free
 from ddp_notebook.messages import framing
 from ddp_notebook.messages.dispatch import Table
 from ddp_notebook.messages.encoding import Message

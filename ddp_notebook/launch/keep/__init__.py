@@ -18,8 +18,8 @@ Which process keeps what:
 10. The keeper ends when it is told to, when nobody was there for its hours, or when that long nothing has run.
 
 keeper/          its process: starts the ranks, keeps what they say, and serves notebooks
-stand_in         the cluster and its hosts as a notebook has them
-reach            from a notebook: starting a keeper, attaching to one
+proxy            the cluster and its hosts as a notebook has them
+connect          from a notebook: starting a keeper, attaching to one
 remote           what is asked of it, and what comes
 state            how things are: what a notebook is told of hosts and processes
 recording_store  what ranks have recorded, in files

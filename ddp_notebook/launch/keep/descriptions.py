@@ -8,9 +8,9 @@ from typing import Any
 from ddp_notebook.errors import UsageError
 from ddp_notebook.launch import processes
 from ddp_notebook.records.units import duration
-from ddp_notebook.registry import doors
+from ddp_notebook.registry import unix_sockets
 from ddp_notebook.registry.entries import Entry
-from ddp_notebook.registry.finding import SESSION, Found
+from ddp_notebook.registry.lookup import SESSION, Found
 
 _STOP_S = 40.0
 
@@ -36,9 +36,9 @@ def ask(entry: Entry, want: str) -> dict[str, Any]:
     if why := why_halted(entry):
         raise UsageError(why)
     try:
-        with doors.connect(entry.door, _STOP_S) as stream:
-            doors.say(stream, want=want, secret=entry.about["secret"])
-            return doors.hear(stream)
+        with unix_sockets.connect(entry.door, _STOP_S) as stream:
+            unix_sockets.say(stream, want=want, secret=entry.about["secret"])
+            return unix_sockets.hear(stream)
     except (OSError, KeyError) as error:
         raise UsageError(f"{entry.name} (process {entry.pid}) does not answer: {error or 'it is too slow'}") from error
 

@@ -36,7 +36,7 @@ from ddp_notebook.messages.keeper import (
     Waiting,
     Welcome,
 )
-from ddp_notebook.registry import finding
+from ddp_notebook.registry import lookup
 
 _R = TypeVar("_R", bound=Message)
 
@@ -296,6 +296,6 @@ def _as(expected: type[_R], reply: Message) -> _R:
 def _is_there(name: str) -> bool:
     """Whether there is such a keeper. Where nobody can look nobody can attach either."""
     try:
-        return name in (one.name for one in finding.everything())
+        return name in (one.name for one in lookup.everything())
     except (UsageError, OSError):
         return False

@@ -10,12 +10,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from ddp_notebook.launch.host.host import is_loopback
-from ddp_notebook.launch.ways.base import LOOPBACK
+from ddp_notebook.launch.transports.base import LOOPBACK
 from ddp_notebook.registry import modes
 
 # Addresses that nobody has (RFC 5737, RFC 3849). What has both versions of IP is reached by the first.
 _BEYOND = ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1"))
-OUTPOST = ("python", "-m", "ddp_notebook.launch.ways.outpost", "--file", "INVITATION")  # as a preview shows it
+OUTPOST = ("python", "-m", "ddp_notebook.launch.transports.outpost", "--file", "INVITATION")  # as a preview shows it
 
 
 class Starter(ABC):

@@ -21,7 +21,7 @@ from ddp_notebook.errors import StartError, UsageError
 from ddp_notebook.launch.starters import launchers
 from ddp_notebook.launch.starters.base import Starter, address_for
 from ddp_notebook.launch.starters.mpi import told
-from ddp_notebook.launch.ways.base import OWN_NUMBER
+from ddp_notebook.launch.transports.base import OWN_NUMBER
 
 _KEYS = ("profile", "cluster_id")
 _CONNECT_S = 5.0

@@ -22,9 +22,9 @@ from ddp_notebook.errors import StartError, UsageError
 from ddp_notebook.launch.starters import launchers
 from ddp_notebook.launch.starters.base import OUTPOST, Starter, address_for, address_towards
 from ddp_notebook.launch.starters.mpi import told
-from ddp_notebook.launch.ways import folders
-from ddp_notebook.launch.ways.base import LOOPBACK
-from ddp_notebook.launch.ways.ssh_config import host_name
+from ddp_notebook.launch.transports import folders
+from ddp_notebook.launch.transports.base import LOOPBACK
+from ddp_notebook.launch.transports.ssh_config import host_name
 
 _END_S = 15.0  # what the tasks get to end in order, before the launcher ends them
 _GONE_S = 30.0  # what the launcher gets for that: its commands may wait for a queue that does not answer

@@ -22,8 +22,8 @@ from ddp_notebook.errors import StartError, UsageError
 from ddp_notebook.launch.starters import slurm_queue
 from ddp_notebook.launch.starters.base import OUTPOST, Starter, address_towards, shared_folder
 from ddp_notebook.launch.starters.slurm_queue import SlurmJob, SlurmJobState
-from ddp_notebook.launch.ways import guardian
-from ddp_notebook.launch.ways.base import LOOPBACK
+from ddp_notebook.launch.transports import cleanup_process
+from ddp_notebook.launch.transports.base import LOOPBACK
 from ddp_notebook.registry import modes, private
 
 _log = logging.getLogger(__name__)
@@ -174,7 +174,7 @@ class SlurmStarter(Starter):
         if self._output_is_ours:
             with contextlib.suppress(OSError):
                 os.unlink(self._output)
-            guardian.release(self._output)
+            cleanup_process.release(self._output)
 
     @abstractmethod
     def _end(self, job: SlurmJob) -> None:
@@ -262,7 +262,7 @@ class Submitted(SlurmStarter):
         self._output = job.output()
         self._output_is_ours = Path(self._output).parent == shared_folder()  # the arguments may have put it elsewhere
         if self._output_is_ours:
-            guardian.guard(self._output)
+            cleanup_process.guard(self._output)
 
     def _end(self, job: SlurmJob) -> None:
         until = time.monotonic() + (0.0 if self._seen.waits else _END_S)
@@ -297,7 +297,7 @@ class SlurmAllocation(SlurmStarter):
 
     def start(self, command: Sequence[str], env: Mapping[str, str]) -> None:
         fd, self._output = modes.new_file("ddp_notebook-", ".out", private.temporary())
-        guardian.guard(self._output)
+        cleanup_process.guard(self._output)
         with open(fd, "wb") as output:
             try:
                 self._srun = subprocess.Popen(
@@ -310,7 +310,7 @@ class SlurmAllocation(SlurmStarter):
                 )
             except OSError as error:
                 os.unlink(self._output)
-                guardian.release(self._output)
+                cleanup_process.release(self._output)
                 raise StartError(f"srun cannot be run: {error}; is Slurm's module loaded?") from error
         self._watch(self._allocation)
 

@@ -13,15 +13,15 @@ from functools import partial
 from pathlib import Path
 
 from ddp_notebook.launch.starters.base import Starter, shared_folder
-from ddp_notebook.launch.ways import guardian
-from ddp_notebook.launch.ways.called import OutpostConnection, OutpostListener
-from ddp_notebook.launch.ways.outpost import VARIABLE
-from ddp_notebook.launch.ways.ports import ANY, Listening
+from ddp_notebook.launch.transports import cleanup_process
+from ddp_notebook.launch.transports.callback import OutpostConnection, OutpostListener
+from ddp_notebook.launch.transports.outpost import VARIABLE
+from ddp_notebook.launch.transports.ports import ANY, Listening
 from ddp_notebook.registry import modes
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 2.0, 600.0  # between two states of a queue
 _IN_ORDER_S = 3.0  # what tasks get to end in order before they are killed
-_MODULE = "ddp_notebook.launch.ways.outpost"
+_MODULE = "ddp_notebook.launch.transports.outpost"
 
 
 class Tasks:
@@ -151,13 +151,13 @@ class Tasks:
     def _withdraw(self) -> None:
         """Remove the invitation."""
         self._file.unlink(missing_ok=True)
-        guardian.release(str(self._file))
+        cleanup_process.release(str(self._file))
 
 
 def _shared_file(text: str) -> Path:
     """A file that only this user can read, for tasks that do not have the text in a variable."""
     fd, path = modes.new_file("invitation-", ".json", shared_folder())
-    guardian.guard(path)
+    cleanup_process.guard(path)
     with open(fd, "w") as file:
         file.write(text)
     return Path(path)

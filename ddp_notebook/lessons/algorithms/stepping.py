@@ -16,7 +16,7 @@ from ddp_notebook.lessons.collectives import theory
 from ddp_notebook.lessons.collectives.theory import Array, Values
 from ddp_notebook.lessons.lesson import options
 from ddp_notebook.lessons.lesson_cells import LessonRunner, running
-from ddp_notebook.lessons.shown import DisplayedLesson
+from ddp_notebook.lessons.lesson_display import DisplayedLesson
 from ddp_notebook.records.units import size
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from ddp_notebook.lessons.collectives import theory, written
 from ddp_notebook.lessons.collectives.theory import CollectiveCall, Values
 from ddp_notebook.lessons.lesson import by_rank, options
 from ddp_notebook.lessons.lesson_cells import RUN_S, LessonRunner, running
-from ddp_notebook.lessons.shown import DisplayedLesson
+from ddp_notebook.lessons.lesson_display import DisplayedLesson
 from ddp_notebook.records.words import group_by_value, list_ranks
 
 if TYPE_CHECKING:

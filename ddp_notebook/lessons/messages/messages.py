@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from ddp_notebook.errors import CellTimeoutError, UsageError
 from ddp_notebook.lessons.lesson_cells import RUN_S, LessonRunner, running
-from ddp_notebook.lessons.messages.stories import STORIES
-from ddp_notebook.lessons.shown import DisplayedLesson
+from ddp_notebook.lessons.lesson_display import DisplayedLesson
+from ddp_notebook.lessons.messages.message_scenes import STORIES
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -11,8 +11,8 @@ from ddp_notebook.display import calls_drawn
 from ddp_notebook.errors import UsageError
 from ddp_notebook.lessons.lesson import guess_of, run_with_guess
 from ddp_notebook.lessons.lesson_cells import LessonRunner, running
+from ddp_notebook.lessons.lesson_display import DisplayedLesson
 from ddp_notebook.lessons.remote.scenes import STORIES
-from ddp_notebook.lessons.shown import DisplayedLesson
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

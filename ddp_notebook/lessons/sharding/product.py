@@ -12,7 +12,7 @@ import numpy.typing as npt
 from ddp_notebook.errors import UsageError
 from ddp_notebook.lessons.lesson import guess_of, options, run_with_guess
 from ddp_notebook.lessons.lesson_cells import LessonRunner, running
-from ddp_notebook.lessons.shown import DisplayedLesson
+from ddp_notebook.lessons.lesson_display import DisplayedLesson
 from ddp_notebook.records.units import size
 
 if TYPE_CHECKING:

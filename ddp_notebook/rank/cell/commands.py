@@ -20,7 +20,7 @@ from IPython.utils import process
 from IPython.utils.encoding import DEFAULT_ENCODING
 
 from ddp_notebook.rank.cell.children import Children
-from ddp_notebook.rank.replacing import look_for, replace
+from ddp_notebook.rank.patching import look_for, replace
 from ddp_notebook.registry import private
 from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
 from ddp_notebook.stdlib import contextlib, fcntl, functools, json, os, re

@@ -6,7 +6,7 @@ from __future__ import annotations
 from types import WrapperDescriptorType
 from typing import Any
 
-from ddp_notebook.rank.cell.bounds import bounded
+from ddp_notebook.rank.cell.truncation import bounded
 from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
 
 # Attribute access would call a `__getattribute__` of the user's.

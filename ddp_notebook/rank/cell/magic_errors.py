@@ -15,7 +15,7 @@ from typing import Any
 
 import IPython
 
-from ddp_notebook.rank.cell.where import OURS
+from ddp_notebook.rank.cell.current_line import OURS
 from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
 from ddp_notebook.stdlib import contextlib, functools, os
 

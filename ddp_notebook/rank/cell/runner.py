@@ -13,16 +13,16 @@ from torch.distributed import is_initialized
 from ddp_notebook.messages.encoding import Message
 from ddp_notebook.messages.ranks import CellDone, Comm, Display, InputReply, Interrupt, RunCell, Taken
 from ddp_notebook.rank import pymp, reserve, shortage
-from ddp_notebook.rank.cell import hygiene, kernel_api, transforms
-from ddp_notebook.rank.cell.asking import Asking
-from ddp_notebook.rank.cell.bounds import bounded_display
+from ddp_notebook.rank.cell import isolation, kernel_api, transforms
+from ddp_notebook.rank.cell.current_line import OURS
 from ddp_notebook.rank.cell.exceptions import FormattingStopped, known_words, notes_of, words
-from ddp_notebook.rank.cell.handlers import Handlers
 from ddp_notebook.rank.cell.interpreter import Interpreter, put_names_back, say
 from ddp_notebook.rank.cell.outgoing import Outgoing
+from ddp_notebook.rank.cell.signal_handlers import Handlers
+from ddp_notebook.rank.cell.stdin import Asking
 from ddp_notebook.rank.cell.streams import Streams
 from ddp_notebook.rank.cell.tracebacks import Tracebacks
-from ddp_notebook.rank.cell.where import OURS
+from ddp_notebook.rank.cell.truncation import bounded_display
 from ddp_notebook.rank.cell.widget_comms import COMM_TYPES, RankComms, ends_capture
 from ddp_notebook.rank.group.network import Network
 from ddp_notebook.rank.hooks import Hooks
@@ -97,7 +97,7 @@ class Runner:
         self._parents = kernel_api.Parents(kernel)
         kernel_api.intercept_sends(kernel.session, self._take)
         kernel.pre_handler_hook, kernel.post_handler_hook = self._begin_for_client, self._end_for_client
-        hygiene.install(self._shell)
+        isolation.install(self._shell)
         transforms.install(self._shell)
         self._name_files()
         self._tracebacks = Tracebacks(
@@ -216,7 +216,7 @@ class Runner:
                 sys.stdout.flush()
                 sys.stderr.flush()
                 os._exit(0)
-        if isinstance(done, CellDone) and done.status == "error" and hygiene.has_lost_device(done.evalue):
+        if isinstance(done, CellDone) and done.status == "error" and isolation.has_lost_device(done.evalue):
             print(*done.traceback, "this process can no longer use its GPU, and ends", sep="\n", file=sys.stderr)
             self._streams.flush()
             os._exit(1)  # for the notebook this is a death, with these words, which it heals
@@ -293,9 +293,9 @@ class Runner:
                     cell=cell.cell, duration_s=duration_s, payload=payload, has_group=has_group, **of_group, **outcome
                 )
             if failure is not None:
-                hygiene.forget_failure(shell, failure)
-            hygiene.forget_tensors(shell, cell.execution_count)
-            hygiene.put_names_back(shell.user_ns, self.names)
+                isolation.forget_failure(shell, failure)
+            isolation.forget_tensors(shell, cell.execution_count)
+            isolation.put_names_back(shell.user_ns, self.names)
         except BaseException as problem:  # raised by a user's object; the cell must end all the same
             self._network.release.end()
             lines = _lines_of(problem)
@@ -452,7 +452,7 @@ class Runner:
             shown.of_cell += filter(None, [why])
         if isinstance(failure, SystemExit):
             what = f"SystemExit: {message}" if failure.args else "SystemExit"
-            advice = hygiene.advice_after_exit(failure, is_of_script=shown.of_magics.is_exit_of_script(failure))
+            advice = isolation.advice_after_exit(failure, is_of_script=shown.of_magics.is_exit_of_script(failure))
             return {
                 "status": "error",
                 "ename": "SystemExit",

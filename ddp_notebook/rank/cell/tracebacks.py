@@ -11,11 +11,11 @@ from typing import Any
 from IPython.core.events import EventManager
 
 from ddp_notebook.rank import reserve
-from ddp_notebook.rank.cell import hygiene
-from ddp_notebook.rank.cell.bounds import bounded
+from ddp_notebook.rank.cell import isolation
+from ddp_notebook.rank.cell.current_line import Where
 from ddp_notebook.rank.cell.exceptions import FormattingStopped, chain, first_line, known_words, notes_of, told
 from ddp_notebook.rank.cell.magic_errors import MagicErrors
-from ddp_notebook.rank.cell.where import Where
+from ddp_notebook.rank.cell.truncation import bounded
 from ddp_notebook.stdlib import asyncio, contextlib, threading
 
 _MOST_FRAMES = 200  # of one exception; repeated calls on one line count once, as IPython shows them
@@ -140,7 +140,7 @@ class Tracebacks:
         if self.of_magics.will_raise():
             return
         self.of_magics.hide_frames(error)
-        hygiene.end_traceback_at_user(error)
+        isolation.end_traceback_at_user(error)
         self._left_out = _leave_out_frames(error)
         ends_cell = self._ends_cell()
         if ends_cell and not isinstance(error, KeyboardInterrupt):

@@ -12,19 +12,19 @@ from torch.distributed import distributed_c10d, get_rank, is_initialized
 
 from ddp_notebook.messages.ranks import Form, Lost
 from ddp_notebook.rank.cell.children import Children
+from ddp_notebook.rank.cell.current_line import Where
 from ddp_notebook.rank.cell.exceptions import chain, known_words
-from ddp_notebook.rank.cell.where import Where
 from ddp_notebook.rank.group import join, stores, waiting
 from ddp_notebook.rank.group.calls import Call, CollectiveMismatchError
 from ddp_notebook.rank.group.cell_progress import Progress
 from ddp_notebook.rank.group.connections.abort import Connections
 from ddp_notebook.rank.group.connections.models import Models
 from ddp_notebook.rank.group.connections.reconnect import Reconnection
-from ddp_notebook.rank.group.connections.untold import WORDS
+from ddp_notebook.rank.group.connections.stuck_waits import WORDS
 from ddp_notebook.rank.group.cpp_log import quiet
 from ddp_notebook.rank.group.recorder import Recorder
 from ddp_notebook.rank.group.release import Doing, RankLostError, Release
-from ddp_notebook.rank.unseen import filter_flight_recorder, is_possible
+from ddp_notebook.rank.hide_from_profiler import filter_flight_recorder, is_possible
 from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
 from ddp_notebook.stdlib import os, re, threading, time
 

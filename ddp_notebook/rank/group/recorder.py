@@ -28,13 +28,13 @@ from ddp_notebook.rank.group.kernels.kernel import Kernel
 from ddp_notebook.rank.group.kernels.repeats import Repeating
 from ddp_notebook.rank.group.modules import Modules
 from ddp_notebook.rank.group.operators import SPECS, flat
-from ddp_notebook.rank.unseen import unseen
+from ddp_notebook.rank.hide_from_profiler import unseen
 from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
 from ddp_notebook.stdlib import threading, time, weakref
 
 if TYPE_CHECKING:
     from ddp_notebook.rank.group.guard.board import Board
-    from ddp_notebook.rank.record.tape import Tape
+    from ddp_notebook.rank.record.event_buffer import Tape
     from ddp_notebook.rank.record.training.buckets import Backward
 
 _MOST_LIVE = 64  # operations that nobody has waited for; those that are over are dropped much earlier

@@ -14,7 +14,7 @@ from types import FrameType
 from typing import Any
 
 from ddp_notebook.rank import gpu, own_signals
-from ddp_notebook.rank.cell.where import Where
+from ddp_notebook.rank.cell.current_line import Where
 from ddp_notebook.rank.group.calls import Call, Group
 from ddp_notebook.rank.group.connections.abort import Connections
 from ddp_notebook.rank.group.cpp_log import quiet

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
 from ddp_notebook.messages.ranks import Form
-from ddp_notebook.registry import doors
+from ddp_notebook.registry import unix_sockets
 from ddp_notebook.stdlib import contextlib, functools, os, socket, threading
 from ddp_notebook.wire import store as protocol
 from ddp_notebook.wire.store import Sealing, StoreAddress, StoreRefusedError
@@ -117,8 +117,8 @@ class Connection:
 
 def _check_user(connection: socket.socket, place: StoreAddress) -> None:
     try:
-        doors.check_user(connection)
-    except doors.DoorError as error:
+        unix_sockets.check_user(connection)
+    except unix_sockets.DoorError as error:
         raise StoreRefusedError(f"what listens at {place.at} is not the session's store: {error}") from None
 
 

@@ -2,15 +2,15 @@
 
 feature         what the recording adds to a rank
 rank_recording  what a rank records, put together
-tape            what the threads that train leave behind: references and times
-drain           the recorder's thread: empties the tape
+event_buffer    what the threads that train leave behind: references and times
+flusher         the recorder's thread: empties the tape
 batches         what the tape holds, made into rows
 text_numbers    texts of a recording, sent once each
 previews        small copies of tensors
-thinning        which steps of a fast training have theirs taken
+value_sampling  which steps of a fast training have theirs taken
 training/       the stretches of a training step: input, forward, backward, optimizer
 metrics         `log`, and variables that are watched
 resources       memory and load
 gpu_times       when work on a GPU began and ended
-solo            a cell on one rank alone, to compare with
+baseline_run    a cell on one rank alone, to compare with
 """

@@ -11,10 +11,10 @@ import numpy as np
 import torch
 
 from ddp_notebook.rank import gpu, remote_calls
+from ddp_notebook.rank.group.call_site import REDUCER, Site
 from ddp_notebook.rank.group.calls import DONE, LEFT_OUT, BackwardSpan, Call
 from ddp_notebook.rank.group.kernels.repeats import Repeat
 from ddp_notebook.rank.group.operators import nbytes
-from ddp_notebook.rank.group.origin import REDUCER, Site
 from ddp_notebook.rank.group.sequences import Moment
 from ddp_notebook.rank.record import previews
 from ddp_notebook.rank.record.gpu_times import GpuClock
@@ -24,8 +24,8 @@ from ddp_notebook.rank.record.training.buckets import Backward, BucketChange
 from ddp_notebook.rank.record.training.comm_hooks import Hooked
 from ddp_notebook.rank.record.training.gradients import ChosenGradient
 from ddp_notebook.rank.record.training.loaders import Settings
-from ddp_notebook.rank.record.training.repeated import pack
-from ddp_notebook.rank.record.training.stretches import Span, span_of
+from ddp_notebook.rank.record.training.repeated_buckets import pack
+from ddp_notebook.rank.record.training.spans import Span, span_of
 from ddp_notebook.records.codec import Batch, Tensor
 from ddp_notebook.records.schema import ORIGINS, REDUCE_OPS, TABLES, Rows
 from ddp_notebook.stdlib import logging, struct, threading, time

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 import torch
 
 from ddp_notebook.rank.group.sequences import Moment
+from ddp_notebook.rank.hide_from_profiler import unseen
+from ddp_notebook.rank.record.event_buffer import OFF, Tape
 from ddp_notebook.rank.record.previews import on_its_way
-from ddp_notebook.rank.record.tape import OFF, Tape
-from ddp_notebook.rank.record.training.stretches import Training
-from ddp_notebook.rank.unseen import unseen
+from ddp_notebook.rank.record.training.spans import Training
 from ddp_notebook.records.schema import STEP_UNITS
 from ddp_notebook.records.words import in_function
 from ddp_notebook.stdlib import time

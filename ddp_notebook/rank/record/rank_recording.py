@@ -11,20 +11,20 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ddp_notebook.messages.record_options import LEVELS, RecordOptions, profile_path
-from ddp_notebook.rank.cell.where import Where
+from ddp_notebook.rank.cell.current_line import Where
 from ddp_notebook.rank.group.recorder import Recorder
 from ddp_notebook.rank.record.batches import BatchMaker
-from ddp_notebook.rank.record.drain import Drain
+from ddp_notebook.rank.record.event_buffer import VALUES, Tape
+from ddp_notebook.rank.record.flusher import Drain
 from ddp_notebook.rank.record.metrics import MetricLogger
-from ddp_notebook.rank.record.tape import VALUES, Tape
-from ddp_notebook.rank.record.training.stretches import CELL, Training
+from ddp_notebook.rank.record.training.spans import CELL, Training
 from ddp_notebook.rank.variables.between import BetweenSteps
 from ddp_notebook.registry import private
 from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
 from ddp_notebook.stdlib import contextlib, os, time
 
 if TYPE_CHECKING:
-    from ddp_notebook.rank.record.solo import Solo
+    from ddp_notebook.rank.record.baseline_run import Solo
 
 
 class TorchProfile:
@@ -148,7 +148,7 @@ class RankRecording:
         self.tape.full_bytes = options.full_bytes
         self.metrics.begin_cell(options.watch)
         if options.solo is not None:
-            from ddp_notebook.rank.record.solo import Solo  # imports torch.distributed.optim: 0.4 s
+            from ddp_notebook.rank.record.baseline_run import Solo  # imports torch.distributed.optim: 0.4 s
 
             solo = self._solo = Solo(namespace, *options.solo)
             self._recorder.instead = solo.run

@@ -9,8 +9,8 @@ from types import CodeType
 
 import torch
 
+from ddp_notebook.rank.group.call_site import SiteFields
 from ddp_notebook.rank.group.calls import Group
-from ddp_notebook.rank.group.origin import SiteFields
 from ddp_notebook.stdlib import functools, json, os
 
 _MOST_TEXTS = 200_000  # that a process numbers

@@ -9,9 +9,9 @@ from ddp_notebook.messages.encoding import Message
 from ddp_notebook.messages.ranks import Checked, Pulled
 from ddp_notebook.messages.resize_messages import Inspect, Resized
 from ddp_notebook.rank.cell.exceptions import with_type
+from ddp_notebook.rank.hide_from_profiler import unseen
 from ddp_notebook.rank.hooks import Feature
-from ddp_notebook.rank.resize import resized
-from ddp_notebook.rank.unseen import unseen
+from ddp_notebook.rank.resize import resize_requests
 from ddp_notebook.stdlib import json
 
 
@@ -24,7 +24,7 @@ class ResizeFeature(Feature):
     async def _inspect(self, message: Inspect) -> None:
         shell = self.core.shell
         try:
-            facts = unseen(resized.inspect, message, shell.user_ns, shell.user_ns_hidden)
+            facts = unseen(resize_requests.inspect, message, shell.user_ns, shell.user_ns_hidden)
         except (Exception, SystemExit) as error:  # from a user's object
             self.core.send(Checked(request=message.request, error=with_type(error)))
         else:
@@ -34,7 +34,7 @@ class ResizeFeature(Feature):
         place = self.core.place()
         assert place is not None
         try:
-            done = unseen(resized.settle, message, place, self.core.shell.user_ns)
+            done = unseen(resize_requests.settle, message, place, self.core.shell.user_ns)
         except (Exception, SystemExit) as error:  # from a user's object, or another rank is gone
             self.core.send(Pulled(request=message.request, error=with_type(error)))
         else:

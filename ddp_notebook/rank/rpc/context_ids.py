@@ -20,7 +20,7 @@ from torch._C._distributed_autograd import DistAutogradContext
 from torch._C._distributed_rpc import PyRRef
 from torch.jit import _builtins
 
-from ddp_notebook.rank.replacing import replace
+from ddp_notebook.rank.patching import replace
 from ddp_notebook.rank.rpc.workers import WorkerNames
 from ddp_notebook.stdlib import functools
 

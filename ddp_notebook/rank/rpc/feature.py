@@ -12,7 +12,7 @@ from torch.distributed import rpc
 from ddp_notebook.messages.encoding import Message
 from ddp_notebook.messages.ranks import Interrupt
 from ddp_notebook.rank.hooks import Core, Feature
-from ddp_notebook.rank.replacing import replace
+from ddp_notebook.rank.patching import replace
 from ddp_notebook.rank.rpc.serving import Serving
 from ddp_notebook.records import switches
 from ddp_notebook.stdlib import contextlib, functools, threading
@@ -51,7 +51,7 @@ class RpcFeature(Feature):
             return
         core = self.core
         try:
-            from ddp_notebook.rank.rpc.face import Face
+            from ddp_notebook.rank.rpc.rpc_functions import Face
 
             face = Face(core.place, core.running, lambda: core.network.release.loss)
         except (AttributeError, ImportError) as missing:

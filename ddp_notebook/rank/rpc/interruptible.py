@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from ddp_notebook.rank.group import waiting
+from ddp_notebook.rank.hide_from_profiler import function_modes, operator_modes
 from ddp_notebook.rank.remote_calls import NO_RANK
 from ddp_notebook.rank.rpc.open_calls import RpcCalls
-from ddp_notebook.rank.unseen import function_modes, operator_modes
 from ddp_notebook.stdlib import functools, threading
 
 _keys_in, _keys_out = torch._C._dispatch_tls_local_include_set, torch._C._dispatch_tls_local_exclude_set

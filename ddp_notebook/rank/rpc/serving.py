@@ -24,7 +24,7 @@ from ddp_notebook.stdlib import ctypes, threading, time
 if TYPE_CHECKING:
     from torch._C._distributed_rpc import PyRRef
 
-    from ddp_notebook.rank.rpc.record.here import RpcThread
+    from ddp_notebook.rank.rpc.record.call_stack import RpcThread
 
 _raise_in = ctypes.pythonapi.PyThreadState_SetAsyncExc
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 
-from ddp_notebook.registry import doors
+from ddp_notebook.registry import unix_sockets
 from ddp_notebook.registry.torchrun import OUTPUT_VARIABLE
 from ddp_notebook.stdlib import os, socket
 from ddp_notebook.wire.store import StoreAddress
@@ -34,7 +34,7 @@ def to_notebook() -> None:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as line:
             line.settimeout(_ANSWER_S)
             line.connect(StoreAddress(at).address)
-            doors.check_user(line)
+            unix_sockets.check_user(line)
             said = f"{os.environ.get('RANK', '0')} {os.environ.get('WORLD_SIZE', '1')}"
             socket.send_fds(line, [said.encode()], reads)
             if not line.recv(1):

@@ -1,6 +1,6 @@
 """Wrong uses that nothing else complains about: the training goes on, and learns nothing, or something else.
 
-Some a rank sees by itself; of others the notebook compares what ranks tell (`run/agree/disagreements`).
+Some a rank sees by itself; of others the notebook compares what ranks tell (`run/consistency/disagreements`).
 """
 
 from __future__ import annotations

@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 
+from ddp_notebook.rank.hide_from_profiler import unseen
 from ddp_notebook.rank.imports import after_import
 from ddp_notebook.rank.sharding.observed_functions import before
-from ddp_notebook.rank.unseen import unseen
 from ddp_notebook.stdlib import contextlib, functools, logging
 
 _CALLS = 4  # of each module, in each cell

@@ -9,8 +9,8 @@ import torch
 
 from ddp_notebook.rank.group.calls import Call
 from ddp_notebook.rank.group.operators import flat
+from ddp_notebook.rank.hide_from_profiler import unseen
 from ddp_notebook.rank.sharding.observed_functions import before
-from ddp_notebook.rank.unseen import unseen
 from ddp_notebook.stdlib import functools, logging, weakref
 
 _SUMS = ("all_reduce", "all_reduce_coalesced")

@@ -17,11 +17,11 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from ddp_notebook.messages.resize_messages import SamplerChange
 from ddp_notebook.messages.survive_messages import Resume
+from ddp_notebook.rank.hide_from_profiler import unseen
 from ddp_notebook.rank.survive import checkpoint
 from ddp_notebook.rank.survive.ring import RingConnections
 from ddp_notebook.rank.survive.survival import RankSurvival
 from ddp_notebook.rank.survive.tracked import TrackedObjects
-from ddp_notebook.rank.unseen import unseen
 from ddp_notebook.stdlib import json
 
 

@@ -17,10 +17,10 @@ from torch._C._distributed_c10d import AllreduceOptions, ProcessGroupGloo
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # exported at run time
 
 from ddp_notebook.messages.ranks import Form
-from ddp_notebook.rank.group import authentic
+from ddp_notebook.rank.group import authentication
 from ddp_notebook.rank.group.connections.abort import Connections
 from ddp_notebook.rank.group.stores import connect
-from ddp_notebook.rank.unseen import unseen
+from ddp_notebook.rank.hide_from_profiler import unseen
 
 _TIMEOUT = timedelta(days=1)  # a slow step is none of ours; a stop or a death ends the wait
 _SIZE_TAG, _DATA_TAG = 1, 2
@@ -44,9 +44,9 @@ class RingConnections:
         with connections.waiting_unseen():
             store = PrefixStore(f"{place.store_prefix}/{place.epoch}/ring{number}", connect(place))
             if self.rank == 0:
-                authentic.publish_key(store)
+                authentication.publish_key(store)
             self._group: Any = ProcessGroupGloo(store, self.rank, self.size, timeout=_TIMEOUT)
-            self._key = authentic.key_of(store)
+            self._key = authentication.key_of(store)
         self._least = AllreduceOptions()
         self._least.reduceOp = dist.ReduceOp.MIN  # type: ignore[assignment]  # torch's stub: its own enum
 
@@ -94,14 +94,14 @@ class RingConnections:
         return self._opened(taken, of)
 
     def _sealed(self, data: bytes) -> npt.NDArray[np.uint8]:
-        sealed = np.empty(authentic.MAC_BYTES + len(data), np.uint8)
-        sealed[: authentic.MAC_BYTES] = np.frombuffer(authentic.mac(self._key, [data]), np.uint8)
-        sealed[authentic.MAC_BYTES :] = np.frombuffer(data, np.uint8)
+        sealed = np.empty(authentication.MAC_BYTES + len(data), np.uint8)
+        sealed[: authentication.MAC_BYTES] = np.frombuffer(authentication.mac(self._key, [data]), np.uint8)
+        sealed[authentication.MAC_BYTES :] = np.frombuffer(data, np.uint8)
         return sealed
 
     def _opened(self, sealed: npt.NDArray[np.uint8], of: int) -> bytes:
-        mac, data = sealed[: authentic.MAC_BYTES].tobytes(), sealed[authentic.MAC_BYTES :].tobytes()
-        authentic.check(self._key, mac, [data], f"rank {of}")
+        mac, data = sealed[: authentication.MAC_BYTES].tobytes(), sealed[authentication.MAC_BYTES :].tobytes()
+        authentication.check(self._key, mac, [data], f"rank {of}")
         return data
 
     def agree_on(self, number: int, wish: bool) -> tuple[bool, bool]:

@@ -21,12 +21,12 @@ from ddp_notebook.messages.ranks import Form
 from ddp_notebook.messages.resize_messages import SamplerChange
 from ddp_notebook.messages.survive_messages import Resume, Save, Stalls, Survives
 from ddp_notebook.rank import gpu
-from ddp_notebook.rank.group.alone import Alone
 from ddp_notebook.rank.group.cpp_log import quiet
+from ddp_notebook.rank.group.local_collectives import Alone
 from ddp_notebook.rank.group.release import RankLostError
+from ddp_notebook.rank.hide_from_profiler import unseen
 from ddp_notebook.rank.hooks import Core
 from ddp_notebook.rank.survive.ring import RingConnections
-from ddp_notebook.rank.unseen import unseen
 from ddp_notebook.rank.variables import copying, samplers
 from ddp_notebook.stdlib import os, pickle, queue, re, threading, time
 
@@ -187,7 +187,7 @@ class RankSurvival:
 
     def obstacles(self) -> list[str]:
         """What is in the way of fewer ranks."""
-        from ddp_notebook.rank.resize.obstacles import Obstacles  # the only use of another feature
+        from ddp_notebook.rank.resize.blockers import Obstacles  # the only use of another feature
 
         found = Obstacles(self._core.shell.user_ns)
         return [*(f"{name} is {what}" for name, what in found.sharded.items()), *found.others]

@@ -13,7 +13,7 @@ import torch
 from torch._C._distributed_c10d import ProcessGroupGloo, Store
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # exported at run time
 
-from ddp_notebook.rank.group import authentic, keeping
+from ddp_notebook.rank.group import authentication, deferred_destroy
 from ddp_notebook.rank.variables.copying import DevicePickler
 from ddp_notebook.stdlib import io, pickle
 
@@ -44,9 +44,9 @@ class Handover:
     def __init__(self, store: Store, meeting: str, *, number: int, size: int, timeout: timedelta = _STALLED) -> None:
         at = PrefixStore(f"{meeting}/", store)
         if number == _GIVER:
-            authentic.publish_key(at)
+            authentication.publish_key(at)
         self._group: Any = ProcessGroupGloo(at, number, size, timeout=timeout)
-        self._key = authentic.key_of(at)
+        self._key = authentication.key_of(at)
 
     def give(self, value: Any) -> None:
         """Give a value: by the pickle that `copying` makes, and what fails in it is raised before anything is sent."""
@@ -58,7 +58,7 @@ class Handover:
         sizes = torch.tensor([len(part) for part in parts])
         self._send(torch.tensor([len(sizes)]))
         self._send(sizes)
-        sealed = authentic.mac(self._key, [sizes.numpy().data, parts[0]])
+        sealed = authentication.mac(self._key, [sizes.numpy().data, parts[0]])
         self._send(torch.frombuffer(bytearray(sealed), dtype=torch.uint8))
         for part in filter(len, parts):
             self._send(torch.frombuffer(bytearray(part) if part.readonly else part, dtype=torch.uint8))
@@ -79,9 +79,9 @@ class Handover:
         if not count:
             raise RuntimeError("the rank that was to give its variables could not")
         sizes = self._send(torch.zeros(int(count), dtype=torch.int64))
-        sealed = bytes(self._send(torch.empty(authentic.MAC_BYTES, dtype=torch.uint8)).numpy())
+        sealed = bytes(self._send(torch.empty(authentication.MAC_BYTES, dtype=torch.uint8)).numpy())
         pickled = self._take_part(int(sizes[0]))
-        authentic.check(self._key, sealed, [sizes.numpy().data, pickled], "the rank that gives its variables")
+        authentication.check(self._key, sealed, [sizes.numpy().data, pickled], "the rank that gives its variables")
         buffers = [self._take_part(size) for size in sizes[1:].tolist()]
         return pickle.loads(pickled, buffers=buffers)
 
@@ -96,7 +96,7 @@ class Handover:
 
     def close(self) -> None:
         """It is over."""
-        keeping.keep(self._group)
+        deferred_destroy.keep(self._group)
         self._group = None
 
 

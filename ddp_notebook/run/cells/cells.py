@@ -14,20 +14,20 @@ from ddp_notebook.launch.process import RANK
 from ddp_notebook.messages.ranks import Display, InputReply, Interrupt, Probe, RunCell, Vitals
 from ddp_notebook.messages.record_options import RecordOptions
 from ddp_notebook.records.words import format_ranks, list_ranks, name_ranks, train_apart
-from ddp_notebook.run.cells.arrivals import CellMessages
 from ddp_notebook.run.cells.cell import CellRun
-from ddp_notebook.run.cells.elsewhere import Elsewhere, RunElsewhere
+from ddp_notebook.run.cells.cell_messages import CellMessages
+from ddp_notebook.run.cells.foreign_cells import Elsewhere, RunElsewhere
 from ddp_notebook.run.cells.interrupt import Interrupts, keyboard_interrupt, press_for_all
 from ddp_notebook.run.cells.result import CellResult, raise_if_bad
-from ddp_notebook.run.cells.turn import QueueSlot, Turn
+from ddp_notebook.run.cells.run_queue import QueueSlot, Turn
 from ddp_notebook.run.cells.watch import NOTEBOOK, Beside, Halt, Reached, Waiter, Watch
 from ddp_notebook.run.groups.diagnosis import Views
-from ddp_notebook.run.groups.looks import Looks
-from ddp_notebook.run.groups.mend import Mend
-from ddp_notebook.run.groups.remote import OpenRemoteCalls, still_running
+from ddp_notebook.run.groups.probe import Looks
+from ddp_notebook.run.groups.recovery import Mend
+from ddp_notebook.run.groups.rpc_waits import OpenRemoteCalls, still_running
 from ddp_notebook.run.groups.survived_cells import CellSurvival
+from ddp_notebook.run.output.display_target import Sink
 from ddp_notebook.run.output.screen import Screen
-from ddp_notebook.run.output.sink import Sink
 from ddp_notebook.run.rank_requests import Questions
 from ddp_notebook.wire.signals import INTERRUPT, RELEASE
 

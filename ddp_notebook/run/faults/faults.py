@@ -10,7 +10,7 @@ from ddp_notebook.errors import HostError, UsageError
 from ddp_notebook.messages.faults import KINDS, OFF, Fault
 from ddp_notebook.records.words import list_ranks
 from ddp_notebook.run.faults.feature import fault_line
-from ddp_notebook.run.groups.living import Living
+from ddp_notebook.run.groups.liveness import Living
 from ddp_notebook.run.rank_requests import Questions
 from ddp_notebook.run.rank_sets import RankSet
 

@@ -18,7 +18,7 @@ from ddp_notebook.records import units
 from ddp_notebook.records.words import format_ranks, group_by_value, list_ranks, name_ranks
 from ddp_notebook.run.cells.interrupt import uninterrupted
 from ddp_notebook.run.files.landing import Landing
-from ddp_notebook.run.groups.living import Living
+from ddp_notebook.run.groups.liveness import Living
 from ddp_notebook.run.rank_requests import Questions
 from ddp_notebook.run.rank_sets import RankSet
 from ddp_notebook.run.values.transfers import Transfers

@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from ddp_notebook.errors import UsageError
-from ddp_notebook.run.assembly import SessionParts
 from ddp_notebook.run.cells.interrupt import Interrupts, keyboard_interrupt
 from ddp_notebook.run.interrupted import OF_FILES, tells_interrupts
 from ddp_notebook.run.rank_sets import RankSet
+from ddp_notebook.run.session_parts import SessionParts
 
 if TYPE_CHECKING:
     from ddp_notebook.launch.sync.sync import Synced

@@ -10,7 +10,7 @@ from ddp_notebook.records.meaning import OF_CHECKPOINT, OF_DDP, OF_FSDP
 from ddp_notebook.records.names import readable
 from ddp_notebook.records.operation import Operation
 from ddp_notebook.records.words import group_by_value, list_ranks
-from ddp_notebook.run.groups.remote import OpenRemoteCalls
+from ddp_notebook.run.groups.rpc_waits import OpenRemoteCalls
 
 NOTHING_REMOTE = OpenRemoteCalls()
 State = Literal["waiting", "running", "silent", "failed", "ended", "outside", "died"]

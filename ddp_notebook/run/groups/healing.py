@@ -13,12 +13,12 @@ from ddp_notebook.launch.cluster import Check, Cluster
 from ddp_notebook.messages.ranks import Checked, Pull, Pulled
 from ddp_notebook.messages.resize_messages import Inspect
 from ddp_notebook.records.words import list_ranks, name_ranks
-from ddp_notebook.run.agree.sentences import list_names
 from ddp_notebook.run.cells.cells import Cells
 from ddp_notebook.run.cells.interrupt import Interrupts, keyboard_interrupt
-from ddp_notebook.run.groups.living import Living
-from ddp_notebook.run.groups.looks import why_silent
-from ddp_notebook.run.groups.mend import replaced_in_words
+from ddp_notebook.run.consistency.sentences import list_names
+from ddp_notebook.run.groups.liveness import Living
+from ddp_notebook.run.groups.probe import why_silent
+from ddp_notebook.run.groups.recovery import replaced_in_words
 from ddp_notebook.run.rank_requests import Questions
 from ddp_notebook.run.values.exchange import check_name
 from ddp_notebook.run.values.transfers import PushedData, Transfers

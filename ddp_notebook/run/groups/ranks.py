@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ddp_notebook.run.assembly import SessionParts
 from ddp_notebook.run.interrupted import OF_RANKS, tells_interrupts
 from ddp_notebook.run.rank_sets import RankSet
+from ddp_notebook.run.session_parts import SessionParts
 
 
 @tells_interrupts(OF_RANKS)

@@ -19,7 +19,7 @@ from ddp_notebook.messages.resize_messages import Inspect, Resized, SamplerChang
 from ddp_notebook.records.words import list_ranks
 from ddp_notebook.run.cells.cells import Cells
 from ddp_notebook.run.cells.interrupt import Interrupts, keyboard_interrupt
-from ddp_notebook.run.groups.living import Living
+from ddp_notebook.run.groups.liveness import Living
 from ddp_notebook.run.rank_requests import Questions
 from ddp_notebook.run.rank_sets import RankSet
 from ddp_notebook.run.values.exchange import check_name

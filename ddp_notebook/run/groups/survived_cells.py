@@ -17,7 +17,7 @@ from ddp_notebook.messages.ranks import RunCell
 from ddp_notebook.messages.survive_messages import Resume, Stalls, Survives
 from ddp_notebook.records.words import list_ranks
 from ddp_notebook.run.cells.cell import CellRun
-from ddp_notebook.run.groups.mend import Mend
+from ddp_notebook.run.groups.recovery import Mend
 from ddp_notebook.run.message_handlers import Handlers
 
 _MOST_TRIES = 10  # in a row: a process that comes may be killed too

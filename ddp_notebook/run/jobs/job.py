@@ -17,11 +17,11 @@ from ddp_notebook.records.words import list_ranks
 from ddp_notebook.run.cells.cell import CellRun
 from ddp_notebook.run.cells.interrupt import Interrupts
 from ddp_notebook.run.cells.result import CellResult
-from ddp_notebook.run.cells.turn import GivenUpError, QueueSlot, in_words
+from ddp_notebook.run.cells.run_queue import GivenUpError, QueueSlot, in_words
 from ddp_notebook.run.cells.watch import Waiter
 from ddp_notebook.run.interrupted import OF_JOB, tells_interrupts
-from ddp_notebook.run.output.outlet import new_id
-from ddp_notebook.run.output.sink import Handle, Sink
+from ddp_notebook.run.output.display_target import Handle, Sink
+from ddp_notebook.run.output.rate_limiter import new_id
 
 if TYPE_CHECKING:
     from ddp_notebook.messages.keeper import Waiting

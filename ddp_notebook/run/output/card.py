@@ -6,7 +6,7 @@ import html
 
 from ddp_notebook.records.words import format_ranks, list_ranks
 from ddp_notebook.run.groups.diagnosis import Views, by_what_they_do, list_with_host, only_wait_for_children
-from ddp_notebook.run.output.outlet import Outlet, new_id
+from ddp_notebook.run.output.rate_limiter import Outlet, new_id
 
 STOP = "The stop button ends the cell"
 _ROWS = 12  # at most

@@ -10,7 +10,7 @@ from typing import Any
 
 from ddp_notebook.messages.ranks import Comm
 from ddp_notebook.run.notebook_kernel import kernel
-from ddp_notebook.run.output.pace import FRONT_END
+from ddp_notebook.run.output.message_rate import FRONT_END
 
 
 class WidgetState:

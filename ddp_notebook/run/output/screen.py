@@ -17,10 +17,10 @@ from typing import Any
 from ddp_notebook.messages.ranks import Display
 from ddp_notebook.run.cells.cell import OutputItem
 from ddp_notebook.run.output.card import STOP, Card
+from ddp_notebook.run.output.display_target import Sink
 from ddp_notebook.run.output.fold import OTHERS_S, TWINS_S, Fold, Folded, Item, Tail
 from ddp_notebook.run.output.labels import LONGEST_LABEL, labelled
-from ddp_notebook.run.output.outlet import Outlet, new_id
-from ddp_notebook.run.output.sink import Sink
+from ddp_notebook.run.output.rate_limiter import Outlet, new_id
 from ddp_notebook.run.output.slots import Bundle, OpenRow, OpenRows, Row
 from ddp_notebook.run.output.unfinished import MOST_CHARS_OF_RANK, UPDATE_S, Unfinished
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from ddp_notebook.run.output.fold import Item
 from ddp_notebook.run.output.labels import label, labelled
-from ddp_notebook.run.output.outlet import Outlet, new_id
+from ddp_notebook.run.output.rate_limiter import Outlet, new_id
 
 _IMAGES = ("image/png", "image/jpeg", "image/gif", "image/webp", "image/svg+xml")
 _ACTIVE = ("<script", "<iframe", "<object", "<embed", "<link")  # HTML that would run or load again at each update

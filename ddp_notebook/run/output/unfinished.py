@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ddp_notebook.run.output.labels import labelled
-from ddp_notebook.run.output.outlet import Outlet, new_id
+from ddp_notebook.run.output.rate_limiter import Outlet, new_id
 
 UPDATE_S = 0.1  # between two changes of what is shown
 _MOST_CHARS = 4000  # of one update

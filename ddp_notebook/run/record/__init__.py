@@ -1,7 +1,7 @@
 """What ranks record, as the session asks for it and brings it in.
 
-recordings    how much cells record, and the recording up to now
-baseline      the last training on rank 0 alone, to compare with
-told          a recording, and `load`, with a line about an interrupt
-chrome_trace  the recording as a file for Perfetto, with what torch's profiler has left
+recordings          how much cells record, and the recording up to now
+baseline            the last training on rank 0 alone, to compare with
+notebook_recording  a recording, and `load`, with a line about an interrupt
+chrome_trace        the recording as a file for Perfetto, with what torch's profiler has left
 """

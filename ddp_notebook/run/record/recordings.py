@@ -12,7 +12,7 @@ from ddp_notebook.messages.record_options import LEVELS, RecordOptions
 from ddp_notebook.observe.observer import Observer
 from ddp_notebook.observe.recording import Recording
 from ddp_notebook.run.cells.cells import Cells
-from ddp_notebook.run.groups.living import Living
+from ddp_notebook.run.groups.liveness import Living
 from ddp_notebook.run.notebook_kernel import is_users_thread
 from ddp_notebook.run.rank_requests import Questions
 

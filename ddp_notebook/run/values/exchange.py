@@ -30,7 +30,7 @@ from ddp_notebook.records.words import (
 from ddp_notebook.run.cells.cell import CellRun
 from ddp_notebook.run.cells.cells import Cells
 from ddp_notebook.run.cells.interrupt import keyboard_interrupt, uninterrupted
-from ddp_notebook.run.groups.living import Living
+from ddp_notebook.run.groups.liveness import Living
 from ddp_notebook.run.rank_requests import Questions
 from ddp_notebook.run.rank_sets import RankSet
 from ddp_notebook.run.values.transfers import PushedData, Transfers

@@ -3,7 +3,7 @@
 view           where it stands, and when it is redrawn
 page           one redraw: everything on it, and no more than 20 kB
 sources        what a page is drawn from: a feed, and the courses of metrics
-course         the course of one metric on all ranks, in bounded memory
+series         the course of one metric on all ranks, in bounded memory
 metric_curves  a metric by step
 step_bars      what the time of each step went into
 rank_table     how each rank is; of many ranks the worst, and the others together

@@ -13,8 +13,8 @@ from ddp_notebook.observe.figures.palette import LINES
 from ddp_notebook.records.units import three_figures, two_figures
 from ddp_notebook.records.words import list_ranks
 from ddp_notebook.widgets.html.axes import BOTTOM, HEIGHT, LEFT, WIDTH, Axes, room
-from ddp_notebook.widgets.html.course import Course, Values
 from ddp_notebook.widgets.html.markup import Markup, element, line, shorten
+from ddp_notebook.widgets.html.series import Course, Values
 
 _MOST_LINES = 8
 _MOST_TOLD = 5  # further metrics

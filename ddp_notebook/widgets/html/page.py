@@ -11,7 +11,7 @@ from ddp_notebook.widgets.html import metric_curves, step_bars
 from ddp_notebook.widgets.html.markup import Markup, element, join, shorten
 from ddp_notebook.widgets.html.rank_table import MOST_ROWS, table
 from ddp_notebook.widgets.html.sources import PageState, Sources
-from ddp_notebook.widgets.present import Present
+from ddp_notebook.widgets.live_status import Present
 
 MOST_BYTES = 20_000
 # Rows of the table and bars of steps: fewer where texts are long, or lines have many corners.

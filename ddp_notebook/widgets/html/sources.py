@@ -13,8 +13,8 @@ from ddp_notebook.records.schema import Rows
 from ddp_notebook.widgets.feed.feed import Feed
 from ddp_notebook.widgets.feed.tables import empty
 from ddp_notebook.widgets.html import step_bars
-from ddp_notebook.widgets.html.course import Course, add_rows
 from ddp_notebook.widgets.html.rank_table import RankRow
+from ddp_notebook.widgets.html.series import Course, add_rows
 
 _MOST_METRICS = 32  # that are followed
 _STATES = ("running", "stuck")  # in which ranks are somewhere

@@ -29,7 +29,7 @@ from ddp_notebook.widgets.feed.feed import Feed
 from ddp_notebook.widgets.feed.messages import FeedMessage
 from ddp_notebook.widgets.feed.tables import empty, pack
 from ddp_notebook.widgets.feed.timeline import Timeline
-from ddp_notebook.widgets.present import Present
+from ddp_notebook.widgets.live_status import Present
 from ddp_notebook.widgets.still import saved_summary
 
 # Rows that a page has at most, the newest: as many as the browser keeps (js/data/tables.js). 12 MB in all.

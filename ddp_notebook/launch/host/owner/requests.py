@@ -7,7 +7,7 @@ import threading
 from concurrent.futures import Future
 
 from ddp_notebook.errors import HostError
-from ddp_notebook.launch.ways.base import Way
+from ddp_notebook.launch.transports.base import Way
 from ddp_notebook.messages import framing
 from ddp_notebook.messages.encoding import Message
 from ddp_notebook.messages.hosts import PingRequest

@@ -24,14 +24,14 @@ from typing import Any, cast
 from ddp_notebook.errors import DDPNotebookError, StartError, UsageError
 from ddp_notebook.launch.hosts import DirectHosts
 from ddp_notebook.launch.keep.exception_data import failure_of
-from ddp_notebook.launch.keep.keeper.asked import RequestHandler
-from ddp_notebook.launch.keep.keeper.heard import Heard
 from ddp_notebook.launch.keep.keeper.journal import Journal
 from ddp_notebook.launch.keep.keeper.notebooks import Notebook, Notebooks
 from ddp_notebook.launch.keep.keeper.queue import Queue
+from ddp_notebook.launch.keep.keeper.rank_events import Heard
+from ddp_notebook.launch.keep.keeper.request_handler import RequestHandler
 from ddp_notebook.launch.keep.recording_store import KeptRecording
 from ddp_notebook.launch.keep.state import OwnCluster, folder_of, silent, silent_ranks, state_of
-from ddp_notebook.launch.members.beginning import DirectBeginning
+from ddp_notebook.launch.membership.startup import DirectBeginning
 from ddp_notebook.launch.options import Ssh, StartOptions
 from ddp_notebook.launch.preemption import Preemption
 from ddp_notebook.messages.encoding import to_json
@@ -46,8 +46,8 @@ from ddp_notebook.messages.keeper import (
     StateChanged,
     Welcome,
 )
-from ddp_notebook.registry import doors, entries, modes, private
-from ddp_notebook.registry.finding import SESSION
+from ddp_notebook.registry import entries, modes, private, unix_sockets
+from ddp_notebook.registry.lookup import SESSION
 from ddp_notebook.version import __version__
 from ddp_notebook.wire import signals
 
@@ -88,7 +88,7 @@ class Keeper:
         with contextlib.ExitStack() as undo:  # of what cannot be entered nothing stays
             self._spool = modes.new_folder(entries.SPOOL, private.temporary())
             undo.callback(shutil.rmtree, self._spool)
-            self._server = doors.listen(door)
+            self._server = unix_sockets.listen(door)
             undo.callback(door.unlink)
             self.entry = entries.enter_next(SESSION, "kept", about, folder_with_it=self._spool)
             undo.pop_all()
@@ -221,7 +221,7 @@ class Keeper:
         """Make again what a cleaner has removed: without its entry and socket no notebook finds the session."""
         with contextlib.suppress(OSError, UsageError, StartError):  # the next look tries again
             if not entries.is_complete(self.entry):
-                server = doors.listen(entries.door(SESSION))
+                server = unix_sockets.listen(entries.door(SESSION))
                 before, self._server = self._server, server
                 with contextlib.suppress(OSError):
                     before.shutdown(socket.SHUT_RDWR)  # this ends the wait of the connection's thread
@@ -284,8 +284,8 @@ class Keeper:
         """Somebody is there: the same user, who has read the entry?"""
         try:
             stream.settimeout(_FIRST_WORD_S)
-            doors.check_user(stream)
-            words = doors.hear(stream)
+            unix_sockets.check_user(stream)
+            words = unix_sockets.hear(stream)
             if not hmac.compare_digest(str(words.get("secret")), self._secret):
                 stream.close()
             elif words.get("want") == "attach":
@@ -294,18 +294,18 @@ class Keeper:
                 if words.get("want") == "stop":
                     self._answering.append(threading.current_thread())
                     self.end("python -m ddp_notebook stop", wait=True)
-                doors.say(stream, **self._in_words())
+                unix_sockets.say(stream, **self._in_words())
                 stream.close()
         except OSError:  # it has gone, or speaks something else
             stream.close()
 
     def _attach(self, stream: socket.socket, words: dict[str, Any]) -> None:
         if words.get("version") != __version__ or words.get("environment") != sys.prefix:
-            doors.say(stream, error=f"it runs ddp_notebook {__version__} in the environment {sys.prefix}")
+            unix_sockets.say(stream, error=f"it runs ddp_notebook {__version__} in the environment {sys.prefix}")
             stream.close()
             return
-        pid, _ = doors.peer_of(stream)
-        doors.say(stream, ok=True)
+        pid, _ = unix_sockets.peer_of(stream)
+        unix_sockets.say(stream, ok=True)
         with self._notebooks.lock:
             notebook = self._notebooks.add(stream, pid, str(words.get("about", f"process {pid}")))
             if not words.get("looks"):

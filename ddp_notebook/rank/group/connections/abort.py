@@ -20,7 +20,7 @@ from ddp_notebook.rank import threads
 from ddp_notebook.rank.group import stores
 from ddp_notebook.rank.group.calls import timeout_of, timeout_setter
 from ddp_notebook.rank.group.connections import sockets
-from ddp_notebook.rank.group.connections.untold import Untold
+from ddp_notebook.rank.group.connections.stuck_waits import Untold
 from ddp_notebook.rank.group.recorder import Recorder
 from ddp_notebook.rank.group.waiting import notice_interrupt
 from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401

@@ -29,13 +29,13 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import AllreduceOptions, PrefixStore, ProcessGroup, ProcessGroupGloo, Store
 
+from ddp_notebook.rank.group.call_site import USER, origin
 from ddp_notebook.rank.group.calls import Call, CollectiveMismatchError
 from ddp_notebook.rank.group.guard.board import Board, Compared
 from ddp_notebook.rank.group.guard.memory import MemoryBoard
 from ddp_notebook.rank.group.guard.messages import Messages, nbytes_of, what_of
 from ddp_notebook.rank.group.operators import flat
-from ddp_notebook.rank.group.origin import USER, origin
-from ddp_notebook.rank.unseen import unseen
+from ddp_notebook.rank.hide_from_profiler import unseen
 from ddp_notebook.records.words import group_by_value, name_ranks
 from ddp_notebook.stdlib import time
 

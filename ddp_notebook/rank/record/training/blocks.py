@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.autograd.profiler import record_function
 
-from ddp_notebook.rank.record.tape import OFF, Tape
+from ddp_notebook.rank.record.event_buffer import OFF, Tape
 from ddp_notebook.rank.record.training.wrapping import around
 from ddp_notebook.stdlib import contextlib, os, threading, time
 

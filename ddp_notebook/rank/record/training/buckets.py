@@ -14,11 +14,11 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from ddp_notebook.rank.group.call_site import Line, SiteFields, line_of
 from ddp_notebook.rank.group.calls import Call
 from ddp_notebook.rank.group.cpp_log import quiet
 from ddp_notebook.rank.group.kernels.repeats import Again, Repeat
 from ddp_notebook.rank.group.operators import nbytes, nbytes_of
-from ddp_notebook.rank.group.origin import Line, SiteFields, line_of
 from ddp_notebook.rank.record.training.model_names import nothing
 from ddp_notebook.stdlib import json, threading, time, weakref
 

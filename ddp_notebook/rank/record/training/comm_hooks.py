@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddp_notebook.rank.group.operators import nbytes_of
 from ddp_notebook.rank.group.sequences import Moment
-from ddp_notebook.rank.record.tape import OFF, Tape
+from ddp_notebook.rank.record.event_buffer import OFF, Tape
 from ddp_notebook.rank.record.training.buckets import Backward
 from ddp_notebook.stdlib import time, weakref
 

@@ -9,9 +9,9 @@ from typing import NamedTuple
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from ddp_notebook.rank.hide_from_profiler import unseen
 from ddp_notebook.rank.record import previews
-from ddp_notebook.rank.record.tape import OFF, Tape
-from ddp_notebook.rank.unseen import unseen
+from ddp_notebook.rank.record.event_buffer import OFF, Tape
 from ddp_notebook.stdlib import functools
 
 _OWN, _AVERAGED = 2, 3  # the side of a value, of `records.VALUE`

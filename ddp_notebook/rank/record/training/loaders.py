@@ -9,10 +9,10 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, dataloader
 
 from ddp_notebook.rank.group.sequences import Moment
-from ddp_notebook.rank.record.tape import OFF, Tape
+from ddp_notebook.rank.hide_from_profiler import unseen
+from ddp_notebook.rank.record.event_buffer import OFF, Tape
 from ddp_notebook.rank.record.training.model_names import new_name, nothing
 from ddp_notebook.rank.record.training.wrapping import around
-from ddp_notebook.rank.unseen import unseen
 from ddp_notebook.records.schema import SPANS
 from ddp_notebook.stdlib import contextlib, logging, threading, time, weakref
 

@@ -14,7 +14,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from ddp_notebook.rank.record.tape import OFF, Tape
+from ddp_notebook.rank.record.event_buffer import OFF, Tape
 from ddp_notebook.rank.record.training.model_names import new_name, nothing
 from ddp_notebook.rank.record.training.wrapping import uncompiled
 from ddp_notebook.stdlib import threading, time, weakref

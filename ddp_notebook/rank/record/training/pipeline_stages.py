@@ -21,7 +21,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from ddp_notebook.rank.group.calls import Call
 from ddp_notebook.rank.group.operators import flat
-from ddp_notebook.rank.record.tape import OFF, Tape
+from ddp_notebook.rank.record.event_buffer import OFF, Tape
 from ddp_notebook.rank.record.training.wrapping import around, passed_over
 from ddp_notebook.records.schema import SPANS
 from ddp_notebook.records.words import list_ranks

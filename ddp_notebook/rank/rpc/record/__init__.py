@@ -3,5 +3,5 @@
 rpc_recorder  remote calls as rows, on both sides
 references    remote references as rows
 contexts      distributed autograd as rows
-here          where a thread is in remote calls, for these
+call_stack    where a thread is in remote calls, for these
 """

@@ -14,18 +14,18 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed.autograd as dist_autograd
 
-from ddp_notebook.rank.group.origin import REDUCER
+from ddp_notebook.rank.group.call_site import REDUCER
 from ddp_notebook.rank.imports import after_import
-from ddp_notebook.rank.record.tape import OFF
+from ddp_notebook.rank.record.event_buffer import OFF
 from ddp_notebook.rank.remote_calls import ContextEvent, Sent
 from ddp_notebook.rank.rpc.context_ids import WORKER_BITS, context_id, originals, recv_functions, send_functions
-from ddp_notebook.rank.rpc.record.here import RpcThread, numbered
+from ddp_notebook.rank.rpc.record.call_stack import RpcThread, numbered
 from ddp_notebook.records.schema import CONTEXT_EVENTS
 from ddp_notebook.stdlib import contextlib, functools, time
 
 if TYPE_CHECKING:
-    from ddp_notebook.rank.record.training.stretches import Training
-    from ddp_notebook.rank.rpc.face import Face
+    from ddp_notebook.rank.record.training.spans import Training
+    from ddp_notebook.rank.rpc.rpc_functions import Face
 
 _CONTEXT, _PAIR, _GRADIENT, _BACKWARD, _STEP = range(len(CONTEXT_EVENTS))
 _OPTIMIZERS, _OPTIMIZER = "torch.distributed.optim.optimizer", "DistributedOptimizer"

@@ -8,14 +8,14 @@ from torch._C._distributed_rpc import PyRRef
 from torch.distributed import rpc
 from torch.distributed.rpc.internal import _InternalRPCPickler
 
-from ddp_notebook.rank.record.tape import OFF, Tape
+from ddp_notebook.rank.record.event_buffer import OFF, Tape
 from ddp_notebook.rank.remote_calls import ReferenceEvent, Sent
-from ddp_notebook.rank.rpc.record.here import RpcThread, numbered
+from ddp_notebook.rank.rpc.record.call_stack import RpcThread, numbered
 from ddp_notebook.records.schema import REFERENCE_EVENTS
 from ddp_notebook.stdlib import re, time, weakref
 
 if TYPE_CHECKING:
-    from ddp_notebook.rank.rpc.face import Face
+    from ddp_notebook.rank.rpc.rpc_functions import Face
 
 _MADE, _FORKED, _TAKEN, _DELETED, _LET_GO = range(len(REFERENCE_EVENTS))
 _text = PyRRef.__str__  # with the numbers of agents, where programs see ranks

@@ -21,17 +21,17 @@ from torch.distributed.rpc.internal import RemoteException
 from ddp_notebook.rank.cell.exceptions import words
 from ddp_notebook.rank.group import waiting
 from ddp_notebook.rank.group.operators import nbytes_of
-from ddp_notebook.rank.record.tape import OFF, Tape
+from ddp_notebook.rank.record.event_buffer import OFF, Tape
 from ddp_notebook.rank.remote_calls import TORCH, Ran, Sent
+from ddp_notebook.rank.rpc.record.call_stack import RpcThread
 from ddp_notebook.rank.rpc.record.contexts import Contexts
-from ddp_notebook.rank.rpc.record.here import RpcThread
 from ddp_notebook.rank.rpc.record.references import References
 from ddp_notebook.records.schema import RPC_KINDS, SPANS
 from ddp_notebook.stdlib import functools, time
 
 if TYPE_CHECKING:
-    from ddp_notebook.rank.record.training.stretches import Training
-    from ddp_notebook.rank.rpc.face import Face
+    from ddp_notebook.rank.record.training.spans import Training
+    from ddp_notebook.rank.rpc.rpc_functions import Face
 
 _MOST_ERROR = 300
 _DEPTH = 4  # of lists whose tensors are counted

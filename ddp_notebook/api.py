@@ -1,0 +1,192 @@
+"""`ddp_notebook.start`: start a session, or return the running one. `ddp_notebook.check`: compare hosts."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from ddp_notebook.errors import SessionExistsError
+from ddp_notebook.launch.options import Backend, Client, Keep, LiveMode, Mpi, Profile, Slurm, Ssh, StartOptions
+from ddp_notebook.launch.start_line import with_defaults
+from ddp_notebook.on_rank import refuse_on_rank
+from ddp_notebook.run.interrupted import OF_FUNCTIONS, tells_interrupt
+from ddp_notebook.session import Progress, Session, current
+
+if TYPE_CHECKING:
+    from ddp_notebook.launch.preflight.table import HostTable
+
+_reusing = threading.Lock()
+
+
+@tells_interrupt(OF_FUNCTIONS["start"])
+def start(
+    world_size: int | None = None,
+    *,
+    backend: Backend = "auto",
+    gpus: str | Sequence[str | int] | None = None,
+    share_gpus: bool = False,
+    env: Mapping[str, str] | None = None,
+    timeout_s: float = 120.0,
+    live: LiveMode = "auto",
+    fold: bool = True,
+    grace_s: float | None = 3.0,
+    hang_after_s: float | None = 10.0,
+    guard: bool | None = None,
+    heal: bool = False,
+    on_preempt: str | None = None,
+    hosts: str | Sequence[str] | Ssh | None = None,
+    slurm: str | Slurm | None = None,
+    mpi: str | Mpi | None = None,
+    profile: str | Profile | None = None,
+    client: str | Client | None = None,
+    keep: Keep | None = None,
+    reuse: bool = False,
+    report: Progress = lambda _: None,
+) -> Session:
+    """Start ranks: one process per GPU, or CPU ranks, in an initialised process group.
+
+    Args:
+        world_size: number of ranks. None: one per GPU; on a machine without GPUs min(4, cores), at least 2.
+        backend: "auto" is nccl with one GPU per rank, else gloo.
+        gpus: numbers within CUDA_VISIBLE_DEVICES, or UUIDs: "0,1" or a sequence. None: all. "none": CPU ranks despite
+            GPUs. "each": GPUs only if there is one for each rank.
+        share_gpus: allow more ranks than GPUs.
+        env: environment variables of the ranks, in addition to those of the notebook.
+        timeout_s: limit of the start in seconds; at most a week.
+        live: "auto": a small view appears under a cell that logs or synchronises gradients, as HTML if the front end
+            has no widgets. "html": always as HTML. "off": no view appears by itself.
+        fold: merge lines of several ranks that are equal or differ only in a few numbers.
+        grace_s: seconds until the other ranks are stopped after a rank failed; None: they are not stopped.
+        hang_after_s: seconds that a rank waits in an operation before the cell shows which ranks wait; None: never.
+        guard: compare the calls of all ranks before each collective. None: with gloo only.
+        heal: replace dead ranks before each cell, as `%ddp_heal` does.
+        on_preempt: a folder. At SIGTERM or SIGUSR1 to the kernel, the keeper or a task of a job, or when a file
+            `preempt` appears in the folder, loops of `survive` save their state there and end.
+        hosts: ranks over ssh: "gpu1,gpu[3-5]:8", a sequence, or `Ssh` with further options.
+        slurm: ranks in a Slurm job: arguments of sbatch, "" for the allocation of the notebook, or `Slurm`.
+        mpi: ranks that mpirun starts: its arguments, or `Mpi`.
+        profile: ranks that the launcher of an ipyparallel profile starts: its name, or `Profile`.
+        client: ranks in the engines of an ipyparallel cluster: "profile=NAME", "cluster_id=ID", or `Client`.
+        keep: `Keep(hours=12)` lets the ranks outlive the notebook. None: they end with it.
+        reuse: return the running session if it has the same options, which a marimo cell needs when it runs again. Any
+            number of ranks fits if `world_size` is None.
+        report: called with a line about each completed stage, and after a carriage return with the progress of one.
+
+    Raises:
+        UsageError: an option is outside its limits or does not fit this machine, or this process is a rank.
+        SessionExistsError: ranks are running already; with `reuse`, with other options.
+        StartError: the ranks did not start; nothing of them is left.
+
+    Example:
+        >>> with ddp_notebook.start(2) as session:
+        ...     session.run("print(rank)")[1].stdout
+        [0] 0
+        [1] 1
+        '1\\n'
+        >>> hosts = Ssh("gpu1,gpu2", python="/envs/x/bin/python", sync=".")
+        >>> ddp_notebook.start(4, hosts=hosts, keep=Keep(hours=12))  # doctest: +SKIP
+        <Session: 4 ranks on gpu1 and gpu2, nccl>
+    """
+    refuse_on_rank("ranks start no ranks: call start")
+    asked = with_defaults(
+        StartOptions(
+            world_size=world_size,
+            backend=backend,
+            gpus=gpus,
+            share_gpus=share_gpus,
+            env={} if env is None else env,
+            timeout_s=timeout_s,
+            live=live,
+            fold=fold,
+            grace_s=grace_s,
+            hang_after_s=hang_after_s,
+            guard=guard,
+            heal=heal,
+            on_preempt=on_preempt,
+            hosts=hosts,
+            slurm=slurm,
+            mpi=mpi,
+            profile=profile,
+            client=client,
+            keep=keep,
+        )
+    )
+    if not reuse:
+        return Session(asked, report=report)
+    with _reusing:  # several viewers of one marimo app call this in threads of one process
+        return _reusable(asked) or Session(asked, report=report)
+
+
+@tells_interrupt(OF_FUNCTIONS["check"])
+def check(world_size: int | None = None, **options: Any) -> HostTable:
+    """Compare hosts and check whether ranks could be started, without starting any.
+
+    Args:
+        world_size: see `start`.
+        options: those of `start`.
+
+    Returns:
+        The hosts side by side, what does not fit and what to do about it. A host that cannot be reached is a row. For
+        `slurm`, `mpi` and `profile` the script that would be sent.
+
+    Raises:
+        UsageError: an option that cannot be.
+        HostError: ssh cannot be run.
+        StartError: a queue would refuse what would be sent.
+
+    Example:
+        >>> ddp_notebook.check(2)
+        host          reached at      user  Python  torch ...
+        this machine  127.0.0.1 (lo) ...
+        2 ranks would start, by gloo
+    """
+    from ddp_notebook.launch.preflight.check import survey
+
+    return survey(with_defaults(StartOptions(world_size=world_size, **options)))
+
+
+def running() -> Session | None:
+    """Return the session that runs, or None. A session whose hosts are gone is ended, unless it goes on in another
+    notebook, which took it over: then this one stays attached until %ddp_stop."""
+    session = current()
+    if session is None or not session._ready:  # a second start next to a starting session is an error of `Session`
+        return None
+    if not session.is_running:
+        if not session._outlives_stop:
+            session.stop()
+        return None
+    return session
+
+
+def options_of(session: Session) -> StartOptions:
+    """Return the options that would start a session like this one, with its present number of ranks."""
+    return replace(session.options, world_size=session.world_size)
+
+
+def as_asked(asked: StartOptions, session: Session) -> StartOptions:
+    """Return `options_of(session)`, with the backend as `asked` writes it if both lead to the same backend.
+
+    `--backend auto` and the backend that it has chosen are the same. On CPUs it chooses gloo.
+    """
+    its = options_of(session)
+    if asked.backend != its.backend:
+        on_cpus = set(session._parts.cluster.placement.devices) == {"cpu"}
+        chooses = session.backend if its.backend == "auto" else "gloo" if on_cpus else ""
+        if chooses == (its.backend if asked.backend == "auto" else asked.backend):
+            return replace(its, backend=asked.backend)
+    return its
+
+
+def _reusable(asked: StartOptions) -> Session | None:
+    if (session := running()) is None:
+        return None
+    its = as_asked(asked, session)
+    if differing := asked.differing(its):
+        differences = [f"{one.name} is {one.value(its)!r}, not {one.value(asked)!r}" for one in differing]
+        raise SessionExistsError(
+            f"{session!r} cannot be reused: its {', and its '.join(differences)}; ask for the same, or end it with "
+            "%ddp_stop (session.stop())"
+        )
+    return session

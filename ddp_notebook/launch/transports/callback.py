@@ -1,0 +1,280 @@
+"""A machine whose host server something else has started, and which calls in: tasks of Slurm, of MPI, of a template.
+
+The stream is messages of the wire: encrypted, admitted by a key that only the invitation holds, and nothing is lost
+when the link is cut for a while. The far end is `outpost`.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from ddp_notebook.errors import StartError, StartTimeoutError
+from ddp_notebook.launch.processes import Identity
+from ddp_notebook.launch.transports import folders
+from ddp_notebook.launch.transports.base import BEAT_S, Way
+from ddp_notebook.launch.transports.outpost import Invitation
+from ddp_notebook.launch.transports.ports import Listening
+from ddp_notebook.messages.encoding import Message
+from ddp_notebook.messages.outposts import Arrived, Stream, Warned
+from ddp_notebook.wire.endpoint import SILENT_S, Endpoint
+from ddp_notebook.wire.keys import Keyring
+
+_log = logging.getLogger(__name__)
+_LOOK_S = 0.1
+_BEATS = 5  # words in a lease, at least
+_END_S = 15.0  # what an outpost gets to end all that it has started
+_IDENTITY = "outpost"
+_QUIET_S = 3.0  # without a call of another one, where nobody knows how many there are: then these are all
+
+
+class OutpostConnection(Way):
+    """A host server that has called in. Made by `OutpostListener`.
+
+    Args:
+        name: of the host in its session.
+        arrived: what it said first.
+        peer: its name on the wire.
+        incoming: what its host server sends.
+        wire: to all outposts.
+        lease_s: seconds without a word after which it is given up, on both sides.
+        why: what the launcher says of its tasks, in words; "" if nothing.
+    """
+
+    is_here = False
+
+    def __init__(
+        self,
+        name: str,
+        arrived: Arrived,
+        peer: str,
+        incoming: queue.SimpleQueue[bytes],
+        wire: Endpoint,
+        lease_s: float,
+        why: Callable[[], str],
+    ) -> None:
+        self.name = name
+        self.machine = _machine(arrived)
+        self.directory = folders.make("ddp_notebook-")
+        self._incoming = incoming
+        self._arrived = arrived
+        self._peer = peer
+        self._wire = wire
+        self.lease_s = lease_s
+        self.beat_s = min(BEAT_S, lease_s / _BEATS)
+        self._why = why
+        self._has_ended = threading.Event()
+
+    def send(self, data: bytes) -> None:
+        if self._has_ended.is_set():
+            raise OSError("the stream has ended")
+        self._wire.send(Stream(data=bytes(data)), self._peer)
+
+    def receive(self) -> bytes:
+        data = self._incoming.get()
+        if not data:
+            self._has_ended.set()
+        return data
+
+    @property
+    def silent_s(self) -> float:
+        return self._wire.silent_s(self._peer)
+
+    def close(self) -> None:
+        return
+
+    @property
+    def pid(self) -> int:
+        return self._arrived.pid
+
+    @property
+    def task(self) -> int:
+        """Its number among the tasks that were started together; -1: nobody has told."""
+        return self._arrived.task
+
+    def how_it_ended(self, given_up: str = "") -> str:
+        how = given_up or f"the host server on {self.name} ended"
+        try:
+            why = self._why()
+        except Exception:  # of a launcher that is somebody else's: the end is told all the same
+            _log.exception("why the host server on %s ended is not known", self.name)
+            why = ""
+        return f"{how}: {why}" if why else how
+
+    def end(self, *, at_once: bool = False) -> None:
+        """Say so to the outpost, which hears it also when it is back, and wait until it says that nothing is left."""
+        if not self._has_ended.is_set():
+            self._wire.send(Stream(data=b""), self._peer)
+            if at_once and self.silent_s > SILENT_S:
+                self._incoming.put(b"")
+            self._has_ended.wait(_END_S)
+
+    def sweep(self, leaders: Sequence[Identity]) -> None:
+        """Of the host's processes nothing can be done from here: they end with their server, or its lease."""
+        folders.remove(self.directory)
+
+    def files(self, directory: str, pattern: str) -> list[Path]:
+        return []
+
+
+class OutpostListener:
+    """Where outposts call in.
+
+    Args:
+        at: where they reach this machine.
+        lease_s: see `OutpostConnection`.
+        env: variables on top of those that the tasks have.
+        saves: they are to tell of a signal by which their job says that its time is nearly over.
+        why: see `OutpostConnection`.
+
+    Attributes:
+        invitation: what each of them is to be given.
+        on_warned: told the name of such a signal, and the host that it came to.
+    """
+
+    def __init__(
+        self,
+        at: Listening,
+        lease_s: float,
+        env: Mapping[str, str],
+        why: Callable[[], str] = lambda: "",
+        *,
+        saves: bool = False,
+    ) -> None:
+        self.on_warned: Callable[[str, str], object] = lambda _, __: None
+        keyring = Keyring()
+        self._wire = Endpoint.listen(keyring, self._on_message, bind=at.bind, expects_all=True)
+        keys = keyring.invite(_IDENTITY, control=self._wire.url, bulk="")
+        self.invitation = Invitation(
+            control=keys.control,
+            server_key=keys.server_key,
+            public_key=keys.public_key,
+            secret_key=keys.secret_key,
+            lease_s=lease_s,
+            env=dict(env),
+            saves=saves,
+        )
+        self._lease_s = lease_s
+        self._why = why
+        self._arrived: dict[str, Arrived] = {}  # by peer
+        self._incoming: dict[str, queue.SimpleQueue[bytes]] = {}
+        self._taken: set[str] = set()
+        self._changed = threading.Condition()
+        self._called_s = 0.0  # when the last one did, monotonic
+        self._is_over = False  # who calls from now on is told to end
+        self._wire.start()
+
+    def wait(
+        self,
+        expected: Callable[[int], int],
+        trouble: Callable[[], str],
+        remaining_s: Callable[[], float],
+        check: Callable[[], None],
+    ) -> list[OutpostConnection]:
+        """Wait until all have called. They are in the order of their tasks, and who calls later is told to end.
+
+        Args:
+            expected: how many there will be, by what those tell that are here; 0: nobody knows. Then these are all
+                when for some seconds no other one has called.
+            trouble: why no more will come, in a sentence; "" while they may.
+            remaining_s: seconds that they still get.
+            check: called often; what it raises ends the wait.
+
+        Raises:
+            StartError: they will not come.
+            StartTimeoutError: they took too long.
+        """
+        while True:
+            check()
+            with self._changed:
+                here = list(self._arrived.items())
+            wanted = expected(max((one.tasks for _, one in here), default=0))
+            with self._changed:
+                is_quiet = bool(wanted) or time.monotonic() - self._called_s > _QUIET_S
+                if here and len(here) == len(self._arrived) >= wanted and is_quiet:
+                    self._is_over = True
+                    return self._named(here)
+            if why := trouble():  # not under the lock: a queue may take long to answer, and the wire would wait too
+                raise StartError(f"{_count(len(here), wanted)} called the notebook: {why}")
+            if remaining_s() <= 0:
+                raise StartTimeoutError(
+                    f"the start took too long: {_count(len(here), wanted)} called the notebook at "
+                    f"{self.invitation.control}; give it more time (--timeout), or see whether it is reached there"
+                )
+            with self._changed:
+                if len(self._arrived) == len(here):
+                    self._changed.wait(_LOOK_S)
+
+    @property
+    def have_begun(self) -> bool:
+        """Whether one has called: then none waits in a queue."""
+        return bool(self._arrived)
+
+    def say_goodbye(self) -> None:
+        """Have all that have called end, and those that call from now on. Does not wait for them."""
+        self._is_over = True
+        for peer in list(self._arrived):
+            self._wire.send(Stream(data=b""), peer)
+
+    def dismiss(self) -> None:
+        """Have those end which have called and are in no session, and those that call from now on: a start was given
+        up. Returns when they have ended."""
+        with self._changed:
+            self._is_over = True
+            waiting = [peer for peer in self._arrived if peer not in self._taken]
+        for peer in waiting:
+            self._wire.send(Stream(data=b""), peer)
+        until = time.monotonic() + _END_S
+        for peer in waiting:
+            while self._read(peer, until - time.monotonic()):
+                pass
+
+    def close(self) -> None:
+        """Hear nobody any more."""
+        self._wire.close()
+
+    def _read(self, peer: str, timeout_s: float) -> bytes:
+        try:
+            return self._incoming[peer].get(timeout=max(0.0, timeout_s))
+        except queue.Empty:
+            return b""
+
+    def _named(self, here: Sequence[tuple[str, Arrived]]) -> list[OutpostConnection]:
+        """Those of one machine next to each other, with its name, and numbered."""
+        by_task = sorted(here, key=lambda pair: pair[1].task)
+        machines = list(dict.fromkeys(_machine(one) for _, one in by_task))
+        ways: list[OutpostConnection] = []
+        seen: dict[str, int] = {}
+        for peer, one in sorted(by_task, key=lambda pair: machines.index(_machine(pair[1]))):
+            number = seen[one.host] = seen.get(one.host, -1) + 1
+            name = f"{one.host}:{number}" if number else one.host
+            self._taken.add(peer)
+            ways.append(OutpostConnection(name, one, peer, self._incoming[peer], self._wire, self._lease_s, self._why))
+        return ways
+
+    def _on_message(self, peer: str, _: int, message: Message) -> None:
+        if isinstance(message, Arrived):
+            with self._changed:
+                if self._is_over:
+                    self._wire.send(Stream(data=b""), peer)
+                    return
+                self._incoming[peer] = queue.SimpleQueue()
+                self._arrived[peer] = message
+                self._called_s = time.monotonic()
+                self._changed.notify_all()
+        elif isinstance(message, Stream) and peer in self._incoming:
+            self._incoming[peer].put(message.data)
+        elif isinstance(message, Warned) and peer in self._arrived:
+            self.on_warned(message.signal, self._arrived[peer].host)
+
+
+def _machine(arrived: Arrived) -> str:
+    return f"{arrived.host} {arrived.address}"
+
+
+def _count(number: int, of: int) -> str:
+    return f"{number or 'none'} of {of} tasks" if of else "no task"

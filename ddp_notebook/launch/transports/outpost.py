@@ -1,0 +1,249 @@
+"""The far end of `called`: what a task of Slurm, of MPI or of ipyparallel's launchers runs.
+
+    python -m ddp_notebook.launch.transports.outpost [--file INVITATION]
+
+It forks a host server and carries its stream over a wire of the session's own, encrypted, with a key that the
+invitation holds. So a link that is cut for a while loses nothing; one that stays silent for the lease ends the host
+server, and all that it has started.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import queue
+import secrets
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from types import FrameType
+from urllib.parse import urlsplit
+
+from ddp_notebook.launch.host import remote_server
+from ddp_notebook.launch.host.channel import ServerEnd
+from ddp_notebook.launch.transports.base import OWN_NUMBER
+from ddp_notebook.messages.encoding import Message
+from ddp_notebook.messages.outposts import Arrived, Stream, Warned
+from ddp_notebook.wire.endpoint import Endpoint
+from ddp_notebook.wire.keys import Address
+
+VARIABLE = "DDP_NOTEBOOK_INVITATION"  # holds what the file does, where the launcher hands variables on
+_REACH_S = 3.0  # what the notebook gets to take a connection
+_LOOK_S = 0.2
+_END_S = 12.0  # what the server gets to end all below it
+_MOST_WAITING = 64  # messages; then the ranks wait with their text
+_SAME_S = 2.0  # Slurm sends SIGTERM to a job's steps and at once to all of the job again: both are one warning
+_GOODBYE_S = 2.0  # what the last message gets to arrive
+# How launchers tell a task its number among how many. What mpirun starts in a job of Slurm's has Slurm's variables too:
+# those of the step that brought mpirun's own daemons to the nodes.
+_TASK_OF = (
+    OWN_NUMBER,
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("PALS_RANKID", "PALS_SIZE"),
+    ("PMI_RANK", "PMI_SIZE"),
+    ("SLURM_PROCID", "SLURM_NTASKS"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Invitation:
+    """All that an outpost needs to reach its notebook. Secret: in a file or a variable that only its user can read."""
+
+    control: str  # "tcp://10.0.0.1:40123"
+    server_key: str
+    public_key: str
+    secret_key: str
+    lease_s: float
+    env: Mapping[str, str]  # on top of what the task has
+    saves: bool  # the notebook is told of a signal by which the job says that its time is nearly over
+
+    def to_json(self) -> str:
+        """The text of the file."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def find(cls, path: str | None) -> Invitation:
+        """The one that this process was given.
+
+        Raises:
+            SystemExit: there is none; says what was looked for.
+        """
+        text = os.environ.get(VARIABLE, "")
+        if path is not None:
+            try:
+                with open(path) as file:
+                    text = file.read()
+            except OSError as error:
+                if not text:
+                    raise SystemExit(
+                        f"{socket.gethostname()}: the notebook's invitation cannot be read: {error}; "
+                        "its folder has to be shared with this machine"
+                    ) from error
+        try:
+            return cls(**json.loads(text))
+        except (TypeError, ValueError) as error:
+            raise SystemExit(
+                f"{socket.gethostname()}: no invitation of a notebook ({VARIABLE} or --file): {error}"
+            ) from error
+
+
+def task_of(env: Mapping[str, str]) -> tuple[int, int]:
+    """The number of a task and how many there are, as its launcher tells; (-1, 0) if it does not.
+
+    Example:
+        >>> task_of({"SLURM_PROCID": "3", "SLURM_NTASKS": "8"})
+        (3, 8)
+    """
+    for number, of in _TASK_OF:
+        if env.get(number, "").isdigit() and env.get(of, "").isdigit():
+            return int(env[number]), int(env[of])
+    return -1, 0
+
+
+def route_to(url: str) -> str:
+    """The address of this machine by which it reaches the notebook, and by which others reach it.
+
+    Raises:
+        SystemExit: the notebook takes no connection from here.
+    """
+    host, port = urlsplit(url).hostname, urlsplit(url).port
+    try:
+        with socket.create_connection((host, port), timeout=_REACH_S) as connection:
+            return str(connection.getsockname()[0])
+    except OSError as error:
+        raise SystemExit(
+            f"{socket.gethostname()} cannot reach the notebook at {host}:{port}: {error}; is there a firewall, or is "
+            "that not the network that both are in?"
+        ) from error
+
+
+def main() -> None:
+    """Be an outpost until the notebook ends it, or has not been heard for the lease."""
+    parser = argparse.ArgumentParser(prog="python -m ddp_notebook.launch.transports.outpost")
+    parser.add_argument("--file", help="the notebook's invitation")
+    given, _ = parser.parse_known_args()  # launchers add arguments of their own
+    invitation = Invitation.find(given.file)
+    remote_server.settle_environment(invitation.env, {VARIABLE: invitation.to_json()})
+    task, tasks = task_of(os.environ)
+    for name in (VARIABLE, *OWN_NUMBER):
+        os.environ.pop(name, None)
+    address = route_to(invitation.control)
+    server, far_end = socket.socketpair()
+    stream = ServerEnd.of(far_end)
+    if invitation.saves:  # Slurm sends it to all processes of a task
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    server_pid = remote_server.start_server(invitation.env, address, stream, server.close)
+    stream.close()
+    arrived = Arrived(host=socket.gethostname(), address=address, pid=server_pid, task=task, tasks=tasks)
+    ended = threading.Event()
+    warnings: queue.SimpleQueue[str] = queue.SimpleQueue()
+    _hear_signals(ended, warnings if invitation.saves else None)
+    wire = _carry(server, invitation, arrived, ended, warnings)
+    _end(server, server_pid)
+    wire.send(Stream(data=b""))  # now nothing is left here
+    until = time.monotonic() + _GOODBYE_S
+    while wire.waiting() and time.monotonic() < until:
+        time.sleep(0.005)
+    sys.stdout.flush()
+    os._exit(0)
+
+
+def _hear_signals(ended: threading.Event, warnings: queue.SimpleQueue[str] | None) -> None:
+    """At SIGTERM end: the launcher kills what is left later.
+
+    Args:
+        warnings: gets the name of a first SIGTERM and SIGUSR1, after which the ranks save what they have; None: there
+            is nobody to be warned.
+    """
+    warned_s: dict[int, float] = {}
+
+    def end(*_: object) -> None:
+        ended.set()
+
+    def warn(number: int, _: FrameType | None) -> None:
+        assert warnings is not None
+        if number not in warned_s:
+            warned_s[number] = time.monotonic()
+            warnings.put(signal.Signals(number).name)
+        elif number == signal.SIGTERM and time.monotonic() - warned_s[number] > _SAME_S:
+            end()
+
+    if warnings is None:
+        signal.signal(signal.SIGTERM, end)
+    else:
+        for number in (signal.SIGTERM, signal.SIGUSR1):
+            signal.signal(number, warn)
+
+
+def _carry(
+    server: socket.socket,
+    invitation: Invitation,
+    arrived: Arrived,
+    ended: threading.Event,
+    warnings: queue.SimpleQueue[str],
+) -> Endpoint:
+    """Carry bytes both ways, and warnings to the notebook, until one end closes, this has ended, or the notebook has
+    said nothing for too long. Returns the wire."""
+    incoming: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+
+    def on_message(_: str, __: int, message: Message) -> None:
+        if isinstance(message, Stream):
+            incoming.put(message.data)
+
+    def to_server() -> None:
+        heard = 0
+        with contextlib.suppress(OSError):
+            while data := incoming.get():
+                heard += len(data)
+                server.sendall(data)
+        if not heard and not ended.is_set():
+            print(f"{arrived.host}: the notebook's start is over, this task is not in it", file=sys.stderr, flush=True)
+        ended.set()
+
+    def to_notebook() -> None:
+        with contextlib.suppress(OSError):
+            while data := server.recv(remote_server.READ_BYTES):
+                wire.send(Stream(data=data))
+                while wire.waiting() > _MOST_WAITING and not ended.is_set():
+                    time.sleep(0.002)
+        ended.set()
+
+    identity = f"{arrived.host}-{os.getpid()}-{secrets.token_hex(4)}"
+    wire = Endpoint.connect(
+        Address(
+            control=invitation.control,
+            bulk="",
+            server_key=invitation.server_key,
+            public_key=invitation.public_key,
+            secret_key=invitation.secret_key,
+            identity=identity,
+        ),
+        on_message,
+    )
+    wire.start()
+    wire.send(arrived)
+    for work in (to_server, to_notebook):
+        threading.Thread(target=work, daemon=True).start()
+    while not ended.wait(_LOOK_S) and wire.silent_s() < invitation.lease_s:
+        while not warnings.empty():
+            wire.send(Warned(signal=warnings.get()))
+    ended.set()
+    return wire
+
+
+def _end(stream: socket.socket, server_pid: int) -> None:
+    """End the server, and with it everything below it."""
+    stream.shutdown(socket.SHUT_RDWR)  # a thread may still read
+    until = time.monotonic() + _END_S
+    while os.waitpid(server_pid, os.WNOHANG) == (0, 0) and time.monotonic() < until:
+        time.sleep(0.02)
+
+
+if __name__ == "__main__":
+    main()

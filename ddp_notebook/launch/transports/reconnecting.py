@@ -1,0 +1,337 @@
+"""A stream of bytes to another machine that outlives the connections that carry it, for hours.
+
+    ssh ── ProxyCommand: `dial` ══ an ssh that may be cut, and the next one ══ `hold` ── sshd of the host
+
+An ssh connection ends when its link is away for long: TCP gives up after a quarter of an hour at the latest. So the
+ssh of a kept session goes through this stream to the host's own sshd, which it reaches on the host itself, and knows
+nothing of cuts. What carries the stream is an ssh of its own. It is made anew when it has ended or is silent, and each
+side then sends again what the other has not got: each knows how many bytes those are. What one has not got waits in
+bounded memory, above which its sender has to wait.
+
+    frame      kind u1  number u8, then for DATA so many bytes
+    GOT        so many bytes have come; the first one of a connection, and one each second
+    END        nothing more comes: whoever owns the stream has closed it
+
+On the host the stream belongs to a process of its own, `hold`, which listens on an abstract Unix socket. An ssh that
+comes hands it what it reads and writes; each of the two sees to it that the other is the same user's, since anybody may
+know and take such a name. It ends with the stream, or when nothing has come for the lease.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import shlex
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ddp_notebook.launch.transports import remote_python
+
+DATA, GOT, END = 1, 2, 3
+_HEAD = struct.Struct("!BQ")
+_READ_BYTES = 1 << 16
+_MOST_BYTES = 16 << 20  # that wait for the other side
+_BEAT_S = 1.0
+_QUIET_S = 10.0  # without a word, until another connection is tried
+_FIRST_S = 20.0  # what a connection gets to begin, and `hold` to be found
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 15.0  # between two tries
+_END_S = 10.0  # what the other side gets to hear of the end
+_HOLDS, _LOST = b"\nddp_notebook holds\n", b"\nddp_notebook lost\n"  # what a shell's start-up files print comes before
+
+
+class LastingStream:
+    """One side of it.
+
+    Args:
+        source, sink: file descriptors that it reads from and writes to; they may be one.
+    """
+
+    def __init__(self, source: int, sink: int) -> None:
+        self.ended = threading.Event()
+        self.heard_s = time.monotonic()
+        self._source, self._sink = source, sink
+        self._waiting = bytearray()  # what the other side has not got
+        self._gone = 0  # bytes before that
+        self._got = 0  # bytes from the other side
+        self._has_closed = self._has_told_end = False
+        self.closed_s = float("inf")
+        self._number = 0  # of the connection
+        self._changed = threading.Condition()
+        self._writing = threading.Lock()
+        threading.Thread(target=self._take, name="ddp-source", daemon=True).start()
+
+    def close(self) -> None:
+        """Nothing more is sent behind what was taken: let the other side know."""
+        with self._changed:
+            self._close()
+
+    def _close(self) -> None:
+        self._has_closed = True
+        self.closed_s = min(self.closed_s, time.monotonic())
+        self._changed.notify_all()
+
+    def carry(self, incoming: int, outgoing: int, number: int) -> bool:
+        """Use a connection until it ends, is silent, or is replaced by one with a higher number. Returns whether nobody
+        writes into it any more."""
+        with self._changed:
+            self._number = max(self._number, number)
+            self._changed.notify_all()
+        self.heard_s = time.monotonic()
+        begun = threading.Event()
+        sender = threading.Thread(target=self._send, args=(outgoing, number, begun), name="ddp-carry", daemon=True)
+        sender.start()
+        buffer = bytearray()
+        while self._number == number and not self.ended.is_set() and time.monotonic() < self.heard_s + _QUIET_S:
+            if not select.select([incoming], [], [], _BEAT_S)[0]:
+                continue
+            try:
+                data = os.read(incoming, _READ_BYTES)
+            except OSError:
+                data = b""
+            if not data:
+                if self._has_told_end:  # and the other side has heard it
+                    self.ended.set()
+                break
+            self.heard_s = time.monotonic()
+            buffer += data
+            self._on_frames(buffer, number, begun)
+        with self._changed:
+            if self._number == number:
+                self._number = number + 1  # whoever sends into it leaves off
+            self._changed.notify_all()
+        sender.join(2 * _BEAT_S)
+        return not sender.is_alive()
+
+    # ---- there
+
+    def _take(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: len(self._waiting) < _MOST_BYTES)
+            try:
+                data = os.read(self._source, _READ_BYTES)
+            except OSError:
+                data = b""
+            with self._changed:
+                self._waiting += data
+                self._changed.notify_all()
+                if not data:
+                    self._close()
+                    return
+
+    def _send(self, outgoing: int, number: int, begun: threading.Event) -> None:
+        """Send what the other side lacks, and say each second what has come."""
+        try:
+            _write(outgoing, _HEAD.pack(GOT, self._got))
+            while not begun.wait(_BEAT_S):
+                if self._number != number:
+                    return
+            sent, said_s, said = self._gone, time.monotonic(), self._got
+            while True:
+                with self._changed:
+                    if self._gone + len(self._waiting) == sent and not self._has_closed and self._number == number:
+                        self._changed.wait(max(0.0, said_s + _BEAT_S - time.monotonic()))
+                    if self._number != number:
+                        return
+                    data = bytes(memoryview(self._waiting)[sent - self._gone :][:_READ_BYTES])
+                    is_over = self._has_closed
+                if data:
+                    _write(outgoing, _HEAD.pack(DATA, len(data)) + data)
+                    sent += len(data)
+                elif is_over:
+                    self._has_told_end = True
+                    _write(outgoing, _HEAD.pack(END, 0))
+                    return
+                if time.monotonic() >= said_s + _BEAT_S or self._got > said + _MOST_BYTES // 8:
+                    _write(outgoing, _HEAD.pack(GOT, self._got))
+                    said_s, said = time.monotonic(), self._got
+        except OSError:
+            return  # who reads from it sees its end
+
+    # ---- and back
+
+    def _on_frames(self, buffer: bytearray, number: int, begun: threading.Event) -> None:
+        while len(buffer) >= _HEAD.size:
+            kind, count = _HEAD.unpack_from(buffer)
+            end = _HEAD.size + (count if kind == DATA else 0)
+            if len(buffer) < end:
+                return
+            data = bytes(memoryview(buffer)[_HEAD.size : end])
+            del buffer[:end]
+            with self._writing:  # what one connection has brought comes before what the next one does
+                with self._changed:
+                    if self._number != number:
+                        return  # the next one brings it again
+                    if kind == GOT:
+                        del self._waiting[: count - self._gone]
+                        self._gone = count
+                        self._changed.notify_all()
+                        begun.set()
+                    elif kind == END:
+                        self.ended.set()
+                    else:
+                        self._got += len(data)
+                with contextlib.suppress(OSError):  # who reads there is gone, and its source tells that
+                    _write(self._sink, data)
+
+
+def _write(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+
+
+# ---- from here
+
+
+def proxy_command(ssh: Sequence[str], python: str | None, token: str, lease_s: float) -> str:
+    """What ssh is given as its ProxyCommand.
+
+    Args:
+        ssh: the command with all options and the destination, as far as what is run there.
+        python: the interpreter there; None: see `remote_python.command`.
+        token: names the stream.
+        lease_s: how long no connection may carry it.
+    """
+    root = remote_python.ROOT
+    here = (
+        f"import sys; sys.path.append({root!r}); from ddp_notebook.launch.transports.reconnecting import dial; dial()"
+    )
+    given = {
+        "command": [*ssh, remote_python.command(python, __name__)],
+        "token": token,
+        "lease_s": lease_s,
+    }
+    words = [sys.executable, "-P", "-c", here, json.dumps(given)]
+    return " ".join(map(shlex.quote, words)).replace("%", "%%")
+
+
+def dial() -> None:
+    """Be the ProxyCommand: carry standard input and output to the host, by one connection after the other."""
+    given = json.loads(sys.argv[1])
+    stream = LastingStream(0, 1)
+    for by in (signal.SIGHUP, signal.SIGTERM):  # which ssh ends this process
+        signal.signal(by, lambda *_: stream.close())
+    pause_s = _FIRST_PAUSE_S
+    for number in range(1, sys.maxsize, 2):
+        said = _carry_once(stream, given, number)
+        pause_s = _FIRST_PAUSE_S if said == _HOLDS else min(_LONGEST_PAUSE_S, 2 * pause_s)
+        if said == _LOST or (number == 1 and said != _HOLDS) or stream.ended.wait(pause_s):
+            break
+        if time.monotonic() > min(stream.heard_s + given["lease_s"], stream.closed_s + _END_S):
+            break
+    os._exit(0)
+
+
+def _carry_once(stream: LastingStream, given: Mapping[str, Any], number: int) -> bytes:
+    """Make a connection, and use it. Returns what was said there first; b"": nothing."""
+    is_first = number == 1
+    with subprocess.Popen(
+        given["command"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=None if is_first else subprocess.DEVNULL,
+        start_new_session=True,
+    ) as ssh:
+        assert ssh.stdin is not None and ssh.stdout is not None
+        try:
+            asked = {"token": given["token"], "lease_s": given["lease_s"], "is_first": is_first}
+            _write(ssh.stdin.fileno(), json.dumps(asked).encode() + b"\n")
+            if (said := _first_word(ssh.stdout.fileno())) == _HOLDS:
+                stream.carry(ssh.stdout.fileno(), ssh.stdin.fileno(), number)
+            return said
+        except OSError:
+            return b""
+        finally:
+            ssh.kill()
+
+
+def _first_word(fd: int) -> bytes:
+    """Read no byte behind it. b"": none has come."""
+    said, until_s = b"", time.monotonic() + _FIRST_S
+    while not said.endswith((_HOLDS, _LOST)):
+        if not select.select([fd], [], [], max(0.0, until_s - time.monotonic()))[0]:
+            return b""
+        if not (byte := os.read(fd, 1)):
+            return b""
+        said = (said + byte)[-len(_HOLDS) :]
+    return _HOLDS if said.endswith(_HOLDS) else _LOST
+
+
+# ---- on the host
+
+
+def main() -> None:
+    """What the ssh that carries runs: have the stream's process use it, and stay as long as it does."""
+    line = bytearray()
+    while not line.endswith(b"\n"):
+        if not (byte := os.read(0, 1)):
+            return
+        line += byte
+    given = json.loads(line)
+    name = f"\0ddp_notebook-{given['token']}"
+    if given["is_first"]:
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        listener.bind(name)
+        listener.listen(8)
+        if os.fork() == 0:
+            _hold(listener, given["lease_s"])
+        listener.close()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as holder:
+        holder.settimeout(_FIRST_S)
+        with contextlib.suppress(ConnectionRefusedError):
+            holder.connect(name)
+        if not _is_ours(holder):
+            _write(1, _LOST)
+            return
+        _write(1, _HOLDS)
+        socket.send_fds(holder, [b"\0"], [0, 1])
+        holder.settimeout(None)
+        holder.recv(1)  # its end
+
+
+def _hold(listener: socket.socket, lease_s: float) -> None:
+    """Be the stream's process."""
+    os.setsid()
+    for by in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+        signal.signal(by, signal.SIG_IGN)
+    address, port = os.environ["SSH_CONNECTION"].split(" ")[2:4]
+    to_sshd = socket.create_connection((address, int(port)))
+    null = os.open(os.devnull, os.O_RDWR)
+    for fd in (0, 1, 2):
+        os.dup2(null, fd)
+    stream = LastingStream(to_sshd.fileno(), to_sshd.fileno())
+    listener.settimeout(_BEAT_S)
+    number = 1
+    while not stream.ended.is_set() and time.monotonic() < stream.heard_s + lease_s:
+        with contextlib.suppress(OSError):  # nobody has come
+            connection, _ = listener.accept()
+            threading.Thread(target=_carry, args=(stream, connection, number), daemon=True).start()
+            number += 2
+    os._exit(0)
+
+
+def _is_ours(connection: socket.socket) -> bool:
+    """Whether a process of this user is at its other end. (unix(7), SO_PEERCRED: uid -1 where nobody is.)"""
+    _, _, uid = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return bool(uid == os.getuid())
+
+
+def _carry(stream: LastingStream, connection: socket.socket, number: int) -> None:
+    with connection:
+        if not _is_ours(connection):
+            return
+        connection.settimeout(_FIRST_S)
+        _, fds, _, _ = socket.recv_fds(connection, 1, 2)
+        if stream.carry(fds[0], fds[1], number):
+            for fd in fds:
+                os.close(fd)

@@ -1,0 +1,419 @@
+"""Another machine by ssh: the host server is what one `ssh` runs there, and the stream its standard input and output.
+
+Keys are asked for nowhere: what ssh cannot do without a question (a password, an unknown host key) it refuses, and says
+so. The wire to the ranks goes through the same connection, by a port of the host that leads to the notebook's; so the
+notebook may be behind a firewall, and listens on no network. What the connection's end does not tell, silence does:
+both sides say something each second, a host that has heard nothing for its lease ends all that it has started, and the
+notebook gives up one that it has not heard for so long. The host's side of that is `_stand_by`, in the server's parent,
+which has nothing else to do: it is heard while its server imports torch, or is stopped. The server itself reads and
+writes what ssh has opened, so its parent speaks on standard error, of which the notebook keeps a file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import secrets
+import select
+import signal
+import subprocess
+import sys
+import termios
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from ddp_notebook.errors import HostError
+from ddp_notebook.launch import processes
+from ddp_notebook.launch.host import remote_server
+from ddp_notebook.launch.host.channel import ServerEnd
+from ddp_notebook.launch.transports import folders, reconnecting, remote_python
+from ddp_notebook.launch.transports.base import BEAT_S, LEASE_S, LOOPBACK, Way
+from ddp_notebook.launch.transports.ssh_config import ssh_command
+from ddp_notebook.registry import modes, private
+from ddp_notebook.wire import signals
+
+_TABLES = "/proc/net/tcp", "/proc/net/tcp6"
+_ESTABLISHED = "01"
+
+
+def unacknowledged_bytes(connection: str) -> int | None:
+    """How much of what was sent has not been acknowledged. None: that is not known.
+
+    Args:
+        connection: as sshd tells it in SSH_CONNECTION: the client's address and port, and the server's.
+
+    Source: proc_net_tcp.txt of Linux, https://docs.kernel.org/networking/proc_net_tcp.html: `tx_queue` of a connection.
+    """
+    words = connection.split()
+    if len(words) != 4 or not (words[1].isdigit() and words[3].isdigit()):
+        return None
+    ends = f"{int(words[3]):04X}", f"{int(words[1]):04X}"
+    for table in _TABLES:
+        with contextlib.suppress(OSError), open(table) as lines:
+            for line in lines:
+                columns = line.split()
+                its = columns[1].rpartition(":")[2], columns[2].rpartition(":")[2]
+                if its == ends and columns[3] == _ESTABLISHED:
+                    return int(columns[4].partition(":")[0], 16)
+    return None
+
+
+_BEATS = 5  # words in a lease, at least
+_END_S = 12.0  # what the server gets to end all below it, before the connection is cut
+_FORWARD_S = 10.0
+_LOOK_S = 0.02
+_BLOCKED_S = 1.0  # what a link gets to take what is being sent, before it is cut
+_LAST_WORDS = 2000  # characters
+_MOST_LOG_BYTES = 64 << 20
+_MARK = b"\nddp_notebook speaks\n"  # what a shell's start-up files print comes before it
+_BEAT = b"\0"  # in what comes as standard error: the host lives
+_GIVEN = "DDP_NOTEBOOK_GIVEN"
+_OPTIONS = {
+    "BatchMode": "yes",
+    "ConnectTimeout": "10",
+    "ForwardX11": "no",
+    "ControlPersist": "no",
+    "RemoteCommand": "none",
+}
+_INSTALL = (
+    "make dist here makes a wheel, which pip installs there with all that it needs; or name a Python that has torch "
+    "and ddp_notebook with --python"
+)
+_SSH_FAILED = 255  # exit status of ssh where ssh itself has failed
+_FIXES = (
+    ("Could not resolve hostname", "is it in ~/.ssh/config, or spelt otherwise?"),
+    (
+        "has changed and you have requested strict checking",
+        "it has another key than it had; if that is right, as after a new installation, remove the old one as "
+        "ssh {name} says by hand, and connect once more",
+    ),
+    ("Host key verification failed", "connect once by hand, which asks whether the key is right: ssh {name}"),
+    ("Permission denied", "it asks for a password, and a notebook types none; a key helps: ssh-copy-id {name}"),
+    ("No module named 'ddp_notebook.", "the package is older there; install the notebook's: {python} -m pip install"),
+    (
+        "No module named",
+        "ranks need torch and ddp_notebook, with what that needs: install it there too, or name another Python than "
+        "{python} with --python",
+    ),
+    ("Connection refused", "no ssh server answers there"),
+    ("timed out", "it does not answer; is it on, and is there a way to it from here?"),
+)
+_FIXES_OF_A_START = (  # once Python runs there, such words have another cause
+    ("nknown option", "the Python there is older than 3.11; name another one with --python"),
+    ("not found", "name the Python that has torch there with --python /path/to/python"),
+    ("No such file", "name the Python that has torch there with --python /path/to/python"),
+)
+
+
+class SshTransport(Way):
+    """A host server on a machine that `ssh` reaches.
+
+    Args:
+        destination: as ssh takes it: a name of ~/.ssh/config, or user@host.
+        python: the interpreter there; None: see `remote_python.command`.
+        env: variables on top of those that the host has.
+        lease_s: without a word from the other side, until either gives the other up.
+        lasts: the connection is to outlive cuts of the link that an ssh does not, see `lasting`.
+    """
+
+    is_here = False
+
+    def __init__(
+        self,
+        destination: str,
+        *,
+        python: str | None = None,
+        env: Mapping[str, str] | None = None,
+        lease_s: float = LEASE_S,
+        lasts: bool = False,
+    ) -> None:
+        self.name = self.machine = destination
+        self.lease_s = lease_s
+        self.beat_s = min(BEAT_S, lease_s / _BEATS)
+        self._asked: dict[str, Any] = {"python": python, "env": env, "lease_s": lease_s, "lasts": lasts}
+        self.directory = folders.make("ddp_notebook-")
+        self._log_file = Path(self.directory) / "host_server.log"
+        self._socket = os.path.join(self.directory, "ssh")  # through which the connection takes further requests
+        self._ports: dict[int, int] = {}  # of the host's loopback, by those of the notebook that they lead to
+        self._forwarding = threading.Lock()
+        self._sending = threading.Lock()
+        self._is_closed = False
+        self._second: subprocess.Popen[bytes] | None = None  # a connection for further requests alone
+        self._before_mark: bytearray | None = bytearray()
+        self._heard_s = float("inf")
+        self._pid = 0
+        command = remote_python.command(python, __name__)
+        patience = {"ServerAliveInterval": f"{lease_s:.0f}", "ServerAliveCountMax": "3"}  # no less than ours
+        if lasts:
+            carrier = [*ssh_command(), "-T", "-S", "none", *_words(_OPTIONS), "--", destination]
+            patience["ProxyCommand"] = reconnecting.proxy_command(carrier, python, secrets.token_hex(16), lease_s)
+        options = _words(_OPTIONS | patience)
+        try:
+            with open(self._log_file, "wb", opener=modes.opener) as log, signals.held_back():
+                self._ssh = subprocess.Popen(
+                    [*ssh_command(), "-T", *options, "-M", "-S", self._socket, "--", destination, command],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=log,
+                    start_new_session=True,  # the notebook's interrupts go to its whole process group
+                )
+            self._log = open(self._log_file, "rb", buffering=0)  # noqa: SIM115
+        except OSError as error:
+            folders.remove(self.directory)
+            raise HostError(f"ssh cannot be run: {error}; install it, or set DDP_NOTEBOOK_SSH") from error
+        with contextlib.suppress(OSError):  # then `receive` sees its end
+            self.send(json.dumps({"env": dict(env or {}), "lease_s": lease_s}).encode() + b"\n")
+
+    # ---- the stream
+
+    def send(self, data: bytes) -> None:
+        with self._sending:
+            if self._is_closed:
+                raise OSError("the stream was closed")
+            assert self._ssh.stdin is not None
+            _write(self._ssh.stdin.fileno(), data)
+
+    def _hang_up(self) -> None:
+        """Let the host hear the end of the stream."""
+        if not self._sending.acquire(timeout=_BLOCKED_S):
+            self._ssh.kill()  # the link takes nothing: whoever sends fails now. (`held_back` blocks SIGTERM in it.)
+            self._sending.acquire()
+        self._is_closed = True
+        self._sending.release()
+        assert self._ssh.stdin is not None
+        with contextlib.suppress(OSError):
+            self._ssh.stdin.close()
+
+    def receive(self) -> bytes:
+        while data := self._read():
+            if self._before_mark is not None:
+                self._before_mark += data
+                _, mark, rest = bytes(self._before_mark).partition(_MARK)
+                pid, newline, data = rest.partition(b"\n")
+                if not (mark and newline):
+                    continue
+                self._pid, self._before_mark = int(pid), None
+            self._heard_s = time.monotonic()
+            if data:
+                return data
+        return b""
+
+    @property
+    def silent_s(self) -> float:
+        with contextlib.suppress(OSError, ValueError):  # closed
+            if _BEAT in self._log.read():
+                self._heard_s = time.monotonic()
+        return max(0.0, time.monotonic() - self._heard_s)
+
+    def again(self) -> SshTransport:
+        return SshTransport(self.name, **self._asked)
+
+    def _read(self) -> bytes:
+        assert self._ssh.stdout is not None
+        try:
+            return os.read(self._ssh.stdout.fileno(), remote_server.READ_BYTES)
+        except OSError:
+            return b""
+
+    def close(self) -> None:
+        self._hang_up()
+        assert self._ssh.stdout is not None
+        self._ssh.stdout.close()
+        self._log.close()
+
+    # ---- the notebook's ports, as the host reaches them
+
+    def reach(self, url: str) -> str:
+        port = urlsplit(url).port
+        assert port is not None
+        with self._forwarding:
+            if port not in self._ports:
+                self._ports[port] = self._forward(port)
+            return f"tcp://{LOOPBACK}:{self._ports[port]}"
+
+    def unreach(self) -> None:
+        with self._forwarding:
+            for port in self._ports:
+                with contextlib.suppress(OSError, subprocess.TimeoutExpired):  # it leads nowhere now
+                    self._ask("cancel", port)
+            self._ports.clear()
+
+    def _forward(self, port: int) -> int:
+        """Have a port of the host's loopback lead to one of ours. Its number."""
+        try:
+            done = self._ask("forward", port)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise HostError(f"{self.name} cannot be given a port that leads to the notebook: {error}") from error
+        if done.returncode != 0 or not done.stdout.strip().isdigit():
+            raise HostError(
+                f"{self.name} cannot be given a port that leads to the notebook: {done.stderr.strip()}; its ssh server "
+                "has to allow it (AllowTcpForwarding)"
+            )
+        return int(done.stdout)
+
+    def _ask(self, what: str, port: int) -> subprocess.CompletedProcess[str]:
+        """Ask the connection for a port of the host that leads to this one of ours, or for the end of that."""
+        self._restore_socket()
+        # With the address: else sshd takes a port that is free on ::1, which on 127.0.0.1 may be somebody else's.
+        ports = f"{LOOPBACK}:0:{LOOPBACK}:{port}"
+        command = [*ssh_command(), "-S", self._socket, "-O", what, "-R", ports, "--", self.name]
+        return subprocess.run(command, capture_output=True, text=True, timeout=_FORWARD_S, stdin=subprocess.DEVNULL)
+
+    def _restore_socket(self) -> None:
+        """Open a second connection where the socket of the first was removed: it takes the further requests."""
+        if os.path.exists(self._socket):
+            return
+        if self._second is not None:
+            self._second.kill()
+            self._second.wait()
+        private.restore(self.directory)
+        with signals.held_back():
+            self._second = subprocess.Popen(
+                [*ssh_command(), "-T", "-N", *_words(_OPTIONS), "-M", "-S", self._socket, "--", self.name],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        until = time.monotonic() + _FORWARD_S
+        while not os.path.exists(self._socket) and self._second.poll() is None and time.monotonic() < until:
+            time.sleep(_LOOK_S)
+
+    # ---- the server's process
+
+    @property
+    def pid(self) -> int:
+        return self._pid
+
+    @property
+    def why_silent(self) -> str:
+        ssh = self._ssh.pid
+        return (
+            f"its ssh (process {ssh}) is stopped, and kill -CONT {ssh} lets it go on"
+            if processes.is_stopped(ssh)
+            else ""
+        )
+
+    def how_it_ended(self, given_up: str = "") -> str:
+        """In words. ssh's own messages say why, but not what to do."""
+        if given_up:
+            return given_up
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._ssh.wait(timeout=1.0)
+        try:
+            words = os.pread(self._log.fileno(), _MOST_LOG_BYTES, 0).decode(errors="replace")  # or it was removed
+            words = words.replace(_BEAT.decode(), "").strip()[-_LAST_WORDS:]
+        except (OSError, ValueError):  # closed
+            words = ""
+        if self._pid == 0 and (lacking := remote_python.lacking(words)):
+            return f"no host server on {self.name}: reached, but {lacking}; {_INSTALL}"
+        fixes = _FIXES if self._pid else (*_FIXES, *_FIXES_OF_A_START)
+        text, fix = next(((text, fix) for text, fix in fixes if text in words), ("", ""))
+        fix = fix.format(name=self.name, python=self._asked["python"] or "python3")
+        if self._pid == 0 or fix:
+            says = [line.strip() for line in words.splitlines() if text in line]
+            status = self._ssh.poll()
+            last = says[-1].rstrip(".") if says else f"ssh ended with status {status}"
+            # ssh passes on the status of the command that it has run; its own is 255.
+            reached = "reached, but " if self._pid == 0 and status is not None and 0 <= status < _SSH_FAILED else ""
+            return f"no host server on {self.name}: {reached}{last}" + (f"; {fix}" if fix else "")
+        last_words = f"; its last words:\n{words}" if words else ""
+        return f"the host server on {self.name} ended, or the connection to it{last_words}"
+
+    def end(self, *, at_once: bool = False) -> None:
+        if at_once:
+            self._ssh.kill()
+        self._hang_up()
+        try:
+            self._ssh.wait(timeout=_END_S)
+        except subprocess.TimeoutExpired:
+            self._ssh.kill()
+            self._ssh.wait()
+
+    def sweep(self, leaders: Sequence[processes.Identity]) -> None:
+        """Of the host's processes nothing can be done from here: they end with their server, or its lease."""
+        if self._second is not None:
+            self._second.kill()
+            self._second.wait()
+        folders.remove(self.directory)
+
+    def files(self, directory: str, pattern: str) -> list[Path]:
+        return []
+
+
+def _words(options: Mapping[str, str]) -> list[str]:
+    """As arguments of ssh."""
+    return [word for name, value in options.items() for word in ("-o", f"{name}={value}")]
+
+
+# ---- on the host
+
+
+def main() -> None:
+    """The other end: what ssh runs. It forks the host server, which has the stream, and stays beside it."""
+    given = json.loads(os.environ.get(_GIVEN, "") or _first_line())
+    remote_server.settle_environment(given["env"], {_GIVEN: json.dumps(given)})
+    os.environ.pop(_GIVEN, None)
+    address = os.environ.get("SSH_CONNECTION", "").split(" ")[2:3]  # client and server, each an address and a port
+    stream = ServerEnd(os.dup(0), os.dup(1))
+    server_pid = remote_server.start_server(
+        given["env"],
+        address[0] if address else LOOPBACK,
+        stream,
+        lambda: stream.write(_MARK + b"%d\n" % os.getpid()),
+    )
+    _stand_by(server_pid, stream, given["lease_s"], os.environ.get("SSH_CONNECTION", ""))
+    os._exit(0)
+
+
+def _first_line() -> bytes:
+    line = bytearray()
+    while not line.endswith(b"\n"):
+        byte = os.read(0, 1)  # no more: what follows is the server's
+        if not byte:
+            os._exit(1)
+        line += byte
+    return bytes(line)
+
+
+def _stand_by(server_pid: int, stream: ServerEnd, lease_s: float, connection: str) -> None:
+    """Say something each second until the server has ended, or the notebook has said nothing for too long: what it says
+    has been read by the server, or waits to be; or it has taken what was said here."""
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    wake_r, wake_w = os.pipe2(os.O_NONBLOCK)
+    signal.set_wakeup_fd(wake_w, warn_on_full_buffer=False)
+    poller = select.poll()
+    poller.register(wake_r, select.POLLIN)
+    poller.register(stream.incoming, 0)  # its end is told without that
+    heard, heard_s, until_s = (0, 0), time.monotonic(), float("inf")
+    while os.waitpid(server_pid, os.WNOHANG) == (0, 0) and time.monotonic() < min(until_s, heard_s + lease_s):
+        if (hears := (stream.heard, _waiting_bytes(stream.incoming))) != heard:
+            heard, heard_s = hears, time.monotonic()
+        elif time.monotonic() > heard_s + 2 * BEAT_S and unacknowledged_bytes(connection) == 0:
+            heard_s = time.monotonic()  # the last beat has arrived
+        with contextlib.suppress(OSError):
+            if select.select([], [2], [], 0)[1]:  # this must not wait for a link that is cut
+                os.write(2, _BEAT)
+        for fd, _ in poller.poll(1000 * min(BEAT_S, lease_s / _BEATS)):
+            if fd == wake_r:  # SIGCHLD: the server has ended, or was only stopped or continued
+                os.read(wake_r, 4096)
+            else:
+                poller.unregister(fd)
+                until_s = time.monotonic() + _END_S
+
+
+def _waiting_bytes(fd: int) -> int:
+    """How many bytes can be read there."""
+    return int.from_bytes(fcntl.ioctl(fd, termios.FIONREAD, bytes(4)), sys.byteorder)
+
+
+def _write(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]

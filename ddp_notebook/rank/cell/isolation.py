@@ -1,0 +1,238 @@
+"""What a cell may not do to its rank, and what it may not leave behind."""
+
+from __future__ import annotations
+
+import pdb
+import sys
+import warnings
+from collections.abc import Callable, Iterable
+from itertools import islice
+from types import TracebackType
+from typing import Any, NoReturn
+
+import torch
+import torch.distributed as dist
+
+from ddp_notebook.rank.cell.current_line import OURS
+from ddp_notebook.rank.cell.exceptions import chain
+from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
+from ddp_notebook.stdlib import contextlib, gc, os
+
+NOTEBOOK_MAGICS = {  # a test compares them with `magics.DDPMagics`, which ranks do not import
+    "line": (
+        *("ddp_start", "ddp_status", "ddp_restart", "ddp_stop", "ddp_interrupt", "ddp_heal", "ddp_check", "ddp_auto"),
+        *("ddp_pull", "ddp_push", "ddp_record", "ddp_report", "ddp_monitor", "ddp_trace", "on_all_ranks"),
+        *("ddp_sync", "ddp_fetch", "ddp_attach", "ddp_jobs", "ddp_wait", "ddp_cancel", "ddp_resize", "ddp_fault"),
+        *("ddp_memory", "ddp_peek", "ddp_torchrun", "ddp_help"),
+    ),
+    "cell": ("on_all_ranks", "on_ranks", "local"),
+}
+_TORCH = os.path.dirname(torch.__file__) + os.sep
+TOLD = "_ddp_told"  # what a cell of ours sets, see `run.sharding.face`
+_MOST_LOOKED_AT = 100  # elements of a container
+_HOLDERS = torch.Tensor | torch.nn.Module | torch.optim.Optimizer
+_COMMAND_LINES = ("argparse", "click", "optparse")  # they end the process if its arguments are wrong
+ARGUMENTS = (
+    "a rank has no command line: give the arguments with sys.argv = ['train.py', '--epochs', '3'] before, or as a "
+    "list to parse_args()"
+)
+HYDRA = (
+    "hydra ends the process when its program fails, and logs the reason above. A cell has no file, so config_path "
+    "must be an absolute path"
+)
+_INSTEAD = (
+    "Print what you want to know, end the cell there with an error, or look at a variable afterwards: %on_all_ranks x, "
+    "or %ddp_pull x in the notebook"
+)
+SCRIPT_ARGUMENTS = "the script rejected its arguments: give them after its name, as in %run train.py --epochs 3"
+SCRIPT_EXIT = "the script has ended itself with this exit status; its rank goes on"
+EXIT = "sys.exit() does not end a rank; %ddp_stop in the notebook ends them all"
+
+
+def install(shell: Any) -> None:
+    """Make `exit()`, `quit()`, `breakpoint()` and debuggers errors that say what to do instead."""
+    shell.ask_exit = _refuse_exit
+    sys.breakpointhook = pdb.set_trace = _refuse_breakpoint
+    dist.breakpoint = _refuse_distributed_breakpoint  # torch's raises the timeouts of all groups before it breaks
+    pdb.Pdb.interaction = _refuse_debugger  # type: ignore[method-assign]
+    for name, kind in (("debug", "line_cell"), ("pdb", "line")):
+        shell.register_magic_function(_refuse_debugger, kind, name)
+    for name in NOTEBOOK_MAGICS["line"]:
+        shell.register_magic_function(_refuse_line_magic(name), "line", name)
+    for name in NOTEBOOK_MAGICS["cell"]:
+        shell.register_magic_function(_refuse_cell_magic(name), "cell", name)
+    # torch's, of a group that is not bound to a device, see `rank.group.join`; the present one is the rank's
+    warnings.filterwarnings("ignore", message=r"barrier\(\): using the device under current context")
+    # IPython's advice after sys.exit(), which is wrong on a rank
+    warnings.filterwarnings("ignore", message="To exit: use 'exit', 'quit', or Ctrl-D.")
+
+
+def advice_after_exit(error: SystemExit, *, is_of_script: bool) -> str:
+    """Return what to do instead of `sys.exit()`, or about the command line that a cell lacks.
+
+    Args:
+        error: raised by code of the cell.
+        is_of_script: a script raised it that `%run` has run.
+    """
+    at = error.__traceback__
+    while at is not None and at.tb_next is not None:
+        at = at.tb_next
+    raised_in = "" if at is None else str(at.tb_frame.f_globals.get("__name__", "")).partition(".")[0]
+    if is_of_script:
+        return SCRIPT_ARGUMENTS if raised_in in _COMMAND_LINES else SCRIPT_EXIT
+    if raised_in == "hydra":
+        return HYDRA
+    return ARGUMENTS if raised_in in _COMMAND_LINES else EXIT
+
+
+def _refuse_exit() -> NoReturn:
+    raise RuntimeError("exit() and quit() do not end a rank; %ddp_stop in the notebook ends them all")
+
+
+def _refuse_breakpoint(*_: Any, **__: Any) -> NoReturn:
+    raise RuntimeError(f"breakpoint() would stop this rank while the others wait for it. {_INSTEAD}")
+
+
+def _refuse_distributed_breakpoint(rank: int = 0, skip: int = 0, timeout_s: float | None = 3600) -> NoReturn:
+    raise RuntimeError(f"dist.breakpoint() would stop rank {rank} while the others wait for it. {_INSTEAD}")
+
+
+def _refuse_debugger(*_: Any, **__: Any) -> NoReturn:
+    raise RuntimeError(
+        "a rank has no debugger: the others would wait for it, and of a failed cell it keeps no frames, since these "
+        f"hold the cell's tensors. {_INSTEAD}. (%%local keeps a cell in the notebook.)"
+    )
+
+
+def _refuse_line_magic(name: str) -> Callable[[str], NoReturn]:
+    def refuse(_: str) -> NoReturn:
+        raise RuntimeError(
+            f"%{name} belongs to the notebook, and this cell runs on a rank: give it a cell of its own, or use %%local"
+        )
+
+    return refuse
+
+
+def _refuse_cell_magic(name: str) -> Callable[[str, str], NoReturn]:
+    def refuse(_: str, __: str) -> NoReturn:
+        raise RuntimeError(
+            f"%%{name} belongs to the notebook, and this cell runs on a rank: it has to be the first line of a cell"
+        )
+
+    return refuse
+
+
+def put_names_back(namespace: dict[str, Any], names: dict[str, Any]) -> None:
+    """Give names their values again if they were deleted, and `rank` and the like also if they were set: after
+    `for rank in range(size)`, which tutorials contain, every rank would take itself for the last one."""
+    if all(namespace.get(name) is value for name, value in names.items()):
+        return
+    deleted = [name for name in names if name not in namespace]
+    changed = [
+        name
+        for name, value in names.items()
+        if type(value) is int and name in namespace and (type(now := namespace[name]) is not int or now != value)
+    ]
+    for did, which in (("set", changed), ("deleted", deleted)):
+        if which:
+            namespace.update({name: names[name] for name in which})
+            advice = "; use another name to keep one" if did == "set" else ""
+            print(
+                f"ddp_notebook: this cell has {did} {' and '.join(which)}, which every cell finds with the rank's own "
+                f"value again{advice}",
+                file=sys.stderr,
+            )
+
+
+def end_traceback_at_user(error: BaseException | None) -> None:
+    """Leave out of a traceback the frames of torch and ours below the user's call, if our code raised the error, and
+    everywhere those of our frames that only observe."""
+    if error is None:
+        return
+    frames = []
+    at = error.__traceback__
+    while at is not None:
+        frames.append(at)
+        while (after := at.tb_next) is not None and after.tb_next is not None and _is_ours(after):
+            at.tb_next = after.tb_next  # it observes a forward, a backward or a loader of the user's
+        at = at.tb_next
+    if not frames or not frames[-1].tb_frame.f_code.co_filename.startswith(OURS):
+        return
+    while len(frames) > 1 and frames[-1].tb_frame.f_code.co_filename.startswith((OURS, _TORCH)):
+        frames.pop()
+    if not frames[-1].tb_frame.f_code.co_filename.startswith(OURS):
+        frames[-1].tb_next = None
+
+
+def _is_ours(at: TracebackType) -> bool:
+    code = at.tb_frame.f_code
+    return code.co_filename.startswith(OURS) or TOLD in code.co_names  # a cell of ours, with code of the user's below
+
+
+def has_lost_device(words: str) -> bool:
+    """Whether an error on the GPU has made this process's CUDA context useless: every later call fails with the same
+    error, until the process ends. Source: https://docs.nvidia.com/cuda/cuda-c-programming-guide/#error-checking
+
+    Args:
+        words: the error's message. The device is asked only after a CUDA error, since that waits for it.
+    """
+    if "CUDA error" not in words or not torch.cuda.is_initialized():
+        return False
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError:
+        return True
+    return False
+
+
+def forget_failure(shell: Any, failure: BaseException) -> None:
+    """Drop the frames of a failed cell: their variables may hold all of a GPU's memory.
+
+    The exception and those behind it refer to the frames, and so do `sys.last_*`, IPython's formatters and, in cycles,
+    what these have made of them. That goes first: a DataLoader that is freed by the garbage collector finds its queues
+    closed by then, and waits 5 s for each of its workers.
+    """
+    if (stack_data := sys.modules.get("stack_data")) is not None:  # IPython 7 does without
+        for one in gc.get_objects():
+            if type(one) is stack_data.FrameInfo:
+                vars(one).clear()
+    for error in chain(failure):
+        BaseException.with_traceback(error, None)
+    for name in ("last_type", "last_value", "last_traceback", "last_exc"):
+        with contextlib.suppress(AttributeError):
+            delattr(sys, name)
+    for formatter in (shell.InteractiveTB, shell.SyntaxTB):
+        if hasattr(formatter, "tb"):
+            formatter.tb = None
+    gc.collect()  # frames and exceptions refer to each other
+
+
+def forget_tensors(shell: Any, execution_count: int) -> None:
+    """Keep no tensor in `Out`, `_3`, `__` and `___`; `_` keeps the last value, as always."""
+    out, hook = shell.user_ns.get("_oh"), shell.displayhook
+    if type(out) is dict and execution_count in out and _holds_tensor(out[execution_count]):
+        del out[execution_count]
+        for names in (shell.user_ns, shell.user_ns_hidden):
+            names.pop(f"_{execution_count}", None)
+    for name in ("__", "___"):
+        if _holds_tensor(getattr(hook, name, None)):
+            if shell.user_ns.get(name) is getattr(hook, name):  # else it is a variable of the user's
+                shell.push({name: ""}, interactive=False)
+            setattr(hook, name, "")
+
+
+def _holds_tensor(value: Any, depth: int = 3) -> bool:
+    """Return whether a value is or contains a tensor. Calls no method of a user's class: it may fail."""
+    kind = type(value)
+    if kind is str:  # mostly
+        return False
+    if issubclass(kind, _HOLDERS):
+        return True
+    if depth == 0:
+        return False
+    parts: Iterable[Any] = ()
+    if issubclass(kind, dict):
+        parts = list(islice(dict.values(value), _MOST_LOOKED_AT))
+    elif (container := next((one for one in (list, tuple, set) if issubclass(kind, one)), None)) is not None:
+        parts = list(islice(container.__iter__(value), _MOST_LOOKED_AT))
+    return any(_holds_tensor(part, depth - 1) for part in parts)

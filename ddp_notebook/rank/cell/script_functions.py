@@ -1,0 +1,248 @@
+"""Tutorial code runs as it is: the functions by which scripts become ranks or start them, on a process that is a rank.
+
+| call | on a rank |
+|---|---|
+| `dist.init_process_group` | checks its arguments as torch does; sets the timeout of a group that exists |
+| `dist.destroy_process_group` | destroys the group, which is freed later, see `keeping` |
+| `mp.spawn`, `mp.Process` of a cell's function, not by fork | an error that says what to do instead |
+| `mp.set_start_method` | may be called again, so that a cell can be run again |
+| `sys.ps1` | is gone: where IPython has set it, Lightning takes the process for one that cannot be a rank |
+
+`install` replaces these functions by others of the same signature, in every module that has the original. Forked
+children of a rank inherit them, spawned ones have the originals.
+"""
+
+from __future__ import annotations
+
+import inspect
+import multiprocessing
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable
+from datetime import timedelta
+from multiprocessing import reduction
+from types import FunctionType
+from typing import IO, Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d, get_backend, get_backend_config, get_world_size, is_initialized
+
+from ddp_notebook.messages.ranks import Form
+from ddp_notebook.rank.group import deferred_destroy, join
+from ddp_notebook.rank.group.arguments import InitArguments, Requested
+from ddp_notebook.rank.group.calls import timeout_of
+from ddp_notebook.rank.patching import look_for, replace
+from ddp_notebook.stdlib import functools, os
+
+_dump = reduction.dump
+_set_start_method = multiprocessing.set_start_method
+
+
+def prepare(others: Iterable[Callable[..., Any]]) -> None:
+    """What `install` takes time for, done before a fork.
+
+    Args:
+        others: functions that features will replace.
+    """
+    look_for([join.TORCHS, deferred_destroy.TORCHS, _dump, _set_start_method, *others])
+
+
+def install(place: Callable[[], Form | None], running: Callable[[], tuple[int, float] | None]) -> None:
+    """Replace the functions in this process.
+
+    Args:
+        place: tells the rank's place, which changes when the group is formed anew.
+        running: tells the cell that runs, and since when.
+    """
+    replace(join.TORCHS, _around_init(place, running))
+    deferred_destroy.install()
+    replace(_dump, _dump_for_new_process)
+    replace(_set_start_method, _set_start_method_again)
+    vars(sys).pop("ps1", None)
+
+
+# ---- groups
+
+
+def _around_init(
+    place: Callable[[], Form | None], running: Callable[[], tuple[int, float] | None]
+) -> Callable[..., None]:
+    pid = os.getpid()
+    signature = inspect.signature(join.TORCHS)
+    joined: Counter[str] = Counter()  # tries to form a group, by epoch and cell
+    read = _reader(place, signature)
+
+    @functools.wraps(join.TORCHS)
+    def init_process_group(*args: Any, **kwargs: Any) -> None:
+        here = place()
+        assert here is not None
+        if os.getpid() != pid:
+            raise RuntimeError(join.not_of_child(here.rank))
+        asked = signature.bind(*args, **kwargs).arguments
+        if not is_initialized() and (asked.get("store") is not None or str(asked.get("backend")).lower() == "fake"):
+            join.clear()
+            join.TORCHS(*args, **kwargs)  # a group of their own; the session's is formed by this call too
+            return
+        requested = read(*args, **kwargs)
+        _check(requested, here)
+        if is_initialized():
+            other = _other(requested, here)
+            if not other:
+                print(_as_requested(requested))  # the same line on all ranks, so that it is shown once
+                return
+            dist.destroy_process_group()
+        else:
+            other = ""
+        # The same on all ranks of this cell, whatever some of them have tried in other cells.
+        cell = f"{here.store_prefix}/{here.epoch}.{(running() or (0, 0.0))[0]}"
+        joined[cell] += 1
+        options = {
+            name: value for name in ("pg_options", "device_id") if (value := getattr(requested, name)) is not None
+        }
+        join.join(here, f"{cell}.{joined[cell]}", backend=requested.backend, timeout=requested.timeout, **options)
+        notes = [f"the group of {_ranks(here.world_size)} formed again with {other}"] * bool(other)
+        if notes := [*notes, *_elsewhere(requested)]:
+            print(f"init_process_group: {'; '.join(notes)}")
+
+    return init_process_group
+
+
+def _reader(place: Callable[[], Form | None], signature: inspect.Signature) -> Callable[..., Requested]:
+    """Returns what reads the arguments of a call; with a torch that is not known, without checks."""
+    try:
+        return InitArguments(place).read
+    except AttributeError as missing:
+        print(
+            f"ddp_notebook does not know this torch ({missing}): arguments of init_process_group are not checked",
+            file=sys.stderr,
+        )
+
+    def read(*args: Any, **kwargs: Any) -> Requested:
+        here, asked = place(), signature.bind(*args, **kwargs).arguments
+        assert here is not None
+        return Requested(
+            backend=str(asked.get("backend") or "").lower(),
+            backends={},
+            timeout=asked.get("timeout"),
+            address="",
+            world_size=asked.get("world_size", -1),
+            rank=asked.get("rank", -1),
+            pg_options=asked.get("pg_options"),
+            device_id=asked.get("device_id"),
+        )
+
+    return read
+
+
+def _check(requested: Requested, here: Form) -> None:
+    """Raise unless the place that a cell asks for is the one that the rank has."""
+    size, rank = requested.world_size, requested.rank
+    if size not in (-1, here.world_size):
+        of_some = (
+            f"for a group of {size} of them call dist.new_group({list(range(size))}) on all ranks and pass it on; "
+            if 0 < size < here.world_size
+            else ""
+        )
+        more = f", or have {_ranks(size)}: %ddp_resize {size}" if size > 0 else ""
+        raise ValueError(
+            f"world_size={size}, but the session has {_ranks(here.world_size)}; {of_some}run with "
+            f"world_size={here.world_size}{more}"
+        )
+    if rank not in (-1, here.rank):
+        raise ValueError(
+            f"rank={rank}, but this is rank {here.rank} of {here.world_size}; leave rank out, the session knows it"
+        )
+
+
+def _other(requested: Requested, here: Form) -> str:
+    """Why the default group has to form again for a call; "" if the group is as requested.
+
+    Raises:
+        ValueError: the backend needs a GPU, or the group would have to and other groups would end with it.
+    """
+    if here.device == "cpu" and "nccl" in requested.backends.values():
+        raise ValueError(
+            f"backend={requested.backend!r}: NCCL needs a GPU, and this rank runs on the CPU; pass backend='gloo', or "
+            "leave it out"
+        )
+    has = dict(one.split(":") for one in get_backend_config().split(","))
+    devices = {"cpu", here.device.split(":")[0]}
+    options = requested.pg_options is not None and {*requested.backends.values()} != {"gloo"}  # gloo takes none
+    other = ""
+    if requested.backend and any(has.get(d) != one for d, one in requested.backends.items() if d in devices):
+        other = f"backend={requested.backend!r}, it had {get_backend()!r}"
+    elif options:
+        other = "pg_options"
+    elif requested.device_id is not None and requested.device_id != torch.device(here.device):
+        other = f"device_id={requested.device_id}"
+    if other and (requested.backend == "fake" or len(distributed_c10d._world.pg_map) > 1):
+        raise ValueError(
+            f"{other.partition(',')[0]}, but the session's group exists with backend={get_backend()!r}; call "
+            "dist.destroy_process_group() before, which ends all groups of this rank, or leave the argument out"
+        )
+    return other
+
+
+def _as_requested(requested: Requested) -> str:
+    """Give the default group the timeout of a call. Returns a line that says so."""
+    world = dist.group.WORLD
+    assert world is not None
+    backend, done = get_backend(), "nothing to do"
+    try:
+        timeout = timeout_of(world)
+    except (AttributeError, RuntimeError):  # a backend without one, such as "fake"
+        timeout = requested.timeout or join.default_timeout(backend)
+    if requested.timeout not in (None, timeout):
+        join.set_timeout(world, requested.timeout)
+        done = f"its timeout is {_seconds(requested.timeout)} now, it was {_seconds(timeout)}"
+    elif requested.timeout is None and timeout != join.default_timeout(backend):
+        done = f"its timeout stays {_seconds(timeout)}"
+    line = f"init_process_group: the group of {_ranks(get_world_size())} exists already ({backend}); {done}"
+    return "; ".join([line, *_elsewhere(requested)])
+
+
+def _elsewhere(requested: Requested) -> list[str]:
+    if not requested.address:
+        return []
+    return [f"the ranks meet at the session's store, not at {requested.address}"]
+
+
+def _seconds(timeout: timedelta) -> str:
+    return f"{timeout.total_seconds():g} s"
+
+
+def _ranks(count: int) -> str:
+    return f"{count} rank" if count == 1 else f"{count} ranks"
+
+
+# ---- processes
+
+
+class _Importable(reduction.ForkingPickler):
+    """Pickles for a process that is not forked: it imports what it needs, and cannot import a cell."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        if not isinstance(obj, FunctionType | type) or getattr(obj, "__module__", "") != "__main__":
+            return NotImplemented
+        name = obj.__qualname__
+        to_do = (
+            f"The ranks exist already: call {name}(dist.get_rank(), ...) in the cell, and every rank runs it. "
+            if isinstance(obj, FunctionType)
+            else ""
+        )
+        raise RuntimeError(
+            f"{name} was defined in a cell, and a new process cannot import it. {to_do}For other child processes "
+            f"use the start method fork, mp.set_start_method('fork'), or put {name} in a module"
+        )
+
+
+@functools.wraps(_dump)
+def _dump_for_new_process(obj: Any, file: IO[bytes], protocol: int | None = None) -> None:
+    """`multiprocessing` uses this to start every process that is not forked, and for nothing else."""
+    _Importable(file, protocol).dump(obj)
+
+
+@functools.wraps(_set_start_method)
+def _set_start_method_again(method: str | None, force: bool = False) -> None:
+    _set_start_method(method, force=True)

@@ -1,0 +1,422 @@
+"""The stretches of a training step: input, forward, backward, optimizer.
+
+Nothing of the user's is replaced: loaders, models in DDP or FSDP, backwards and optimizers are seen where torch runs
+them. Our code before and after is hidden from torch.compile, which would trace it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import types
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from ddp_notebook.rank.group.call_site import SiteFields
+from ddp_notebook.rank.group.sequences import Moment
+from ddp_notebook.rank.group.waiting import notice_interrupt
+from ddp_notebook.rank.hide_from_profiler import function_modes, operator_modes, unseen
+from ddp_notebook.rank.imports import after_import
+from ddp_notebook.rank.record.event_buffer import OFF, Tape, new
+from ddp_notebook.rank.record.training.blocks import Blocks
+from ddp_notebook.rank.record.training.buckets import Backward, Model
+from ddp_notebook.rank.record.training.comm_hooks import ObservedCommHooks
+from ddp_notebook.rank.record.training.gradients import GradientHook
+from ddp_notebook.rank.record.training.loaders import Loaders, samples_of
+from ddp_notebook.rank.record.training.model_names import new_name
+from ddp_notebook.rank.record.training.optimizers import Optimizers
+from ddp_notebook.rank.record.training.pipeline_stages import Pipelines
+from ddp_notebook.rank.record.training.wrapping import around, hide_from_compile, passed_over, uncompiled
+from ddp_notebook.rank.variables.between import BetweenSteps
+from ddp_notebook.records.schema import SPANS
+from ddp_notebook.stdlib import functools, logging, threading, time, weakref
+
+_DISTRIBUTED = "torch.distributed.checkpoint"
+
+
+class Checkpoints:
+    """Sees checkpoints from `look` on.
+
+    Args:
+        tape: says whether anything is recorded.
+        leave: takes the name of the function, and when it was called.
+    """
+
+    def __init__(self, tape: Tape, leave: Callable[[str, int], None]) -> None:
+        self._tape = tape
+        self._leave = leave
+        self._saving: set[int] = set()  # threads that are in one: a checkpoint may be saved by another function
+
+    def look(self) -> None:
+        """Begin to look."""
+        around(torch, "save", lambda original: self._around("torch.save", original))
+        torch.serialization.save = torch.save  # pickle finds the function by this name
+        after_import(_DISTRIBUTED, self._look_at_distributed)
+
+    def _look_at_distributed(self) -> None:
+        package, module = sys.modules[_DISTRIBUTED], sys.modules[f"{_DISTRIBUTED}.state_dict_saver"]
+        around(module, "save", lambda original: self._around("torch.distributed.checkpoint.save", original))
+        package.save = module.save  # type: ignore[attr-defined]
+
+    def _around(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        def save(*args: Any, **named: Any) -> Any:
+            thread = threading.get_ident()
+            if self._tape.level == OFF or thread in self._saving:
+                return original(*args, **named)
+            began_ns = time.monotonic_ns()
+            self._saving.add(thread)
+            try:
+                return original(*args, **named)
+            finally:
+                self._saving.discard(thread)
+                self._leave(name, began_ns)
+
+        return save
+
+
+CELL, FORWARD, BACKWARD, OPTIMIZER, BLOCK, EVALUATION, CHECKPOINT, FUTURE = map(
+    SPANS.index, ("cell", "forward", "backward", "optimizer", "block", "evaluation", "checkpoint", "future")
+)
+_log = logging.getLogger(__name__)
+
+
+class Span(NamedTuple):
+    """A stretch of a step that is over."""
+
+    span: int
+    kind: int
+    name: str
+    moment: Moment
+    start_ns: int
+    end_ns: int
+    samples: int
+    thread: int
+    place: tuple[int, int, int]  # of an action: the span of the pipeline's step, the stage, the microbatch
+    is_training: bool  # of a forward: the model was in training mode
+
+
+def span_of(backward: Backward) -> Span:
+    """A backward that is over as a stretch of its step."""
+    one, moment = backward, backward.moment
+    assert moment is not None
+    return Span(one.number, BACKWARD, "", moment, one.began_ns, one.end_ns, -1, one.thread, (0, 0, 0), False)
+
+
+class Training:
+    """Sees the training in this process, from `install` on.
+
+    Args:
+        tape: where the spans are left.
+        between: tasks for the main thread between two steps.
+    """
+
+    def __init__(self, tape: Tape, between: BetweenSteps | None = None) -> None:
+        self.on_step: list[Callable[[], None]] = []  # called after each optimizer step
+        self.between = BetweenSteps() if between is None else between
+        self.tape = self._tape = tape
+        self._models: weakref.WeakKeyDictionary[Any, Model] = weakref.WeakKeyDictionary()
+        self._last: Model | None = None  # that was asked for: probably the next one again
+        self._prepared: list[Model] = []
+        self._roots: dict[int, tuple[int, int]] = {}  # forwards of FSDP under way: their begin, and the batch size
+        self._naming = threading.Lock()  # models may be new in several threads at once
+        self._optimizers = Optimizers(tape, self.stepped)
+        self._gradients = GradientHook(tape)
+        self.pipelines = Pipelines(tape, self.put)
+        self._loaders = Loaders(tape, self.put)
+        self._blocks = Blocks(tape, lambda name, began_ns: self.put(BLOCK, name, began_ns))
+        self._checkpoints = Checkpoints(tape, lambda name, began_ns: self.put(CHECKPOINT, name, began_ns))
+
+    def install(self) -> None:
+        """Begin to look. What this version of torch does not let be seen is left out, with a message."""
+        hide_from_compile()
+        unseen = []
+        for what, look in (
+            ("models in DDP", self._look_at_ddp),
+            ("models in FSDP", self._look_at_fsdp),
+            ("modules of DTensor", self._look_at_dtensor),
+            ("data loaders", self._loaders.look),
+            ("backwards", self._look_at_backwards),
+            ("named blocks", self._blocks.look),
+            ("checkpoints", self._checkpoints.look),
+        ):
+            try:
+                look()
+            except (AttributeError, ImportError):
+                unseen.append(what)
+        _say_unseen(unseen)
+        after_import("torch.distributed.pipelining.schedules", self._look_at_pipelines)
+        self._optimizers.look()
+
+    def _look_at_pipelines(self) -> None:
+        try:
+            self.pipelines.look()
+        except (AttributeError, ImportError):
+            _say_unseen(["pipelines"])
+
+    def _look_at_ddp(self) -> None:
+        around(DistributedDataParallel, "__init__", self._around_init)
+        around(DistributedDataParallel, "forward", self._around_forward)
+        around(DistributedDataParallel, "register_comm_hook", self._around_register)
+        around(dist, "_register_comm_hook", ObservedCommHooks(self._tape, self._model_of).around_register)
+
+    def _look_at_fsdp(self) -> None:
+        from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState
+
+        around(FSDPState, "_pre_forward", self._around_pre_forward)
+        around(FSDPState, "_post_forward", self._around_post_forward)
+
+    def _look_at_dtensor(self) -> None:
+        self._tape.modules.watch(lambda: self._tape.level != OFF)
+
+    def _look_at_backwards(self) -> None:
+        self._tape.engine = inspect.unwrap(torch.autograd.graph._engine_run_backward).__code__
+        for module in (torch.autograd, torch.autograd.graph):
+            around(module, "_engine_run_backward", self._around_backward)
+
+    def put(
+        self,
+        kind: int,
+        name: str,
+        start_ns: int,
+        samples: int = -1,
+        *,
+        number: int = 0,
+        end_ns: int = 0,
+        moment: Moment | None = None,
+        place: tuple[int, int, int] = (0, 0, 0),
+        is_training: bool = False,
+    ) -> None:
+        """Leave a span. Unless said otherwise it ends now and belongs to the present moment."""
+        tape = self._tape
+        number, moment, end_ns = number or next(tape.spans), moment or tape.moment, end_ns or time.monotonic_ns()
+        thread = threading.get_ident()
+        tape.put(new(Span, (number, kind, name, moment, start_ns, end_ns, samples, thread, place, is_training)))
+
+    # ---- forward
+
+    def _put_forward(self, model: torch.nn.Module, name: str, began_ns: int, samples: int) -> None:
+        kind = FORWARD if torch.is_grad_enabled() else EVALUATION
+        # The program may have set the mode of the model in DDP alone.
+        is_training = model.training and getattr(model, "module", model).training
+        self.put(kind, name, began_ns, samples, is_training=is_training)
+        if kind == FORWARD:
+            self._tape.has_begun = self._tape.sees_forwards = True
+
+    def _around_init(self, original: Callable[..., None]) -> Callable[..., None]:
+        def __init__(model: DistributedDataParallel, *args: Any, **named: Any) -> None:
+            original(model, *args, **named)
+            self._model(model)  # its buckets index the parameters that require gradients now
+            # torch.compile traces its forward, so it keeps torch's, or the one of its own class.
+            if getattr(model, "_use_python_reducer", False) and type(model).forward is DistributedDataParallel.forward:
+                model.forward = types.MethodType(torchs_forward, model)  # type: ignore[method-assign]
+
+        torchs_forward = DistributedDataParallel.forward  # which is looked at from then on
+        return __init__
+
+    def _around_forward(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        after = uncompiled(self._after_forward)
+
+        def forward(model: DistributedDataParallel, *inputs: Any, **named: Any) -> Any:
+            if self._tape.level == OFF:
+                return original(model, *inputs, **named)
+            began_ns, has_failed = time.monotonic_ns(), True
+            try:
+                out = original(model, *inputs, **named)
+                has_failed = False
+                return out
+            finally:
+                try:
+                    if operator_modes() or function_modes():
+                        unseen(after, model, began_ns, (*inputs, *named.values()), has_failed)
+                    else:  # it calls no operators
+                        after(model, began_ns, (*inputs, *named.values()), has_failed)
+                except Exception:  # the user's forward must go on
+                    _log.info("a forward was not recorded", exc_info=True)
+                    self._tape.dropped += 1
+
+        return passed_over(forward)  # torch.compile calls it as it is
+
+    def _after_forward(
+        self, model: DistributedDataParallel, began_ns: int, inputs: tuple[Any, ...], has_failed: bool
+    ) -> None:
+        known = self._last
+        if known is None or known.reference() is not model:
+            known = self._model(model)
+        self._put_forward(model, known.name, began_ns, samples_of(inputs))
+        if has_failed or not (model.require_backward_grad_sync and torch.is_grad_enabled()):
+            return
+        if (layout := known.prepare(model)) is not None:
+            self._tape.put(layout)
+        if known in self._prepared:
+            self._prepared.remove(known)
+        self._prepared.append(known)
+        if self._gradients.parameter:
+            self._gradients.look_at(model.module)
+
+    def _around_register(self, original: Callable[..., None]) -> Callable[..., None]:
+        def register_comm_hook(model: DistributedDataParallel, *args: Any, **named: Any) -> None:
+            self._model(model)  # one of mixed precision is registered while the model is being made
+            original(model, *args, **named)
+
+        return register_comm_hook
+
+    def _model_of(self, reducer: Any) -> tuple[DistributedDataParallel, str] | None:
+        """The model that has this reducer, and its name, if it is known."""
+        with self._naming:
+            found = (
+                (model, known.name) for model, known in self._models.items() if getattr(model, "reducer", 0) is reducer
+            )
+            return next(found, None)
+
+    def _model(self, model: DistributedDataParallel) -> Model:
+        with self._naming:
+            known = self._models.get(model)
+            if known is None:
+                name = new_name(model.module, {one.name for one in self._models.values()})
+                known = self._models[model] = Model(model, name)
+        self._last = known
+        return known
+
+    def _around_pre_forward(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def _pre_forward(state: Any, module: Any, args: Any, named: Any) -> Any:
+            began_ns = time.monotonic_ns()
+            out = original(state, module, args, named)
+            if self._tape.level != OFF and state._state_ctx.iter_forward_root is state:
+                self._roots[id(state)] = began_ns, unseen(samples_of, (*args, *named.values()))
+            return out
+
+        return passed_over(_pre_forward)
+
+    def _around_post_forward(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def _post_forward(state: Any, module: Any, *rest: Any) -> Any:
+            root = self._roots.pop(id(state), None)
+            out = original(state, module, *rest)
+            if root is not None:
+                self._put_forward(module, type(module).__name__.removeprefix("FSDP"), *root)
+            return out
+
+        return passed_over(_post_forward)
+
+    # ---- backward
+
+    def _around_backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        backward_of_thread = torch._C._current_graph_task_id
+
+        def _engine_run_backward(*args: Any, **named: Any) -> Any:
+            tape = self._tape
+            if tape.level == OFF or backward_of_thread() != -1:  # this thread is in a backward
+                return original(*args, **named)
+            other = tape.backward
+            if other is not None and not other.end_ns:  # another thread's, which takes the buckets: note only the time
+                return self._time_backward(original, *args, **named)
+            return self.run_backward(functools.partial(original, *args, **named))
+
+        return _engine_run_backward
+
+    def run_backward(self, run: Callable[[], Any], site: SiteFields | None = None) -> Any:
+        """Run a backward, which is a span and has the buckets of its models.
+
+        Args:
+            run: it.
+            site: of a distributed one, in whatever thread its collectives are called.
+        """
+        tape, prepared = self._tape, self._prepared
+        for model in prepared:
+            if model.reference() is None:
+                prepared[:] = [one for one in prepared if one.reference() is not None]
+                break
+        backward = Backward(next(tape.spans), prepared, site)
+        failed = True
+        try:
+            tape.go_back(backward, depth=3)  # above this function and the wrapper
+            out = run()
+            failed = False
+            if self._gradients.parameter:
+                self._gradients.end_backward()
+            return out
+        except BaseException:
+            notice_interrupt()  # here, and not below, where what the backward has begun is told
+            raise
+        finally:
+            backward.end_ns = time.monotonic_ns()
+            backward.has_span = backward.thread not in self.pipelines.doing
+            try:
+                if failed or backward.calls:
+                    unseen(tape.end_backward, backward, failed)
+                elif backward.again:
+                    tape.end_again(backward)
+                if self._gradients.parameter:
+                    self._gradients.forget_backward()
+                for model in prepared:
+                    if not model.at:  # one that has not gone back
+                        prepared[:] = [one for one in prepared if not one.at]
+                        break
+                else:
+                    prepared.clear()
+            finally:  # an interrupt may have come
+                tape.come_back(backward)
+                if backward.has_span or backward.again:
+                    tape.put(backward)
+
+    def _time_backward(self, original: Callable[..., Any], *args: Any, **named: Any) -> Any:
+        began_ns, moment = time.monotonic_ns(), self._tape.moment
+        self._tape.has_begun = True
+        try:
+            return original(*args, **named)
+        finally:
+            if threading.get_ident() not in self.pipelines.doing:
+                self.put(BACKWARD, "", began_ns, moment=moment)
+
+    # ---- optimizer and input
+
+    def stepped(self, optimizer: Any, began_ns: int) -> str:
+        """An optimizer has stepped since then. Returns its name."""
+        name = self._optimizers.name(optimizer)
+        self._optimizers.of_cell.add(name)
+        self.put(OPTIMIZER, name, began_ns, moment=self._tape.count_step())
+        for call in self.on_step:
+            call()
+        if self.between:
+            self.between.stepped(self._tape.moment.step)
+        return name
+
+    @property
+    def has_several_optimizers(self) -> bool:
+        """Whether more than one optimizer has stepped in the cell."""
+        return len(self._optimizers.of_cell) > 1
+
+    def tell_again(self) -> None:
+        """Somebody reads from now on who was told of no model."""
+        with self._naming:
+            for known in self._models.values():
+                known.forget_layout()
+
+    def begin_cell(self, gradient: str = "") -> None:
+        """A cell begins: forget what an interrupted one has left half done.
+
+        Args:
+            gradient: the name of the parameter whose gradients are to be looked at.
+        """
+        self._gradients.begin_cell(gradient)
+        self._roots.clear()
+        self._optimizers.begin_cell()
+        self._last = None
+        self.pipelines.begin_cell()
+        self._loaders.begin_cell()
+        self._blocks.begin_cell()
+        self._tape.bucket = None
+        for model in [*self._models.values(), *self._prepared]:
+            model.forget_calls()  # of another cell's lines
+
+    def end_cell(self) -> None:
+        """The cell has ended."""
+        self._gradients.end_cell(model.module for model in self._models)
+
+
+def _say_unseen(what: list[str]) -> None:
+    if what:
+        print(f"ddp_notebook: torch {torch.__version__} does not let {', '.join(what)} be seen", file=sys.stderr)

@@ -1,0 +1,307 @@
+"""What is seen of a script in this process, and told to the notebook that looks; nobody needs to.
+
+The script's operations are seen all the time, so that a notebook which comes when they hang knows who waits for whom.
+Recorded is only what happens while a notebook is there. It cannot hold the script up: records wait on the tape, which
+drops and counts the oldest, and of its messages the notebook gets no more while it has not taken fifty.
+"""
+
+from __future__ import annotations
+
+import atexit
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from ddp_notebook.rank.cell.exceptions import words
+from ddp_notebook.rank.group.calls import Call
+from ddp_notebook.rank.group.connections.abort import Connections
+from ddp_notebook.rank.group.cpp_log import quiet
+from ddp_notebook.rank.group.recorder import Recorder
+from ddp_notebook.rank.group.release import Release
+from ddp_notebook.registry.torchrun import RankEntry
+from ddp_notebook.stdlib import os, threading, time, traceback
+
+if TYPE_CHECKING:
+    from ddp_notebook.messages.script_abort import Cut
+
+
+_LOOK_S = 0.02
+_PATIENCE_S = 0.1  # then waits at a store are cut too
+_LIMIT_S = 5.0
+_FORMING_S = 0.5  # a group that forms faster is not in anybody's way
+
+
+def free(recorder: Recorder, connections: Connections, release: Release, name: str, group: str, number: int) -> str:
+    """Cut what this process waits in, until it does not wait there any more.
+
+    Args:
+        name, group, number: of the operation that is to be cut, and no other; name "": the forming of a group.
+
+    Returns:
+        What was cut, in words: "all_reduce #46 of group default (train.py:13 in main)"; "": it does not wait in that.
+    """
+
+    def calls() -> list[Call]:
+        return [call for call in [*recorder.waiting.values(), release.waits_in()] if call is not None]
+
+    doing = release.now()
+    where = (doing.thread or doing.place).partition(", in ")[0]
+    what = "the forming of a group"
+    if name:
+        asked = next((call for call in calls() if _key(call) == (name, group, number)), None)
+        if asked is None:
+            return ""
+        what = str(asked.describe())
+
+        def waits() -> bool:
+            return any(call is asked for call in calls())
+    else:
+
+        def waits() -> bool:
+            return connections.is_connecting or connections.is_making
+
+        if not _lasts(waits, _FORMING_S):
+            return ""
+    began = time.monotonic()
+    with quiet():
+        while waits() and (for_s := time.monotonic() - began) < _LIMIT_S:
+            connections.cut_groups()
+            if for_s > _PATIENCE_S or not name:
+                connections.cut_stores()
+            time.sleep(_LOOK_S)
+    return what + (f" ({where})" if where else "")
+
+
+def _key(call: Call) -> tuple[str, str, int]:
+    operation = call.describe()
+    return operation.name, operation.group, operation.number
+
+
+def _lasts(waits: Callable[[], bool], for_s: float) -> bool:
+    until = time.monotonic() + for_s
+    while waits():
+        if time.monotonic() > until:
+            return True
+        time.sleep(_LOOK_S)
+    return False
+
+
+_MOST_WAITING = 50  # messages that the notebook has not acknowledged, before no further batch is sent
+_FAREWELL_S = 2.0  # what a notebook that is there gets to take the last ones
+_MOST_LINES = 200  # of a traceback
+
+
+class Watched:
+    """One rank.
+
+    Args:
+        place: of this process.
+    """
+
+    def __init__(self, place: RankEntry) -> None:
+        self._place = place
+        self._lock = threading.Lock()
+        self._seen: _Seen | None = None  # once torch is there
+        self._told: dict[str, Any] | None = None  # what the notebook has said that is there
+        self._agent: Any = None
+        self._round = 0
+        self._began_s = time.monotonic()
+
+    # ---- the main thread
+
+    def install(self) -> None:
+        """Torch is there: see what the script does with it."""
+        try:
+            seen = _Seen(lambda: self._place.rank, self._send, self._is_busy)
+        except (AttributeError, ImportError, RuntimeError, TypeError) as error:  # another torch than was known here
+            print(
+                f"ddp_notebook: a notebook cannot attach to scripts with this version of torch ({error})",
+                file=sys.stderr,
+            )
+            return
+        with self._lock:
+            self._seen = seen
+            if self._told is not None:
+                self._watch(self._told)
+
+    def end(self, failure: BaseException | None) -> None:
+        """The script has ended: tell the notebook, if there is one, and wait a moment until it knows."""
+        with self._lock:
+            agent, seen = self._agent, self._seen
+        if agent is None or seen is None:
+            return
+        from ddp_notebook.messages.ranks import CellDone
+
+        seen.recording.end_cell()
+        seen.recording.drain.flush()
+        agent.send(CellDone(cell=self._round, **_how_it_ended(failure), **seen.last_words(failure, self._began_s)))
+        until = time.monotonic() + _FAREWELL_S
+        while agent.endpoint.waiting() and time.monotonic() < until:
+            time.sleep(0.01)
+        self.leave()
+
+    # ---- the door's thread
+
+    def begin(self, said: dict[str, Any]) -> None:
+        """A notebook has come.
+
+        Args:
+            said: `address`, where its wire is; `round`, which counts the job's attempts; `who` it is.
+        """
+        with self._lock:
+            self._told = said
+            if self._seen is not None:
+                self._watch(said)
+
+    def leave(self) -> None:
+        """The notebook has gone: what was to be sent to it is dropped."""
+        with self._lock:
+            self._told = None
+            if self._seen is not None:
+                self._seen.stop()
+            agent, self._agent = self._agent, None
+        if agent is not None:
+            agent.endpoint.close()
+
+    def _watch(self, said: dict[str, Any]) -> None:
+        import ddp_notebook.messages.script_abort  # noqa: F401  # its messages are known from then on
+        from ddp_notebook.rank.agent import RankAgent
+
+        assert self._seen is not None
+        self._round = said["round"]
+        agent = RankAgent(
+            said["address"],
+            self._place.rank,
+            on_message=self._on_message,
+            vitals=self._vitals,
+            on_asked=self._seen.recording.drain.on_asked,
+        )
+        self._agent = agent
+        agent.start()
+        self._seen.begin(self._round)
+
+    # ---- the agent's thread, and the recorder's
+
+    def _send(self, data: bytes) -> None:
+        from ddp_notebook.messages.ranks import Recorded
+
+        if (agent := self._agent) is not None:
+            agent.send(Recorded(data=data))
+
+    def _is_busy(self) -> bool:
+        agent = self._agent
+        return agent is None or agent.endpoint.waiting() > _MOST_WAITING
+
+    def _on_message(self, message: Any) -> None:
+        from ddp_notebook.messages.script_abort import Cut
+
+        if isinstance(message, Cut):
+            threading.Thread(target=self._free, args=(message,), name="ddp-free", daemon=True).start()
+
+    def _free(self, asked: Cut) -> None:
+        from ddp_notebook.messages.script_abort import WasCut
+
+        assert self._seen is not None
+        who = (self._told or {}).get("who", "a notebook")
+        if what := self._seen.free(asked):
+            print(f"ddp_notebook: {who} has cut {what} on rank {self._place.rank}; it raises here", file=sys.stderr)
+        if (agent := self._agent) is not None:
+            agent.send(WasCut(request=asked.request, what=what))
+
+    def _vitals(self, *, with_shortages: bool) -> dict[str, Any]:
+        """Return the fields of `Vitals`. Resources that a script has run out of are not looked for."""
+        del with_shortages
+        assert self._seen is not None
+        return {
+            "running_cell": self._round,
+            "running_s": time.monotonic() - self._began_s,
+            **self._seen.vitals(),
+        }
+
+
+class _Seen:
+    """What needs torch. Made in the main thread, right after torch was imported."""
+
+    def __init__(self, rank: Callable[[], int], send: Callable[[bytes], None], is_busy: Callable[[], bool]) -> None:
+        from ddp_notebook.rank.cell.current_line import Where
+        from ddp_notebook.rank.group import deferred_destroy
+        from ddp_notebook.rank.group.connections.abort import Connections
+        from ddp_notebook.rank.group.recorder import Recorder
+        from ddp_notebook.rank.group.release import Release
+        from ddp_notebook.rank.record.rank_recording import RankRecording
+        from ddp_notebook.rank.sharding import feature as sharding
+        from ddp_notebook.records import logs
+
+        deferred_destroy.install()
+        self._where = Where(is_script=True)
+        self._recorder = Recorder()
+        self._recorder.install()
+        self._connections = Connections(self._recorder)
+        self._connections.watch()
+        self._release = Release(self._recorder, self._connections, self._where, lambda: None)
+        sharding.watch(self._recorder)
+        self.recording = RankRecording(self._recorder, self._where, rank, send, is_busy)
+        self.stop()
+        logs.install(self.recording.metrics.log)
+        pid = os.getpid()
+
+        def close() -> None:
+            if os.getpid() == pid:
+                self.recording.drain.close()
+                deferred_destroy.let_go()
+
+        atexit.register(close)
+
+    def begin(self, number: int) -> None:
+        """Record from now on, for a notebook that knows nothing yet."""
+        from ddp_notebook.messages.record_options import RecordOptions
+
+        self.recording.tell_again()
+        self.recording.begin_cell(number, number, RecordOptions(level="values"), {})
+
+    def stop(self) -> None:
+        """Record nothing any more."""
+        tape = self.recording.tape
+        tape.level = 0
+        tape.take(len(tape))
+
+    def free(self, asked: Cut) -> str:
+
+        which = asked.name, asked.group, asked.number
+        return free(self._recorder, self._connections, self._release, *which)
+
+    def vitals(self) -> dict[str, Any]:
+        """What the main thread is in, as fields of `Vitals`."""
+        import torch
+        import torch.distributed as dist
+
+        doing = self._release.now()
+        return {
+            "device_bytes": torch.cuda.memory_reserved() if torch.cuda.is_initialized() else 0,
+            "where": doing.place,
+            "operation": None if doing.operation is None else doing.operation.to_json(),
+            "thread": doing.thread,
+            "group": {"is_there": dist.is_initialized()},
+        }
+
+    def last_words(self, failure: BaseException | None, began_s: float) -> dict[str, Any]:
+        """Where and in what the script has failed, as fields of `CellDone`."""
+        failed = None if failure is None else self._recorder.failed
+        return {
+            "duration_s": time.monotonic() - began_s,
+            "place": "" if failure is None else self._where.of_traceback(failure.__traceback__),
+            "operation": None if failed is None or failed.error is not failure else failed.call.describe().to_json(),
+        }
+
+
+def _how_it_ended(failure: BaseException | None) -> dict[str, Any]:
+    if failure is None or (isinstance(failure, SystemExit) and not failure.code):
+        return {"status": "ok"}
+    lines = "".join(traceback.format_exception(failure)).splitlines()
+    status = "interrupted" if isinstance(failure, KeyboardInterrupt) else "error"
+    return {
+        "status": status,
+        "ename": type(failure).__name__,
+        "evalue": words(failure),
+        "traceback": lines[-_MOST_LINES:],
+    }

@@ -1,0 +1,125 @@
+"""Cells that an earlier notebook has sent, and has not shown to their end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING
+
+from ddp_notebook.errors import DDPNotebookError
+from ddp_notebook.launch.cluster import Cluster
+from ddp_notebook.messages.keeper import Waiting
+from ddp_notebook.messages.ranks import RunCell
+from ddp_notebook.run.cells.cell import CellRun
+from ddp_notebook.run.cells.cells import Cells
+from ddp_notebook.run.cells.interrupt import Interrupts
+from ddp_notebook.run.cells.result import CellResult
+from ddp_notebook.run.cells.run_queue import QueueSlot
+from ddp_notebook.run.cells.watch import NOTEBOOK, Beside, Waiter
+from ddp_notebook.run.notebook_kernel import is_users_thread
+from ddp_notebook.run.output.display_target import Sink, ThreadSink
+
+if TYPE_CHECKING:
+    from ddp_notebook.messages.keeper import Waiting
+
+
+class Adopted:
+    """Those that nobody follows yet, the oldest first.
+
+    Args:
+        cluster: the ranks.
+        cells: theirs.
+
+    Attributes:
+        jobs: numbers of those in which cells are followed that were let go.
+        ended: how those have ended that were shown, in words.
+        waiting: jobs that have not begun, and that nobody has in a queue here yet.
+    """
+
+    def __init__(self, cluster: Cluster, cells: Cells) -> None:
+        self._cluster = cluster
+        self._cells = cells
+        self.jobs: set[int] = set()
+        self.ended: list[str] = []
+        self.waiting: list[Waiting] = []
+        self._left: list[tuple[CellRun, RunCell]] = []
+
+    def take(self, told: Sequence[tuple[RunCell, list[int], float]]) -> None:
+        """Have these cells, see `Welcome.cells`. Call it before anything of them comes."""
+        for cell, ranks, for_s in told:
+            run = CellRun(cell.cell, ranks, self._cluster.hold_text)
+            run.folds = cell.folds
+            run.took = self._cells.took
+            run.is_patient = True
+            run.began_s = time.monotonic() - for_s
+            self._cells.on_prompt(run.number, f"In [{cell.execution_count}]")
+            self._cells.take(run, cell)
+            self._left.append((run, cell))
+
+    def show_ended(self, *, wait: bool = False) -> None:
+        """Show what those have printed and displayed that have ended, as cells of one's own.
+
+        Args:
+            wait: for those too that still run, which the stop button ends then.
+
+        Raises:
+            what `Cells.run` raises: of the first one that did not end well.
+        """
+        while self._left and (wait or self._left[0][0].is_over):
+            run, cell = self._left.pop(0)
+            how = "was stopped"
+            try:
+                self.follow(run, ThreadSink() if is_users_thread() else None, QueueSlot(self._cells.turn))
+                how = "is done"
+            except DDPNotebookError:
+                how = "has failed"
+                raise
+            finally:
+                self.ended.append(f"cell [{cell.execution_count}] of the earlier notebook {how}, and was shown here")
+
+    def notes(self) -> list[str]:
+        """Show those that have ended. Returns how, where one has failed, no fault of the next cell."""
+        try:
+            self.show_ended()
+        except (DDPNotebookError, KeyboardInterrupt) as error:
+            return [f"an earlier cell, of another notebook, has failed in the meantime: {error}"]
+        return []
+
+    def let_go(self) -> list[tuple[CellRun, RunCell]]:
+        """Those that run, for who follows them from now on; without one that asks its user, whom it would not find in
+        the background."""
+        going = [(run, cell) for run, cell in self._left if not run.asks]
+        self._left = [(run, cell) for run, cell in self._left if run.asks]
+        return going
+
+    @property
+    def asking(self) -> list[RunCell]:
+        """Those that have called `input()` and wait for somebody who follows them."""
+        return [cell for run, cell in self._left if run.asks]
+
+    def follow(
+        self,
+        run: CellRun,
+        sink: Sink | None,
+        place: AbstractContextManager[object],
+        waiter: Waiter = NOTEBOOK,
+        beside: Beside | None = None,
+        on_begin: Callable[[CellRun, Interrupts], object] = lambda *_: None,
+    ) -> CellResult:
+        """Follow one to its end. The arguments are those of `Cells.run`."""
+        with place:
+            run.is_patient = False
+            run.name = waiter.name
+            with Interrupts(run.wake) as interrupts:
+                on_begin(run, interrupts)
+                screen = None
+                if sink is not None:
+                    screen = self._cells.screen(run.result.ranks, sink, waiter, interrupts, beside, run.folds)
+                    run.note = screen.note
+                    if run.left_out_chars:
+                        screen.note(f"... {run.left_out_chars} characters before this were not kept ...")
+                beside = beside if screen is not None else None
+                watch = self._cells.watch(run, interrupts, screen, beside, waiter)
+                pending, notes = self._cells.see_through(run, watch, interrupts, beside)
+            return self._cells.tell_end(run, watch, interrupts, screen, pending, notes)

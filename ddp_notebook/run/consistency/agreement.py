@@ -1,0 +1,296 @@
+"""Whether ranks hold the same values: their answers about their variables, side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ddp_notebook.errors import DDPNotebookError
+from ddp_notebook.messages.ranks import Check, Checked
+from ddp_notebook.records.words import list_ranks
+from ddp_notebook.run.cells.cells import Cells
+from ddp_notebook.run.consistency.differences import Difference, absence_of, difference_of, measured
+from ddp_notebook.run.consistency.disagreements import between, read_by_all, unread
+from ddp_notebook.run.consistency.sentences import is_compared, list_names, notes_on, summarize, variable_of
+from ddp_notebook.run.groups.liveness import Living
+from ddp_notebook.run.rank_requests import Questions
+from ddp_notebook.run.values.exchange import check_name
+
+_ANSWER_S = 1.0  # what ranks get to answer a question that a report can do without
+_MOST_SHOWN = 12  # entries that differ
+MISTAKES = ""  # the entry that tells what is wrong with none of the ranks differing
+SHARE = "share"  # the kind of entries that are to differ: which part of the data a rank reads
+WITHIN = "within"  # of those that only say that another variable has what this one is
+_OF_PROCESS = ("version", "setting", "random")
+_BUFFERS_HINT = (
+    "buffers: DistributedDataParallel gives all ranks the buffers of rank 0 as a forward pass begins, not after it"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Agreement:
+    """What ranks agree on, and what not. Its `repr` is what `%ddp_check` shows.
+
+    Example:
+        >>> session.check("model")
+        2 ranks agree: 2 parameters (4 elements)
+    """
+
+    ranks: tuple[int, ...]
+    differences: tuple[Difference, ...] = ()
+    compared: int = 0  # entries
+    same: str = ""  # what they agree on
+    notes: tuple[str, ...] = ()
+    hints: tuple[str, ...] = ()  # why they may differ
+    mistakes: tuple[str, ...] = ()  # what is wrong although ranks may agree
+
+    @property
+    def agrees(self) -> bool:
+        return not self.differences
+
+    def without(self, busy: Sequence[int], gone: Sequence[int]) -> Agreement:
+        """The same, and who was not asked: ranks that are in a cell, and ranks that have died."""
+        reasons = (("in a cell", busy), ("without a process", gone))
+        notes = [
+            f"{list_ranks(ranks)} {'is' if len(ranks) == 1 else 'are'} {why}: not asked"
+            for why, ranks in reasons
+            if ranks
+        ]
+        return replace(self, notes=(*self.notes, *notes))
+
+    @property
+    def differing_entries(self) -> tuple[str, ...]:
+        """The tensors whose elements are worth asking for: their elements differ, and they are shown."""
+        shown = (difference for ones, _ in self._shown().values() for difference in ones)
+        return tuple(one.entry for one in shown if one.is_inside and one.elements)
+
+    def with_samples(self, by_rank: Mapping[int, Mapping[str, Sequence[float]]]) -> Agreement:
+        """The same, and by how much elements differ.
+
+        Args:
+            by_rank: what `rank.variables.check.samples` gave for `differing_entries`, of one rank of each part or of
+                all.
+        """
+        return replace(self, differences=tuple(measured(one, by_rank) for one in self.differences))
+
+    def __repr__(self) -> str:
+        return "\n".join([self._text, *[f"wrong on {mistake}" for mistake in self.mistakes]])
+
+    @property
+    def _text(self) -> str:
+        n = len(self.ranks)
+        if n < 2:
+            return "1 rank: nothing to compare" if n else "no ranks: nothing to compare"
+        if self.agrees:
+            said = f"{n} ranks agree: {self.same}" if self.same else f"{n} ranks have nothing that can be compared"
+            return "; ".join([said, *self.notes])
+        nowhere = [repr(one) for one in self.differences if one.is_nowhere]
+        differing = len(self.differences) - len(nowhere)
+        if not differing:
+            agreed = [f"{n} ranks agree: {self.same}"] if self.same else []
+            return "; ".join([*nowhere, *agreed, *self.notes])
+        lines = [f"{n} ranks differ in {differing} of {self.compared - len(nowhere)} entries:"]
+        left_out: list[str] = []
+        for name, (shown, more) in self._shown().items():
+            lines += [f"  {difference}" for difference in shown]
+            if shown and more:
+                lines.append(f"  ... and {more} more of {name}")
+            elif more:
+                left_out.append(name)
+        if left_out:
+            lines.append(f"  ... and of {list_names(left_out)}")
+        lines += [f"  {hint}" for hint in self.hints]
+        rest = [f"the rest agrees: {self.same}"] if self.same else []
+        return "\n".join([*lines, "; ".join([*rest, *self.notes])]).rstrip()
+
+    def _shown(self) -> dict[str, tuple[list[Difference], int]]:
+        """By variable: the differences that are shown, a few of each, and how many are not."""
+        of: dict[str, list[Difference]] = {}
+        for difference in self.differences:
+            of.setdefault(variable_of(difference.entry), []).append(difference)
+        limits, left = dict.fromkeys(of, 0), _MOST_SHOWN
+        while left and (names := [name for name in of if limits[name] < len(of[name])]):
+            for name in names[:left]:
+                limits[name] += 1
+                left -= 1
+        return {name: (ones[: limits[name]], len(ones) - limits[name]) for name, ones in of.items()}
+
+
+def compare(by_rank: Mapping[int, Mapping[str, Mapping[str, Any]]], *, is_whole: bool = True) -> Agreement:
+    """Compare what `rank.variables.check.fingerprints` said on each rank.
+
+    Args:
+        by_rank: its answers, of the ranks that gave one.
+        is_whole: these are all ranks of the session.
+    """
+    ranks = sorted(by_rank)
+    mistakes = between({rank: by_rank[rank].get(MISTAKES, {}) for rank in ranks})
+    shares = {rank: _of_kind(by_rank[rank], SHARE) for rank in ranks}
+    if is_whole:
+        mistakes += unread(shares)
+    comparison = _Comparison(
+        facts={rank: _without(by_rank[rank], SHARE, WITHIN) for rank in ranks},
+        within={rank: _of_kind(by_rank[rank], WITHIN) for rank in ranks},
+    )
+    comparison.compare_all()
+    same, real = comparison.same, comparison.real_differences
+    notes = notes_on(same)
+    if comparison.has_only_process_state:
+        notes.append("there are no modules, optimizers or data")
+    notes += _random_notes(comparison.differences, same)
+    if is_whole and len(ranks) > 1 and (loaders := read_by_all(shares)):
+        notes.append(f"each rank reads all of {list_names(loaders)}, without a DistributedSampler")
+    compared = len(real) + sum(fact["kind"] != "random" and is_compared(fact) for fact in same.values())
+    return Agreement(
+        ranks=tuple(ranks),
+        differences=real,
+        compared=compared,
+        same=summarize(same),
+        notes=tuple(notes),
+        hints=(_BUFFERS_HINT,) if comparison.has_buffers_of_ddp else (),
+        mistakes=tuple(mistakes),
+    )
+
+
+@dataclass(slots=True, kw_only=True)
+class _Comparison:
+    """The entries of all ranks, sorted into those that differ and those that are the same.
+
+    Args:
+        facts: by rank, in order: its entries that can be compared.
+        within: by rank: the entries that only say that another variable has what this one is.
+    """
+
+    facts: Mapping[int, Mapping[str, Mapping[str, Any]]]
+    within: Mapping[int, Mapping[str, str]]
+    differences: list[Difference] = field(default_factory=list)
+    same: dict[str, Mapping[str, Any]] = field(default_factory=dict)  # of one rank, by entry
+
+    def compare_all(self) -> None:
+        """Compare each variable."""
+        by_variable: dict[str, list[str]] = {}
+        for entry in dict.fromkeys(entry for facts in self.facts.values() for entry in facts):
+            by_variable.setdefault(variable_of(entry), []).append(entry)
+        for variable, entries in by_variable.items():
+            self._compare_variable(variable, entries)
+
+    def _compare_variable(self, variable: str, entries: Sequence[str]) -> None:
+        facts = self.facts
+        holders = [rank for rank in facts if any(_is_there(facts[rank].get(entry)) for entry in entries)]
+        having = [rank for rank in facts if rank in holders or variable in self.within[rank]]
+        if absent := [rank for rank in facts if rank not in having]:
+            self.differences.append(absence_of(variable, facts, having, absent))
+        whole = difference_of(variable, {rank: facts[rank].get(variable) for rank in holders})
+        if whole is not None:  # a variable that is a model here and None there differs once, not once per parameter
+            holders = [rank for rank in holders if any(e != variable and e in facts[rank] for e in entries)]
+            self.differences.append(whole)
+        if holders:
+            self._compare_entries([entry for entry in entries if entry != variable or whole is None], holders)
+
+    def _compare_entries(self, entries: Sequence[str], holders: Sequence[int]) -> None:
+        """Compare entries of one variable between the ranks that have it."""
+        for entry in entries:
+            facts = {rank: self.facts[rank].get(entry) for rank in holders if entry not in self.within[rank]}
+            if (difference := difference_of(entry, facts)) is not None:
+                self.differences.append(difference)
+            else:
+                self.same[entry] = next(fact for fact in facts.values() if fact is not None)
+
+    @property
+    def real_differences(self) -> tuple[Difference, ...]:
+        """The differences without those of random state, which is to differ."""
+        return tuple(one for one in self.differences if one.kind != "random")
+
+    @property
+    def has_only_process_state(self) -> bool:
+        """Whether no rank has modules, optimizers or data."""
+        kinds = {fact["kind"] for facts in self.facts.values() for fact in facts.values()}
+        return kinds <= {*_OF_PROCESS}
+
+    @property
+    def has_buffers_of_ddp(self) -> bool:
+        """Whether buffers differ of a model in DistributedDataParallel."""
+        variables = {variable_of(one.entry) for one in self.differences if one.kind == "buffer"}
+        values = [facts.get(variable, {}).get("value", "") for variable in variables for facts in self.facts.values()]
+        return any("DistributedDataParallel" in value for value in values)
+
+
+def _without(facts: Mapping[str, Mapping[str, Any]], *kinds: str) -> dict[str, Mapping[str, Any]]:
+    """The entries of all other kinds, without mistakes."""
+    return {entry: fact for entry, fact in facts.items() if entry != MISTAKES and fact["kind"] not in kinds}
+
+
+def _of_kind(facts: Mapping[str, Mapping[str, Any]], kind: str) -> dict[str, str]:
+    return {entry: fact["value"] for entry, fact in facts.items() if entry != MISTAKES and fact["kind"] == kind}
+
+
+def _is_there(fact: Mapping[str, Any] | None) -> bool:
+    return fact is not None and fact["kind"] != "missing"
+
+
+def _random_notes(differences: Sequence[Difference], same: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    of = "random state of "
+    differing = [one.entry.removeprefix(of) for one in differences if one.kind == "random"]
+    equal = [entry.removeprefix(of) for entry, fact in same.items() if fact["kind"] == "random"]
+    if not differing:
+        return ["random state is the same"] if equal else []
+    is_same = f", of {' and '.join(equal)} it is the same" if equal else ""
+    whose = f" of {' and '.join(differing)}" if equal else ""
+    return [f"random state{whose} differs (as it should where ranks draw their own){is_same}"]
+
+
+class Checking:
+    """Checks whether ranks agree.
+
+    Args:
+        cells: whose turn it may be.
+        questions: to ask the ranks.
+        living: tells which of them can answer.
+    """
+
+    def __init__(self, cells: Cells, questions: Questions, living: Living) -> None:
+        self._cells = cells
+        self._questions = questions
+        self._living = living
+
+    def check(self, names: Sequence[str]) -> Agreement:
+        """See `Session.check`."""
+        for name in names:
+            check_name(name)
+        with self._cells.turn:
+            cluster = self._living.check_host()
+            busy, gone = self._cells.busy, cluster.gone
+            ranks = [rank for rank in cluster.ranks if rank not in {*busy, *gone}]
+            if len(ranks) < 2:  # nobody to compare with
+                self._living.check()
+                self._cells.check_idle()
+            found = compare(self._ask(ranks, names, ()), is_whole=not busy and not gone)
+            if found.differing_entries:
+                found = found.with_samples(self._ask(ranks, names, found.differing_entries))
+            return found.without(busy, gone)
+
+    def whole_loaders(self) -> list[str]:
+        """Loaders of which each rank reads everything, in random order; none where a rank is busy or does not answer in
+        time."""
+        with self._cells.turn.if_free() as is_ours:
+            cluster = self._living.cluster
+            if not is_ours or not cluster.is_running or self._cells.busy or cluster.gone or cluster.unheard:
+                return []
+            answers = self._questions.ask_for(cluster.ranks, lambda n: Check(request=n, whole=True), _ANSWER_S)
+            names = [answer.facts for answer in answers.values()]
+            if len(names) < max(2, len(cluster.ranks)):
+                return []
+            return [name for name in names[0] if all(name in others for others in names)]
+
+    def _ask(self, ranks: list[int], names: Sequence[str], entries: Sequence[str]) -> dict[int, dict[str, Any]]:
+        """Fingerprints of these variables, or samples of these entries, by rank."""
+
+        def make(request: int) -> Check:
+            return Check(request=request, names=list(names), entries=list(entries))
+
+        answers: dict[int, Checked] = self._questions.ask_all(ranks, make)
+        for rank, answer in answers.items():
+            if answer.error:
+                raise DDPNotebookError(f"rank {rank} could not inspect its variables: {answer.error}")
+        return {rank: answer.facts for rank, answer in answers.items()}

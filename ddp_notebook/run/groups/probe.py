@@ -1,0 +1,182 @@
+"""What the ranks of a cell do, asked of those that can answer, and found out about those that cannot."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+from ddp_notebook.errors import HostError
+from ddp_notebook.launch.cluster import Cluster
+from ddp_notebook.messages.ranks import Probe, Vitals
+from ddp_notebook.records.operation import Operation
+from ddp_notebook.records.words import in_function, is_whole_stack
+from ddp_notebook.run.cells.cell import CellRun
+from ddp_notebook.run.cells.foreign_cells import RunElsewhere
+from ddp_notebook.run.groups.diagnosis import RankView, State, Views
+from ddp_notebook.run.groups.rpc_waits import OpenRemoteCalls
+from ddp_notebook.run.rank_requests import Questions
+
+_CUT_OFF_S = 1.5  # seconds without an answer of the keeper
+_ANSWER_S = 0.3  # what ranks get to answer; the agent of one takes some milliseconds
+_FRAME = re.compile(r'File "(?P<file>[^"]*)", line (?P<line>\d+) in (?P<function>.+)')
+_AGENT = re.compile(r'wire/endpoint\.py", line \d+ in _loop\b')
+_WAITS = {"poll", "_loop"}  # functions in which an agent without messages waits
+_NOT_THE_USERS = ("site-packages", "/lib/python", str(Path(__file__).parents[2]))
+_CELL_FILE = re.compile(r"ipykernel_\d+|ipython-input-")
+
+
+class Looks:
+    """Looks at ranks.
+
+    Args:
+        cluster: the ranks.
+        questions: to ask them.
+    """
+
+    def __init__(self, cluster: Cluster, questions: Questions) -> None:
+        self._cluster = cluster
+        self._questions = questions
+
+    def look(self, run: CellRun | RunElsewhere) -> Views:
+        """Every rank of the session: those in the cell, those that have ended it, and those that are gone."""
+        pending = self._pending(run)
+        answers = self.vitals(self._cluster.alive)  # those that have ended it may serve others by RPC
+        return self.views(run, answers, why_silent(self._cluster, [rank for rank in pending if rank not in answers]))
+
+    def vitals(self, ranks: Sequence[int]) -> dict[int, Vitals]:
+        """What these ranks say of themselves, as far as they answer."""
+        return self._questions.ask_for(ranks, lambda n: Probe(request=n), _ANSWER_S)
+
+    def ask(self, run: CellRun | RunElsewhere) -> dict[int, Future[Vitals]]:
+        """Ask those in the cell, without a wait. `views` takes the answers."""
+        return {rank: self._questions.ask(rank, lambda n: Probe(request=n), lapses=True) for rank in self._pending(run)}
+
+    def views(self, run: CellRun | RunElsewhere, answers: Mapping[int, Vitals], silent: Mapping[int, str]) -> Views:
+        """What these answers say.
+
+        Args:
+            silent: ranks that do not answer, and why.
+        """
+        views = {}
+        for rank in self._cluster.ranks:
+            process = self._cluster.process(rank)
+            remote = OpenRemoteCalls.of_vitals(answers[rank].remote if rank in answers else {})
+            if not process.is_alive:
+                views[rank] = RankView(rank=rank, state="died", place=process.how_it_ended().partition("\n")[0])
+            elif rank in answers and answers[rank].running_cell == run.number:
+                views[rank] = of_vitals(rank, answers[rank])
+            elif rank in silent:
+                views[rank] = RankView(rank=rank, state="silent", place=silent[rank] or process.host.unheard)
+            elif rank not in run.ranks:
+                views[rank] = RankView(rank=rank, state="outside", remote=remote)
+            elif rank in answers and rank in run.pending:
+                comes_first = "a call of session.client, which comes before the cell"
+                place = comes_first if answers[rank].client_call_s else "the start of the cell"
+                views[rank] = RankView(rank=rank, state="running", place=place)
+            else:
+                views[rank] = RankView(rank=rank, state="ended", remote=remote)
+        on = {rank: self._cluster.process(rank).host.label for rank in views}
+        return views if len(set(on.values())) < 2 else {rank: replace(views[rank], host=on[rank]) for rank in views}
+
+    def gone(self) -> dict[int, str]:
+        """Ranks that have died, and how."""
+        processes = {rank: self._cluster.process(rank) for rank in self._cluster.gone}
+        return {rank: process.how_it_ended().partition("\n")[0] for rank, process in processes.items()}
+
+    def _pending(self, run: CellRun | RunElsewhere) -> list[int]:
+        return [rank for rank in run.pending if self._cluster.process(rank).is_alive]
+
+
+def why_silent(cluster: Cluster, ranks: Sequence[int]) -> dict[int, str]:
+    """Why these ranks do not answer, in words that go behind "no answer: "; "" where that is not known.
+
+    A rank's agent cannot answer when the process is stopped, or while its main thread holds the GIL in one long call.
+    Its host sees that, and its stack.
+    """
+    if cut_off := cluster.cut_off(_CUT_OFF_S):
+        return dict.fromkeys(ranks, cut_off)
+    why = {rank: cluster.process(rank).host.unheard for rank in ranks}
+    for rank in ranks:
+        if cluster.process(rank).is_stopped:
+            why[rank] = _stopped(cluster.process(rank).pid)
+    ranks = [rank for rank in ranks if not why[rank]]
+    if ranks:
+        with contextlib.suppress(HostError):
+            for rank, seen in cluster.look(ranks).items():
+                if seen.is_stopped:
+                    why[rank] = _stopped(cluster.process(rank).pid)
+                elif seen.held:
+                    why[rank] = seen.held
+                elif seen.stack:
+                    why[rank] = describe_silence(seen.stack)
+    return why
+
+
+def _stopped(pid: int) -> str:
+    return f"its process {pid} is stopped; kill -CONT {pid} lets it go on"
+
+
+def describe_silence(stack: str) -> str:
+    """Explain from the output of `faulthandler` why a rank whose process runs does not answer; "" if unknown.
+
+    A stack that has not come to its end yet may lack the agent.
+
+    Example:
+        >>> describe_silence('Thread 0x1:\\n  File "/usr/lib/python3.11/threading.py", line 3 in wait')
+        ''
+        >>> describe_silence('Thread 0x1:\\n  File "/tmp/ipykernel_7/1.py", line 3 in <module>')
+        'cell line 3, in one long call that lets no other thread run'
+    """
+    *others, main = stack.strip().split("\n\n")
+    if place := describe_stack(main):
+        return f"{place}, in one long call that lets no other thread run"
+    agents = [thread for thread in others if _AGENT.search(thread)]
+    if not agents and not is_whole_stack(stack):
+        return ""
+    if not agents:
+        return "its thread ddp-agent, which answers, has ended; kill the process, and %ddp_heal replaces it"
+    innermost = _FRAME.search(agents[0])
+    if innermost is None or innermost["function"] in _WAITS:
+        return ""
+    return f"its thread ddp-agent, which answers, is blocked at {Path(innermost['file']).name}:{innermost['line']}"
+
+
+def describe_stack(text: str) -> str:
+    """The line of the cell in what `faulthandler` wrote of a thread, or the innermost of a file of the user's.
+
+    Example:
+        >>> describe_stack('  File "/tmp/ipykernel_7/123.py", line 3 in <module>')
+        'cell line 3'
+    """
+    for frame in _FRAME.finditer(text):
+        if _CELL_FILE.search(frame["file"]):
+            return f"cell line {frame['line']}{in_function(frame['function'])}"
+        if not any(part in frame["file"] for part in _NOT_THE_USERS):
+            return f"{Path(frame['file']).name}:{frame['line']} in {frame['function']}"
+    return ""
+
+
+def of_vitals(rank: int, vitals: Vitals, runs: Literal["cell", "script"] = "cell") -> RankView:
+    """What a rank says of itself.
+
+    Args:
+        runs: what it is in.
+    """
+    if vitals.failed:
+        return RankView(rank=rank, state="failed", place=vitals.failed, runs=runs)
+    remote = OpenRemoteCalls.of_vitals(vitals.remote)
+    if vitals.operation is None:
+        child, child_s = vitals.child.get("command", ""), vitals.child.get("since_s", 0.0)
+        return RankView(
+            rank=rank, state="running", place=vitals.where, runs=runs, remote=remote, child=child, child_s=child_s
+        )
+    state: State = "running" if vitals.thread else "waiting"
+    operation = Operation.from_json(vitals.operation)
+    return RankView(
+        rank=rank, state=state, place=vitals.where, operation=operation, thread=vitals.thread, runs=runs, remote=remote
+    )

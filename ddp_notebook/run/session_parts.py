@@ -1,0 +1,217 @@
+"""The parts of a session, put together around its ranks."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ddp_notebook.errors import UsageError
+from ddp_notebook.launch.client import SharedClient
+from ddp_notebook.launch.cluster import Cluster, Hosts
+from ddp_notebook.launch.options import StartOptions
+from ddp_notebook.launch.preemption import Preemption
+from ddp_notebook.launch.receipts import Receipts
+from ddp_notebook.messages.keeper import CellShown, WaitingJobs
+from ddp_notebook.messages.ranks import Comm
+from ddp_notebook.messages.record_options import PROFILES
+from ddp_notebook.observe.observer import Observer
+from ddp_notebook.run.cells.abandoned_cells import Unended
+from ddp_notebook.run.cells.cell_messages import CellMessages
+from ddp_notebook.run.cells.cells import Cells
+from ddp_notebook.run.cells.foreign_cells import Elsewhere
+from ddp_notebook.run.cells.recovered_cells import Adopted
+from ddp_notebook.run.consistency.agreement import Checking
+from ddp_notebook.run.groups.busy_cells import Busy
+from ddp_notebook.run.groups.healing import Healing
+from ddp_notebook.run.groups.liveness import Living
+from ddp_notebook.run.groups.probe import why_silent
+from ddp_notebook.run.groups.resizing import Resizing
+from ddp_notebook.run.jobs.jobs import Jobs
+from ddp_notebook.run.message_handlers import Dispatch
+from ddp_notebook.run.notebook_kernel import before_next_cell
+from ddp_notebook.run.output.comms import Comms
+from ddp_notebook.run.output.pump import Pump
+from ddp_notebook.run.rank_requests import Questions
+from ddp_notebook.run.record.recordings import Recordings
+from ddp_notebook.run.values.exchange import Exchange
+from ddp_notebook.run.values.transfers import Transfers
+
+if TYPE_CHECKING:
+    from ddp_notebook.launch.keep.remote import KeeperClient
+
+NOT_STARTED = "this session has no ranks yet: wait until its start has ended"
+_SILENT_S = 1.5  # a rank speaks each second
+_LONG_S = 5.0
+
+
+class SessionParts:
+    """What a session is made of. They know the ranks, and none of them knows the session.
+
+    Args:
+        cluster: the ranks, which were not started yet.
+        dispatch: what the cluster tells all to that ranks say.
+        world_size: how many they will be.
+        options: what the session was started with.
+        hosts: of the ranks.
+    """
+
+    def __init__(
+        self, cluster: Cluster, dispatch: Dispatch, world_size: int, options: StartOptions, hosts: Hosts
+    ) -> None:
+        self.cluster = cluster
+        self.hosts = hosts
+        self._attached = False  # to ranks that live already
+        self.living = living = Living(cluster)
+        self.questions = questions = Questions(cluster.send, living.check_rank, self._tell_who_is_slow)
+        cluster.tell_what_is_slow(_say)
+        receipts = Receipts(cluster.send)
+        self.arrivals = CellMessages(cluster, receipts.took)
+        self.cells = cells = Cells(
+            cluster,
+            self.arrivals,
+            questions,
+            living.check_cells_arrive,
+            hosts.notices,
+            grace_s=options.grace_s,
+            hang_after_s=options.hang_after_s,
+            heals=options.heal,
+            folds=options.fold,
+        )
+        self.adopted = Adopted(cluster, cells)
+        self.transfers = transfers = Transfers(cluster, questions, living.check_rank)
+        self.exchange = Exchange(cells, questions, transfers, living)
+        self.healing = Healing(cluster, cells, questions, transfers, living)
+        self.unended = Unended(cluster, cells, living.check_host)
+        self.jobs = Jobs(cells, self.unended)
+        self.checking = Checking(cells, questions, living)
+        self.observer = Observer(
+            world_size, cluster.send, lambda: cluster.alive, lambda: cluster.placement.names_of_machines
+        )
+        cells.mend.on_moved = self.observer.on_moved
+        cells.on_prompt = lambda cell, prompt: self.observer.recording.prompts.update({cell: prompt})
+        self.recordings = Recordings(self.observer, questions, cells, living, lambda: _folder_of(cluster))
+        renumbered = self._on_renumbered
+        self.resizing = Resizing(
+            cluster, cells, questions, living, renumbered, lambda: self.recordings.now, may_share=options.share_gpus
+        )
+        cells.survival.before_shrinking, cells.survival.on_renumbered = lambda: self.recordings.now, renumbered
+        self._preemption: Preemption | None = None
+        if (folder := options.on_preempt) is not None:
+            self._preemption = Preemption(folder, cluster, lambda: cells.survival.is_in_loop)
+        self.client = SharedClient(cluster, self._why_silent, Busy(questions, lambda: self.jobs.unended).cells)
+        cells.mend.on_healed = self.client.on_healed
+        self.comms = Comms(self._tell_widget, receipts.took)
+        self.pump = Pump({**self.arrivals.slow_handlers, Comm: self.comms.on_message})
+        dispatch.add(self.observer.handlers)
+        dispatch.add(questions.handlers)
+        dispatch.add(self.arrivals.handlers)
+        dispatch.add(cells.survival.handlers)
+        dispatch.add(self.pump.handlers)
+        dispatch.connect(self.arrivals, self.client)
+
+    def _on_renumbered(self, stayed: Mapping[int, int]) -> None:
+        self.pump.settle()
+        self.arrivals.on_renumbered(stayed)
+        self.comms.on_renumbered(stayed)
+        self.observer.on_renumbered(stayed, self.cluster.placement.world_size)
+
+    def _on_renumbered_elsewhere(self, stayed: Mapping[int, int]) -> None:
+        """Another notebook has resized the session."""
+        self._on_renumbered(stayed)
+        before_next_cell(self.resizing.on_resized)  # views are made in the main thread
+
+    def attach(self, remote: KeeperClient) -> None:
+        """The ranks live already, and a keeper has them. Call it before anything of them is heard."""
+        from ddp_notebook.launch.keep.recording_store import batches
+
+        told = remote.welcome
+        self._attached = self.jobs.ranks_live_on = True
+        self.questions.begin_at(told.number << 32)
+        remote.renumbered = self._on_renumbered_elsewhere
+        if told.drives:
+            self.cells.begin_behind(told.last_cell)
+            self.cells.mend.replaced = told.lacking
+            self.adopted.take(told.cells)
+            self.jobs.before = self.adopted.ended
+            self.adopted.waiting = list(told.waiting)
+            self.jobs.on_queue = lambda waiting: remote.tell(WaitingJobs(waiting=[*self.adopted.waiting, *waiting]))
+            self.cells.before_turn = self.adopted.notes
+            self.cells.on_shown = lambda cell: remote.tell(CellShown(cell=cell))
+        else:
+            self.cells.elsewhere = self.jobs.elsewhere = elsewhere = Elsewhere(self.cells.on_prompt)
+            remote.running = elsewhere.take
+        remote.say = _say
+        self.observer.read_earlier(itertools.chain(told.left, batches(told.recorded)))
+
+    def profiles(self) -> Iterator[Path]:
+        """The profiles that cells have left; none once the session was stopped."""
+        return iter(()) if self.living.has_ended else iter(self.cluster.files(PROFILES))
+
+    def _tell_who_is_slow(self, rank: int, seconds: float, is_due: bool) -> None:
+        """Report a rank that is silent at once, and one that may compute its answer later if the answer is due."""
+        is_long = is_due and seconds > _LONG_S
+        is_here = rank in self.cluster.ranks
+        is_silent = is_here and self.cluster.silent_s(rank) > _SILENT_S
+        if not is_silent and rank in self.cells.mend.in_call():
+            why = "it answers when its call of session.client has ended"
+        elif is_silent or (is_here and is_long):
+            why = why_silent(self.cluster, [rank])[rank]
+        else:
+            return
+        _say(f"rank {rank} has not answered for {seconds:g} s" + (f": {why}" if why else ""))
+
+    def _why_silent(self, ranks: Collection[int]) -> Mapping[int, str]:
+        """Return why ranks do not answer, of those that are stopped or silent."""
+        cluster = self.cluster
+        living = [rank for rank in cluster.alive if rank in ranks]
+        silent = [rank for rank in living if cluster.process(rank).is_stopped or cluster.silent_s(rank) > _SILENT_S]
+        return why_silent(cluster, silent) if silent else {}
+
+    def on_started(self) -> None:
+        """The ranks can run cells."""
+        if not self._attached:
+            self.arrivals.forget_text()
+        self.observer.start()
+        if self._preemption is not None and not self._attached:  # else its keeper hears of it
+            self._preemption.begin()
+            self.hosts.tell_of_warnings(self._preemption.hear)
+
+    def let_go(self) -> None:
+        """The session ends: let go of what others hold, while the ranks live."""
+        self.comms.close()
+        self.client.close()
+
+    def close(self) -> None:
+        """Nothing comes from the ranks any more, or nothing that anybody wants."""
+        if self._preemption is not None:
+            self._preemption.end()
+        self.living.end()
+        self.cells.close()
+        self.pump.close()
+        self.arrivals.close()
+        self.observer.close()
+        self.recordings.end()
+
+    def _tell_widget(self, rank: int, message: Comm) -> None:
+        """By the rank's inbox, as its cells, so that the next cell sees what the user has moved."""
+        if not self.living.has_ended:
+            self.cluster.tell(message, [rank])
+
+
+def _say(text: str) -> None:
+    """Show a line under the cell that waits."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def _folder_of(cluster: Cluster) -> str:
+    """Where ranks leave profiles.
+
+    Raises:
+        UsageError: they are on other machines.
+    """
+    if not cluster.is_here:
+        raise UsageError("--profile is there for ranks on the notebook's machine only: their files stay on their hosts")
+    return cluster.directory

@@ -1,0 +1,244 @@
+"""Implements %ddp_start, %ddp_attach and %ddp_stop, and prints their messages."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ddp_notebook import api, attach_commands
+from ddp_notebook import session as sessions
+from ddp_notebook.errors import NoSessionError, SessionExistsError, UsageError
+from ddp_notebook.on_rank import refuse_on_rank
+from ddp_notebook.records.words import name_ranks
+from ddp_notebook.registry.lookup import SESSION
+from ddp_notebook.run import progress
+from ddp_notebook.torchrun import current as jobs
+from ddp_notebook.widgets import ended_session
+from ddp_notebook.widgets.ended_session import Ended
+
+if TYPE_CHECKING:
+    from ddp_notebook.launch.options import StartOptions
+    from ddp_notebook.torchrun.job import TorchrunJob
+
+_RESTART = "%ddp_restart starts new ranks"
+
+
+def start(asked: StartOptions) -> None:
+    """Start ranks, or print that ranks with these options are already running.
+
+    Raises:
+        SessionExistsError: ranks with other options run; names the options.
+    """
+    before = sessions.current()
+    running = api.running()
+    if running is not None and running._drives:
+        print(_already(asked, running))
+        return
+    if before is not None and running is None and sessions.current() is None:
+        print("the earlier ranks are gone; new ones start")
+    if others := attach_commands.others_in_a_line():
+        print(others)
+    waits = "importing torch" if asked.is_here else ""
+    with progress.shown("starting:", waits) as report:
+        session = sessions.Session(asked, report=report)
+    _let_go_of_job()
+    if session.files.synced is not None:
+        print(session.files.synced)
+    print(session.status())
+
+
+def _already(asked: StartOptions, running: sessions.Session) -> str:
+    """Return the line about ranks that were started with the same options.
+
+    Raises:
+        SessionExistsError: they were started with other options.
+    """
+    its = api.as_asked(asked, running)
+    count = running.world_size
+    if differing := asked.differing(its):
+        have, want = (", ".join(option.written(one) for option in differing) for one in (its, asked))
+        resize = f"%ddp_resize {asked.world_size} changes the number of ranks, " * (
+            [option.name for option in differing] == ["world_size"]
+        )
+        they, them = ("it has", "it") if count == 1 else ("they have", "them")
+        raise SessionExistsError(
+            f"{_ranks(running)} {_is(count)} already running, with other options: {they} {have}, and this line asks "
+            f"for {want}. {resize}%ddp_stop ends {them}"
+        )
+    kept = f" (kept as {running._kept_as})" if running._is_kept else ""
+    sync = "; %ddp_sync sends changed files" if asked.elsewhere is not None and asked.elsewhere.sync is not None else ""
+    dead = running._dead
+    if len(dead) == count:
+        which = "the only rank of this session" if count == 1 else f"all {count} ranks of this session"
+        return f"{which}{kept} {'has' if count == 1 else 'have'} died; {_RESTART}"
+    living = count - len(dead)
+    keep = "keeps its variables" if living == 1 else "keep their variables"
+    if not dead:
+        return f"{_ranks(running)} {_is(living)} already running{kept} and {keep}{sync}; {_RESTART}"
+    return (
+        f"{living} of {_ranks(running)}{kept} {_is(living)} already running and {keep}; {name_ranks(dead)} died, and "
+        f"%ddp_heal replaces dead ranks{sync}; {_RESTART}"
+    )
+
+
+def _is(count: int) -> str:
+    return "is" if count == 1 else "are"
+
+
+def check(asked: StartOptions) -> None:
+    """Say whether ranks could be started."""
+    from ddp_notebook.launch.preflight.check import survey
+
+    with progress.shown("checking:") as report:
+        table = survey(asked, report)
+    print(table)
+
+
+def attach(name: str, *, take_over: bool, look: bool, wait: bool) -> None:
+    """Attach to a kept session or to a torchrun job.
+
+    Args:
+        name: of it, or its stem; "": the only one.
+        take_over: from another notebook.
+        look: do not drive a session.
+        wait: for the end of the cell that runs.
+
+    Raises:
+        UsageError: there is none, or several; or it cannot be attached to like that.
+    """
+    refuse_on_rank("ranks attach to nothing: call %ddp_attach")
+    found = attach_commands.find(name)
+    if found.kind == SESSION:
+        session = attach_commands.attach_session(found.name, take_over=take_over, look=look)
+        _let_go_of_job()
+        print(f"{session._kept_as}: {session!r}" if session._drives else session._trouble)
+        if runs := session._show_unseen(wait=wait):
+            print("\n".join(runs))
+    elif look or wait:
+        raise UsageError(
+            f"{found.name} is a torchrun job, which runs no cells for the notebook: leave out "
+            f"{'--look' if look else '--wait'}"
+        )
+    else:
+        print(jobs.attach_job(found.name, take_over=take_over).status())
+
+
+def stop() -> None:
+    """End the ranks, or detach from a torchrun job."""
+    if _let_go_of_job():
+        if (left := sessions.current()) is not None:
+            print(f"{_ranks(left)} of the notebook's session remain: %ddp_stop {_stop_verb(left)} them")
+        return
+    session = of_session()
+    print(end(session))
+
+
+def end(session: sessions.Session) -> str:
+    """End a session, and print which parts did not answer or run. Only detach from a session of another notebook.
+
+    Returns:
+        What was done.
+    """
+    if session._outlives_stop or session._ended_elsewhere:
+        keep = "keeps" if session.world_size == 1 else "keep"
+        whether = "it has ended" if session._ended_elsewhere else f"its {_ranks(session)} {keep} running"
+        session.stop()
+        return f"detached from {session._kept_as}; {whether}"
+    if session.is_running and (trouble := session._trouble):
+        pids = ", ".join(map(str, session.ranks.pids("host server")))
+        which = trouble if session._is_kept else f"the host server (pid {pids}) does not answer"
+        print(f"{which}; its processes are ended anyway")
+    left = session.jobs.unended
+    session.stop()
+    for job in left:
+        print(job)
+    return f"stopped {_ranks(session)}"
+
+
+def has_session() -> bool:
+    """Whether there are ranks that cells can be sent to."""
+    session = sessions.current()
+    return session is not None and session.is_running and session._drives
+
+
+def restart(session: sessions.Session) -> None:
+    """End a session and start another one with the same options, if that can be started.
+
+    Raises:
+        StartError: it could not be started; the session is unchanged.
+    """
+    session._check_restart()
+    end(session)
+    start(session.options)
+
+
+def _ranks(session: sessions.Session) -> str:
+    return f"{session.world_size} rank{'' if session.world_size == 1 else 's'}"
+
+
+def shown() -> sessions.Session | TorchrunJob:
+    """Return the torchrun job to which the notebook is attached, or else the session. The notebook detaches from an
+    ended job at the next command for the session's ranks.
+
+    Raises:
+        NoSessionError: there is neither.
+    """
+    return jobs.current() or of_session()
+
+
+def recorded() -> sessions.Session | TorchrunJob | Ended:
+    """Return the session or job that has a recording. If there is none, return the recording of the last one, and
+    print that.
+
+    Raises:
+        NoSessionError: there was none.
+    """
+    left = ended_session.last()
+    if left is None or jobs.current() is not None or sessions.current() is not None:
+        return shown()
+    print(left.words)
+    return left
+
+
+def of_session() -> sessions.Session:
+    """The session.
+
+    Raises:
+        NoSessionError: there is none.
+    """
+    session = sessions.current()
+    if session is not None:
+        _forget_ended_job()
+        return session
+    if (job := jobs.current()) is not None:
+        raise NoSessionError(
+            f"{job.name} is a torchrun job, whose ranks run a script and no cells; %ddp_start 4 starts ranks for cells"
+        )
+    kept = [f"%ddp_attach {name}" for name in attach_commands.kept_sessions()]
+    if kept:
+        message = f"this notebook has no ranks; kept ranks are running: {' or '.join(kept)} attaches to them"
+        message += ". %ddp_start 4 starts new ones"
+    else:
+        message = "no ranks are running; start them with %ddp_start 4"
+    if ended_session.last() is not None:
+        message += ". %ddp_report, %ddp_monitor and %ddp_trace still show what the last ranks have recorded"
+    raise NoSessionError(message)
+
+
+def _stop_verb(session: sessions.Session) -> str:
+    return "detaches from" if session._outlives_stop or session._ended_elsewhere else "ends"
+
+
+def _forget_ended_job() -> None:
+    """Detach from an ended job: a command for the session's ranks has come since, so reports are about these again."""
+    if (job := jobs.current()) is not None and not job.is_running:
+        jobs.let_go()
+        ended_session.keep(None)
+
+
+def _let_go_of_job() -> bool:
+    """Whether there was one."""
+    if done := jobs.let_go():
+        print(done)
+    if sessions.current() is not None:
+        ended_session.keep(None)  # reports are about the session's ranks
+    return bool(done)

@@ -1,0 +1,87 @@
+"""What a session or a job of torchrun's has recorded, once the notebook has its ranks no more: `%ddp_report`,
+`%ddp_monitor` and `%ddp_trace` show it until ranks are there again. The recording, whose memory is bounded, is all that
+is kept."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from ddp_notebook.observe.recording import Recording
+from ddp_notebook.run.notebook_kernel import has_front_end
+from ddp_notebook.widgets.placed_views import StillView, View, WidgetView
+from ddp_notebook.widgets.placement import check_cell
+
+if TYPE_CHECKING:
+    from ddp_notebook.observe.report.report import Report
+
+_last: Ended | None = None
+
+
+def last() -> Ended | None:
+    """What the last ranks of this notebook have recorded, until there are ranks again. None: there were none."""
+    return _last
+
+
+def keep(left: Ended | None) -> None:
+    """Have the magics show this where there are no ranks; None: there are some. What it showed is a picture then."""
+    global _last
+    before, _last = _last, left
+    if before is not None:
+        before.close()
+
+
+class Ended:
+    """What is left of a session, or of a job.
+
+    Args:
+        recording: its.
+        whose: that its ranks are gone, in words.
+        title: of the session or the job.
+        profiled: the ranks whose profiles by torch went with it.
+        draws_html: no widget has answered, or none was wanted.
+    """
+
+    def __init__(self, recording: Recording, whose: str, title: str, profiled: list[int], *, draws_html: bool) -> None:
+        self.recording = recording
+        self.words = f"{whose}; the recording remains ({title})"
+        self._title = title
+        self._profiled = profiled
+        self._draws_html = draws_html
+        self._shown: View | None = None
+
+    def report(self) -> Report:
+        """See `Session.report`."""
+        return self.recording.report()
+
+    def monitor(self, cell: int | None = None) -> None:
+        """See `Session.monitor`."""
+        check_cell(self.recording, cell)
+        self.close()
+        self._shown = self._view(cell)
+
+    def _write_trace(self, path: str | os.PathLike[str]) -> tuple[list[int], list[int]]:
+        """See `Session.trace`. There are no profiles of torch's any more."""
+        from ddp_notebook.run.record import chrome_trace
+
+        chrome_trace.write(self.recording, path, None, ())
+        return [], self._profiled
+
+    def close(self) -> None:
+        """What is shown becomes a picture."""
+        shown, self._shown = self._shown, None
+        if shown is not None:
+            shown.freeze(self.recording, shown.cell)
+
+    def _view(self, cell: int | None) -> View:
+        if not has_front_end():
+            return StillView(self.recording, cell)
+        if self._draws_html:
+            from ddp_notebook.widgets.html.view import HtmlView
+
+            return HtmlView(self.recording, cell, self._title, None)
+        from ddp_notebook.widgets.monitor import Monitor
+
+        shown = WidgetView(Monitor(self.recording, cell), cell, None, has_picture=True)
+        shown.keep_picture(self.recording)
+        return shown
