@@ -15,7 +15,7 @@ from ddp_notebook.launch.keep.descriptions import ask, in_a_line
 from ddp_notebook.registry import entries, lookup
 from ddp_notebook.registry.entries import Entry
 from ddp_notebook.registry.identities import is_running
-from ddp_notebook.registry.lookup import SESSION, Found
+from ddp_notebook.registry.lookup import SESSION, AttachTarget
 from ddp_notebook.registry.torchrun import launcher
 
 _END_S = 45.0  # torchrun itself gives its workers 30 s
@@ -68,7 +68,7 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def _stop(found: Found) -> None:
+def _stop(found: AttachTarget) -> None:
     """Of whatever version: it can be ended from any."""
     if found.kind == SESSION:
         ask(found.entries[0], "stop")
@@ -77,7 +77,7 @@ def _stop(found: Found) -> None:
     print(f"stopped {found.name}")
 
 
-def _print_logs(found: Found) -> None:
+def _print_logs(found: AttachTarget) -> None:
     """What ranks have written, each under its number, and what went wrong in the keeper."""
     if found.kind != SESSION:
         raise UsageError(

@@ -53,17 +53,17 @@ def _open(name: str, arguments: list[str]):  # type: ignore[no-untyped-def]  # w
     from ddp_notebook.errors import UsageError
     from ddp_notebook.messages.encoding import VERSION
     from ddp_notebook.rank.imports import after_import
-    from ddp_notebook.rank.script.attach_socket import Door
-    from ddp_notebook.rank.script.script_observer import Watched
+    from ddp_notebook.rank.script.attach_socket import AttachSocket
+    from ddp_notebook.rank.script.script_observer import ScriptObserver
     from ddp_notebook.registry import entries
     from ddp_notebook.registry.lookup import TORCHRUN
     from ddp_notebook.registry.torchrun import place
 
     script, *rest = arguments[1:] if arguments[0] == "-m" else arguments
     here = place(script, rest, name, VERSION)
-    watched = Watched(here)
+    watched = ScriptObserver(here)
     try:
-        door = Door(entries.door(TORCHRUN), VERSION, watched.begin, watched.leave)
+        door = AttachSocket(entries.door(TORCHRUN), VERSION, watched.begin, watched.leave)
         door.keep(entries.enter(TORCHRUN, here.name, here.to_json()))
     except (OSError, UsageError) as error:
         print(f"ddp_notebook: no notebook can attach to rank {here.rank}: {error}", file=sys.stderr)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ddp_notebook.errors import DDPNotebookError, SessionExistsError
 from ddp_notebook.on_rank import refuse_on_rank
 from ddp_notebook.registry import lookup
-from ddp_notebook.registry.lookup import SESSION, TORCHRUN, Found
+from ddp_notebook.registry.lookup import SESSION, TORCHRUN, AttachTarget
 from ddp_notebook.run.interrupted import OF_FUNCTIONS, tells_interrupt
 from ddp_notebook.session import Session, current
 from ddp_notebook.torchrun import current as jobs
@@ -13,7 +13,7 @@ from ddp_notebook.torchrun import current as jobs
 _MOST_NAMED = 3
 
 
-def find(name: str = "") -> Found:
+def find(name: str = "") -> AttachTarget:
     """What a notebook attaches to by this name.
 
     Args:

@@ -36,7 +36,7 @@ def start(directory: str | os.PathLike[str], rank: int | None = None) -> None:
     global _recording
     if _recording is not None:
         return
-    from ddp_notebook.rank.cell.current_line import Where
+    from ddp_notebook.rank.cell.current_line import CurrentLine
     from ddp_notebook.rank.group import deferred_destroy
     from ddp_notebook.rank.group.recorder import Recorder
     from ddp_notebook.rank.record.rank_recording import RankRecording
@@ -56,14 +56,14 @@ def start(directory: str | os.PathLike[str], rank: int | None = None) -> None:
             file.write(data)
 
     sharding.watch(recorder)
-    _recording = RankRecording(recorder, Where(), lambda: number, write)
-    _recording.tape.thins = False  # nobody is there who could ask for all
+    _recording = RankRecording(recorder, CurrentLine(), lambda: number, write)
+    _recording.event_buffer.thins = False  # nobody is there who could ask for all
     logs.install(_recording.metrics.log)
     pid = os.getpid()
 
     def close() -> None:
         if os.getpid() == pid:
-            _recording.drain.close()
+            _recording.flusher.close()
             file.close()
             deferred_destroy.let_go()
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ddp_notebook.errors import DDPNotebookError, SessionBrokenError, SessionExistsError, StartError, UsageError
-from ddp_notebook.launch.cluster import Beginning, Cluster
-from ddp_notebook.launch.membership.startup import DirectBeginning
+from ddp_notebook.launch.cluster import Cluster, Startup
+from ddp_notebook.launch.membership.startup import DirectStartup
 from ddp_notebook.launch.options import StartOptions
 from ddp_notebook.messages.ranks import RunCell
 from ddp_notebook.messages.record_options import RecordOptions, profile_of
@@ -22,7 +22,7 @@ from ddp_notebook.run.cells.cell import CellRun
 from ddp_notebook.run.cells.interrupt import Interrupts, keyboard_interrupt, uninterrupted
 from ddp_notebook.run.cells.options import check_timeout
 from ddp_notebook.run.cells.result import CellResult
-from ddp_notebook.run.cells.watch import NOTEBOOK, Beside
+from ddp_notebook.run.cells.watch import NOTEBOOK, SideView
 from ddp_notebook.run.consistency.agreement import Agreement
 from ddp_notebook.run.consistency.sentences import list_names
 from ddp_notebook.run.files.files import SessionFiles
@@ -34,15 +34,15 @@ from ddp_notebook.run.jobs.jobs import Jobs
 from ddp_notebook.run.lint.warnings import foresee
 from ddp_notebook.run.message_handlers import Dispatch
 from ddp_notebook.run.notebook_kernel import cell_number, ipython, is_run_by_program, is_users_thread
-from ddp_notebook.run.output.display_target import Sink, ThreadSink, of_this_cell
+from ddp_notebook.run.output.display_target import DisplayTarget, ThreadTarget, of_this_cell
 from ddp_notebook.run.rank_sets import RankSet
 from ddp_notebook.run.record.notebook_recording import Recording
 from ddp_notebook.run.session_parts import NOT_STARTED, SessionParts
 from ddp_notebook.run.values.values import RankValues
 from ddp_notebook.status import Status
 from ddp_notebook.widgets import ended_session
-from ddp_notebook.widgets.ended_session import Ended
-from ddp_notebook.widgets.placement import Placing
+from ddp_notebook.widgets.ended_session import EndedSession
+from ddp_notebook.widgets.placement import ViewPlacement
 
 if TYPE_CHECKING:
     import ipyparallel
@@ -104,7 +104,7 @@ class Session:
         self.ranks = SessionRanks(lambda: self._parts)
         self._remote = remote  # the keeper of a kept session
         self._assembled: SessionParts | None = None
-        self._live: Placing | None = None
+        self._live: ViewPlacement | None = None
         self._memory: Memory | None = None  # the last measurement
         self._cluster: Cluster | None = None
         self.options = options
@@ -145,18 +145,18 @@ class Session:
                 pass  # told below, without our frames behind it
         raise keyboard_interrupt("the start was interrupted: nothing of it is left")
 
-    def _begin(self, check: Callable[[], None], report: Progress) -> Beginning:
+    def _begin(self, check: Callable[[], None], report: Progress) -> Startup:
         if self._remote is None and self.options.keep is not None:
             from ddp_notebook.launch.keep import connect
 
             self._remote = connect.start(self.options, check, report)
         if self._remote is None:
-            return DirectBeginning(self.options, check, report)
-        from ddp_notebook.launch.keep.proxy import Attached
+            return DirectStartup(self.options, check, report)
+        from ddp_notebook.launch.keep.proxy import KeptStartup
 
-        return Attached(self._remote)
+        return KeptStartup(self._remote)
 
-    def _start_ranks(self, beginning: Beginning, interrupts: Interrupts) -> None:
+    def _start_ranks(self, beginning: Startup, interrupts: Interrupts) -> None:
         dispatch = Dispatch()
         cluster = beginning.make(dispatch)
         self.files.synced = beginning.synced
@@ -164,7 +164,7 @@ class Session:
             cluster, dispatch, cluster.placement.world_size, self.options, self._hosts
         )
         self._cells = parts.cells
-        self._live = live = Placing(
+        self._live = live = ViewPlacement(
             parts.observer.recording,
             lambda: self.recording,
             self._cells,
@@ -260,7 +260,7 @@ class Session:
             'tensor([1.])'
         """
         cell = self._prepare(code, ranks, timeout_s, quiet, execution_count, file, record, fold)
-        sink = ThreadSink() if not quiet and is_users_thread() else None
+        sink = ThreadTarget() if not quiet and is_users_thread() else None
         try:
             return self._run(cell, sink, self._beside(sink, code))
         except (DDPNotebookError, KeyboardInterrupt) as error:
@@ -300,7 +300,7 @@ class Session:
         cell = self._prepare(code, ranks, timeout_s, quiet, execution_count, file, record, fold)
         sink = None if quiet else of_this_cell()
         beside = self._beside(sink, code)
-        self._parts.living.check_host()  # before the job has a thread of its own
+        self._parts.liveness.check_host()  # before the job has a thread of its own
 
         def run(job: Job) -> CellResult:
             return self._run(cell, sink, beside, job)
@@ -329,9 +329,9 @@ class Session:
         if not isinstance(code, str):
             raise UsageError(f"code is text, not {type(code).__name__}: session.run('print(rank)')")
         parts = self._parts
-        living = parts.living
-        dead = [] if self.options.heal else living.check_host().gone
-        chosen = living.parse(ranks)
+        liveness = parts.liveness
+        dead = [] if self.options.heal else liveness.check_host().gone
+        chosen = liveness.parse(ranks)
         warnings: list[str] = []
         if not quiet:
             left = [rank for rank in chosen if rank not in dead]
@@ -349,7 +349,9 @@ class Session:
         )
         return _Cell(told=told, asked=ranks, ranks=chosen, timeout_s=timeout_s, warnings=warnings)
 
-    def _run(self, cell: _Cell, sink: Sink | None, beside: Beside | None, job: Job | None = None) -> CellResult:
+    def _run(
+        self, cell: _Cell, sink: DisplayTarget | None, beside: SideView | None, job: Job | None = None
+    ) -> CellResult:
         """Run a prepared cell and wait for its end, in the queue of the cells.
 
         Args:
@@ -362,7 +364,7 @@ class Session:
 
         def choose() -> tuple[list[int], list[str]]:
             healed = parts.healing.before_cell() if self.options.heal else []
-            chosen, notes = parts.living.for_cell(cell.asked)
+            chosen, notes = parts.liveness.for_cell(cell.asked)
             parts.recordings.on_cell()
             return chosen, [*healed, *notes, *cell.warnings]
 
@@ -674,8 +676,8 @@ class Session:
             >>> session.log(0).splitlines()[-1]
             'epoch 3 done'
         """
-        self._parts.living.check_host()
-        [one] = self._parts.living.parse([rank])
+        self._parts.liveness.check_host()
+        [one] = self._parts.liveness.parse([rank])
         return self._parts.arrivals.log(one)
 
     def trace(self, path: str | os.PathLike[str], cell: int | None = None) -> int:
@@ -712,13 +714,13 @@ class Session:
         self._views.show(cell)
 
     @property
-    def _views(self) -> Placing:
+    def _views(self) -> ViewPlacement:
         """Where its monitors stand. `widgets.Monitor(session)` is one more."""
         if self._live is None:
             raise SessionBrokenError(NOT_STARTED)
         return self._live
 
-    def _beside(self, sink: Sink | None, code: str) -> Beside | None:
+    def _beside(self, sink: DisplayTarget | None, code: str) -> SideView | None:
         return None if sink is None else self._views.beside(sink, code)
 
     # ---- ranks
@@ -727,7 +729,7 @@ class Session:
         """Return every rank's host, process, device, memory and state; the last training run; how well hosts' clocks
         are known; the time left of a job."""
         parts = self._parts
-        cluster = parts.living.cluster
+        cluster = parts.liveness.cluster
         recording = parts.observer.recording
         return rank_states.status(
             cluster,
@@ -751,13 +753,13 @@ class Session:
         Raises:
             ClientError: it cannot be reached.
         """
-        self._parts.living.check()
+        self._parts.liveness.check()
         return self._parts.client.get()
 
     @property
     def _trouble(self) -> str:
         """What is wrong with the host server, by which the ranks get their cells, and what helps; "": nothing."""
-        return self._parts.living.cluster.trouble()
+        return self._parts.liveness.cluster.trouble()
 
     # ---- sessions that outlive the notebook
 
@@ -902,7 +904,7 @@ class Session:
         whose = f"this notebook has left {self._kept_as}" if self._outlives_stop else "the ranks are gone"
         title = f"{self.world_size} rank{'s' * (self.world_size != 1)}, {self.backend}"
         profiled = sorted({profile_of(file)[1] for file in self._parts.profiles()})
-        ended_session.keep(Ended(recording, whose, title, profiled, draws_html=self._views.draws_html))
+        ended_session.keep(EndedSession(recording, whose, title, profiled, draws_html=self._views.draws_html))
 
     def _check_restart(self) -> None:
         """Check that the ranks could be started again, before they are ended.
@@ -915,8 +917,10 @@ class Session:
         try:
             self._hosts.check_startable(self.world_size)
         except DDPNotebookError as error:
-            living = len(self.ranks.pids())
-            left = f"{living} of {self.world_size} ranks live, with their variables" if living else "no rank is left"
+            liveness = len(self.ranks.pids())
+            left = (
+                f"{liveness} of {self.world_size} ranks live, with their variables" if liveness else "no rank is left"
+            )
             raise StartError(f"{error}. New ranks could not be started now, so none was ended: {left}") from error
 
     def stop(self) -> None:

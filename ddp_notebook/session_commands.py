@@ -13,7 +13,7 @@ from ddp_notebook.registry.lookup import SESSION
 from ddp_notebook.run import progress
 from ddp_notebook.torchrun import current as jobs
 from ddp_notebook.widgets import ended_session
-from ddp_notebook.widgets.ended_session import Ended
+from ddp_notebook.widgets.ended_session import EndedSession
 
 if TYPE_CHECKING:
     from ddp_notebook.launch.options import StartOptions
@@ -70,12 +70,12 @@ def _already(asked: StartOptions, running: sessions.Session) -> str:
     if len(dead) == count:
         which = "the only rank of this session" if count == 1 else f"all {count} ranks of this session"
         return f"{which}{kept} {'has' if count == 1 else 'have'} died; {_RESTART}"
-    living = count - len(dead)
-    keep = "keeps its variables" if living == 1 else "keep their variables"
+    liveness = count - len(dead)
+    keep = "keeps its variables" if liveness == 1 else "keep their variables"
     if not dead:
         return f"{_ranks(running)} {_is(living)} already running{kept} and {keep}{sync}; {_RESTART}"
     return (
-        f"{living} of {_ranks(running)}{kept} {_is(living)} already running and {keep}; {name_ranks(dead)} died, and "
+        f"{liveness} of {_ranks(running)}{kept} {_is(living)} already running and {keep}; {name_ranks(dead)} died, and "
         f"%ddp_heal replaces dead ranks{sync}; {_RESTART}"
     )
 
@@ -185,7 +185,7 @@ def shown() -> sessions.Session | TorchrunJob:
     return jobs.current() or of_session()
 
 
-def recorded() -> sessions.Session | TorchrunJob | Ended:
+def recorded() -> sessions.Session | TorchrunJob | EndedSession:
     """Return the session or job that has a recording. If there is none, return the recording of the last one, and
     print that.
 

@@ -142,7 +142,7 @@ def _is_of_browser(process: psutil.Process, before: set[psutil.Process]) -> bool
 
 def _directories() -> set[Path]:
     host = waiting_host()
-    of_host = {Path(host.directory), Path(host.way.large_directory)} if host else set()
+    of_host = {Path(host.directory), Path(host.transport.large_directory)} if host else set()
     runtime = Path(os.environ["XDG_RUNTIME_DIR"]) / "ddp_notebook"
     return {*Path(tempfile.gettempdir()).glob("ddp_notebook-*"), *runtime.glob("ddp_notebook-*")} - of_host
 

@@ -22,7 +22,7 @@ import pytest
 
 import ddp_notebook
 from ddp_notebook import lessons
-from ddp_notebook.launch.transports.local import Local
+from ddp_notebook.launch.transports.local import LocalTransport
 from tests.conftest import wait_until
 
 pytestmark = pytest.mark.slow
@@ -133,7 +133,9 @@ def test_every_example_is_run():
 @pytest.mark.long
 @pytest.mark.parametrize("test", _STARTING, ids=_identity)
 def test_an_example_that_starts_processes_is_right(test):
-    _run(test, Local=Local)  # ways are known to the server that waits only, so the module has not this name
+    _run(
+        test, LocalTransport=LocalTransport
+    )  # ways are known to the server that waits only, so the module has not this name
 
 
 @pytest.fixture(scope="module")

@@ -367,7 +367,7 @@ def test_a_press_of_stop_in_each_phase(session, monkeypatch, capsys):
     from ddp_notebook.launch import forming
     from ddp_notebook.launch.engines import Engines
     from ddp_notebook.launch.membership.members import Members
-    from ddp_notebook.run.groups.recovery import Mend
+    from ddp_notebook.run.groups.recovery import Recovery
 
     session.run(SLOW, ranks=0)
     kill(session, 1)
@@ -386,7 +386,7 @@ def test_a_press_of_stop_in_each_phase(session, monkeypatch, capsys):
     with pytest.raises(KeyboardInterrupt, match=r"^the healing was interrupted: nothing was changed$"):
         session.ranks.heal(0, ["slow"])
     with monkeypatch.context() as patch:
-        press_after(patch, Mend, "heal")
+        press_after(patch, Recovery, "heal")
         with pytest.raises(KeyboardInterrupt) as caught:
             session.ranks.heal(0, ["fine"])
     again = "not everything was copied, and %ddp_heal --from 0 copies it again"

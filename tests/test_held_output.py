@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from ddp_notebook.run.output.rate_limiter import FLUSH_S, Outlet
+from ddp_notebook.run.output.rate_limiter import FLUSH_S, RateLimiter
 
 
 class Page:
@@ -38,7 +38,7 @@ class Held:
 
     def __init__(self) -> None:
         self.page, self.is_held, self.asked = Page(), True, (0.0, 0.0)
-        self.outlet = Outlet(self.page, self._holds)
+        self.outlet = RateLimiter(self.page, self._holds)
 
     def _holds(self, waits_s: float, quiet_s: float) -> bool:
         self.asked = waits_s, quiet_s

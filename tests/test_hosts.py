@@ -18,7 +18,7 @@ from ddp_notebook.launch.host.host import Host
 from ddp_notebook.launch.membership.lost_hosts import LostRanks
 from ddp_notebook.launch.placement import Placement
 from ddp_notebook.launch.process import Processes
-from ddp_notebook.launch.transports.local import Local
+from ddp_notebook.launch.transports.local import LocalTransport
 from ddp_notebook.messages.ranks import RunCell
 from tests.conftest import wait_until
 
@@ -51,7 +51,7 @@ def heard():
 
 @pytest.fixture
 def hosts():
-    made = [Host(Local(os.environ, name)) for name in ("a", "b")]
+    made = [Host(LocalTransport(os.environ, name)) for name in ("a", "b")]
     yield made
     for host in made:
         host.close()
@@ -146,7 +146,7 @@ def test_a_host_that_answers_again_reports_though_another_one_does_not(hosts, mo
         wait_until(lambda host=host: not host.is_alive)
 
     def again(lost):
-        return Host(Local(os.environ, "a")) if lost.name == "a" else None
+        return Host(LocalTransport(os.environ, "a")) if lost.name == "a" else None
 
     losses = LostRanks(by_name, Processes(), again, attached.append, lambda _: None, {})
     try:

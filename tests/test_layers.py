@@ -198,7 +198,7 @@ def test_only_who_takes_hosts_chooses_a_way():
         if file.parent.name != "transports":
             tree = statements(file.read_text())
             imported = {node.module for node in tree if isinstance(node, ast.ImportFrom)}
-            chosen = {way for way in ways if f"{_LAUNCH}.ways.{way}" in imported}
+            chosen = {way for way in ways if f"{_LAUNCH}.transports.{way}" in imported}
             assert chosen == choose.get(file.name, set()), file.relative_to(ROOT)
 
 

@@ -198,7 +198,7 @@ def test_a_host_server_that_hangs(make_session, monkeypatch):
     """One that is not stopped and yet does not answer: here nothing that it is told reaches it."""
     session = make_session(2)
     host = session._hosts.all[0]
-    monkeypatch.setattr(host.way, "send", lambda data: None)
+    monkeypatch.setattr(host.transport, "send", lambda data: None)
     began = time.monotonic()
     with pytest.raises(
         SessionBrokenError, match=r"the host server \(pid \d+\) did not answer 'ping' in 1.5 s; %ddp_res"

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from ddp_notebook.launch.host.process_state import Look, stack_file
+from ddp_notebook.launch.host.process_state import ProcessInspector, stack_file
 from ddp_notebook.messages.hosts import LookReply, Seen
 from ddp_notebook.wire.signals import STACK
 from tests.conftest import wait_until
@@ -36,7 +36,7 @@ def busy(tmp_path):
         started.kill()
 
 
-def finish(look: Look) -> float:
+def finish(look: ProcessInspector) -> float:
     """Look until it is done. Returns how many seconds that took."""
     began = time.monotonic()
     wait_until(look.is_done)
@@ -47,7 +47,7 @@ def finish(look: Look) -> float:
 @pytest.mark.skipif(STACK is None, reason="this system has no real-time signals")
 def test_a_stack_is_written_without_the_gil_and_an_earlier_one_is_not_told_again(busy, tmp_path):
     for _ in range(2):
-        look = Look({7: busy.pid}, str(tmp_path))
+        look = ProcessInspector({7: busy.pid}, str(tmp_path))
         finish(look)
 
         assert not look.seen[7].is_stopped
@@ -58,8 +58,8 @@ def test_a_stack_is_written_without_the_gil_and_an_earlier_one_is_not_told_again
 @pytest.mark.processes
 def test_a_stopped_process_is_told_at_once(busy, tmp_path):
     os.kill(busy.pid, signal.SIGSTOP)
-    wait_until(lambda: Look({7: busy.pid}, str(tmp_path)).seen[7].is_stopped)
-    look = Look({7: busy.pid}, str(tmp_path))
+    wait_until(lambda: ProcessInspector({7: busy.pid}, str(tmp_path)).seen[7].is_stopped)
+    look = ProcessInspector({7: busy.pid}, str(tmp_path))
 
     assert finish(look) < 0.2
     assert look.seen[7] == (True, "")
@@ -69,7 +69,7 @@ def test_a_stopped_process_is_told_at_once(busy, tmp_path):
 def test_a_process_without_a_stack_file_gets_no_signal(tmp_path):
     """It would end it: the store, or a rank that has not begun."""
     with subprocess.Popen(["sleep", "60"]) as sleeper:
-        look = Look({7: sleeper.pid, 8: 2**22 + 1}, str(tmp_path))  # and one that has ended
+        look = ProcessInspector({7: sleeper.pid, 8: 2**22 + 1}, str(tmp_path))  # and one that has ended
 
         assert finish(look) < 0.2
         assert look.seen == {7: (False, ""), 8: (False, "")}

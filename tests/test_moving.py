@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from ddp_notebook.launch.devices import Gpu
-from ddp_notebook.launch.membership.rank_placement import Room, move, resized
+from ddp_notebook.launch.membership.rank_placement import HostCapacity, move, resized
 from ddp_notebook.launch.placement import Placement
 
 
@@ -24,11 +24,13 @@ def placement(hosts: str, devices: str = "") -> Placement:
     )
 
 
-def rooms(hosts: str, *, gpus: int = 0, cores: int = 8, memory_mib: int = 64_000, machine: str = "") -> dict[str, Room]:
+def rooms(
+    hosts: str, *, gpus: int = 0, cores: int = 8, memory_mib: int = 64_000, machine: str = ""
+) -> dict[str, HostCapacity]:
     """Of hosts of one letter each, all alike; each a machine of its own, or all on one."""
     found = tuple(Gpu(index=n, uuid=f"GPU-{n}", name=f"H{n}00", memory_mib=80_000) for n in range(gpus))
     return {
-        host: Room(machine=machine or host, cores=cores, machine_cores=8, memory_mib=memory_mib, gpus=found)
+        host: HostCapacity(machine=machine or host, cores=cores, machine_cores=8, memory_mib=memory_mib, gpus=found)
         for host in hosts
     }
 
@@ -73,7 +75,7 @@ def test_room_is_what_ranks_would_see(setting, env, indices):
     gpus = [{"index": n, "uuid": f"GPU-{n}", "name": "H100", "memory_mib": 80_000} for n in range(3)]
     its_env = {} if setting is None else {"CUDA_VISIBLE_DEVICES": setting}
     facts = {"gpus": gpus, "cores": 8, "machine_cores": 16, "memory_mib": 64_000, "env": its_env}
-    room = Room.of("a", facts, env)
+    room = HostCapacity.of("a", facts, env)
     assert [gpu.index for gpu in room.gpus] == indices
     assert (room.cores, room.machine_cores, room.memory_mib) == (8, 16, 64_000)
 

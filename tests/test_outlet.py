@@ -10,7 +10,7 @@ from jupyter_client.session import Session
 from jupyter_server.services.kernels.connection.channels import ZMQChannelsWebsocketConnection
 
 from ddp_notebook.run.output import message_rate, rate_limiter
-from ddp_notebook.run.output.rate_limiter import Outlet
+from ddp_notebook.run.output.rate_limiter import RateLimiter
 
 # The defaults of Jupyter Server, https://jupyter-server.readthedocs.io/en/latest/other/full-config.html. They stand
 # here as numbers, and the rates of the outlet are not imported: a test has to fail if one of them changes.
@@ -84,7 +84,7 @@ def clock(monkeypatch) -> Clock:
     clock = Clock()
     for module in (rate_limiter, message_rate):
         monkeypatch.setattr(module, "time", clock)
-    monkeypatch.setattr(rate_limiter, "FRONT_END", message_rate.Pace())
+    monkeypatch.setattr(rate_limiter, "FRONT_END", message_rate.MessageRate())
     return clock
 
 
@@ -97,7 +97,7 @@ def test_these_are_the_limits_of_jupyter_server():
 @pytest.mark.parametrize("streams", [("stdout",), ("stdout", "stderr")])
 def test_a_flood_of_text_leaves_as_fast_as_jupyter_takes_it(clock, streams):
     front_end = FrontEnd(clock)
-    shown, until = Outlet(front_end), clock.now + 10.0
+    shown, until = RateLimiter(front_end), clock.now + 10.0
     while clock.now < until:  # 4 MB a second
         for stream in streams:
             shown.write(stream, LINE * (40_000 // len(LINE.encode()) // len(streams)))
@@ -110,7 +110,7 @@ def test_a_flood_of_text_leaves_as_fast_as_jupyter_takes_it(clock, streams):
 
 def test_a_flood_of_displays_leaves_as_fast_as_jupyter_takes_it(clock):
     front_end = FrontEnd(clock)
-    shown, until = Outlet(front_end), clock.now + 4.0
+    shown, until = RateLimiter(front_end), clock.now + 4.0
     while clock.now < until:
         if not shown.is_full:
             for _ in range(30):
@@ -125,7 +125,7 @@ def test_a_flood_of_displays_leaves_as_fast_as_jupyter_takes_it(clock):
 def test_the_rest_of_a_cell_leaves_as_fast_as_jupyter_takes_it(clock):
     """At its end a cell waits until all is shown."""
     front_end = FrontEnd(clock)
-    shown = Outlet(front_end)
+    shown = RateLimiter(front_end)
     for _ in range(100):
         shown.write("stdout", LINE * 1000)
     shown.drain()
@@ -135,7 +135,7 @@ def test_the_rest_of_a_cell_leaves_as_fast_as_jupyter_takes_it(clock):
 
 def test_after_a_press_of_stop_the_end_of_the_text_follows_soon(clock):
     front_end = FrontEnd(clock)
-    shown = Outlet(front_end)
+    shown = RateLimiter(front_end)
     for at in range(300):
         shown.write("stdout", LINE * 1000)
         if at % 10 == 0:
@@ -151,7 +151,7 @@ def test_after_a_press_of_stop_the_end_of_the_text_follows_soon(clock):
 
 def test_one_long_text_leaves_in_pieces(clock):
     front_end = FrontEnd(clock)
-    shown = Outlet(front_end)
+    shown = RateLimiter(front_end)
     shown.write("stdout", "\x1b[1m" * 1_000_000)  # an escape takes six bytes
     shown.drain()
     assert front_end.most_bytes <= BYTES_PER_S * WINDOW_S

@@ -12,13 +12,13 @@ import pytest
 from ddp_notebook.messages.ranks import InputRequest
 from ddp_notebook.run.cells.cell import CellRun
 from ddp_notebook.run.cells.interrupt import Interrupts
-from ddp_notebook.run.cells.run_queue import QueueSlot, Turn
+from ddp_notebook.run.cells.run_queue import QueueSlot, RunQueue
 from ddp_notebook.run.cells.watch import Watch
 from ddp_notebook.run.output.screen import Screen
 
 
 def test_a_press_is_not_lost_when_the_turn_comes_at_the_same_time():
-    turn = Turn()
+    turn = RunQueue()
     before, place = QueueSlot(turn), QueueSlot(turn)
 
     class Wait(threading.Event):

@@ -43,7 +43,7 @@ from traitlets.config import Config
 
 from ddp_notebook.launch.elastic import agent
 from ddp_notebook.rank.cell import kernel_api, script_functions
-from ddp_notebook.rank.cell.current_line import Where
+from ddp_notebook.rank.cell.current_line import CurrentLine
 from ddp_notebook.rank.engine import can_wait
 from ddp_notebook.rank.group.arguments import InitArguments
 from ddp_notebook.rank.group.calls import timeout_setter
@@ -99,7 +99,7 @@ def test_ipython_names_the_files_of_cells_and_keeps_tracebacks():
 
 def test_ipython_tells_which_statement_it_compiles():
     """An interrupt may come there, after the statements above it have run."""
-    where, places = Where(), []
+    where, places = CurrentLine(), []
 
     class Compiler(CachingCompiler):
         def __call__(self, *args, **named):
@@ -553,7 +553,7 @@ def test_a_kernel_sends_for_a_cell_that_has_ended(monkeypatch):
     assert {"get_parent", "iopub_socket", "session"} <= {*dir(IPythonKernel)}
     assert {"stream", "msg_or_type", "content", "parent", "ident"} <= {*inspect.signature(Session.send).parameters}
     monkeypatch.setattr(display_target, "kernel", object)
-    assert type(display_target.of_this_cell()) is display_target.ThreadSink, (
+    assert type(display_target.of_this_cell()) is display_target.ThreadTarget, (
         "without these it shows where the thread's output goes"
     )
 
@@ -639,7 +639,7 @@ def test_a_script_goes_on_under_a_torch_that_lets_nothing_be_seen(monkeypatch, c
         raise AttributeError("torch has no such thing")
 
     monkeypatch.setattr(script_observer, "_Seen", missing)
-    one = script_observer.Watched(place("train.py", [], "", 1))
+    one = script_observer.ScriptObserver(place("train.py", [], "", 1))
     one.install()
     assert capsys.readouterr().err == (
         "ddp_notebook: a notebook cannot attach to scripts with this version of torch (torch has no such thing)\n"

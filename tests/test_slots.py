@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ddp_notebook.run.output.rate_limiter import Outlet
+from ddp_notebook.run.output.rate_limiter import RateLimiter
 from ddp_notebook.run.output.slots import Row
 
 
@@ -18,7 +18,7 @@ class Page:
 
     def __init__(self) -> None:
         self.displays: dict[str, dict[str, Any]] = {}
-        self.outlet = Outlet(self)
+        self.outlet = RateLimiter(self)
         self.row = Row(self.outlet, is_grid=True)
 
     def put(self, rank: int, data: dict[str, Any], metadata: dict[str, Any] | None = None) -> None:

@@ -6,12 +6,12 @@ import threading
 
 import pytest
 
-from ddp_notebook.run.cells.run_queue import GivenUpError, QueueSlot, Turn
+from ddp_notebook.run.cells.run_queue import GivenUpError, QueueSlot, RunQueue
 from tests.conftest import wait_until
 
 
 def test_places_have_their_turn_in_the_order_in_which_they_were_taken():
-    turn, had = Turn(), []
+    turn, had = RunQueue(), []
     places = [QueueSlot(turn, job=number) for number in range(4)]
 
     def use(place: QueueSlot) -> None:
@@ -29,7 +29,7 @@ def test_places_have_their_turn_in_the_order_in_which_they_were_taken():
 
 
 def test_a_turn_that_comes_while_one_asks_whether_it_is_free_is_left_again(monkeypatch):
-    turn = Turn()
+    turn = RunQueue()
     owner, give_up = QueueSlot(turn), turn.give_up
 
     def give_up_late(place: QueueSlot) -> bool:
@@ -44,7 +44,7 @@ def test_a_turn_that_comes_while_one_asks_whether_it_is_free_is_left_again(monke
 
 
 def test_one_that_is_given_up_lets_the_next_one_through():
-    turn = Turn()
+    turn = RunQueue()
     first, second, third = (QueueSlot(turn, job=number) for number in (1, 2, 3))
     ended: list[str] = []
 
@@ -67,7 +67,7 @@ def test_one_that_is_given_up_lets_the_next_one_through():
 
 
 def test_one_that_is_next_is_before_all_who_wait():
-    turn = Turn()
+    turn = RunQueue()
     first, second = QueueSlot(turn, job=1), QueueSlot(turn, job=2)
     urgent = QueueSlot(turn, is_next=True)
     assert (urgent.ahead, second.ahead) == ([1], [1])
@@ -77,7 +77,7 @@ def test_one_that_is_next_is_before_all_who_wait():
 
 
 def test_a_turn_that_raises_is_over():
-    turn = Turn()
+    turn = RunQueue()
     with pytest.raises(ZeroDivisionError), turn:
         1 / 0  # noqa: B018
     done = threading.Event()

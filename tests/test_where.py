@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from ddp_notebook.messages import encoding
-from ddp_notebook.rank.cell.current_line import OURS, Where
+from ddp_notebook.rank.cell.current_line import OURS, CurrentLine
 
 _CELL = ("cell.py", 9, "<module>")
 
@@ -26,6 +26,6 @@ _CELL = ("cell.py", 9, "<module>")
     ],
 )
 def test_what_the_line_has_called_is_named_and_what_is_ours_is_not(calls, place):
-    where = Where()
+    where = CurrentLine()
     where.enter("cell.py", 1)
     assert where.of_calls(calls) == place

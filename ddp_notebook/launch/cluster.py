@@ -54,7 +54,7 @@ def end_all(processes: Processes, hosts: Sequence[Host], grace_s: float) -> list
     return left
 
 
-__all__ = ["Beginning", "Check", "Cluster", "Hosts", "Listener"]
+__all__ = ["Check", "Cluster", "Hosts", "Listener", "Startup"]
 HANGS_S = 5.0  # without an answer, until something that needs it is given up; a loaded machine is slow
 
 
@@ -386,7 +386,7 @@ class Hosts(ABC):
         """
 
 
-class Beginning(ABC):
+class Startup(ABC):
     """How a session comes to have its ranks.
 
     Args:

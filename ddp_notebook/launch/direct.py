@@ -16,7 +16,7 @@ from ddp_notebook.launch.host.host import Host
 from ddp_notebook.launch.membership.lost_hosts import Again, LostRanks
 from ddp_notebook.launch.membership.members import Members, Renumbered
 from ddp_notebook.launch.membership.rank_placement import resized
-from ddp_notebook.launch.membership.spawner import Admission
+from ddp_notebook.launch.membership.spawner import Spawner
 from ddp_notebook.launch.placement import Placement
 from ddp_notebook.launch.process import CONTROLLER, LEAVER, NOTICE, RANK, STORE, Process
 from ddp_notebook.launch.transports import folders
@@ -65,20 +65,20 @@ class DirectCluster(Cluster):
         here: Callable[[], Host],
     ) -> None:
         # They go with the host server, if that is here. Others may be lost, and with them what is kept for them.
-        way = hosts[0].way
-        directory = folders.make("ddp_notebook-session-", way.large_directory, is_large=True)
+        transport = hosts[0].transport
+        directory = folders.make("ddp_notebook-session-", transport.large_directory, is_large=True)
         super().__init__(secrets.token_hex(8), directory, {host.name: host for host in hosts})
         self._listener = listener
-        self._small = folders.make("ddp_notebook-session-", way.directory if way.is_here else None)
+        self._small = folders.make("ddp_notebook-session-", transport.directory if transport.is_here else None)
         keyring, overlay = Keyring(), dict(overlay or {})
         self._endpoint = Endpoint.listen(keyring, self._on_message, bind=at.bind)
         self._bulk = BulkFetcher(self._endpoint.context, keyring, at.bind)
-        self._admission = Admission(self._processes, self._endpoint, self._bulk, keyring, placement, env, overlay)
-        self._losses = LostRanks(self._hosts, self._processes, again, self._attach, self._admission.shut_out, overlay)
+        self._spawner = Spawner(self._processes, self._endpoint, self._bulk, keyring, placement, env, overlay)
+        self._losses = LostRanks(self._hosts, self._processes, again, self._attach, self._spawner.shut_out, overlay)
         wire, token = self._endpoint, self.mark_token
         self._forming = Forming(self._processes, wire, len(hosts) == 1, at.ports, store_prefix=token, guard=guard)
         self._engines = Engines(self._small, at, self._processes, partial(self._start_controller, here), self.send)
-        members = self._admission, self._losses, self._forming, self._engines
+        members = self._spawner, self._losses, self._forming, self._engines
         self._members = Members(self._processes, self._hosts, placement, *members, token)
         self._endpoint.start()
         for host in hosts:
@@ -87,7 +87,7 @@ class DirectCluster(Cluster):
     def _start_controller(self, here: Callable[[], Host], spec: dict[str, Any]) -> Process:
         self._attach(host := here())
         host.facts()  # waits for its imports
-        return self._admission.start(CONTROLLER, host, spec)
+        return self._spawner.start(CONTROLLER, host, spec)
 
     def _attach(self, host: Host) -> None:
         host.attach(partial(self._on_text, host), partial(self._on_ended, host), partial(self._on_gone, host))
@@ -172,7 +172,7 @@ class DirectCluster(Cluster):
 
     @property
     def is_here(self) -> bool:
-        return all(host.way.is_here for host in self._hosts.values())
+        return all(host.transport.is_here for host in self._hosts.values())
 
     def send(self, rank: int, message: Message) -> None:
         if (process := self._processes.by_rank.get(rank)) is not None:
@@ -195,7 +195,7 @@ class DirectCluster(Cluster):
         return seen
 
     def files(self, pattern: str) -> list[Path]:
-        return [file for host in self._hosts.values() for file in host.way.files(self.directory, pattern)]
+        return [file for host in self._hosts.values() for file in host.transport.files(self.directory, pattern)]
 
     def silent_s(self, rank: int) -> float:
         return self._endpoint.silent_s(self.process(rank).name)
@@ -222,7 +222,7 @@ class DirectCluster(Cluster):
     # ---- ending
 
     def stop(self, grace_s: float = 1.0) -> bool:
-        self._admission.has_ended = True
+        self._spawner.has_ended = True
         left = end_all(self._processes, list(self._hosts.values()), grace_s)
         self._bulk.close()
         self._endpoint.close()
@@ -260,7 +260,7 @@ class DirectCluster(Cluster):
             self._tell_died(lost, self.process(lost[0]).how)
             for rank in lost:
                 self._listener.on_ended(rank, self.process(rank).how)
-        if host.way.is_here:  # it had the controller alone
+        if host.transport.is_here:  # it had the controller alone
             self._listener.on_controller_ended()
 
     def _on_ended(self, host: Host, number: int, status: int, why: str) -> None:

@@ -160,5 +160,5 @@ class Engines:
 
 def _reach(addresses: list[str], host: Host) -> dict[str, str]:
     """Those that a host reaches elsewhere."""
-    pairs = [(address, host.way.reach(address)) for address in addresses]
+    pairs = [(address, host.transport.reach(address)) for address in addresses]
     return {address: reached for address, reached in pairs if reached != address}

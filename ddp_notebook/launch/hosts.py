@@ -81,7 +81,7 @@ class DirectHosts(Hosts):
                 )
                 self.listening = self._tasks.listening
             for name in options.ranks_of_hosts:
-                self.all.append(warm.take_far(self._key(name)) or Host(self._way(name)))
+                self.all.append(warm.take_far(self._key(name)) or Host(self._transport(name)))
         except BaseException:
             self.end()
             raise
@@ -103,9 +103,9 @@ class DirectHosts(Hosts):
         """
         shares: Mapping[str, int] = {}
         if self._tasks is not None:
-            ways = self._tasks.wait(self._options.timeout_s, check, report)
-            self.all += [Host(way) for way in ways]
-            shares = self._tasks.shares(ways)
+            transports = self._tasks.wait(self._options.timeout_s, check, report)
+            self.all += [Host(transport) for transport in transports]
+            shares = self._tasks.shares(transports)
             self.began_s = self._tasks.began_s
         until = self.began_s + self._options.timeout_s
         facts: dict[str, Mapping[str, Any]] = {}
@@ -122,7 +122,7 @@ class DirectHosts(Hosts):
 
         require(self.all, check, self._options.port_range)
         self.fit = True
-        machines = {host.name: host.way.machine for host in self.all}
+        machines = {host.name: host.transport.machine for host in self.all}
         return placed(self._options, facts, machines, env, shares)
 
     def check_startable(self, ranks: int) -> None:
@@ -175,7 +175,7 @@ class DirectHosts(Hosts):
         check: Callable[[], None],
         progress: Callable[[str], None],
     ) -> Synced:
-        if all(host.way.is_here for host in self.all):
+        if all(host.transport.is_here for host in self.all):
             raise UsageError("the ranks are on this machine, and see the notebook's files: there is nothing to send")
         from ddp_notebook.launch.sync.sync import sync
 
@@ -260,7 +260,7 @@ class DirectHosts(Hosts):
         else:
             host.close()
 
-    def _way(self, name: str) -> SshTransport:
+    def _transport(self, name: str) -> SshTransport:
         options, elsewhere = self._options, self._elsewhere
         assert elsewhere is not None
         lasts = options.keep is not None

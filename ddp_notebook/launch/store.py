@@ -228,7 +228,7 @@ class Server:
         if self._is_unix:
             try:
                 unix_sockets.check_user(connection)
-            except (unix_sockets.DoorError, OSError):
+            except (unix_sockets.AttachSocketError, OSError):
                 connection.close()
                 return
             client.has_proved = True

@@ -15,7 +15,7 @@ from collections.abc import Hashable, Mapping
 
 from ddp_notebook.errors import HostError
 from ddp_notebook.launch.host.host import Host
-from ddp_notebook.launch.transports.local import Local
+from ddp_notebook.launch.transports.local import LocalTransport
 from ddp_notebook.messages.hosts import ClockRequest, ClockTimeReply, DoneReply, TrialRequest
 
 FAR_WAITS_S = 600.0  # a machine that is not the notebook's own keeps a server without ranks for so long
@@ -39,7 +39,7 @@ def prepare(env: Mapping[str, str] | None = None) -> None:
     with _lock:
         _is_preparing = True
         if _waiting is None or not _waiting.is_alive:
-            _waiting = Host(Local(dict(os.environ) if env is None else env))
+            _waiting = Host(LocalTransport(dict(os.environ) if env is None else env))
 
 
 def import_in_background(*modules: str) -> None:
@@ -60,7 +60,7 @@ def prepare_anew(env: Mapping[str, str]) -> Host:
     with _lock:
         before, host = None, _waiting
         if host is None or not host.fits(env):
-            before, host = host, Host(Local(env))
+            before, host = host, Host(LocalTransport(env))
             _waiting = host
     if before is not None:
         before.close()
@@ -77,12 +77,12 @@ def take(env: Mapping[str, str]) -> tuple[Host, bool]:
     with _lock:
         host, _waiting = _waiting, None
     if host is None:
-        return Host(Local(env)), False
+        return Host(LocalTransport(env)), False
     host.resume()  # it was stopped while it waited
     if host.fits(env):
         return host, True
     host.close()
-    return Host(Local(env)), True
+    return Host(LocalTransport(env)), True
 
 
 def give_back(host: Host, *, healthy: bool = True) -> None:
@@ -142,7 +142,7 @@ def give_back_far(key: Hashable, host: Host) -> None:
     """
     host.release()
     host.folder = ""
-    host.way.unreach()
+    host.transport.unreach()
     timer = threading.Timer(FAR_WAITS_S, _drop_far, (key, host))
     timer.daemon = True
     with _lock:

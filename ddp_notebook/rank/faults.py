@@ -18,7 +18,7 @@ from ddp_notebook.messages.encoding import Message
 from ddp_notebook.messages.faults import OFF, Fault
 from ddp_notebook.messages.ranks import Pushed, RunCell
 from ddp_notebook.rank import own_signals
-from ddp_notebook.rank.cell.current_line import OURS, Where
+from ddp_notebook.rank.cell.current_line import OURS, CurrentLine
 from ddp_notebook.rank.group.recorder import Recorder
 from ddp_notebook.rank.group.release import is_in_finalizer, may_hold_a_lock
 from ddp_notebook.rank.hooks import Core, Feature
@@ -40,7 +40,7 @@ class Faults:
         where: knows which code is a cell's.
     """
 
-    def __init__(self, recorder: Recorder, where: Where) -> None:
+    def __init__(self, recorder: Recorder, where: CurrentLine) -> None:
         self._recorder = recorder
         self._where = where
         self._lock = threading.Lock()

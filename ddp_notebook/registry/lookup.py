@@ -21,7 +21,7 @@ _HOW = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class AttachTarget:
     """A kept session, or a job with those of its ranks that are here."""
 
     kind: str
@@ -51,7 +51,7 @@ class Found:
         return f"{self.name}: {summary([one.about for one in self.entries])} {since}"
 
 
-def everything() -> list[Found]:
+def everything() -> list[AttachTarget]:
     """All that is there, of this user on this machine, the oldest first.
 
     Raises:
@@ -61,10 +61,13 @@ def everything() -> list[Found]:
     for entry in entries.entries():
         if entry.kind in (SESSION, TORCHRUN):
             by_key.setdefault((entry.kind, str(entry.about.get("key", entry.path))), []).append(entry)
-    return [Found(kind=kind, key=key, name=some[-1].name, entries=tuple(some)) for (kind, key), some in by_key.items()]
+    return [
+        AttachTarget(kind=kind, key=key, name=some[-1].name, entries=tuple(some))
+        for (kind, key), some in by_key.items()
+    ]
 
 
-def find(name: str = "", kind: str = "") -> Found:
+def find(name: str = "", kind: str = "") -> AttachTarget:
     """What a name means.
 
     Args:

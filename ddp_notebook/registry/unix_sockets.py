@@ -19,7 +19,7 @@ _LONGEST = 100  # bytes of a path that the system takes for a socket, some less 
 _CREDENTIALS = struct.Struct("3i")  # process, user, group
 
 
-class DoorError(ConnectionError):
+class AttachSocketError(ConnectionError):
     """The other end is another user's, or does not speak as it should."""
 
 
@@ -87,7 +87,7 @@ def check_user(connection: socket.socket) -> None:
         return
     pid, user = peer_of(connection)
     if user != os.getuid():
-        raise DoorError(f"process {pid} at the other end is of user {user}, not of user {os.getuid()}")
+        raise AttachSocketError(f"process {pid} at the other end is of user {user}, not of user {os.getuid()}")
 
 
 def say(connection: socket.socket, **words: Any) -> None:
@@ -106,14 +106,16 @@ def hear(connection: socket.socket) -> dict[str, Any]:
     while not line.endswith(b"\n"):
         more = connection.recv(_MOST_BYTES, socket.MSG_PEEK)
         if not more or len(line) > _MOST_BYTES:
-            raise DoorError("the other end has closed" if not more else f"more than {_MOST_BYTES} bytes without a line")
+            raise AttachSocketError(
+                "the other end has closed" if not more else f"more than {_MOST_BYTES} bytes without a line"
+            )
         line += connection.recv(more.find(b"\n") + 1 or len(more))
     try:
         words = json.loads(line)
     except ValueError:
         words = None
     if not isinstance(words, dict):
-        raise DoorError(f"the other end sent no line of this package: {bytes(line[:80])!r}")
+        raise AttachSocketError(f"the other end sent no line of this package: {bytes(line[:80])!r}")
     return words
 
 

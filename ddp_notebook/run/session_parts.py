@@ -18,15 +18,15 @@ from ddp_notebook.messages.keeper import CellShown, WaitingJobs
 from ddp_notebook.messages.ranks import Comm
 from ddp_notebook.messages.record_options import PROFILES
 from ddp_notebook.observe.observer import Observer
-from ddp_notebook.run.cells.abandoned_cells import Unended
+from ddp_notebook.run.cells.abandoned_cells import AbandonedCells
 from ddp_notebook.run.cells.cell_messages import CellMessages
 from ddp_notebook.run.cells.cells import Cells
-from ddp_notebook.run.cells.foreign_cells import Elsewhere
-from ddp_notebook.run.cells.recovered_cells import Adopted
+from ddp_notebook.run.cells.foreign_cells import ForeignCells
+from ddp_notebook.run.cells.recovered_cells import RecoveredCells
 from ddp_notebook.run.consistency.agreement import Checking
-from ddp_notebook.run.groups.busy_cells import Busy
+from ddp_notebook.run.groups.busy_cells import BusyCells
 from ddp_notebook.run.groups.healing import Healing
-from ddp_notebook.run.groups.liveness import Living
+from ddp_notebook.run.groups.liveness import Liveness
 from ddp_notebook.run.groups.probe import why_silent
 from ddp_notebook.run.groups.resizing import Resizing
 from ddp_notebook.run.jobs.jobs import Jobs
@@ -64,8 +64,8 @@ class SessionParts:
         self.cluster = cluster
         self.hosts = hosts
         self._attached = False  # to ranks that live already
-        self.living = living = Living(cluster)
-        self.questions = questions = Questions(cluster.send, living.check_rank, self._tell_who_is_slow)
+        self.liveness = liveness = Liveness(cluster)
+        self.questions = questions = Questions(cluster.send, liveness.check_rank, self._tell_who_is_slow)
         cluster.tell_what_is_slow(_say)
         receipts = Receipts(cluster.send)
         self.arrivals = CellMessages(cluster, receipts.took)
@@ -73,35 +73,35 @@ class SessionParts:
             cluster,
             self.arrivals,
             questions,
-            living.check_cells_arrive,
+            liveness.check_cells_arrive,
             hosts.notices,
             grace_s=options.grace_s,
             hang_after_s=options.hang_after_s,
             heals=options.heal,
             folds=options.fold,
         )
-        self.adopted = Adopted(cluster, cells)
-        self.transfers = transfers = Transfers(cluster, questions, living.check_rank)
-        self.exchange = Exchange(cells, questions, transfers, living)
-        self.healing = Healing(cluster, cells, questions, transfers, living)
-        self.unended = Unended(cluster, cells, living.check_host)
+        self.adopted = RecoveredCells(cluster, cells)
+        self.transfers = transfers = Transfers(cluster, questions, liveness.check_rank)
+        self.exchange = Exchange(cells, questions, transfers, liveness)
+        self.healing = Healing(cluster, cells, questions, transfers, liveness)
+        self.unended = AbandonedCells(cluster, cells, liveness.check_host)
         self.jobs = Jobs(cells, self.unended)
-        self.checking = Checking(cells, questions, living)
+        self.checking = Checking(cells, questions, liveness)
         self.observer = Observer(
             world_size, cluster.send, lambda: cluster.alive, lambda: cluster.placement.names_of_machines
         )
         cells.mend.on_moved = self.observer.on_moved
         cells.on_prompt = lambda cell, prompt: self.observer.recording.prompts.update({cell: prompt})
-        self.recordings = Recordings(self.observer, questions, cells, living, lambda: _folder_of(cluster))
+        self.recordings = Recordings(self.observer, questions, cells, liveness, lambda: _folder_of(cluster))
         renumbered = self._on_renumbered
         self.resizing = Resizing(
-            cluster, cells, questions, living, renumbered, lambda: self.recordings.now, may_share=options.share_gpus
+            cluster, cells, questions, liveness, renumbered, lambda: self.recordings.now, may_share=options.share_gpus
         )
         cells.survival.before_shrinking, cells.survival.on_renumbered = lambda: self.recordings.now, renumbered
         self._preemption: Preemption | None = None
         if (folder := options.on_preempt) is not None:
             self._preemption = Preemption(folder, cluster, lambda: cells.survival.is_in_loop)
-        self.client = SharedClient(cluster, self._why_silent, Busy(questions, lambda: self.jobs.unended).cells)
+        self.client = SharedClient(cluster, self._why_silent, BusyCells(questions, lambda: self.jobs.unended).cells)
         cells.mend.on_healed = self.client.on_healed
         self.comms = Comms(self._tell_widget, receipts.took)
         self.pump = Pump({**self.arrivals.slow_handlers, Comm: self.comms.on_message})
@@ -141,14 +141,14 @@ class SessionParts:
             self.cells.before_turn = self.adopted.notes
             self.cells.on_shown = lambda cell: remote.tell(CellShown(cell=cell))
         else:
-            self.cells.elsewhere = self.jobs.elsewhere = elsewhere = Elsewhere(self.cells.on_prompt)
+            self.cells.elsewhere = self.jobs.elsewhere = elsewhere = ForeignCells(self.cells.on_prompt)
             remote.running = elsewhere.take
         remote.say = _say
         self.observer.read_earlier(itertools.chain(told.left, batches(told.recorded)))
 
     def profiles(self) -> Iterator[Path]:
         """The profiles that cells have left; none once the session was stopped."""
-        return iter(()) if self.living.has_ended else iter(self.cluster.files(PROFILES))
+        return iter(()) if self.liveness.has_ended else iter(self.cluster.files(PROFILES))
 
     def _tell_who_is_slow(self, rank: int, seconds: float, is_due: bool) -> None:
         """Report a rank that is silent at once, and one that may compute its answer later if the answer is due."""
@@ -166,8 +166,8 @@ class SessionParts:
     def _why_silent(self, ranks: Collection[int]) -> Mapping[int, str]:
         """Return why ranks do not answer, of those that are stopped or silent."""
         cluster = self.cluster
-        living = [rank for rank in cluster.alive if rank in ranks]
-        silent = [rank for rank in living if cluster.process(rank).is_stopped or cluster.silent_s(rank) > _SILENT_S]
+        liveness = [rank for rank in cluster.alive if rank in ranks]
+        silent = [rank for rank in liveness if cluster.process(rank).is_stopped or cluster.silent_s(rank) > _SILENT_S]
         return why_silent(cluster, silent) if silent else {}
 
     def on_started(self) -> None:
@@ -188,7 +188,7 @@ class SessionParts:
         """Nothing comes from the ranks any more, or nothing that anybody wants."""
         if self._preemption is not None:
             self._preemption.end()
-        self.living.end()
+        self.liveness.end()
         self.cells.close()
         self.pump.close()
         self.arrivals.close()
@@ -197,7 +197,7 @@ class SessionParts:
 
     def _tell_widget(self, rank: int, message: Comm) -> None:
         """By the rank's inbox, as its cells, so that the next cell sees what the user has moved."""
-        if not self.living.has_ended:
+        if not self.liveness.has_ended:
             self.cluster.tell(message, [rank])
 
 

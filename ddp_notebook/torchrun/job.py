@@ -35,10 +35,10 @@ from ddp_notebook.run.record.notebook_recording import Recording
 from ddp_notebook.run.session_parts import NOT_STARTED
 from ddp_notebook.status import as_table
 from ddp_notebook.torchrun.member import Member, RefusedError, come_in, place_of, why_closed
-from ddp_notebook.torchrun.monitor_source import JobLooks, ShownJob, missing
+from ddp_notebook.torchrun.monitor_source import JobProbe, JobSource, missing
 from ddp_notebook.torchrun.rounds import Events, Round
-from ddp_notebook.widgets.ended_session import Ended
-from ddp_notebook.widgets.placement import Placing
+from ddp_notebook.widgets.ended_session import EndedSession
+from ddp_notebook.widgets.placement import ViewPlacement
 from ddp_notebook.wire.bulk import BulkFetcher
 from ddp_notebook.wire.endpoint import Endpoint
 from ddp_notebook.wire.keys import Keyring
@@ -121,7 +121,7 @@ _FREE_S = 6.0  # what ranks get to leave what was cut
 _FORM = (", in init_process_group", ", in new_group")  # ends of where a rank is that forms a group
 
 
-def cut(run: Round, looks: JobLooks) -> list[str]:
+def cut(run: Round, looks: JobProbe) -> list[str]:
     """Have each rank cut what it waits in, and wait until it has left that. A rank that meanwhile has gone on by itself
     cuts nothing: what it is in then may be well.
 
@@ -198,14 +198,14 @@ class TorchrunJob:
         self._refused: RefusedError | None = None
         self._logs: dict[int, RankLog] = {}
         self._log_folder = ""
-        self._live: Placing | None = None
+        self._live: ViewPlacement | None = None
         self._closing = threading.Event()
-        self._stale: list[Placing] = []  # of recordings that have ended, to be closed by the main thread
+        self._stale: list[ViewPlacement] = []  # of recordings that have ended, to be closed by the main thread
         self._keyring = Keyring()
         self._endpoint = Endpoint.listen(self._keyring, self._on_message)
         self._bulk = BulkFetcher(self._endpoint.context, self._keyring)
         self._questions = Questions(self._send, lambda _: None)
-        self._looks = JobLooks(self._questions)
+        self._looks = JobProbe(self._questions)
         self._lines = selectors.DefaultSelector()
         self._endpoint.start()
         try:
@@ -325,12 +325,12 @@ class TorchrunJob:
         if self.round is not None:
             self.round.observer.flush()
 
-    def left(self) -> Ended | None:
+    def left(self) -> EndedSession | None:
         """What magics show once it is let go; None: no rank has come."""
         if self.round is None:
             return None
         whose, title = f"this notebook is detached from {self.name}", _title(self.name, self.world_size)
-        return Ended(self.recording, whose, title, [], draws_html=self._views.draws_html)
+        return EndedSession(self.recording, whose, title, [], draws_html=self._views.draws_html)
 
     def stop(self) -> str:
         """Look at it no more; it goes on. Returns what was done, in words."""
@@ -371,7 +371,7 @@ class TorchrunJob:
         self._views.show(cell)
 
     @property
-    def _views(self) -> Placing:
+    def _views(self) -> ViewPlacement:
         """The monitors of the job."""
         self._close_stale()
         self._some_round()
@@ -480,7 +480,7 @@ class TorchrunJob:
         self._keyring.revoke(identity)
         self._members.pop(identity, None)
 
-    def _new_placing(self, observer: Observer) -> Placing:
+    def _new_placing(self, observer: Observer) -> ViewPlacement:
         def is_current() -> bool:
             return self.round is not None and self.round.observer is observer and not self._closing.is_set()
 
@@ -488,8 +488,8 @@ class TorchrunJob:
             return self.round if is_current() and self.is_running else None
 
         title = _title(self.name, observer.recording.world_size)
-        shown = ShownJob(self._looks, run, is_current, self.interrupt)
-        return Placing(observer.recording, lambda: self.recording, shown, lambda: title, "auto")
+        shown = JobSource(self._looks, run, is_current, self.interrupt)
+        return ViewPlacement(observer.recording, lambda: self.recording, shown, lambda: title, "auto")
 
     def _look_at_lines(self) -> None:
         if not self._lines.get_map():

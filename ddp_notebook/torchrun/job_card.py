@@ -7,7 +7,7 @@ import threading
 
 from ddp_notebook.run.groups.diagnosis import verdict
 from ddp_notebook.run.output.card import as_html, as_text
-from ddp_notebook.run.output.display_target import Handle, of_this_cell
+from ddp_notebook.run.output.display_target import DisplayHandle, of_this_cell
 from ddp_notebook.run.output.rate_limiter import new_id
 from ddp_notebook.torchrun.job import TorchrunJob
 
@@ -28,7 +28,7 @@ class JobCard:
         self._job = job
         self._said = ""
         self._sink = of_this_cell()
-        self._handle = Handle(self._sink, new_id()) if self._sink.can_update else None
+        self._handle = DisplayHandle(self._sink, new_id()) if self._sink.can_update else None
         threading.Thread(target=self._run, name="ddp-job-card", daemon=True).start()
 
     def _run(self) -> None:

@@ -20,7 +20,7 @@ from ddp_notebook.torchrun.rounds import Round
 _ANSWER_S = 0.3  # what ranks get to answer; the agent of one takes some milliseconds
 
 
-class JobLooks:
+class JobProbe:
     """Looks at the ranks of a round, as `run.groups.looks.Looks` does at those of a cell."""
 
     def __init__(self, questions: Questions) -> None:
@@ -59,7 +59,7 @@ class JobLooks:
         return {rank: one.how_it_went for rank, one in ended.items() if one.done is None or one.done.status != "ok"}
 
 
-class ShownJob:
+class JobSource:
     """A `widgets.present.Shown`: one job as long as its number of ranks stays.
 
     Args:
@@ -71,7 +71,7 @@ class ShownJob:
 
     def __init__(
         self,
-        looks: JobLooks,
+        looks: JobProbe,
         round: Callable[[], Round | None],
         is_open: Callable[[], bool],
         interrupt: Callable[[], list[str]],

@@ -25,7 +25,7 @@ from ddp_notebook.registry import entries
 from ddp_notebook.registry.torchrun import NAME_VARIABLE, OUTPUT_VARIABLE
 from ddp_notebook.run.cells.cell import OutputItem
 from ddp_notebook.run.cells.interrupt import ONE_PRESS_S, Interrupts, keyboard_interrupt
-from ddp_notebook.run.output.display_target import ThreadSink
+from ddp_notebook.run.output.display_target import ThreadTarget
 from ddp_notebook.run.output.rate_limiter import FLUSH_S
 from ddp_notebook.run.output.screen import Screen
 from ddp_notebook.torchrun import current
@@ -345,7 +345,7 @@ def _look(job: TorchrunJob, view: tuple[int, Any] | None) -> tuple[int, Any] | N
     if view is None or view[0] != run.number:
         if view is not None:
             view[1].end(view[0])
-        beside = job._views.beside(ThreadSink(), "%run")  # the view of a cell that runs the script
+        beside = job._views.beside(ThreadTarget(), "%run")  # the view of a cell that runs the script
         view = None if beside is None else (run.number, beside)
     if view is not None:
         view[1].look(view[0])

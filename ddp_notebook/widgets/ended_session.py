@@ -15,15 +15,15 @@ from ddp_notebook.widgets.placement import check_cell
 if TYPE_CHECKING:
     from ddp_notebook.observe.report.report import Report
 
-_last: Ended | None = None
+_last: EndedSession | None = None
 
 
-def last() -> Ended | None:
+def last() -> EndedSession | None:
     """What the last ranks of this notebook have recorded, until there are ranks again. None: there were none."""
     return _last
 
 
-def keep(left: Ended | None) -> None:
+def keep(left: EndedSession | None) -> None:
     """Have the magics show this where there are no ranks; None: there are some. What it showed is a picture then."""
     global _last
     before, _last = _last, left
@@ -31,7 +31,7 @@ def keep(left: Ended | None) -> None:
         before.close()
 
 
-class Ended:
+class EndedSession:
     """What is left of a session, or of a job.
 
     Args:

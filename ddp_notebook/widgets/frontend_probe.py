@@ -20,7 +20,7 @@ Answers = Literal["", "now", "after the cell"]
 _before: Answers = ""  # what is known of this process' front end from earlier sessions
 
 
-class Answering:
+class FrontendProbe:
     """What is known of the front end, from what its views have said."""
 
     def __init__(self) -> None:
@@ -30,8 +30,8 @@ class Answering:
 
     def __repr__(self) -> str:
         if self.is_missing:
-            return "<Answering: no view has answered>"
-        return f"<Answering: {self.when or 'not known yet'}>"
+            return "<FrontendProbe: no view has answered>"
+        return f"<FrontendProbe: {self.when or 'not known yet'}>"
 
     @property
     def is_missing(self) -> bool:

@@ -34,12 +34,12 @@ class MonitorSource(Protocol):
         """What runs, by its `number`; None: nothing."""
 
     @property
-    def looks(self) -> LooksSource: ...
+    def looks(self) -> ProbeSource: ...
     def press_stop(self) -> str:
         """What the stop button of a view does. Returns what was done, in words. From any thread."""
 
 
-class LooksSource(Protocol):
+class ProbeSource(Protocol):
     """What is asked of `run.groups.looks.Looks`. A run is what `under_way` has said."""
 
     def ask(self, run: Any) -> dict[int, Future[Vitals]]: ...
@@ -47,7 +47,7 @@ class LooksSource(Protocol):
     def gone(self) -> dict[int, str]: ...
 
 
-class Present:
+class LiveStatus:
     """The state of a session's ranks. It never waits: one look asks, and a later one takes the answers.
 
     Args:
@@ -193,7 +193,7 @@ class _Numbers:
         self._found: dict[str, Any] = {}
 
     def behind_s(self) -> float | None:
-        """See `Present.behind_s`."""
+        """See `LiveStatus.behind_s`."""
         if self._end == self._feed.recording.store.rings["span"].end:
             return None
         return max(0.0, self._next_s - time.monotonic())

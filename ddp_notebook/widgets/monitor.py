@@ -19,8 +19,8 @@ from ddp_notebook.widgets import bundles
 from ddp_notebook.widgets.feed import browser_requests
 from ddp_notebook.widgets.feed.feed import Feed
 from ddp_notebook.widgets.feed.messages import FeedMessage
-from ddp_notebook.widgets.frontend_probe import Answering
-from ddp_notebook.widgets.live_status import Present
+from ddp_notebook.widgets.frontend_probe import FrontendProbe
+from ddp_notebook.widgets.live_status import LiveStatus
 from ddp_notebook.widgets.publisher import Publisher
 
 if TYPE_CHECKING:
@@ -100,13 +100,13 @@ class Monitor(anywidget.AnyWidget):
         compact: bool = False,
         publisher: Publisher | None = None,
         interrupt: Callable[[], str] | None = None,
-        answering: Answering | None = None,
+        answering: FrontendProbe | None = None,
         group: str = "",
         place: str = "",
     ) -> None:
         _check(recording)
         self._cell = cell
-        self._answering = answering or Answering()
+        self._answering = answering or FrontendProbe()
         self._is_own = publisher is None and not isinstance(recording, Watchable)
         if publisher is None:
             if isinstance(recording, Watchable):
@@ -190,7 +190,7 @@ def _publisher_of(recording: RecordedTables | Simulation, cell: int | None, live
     if not isinstance(recording, RecordedTables):
         recording, live = recording.recording, True
     feed = Feed(recording, cell, is_live=live)
-    return Publisher(feed, Present(feed, None, _title(recording)))
+    return Publisher(feed, LiveStatus(feed, None, _title(recording)))
 
 
 def _title(recording: RecordedTables) -> str:

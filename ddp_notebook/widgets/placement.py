@@ -24,9 +24,9 @@ from ddp_notebook.errors import UsageError
 from ddp_notebook.observe.tables.matching import label_of, numbers_of, prompt_of
 from ddp_notebook.observe.tables.recorded import RecordedTables
 from ddp_notebook.run.notebook_kernel import before_next_cell, cell_number, has_front_end, is_users_thread
-from ddp_notebook.run.output.display_target import CellSink, Handle, Sink
+from ddp_notebook.run.output.display_target import CellTarget, DisplayHandle, DisplayTarget
 from ddp_notebook.run.output.rate_limiter import new_id
-from ddp_notebook.widgets.frontend_probe import ANSWER_S, Answering
+from ddp_notebook.widgets.frontend_probe import ANSWER_S, FrontendProbe
 from ddp_notebook.widgets.picture_renewal import SETTLE_S, PictureRenewal
 from ddp_notebook.widgets.placed_views import StillView, View, WidgetView
 from ddp_notebook.widgets.under_cell import UnderCell
@@ -42,7 +42,7 @@ _AGAIN_S = 0.5  # at least, until the next look at numbers that are not current
 _log = logging.getLogger(__name__)
 
 
-class Placing:
+class ViewPlacement:
     """Where the views of one session stand: one under the running cell, one of `%ddp_monitor`.
 
     Args:
@@ -66,7 +66,7 @@ class Placing:
         self._cells = cells
         self._title = title
         self._mode = mode
-        self._answering = Answering()
+        self._answering = FrontendProbe()
         self._publishers: dict[int | None, Publisher] = {}  # for views here: publisher of one cell; None: of all cells
         self._group = secrets.token_hex(4)
         self._shown: View | None = None  # of %ddp_monitor
@@ -93,7 +93,7 @@ class Placing:
 
     # ---- beside a running cell
 
-    def beside(self, sink: Sink, code: str) -> UnderCell | None:
+    def beside(self, sink: DisplayTarget, code: str) -> UnderCell | None:
         """What goes beside the output of a cell that begins now; None: nothing.
 
         Args:
@@ -103,7 +103,7 @@ class Placing:
         may_come = self._mode != "off"
         if not has_front_end() or not (may_come or self._shown is not None):
             return None
-        elsewhere = sink if isinstance(sink, CellSink) else None
+        elsewhere = sink if isinstance(sink, CellTarget) else None
         return UnderCell(self, self._recording, code, may_come=may_come, elsewhere=elsewhere)
 
     def look(self) -> float | None:
@@ -129,7 +129,7 @@ class Placing:
         self._importing = threading.Thread(target=_import_for_picture, name="ddp-picture-import", daemon=True)
         self._importing.start()
 
-    def show_under(self, cell: int, elsewhere: Sink | None) -> None:
+    def show_under(self, cell: int, elsewhere: DisplayTarget | None) -> None:
         """Show a compact view under the cell that runs.
 
         Args:
@@ -139,7 +139,7 @@ class Placing:
             if elsewhere is None:
                 self._under = self._view(cell, compact=True)
             else:
-                self._under = self._html_view(cell, self._publisher_of(cell), Handle(elsewhere, new_id()))
+                self._under = self._html_view(cell, self._publisher_of(cell), DisplayHandle(elsewhere, new_id()))
 
     def end(self, cell: int) -> None:
         """The cell is over."""
@@ -312,11 +312,11 @@ class Placing:
 
     def _new_publisher(self, cell: int | None) -> Publisher:
         from ddp_notebook.widgets.feed.feed import Feed
-        from ddp_notebook.widgets.live_status import Present
+        from ddp_notebook.widgets.live_status import LiveStatus
         from ddp_notebook.widgets.publisher import Publisher
 
         feed = Feed(self._recording, cell, is_live=self._cells.is_running)  # behind the session's end nothing comes
-        return Publisher(feed, Present(feed, self._cells, self._title()))
+        return Publisher(feed, LiveStatus(feed, self._cells, self._title()))
 
     def _await_import(self) -> None:
         """Let the import of what a picture needs end: two threads that import matplotlib find it half made."""

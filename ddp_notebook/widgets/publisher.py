@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from ddp_notebook.records.codec import Batch
 from ddp_notebook.widgets.feed.feed import Feed
 from ddp_notebook.widgets.feed.messages import FeedMessage
-from ddp_notebook.widgets.live_status import Present
+from ddp_notebook.widgets.live_status import LiveStatus
 
 PERIOD_S = 0.1
 _IDLE_S = 0.5  # between two looks at a session in which nothing is recorded
@@ -33,7 +33,7 @@ class Publisher:
         present: the state of the ranks.
     """
 
-    def __init__(self, feed: Feed, present: Present) -> None:
+    def __init__(self, feed: Feed, present: LiveStatus) -> None:
         self._feed = feed
         self._present = present
         self._sinks: list[Sink] = []
@@ -86,7 +86,7 @@ class Publisher:
         return self._present.head()
 
     def behind_s(self) -> float | None:
-        """See `Present.behind_s`."""
+        """See `LiveStatus.behind_s`."""
         return self._present.behind_s()
 
     def catch_up(self, sink: Sink) -> None:

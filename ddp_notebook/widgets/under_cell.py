@@ -14,8 +14,8 @@ from ddp_notebook.records.schema import ORIGINS
 
 if TYPE_CHECKING:
     from ddp_notebook.observe.tables.recorded import RecordedTables
-    from ddp_notebook.run.output.display_target import Sink
-    from ddp_notebook.widgets.placement import Placing
+    from ddp_notebook.run.output.display_target import DisplayTarget
+    from ddp_notebook.widgets.placement import ViewPlacement
 
 _AFTER_S = 1.0  # a cell that is over sooner needs no view
 _LOOK_S = 0.2
@@ -42,7 +42,13 @@ class UnderCell:
     """
 
     def __init__(
-        self, placing: Placing, recording: RecordedTables, code: str, *, may_come: bool, elsewhere: Sink | None = None
+        self,
+        placing: ViewPlacement,
+        recording: RecordedTables,
+        code: str,
+        *,
+        may_come: bool,
+        elsewhere: DisplayTarget | None = None,
     ) -> None:
         self._placing = placing
         self._elsewhere = elsewhere

@@ -13,7 +13,7 @@ from ddp_notebook.messages.ranks import Recorded
 from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
 from ddp_notebook.stdlib import contextlib, functools, logging, threading, time
 from ddp_notebook.stdlib import socket as pysocket
-from ddp_notebook.wire.keys import Address, Bind, Doorman, Keyring, on_loopback, unlock
+from ddp_notebook.wire.keys import Address, Bind, ConnectionFilter, Keyring, on_loopback, unlock
 from ddp_notebook.wire.link import BEAT, HEADER_BYTES, RESEND, Header, Link, VersionError
 
 BEAT_S = 1.0  # an idle side shows that it lives this often
@@ -38,7 +38,7 @@ class Endpoint:
 
     def __init__(self, context: zmq.Context[Any], socket: zmq.Socket[Any], receive: Receive, name: str) -> None:
         self.context = context
-        self.doorman: Doorman | None = None
+        self.doorman: ConnectionFilter | None = None
         self.use: Callable[[Callable[[], Any]], Any] = _call  # calls what allocates much: a rank has a reserve for it
         self.on_tick: Callable[[], float] = lambda: BEAT_S  # called at each tick; returns when the next one is due
         self.epoch = 0  # stamped on everything sent; the owner raises it when the group is formed anew
@@ -75,7 +75,7 @@ class Endpoint:
             whatever `bind` raises.
         """
         context = zmq.Context(io_threads=2)  # the second one carries bulk data, see `bulk`
-        doorman = Doorman(context, keyring)
+        doorman = ConnectionFilter(context, keyring)
         socket = context.socket(zmq.ROUTER)
         _tune(socket)
         socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a peer that reconnects takes over its identity

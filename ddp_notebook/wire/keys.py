@@ -92,7 +92,7 @@ def unlock(socket: zmq.Socket[Any], address: Address) -> None:
     socket.curve_secretkey = address.secret_key.encode()
 
 
-class Doorman:
+class ConnectionFilter:
     """Answers ZAP requests: one per Context, bound before any guarded socket."""
 
     def __init__(self, context: zmq.Context[Any], keyring: Keyring) -> None:

@@ -30,7 +30,7 @@ import pytest
 import ddp_notebook
 from ddp_notebook.errors import CellTimeoutError, RankDiedError
 from ddp_notebook.launch.hosts import DirectHosts
-from ddp_notebook.launch.transports.local import Local
+from ddp_notebook.launch.transports.local import LocalTransport
 from ddp_notebook.session import Session
 from tests.benchmarks.frontend import FrontEnd
 from tests.benchmarks.results import Figure, moment, table
@@ -172,7 +172,7 @@ def _measure(rounds: int, python: str) -> list[Figure]:
 def _without_ssh() -> Iterator[None]:
     """Hosts are host servers of this machine."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(DirectHosts, "_way", lambda _, name: Local(os.environ, name))
+        patch.setattr(DirectHosts, "_way", lambda _, name: LocalTransport(os.environ, name))
         yield
 
 

@@ -31,7 +31,7 @@ from ddp_notebook.messages.encoding import Message
 from ddp_notebook.messages.ranks import Hello, Probe, Vitals
 from ddp_notebook.observe.observer import Observer
 from ddp_notebook.run.groups.diagnosis import verdict
-from ddp_notebook.run.groups.probe import Looks
+from ddp_notebook.run.groups.probe import RankProbe
 from ddp_notebook.run.message_handlers import Dispatch
 from ddp_notebook.run.output.card import Card
 from ddp_notebook.run.rank_requests import Questions
@@ -169,7 +169,7 @@ def card_ms(notebook: Notebook, answers: dict[int, Vitals]) -> float:
         can_update=True, new_id=lambda: "card", show=lambda data, display_id: shown.append(data), drain=lambda: None
     )
     began_s = time.perf_counter()
-    views = Looks(cluster, notebook.questions).views(run, {**answers, 0: _runs(answers[0])}, {})
+    views = RankProbe(cluster, notebook.questions).views(run, {**answers, 0: _runs(answers[0])}, {})
     Card(outlet).show(views, 12.0, verdict(views))
     took_ms = (time.perf_counter() - began_s) * 1000
     [data] = shown

@@ -23,7 +23,7 @@ from ddp_notebook.records.schema import METRIC, VALUE, Rows
 from ddp_notebook.widgets.bundles import MONITOR
 from ddp_notebook.widgets.feed.feed import Feed
 from ddp_notebook.widgets.feed.messages import FeedMessage
-from ddp_notebook.widgets.live_status import Present
+from ddp_notebook.widgets.live_status import LiveStatus
 from ddp_notebook.widgets.publisher import Publisher
 from tests.benchmarks.results import Figure, moment, table
 from tests.observe.synthetic import simulate
@@ -150,7 +150,7 @@ def many(world_size: int = 64, seconds: float = 20.0) -> list[Figure]:
     start_ns = time.monotonic_ns()
     its_feed = Feed(recording)
     its_feed.start_ns = start_ns
-    publisher = Publisher(its_feed, Present(its_feed, None, f"{world_size} ranks, simulated"))
+    publisher = Publisher(its_feed, LiveStatus(its_feed, None, f"{world_size} ranks, simulated"))
     told: list[tuple[float, int, dict[str, Any]]] = []
 
     def sink(message: FeedMessage) -> None:
@@ -196,7 +196,7 @@ def training(seconds: float = 20.0) -> list[Figure]:
     with ddp_notebook.start(4) as session:
         recording = session.recording
         its_feed = Feed(recording)
-        publisher = Publisher(its_feed, Present(its_feed, session._cells, ""))
+        publisher = Publisher(its_feed, LiveStatus(its_feed, session._cells, ""))
         nbytes: list[int] = []
         publisher.add(lambda message: nbytes.append(message.nbytes))
         result = session.run(f"SECONDS = {seconds}\n{_TRAINS}", quiet=True, timeout_s=seconds + 60)

@@ -13,7 +13,7 @@ from ddp_notebook.observe.views import WARM_UP
 from ddp_notebook.records.units import ms
 from ddp_notebook.widgets.feed.feed import Feed
 from ddp_notebook.widgets.html import page
-from ddp_notebook.widgets.live_status import Present
+from ddp_notebook.widgets.live_status import LiveStatus
 from ddp_notebook.widgets.still import saved_summary
 from tests.observe.synthetic import BEGIN_NS, MS, Synthetic, simulate
 
@@ -40,7 +40,7 @@ def test_every_display_shows_the_numbers_of_the_run(seed):
     assert saved_summary.text(recording).startswith(
         "In [6]: 2 ranks, 25 steps, "
     ) and f", {number}, " in saved_summary.text(recording)
-    head = Present(Feed(recording, is_live=False), None, "2 ranks").head()
+    head = LiveStatus(Feed(recording, is_live=False), None, "2 ranks").head()
     assert (head["label"], head["training"]["per_step"], head["training"]["steps"]) == ("In [6]", number, 25)
     drawn = page.of_recording(recording, None, "2 ranks", "k")
     assert f"<b>{number}</b>" in drawn and run.definition in drawn and "In [6]" in drawn

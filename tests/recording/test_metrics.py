@@ -22,8 +22,8 @@ from ddp_notebook.rank.group.calls import DONE
 from ddp_notebook.rank.group.recorder import Recorder
 from ddp_notebook.rank.record import event_buffer as taping
 from ddp_notebook.rank.record import flusher as draining
-from ddp_notebook.rank.record.event_buffer import Tape
-from ddp_notebook.rank.record.flusher import Drain
+from ddp_notebook.rank.record.event_buffer import EventBuffer
+from ddp_notebook.rank.record.flusher import Flusher
 from ddp_notebook.rank.record.metrics import MetricLogger
 from ddp_notebook.rank.record.resources import counts_faults
 from ddp_notebook.records.codec import Batch
@@ -295,10 +295,10 @@ def logging_loop(monkeypatch):
             return Batch(rank=0, stream=1, dropped=dropped)
 
     monkeypatch.setattr(taping, "_PATIENCE_S", 0.2)
-    tape, is_busy = Tape({}), threading.Event()
-    drain = Drain(tape, Maker(), lambda data: None, is_busy.is_set)  # type: ignore[arg-type]
-    drain.start()
-    metrics = MetricLogger(tape, SimpleNamespace(on_step=[], has_several_optimizers=False), {})  # type: ignore[arg-type]
+    event_buffer, is_busy = EventBuffer({}), threading.Event()
+    flusher = Flusher(event_buffer, Maker(), lambda data: None, is_busy.is_set)  # type: ignore[arg-type]
+    flusher.start()
+    metrics = MetricLogger(event_buffer, SimpleNamespace(on_step=[], has_several_optimizers=False), {})  # type: ignore[arg-type]
 
     def run(count: int, *, nobody_takes: bool = False) -> tuple[int, float]:
         is_busy.set() if nobody_takes else is_busy.clear()
@@ -307,11 +307,11 @@ def logging_loop(monkeypatch):
             metrics.log(only=float(number))
         took_s = time.monotonic() - began_s
         if not nobody_takes:
-            drain.flush(10.0)
+            flusher.flush(10.0)
         return passed_on[0], took_s
 
     yield run
-    drain.close()
+    flusher.close()
 
 
 @pytest.mark.slow
@@ -322,20 +322,20 @@ def test_a_loop_that_only_logs_waits_for_the_recorder(logging_loop):
 
 def test_large_records_displace_no_numbers_that_were_logged_before():
     """A loop has logged much, and the training loop of the next cell begins before all of it is taken."""
-    tape = Tape({})
-    metrics = MetricLogger(tape, SimpleNamespace(on_step=[], has_several_optimizers=False), {})  # type: ignore[arg-type]
+    event_buffer = EventBuffer({})
+    metrics = MetricLogger(event_buffer, SimpleNamespace(on_step=[], has_several_optimizers=False), {})  # type: ignore[arg-type]
     for number in range(5_000):
         metrics.log(loss=float(number))
     for _ in range(taping.MOST):
-        tape.put("large", is_large=True)
-    assert tape.dropped == 0 and len(tape) == 5_000 + taping.MOST
-    tape.take(5_000)
+        event_buffer.put("large", is_large=True)
+    assert event_buffer.dropped == 0 and len(event_buffer) == 5_000 + taping.MOST
+    event_buffer.take(5_000)
     for _ in range(10):
-        tape.put("large", is_large=True)
-    assert len(tape) == taping.MOST, "the oldest large ones are dropped"
-    tape.take(taping.MOST)
-    tape.put("large", is_large=True)
-    assert len(tape) == 1
+        event_buffer.put("large", is_large=True)
+    assert len(event_buffer) == taping.MOST, "the oldest large ones are dropped"
+    event_buffer.take(taping.MOST)
+    event_buffer.put("large", is_large=True)
+    assert len(event_buffer) == 1
 
 
 @pytest.mark.slow
@@ -562,15 +562,15 @@ def test_a_flush_waits_for_a_batch_in_the_making():
                 go_on.wait(5)
             return Batch(rank=0, stream=1, dropped=len(records))
 
-    tape = Tape({})
-    drain = Drain(tape, Slow(), lambda data: sent.append(data), lambda: False)  # type: ignore[arg-type]
-    tape.put("a record")
-    thread = threading.Thread(target=lambda: drain._pass_on())
+    event_buffer = EventBuffer({})
+    flusher = Flusher(event_buffer, Slow(), lambda data: sent.append(data), lambda: False)  # type: ignore[arg-type]
+    event_buffer.put("a record")
+    thread = threading.Thread(target=lambda: flusher._pass_on())
     thread.start()
     assert making.wait(5)
     threading.Timer(0.2, go_on.set).start()
-    drain._maker.batch = lambda *_: Batch(rank=0, stream=1)  # type: ignore[method-assign]  # nothing more
-    drain.flush()
+    flusher._maker.batch = lambda *_: Batch(rank=0, stream=1)  # type: ignore[method-assign]  # nothing more
+    flusher.flush()
     is_through = go_on.is_set()
     thread.join()
     assert is_through
@@ -590,34 +590,34 @@ def lonely(monkeypatch):
             looks.extend([resources] * (resources is not None))
             return Batch(rank=0, stream=1)
 
-    drain = Drain(Tape({}), Maker(), lambda data: None, lambda: False)  # type: ignore[arg-type]
-    drain.start()
-    yield monkeypatch, drain, looks
-    drain.close()
+    flusher = Flusher(EventBuffer({}), Maker(), lambda data: None, lambda: False)  # type: ignore[arg-type]
+    flusher.start()
+    yield monkeypatch, flusher, looks
+    flusher.close()
 
 
 @pytest.mark.slow
 def test_a_rank_that_nobody_looks_at_looks_often_again_when_a_notebook_asks(lonely):
-    monkeypatch, drain, looks = lonely
+    monkeypatch, flusher, looks = lonely
     monkeypatch.setattr(draining, "_ALONE_S", 60.0)
-    drain._asked_s -= 120
-    drain.on_asked(flush=False)
+    flusher._asked_s -= 120
+    flusher.on_asked(flush=False)
     wait_until(lambda: len(looks) >= 2, what="two looks")
 
 
 @pytest.mark.slow
 def test_a_rank_that_nobody_looks_at_looks_often_while_a_cell_runs(lonely):
-    _, drain, looks = lonely
-    drain.is_in_cell = True
-    drain._tape.filled.set()  # as any record
+    _, flusher, looks = lonely
+    flusher.is_in_cell = True
+    flusher._event_buffer.filled.set()  # as any record
     wait_until(lambda: len(looks) >= 2, what="two looks")
 
 
 def test_a_rank_that_nobody_looks_at_looks_rarely(lonely):
-    _, drain, looks = lonely
-    drain._looked_s = time.monotonic()
-    drain.flush()
-    assert drain._idle_s() == 3600.0 and not looks
+    _, flusher, looks = lonely
+    flusher._looked_s = time.monotonic()
+    flusher.flush()
+    assert flusher._idle_s() == 3600.0 and not looks
 
 
 def test_the_line_that_a_function_of_a_module_was_called_from(ranks, tmp_path):
@@ -641,7 +641,7 @@ def recorder():
 
 
 def test_a_call_on_the_tape_does_not_keep_its_tensors(recorder):
-    tape = recorder.tape = Tape({})
+    event_buffer = recorder.event_buffer = EventBuffer({})
     for is_async in (False, True):
         x = torch.ones(1 << 20)
         storage = x.untyped_storage()
@@ -650,7 +650,7 @@ def test_a_call_on_the_tape_does_not_keep_its_tensors(recorder):
             work.wait()
         del x, work
         wait_until(lambda one=storage: torch._C._storage_Use_Count(one._cdata) <= 1, what="the tensor is let go")
-    assert len(tape) == 2
+    assert len(event_buffer) == 2
 
 
 @pytest.mark.parametrize(
@@ -685,7 +685,7 @@ def test_a_call_whose_wait_timed_out_is_recorded_once(ranks):
 def test_a_call_that_another_thread_forgets_is_left_once(recorder):
     """It is over while its caller still waits for the interpreter, or before it has left it at all."""
 
-    class Forgetful(Tape):
+    class Forgetful(EventBuffer):
         def issued(self, call: Any, work: Any) -> None:
             wait_until(work.is_completed)
             recorder.prune()
@@ -695,13 +695,13 @@ def test_a_call_that_another_thread_forgets_is_left_once(recorder):
         call.check = None  # one that is still to be told of would stay
         recorder.prune()
 
-    tape = recorder.tape = Forgetful({})
+    event_buffer = recorder.event_buffer = Forgetful({})
     recorder.guard = lambda call: setattr(call, "check", partial(forget, call))
     dist.all_reduce(torch.ones(1))
     work = dist.all_reduce(torch.ones(1), async_op=True)
     assert work is not None
     work.wait()
-    left = tape.take(10)
+    left = event_buffer.take(10)
     assert [(call.number, call.state) for call in left] == [(1, DONE), (2, DONE)]
     assert recorder.live == recorder.by_work == recorder.unwaited == {}
 

@@ -11,10 +11,10 @@ import pytest
 import ddp_notebook
 from ddp_notebook.messages.record_options import RecordOptions
 from ddp_notebook.rank.record.batches import BatchMaker
-from ddp_notebook.rank.record.event_buffer import MOST, Tape
-from ddp_notebook.rank.record.flusher import _STEADY_S, Drain
+from ddp_notebook.rank.record.event_buffer import MOST, EventBuffer
+from ddp_notebook.rank.record.flusher import _STEADY_S, Flusher
 from ddp_notebook.rank.record.metrics import LoggedValue
-from ddp_notebook.rank.record.value_sampling import FIRST_CALLS, FIRST_STEPS, PER_S, Thinning
+from ddp_notebook.rank.record.value_sampling import FIRST_CALLS, FIRST_STEPS, PER_S, ValueSampling
 from ddp_notebook.records.schema import SPANS
 from ddp_notebook.run.cells.options import FULL_BYTES
 from ddp_notebook.widgets.still import saved_page
@@ -58,7 +58,7 @@ class _Clock:
         self.now_ns = 0
         monkeypatch.setattr("ddp_notebook.rank.record.value_sampling.time.monotonic_ns", lambda: self.now_ns)
 
-    def run(self, decides: Thinning, steps: int, per_s: float, calls: int, first: int = 0) -> list[int]:
+    def run(self, decides: ValueSampling, steps: int, per_s: float, calls: int, first: int = 0) -> list[int]:
         """The steps whose values are kept."""
         kept = []
         for step in range(first, first + steps):
@@ -86,7 +86,7 @@ class _Clock:
     ],
 )
 def test_the_period_follows_the_rate(monkeypatch, steps_per_s, calls, turns, period):
-    decides = Thinning()
+    decides = ValueSampling()
     decides.begin_cell()
     decides.turns = turns
     kept = _Clock(monkeypatch).run(decides, 400, steps_per_s, calls)
@@ -101,7 +101,7 @@ def test_the_period_follows_the_rate(monkeypatch, steps_per_s, calls, turns, per
 
 @pytest.mark.parametrize("period", [4, 16, 128])
 def test_what_a_loop_does_now_and_then_is_in_some_of_the_steps_that_are_kept(monkeypatch, period):
-    decides, clock = Thinning(), _Clock(monkeypatch)
+    decides, clock = ValueSampling(), _Clock(monkeypatch)
     decides.begin_cell()
     monkeypatch.setattr(decides, "_look", lambda seconds: setattr(decides, "period", period))
     kept = clock.run(decides, 40 * period, 100, 6)[FIRST_STEPS:]
@@ -113,14 +113,14 @@ def test_what_a_loop_does_now_and_then_is_in_some_of_the_steps_that_are_kept(mon
 def test_what_the_slower_rank_keeps_the_faster_one_keeps_too(monkeypatch):
     kept = []
     for per_s in (90, 210):
-        decides = Thinning()
+        decides = ValueSampling()
         decides.begin_cell()
         kept.append(set(_Clock(monkeypatch).run(decides, 400, per_s, 3)))
     assert kept[1] < kept[0]
 
 
 def test_the_period_does_not_change_at_a_limit(monkeypatch):
-    decides, clock, periods = Thinning(), _Clock(monkeypatch), set()
+    decides, clock, periods = ValueSampling(), _Clock(monkeypatch), set()
     decides.begin_cell()
     for window in range(20):
         clock.run(decides, 16, 78 if window % 2 else 82, 1, first=16 * window)
@@ -210,20 +210,22 @@ def test_without_values_nothing_is_called_left_out(trained):
 @pytest.mark.slow
 def test_a_loop_that_goes_on_is_told_of_at_full_seconds_and_what_is_logged_at_once(monkeypatch):
     told_s: list[float] = []
-    tape = Tape({})
-    drain = Drain(tape, BatchMaker(lambda: 0, lambda *_: ""), lambda _: told_s.append(time.time()), lambda: False)
+    event_buffer = EventBuffer({})
+    flusher = Flusher(
+        event_buffer, BatchMaker(lambda: 0, lambda *_: ""), lambda _: told_s.append(time.time()), lambda: False
+    )
     for _ in range(FIRST_STEPS):
-        tape.count_step()
+        event_buffer.count_step()
     wait_until(lambda: time.time() % 1 < 0.1)
     put_s = time.time()
-    tape.put(LoggedValue("loss", 0.5, None, 0, False, 1, tape.moment))
-    with closing(drain):
-        drain.start()
+    event_buffer.put(LoggedValue("loss", 0.5, None, 0, False, 1, event_buffer.moment))
+    with closing(flusher):
+        flusher.start()
         wait_until(lambda: told_s)
         assert int(told_s[0] + 0.01) > int(put_s), "all ranks at the same moment"
         monkeypatch.setattr("ddp_notebook.rank.record.flusher._STEADY_S", _NEVER_S)
-        tape.put(LoggedValue("loss", 0.5, None, 0, False, 1, tape.moment), hurries=True)
-        wait_until(lambda: len(tape) == 0)
+        event_buffer.put(LoggedValue("loss", 0.5, None, 0, False, 1, event_buffer.moment), hurries=True)
+        wait_until(lambda: len(event_buffer) == 0)
 
 
 def test_the_end_of_a_loop_that_went_on_is_told_at_once(trained):
@@ -241,9 +243,9 @@ def test_the_end_of_a_loop_that_went_on_is_told_at_once(trained):
 
 def test_in_a_fast_loop_a_large_record_is_passed_on_before_one_would_have_to_be_dropped():
     """One of 2,200 records a second lost one or two of them each second."""
-    tape = Tape({})
+    event_buffer = EventBuffer({})
     for _ in range(MOST - 1):
-        tape.put("a small one")
-    assert not tape.hurries.is_set()
-    tape.put("a large one", is_large=True)
-    assert tape.hurries.is_set() and len(tape) == MOST and not tape.dropped
+        event_buffer.put("a small one")
+    assert not event_buffer.hurries.is_set()
+    event_buffer.put("a large one", is_large=True)
+    assert event_buffer.hurries.is_set() and len(event_buffer) == MOST and not event_buffer.dropped

@@ -15,13 +15,13 @@ from ddp_notebook import RecordOptions
 from ddp_notebook.observe.recording import Recording
 from ddp_notebook.observe.report.report import apart
 from ddp_notebook.observe.trace.trace import chrome_trace
-from ddp_notebook.rank.group.call_site import Sites
+from ddp_notebook.rank.group.call_site import CallSites
 from ddp_notebook.rank.group.modules import Modules
 from ddp_notebook.rank.record.batches import BatchMaker
-from ddp_notebook.rank.record.event_buffer import Tape
-from ddp_notebook.rank.record.flusher import Drain
+from ddp_notebook.rank.record.event_buffer import EventBuffer
+from ddp_notebook.rank.record.flusher import Flusher
 from ddp_notebook.rank.record.training.buckets import Backward
-from ddp_notebook.rank.record.training.spans import FORWARD, Training
+from ddp_notebook.rank.record.training.spans import FORWARD, TrainingSpans
 from ddp_notebook.records.codec import decode
 from ddp_notebook.records.schema import SPANS
 from tests.conftest import wait_until
@@ -143,14 +143,14 @@ def test_each_step_is_seen_once(ranks, kind):
 @pytest.mark.parametrize("is_first_to_end", [True, False])
 def test_of_backwards_that_overlap_none_is_the_present_one_when_it_is_over(is_first_to_end):
     """Distributed ones run in threads of RPC's."""
-    tape, first, second = Tape({}), Backward(1, []), Backward(2, [])
-    tape.enter(1, 1)
+    event_buffer, first, second = EventBuffer({}), Backward(1, []), Backward(2, [])
+    event_buffer.enter(1, 1)
     for begun in (first, second):
-        tape.go_back(begun)
+        event_buffer.go_back(begun)
     for ended, left in ((first, second), (second, None)) if is_first_to_end else ((second, first), (first, None)):
         ended.end_ns = 1
-        tape.come_back(ended)
-        assert tape.backward is left
+        event_buffer.come_back(ended)
+        assert event_buffer.backward is left
 
 
 # ---- apart
@@ -245,12 +245,14 @@ def test_rows_that_are_gone_prove_nothing():
 
 def test_a_record_that_fails_is_counted_and_keeps_its_texts():
     """A batch of its own, with a name that later records have too."""
-    tape, recording = Tape({}), Recording(1)
-    drain = Drain(tape, BatchMaker(lambda: 0, lambda *_: ""), lambda data: recording.feed(decode(data)), lambda: False)
-    training = Training(tape)
+    event_buffer, recording = EventBuffer({}), Recording(1)
+    flusher = Flusher(
+        event_buffer, BatchMaker(lambda: 0, lambda *_: ""), lambda data: recording.feed(decode(data)), lambda: False
+    )
+    training = TrainingSpans(event_buffer)
     for samples in (2**31, 8):  # the first is more than its column holds
         training.put(FORWARD, "Net", 1, samples)
-        drain.flush()
+        flusher.flush()
     [row] = recording.rows("span")
     assert (recording.text(int(row["name"])), row["samples"]) == ("Net", 8)
     assert recording.dropped == {0: 1}
@@ -312,15 +314,15 @@ def test_what_autograds_threads_call_has_the_line_that_waits_for_them():
     thread.start()
     assert thread.ident is not None
     wait_until(lambda: sys._current_frames()[thread.ident].f_code.co_name == "wait")
-    site = Sites(cells, Modules()).of_thread(thread.ident)
+    site = CallSites(cells, Modules()).of_thread(thread.ident)
     held.release()
     thread.join()
     assert site[2] is not None and site[2].co_name == "wait" and site[4] is None
 
-    tape = Tape(cells)
+    event_buffer = EventBuffer(cells)
     backward = Backward(1, [])
     backward.thread, backward.site = -1, site
-    tape.backward = backward
+    event_buffer.backward = backward
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tape._sites, "site", lambda depth: ("fsdp", None, None, 0, None, "blocks.0"))
-        assert tape.site(1) == ("fsdp", *site[1:5], "blocks.0")
+        patch.setattr(event_buffer._sites, "site", lambda depth: ("fsdp", None, None, 0, None, "blocks.0"))
+        assert event_buffer.site(1) == ("fsdp", *site[1:5], "blocks.0")

@@ -16,8 +16,8 @@ import torch
 
 from ddp_notebook.rank.group.sequences import Moment
 from ddp_notebook.rank.record.batches import BatchMaker
-from ddp_notebook.rank.record.event_buffer import Tape
-from ddp_notebook.rank.record.flusher import Drain
+from ddp_notebook.rank.record.event_buffer import EventBuffer
+from ddp_notebook.rank.record.flusher import Flusher
 from ddp_notebook.rank.record.metrics import LoggedValue
 from ddp_notebook.rank.record.resources import Resources
 from ddp_notebook.rank.remote_calls import Ran
@@ -173,26 +173,30 @@ def test_large_complex_numbers_are_finite(ranks):
 @pytest.mark.slow
 def test_a_record_is_told_though_an_interrupt_kept_it_from_waking_the_recorder():
     sent: list[bytes] = []
-    tape = Tape({})
-    drain = Drain(tape, BatchMaker(lambda: 0, lambda calls, title: ""), sent.append, lambda: False)
-    with closing(drain):
-        tape.is_filled = True  # and the event was not set
-        drain.start()
-        tape.put(LoggedValue("loss", 0.5, None, 0, False, 1, tape.moment))
-        wait_until(lambda: len(tape) == 0, 10)
+    event_buffer = EventBuffer({})
+    flusher = Flusher(event_buffer, BatchMaker(lambda: 0, lambda calls, title: ""), sent.append, lambda: False)
+    with closing(flusher):
+        event_buffer.is_filled = True  # and the event was not set
+        flusher.start()
+        event_buffer.put(LoggedValue("loss", 0.5, None, 0, False, 1, event_buffer.moment))
+        wait_until(lambda: len(event_buffer) == 0, 10)
     assert sent
 
 
-def passing_on() -> tuple[Tape, Drain, list[float]]:
+def passing_on() -> tuple[EventBuffer, Flusher, list[float]]:
     """A tape, what empties it, and the metrics that were passed on."""
     told: list[float] = []
-    tape = Tape({})
+    event_buffer = EventBuffer({})
 
     def send(data: bytes) -> None:
         if (metrics := decode(data).tables.get("metric")) is not None:
             told.extend(metrics["value"])
 
-    return tape, Drain(tape, BatchMaker(lambda: 0, lambda calls, title: ""), send, lambda: False), told
+    return (
+        event_buffer,
+        Flusher(event_buffer, BatchMaker(lambda: 0, lambda calls, title: ""), send, lambda: False),
+        told,
+    )
 
 
 def test_what_comes_late_from_a_gpu_is_told_at_the_end():
@@ -205,9 +209,9 @@ def test_what_comes_late_from_a_gpu_is_told_at_the_end():
             self.looks += 1
             return self.looks > 2
 
-    tape, drain, told = passing_on()
-    tape.put(LoggedValue("loss", torch.tensor(0.5), Event(), 0, False, 1, tape.moment))
-    drain.close()
+    event_buffer, flusher, told = passing_on()
+    event_buffer.put(LoggedValue("loss", torch.tensor(0.5), Event(), 0, False, 1, event_buffer.moment))
+    flusher.close()
     assert told == [0.5]
 
 
@@ -220,20 +224,20 @@ def test_a_gpu_that_does_not_come_on_holds_up_one_question_only():
         def query(self) -> bool:
             return self.has_happened
 
-    tape, drain, told = passing_on()
+    event_buffer, flusher, told = passing_on()
     events = Event(), Event()
-    tape.put(LoggedValue("loss", torch.tensor(0.5), events[0], 0, False, 1, tape.moment))
+    event_buffer.put(LoggedValue("loss", torch.tensor(0.5), events[0], 0, False, 1, event_buffer.moment))
     began = time.monotonic()
-    drain.flush(0.2)
+    flusher.flush(0.2)
     in_vain = time.monotonic()
     assert in_vain - began >= 0.2
     for _ in range(100):
-        drain.flush(10.0)
+        flusher.flush(10.0)
     assert time.monotonic() - in_vain < 5
-    tape.put(LoggedValue("loss", torch.tensor(0.25), events[1], 0, False, 1, tape.moment))
+    event_buffer.put(LoggedValue("loss", torch.tensor(0.25), events[1], 0, False, 1, event_buffer.moment))
     events[0].has_happened = True
     threading.Timer(0.05, setattr, (events[1], "has_happened", True)).start()
-    drain.flush(10.0)
+    flusher.flush(10.0)
     assert told == [0.5, 0.25]
 
 
@@ -245,10 +249,10 @@ def test_memory_that_cannot_be_read_costs_no_record(monkeypatch):
 
     monkeypatch.setattr(Resources, "look", fails)
     sent: list[bytes] = []
-    tape = Tape({})
-    drain = Drain(tape, BatchMaker(lambda: 0, lambda calls, title: ""), sent.append, lambda: False)
-    tape.put(LoggedValue("loss", 0.5, None, 0, False, 1, tape.moment))
-    drain.flush()
+    event_buffer = EventBuffer({})
+    flusher = Flusher(event_buffer, BatchMaker(lambda: 0, lambda calls, title: ""), sent.append, lambda: False)
+    event_buffer.put(LoggedValue("loss", 0.5, None, 0, False, 1, event_buffer.moment))
+    flusher.flush()
     assert [decode(data).tables["metric"]["value"].tolist() for data in sent] == [[0.5]]
 
 

@@ -169,10 +169,10 @@ def test_lines_go_both_ways(path):
             unix_sockets.say(here, a=[1, "ä"])
             assert unix_sockets.hear(there) == {"a": [1, "ä"]}
             there.sendall(b"hello\n")
-            with pytest.raises(unix_sockets.DoorError, match="no line of this package"):
+            with pytest.raises(unix_sockets.AttachSocketError, match="no line of this package"):
                 unix_sockets.hear(here)
             there.close()
-            with pytest.raises(unix_sockets.DoorError, match="has closed"):
+            with pytest.raises(unix_sockets.AttachSocketError, match="has closed"):
                 unix_sockets.hear(here)
 
 
@@ -192,7 +192,7 @@ def test_another_user_gets_nothing(path):
             with there:
                 try:
                     unix_sockets.check_user(there)
-                except unix_sockets.DoorError as error:
+                except unix_sockets.AttachSocketError as error:
                     refused.append(str(error))
 
         thread = threading.Thread(target=answer)

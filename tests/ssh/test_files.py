@@ -188,7 +188,7 @@ def test_a_full_disk_is_told_and_nothing_half_is_left(session, project):
 
 def test_an_interrupt_leaves_nothing_half(session, project):
     (project / "slow.bin").write_bytes(bytes(40 << 20))
-    connection = session._hosts.all[1].way._ssh
+    connection = session._hosts.all[1].transport._ssh
 
     def press(_):
         connection.send_signal(signal.SIGSTOP)  # a link that takes nothing for a while

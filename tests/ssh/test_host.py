@@ -67,7 +67,7 @@ def test_a_notebook_keeps_its_hosts_for_the_next_session(python, monkeypatch):
             result = session.run("x = torch.ones(1); dist.all_reduce(x); print(int(x))")
             assert [one.stdout for one in result.by_rank.values()] == ["2\n", "2\n"]
             assert session._cluster is not None
-            urls = [host.way.reach(session._cluster._endpoint.url) for host in session._hosts.all]  # type: ignore[attr-defined]
+            urls = [host.transport.reach(session._cluster._endpoint.url) for host in session._hosts.all]  # type: ignore[attr-defined]
             return session.ranks.pids("host server"), urls
 
     monkeypatch.setattr(warm, "_is_preparing", True)
@@ -105,8 +105,8 @@ def test_a_host_whose_shell_has_another_environment_by_now_is_started_afresh(ssh
 
 
 def _connection(host: Host) -> subprocess.Popen[bytes]:
-    assert isinstance(host.way, SshTransport)
-    return host.way._ssh
+    assert isinstance(host.transport, SshTransport)
+    return host.transport._ssh
 
 
 @pytest.mark.long
@@ -169,7 +169,7 @@ def test_a_port_of_the_host_leads_to_the_notebooks_where_most_are_taken(python):
             with contextlib.suppress(OSError):
                 taken.append(socket.create_server(("127.0.0.1", port)))
         with socket.create_server(("127.0.0.1", 0)) as listener:
-            url = urlsplit(host.way.reach(f"tcp://127.0.0.1:{listener.getsockname()[1]}"))
+            url = urlsplit(host.transport.reach(f"tcp://127.0.0.1:{listener.getsockname()[1]}"))
             with socket.create_connection((url.hostname, url.port), timeout=5) as connection:
                 listener.settimeout(5)
                 answered, _ = listener.accept()
@@ -188,8 +188,8 @@ def test_what_a_shell_complains_of_is_not_why_a_server_that_has_run_has_ended(ss
     noisy = sshd.python(ssh, first="echo \"rm: cannot remove 'x': No such file or directory\" >&2")
     with ddp_notebook.start(hosts=ddp_notebook.Ssh("one:1", python=noisy)) as session:
         assert session._hosts is not None
-        (host,) = (one for one in session._hosts.all if isinstance(one.way, SshTransport))  # type: ignore[attr-defined]
-        os.kill(host.way.pid, signal.SIGKILL)
+        (host,) = (one for one in session._hosts.all if isinstance(one.transport, SshTransport))  # type: ignore[attr-defined]
+        os.kill(host.transport.pid, signal.SIGKILL)
         with pytest.raises(DDPNotebookError, match="the host server on one ended, or the connection to it") as raised:
             session.run("import time; time.sleep(30)")
         assert "--python" not in str(raised.value)

@@ -83,7 +83,7 @@ def test_a_rank_goes_back_to_its_host_where_no_other_has_room(session, monkeypat
     theirs = client[:].execute("print('theirs', rank, kept)", block=True)
     theirs.wait_for_output(10)
     assert theirs.stdout == ["theirs 0 there\n", "theirs 1 there\n"]
-    threading.Timer(0.3, there.way._ssh.kill).start()
+    threading.Timer(0.3, there.transport._ssh.kill).start()
     with pytest.raises(RankDiedError, match="two was lost: the host server on two ended, or the connection to it"):
         session.run("dist.recv(torch.ones(1), 1 - rank)")
     assert session.ranks.heal()[1:] == ["rank 1 is on two now"]

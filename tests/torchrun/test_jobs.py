@@ -18,7 +18,7 @@ from ddp_notebook.registry.torchrun import place
 from ddp_notebook.run.rank_requests import Questions
 from ddp_notebook.torchrun.job import TorchrunJob, status_of
 from ddp_notebook.torchrun.member import Member, RefusedError, place_of
-from ddp_notebook.torchrun.monitor_source import JobLooks
+from ddp_notebook.torchrun.monitor_source import JobProbe
 from ddp_notebook.torchrun.rounds import Round
 from ddp_notebook.widgets import Monitor
 from tests.conftest import wait_until
@@ -177,7 +177,7 @@ def test_with_a_shared_store_the_fault_is_explained(monkeypatch):
         member = Member(entry=entry, place=place_of(entry))
         entry.remove()
         run = Round(number=1, world_size=1, observer=cast(Any, None), members={0: member})
-        views = JobLooks(Questions(lambda *_: None, lambda _: None)).views(run, {}, {})
+        views = JobProbe(Questions(lambda *_: None, lambda _: None)).views(run, {}, {})
         return repr(status_of("train-1", run, views, []))
 
     monkeypatch.delenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", raising=False)

@@ -17,7 +17,7 @@ from ddp_notebook.widgets.feed import browser_requests, courses
 from ddp_notebook.widgets.feed import feed as feed_module
 from ddp_notebook.widgets.feed.feed import Feed
 from ddp_notebook.widgets.feed.tables import KINDS
-from ddp_notebook.widgets.live_status import Present
+from ddp_notebook.widgets.live_status import LiveStatus
 from tests.observe.batches import Rank
 from tests.observe.synthetic import BEGIN_NS, simulate
 from tests.observe.test_steps import with_remote_calls
@@ -429,7 +429,7 @@ def test_between_a_resize_and_its_successor_it_tells_of_the_ranks_that_it_knows(
     """The recording has the new number first, and rows of new ranks may come meanwhile."""
     recording = Recording(2)
     feed = Feed(recording)
-    present = Present(feed, None, "ranks")
+    present = LiveStatus(feed, None, "ranks")
     recording.world_size = world_size
     for rank in range(world_size):
         rows = np.zeros(1, RESOURCE)

@@ -18,10 +18,10 @@ from ddp_notebook.widgets.feed.feed import Feed
 from ddp_notebook.widgets.feed.tables import empty
 from ddp_notebook.widgets.html import metric_curves, page, rank_table, step_bars
 from ddp_notebook.widgets.html.rank_table import RankRow
-from ddp_notebook.widgets.html.series import SLOTS, Course
+from ddp_notebook.widgets.html.series import SLOTS, Series
 from ddp_notebook.widgets.html.sources import PageState, Sources
 from ddp_notebook.widgets.html.view import PERIOD_S, HtmlView
-from ddp_notebook.widgets.live_status import Present
+from ddp_notebook.widgets.live_status import LiveStatus
 from ddp_notebook.widgets.publisher import Publisher
 from ddp_notebook.widgets.simulated.simulation import simulate
 from tests.observe.batches import Rank
@@ -62,7 +62,7 @@ class Page(HTMLParser):
 def looked_at(recording: Recording, cell: int | None = None, **head: Any) -> PageState:
     """What is shown of a recording that grows."""
     feed = Feed(recording, cell)
-    present = Present(feed, None, "the ranks")
+    present = LiveStatus(feed, None, "the ranks")
     feed.delta(feed.end_ns, present.head(), present.look(0.0))
     return Sources(feed).look({**present.head(), **head})
 
@@ -243,7 +243,7 @@ def test_long_texts_of_64_ranks_do_not_make_it_large():
 
 
 def test_a_course_is_the_lowest_and_highest_of_equal_stretches():
-    course = Course(world_size=2)
+    course = Series(world_size=2)
     values = np.random.default_rng(1).random(1000)
     for begin in range(0, 1000, 37):  # as it comes, rank by rank
         part = np.arange(begin, min(begin + 37, 1000))
@@ -273,7 +273,7 @@ def test_a_course_of_128_steps_is_drawn_whole():
 
 
 def test_a_course_begins_where_its_steps_do_and_takes_earlier_ones():
-    course = Course(world_size=2)
+    course = Series(world_size=2)
     course.add(np.array([0, 0]), np.array([10_000, 10_010]), np.array([1.0, 2.0]), cell=1)
     course.add(np.array([1]), np.array([9_995]), np.array([3.0]), cell=1)
 
@@ -287,7 +287,7 @@ def test_a_course_begins_where_its_steps_do_and_takes_earlier_ones():
 
 
 def test_a_cell_that_goes_on_continues_the_course_and_one_that_counts_anew_begins_one():
-    course = Course(world_size=1)
+    course = Series(world_size=1)
     zero = np.zeros(3, int)
     course.add(zero, np.arange(3), np.full(3, 9.0), cell=1, is_given=True)
     course.add(zero, np.arange(3, 6), np.full(3, 8.0), cell=2, is_given=True)
@@ -300,14 +300,14 @@ def test_a_cell_that_goes_on_continues_the_course_and_one_that_counts_anew_begin
 
 @pytest.mark.parametrize(("first", "second"), [(True, False), (False, True), (False, False)])
 def test_a_cell_whose_steps_were_counted_continues_no_other(first, second):
-    course = Course(world_size=1)
+    course = Series(world_size=1)
     course.add(np.zeros(3, int), np.arange(3), np.full(3, 9.0), cell=1, is_given=first)
     course.add(np.zeros(3, int), np.arange(9, 12), np.full(3, 8.0), cell=2, is_given=second)
     assert course.points(0)[1].tolist() == [8.0] * 3
 
 
 def test_a_late_row_of_an_earlier_cell_of_the_same_run_is_drawn():
-    course = Course(world_size=2)
+    course = Series(world_size=2)
     course.add(np.zeros(3, int), np.arange(3), np.full(3, 9.0), cell=1, is_given=True)
     course.add(np.zeros(3, int), np.arange(3, 6), np.full(3, 8.0), cell=2, is_given=True)
     course.add(np.ones(3, int), np.arange(3), np.full(3, 7.0), cell=1, is_given=True)
@@ -395,7 +395,7 @@ class Display:
 def test_it_is_redrawn_when_there_is_news_and_at_most_twice_a_second():
     recording = Recording(1)
     feed = Feed(recording)
-    publisher = Publisher(feed, Present(feed, None, "1 rank"))
+    publisher = Publisher(feed, LiveStatus(feed, None, "1 rank"))
     place = Display()
     view = HtmlView(recording, None, "1 rank", publisher, place)
     rank = Rank(0)

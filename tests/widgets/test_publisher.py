@@ -12,7 +12,7 @@ from ddp_notebook.errors import DDPNotebookError, UsageError
 from ddp_notebook.observe.recording import Recording
 from ddp_notebook.widgets.feed.feed import Feed
 from ddp_notebook.widgets.feed.messages import FeedMessage
-from ddp_notebook.widgets.live_status import Present
+from ddp_notebook.widgets.live_status import LiveStatus
 from ddp_notebook.widgets.monitor import Monitor
 from ddp_notebook.widgets.publisher import Publisher
 from tests.conftest import wait_until
@@ -44,7 +44,7 @@ def watched(make_session):
     """Two ranks and a view of them."""
     session = make_session(2, hang_after_s=None)
     feed = Feed(session.recording)
-    publisher = Publisher(feed, Present(feed, session._cells, "2 ranks, gloo"))
+    publisher = Publisher(feed, LiveStatus(feed, session._cells, "2 ranks, gloo"))
     yield session, View(publisher)
     publisher.close()
 
@@ -112,7 +112,7 @@ def test_a_rank_that_has_died_is_told(watched):
 def test_it_sleeps_where_nothing_comes_and_its_thread_ends():
     recording = Recording(1)
     feed = Feed(recording)
-    publisher = Publisher(feed, Present(feed, None, ""))
+    publisher = Publisher(feed, LiveStatus(feed, None, ""))
     view = View(publisher)
     time.sleep(0.5)
     began, cpu_s = len(view.messages), publisher.cpu_s
@@ -133,7 +133,7 @@ def test_it_sleeps_where_nothing_comes_and_its_thread_ends():
 def test_a_sink_that_fails_does_not_end_it():
     recording = Recording(1)
     feed = Feed(recording)
-    publisher = Publisher(feed, Present(feed, None, ""))
+    publisher = Publisher(feed, LiveStatus(feed, None, ""))
 
     def fail(message):
         if message.header["kind"] != "snapshot":
@@ -159,7 +159,7 @@ def test_a_view_of_which_nothing_is_heard_gets_the_snapshot_again(monkeypatch):
     rank = Rank(0)
     recording.feed(rank.batch(rank.row("metric", name="loss", value=3.0, time_ns=time.monotonic_ns())))
     feed = Feed(recording)
-    publisher = Publisher(feed, Present(feed, None, ""))
+    publisher = Publisher(feed, LiveStatus(feed, None, ""))
     silent: list[FeedMessage] = []
     heard: list[FeedMessage] = []
     sure: list[FeedMessage] = []

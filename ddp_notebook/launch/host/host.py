@@ -18,7 +18,7 @@ from ddp_notebook.errors import HostError, StartError, StartTimeoutError
 from ddp_notebook.launch.host.owner.pulse import Pulse
 from ddp_notebook.launch.host.owner.requests import HostGoneError, HostSilentError, HostTimeoutError, Reply, Requests
 from ddp_notebook.launch.processes import Identity
-from ddp_notebook.launch.transports.base import Way
+from ddp_notebook.launch.transports.base import Transport
 from ddp_notebook.messages import framing
 from ddp_notebook.messages.dispatch import Table
 from ddp_notebook.messages.encoding import Message
@@ -57,20 +57,20 @@ class Hearing:
     """
 
     def __init__(
-        self, way: Way, gone: threading.Event, speak: Callable[[], None], give_up: Callable[[str], None]
+        self, transport: Transport, gone: threading.Event, speak: Callable[[], None], give_up: Callable[[str], None]
     ) -> None:
         self._unheard_s = 0.0  # at the last look
-        self._way = way
+        self._transport = transport
         self._gone = gone
         self._speak = speak
         self._give_up = give_up
-        if way.beat_s:
+        if transport.beat_s:
             threading.Thread(target=self._beat, name="ddp-host-beat", daemon=True).start()
 
     @property
     def silent_s(self) -> float:
         """Seconds since the host was last heard, whatever its server does."""
-        return min(self._unheard_s, self._way.silent_s)
+        return min(self._unheard_s, self._transport.silent_s)
 
     @property
     def is_unreachable(self) -> bool:
@@ -85,24 +85,24 @@ class Hearing:
     @property
     def words(self) -> str:
         """A sentence with the seconds since the last message, and the seconds that are left."""
-        left_s = max(0.0, self._way.lease_s - self.silent_s)
-        because = f": {why}" if (why := self._way.why_silent) else ""
+        left_s = max(0.0, self._transport.lease_s - self.silent_s)
+        because = f": {why}" if (why := self._transport.why_silent) else ""
         return (
-            f"{self._way.name} has sent nothing for {self.silent_s:.0f} s{because}. Nothing is lost if it sends again "
+            f"{self._transport.name} has sent nothing for {self.silent_s:.0f} s{because}. Nothing is lost if it sends again "
             f"within {left_s:.0f} s"
         )
 
     def _beat(self) -> None:
-        tick_s, looked_s = self._way.beat_s / _LOOKS, time.monotonic()
+        tick_s, looked_s = self._transport.beat_s / _LOOKS, time.monotonic()
         for look in itertools.count():
             if self._gone.wait(tick_s):
                 return
             # Time in which this thread could not run does not count: then the one that reads could not either.
             passed_s = min(time.monotonic() - looked_s, 2 * tick_s)
             looked_s = time.monotonic()
-            self._unheard_s = min(self._way.silent_s, self._unheard_s + passed_s)
-            if self._unheard_s > self._way.lease_s:
-                self._give_up(f"nothing was heard of it for {self._way.lease_s:g} s")
+            self._unheard_s = min(self._transport.silent_s, self._unheard_s + passed_s)
+            if self._unheard_s > self._transport.lease_s:
+                self._give_up(f"nothing was heard of it for {self._transport.lease_s:g} s")
             elif look % _LOOKS == 0:
                 self._speak()
 
@@ -139,11 +139,11 @@ class Host:
         >>> host.close()
     """
 
-    def __init__(self, way: Way, numbers: Iterator[int] | None = None) -> None:
-        self.way = way
+    def __init__(self, transport: Transport, numbers: Iterator[int] | None = None) -> None:
+        self.transport = transport
         self.release()
         self._leaders: dict[int, Identity] = {}  # by process; each leads an OS session
-        self._requests = Requests(way)
+        self._requests = Requests(transport)
         self._closing = False
         self._given_up = ""  # why
         self._numbers = itertools.count() if numbers is None else numbers
@@ -162,12 +162,12 @@ class Host:
         )
         self._reader = threading.Thread(target=self._read, name="ddp-host", daemon=True)
         self._reader.start()
-        self._hearing = Hearing(way, self._requests.gone, self._requests.speak, self.give_up)
+        self._hearing = Hearing(transport, self._requests.gone, self._requests.speak, self.give_up)
 
     @property
     def name(self) -> str:
         """The name of the host in its session."""
-        return self.way.name
+        return self.transport.name
 
     @property
     def hostname(self) -> str:
@@ -178,12 +178,12 @@ class Host:
     @property
     def label(self) -> str:
         """What its user calls it. Call `facts` first."""
-        return self.hostname if self.way.is_here else self.name
+        return self.hostname if self.transport.is_here else self.name
 
     @property
     def way_is_here(self) -> bool:
         """Return whether the host is the machine of the notebook."""
-        return self.way.is_here
+        return self.transport.is_here
 
     @property
     def address(self) -> str:
@@ -200,11 +200,11 @@ class Host:
     @property
     def directory(self) -> str:
         """A directory of this machine that goes with the host server."""
-        return self.way.directory
+        return self.transport.directory
 
     @property
     def pid(self) -> int:
-        return self.way.pid
+        return self.transport.pid
 
     @property
     def stage(self) -> str:
@@ -235,9 +235,9 @@ class Host:
         Raises:
             HostError: as where the way was made.
         """
-        if (way := self.way.again()) is None:
+        if (transport := self.transport.again()) is None:
             return None
-        host = Host(way, self._numbers)
+        host = Host(transport, self._numbers)
         host.folder = self.folder
         return host
 
@@ -259,7 +259,7 @@ class Host:
     @property
     def is_stopped(self) -> bool:
         """Whether somebody has stopped the server's process: then it answers nothing."""
-        return self.is_alive and self.way.is_stopped
+        return self.is_alive and self.transport.is_stopped
 
     def trouble(self, timeout_s: float = _ANSWER_S) -> str:
         """Why the server does not answer, in a sentence; "" if it does.
@@ -268,7 +268,7 @@ class Host:
             timeout_s: seconds that it gets to answer.
         """
         if not self.is_alive:
-            if self.way.is_here:
+            if self.transport.is_here:
                 return "the host server ended, and all ranks with it; %ddp_restart starts new ranks"
             how = f"{self.name} was lost: {self.how_it_ended}"
             return f"{how}; its ranks have ended, and the session with them; %ddp_restart starts new ranks"
@@ -315,11 +315,11 @@ class Host:
     def resume(self) -> None:
         """Let a stopped server go on, so that it can end what it has started."""
         if self.is_stopped:
-            self.way.resume()
+            self.transport.resume()
 
     def fits(self, env: Mapping[str, str]) -> bool:
         """Whether the server lives and can fork ranks with this environment."""
-        return self.is_alive and self.way.fits(env)
+        return self.is_alive and self.transport.fits(env)
 
     def facts(self, timeout_s: float = 120.0, check: Callable[[], None] = lambda: None) -> dict[str, Any]:
         """Cores, GPUs, versions, backends and start method of the host. Waits for the server's imports.
@@ -406,7 +406,7 @@ class Host:
                 f"this notebook's thread {self._reader.name}, which reads what the host server sends, has ended; "
                 "%ddp_restart starts new ranks"
             )
-        held = f" ({why})" if (why := self.way.held) else ""
+        held = f" ({why})" if (why := self.transport.held) else ""
         return (
             f"the host server (pid {self.pid}) did not answer {_name(message)!r} in {waited_s:.3g} s{held}; "
             "%ddp_restart starts new ranks"
@@ -423,7 +423,7 @@ class Host:
             why: in words, behind its name and "was lost: ".
         """
         self._given_up = why
-        self.way.end(at_once=True)
+        self.transport.end(at_once=True)
 
     def hold_text(self, hold: bool) -> None:
         """Let text stay in the processes' pipes, or come again. Does not wait."""
@@ -472,7 +472,9 @@ class Host:
             with contextlib.suppress(HostSilentError):
                 self.request(request, DoneReply, timeout_s=_ANSWER_S)
                 return True
-        self.way.signal([self._leaders[process] for process in targets if process in self._leaders], as_ints, value)
+        self.transport.signal(
+            [self._leaders[process] for process in targets if process in self._leaders], as_ints, value
+        )
         return False
 
     def look(self, targets: list[int]) -> dict[int, Seen]:
@@ -485,7 +487,7 @@ class Host:
         if self._answers and not self.is_unreachable:
             with contextlib.suppress(HostSilentError):
                 return self.request(LookRequest(processes=targets), LookReply, timeout_s=_ANSWER_S).seen
-        return self.way.look({process: self._leaders[process] for process in targets if process in self._leaders})
+        return self.transport.look({process: self._leaders[process] for process in targets if process in self._leaders})
 
     def end(self, targets: list[int], grace_s: float, *, orphans: bool = False) -> list[int]:
         """End processes and all below them: `END`, then SIGKILL after `grace_s`.
@@ -531,12 +533,12 @@ class Host:
             return  # a forked child of the notebook ends: the server is not its own
         self._closing = True
         self.resume()
-        self.way.end(at_once=self._facts is None or self.is_unreachable)
+        self.transport.end(at_once=self._facts is None or self.is_unreachable)
         self._sweep()
 
     def _read(self) -> None:
         unpacker = framing.Unpacker()
-        while data := self.way.receive():
+        while data := self.transport.receive():
             self._pulse.hear()
             for frame in unpacker.feed(data):
                 if isinstance(frame, framing.ProcessText):
@@ -545,12 +547,12 @@ class Host:
                     self._events.handle(frame.message)
                 elif isinstance(frame, framing.Numbered):
                     self._requests.on_reply(frame.number, frame.message)
-        self._requests.end(self.way.how_it_ended(self._given_up))  # which goes with the directory
+        self._requests.end(self.transport.how_it_ended(self._given_up))  # which goes with the directory
         if not self._closing:
-            self.way.end()
+            self.transport.end()
             self._sweep()
             self._report(self.on_gone)
-        self.way.close()
+        self.transport.close()
 
     def _on_process_ended(self, message: ProcessEnded) -> None:
         self._leaders.pop(message.process, None)
@@ -570,7 +572,7 @@ class Host:
 
     def _sweep(self) -> None:
         leaders, self._leaders = self._leaders, {}  # later their ids may be somebody else's
-        self.way.sweep(list(leaders.values()))
+        self.transport.sweep(list(leaders.values()))
 
 
 def _name(request: Message) -> str:

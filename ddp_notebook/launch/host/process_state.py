@@ -17,7 +17,7 @@ POLL_S = 0.01
 _STACK_S = 0.3  # what a rank gets to write its stack
 
 
-class Look:
+class ProcessInspector:
     """Lets ranks write their stacks: a signal handler in C does it, which needs no GIL.
 
     Args:

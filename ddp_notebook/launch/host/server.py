@@ -38,7 +38,7 @@ from ddp_notebook.launch.host.pipes import ChildPipes, TextBuffer
 from ddp_notebook.launch.host.preflight import site
 from ddp_notebook.launch.host.preflight.connectivity import Reach
 from ddp_notebook.launch.host.preload import preload, start_method
-from ddp_notebook.launch.host.process_state import POLL_S, Look, pymp_folder, stack_file
+from ddp_notebook.launch.host.process_state import POLL_S, ProcessInspector, pymp_folder, stack_file
 from ddp_notebook.launch.host.spawn import Child, fork, spawn
 from ddp_notebook.launch.transports.base import LOOPBACK
 from ddp_notebook.launch.transports.ports import first_free
@@ -320,7 +320,7 @@ class HostServer:
         return DoneReply()
 
     def _look(self, request: LookRequest) -> Work:
-        return Look({known.process: known.pid for known in self._known(request.processes)}, self._directory)
+        return ProcessInspector({known.process: known.pid for known in self._known(request.processes)}, self._directory)
 
     def _hold(self, request: HoldTextRequest) -> DoneReply:
         self._owner_holds = request.hold

@@ -10,7 +10,7 @@ from ddp_notebook.launch import processes
 from ddp_notebook.records.units import duration
 from ddp_notebook.registry import unix_sockets
 from ddp_notebook.registry.entries import Entry
-from ddp_notebook.registry.lookup import SESSION, Found
+from ddp_notebook.registry.lookup import SESSION, AttachTarget
 
 _STOP_S = 40.0
 
@@ -43,7 +43,7 @@ def ask(entry: Entry, want: str) -> dict[str, Any]:
         raise UsageError(f"{entry.name} (process {entry.pid}) does not answer: {error or 'it is too slow'}") from error
 
 
-def in_a_line(found: Found) -> str:
+def in_a_line(found: AttachTarget) -> str:
     """What it is, for how long, and who is there."""
     if found.kind != SESSION:
         return str(found)

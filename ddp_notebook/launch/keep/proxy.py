@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ddp_notebook.errors import HostError
-from ddp_notebook.launch.cluster import HANGS_S, Beginning, Check, Cluster, Hosts, Listener
+from ddp_notebook.launch.cluster import HANGS_S, Check, Cluster, Hosts, Listener, Startup
 from ddp_notebook.launch.host.owner.requests import HostSilentError
 from ddp_notebook.launch.keep.remote import KeeperClient
 from ddp_notebook.launch.keep.state import folder_of, take
@@ -325,7 +325,7 @@ class KeptHosts(Hosts):
         """The keeper ends them."""
 
 
-class Attached(Beginning):
+class KeptStartup(Startup):
     """Attaching to ranks that a keeper has.
 
     Args:

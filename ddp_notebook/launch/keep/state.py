@@ -38,7 +38,7 @@ def state_of(cluster: OwnCluster, hosts: DirectHosts) -> SessionState:
             name=host.name,
             label=host.label,
             hostname=host.hostname,
-            is_here=host.way.is_here,
+            is_here=host.transport.is_here,
             is_alive=host.is_alive,
             unheard=host.unheard,
             silent_s=host.silent_s,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from ddp_notebook.errors import StartError
 from ddp_notebook.launch.host.host import Host
-from ddp_notebook.launch.membership.rank_placement import Room, move
+from ddp_notebook.launch.membership.rank_placement import HostCapacity, move
 from ddp_notebook.launch.placement import Placement
 from ddp_notebook.launch.process import RANK, Process, Processes
 from ddp_notebook.records.words import list_ranks
@@ -109,12 +109,12 @@ class LostRanks:
             self._reach_again(name, deadline, check)
         return moved
 
-    def rooms(self, placement: Placement) -> dict[str, Room]:
+    def rooms(self, placement: Placement) -> dict[str, HostCapacity]:
         """What the hosts have that are there and heard, by name."""
         shown = placement.cuda_visible_devices
         env = dict(self._overlay) if shown is None else {**self._overlay, "CUDA_VISIBLE_DEVICES": shown}
         hosts = [host for host in self._hosts.values() if host.is_alive and not host.is_unreachable]
-        return {host.name: Room.of(host.way.machine, host.facts(), env) for host in hosts}
+        return {host.name: HostCapacity.of(host.transport.machine, host.facts(), env) for host in hosts}
 
     def moved_in_words(self, were_on: Mapping[int, Host]) -> list[str]:
         """Where ranks are now that were on these hosts."""

@@ -12,7 +12,7 @@ from ddp_notebook.launch.forming import Check, Forming
 from ddp_notebook.launch.host import open_files
 from ddp_notebook.launch.host.host import Host
 from ddp_notebook.launch.membership.lost_hosts import LostRanks
-from ddp_notebook.launch.membership.spawner import Admission
+from ddp_notebook.launch.membership.spawner import Spawner
 from ddp_notebook.launch.placement import Placement
 from ddp_notebook.launch.process import COMER, LEAVER, RANK, STORE, Process, Processes
 from ddp_notebook.records.words import name_ranks
@@ -44,7 +44,7 @@ class Members:
         processes: Processes,
         hosts: Mapping[str, Host],
         placement: Placement,
-        admission: Admission,
+        spawner: Spawner,
         losses: LostRanks,
         forming: Forming,
         engines: Engines,
@@ -53,7 +53,7 @@ class Members:
         self.placement = placement
         self._processes = processes
         self._hosts = hosts
-        self._admission = admission
+        self._spawner = spawner
         self._losses = losses
         self._forming = forming
         self._engines = engines
@@ -66,13 +66,13 @@ class Members:
 
     def end_stopped_store(self) -> None:
         """See `Cluster.replace_stopped_store`."""
-        self._admission.kill([store for store in self._processes.living(STORE) if store.is_stopped])
+        self._spawner.kill([store for store in self._processes.living(STORE) if store.is_stopped])
 
     def call_to_form(self) -> None:
         """Tell every rank its place in the next epoch's group."""
         self.end_stopped_store()
         at = self._forming.store_at(self._losses.home)
-        [*_, store] = self._processes.living(STORE) or [self._admission.start(STORE, self._losses.home, at)]
+        [*_, store] = self._processes.living(STORE) or [self._spawner.start(STORE, self._losses.home, at)]
         self._forming.call(store, self.placement)
 
     def replace(self, ranks: list[int], deadline: float, check: Check) -> list[str]:
@@ -97,7 +97,7 @@ class Members:
                 new = [processes.by_rank[rank] for rank in ranks]
                 self._forming.wait_for("the engines to register", "Registered", deadline, check, new)
         except BaseException as error:
-            self._admission.kill([processes.by_rank[rank] for rank in ranks])
+            self._spawner.kill([processes.by_rank[rank] for rank in ranks])
             if isinstance(error, StartError | ClientError):
                 raise StartError(f"no new process for {name_ranks(ranks)}: {error}") from error
             raise  # of `check`
@@ -144,7 +144,7 @@ class Members:
                 new.append(self._start_rank(rank, placement, COMER))
             self._forming.wait_for("the new processes to say hello", "Hello", deadline, check, new)
         except BaseException as error:
-            self._admission.kill(new)
+            self._spawner.kill(new)
             for process in new:
                 self._processes.all.pop(process.name, None)
             for process in leavers:
@@ -167,7 +167,7 @@ class Members:
             with contextlib.suppress(HostError):  # it is gone, and they with it
                 host.end([process.number for process in leavers if process.host is host], _GRACE_S)
         for process in leavers:
-            self._admission.shut_out(process)
+            self._spawner.shut_out(process)
             self._processes.all.pop(process.name, None)
 
     def _start_rank(self, rank: int, placement: Placement, kind: str = RANK) -> Process:
@@ -176,6 +176,6 @@ class Members:
             "open_files": open_files.needed(placement.world_size),
             "threads": placement.threads,
         }
-        process = self._admission.start(RANK, self._hosts[placement.hosts[rank]], spec, rank)
+        process = self._spawner.start(RANK, self._hosts[placement.hosts[rank]], spec, rank)
         process.kind = kind
         return process

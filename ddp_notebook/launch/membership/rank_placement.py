@@ -16,7 +16,7 @@ _Place = tuple[float, str, str, str]  # how much its host has to do, host, devic
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Room:
+class HostCapacity:
     """What a host has, and its machine has."""
 
     machine: str
@@ -26,7 +26,7 @@ class Room:
     gpus: tuple[Gpu, ...]
 
     @classmethod
-    def of(cls, machine: str, facts: Mapping[str, Any], env: Mapping[str, str]) -> Room:
+    def of(cls, machine: str, facts: Mapping[str, Any], env: Mapping[str, str]) -> HostCapacity:
         """As its server told.
 
         Args:
@@ -43,7 +43,7 @@ class Room:
         )
 
 
-def move(placement: Placement, ranks: Sequence[int], rooms: Mapping[str, Room]) -> tuple[Placement, list[str]]:
+def move(placement: Placement, ranks: Sequence[int], rooms: Mapping[str, HostCapacity]) -> tuple[Placement, list[str]]:
     """Place ranks anew, those of one host together or not at all. Ranks that stay keep their local rank.
 
     Args:
@@ -78,7 +78,7 @@ def move(placement: Placement, ranks: Sequence[int], rooms: Mapping[str, Room]) 
 
 
 def resized(
-    placement: Placement, stay: Sequence[int], world_size: int, rooms: Mapping[str, Room], *, may_share: bool
+    placement: Placement, stay: Sequence[int], world_size: int, rooms: Mapping[str, HostCapacity], *, may_share: bool
 ) -> Placement:
     """Place as many ranks as are asked for: those that stay where they are, and new ones where most is free.
 
@@ -121,7 +121,7 @@ def resized(
     return replace(now, threads=_threads(now, rooms), shares_gpus=shares_gpus)
 
 
-def _threads(placement: Placement, rooms: Mapping[str, Room]) -> int:
+def _threads(placement: Placement, rooms: Mapping[str, HostCapacity]) -> int:
     """Those of each rank, as at a start: what was asked for, else an equal share of the cores."""
     if placement.threads_asked:
         return placement.threads
@@ -135,7 +135,7 @@ def _threads(placement: Placement, rooms: Mapping[str, Room]) -> int:
     return min(shares, default=placement.threads)
 
 
-def _moved(placement: Placement, rank: int, rooms: Mapping[str, Room]) -> Placement | None:
+def _moved(placement: Placement, rank: int, rooms: Mapping[str, HostCapacity]) -> Placement | None:
     """With one rank where most is free; None: nothing is."""
     on_cpu = placement.devices[rank] == "cpu"
     places = [place for host in rooms for place in _places(placement, on_cpu, host, rooms)]
@@ -155,7 +155,7 @@ def _moved(placement: Placement, rank: int, rooms: Mapping[str, Room]) -> Placem
 
 
 def _places(
-    placement: Placement, on_cpu: bool, host: str, rooms: Mapping[str, Room], may_share: bool = False
+    placement: Placement, on_cpu: bool, host: str, rooms: Mapping[str, HostCapacity], may_share: bool = False
 ) -> list[_Place]:
     room = rooms[host]
     count = placement.machines.count(room.machine)

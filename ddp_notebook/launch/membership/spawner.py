@@ -22,7 +22,7 @@ from ddp_notebook.wire.store import StoreAddress
 _END_S = 5.0  # what processes that were killed get to be gone
 
 
-class Admission:
+class Spawner:
     """Starts processes.
 
     Args:
@@ -74,11 +74,11 @@ class Admission:
         everyone: dict[str, Any] = {"kind": kind, "cwd": host.folder or environment.working_directory()}
         spec = {"threads": self._threads, **spec}
         here = {"env": environment.rank_env(self._env, threads=spec["threads"]), "sys_path": path}
-        everyone |= here if host.way.is_here else {"env": self._overlay}
+        everyone |= here if host.transport.is_here else {"env": self._overlay}
         try:
             if kind == RANK:
                 self._wire.expect(process.name)
-                control, bulk = host.way.reach(self._wire.url), host.way.reach(self._bulk.url)
+                control, bulk = host.transport.reach(self._wire.url), host.transport.reach(self._bulk.url)
                 address = self._keyring.invite(process.name, control=control, bulk=bulk)
                 spec = {**spec, "process": process.number, "address": asdict(address)}
             reply = host.start(process.number, {**everyone, **spec})

@@ -6,13 +6,13 @@ import os
 import time
 from collections.abc import Callable
 
-from ddp_notebook.launch.cluster import Beginning, Check, Cluster, Listener
+from ddp_notebook.launch.cluster import Check, Cluster, Listener, Startup
 from ddp_notebook.launch.direct import DirectCluster
 from ddp_notebook.launch.hosts import DirectHosts
 from ddp_notebook.launch.options import StartOptions
 
 
-class DirectBeginning(Beginning):
+class DirectStartup(Startup):
     """Of the ranks that were asked for. Their hosts begin at once.
 
     Args:

@@ -27,7 +27,7 @@ def fatal(hosts: Sequence[Host], check: Callable[[], None] = lambda: None, ports
         HostError: one of them ended.
         StartError: one of them has not the interface that it is to use.
     """
-    answers = [Answer(host=host.name, machine=host.way.machine, facts=host.facts()) for host in hosts]
+    answers = [Answer(host=host.name, machine=host.transport.machine, facts=host.facts()) for host in hosts]
     return [*versions(answers), *addresses(answers)] or connections(try_pairs(hosts, check, ports), ports)
 
 

@@ -78,7 +78,7 @@ def routes(names: Sequence[str]) -> list[tuple[str, str]]:
         return [(one, other) for one in names for other in names if one != other]
     ring = zip(names, [*names[1:], names[0]], strict=True)
     pairs = [*ring, *((names[0], other) for other in names[1:])]
-    return list(dict.fromkeys(way for one, other in pairs for way in ((one, other), (other, one))))
+    return list(dict.fromkeys(transport for one, other in pairs for transport in ((one, other), (other, one))))
 
 
 def places(facts: Mapping[str, Any], ports: range = ANY) -> list[HostAddress]:
@@ -124,7 +124,7 @@ def try_pairs(hosts: Sequence[Host], check: Callable[[], None] = lambda: None, p
     """
     machines: dict[str, Host] = {}
     for host in hosts:
-        machines.setdefault(host.way.machine, host)
+        machines.setdefault(host.transport.machine, host)
     by_name = {host.name: host for host in machines.values()}
     if len(by_name) < 2:
         return []

@@ -98,7 +98,7 @@ def ask_all(
             clock_ns, error_ns = min((_clock(host) for _ in range(_CLOCK_TRIES)), key=lambda one: one[1])
             return Answer(
                 host=host.name,
-                machine=host.way.machine,
+                machine=host.transport.machine,
                 facts=facts,
                 site=asdict(site),
                 has_marked=bool(marker),
@@ -107,7 +107,7 @@ def ask_all(
             )
 
         answers = at_once(hosts, ask, check, report)
-    machines = {host.name: host.way.machine for host in hosts}
+    machines = {host.name: host.transport.machine for host in hosts}
     return [
         Answer(host=name, machine=machines[name], trouble=str(answer)) if isinstance(answer, Exception) else answer
         for name, answer in answers.items()

@@ -101,9 +101,13 @@ class Tasks:
         self._withdraw()  # nobody else is invited
         return called
 
-    def shares(self, ways: Sequence[OutpostConnection]) -> dict[str, int]:
+    def shares(self, transports: Sequence[OutpostConnection]) -> dict[str, int]:
         """By the name of the host, see `Starter`; {}: the same for each."""
-        return {way.name: self._starter.shares[way.task] for way in ways} if self._starter.shares else {}
+        return (
+            {transport.name: self._starter.shares[transport.task] for transport in transports}
+            if self._starter.shares
+            else {}
+        )
 
     def tell_of_warnings(self, on_warned: Callable[[str], object]) -> None:
         """Have this called, from any thread, when their job says that its time is nearly over."""

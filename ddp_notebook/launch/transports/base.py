@@ -17,7 +17,7 @@ LEASE_S = 30.0  # without a word, until notebook and host give each other up
 BEAT_S = 1.0  # between two words, where nothing else is to be said
 
 
-class Way(ABC):
+class Transport(ABC):
     """One host's server, and the stream to it. The server starts when the object is made, in the background.
 
     `launch.host.host.Host` speaks on the stream. It asks for the rest only where the server itself cannot answer: what
@@ -65,7 +65,7 @@ class Way(ABC):
         silence means nothing."""
         return 0.0
 
-    def again(self) -> Way | None:
+    def again(self) -> Transport | None:
         """A new way to the same host, after this one has ended. None: from here there is none."""
         return None
 

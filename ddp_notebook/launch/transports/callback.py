@@ -16,7 +16,7 @@ from pathlib import Path
 from ddp_notebook.errors import StartError, StartTimeoutError
 from ddp_notebook.launch.processes import Identity
 from ddp_notebook.launch.transports import folders
-from ddp_notebook.launch.transports.base import BEAT_S, Way
+from ddp_notebook.launch.transports.base import BEAT_S, Transport
 from ddp_notebook.launch.transports.outpost import Invitation
 from ddp_notebook.launch.transports.ports import Listening
 from ddp_notebook.messages.encoding import Message
@@ -32,7 +32,7 @@ _IDENTITY = "outpost"
 _QUIET_S = 3.0  # without a call of another one, where nobody knows how many there are: then these are all
 
 
-class OutpostConnection(Way):
+class OutpostConnection(Transport):
     """A host server that has called in. Made by `OutpostListener`.
 
     Args:

@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import BinaryIO
 
 from ddp_notebook.launch import environment, processes
-from ddp_notebook.launch.host.process_state import POLL_S, Look
+from ddp_notebook.launch.host.process_state import POLL_S, ProcessInspector
 from ddp_notebook.launch.outbox import Outbox
 from ddp_notebook.launch.transports import folders
-from ddp_notebook.launch.transports.base import LOCAL, Way
+from ddp_notebook.launch.transports.base import LOCAL, Transport
 from ddp_notebook.messages.hosts import Seen
 from ddp_notebook.registry import modes
 from ddp_notebook.wire import signals
@@ -33,7 +33,7 @@ _MOST_LOG_BYTES = 64 << 20
 _ROOT = str(Path(__file__).parents[3])  # where the package is importable from
 
 
-class Local(Way):
+class LocalTransport(Transport):
     """A host server on this machine.
 
     Args:
@@ -162,7 +162,7 @@ class Local(Way):
 
     def look(self, targets: Mapping[int, processes.Identity]) -> dict[int, Seen]:
         running = {process: who[0] for process, who in targets.items() if processes.is_running(who)}
-        look = Look(running, self.directory)
+        look = ProcessInspector(running, self.directory)
         while not look.is_done():
             time.sleep(POLL_S)
         return look.seen

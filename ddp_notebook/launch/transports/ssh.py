@@ -33,7 +33,7 @@ from ddp_notebook.launch import processes
 from ddp_notebook.launch.host import remote_server
 from ddp_notebook.launch.host.channel import ServerEnd
 from ddp_notebook.launch.transports import folders, reconnecting, remote_python
-from ddp_notebook.launch.transports.base import BEAT_S, LEASE_S, LOOPBACK, Way
+from ddp_notebook.launch.transports.base import BEAT_S, LEASE_S, LOOPBACK, Transport
 from ddp_notebook.launch.transports.ssh_config import ssh_command
 from ddp_notebook.registry import modes, private
 from ddp_notebook.wire import signals
@@ -111,7 +111,7 @@ _FIXES_OF_A_START = (  # once Python runs there, such words have another cause
 )
 
 
-class SshTransport(Way):
+class SshTransport(Transport):
     """A host server on a machine that `ssh` reaches.
 
     Args:

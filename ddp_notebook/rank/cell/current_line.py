@@ -63,7 +63,7 @@ class RemoteWork(Protocol):
         """Return what a thread waits for, in words; "" if it waits for no call."""
 
 
-class Where:
+class CurrentLine:
     """Knows which files are cells, and finds the main thread in them.
 
     Args:

@@ -18,8 +18,8 @@ from ddp_notebook.rank.cell.current_line import OURS
 from ddp_notebook.rank.cell.exceptions import FormattingStopped, known_words, notes_of, words
 from ddp_notebook.rank.cell.interpreter import Interpreter, put_names_back, say
 from ddp_notebook.rank.cell.outgoing import Outgoing
-from ddp_notebook.rank.cell.signal_handlers import Handlers
-from ddp_notebook.rank.cell.stdin import Asking
+from ddp_notebook.rank.cell.signal_handlers import SignalHandlers
+from ddp_notebook.rank.cell.stdin import Stdin
 from ddp_notebook.rank.cell.streams import Streams
 from ddp_notebook.rank.cell.tracebacks import Tracebacks
 from ddp_notebook.rank.cell.truncation import bounded_display
@@ -87,12 +87,12 @@ class Runner:
         self._interrupted = False
         self._uneventful = True  # the cell under way has displayed nothing
         self._stopped = 0  # the last cell that was to stop, perhaps before it began
-        self._handlers = Handlers(self._on_interrupt, network.release.note_taken)
+        self._handlers = SignalHandlers(self._on_interrupt, network.release.note_taken)
         self._file: str | None = None  # the file name for compiling the cell under way, which is not yet compiled
         self._network = network
         self._hooks = hooks
         self._where = network.where
-        self._asking = Asking(send, lambda: self.running[0] if self.running else None)
+        self._asking = Stdin(send, lambda: self.running[0] if self.running else None)
         self._comms = RankComms(kernel.comm_manager, self._outgoing.send)
         self._parents = kernel_api.Parents(kernel)
         kernel_api.intercept_sends(kernel.session, self._take)

@@ -33,7 +33,7 @@ _libc.signal.restype = ctypes.c_void_p
 _libc.signal.argtypes = [ctypes.c_int, ctypes.c_void_p]
 
 
-class Handlers:
+class SignalHandlers:
     """The signal handlers of a rank and the signal mask of its main thread. The stop button needs them, so they are put
     back after a cell that has changed them.
 
@@ -130,7 +130,7 @@ class Handlers:
         """Send the main thread a signal when it has left `_after_fork_in_rank`, where an exception would be lost."""
         main = threading.main_thread().ident or 0
         time.sleep(_AFTER_A_HOOK_S)  # hooks of libraries run after ours
-        while _is_running(Handlers._after_fork_in_rank.__code__, main):
+        while _is_running(SignalHandlers._after_fork_in_rank.__code__, main):
             time.sleep(_AFTER_A_HOOK_S)
         signal.pthread_kill(main, number)
 
@@ -154,7 +154,7 @@ def _interrupted(frame: FrameType | None) -> FrameType | None:
     first one asks which handler that is."""
     outer = frame
     while outer is not None and outer.f_code.co_filename.startswith(OURS):
-        if outer.f_code is Handlers._on_interrupt.__code__:
+        if outer.f_code is SignalHandlers._on_interrupt.__code__:
             frame = outer.f_back
         outer = outer.f_back
     return frame

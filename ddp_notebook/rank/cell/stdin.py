@@ -17,7 +17,7 @@ from ddp_notebook.stdlib import itertools, os, queue, threading
 _LOOK_S = 0.2  # an interrupt just before the wait is noticed after so long
 
 
-class Asking:
+class Stdin:
     """Replaces `input` and `getpass.getpass` on a rank. `%%px` replaces these by its own for the time of its cell.
 
     Args:

@@ -12,7 +12,7 @@ from IPython.core.events import EventManager
 
 from ddp_notebook.rank import reserve
 from ddp_notebook.rank.cell import isolation
-from ddp_notebook.rank.cell.current_line import Where
+from ddp_notebook.rank.cell.current_line import CurrentLine
 from ddp_notebook.rank.cell.exceptions import FormattingStopped, chain, first_line, known_words, notes_of, told
 from ddp_notebook.rank.cell.magic_errors import MagicErrors
 from ddp_notebook.rank.cell.truncation import bounded
@@ -35,7 +35,7 @@ class Tracebacks:
     def __init__(
         self,
         shell: Any,
-        where: Where,
+        where: CurrentLine,
         is_running: Callable[[], bool],
         is_stopped: Callable[[], bool],
         explain: Callable[[BaseException], str],

@@ -50,7 +50,7 @@ _WRAPPERS = frozenset(
 _makers: dict[str, str] = {}  # by file; "": a file of torch that has no maker in `_MAKERS`
 
 
-class Site(NamedTuple):
+class CallSite(NamedTuple):
     """Where an operation comes from: references, from which words are made later."""
 
     origin: str
@@ -61,7 +61,7 @@ class Site(NamedTuple):
     module: str  # that FSDP, DTensor or tensor parallel has called for
 
 
-SiteFields = tuple[str, CodeType | None, CodeType | None, int, tuple[CodeType, int] | None, str]  # of a `Site`
+SiteFields = tuple[str, CodeType | None, CodeType | None, int, tuple[CodeType, int] | None, str]  # of a `CallSite`
 
 Line = tuple[int, int, tuple[int, int] | None]  # by ids of code objects, since hashing one takes 2 us
 
@@ -87,7 +87,7 @@ def origin(depth: int = 1) -> str:
     return REDUCER
 
 
-class Sites:
+class CallSites:
     """Where calls come from.
 
     Args:
@@ -102,7 +102,7 @@ class Sites:
         self._near: dict[int, tuple[int, CodeType]] = {}
 
     def site(self, depth: int) -> SiteFields:
-        """The fields of a `Site`: where the call of the frame `depth` levels above comes from.
+        """The fields of a `CallSite`: where the call of the frame `depth` levels above comes from.
 
         Each frame costs 0.4 us. So once a cell has called a function of torch, past the wrappers that torch defines it
         with, the frame at that distance is tried first: it is probably a cell's again.
@@ -159,7 +159,7 @@ class Sites:
     def _through_libraries(
         self, frame: FrameType | None, origin: str, api: CodeType | None, caller: FrameType | None
     ) -> SiteFields:
-        """The fields of a `Site` for a call that comes from torch's parallel libraries or from autograd.
+        """The fields of a `CallSite` for a call that comes from torch's parallel libraries or from autograd.
 
         Args:
             frame: the innermost one of such a library.

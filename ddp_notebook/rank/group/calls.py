@@ -70,7 +70,7 @@ class Call:
         self.check: Callable[[Work], None] | None = None  # called in `Work.wait`, before it returns
         # After `compact`: the type of its tensors, and the shapes of the input and of the output.
         self.shapes: tuple[torch.dtype | None, Sequence[torch.Size], Sequence[torch.Size]] | None = None
-        # For the recording, see `tape`.
+        # For the recording, see `event_buffer`.
         self.moment: Moment | None = None  # None: it is not recorded
         self.backward: BackwardSpan | None = None  # in which it was called
         self.site: Any = None  # the fields of a `Site`

@@ -11,7 +11,7 @@ from torch._C._distributed_c10d import HashStore, ProcessGroupGloo
 from ddp_notebook.rank.group.operators import Operator, flat
 
 
-class Alone:
+class LocalCollectives:
     """Answers operations without other ranks."""
 
     def __init__(self) -> None:

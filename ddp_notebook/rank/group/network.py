@@ -12,7 +12,7 @@ from torch.distributed import distributed_c10d, get_rank, is_initialized
 
 from ddp_notebook.messages.ranks import Form, Lost
 from ddp_notebook.rank.cell.children import Children
-from ddp_notebook.rank.cell.current_line import Where
+from ddp_notebook.rank.cell.current_line import CurrentLine
 from ddp_notebook.rank.cell.exceptions import chain, known_words
 from ddp_notebook.rank.group import join, stores, waiting
 from ddp_notebook.rank.group.calls import Call, CollectiveMismatchError
@@ -98,7 +98,7 @@ class Network:
     """The network of one rank. Made once, in its main thread."""
 
     def __init__(self) -> None:
-        self.where = Where()
+        self.where = CurrentLine()
         self.children = self.where.children = Children(self.where.waits)
         self.recorder = Recorder()
         self.connections = Connections(self.recorder)

@@ -34,7 +34,7 @@ from ddp_notebook.stdlib import threading, time, weakref
 
 if TYPE_CHECKING:
     from ddp_notebook.rank.group.guard.board import Board
-    from ddp_notebook.rank.record.event_buffer import Tape
+    from ddp_notebook.rank.record.event_buffer import EventBuffer
     from ddp_notebook.rank.record.training.buckets import Backward
 
 _MOST_LIVE = 64  # operations that nobody has waited for; those that are over are dropped much earlier
@@ -74,7 +74,7 @@ class Recorder:
         self.instead: Callable[[Kernel, tuple[Any, ...]], Any] | None = None  # called in place of every operation
         self.meaning: Callable[[Call], str] | None = None  # what a message carries
         self.look: Callable[[Call], None] | None = None  # called as each one begins, and raises nothing
-        self.tape: Tape | None = None  # where calls are left for the recording
+        self.event_buffer: EventBuffer | None = None  # where calls are left for the recording
         # Changed by methods only.
         self.failed: FailedCollective | None = None  # the last one
         self.is_torn = False  # a message was counted and interrupted: whether it is under way is not known
@@ -222,8 +222,8 @@ class Recorder:
         """A call is queued on the current stream of a GPU, and nobody waits for it in Python."""
         if not unseen(call.goes_on):
             self.live.pop(id(call), None)
-        if call.moment is not None and self.tape is not None:
-            unseen(self.tape.ended, call, False, call.since_ns)
+        if call.moment is not None and self.event_buffer is not None:
+            unseen(self.event_buffer.ended, call, False, call.since_ns)
         else:
             call.compact()
 
@@ -269,8 +269,8 @@ class Recorder:
         self.live.pop(key, None)
         self.by_work.pop(id(call.work), None)
         call.work = None  # it holds the tensors
-        if call.moment is not None and self.tape is not None:
-            self.tape.forgotten(call)
+        if call.moment is not None and self.event_buffer is not None:
+            self.event_buffer.forgotten(call)
 
     def operations(self) -> list[Call]:
         """The operations under way, the oldest first. From any thread."""
@@ -319,8 +319,8 @@ class Recorder:
                 elif call.moment is None:  # else it is about to be kept without its tensors
                     call.compact()
                 by_work.pop(id(work), None)
-                if call.moment is not None and (tape := self.tape) is not None:
-                    unseen(tape.ended, call, failed, began_ns)
+                if call.moment is not None and (event_buffer := self.event_buffer) is not None:
+                    unseen(event_buffer.ended, call, failed, began_ns)
             return done
 
         return recorded_wait

@@ -14,7 +14,7 @@ from types import FrameType
 from typing import Any
 
 from ddp_notebook.rank import gpu, own_signals
-from ddp_notebook.rank.cell.current_line import Where
+from ddp_notebook.rank.cell.current_line import CurrentLine
 from ddp_notebook.rank.group.calls import Call, Group
 from ddp_notebook.rank.group.connections.abort import Connections
 from ddp_notebook.rank.group.cpp_log import quiet
@@ -57,7 +57,7 @@ class Release:
     """
 
     def __init__(
-        self, recorder: Recorder, connections: Connections, where: Where, running: Callable[[], int | None]
+        self, recorder: Recorder, connections: Connections, where: CurrentLine, running: Callable[[], int | None]
     ) -> None:
         self.doing: Doing | None = None  # of the cell that is being ended
         self.was_cut = False  # the connections of the present groups

@@ -118,7 +118,7 @@ class Connection:
 def _check_user(connection: socket.socket, place: StoreAddress) -> None:
     try:
         unix_sockets.check_user(connection)
-    except unix_sockets.DoorError as error:
+    except unix_sockets.AttachSocketError as error:
         raise StoreRefusedError(f"what listens at {place.at} is not the session's store: {error}") from None
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
-from ddp_notebook.rank.group.local_collectives import Alone
+from ddp_notebook.rank.group.local_collectives import LocalCollectives
 from ddp_notebook.stdlib import functools, gc, time
 
 
@@ -24,7 +24,7 @@ class EnoughStepsError(BaseException):
     """The cell has taken as many steps as were wanted. An `except Exception` of the user's does not catch it."""
 
 
-class Solo:
+class BaselineRun:
     """One cell alone. Made in the main thread, before the cell begins.
 
     Args:
@@ -42,7 +42,7 @@ class Solo:
             *_keep_optimizers(namespace),
             *_keep_random_state(namespace),
         ]
-        self.run = Alone().run
+        self.run = LocalCollectives().run
         self._steps = steps
         self._until = time.monotonic() + seconds
 

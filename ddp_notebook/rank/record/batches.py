@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from ddp_notebook.rank import gpu, remote_calls
-from ddp_notebook.rank.group.call_site import REDUCER, Site
+from ddp_notebook.rank.group.call_site import REDUCER, CallSite
 from ddp_notebook.rank.group.calls import DONE, LEFT_OUT, BackwardSpan, Call
 from ddp_notebook.rank.group.kernels.repeats import Repeat
 from ddp_notebook.rank.group.operators import nbytes
@@ -276,12 +276,12 @@ class BatchMaker:
         if found is None:
             if len(self._known_calls) > _MOST_KNOWN:
                 self._known_calls.clear()
-            constants = list(self._work_out(call, Site(*call.site), moment).values())
+            constants = list(self._work_out(call, CallSite(*call.site), moment).values())
             found = constants, (kernel, call.site)  # the latter keep the objects of these ids alive
             self._known_calls[key] = found
         return found[0]
 
-    def _work_out(self, call: Call, site: Site, moment: Moment) -> _Columns:
+    def _work_out(self, call: Call, site: CallSite, moment: Moment) -> _Columns:
         kernel, group, rest, texts = call.kernel, call.group, call.rest, self._texts
         assert call.shapes is not None
         dtype, inputs, outputs = call.shapes
@@ -333,7 +333,7 @@ class BatchMaker:
             is_async=True,
         )
 
-    def _origin(self, call: Call, site: Site) -> int:
+    def _origin(self, call: Call, site: CallSite) -> int:
         name = site.origin
         if call.bucket is not None:
             name = "ddp"

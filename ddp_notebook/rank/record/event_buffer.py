@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ddp_notebook.rank import gpu
-from ddp_notebook.rank.group.call_site import MARKED, REDUCER, SiteFields, Sites
+from ddp_notebook.rank.group.call_site import MARKED, REDUCER, CallSites, SiteFields
 from ddp_notebook.rank.group.calls import (
     DONE,
     FAILED,
@@ -36,7 +36,7 @@ from ddp_notebook.rank.hide_from_profiler import function_modes, operator_modes,
 from ddp_notebook.rank.record import previews
 from ddp_notebook.rank.record.gpu_times import marks_of
 from ddp_notebook.rank.record.training.repeated_buckets import rows_of
-from ddp_notebook.rank.record.value_sampling import FIRST_STEPS, Thinning
+from ddp_notebook.rank.record.value_sampling import FIRST_STEPS, ValueSampling
 from ddp_notebook.records.schema import SAMPLE
 from ddp_notebook.stdlib import itertools, threading, time
 
@@ -58,7 +58,7 @@ _MANY_LARGE = MOST // 2  # at a large one: what comes until then is not to reach
 new = tuple.__new__  # of a `NamedTuple`, in the middle of a step: its own is a function in Python
 
 
-class Tape:
+class EventBuffer:
     """The tape of one rank. `recorder` leaves calls on it, `training` spans, `metrics` what the user logs.
 
     Args:
@@ -69,7 +69,7 @@ class Tape:
     def __init__(self, cells: dict[str, int], modules: Modules | None = None) -> None:
         self.level = VALUES
         self.full_bytes = 0  # whole tensors are kept up to so many bytes each; 0: none
-        self.thinning = Thinning()
+        self.thinning = ValueSampling()
         self.thins = True  # values, where the level is `VALUES`
         self.moment = Moment(0, 0, 0, KEPT)
         self.has_begun = False  # a forward or a backward was seen since the last optimizer step
@@ -88,7 +88,7 @@ class Tape:
         self.engine: CodeType | None = None  # torch's last function before autograd's own code, in C++
         self.modules = Modules() if modules is None else modules
         self._sequences = Known()
-        self._sites = Sites(cells, self.modules)
+        self._sites = CallSites(cells, self.modules)
         self._moving = threading.Lock()  # for changes of the moment: steps may run in several threads
         self.collectors: list[Callable[[], None]] = []  # leave what has ended and that nobody has left yet
         self._records: deque[Any] = deque()

@@ -45,7 +45,7 @@ class RecordingFeature(Feature):
         return {"log": self._recording.metrics.log}
 
     def on_asked(self, flush: bool) -> None:
-        self._recording.drain.on_asked(flush=flush)
+        self._recording.flusher.on_asked(flush=flush)
 
 
 FEATURE = RecordingFeature

@@ -14,7 +14,7 @@ from ddp_notebook.rank import gpu
 from ddp_notebook.rank.group.sequences import name_modules
 from ddp_notebook.rank.hide_from_profiler import unseen
 from ddp_notebook.rank.record.batches import BatchMaker
-from ddp_notebook.rank.record.event_buffer import OFF, Tape
+from ddp_notebook.rank.record.event_buffer import OFF, EventBuffer
 from ddp_notebook.rank.record.resources import Resources, cores, idle_s
 from ddp_notebook.rank.record.training.repeated_buckets import rows_of
 from ddp_notebook.records.codec import encode
@@ -37,7 +37,7 @@ _BROKEN_S = 0.2
 _log = logging.getLogger(__name__)
 
 
-class Drain:
+class Flusher:
     """Empties one tape.
 
     Args:
@@ -48,9 +48,9 @@ class Drain:
     """
 
     def __init__(
-        self, tape: Tape, maker: BatchMaker, send: Callable[[bytes], None], is_busy: Callable[[], bool]
+        self, event_buffer: EventBuffer, maker: BatchMaker, send: Callable[[bytes], None], is_busy: Callable[[], bool]
     ) -> None:
-        self._tape = tape
+        self._event_buffer = event_buffer
         self._maker = maker
         self._send = send
         self._is_busy = is_busy
@@ -65,7 +65,7 @@ class Drain:
         self._closed = threading.Event()
 
     def start(self) -> None:
-        os.register_at_fork(after_in_child=self._tape.leave)
+        os.register_at_fork(after_in_child=self._event_buffer.leave)
         threading.Thread(target=self._run, name="ddp-record", daemon=True).start()
 
     def tell_again(self) -> None:
@@ -83,11 +83,11 @@ class Drain:
         until = time.monotonic() + deadline_s
         self._pass_on()  # also waits for a batch that the thread is making of records that it has taken
         while time.monotonic() < until:
-            waiting, late = len(self._tape), self._maker.late
+            waiting, late = len(self._event_buffer), self._maker.late
             if not waiting and (late is None or late is self._awaited):
                 return
             self._pass_on()
-            if len(self._tape) >= waiting:  # nothing has gone: the GPU is not there yet, or a graph is captured
+            if len(self._event_buffer) >= waiting:  # nothing has gone: the GPU is not there yet, or a graph is captured
                 time.sleep(_LOOK_S)
         self._awaited = self._maker.late  # in vain, and not once more
 
@@ -99,7 +99,7 @@ class Drain:
         """
         was_alone, self._asked_s = self._is_alone, time.monotonic()
         if was_alone:
-            self._tape.filled.set()  # it looks again as often as ever
+            self._event_buffer.filled.set()  # it looks again as often as ever
         if flush:
             self.flush()
 
@@ -108,26 +108,28 @@ class Drain:
         if os.getpid() == self._pid:  # else a child that the user has forked
             self.flush()
         self._closed.set()
-        self._tape.hurries.set()
-        self._tape.level = OFF
+        self._event_buffer.hurries.set()
+        self._event_buffer.level = OFF
 
     def _run(self) -> None:
         while not self._closed.is_set():
-            self._tape.filled.wait(self._idle_s())
+            self._event_buffer.filled.wait(self._idle_s())
             try:
-                self._tape.collect()
+                self._event_buffer.collect()
                 # An interrupt may keep a caller of `put` from setting the event.
-                if self._tape.filled.is_set() or len(self._tape):
-                    is_early = self._tape.hurries.wait(self._pause_s()) and len(self._tape) < _MANY_RECORDS
+                if self._event_buffer.filled.is_set() or len(self._event_buffer):
+                    is_early = (
+                        self._event_buffer.hurries.wait(self._pause_s()) and len(self._event_buffer) < _MANY_RECORDS
+                    )
                     if is_early and self._closed.wait(_SOON_S):
                         return
-                    self._tape.hurries.clear()
-                    self._tape.filled.clear()
-                    self._tape.is_filled = False  # second: records that are put in between are taken below
+                    self._event_buffer.hurries.clear()
+                    self._event_buffer.filled.clear()
+                    self._event_buffer.is_filled = False  # second: records that are put in between are taken below
                 # Not what has come meanwhile: in a loop something always has.
                 if self._is_busy() or self._pass_on():
-                    self._tape.filled.set()
-                    self._tape.hurries.set()
+                    self._event_buffer.filled.set()
+                    self._event_buffer.hurries.set()
             except Exception:  # must not end the thread
                 self._note_loss()
 
@@ -140,34 +142,34 @@ class Drain:
     def _pause_s(self) -> float:
         """How long the first record waits for others. In a steady loop until the next full second, so that the ranks of
         a machine do it together: a rank that is held up holds up all, and each would be at another moment."""
-        return _STEADY_S - time.time() % _STEADY_S if self._tape.is_steady else _CALM_S
+        return _STEADY_S - time.time() % _STEADY_S if self._event_buffer.is_steady else _CALM_S
 
     def _pass_on(self) -> bool:
         """Pass on what is on the tape. Returns whether that was more than a batch holds."""
         with self._lock, gpu.asking() as may_ask:
-            tape = self._tape
+            event_buffer = self._event_buffer
             if not may_ask:
                 return False
-            tape.collect()
-            dropped, tape.dropped = tape.dropped, 0
-            records = tape.take(_MOST_RECORDS)
+            event_buffer.collect()
+            dropped, event_buffer.dropped = event_buffer.dropped, 0
+            records = event_buffer.take(_MOST_RECORDS)
             try:
                 name_modules(records)
                 batch = unseen(self._maker.batch, records, dropped, self._look_at_resources(bool(records)))
             except Exception:
-                tape.dropped += dropped + rows_of(records)
+                event_buffer.dropped += dropped + rows_of(records)
                 raise
             # Even without rows: later ones may need the texts of a record that has failed.
             if batch.tables or batch.dropped or batch.texts:
                 self._send(encode(batch))
         if self._maker.late is not None:
-            tape.filled.set()
+            event_buffer.filled.set()
         return len(records) == _MOST_RECORDS
 
     def _look_at_resources(self, records: bool) -> dict[str, Any] | None:
         """Memory and load: once a second with records, which are sent anyway, and else as often as `idle_s` says."""
         now = time.monotonic()
-        if self._tape.level == OFF or self._maker.rank < 0:
+        if self._event_buffer.level == OFF or self._maker.rank < 0:
             return None
         if now - self._looked_s < 0.9 * (_RESOURCES_S if records else self._idle_s()):
             return None

@@ -14,9 +14,9 @@ import torch
 
 from ddp_notebook.rank.group.sequences import Moment
 from ddp_notebook.rank.hide_from_profiler import unseen
-from ddp_notebook.rank.record.event_buffer import OFF, Tape
+from ddp_notebook.rank.record.event_buffer import OFF, EventBuffer
 from ddp_notebook.rank.record.previews import on_its_way
-from ddp_notebook.rank.record.training.spans import Training
+from ddp_notebook.rank.record.training.spans import TrainingSpans
 from ddp_notebook.records.schema import STEP_UNITS
 from ddp_notebook.records.words import in_function
 from ddp_notebook.stdlib import time
@@ -49,11 +49,11 @@ class MetricLogger:
         cells: the files of cells.
     """
 
-    def __init__(self, tape: Tape, training: Training, cells: dict[str, int]) -> None:
+    def __init__(self, event_buffer: EventBuffer, training: TrainingSpans, cells: dict[str, int]) -> None:
         self.watched: tuple[str, ...] = ()
         self._found: set[str] = set()  # those that were seen
         self._counts: dict[str, int] = {}  # number of values that are counted, by name
-        self._tape = tape
+        self._event_buffer = event_buffer
         self._cells = cells
         self._training = training
         self._on_step = training.on_step
@@ -77,9 +77,9 @@ class MetricLogger:
         missing = [name for name in self.watched if name not in self._found]
         if not missing:
             return
-        if self._tape.level == OFF:
+        if self._event_buffer.level == OFF:
             why = "nothing is recorded, see %ddp_record"
-        elif not self._tape.moment.step:
+        elif not self._event_buffer.moment.step:
             why = "no optimizer of torch.optim has stepped"
         else:
             why = "when an optimizer stepped, no variable of the cell or its functions with that name held a number"
@@ -105,20 +105,20 @@ class MetricLogger:
         """
         if unnamed:
             raise TypeError(f"log() takes numbers by name, as in log(loss=...), not {reprlib.repr(unnamed[0])} alone")
-        if self._tape.level != OFF:
+        if self._event_buffer.level != OFF:
             self._log(values, None if step is None else _whole_number(step), is_given=step is not None)
 
     def _log(self, values: Mapping[str, Any], step: int | None, *, is_given: bool) -> None:
         given_unit = _STEP if is_given else self._unit
-        tape = self._tape
-        tape.hold_back()
-        moment, now_ns = tape.moment, time.monotonic_ns()
+        event_buffer = self._event_buffer
+        event_buffer.hold_back()
+        moment, now_ns = event_buffer.moment, time.monotonic_ns()
         for name, value in values.items():
             at, unit = self._step_of(name, moment.step) if step is None else (step, given_unit)
             if type(value) is float:
-                tape.put(LoggedValue(name, value, None, at, is_given, now_ns, moment, unit), hurries=True)
+                event_buffer.put(LoggedValue(name, value, None, at, is_given, now_ns, moment, unit), hurries=True)
             else:
-                tape.put(unseen(_logged, name, value, at, is_given, now_ns, moment, unit), hurries=True)
+                event_buffer.put(unseen(_logged, name, value, at, is_given, now_ns, moment, unit), hurries=True)
 
     @property
     def _unit(self) -> int:
@@ -133,9 +133,9 @@ class MetricLogger:
             at = self._counts.get(name, 0)
             self._counts[name] = at + 1
             return at, _VALUE if at else _STEP
-        tape = self._tape
+        event_buffer = self._event_buffer
         # Without forwards, a loop that logged this name before its first optimizer step does so before each of them.
-        is_before = tape.has_begun or (not tape.sees_forwards and name in self._counts)
+        is_before = event_buffer.has_begun or (not event_buffer.sees_forwards and name in self._counts)
         return (steps if is_before else steps - 1), self._unit
 
     def _read_watched(self) -> None:
@@ -160,7 +160,7 @@ class MetricLogger:
         if found:
             self._found.update(found)
             values = {name: found[name] for name in self.watched if name in found}
-            self._log(values, self._tape.moment.step - 1, is_given=False)  # the step has just ended
+            self._log(values, self._event_buffer.moment.step - 1, is_given=False)  # the step has just ended
 
 
 def _numbers(names: Sequence[str], scope: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,20 +11,20 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ddp_notebook.messages.record_options import LEVELS, RecordOptions, profile_path
-from ddp_notebook.rank.cell.current_line import Where
+from ddp_notebook.rank.cell.current_line import CurrentLine
 from ddp_notebook.rank.group.recorder import Recorder
 from ddp_notebook.rank.record.batches import BatchMaker
-from ddp_notebook.rank.record.event_buffer import VALUES, Tape
-from ddp_notebook.rank.record.flusher import Drain
+from ddp_notebook.rank.record.event_buffer import VALUES, EventBuffer
+from ddp_notebook.rank.record.flusher import Flusher
 from ddp_notebook.rank.record.metrics import MetricLogger
-from ddp_notebook.rank.record.training.spans import CELL, Training
+from ddp_notebook.rank.record.training.spans import CELL, TrainingSpans
 from ddp_notebook.rank.variables.between import BetweenSteps
 from ddp_notebook.registry import private
 from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
 from ddp_notebook.stdlib import contextlib, os, time
 
 if TYPE_CHECKING:
-    from ddp_notebook.rank.record.baseline_run import Solo
+    from ddp_notebook.rank.record.baseline_run import BaselineRun
 
 
 class TorchProfile:
@@ -92,39 +92,39 @@ class RankRecording:
         recorder: sees the operations.
         where: knows which files are cells.
         rank: tells the rank's number.
-        send, is_busy: see `Drain`.
+        send, is_busy: see `Flusher`.
         between: tasks for the main thread between two steps.
     """
 
     def __init__(
         self,
         recorder: Recorder,
-        where: Where,
+        where: CurrentLine,
         rank: Callable[[], int],
         send: Callable[[bytes], None],
         is_busy: Callable[[], bool] = lambda: False,
         between: BetweenSteps | None = None,
     ) -> None:
-        self.tape = recorder.tape = Tape(where.cells, recorder.modules)
-        self.tape.repeating, self.tape.repeat = recorder.repeating, recorder.repeat
-        self.training = Training(self.tape, between)
-        self.metrics = MetricLogger(self.tape, self.training, where.cells)
-        self.drain = Drain(self.tape, BatchMaker(rank, where.of_calls), send, is_busy)
+        self.event_buffer = recorder.event_buffer = EventBuffer(where.cells, recorder.modules)
+        self.event_buffer.repeating, self.event_buffer.repeat = recorder.repeating, recorder.repeat
+        self.training = TrainingSpans(self.event_buffer, between)
+        self.metrics = MetricLogger(self.event_buffer, self.training, where.cells)
+        self.flusher = Flusher(self.event_buffer, BatchMaker(rank, where.of_calls), send, is_busy)
         self._recorder = recorder
         self._rank = rank
-        self._solo: Solo | None = None
+        self._solo: BaselineRun | None = None
         self._profile: TorchProfile | None = None
         self._prompt = ""
         self._began_ns = self._began_at = 0
         self.training.install()
         where.action = self.training.pipelines.words
         recorder.meaning = self.training.pipelines.meaning
-        self.drain.start()
+        self.flusher.start()
 
     def tell_again(self) -> None:
         """What is recorded goes to somebody from now on who has got nothing before."""
         self.training.tell_again()
-        self.drain.tell_again()
+        self.flusher.tell_again()
 
     def begin_cell(
         self, cell: int, title: int, options: RecordOptions, namespace: dict[str, Any], *, has_prompt: bool = False
@@ -137,35 +137,35 @@ class RankRecording:
             namespace: the user's variables.
             has_prompt: it is a notebook's, whose reader knows it by that `In [n]`.
         """
-        self.drain.is_in_cell = True
-        self.drain.look_again()
+        self.flusher.is_in_cell = True
+        self.flusher.look_again()
         self._prompt = f"In [{title}]" if has_prompt else ""
         asks_for_values = bool(options.full_bytes or options.watch or options.gradient)
         level = LEVELS.index(options.level) if options.level else VALUES
-        self.tape.enter(cell, title, level, thins=not asks_for_values)
+        self.event_buffer.enter(cell, title, level, thins=not asks_for_values)
         self.training.begin_cell(options.gradient)
         self.training.between.begin_cell()
-        self.tape.full_bytes = options.full_bytes
+        self.event_buffer.full_bytes = options.full_bytes
         self.metrics.begin_cell(options.watch)
         if options.solo is not None:
-            from ddp_notebook.rank.record.baseline_run import Solo  # imports torch.distributed.optim: 0.4 s
+            from ddp_notebook.rank.record.baseline_run import BaselineRun  # imports torch.distributed.optim: 0.4 s
 
-            solo = self._solo = Solo(namespace, *options.solo)
+            solo = self._solo = BaselineRun(namespace, *options.solo)
             self._recorder.instead = solo.run
             self.training.on_step.append(solo.on_step)
         if options.profile:
             self._profile = TorchProfile(str(profile_path(options.profiles, cell, self._rank())))
-        self._began_ns, self._began_at = time.monotonic_ns(), self.tape.puts
+        self._began_ns, self._began_at = time.monotonic_ns(), self.event_buffer.puts
 
     def end_cell(self) -> None:
         """The cell has ended. One that has recorded nothing leaves nothing."""
         self.training.between.end_cell()
-        self.drain.is_in_cell = False
-        self.tape.end_cell()
-        if self.tape.puts != self._began_at:
+        self.flusher.is_in_cell = False
+        self.event_buffer.end_cell()
+        if self.event_buffer.puts != self._began_at:
             self.training.put(CELL, self._prompt, self._began_ns)
-            self.drain.look_again()
-            self.tape.hurries.set()  # in a training loop the recorder's thread sleeps for long
+            self.flusher.look_again()
+            self.event_buffer.hurries.set()  # in a training loop the recorder's thread sleeps for long
         solo, self._solo = self._solo, None
         if solo is not None:
             self._recorder.instead = None

@@ -18,7 +18,7 @@ _SLOW_PERIOD_S, _SLOW_PERIOD = 4.0, 8  # of slow steps it is so many, or so long
 _WINDOW = 16  # steps between two looks at the rate
 
 
-class Thinning:
+class ValueSampling:
     """Decides for one rank.
 
     Example:

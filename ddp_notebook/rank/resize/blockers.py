@@ -16,7 +16,7 @@ from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from ddp_notebook.stdlib import gc
 
 
-class Obstacles:
+class ResizeBlockers:
     """Of one rank, as they are now.
 
     Args:

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler
 from ddp_notebook.messages.ranks import Form
 from ddp_notebook.messages.resize_messages import Inspect, Resized
 from ddp_notebook.rank.group.stores import connect
-from ddp_notebook.rank.resize.blockers import Obstacles
+from ddp_notebook.rank.resize.blockers import ResizeBlockers
 from ddp_notebook.rank.variables import copying, samplers
 from ddp_notebook.rank.variables.copying import names_of_user
 from ddp_notebook.rank.variables.handover import Handover, dumps
@@ -124,7 +124,7 @@ def inspect(message: Inspect, namespace: dict[str, Any], hidden: Collection[str]
         namespace: the user's variables.
         hidden: names in it that are not the user's.
     """
-    found = Obstacles(namespace)
+    found = ResizeBlockers(namespace)
     names = [name for name in names_of_user(namespace, hidden) if name not in found.sharded]
     compared = digests(namespace, names) if message.compares else {}
     in_order = [name for name in names if name in compared]  # so that a model and what it wraps are told as elsewhere

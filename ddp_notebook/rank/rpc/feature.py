@@ -51,9 +51,9 @@ class RpcFeature(Feature):
             return
         core = self.core
         try:
-            from ddp_notebook.rank.rpc.rpc_functions import Face
+            from ddp_notebook.rank.rpc.rpc_functions import RpcFunctions
 
-            face = Face(core.place, core.running, lambda: core.network.release.loss)
+            face = RpcFunctions(core.place, core.running, lambda: core.network.release.loss)
         except (AttributeError, ImportError) as missing:
             replace(rpc.init_rpc, _once(rpc.init_rpc, str(missing)))
             return

@@ -47,7 +47,7 @@ from ddp_notebook.rank.rpc.running import reader, runner
 from ddp_notebook.rank.rpc.send_hooks import RpcSender
 from ddp_notebook.rank.rpc.serving import Serving
 from ddp_notebook.rank.rpc.values import Values
-from ddp_notebook.rank.rpc.worker_rendezvous import Meeting
+from ddp_notebook.rank.rpc.worker_rendezvous import WorkerRendezvous
 from ddp_notebook.rank.rpc.workers import WorkerNames, words_of
 from ddp_notebook.stdlib import contextlib, functools, os, re
 
@@ -107,7 +107,7 @@ _CREATED_ON = re.compile(r"(?<=created_on=)\d+")
 _NO_RPC = "RPC has not been initialized. Call torch.distributed.rpc.init_rpc first."
 
 
-class Face:
+class RpcFunctions:
     """RPC of this rank.
 
     Args:
@@ -126,7 +126,7 @@ class Face:
         self._pid = os.getpid()
         self._agent: RpcAgent | None = None
         self.names: WorkerNames | None = None  # between `init_rpc` and `shutdown`
-        self._meeting: Meeting | None = None
+        self._meeting: WorkerRendezvous | None = None
         self._is_leaving = False  # in `shutdown`, which waits for calls
         self._since_cell = 0
         self._arguments: InitArguments | None = None
@@ -252,7 +252,7 @@ class Face:
             devices=list(options.devices),
         )
         meeting_name = self._name_of_meeting(options, world_size)
-        meeting = Meeting(here, meeting_name, rank, world_size, options.rpc_timeout, lost)
+        meeting = WorkerRendezvous(here, meeting_name, rank, world_size, options.rpc_timeout, lost)
         with self.calls.during("init_rpc", f"all {world_size} workers", is_call=False):
             workers: list[Worker] = meeting.exchange(mine)
         names = WorkerNames(mine, workers)
@@ -321,7 +321,7 @@ class Face:
             self._targets = {}
             self._is_leaving = False
 
-    def _leave_together(self, meeting: Meeting, timeout: float) -> None:
+    def _leave_together(self, meeting: WorkerRendezvous, timeout: float) -> None:
         meeting.settle(self._calls, timeout)
         _delete_all_user_and_unforked_owner_rrefs(_AT_ONCE)  # all are confirmed that ever will be
         for call in self.on_let_go:

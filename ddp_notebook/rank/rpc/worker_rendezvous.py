@@ -29,7 +29,7 @@ _NO_LIMIT_S = 1e6
 
 
 @dataclass
-class Meeting:
+class WorkerRendezvous:
     """Workers that have met, or will.
 
     Args:

@@ -23,7 +23,7 @@ _LOOK_S = 2.0  # between two looks whether a cleaner has removed the socket
 _log = logging.getLogger(__name__)
 
 
-class Door:
+class AttachSocket:
     """Listens, in a thread, which sleeps while nobody comes or goes.
 
     Args:
@@ -88,7 +88,7 @@ class Door:
             said = unix_sockets.hear(guest)
             if why := self._why_not(said):
                 unix_sockets.say(guest, refused=why)
-                raise unix_sockets.DoorError(why)
+                raise unix_sockets.AttachSocketError(why)
             if self._guest is not None:
                 unix_sockets.say(self._guest, taken=said["who"])
                 self._on_gone()

@@ -91,7 +91,7 @@ _FAREWELL_S = 2.0  # what a notebook that is there gets to take the last ones
 _MOST_LINES = 200  # of a traceback
 
 
-class Watched:
+class ScriptObserver:
     """One rank.
 
     Args:
@@ -133,7 +133,7 @@ class Watched:
         from ddp_notebook.messages.ranks import CellDone
 
         seen.recording.end_cell()
-        seen.recording.drain.flush()
+        seen.recording.flusher.flush()
         agent.send(CellDone(cell=self._round, **_how_it_ended(failure), **seen.last_words(failure, self._began_s)))
         until = time.monotonic() + _FAREWELL_S
         while agent.endpoint.waiting() and time.monotonic() < until:
@@ -174,7 +174,7 @@ class Watched:
             self._place.rank,
             on_message=self._on_message,
             vitals=self._vitals,
-            on_asked=self._seen.recording.drain.on_asked,
+            on_asked=self._seen.recording.flusher.on_asked,
         )
         self._agent = agent
         agent.start()
@@ -223,7 +223,7 @@ class _Seen:
     """What needs torch. Made in the main thread, right after torch was imported."""
 
     def __init__(self, rank: Callable[[], int], send: Callable[[bytes], None], is_busy: Callable[[], bool]) -> None:
-        from ddp_notebook.rank.cell.current_line import Where
+        from ddp_notebook.rank.cell.current_line import CurrentLine
         from ddp_notebook.rank.group import deferred_destroy
         from ddp_notebook.rank.group.connections.abort import Connections
         from ddp_notebook.rank.group.recorder import Recorder
@@ -233,7 +233,7 @@ class _Seen:
         from ddp_notebook.records import logs
 
         deferred_destroy.install()
-        self._where = Where(is_script=True)
+        self._where = CurrentLine(is_script=True)
         self._recorder = Recorder()
         self._recorder.install()
         self._connections = Connections(self._recorder)
@@ -247,7 +247,7 @@ class _Seen:
 
         def close() -> None:
             if os.getpid() == pid:
-                self.recording.drain.close()
+                self.recording.flusher.close()
                 deferred_destroy.let_go()
 
         atexit.register(close)
@@ -261,9 +261,9 @@ class _Seen:
 
     def stop(self) -> None:
         """Record nothing any more."""
-        tape = self.recording.tape
-        tape.level = 0
-        tape.take(len(tape))
+        event_buffer = self.recording.event_buffer
+        event_buffer.level = 0
+        event_buffer.take(len(event_buffer))
 
     def free(self, asked: Cut) -> str:
 

@@ -22,7 +22,7 @@ from ddp_notebook.messages.resize_messages import SamplerChange
 from ddp_notebook.messages.survive_messages import Resume, Save, Stalls, Survives
 from ddp_notebook.rank import gpu
 from ddp_notebook.rank.group.cpp_log import quiet
-from ddp_notebook.rank.group.local_collectives import Alone
+from ddp_notebook.rank.group.local_collectives import LocalCollectives
 from ddp_notebook.rank.group.release import RankLostError
 from ddp_notebook.rank.hide_from_profiler import unseen
 from ddp_notebook.rank.hooks import Core
@@ -143,7 +143,7 @@ class RankSurvival:
             raise
         self._core.shell.user_ns.update(unseen(pickle.loads, names))
         self.rejoining = resume, ring, own
-        self._network.recorder.instead = self._alone = Alone().run
+        self._network.recorder.instead = self._alone = LocalCollectives().run
         return _from_statement(self._core.shell.transform_cell(code), resume.line)
 
     _alone: Callable[..., Any] | None = None
@@ -187,9 +187,9 @@ class RankSurvival:
 
     def obstacles(self) -> list[str]:
         """What is in the way of fewer ranks."""
-        from ddp_notebook.rank.resize.blockers import Obstacles  # the only use of another feature
+        from ddp_notebook.rank.resize.blockers import ResizeBlockers  # the only use of another feature
 
-        found = Obstacles(self._core.shell.user_ns)
+        found = ResizeBlockers(self._core.shell.user_ns)
         return [*(f"{name} is {what}" for name, what in found.sharded.items()), *found.others]
 
     def is_loss(self, error: BaseException, *, in_body: bool = False) -> bool:

@@ -22,7 +22,7 @@ _REPLACE_S = 20.0
 _LOOK_S = 0.02
 
 
-class Unended:
+class AbandonedCells:
     """Ends cells that are under way.
 
     Args:

@@ -11,7 +11,7 @@ from ddp_notebook.launch.rank_log import RankLog
 from ddp_notebook.messages.ranks import CellDone, ChildStopped, Display, InputReply, InputRequest
 from ddp_notebook.run.cells.cell import STREAMS, CellRun, OutputItem
 from ddp_notebook.run.message_handlers import Handlers
-from ddp_notebook.run.output.rate_limiter import Outlet
+from ddp_notebook.run.output.rate_limiter import RateLimiter
 from ddp_notebook.run.output.screen import Screen, display_id_of
 from ddp_notebook.wire.marks import CellEnd
 from ddp_notebook.wire.text import Ordered, Piece, TextSplitter
@@ -215,7 +215,7 @@ class CellMessages:
 
 def _update(rank: int, display: Display) -> None:
     """Change what a cell that has ended displayed, in this I/O thread: the main thread shows cells only."""
-    outlet = Outlet()
+    outlet = RateLimiter()
     if outlet.can_update:
         content = display.content
         display_id = display_id_of(rank, content["transient"]["display_id"])

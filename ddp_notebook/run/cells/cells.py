@@ -16,17 +16,17 @@ from ddp_notebook.messages.record_options import RecordOptions
 from ddp_notebook.records.words import format_ranks, list_ranks, name_ranks, train_apart
 from ddp_notebook.run.cells.cell import CellRun
 from ddp_notebook.run.cells.cell_messages import CellMessages
-from ddp_notebook.run.cells.foreign_cells import Elsewhere, RunElsewhere
+from ddp_notebook.run.cells.foreign_cells import ForeignCell, ForeignCells
 from ddp_notebook.run.cells.interrupt import Interrupts, keyboard_interrupt, press_for_all
 from ddp_notebook.run.cells.result import CellResult, raise_if_bad
-from ddp_notebook.run.cells.run_queue import QueueSlot, Turn
-from ddp_notebook.run.cells.watch import NOTEBOOK, Beside, Halt, Reached, Waiter, Watch
+from ddp_notebook.run.cells.run_queue import QueueSlot, RunQueue
+from ddp_notebook.run.cells.watch import NOTEBOOK, Halt, Reached, SideView, Waiter, Watch
 from ddp_notebook.run.groups.diagnosis import Views
-from ddp_notebook.run.groups.probe import Looks
-from ddp_notebook.run.groups.recovery import Mend
+from ddp_notebook.run.groups.probe import RankProbe
+from ddp_notebook.run.groups.recovery import Recovery
 from ddp_notebook.run.groups.rpc_waits import OpenRemoteCalls, still_running
 from ddp_notebook.run.groups.survived_cells import CellSurvival
-from ddp_notebook.run.output.display_target import Sink
+from ddp_notebook.run.output.display_target import DisplayTarget
 from ddp_notebook.run.output.screen import Screen
 from ddp_notebook.run.rank_requests import Questions
 from ddp_notebook.wire.signals import INTERRUPT, RELEASE
@@ -65,11 +65,11 @@ class Cells:
         heals: bool,
         folds: bool = True,
     ) -> None:
-        self.turn = Turn()
+        self.turn = RunQueue()
         self._cluster = cluster
         self._questions = questions
-        self.looks = Looks(cluster, questions)
-        self.mend = Mend(cluster, questions, arrivals.on_replaced, heals=heals)
+        self.looks = RankProbe(cluster, questions)
+        self.mend = Recovery(cluster, questions, arrivals.on_replaced, heals=heals)
         self.survival = CellSurvival(cluster, self.mend)
         self._check = check
         self.notices = notices
@@ -84,7 +84,7 @@ class Cells:
         self.before_turn: Callable[[], list[str]] = lambda: []  # returns what is to be said above the next cell
         self.on_shown: Callable[[int], object] = lambda _: None  # told of each cell that was shown
         self.on_prompt: Callable[[int, str], object] = lambda *_: None  # gets each cell's number and prompt, "In [6]"
-        self.elsewhere: Elsewhere | None = None  # cells of the notebook that drives; None: this one does
+        self.elsewhere: ForeignCells | None = None  # cells of the notebook that drives; None: this one does
         self._closed = False
 
     # ---- running one
@@ -95,12 +95,12 @@ class Cells:
         choose: Callable[[], tuple[list[int], list[str]]],
         *,
         timeout_s: float | None = None,
-        sink: Sink | None = None,
+        sink: DisplayTarget | None = None,
         execution_count: int = 1,
         file: str = "",
         record: RecordOptions,
         folds: bool | None = None,
-        beside: Beside | None = None,
+        beside: SideView | None = None,
         place: AbstractContextManager[object] | None = None,
         waiter: Waiter = NOTEBOOK,
         on_begin: Callable[[CellRun, Interrupts], object] | None = None,
@@ -165,10 +165,10 @@ class Cells:
     def screen(
         self,
         ranks: Sequence[int],
-        sink: Sink,
+        sink: DisplayTarget,
         waiter: Waiter,
         interrupts: Interrupts,
-        beside: Beside | None,
+        beside: SideView | None,
         folds: bool | None = None,
     ) -> Screen:
         """Where the output of a cell of these ranks goes. They clear nothing that a job or a view has shown there."""
@@ -187,7 +187,7 @@ class Cells:
         run: CellRun,
         interrupts: Interrupts,
         screen: Screen | None,
-        beside: Beside | None,
+        beside: SideView | None,
         waiter: Waiter,
         timeout_s: float | None = None,
     ) -> Watch:
@@ -195,7 +195,7 @@ class Cells:
         return Watch(run, self, interrupts, screen, timeout_s, self._grace_s, self._hang_after_s, beside, waiter)
 
     def see_through(
-        self, run: CellRun, watch: Watch, interrupts: Interrupts, beside: Beside | None = None
+        self, run: CellRun, watch: Watch, interrupts: Interrupts, beside: SideView | None = None
     ) -> tuple[list[int], list[str]]:
         """Follow a cell to its end, and do what that calls for. Returns the ranks on which it has not ended, and what
         there is to say."""
@@ -297,7 +297,7 @@ class Cells:
         ]
 
     @property
-    def under_way(self) -> CellRun | RunElsewhere | None:
+    def under_way(self) -> CellRun | ForeignCell | None:
         """The cell that has not ended everywhere: the one that somebody waits for, or else the last one; in a notebook
         that only looks the one of the notebook that drives."""
         if self.elsewhere is not None:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunElsewhere:
+class ForeignCell:
     """One running cell. `Looks` takes it where it takes a `CellRun`."""
 
     number: int
@@ -26,7 +26,7 @@ class RunElsewhere:
     began_s: float
 
 
-class Elsewhere:
+class ForeignCells:
     """All running and waiting cells of the notebook that drives.
 
     Args:
@@ -35,7 +35,7 @@ class Elsewhere:
 
     def __init__(self, on_prompt: Callable[[int, str], object]) -> None:
         self._on_prompt = on_prompt
-        self._running: list[RunElsewhere] = []
+        self._running: list[ForeignCell] = []
         self._waiting: list[Waiting] = []
 
     def take(self, running: list[RunningCell], waiting: list[Waiting]) -> None:
@@ -46,14 +46,14 @@ class Elsewhere:
                 self._on_prompt(one.told.cell, f"In [{one.told.execution_count}]")
         self._waiting = waiting
         self._running = [
-            RunElsewhere(
+            ForeignCell(
                 number=one.told.cell, told=one.told, ranks=one.ranks, pending=one.pending, began_s=now - one.for_s
             )
             for one in running
         ]
 
     @property
-    def under_way(self) -> RunElsewhere | None:
+    def under_way(self) -> ForeignCell | None:
         """The newest running cell."""
         running = self._running
         return running[-1] if running else None

@@ -16,15 +16,15 @@ from ddp_notebook.run.cells.cells import Cells
 from ddp_notebook.run.cells.interrupt import Interrupts
 from ddp_notebook.run.cells.result import CellResult
 from ddp_notebook.run.cells.run_queue import QueueSlot
-from ddp_notebook.run.cells.watch import NOTEBOOK, Beside, Waiter
+from ddp_notebook.run.cells.watch import NOTEBOOK, SideView, Waiter
 from ddp_notebook.run.notebook_kernel import is_users_thread
-from ddp_notebook.run.output.display_target import Sink, ThreadSink
+from ddp_notebook.run.output.display_target import DisplayTarget, ThreadTarget
 
 if TYPE_CHECKING:
     from ddp_notebook.messages.keeper import Waiting
 
 
-class Adopted:
+class RecoveredCells:
     """Those that nobody follows yet, the oldest first.
 
     Args:
@@ -70,7 +70,7 @@ class Adopted:
             run, cell = self._left.pop(0)
             how = "was stopped"
             try:
-                self.follow(run, ThreadSink() if is_users_thread() else None, QueueSlot(self._cells.turn))
+                self.follow(run, ThreadTarget() if is_users_thread() else None, QueueSlot(self._cells.turn))
                 how = "is done"
             except DDPNotebookError:
                 how = "has failed"
@@ -101,10 +101,10 @@ class Adopted:
     def follow(
         self,
         run: CellRun,
-        sink: Sink | None,
+        sink: DisplayTarget | None,
         place: AbstractContextManager[object],
         waiter: Waiter = NOTEBOOK,
-        beside: Beside | None = None,
+        beside: SideView | None = None,
         on_begin: Callable[[CellRun, Interrupts], object] = lambda *_: None,
     ) -> CellResult:
         """Follow one to its end. The arguments are those of `Cells.run`."""

@@ -29,7 +29,7 @@ class QueueSlot:
         is_next: it is before all others that wait.
     """
 
-    def __init__(self, turn: Turn, job: int | None = None, *, is_next: bool = False) -> None:
+    def __init__(self, turn: RunQueue, job: int | None = None, *, is_next: bool = False) -> None:
         self.job = job
         self._turn = turn
         self.wait_is_over = threading.Event()
@@ -86,7 +86,7 @@ class QueueSlot:
         raise keyboard_interrupt(f"interrupted while it waited for {what}")
 
 
-class Turn:
+class RunQueue:
     """A queue of places. As a context, it takes a place of a cell or a transfer that somebody waits for.
 
     Example:

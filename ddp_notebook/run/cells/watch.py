@@ -135,7 +135,7 @@ class Controls(Protocol):
     def answer(self, rank: int, answer: InputReply) -> None: ...
 
 
-class Beside(Protocol):
+class SideView(Protocol):
     """What is shown beside a cell's output, by the main thread."""
 
     @property
@@ -201,7 +201,7 @@ class Watch:
         timeout_s: float | None = None,
         grace_s: float | None = None,
         hang_after_s: float | None = None,
-        beside: Beside | None = None,
+        beside: SideView | None = None,
         waiter: Waiter = NOTEBOOK,
     ) -> None:
         self.views: Views = {}  # what the ranks were doing when the time was up

@@ -13,7 +13,7 @@ from ddp_notebook.run.cells.cells import Cells
 from ddp_notebook.run.consistency.differences import Difference, absence_of, difference_of, measured
 from ddp_notebook.run.consistency.disagreements import between, read_by_all, unread
 from ddp_notebook.run.consistency.sentences import is_compared, list_names, notes_on, summarize, variable_of
-from ddp_notebook.run.groups.liveness import Living
+from ddp_notebook.run.groups.liveness import Liveness
 from ddp_notebook.run.rank_requests import Questions
 from ddp_notebook.run.values.exchange import check_name
 
@@ -249,21 +249,21 @@ class Checking:
         living: tells which of them can answer.
     """
 
-    def __init__(self, cells: Cells, questions: Questions, living: Living) -> None:
+    def __init__(self, cells: Cells, questions: Questions, liveness: Liveness) -> None:
         self._cells = cells
         self._questions = questions
-        self._living = living
+        self._liveness = liveness
 
     def check(self, names: Sequence[str]) -> Agreement:
         """See `Session.check`."""
         for name in names:
             check_name(name)
         with self._cells.turn:
-            cluster = self._living.check_host()
+            cluster = self._liveness.check_host()
             busy, gone = self._cells.busy, cluster.gone
             ranks = [rank for rank in cluster.ranks if rank not in {*busy, *gone}]
             if len(ranks) < 2:  # nobody to compare with
-                self._living.check()
+                self._liveness.check()
                 self._cells.check_idle()
             found = compare(self._ask(ranks, names, ()), is_whole=not busy and not gone)
             if found.differing_entries:
@@ -274,7 +274,7 @@ class Checking:
         """Loaders of which each rank reads everything, in random order; none where a rank is busy or does not answer in
         time."""
         with self._cells.turn.if_free() as is_ours:
-            cluster = self._living.cluster
+            cluster = self._liveness.cluster
             if not is_ours or not cluster.is_running or self._cells.busy or cluster.gone or cluster.unheard:
                 return []
             answers = self._questions.ask_for(cluster.ranks, lambda n: Check(request=n, whole=True), _ANSWER_S)

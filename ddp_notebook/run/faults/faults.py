@@ -10,7 +10,7 @@ from ddp_notebook.errors import HostError, UsageError
 from ddp_notebook.messages.faults import KINDS, OFF, Fault
 from ddp_notebook.records.words import list_ranks
 from ddp_notebook.run.faults.feature import fault_line
-from ddp_notebook.run.groups.liveness import Living
+from ddp_notebook.run.groups.liveness import Liveness
 from ddp_notebook.run.rank_requests import Questions
 from ddp_notebook.run.rank_sets import RankSet
 
@@ -27,8 +27,8 @@ class FaultInjector:
         questions: to tell them.
     """
 
-    def __init__(self, living: Living, questions: Questions) -> None:
-        self._living = living
+    def __init__(self, liveness: Liveness, questions: Questions) -> None:
+        self._liveness = liveness
         self._questions = questions
 
     def make(self, kind: str, ranks: RankSet, after_s: float | None, by_s: float) -> str:
@@ -40,10 +40,10 @@ class FaultInjector:
                 raise UsageError(f"--{name} is {seconds:g}; give seconds from 0 to {_MOST_S:g}")
         if ranks is None and kind != OFF:
             raise UsageError(f"{kind} on which ranks? Name them, as in --ranks 1\nusage: {_usage()}")
-        chosen = self._living.parse(ranks)
+        chosen = self._liveness.parse(ranks)
         if kind == OFF:
-            chosen = [rank for rank in chosen if rank in self._living.check_host().alive]
-        cluster = self._living.check(chosen)
+            chosen = [rank for rank in chosen if rank in self._liveness.check_host().alive]
+        cluster = self._liveness.check(chosen)
         whose = list_ranks(chosen)
         if kind == "kill" and after_s is None:
             with contextlib.suppress(HostError):  # it has ended, and they with it

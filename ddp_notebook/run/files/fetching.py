@@ -18,7 +18,7 @@ from ddp_notebook.records import units
 from ddp_notebook.records.words import format_ranks, group_by_value, list_ranks, name_ranks
 from ddp_notebook.run.cells.interrupt import uninterrupted
 from ddp_notebook.run.files.landing import Landing
-from ddp_notebook.run.groups.liveness import Living
+from ddp_notebook.run.groups.liveness import Liveness
 from ddp_notebook.run.rank_requests import Questions
 from ddp_notebook.run.rank_sets import RankSet
 from ddp_notebook.run.values.transfers import Transfers
@@ -76,16 +76,16 @@ class Fetching:
         turn: Callable[[list[int]], AbstractContextManager[None]],
         questions: Questions,
         transfers: Transfers,
-        living: Living,
+        liveness: Liveness,
     ) -> None:
         self._turn = turn
         self._questions = questions
         self._transfers = transfers
-        self._living = living
+        self._liveness = liveness
 
     def fetch(self, path: str, ranks: RankSet, to: str, *, overwrite: bool, report: Callable[[str], None]) -> Fetched:
         """See `Session.fetch`."""
-        chosen = self._living.parse(ranks)
+        chosen = self._liveness.parse(ranks)
         folder = Path(to).expanduser()
         with self._turn(chosen):
             groups = self._find(path, chosen)

@@ -63,7 +63,7 @@ class SessionFiles:
         """
         if isinstance(also, str):
             raise UsageError(f"also takes a list of names, not {also!r}: also=[{also!r}]")
-        self._parts().living.check_host()
+        self._parts().liveness.check_host()
         with Interrupts(lambda: None) as interrupts:
             try:
                 return self._parts().hosts.sync(
@@ -113,5 +113,5 @@ class SessionFiles:
         from ddp_notebook.run.files.fetching import Fetching
 
         parts = self._parts()
-        fetching = Fetching(parts.exchange.turn, parts.questions, parts.transfers, parts.living)
+        fetching = Fetching(parts.exchange.turn, parts.questions, parts.transfers, parts.liveness)
         return fetching.fetch(os.fspath(path), ranks, os.fspath(to), overwrite=overwrite, report=report)

@@ -21,7 +21,7 @@ class _Job(Protocol):
     def run(self) -> CellRun | None: ...
 
 
-class Busy:
+class BusyCells:
     """Asks ranks which cells they run.
 
     Args:

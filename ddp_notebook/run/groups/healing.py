@@ -16,7 +16,7 @@ from ddp_notebook.records.words import list_ranks, name_ranks
 from ddp_notebook.run.cells.cells import Cells
 from ddp_notebook.run.cells.interrupt import Interrupts, keyboard_interrupt
 from ddp_notebook.run.consistency.sentences import list_names
-from ddp_notebook.run.groups.liveness import Living
+from ddp_notebook.run.groups.liveness import Liveness
 from ddp_notebook.run.groups.probe import why_silent
 from ddp_notebook.run.groups.recovery import replaced_in_words
 from ddp_notebook.run.rank_requests import Questions
@@ -41,18 +41,18 @@ class Healing:
     """
 
     def __init__(
-        self, cluster: Cluster, cells: Cells, questions: Questions, transfers: Transfers, living: Living
+        self, cluster: Cluster, cells: Cells, questions: Questions, transfers: Transfers, liveness: Liveness
     ) -> None:
         self._cluster = cluster
         self._cells = cells
         self._questions = questions
         self._transfers = transfers
-        self._living = living
+        self._liveness = liveness
 
     def reform(self, timeout_s: float) -> list[str]:
         """See `Session.reform`."""
         with self._cells.turn:
-            self._living.check()
+            self._liveness.check()
             self._cells.check_idle()
             if trouble := self._cluster.trouble():
                 raise SessionBrokenError(trouble)
@@ -72,10 +72,10 @@ class Healing:
 
     def before_cell(self) -> list[str]:
         """In a cell's turn: replace the ranks that are gone. Returns what was done, in sentences."""
-        return self._heal(None, ()) if self._living.check_host().gone and not self._cells.busy else []
+        return self._heal(None, ()) if self._liveness.check_host().gone and not self._cells.busy else []
 
     def _heal(self, from_rank: int | None, names: Sequence[str]) -> list[str]:
-        self._living.check_host()
+        self._liveness.check_host()
         self._cluster.give_up("%ddp_heal did not wait for it")
         self._cells.check_idle()
         if trouble := self._cluster.trouble():

@@ -13,7 +13,7 @@ _GIVES_UP = "%ddp_heal gives it up now"
 _HEAL = "%ddp_heal replaces dead ranks; %ddp_restart starts new ranks"
 
 
-class Living:
+class Liveness:
     """The ranks of a session, as far as they live.
 
     Args:

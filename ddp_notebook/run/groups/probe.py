@@ -16,7 +16,7 @@ from ddp_notebook.messages.ranks import Probe, Vitals
 from ddp_notebook.records.operation import Operation
 from ddp_notebook.records.words import in_function, is_whole_stack
 from ddp_notebook.run.cells.cell import CellRun
-from ddp_notebook.run.cells.foreign_cells import RunElsewhere
+from ddp_notebook.run.cells.foreign_cells import ForeignCell
 from ddp_notebook.run.groups.diagnosis import RankView, State, Views
 from ddp_notebook.run.groups.rpc_waits import OpenRemoteCalls
 from ddp_notebook.run.rank_requests import Questions
@@ -30,7 +30,7 @@ _NOT_THE_USERS = ("site-packages", "/lib/python", str(Path(__file__).parents[2])
 _CELL_FILE = re.compile(r"ipykernel_\d+|ipython-input-")
 
 
-class Looks:
+class RankProbe:
     """Looks at ranks.
 
     Args:
@@ -42,7 +42,7 @@ class Looks:
         self._cluster = cluster
         self._questions = questions
 
-    def look(self, run: CellRun | RunElsewhere) -> Views:
+    def look(self, run: CellRun | ForeignCell) -> Views:
         """Every rank of the session: those in the cell, those that have ended it, and those that are gone."""
         pending = self._pending(run)
         answers = self.vitals(self._cluster.alive)  # those that have ended it may serve others by RPC
@@ -52,11 +52,11 @@ class Looks:
         """What these ranks say of themselves, as far as they answer."""
         return self._questions.ask_for(ranks, lambda n: Probe(request=n), _ANSWER_S)
 
-    def ask(self, run: CellRun | RunElsewhere) -> dict[int, Future[Vitals]]:
+    def ask(self, run: CellRun | ForeignCell) -> dict[int, Future[Vitals]]:
         """Ask those in the cell, without a wait. `views` takes the answers."""
         return {rank: self._questions.ask(rank, lambda n: Probe(request=n), lapses=True) for rank in self._pending(run)}
 
-    def views(self, run: CellRun | RunElsewhere, answers: Mapping[int, Vitals], silent: Mapping[int, str]) -> Views:
+    def views(self, run: CellRun | ForeignCell, answers: Mapping[int, Vitals], silent: Mapping[int, str]) -> Views:
         """What these answers say.
 
         Args:
@@ -88,7 +88,7 @@ class Looks:
         processes = {rank: self._cluster.process(rank) for rank in self._cluster.gone}
         return {rank: process.how_it_ended().partition("\n")[0] for rank, process in processes.items()}
 
-    def _pending(self, run: CellRun | RunElsewhere) -> list[int]:
+    def _pending(self, run: CellRun | ForeignCell) -> list[int]:
         return [rank for rank in run.pending if self._cluster.process(rank).is_alive]
 
 

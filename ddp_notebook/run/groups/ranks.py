@@ -103,13 +103,13 @@ class SessionRanks:
         from ddp_notebook.run.faults.faults import FaultInjector
 
         parts = self._parts()
-        return FaultInjector(parts.living, parts.questions).make(kind, ranks, after_s, by_s)
+        return FaultInjector(parts.liveness, parts.questions).make(kind, ranks, after_s, by_s)
 
     @property
     def epoch(self) -> int:
         """Number of the group: raised each time it is formed anew."""
-        return self._parts().living.cluster.epoch
+        return self._parts().liveness.cluster.epoch
 
     def pids(self, kind: str = "rank") -> list[int]:
         """Process ids of the living "rank", "store" or "controller" processes, or of the "host server"."""
-        return self._parts().hosts.pids if kind == "host server" else self._parts().living.cluster.pids(kind)
+        return self._parts().hosts.pids if kind == "host server" else self._parts().liveness.cluster.pids(kind)

@@ -22,7 +22,7 @@ _CALL_ANSWER_S = 0.3  # ranks have this time to report such a call
 _LOOK_S = 0.05
 
 
-class Mend:
+class Recovery:
     """Brings the ranks together again.
 
     Args:

@@ -19,7 +19,7 @@ from ddp_notebook.messages.resize_messages import Inspect, Resized, SamplerChang
 from ddp_notebook.records.words import list_ranks
 from ddp_notebook.run.cells.cells import Cells
 from ddp_notebook.run.cells.interrupt import Interrupts, keyboard_interrupt
-from ddp_notebook.run.groups.liveness import Living
+from ddp_notebook.run.groups.liveness import Liveness
 from ddp_notebook.run.rank_requests import Questions
 from ddp_notebook.run.rank_sets import RankSet
 from ddp_notebook.run.values.exchange import check_name
@@ -111,7 +111,7 @@ class Resizing:
         cluster: Cluster,
         cells: Cells,
         questions: Questions,
-        living: Living,
+        liveness: Liveness,
         renumbered: Callable[[Mapping[int, int]], None],
         flush: Callable[[], object],
         *,
@@ -121,7 +121,7 @@ class Resizing:
         self._cluster = cluster
         self._cells = cells
         self._questions = questions
-        self._living = living
+        self._liveness = liveness
         self._renumbered = renumbered
         self._flush = flush
         self._may_share = may_share
@@ -167,9 +167,9 @@ class Resizing:
                     "a cell is running, and the number of ranks cannot change until it ends: wait for it, or end it "
                     "with %ddp_interrupt"
                 )
-            self._living.check_host()
+            self._liveness.check_host()
             self._cells.check_idle()
-            self._living.check_cells_arrive()
+            self._liveness.check_cells_arrive()
             if trouble := self._cluster.trouble():
                 raise SessionBrokenError(trouble)
             self._cells.mend.check_calls()
@@ -184,7 +184,7 @@ class Resizing:
             UsageError: it cannot be.
         """
         ranks = self._cluster.ranks
-        leave = {*self._cluster.gone, *([] if without is None else self._living.parse(without))}
+        leave = {*self._cluster.gone, *([] if without is None else self._liveness.parse(without))}
         stay = [rank for rank in ranks if rank not in leave][:world_size]
         if not stay:
             raise UsageError("no rank would stay, and with the last one all variables would go")

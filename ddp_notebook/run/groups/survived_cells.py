@@ -17,7 +17,7 @@ from ddp_notebook.messages.ranks import RunCell
 from ddp_notebook.messages.survive_messages import Resume, Stalls, Survives
 from ddp_notebook.records.words import list_ranks
 from ddp_notebook.run.cells.cell import CellRun
-from ddp_notebook.run.groups.recovery import Mend
+from ddp_notebook.run.groups.recovery import Recovery
 from ddp_notebook.run.message_handlers import Handlers
 
 _MOST_TRIES = 10  # in a row: a process that comes may be killed too
@@ -32,11 +32,11 @@ class CellSurvival:
         mend: replaces them.
     """
 
-    def __init__(self, cluster: Cluster, mend: Mend) -> None:
+    def __init__(self, cluster: Cluster, mend: Recovery) -> None:
         self.before_shrinking: Callable[[], object] = lambda: None
-        self.on_renumbered: Callable[[Mapping[int, int]], object] = lambda _: None  # told as by `Mend.resize`
+        self.on_renumbered: Callable[[Mapping[int, int]], object] = lambda _: None  # told as by `Recovery.resize`
         self._cluster = cluster
-        self._mend = mend
+        self._recovery = mend
         self._begin: RunCell | None = None  # the cell
         self._at: Survives | None = None  # the loop that ranks are in
         self._loops: set[int] = set()  # ranks that are in it
@@ -138,11 +138,11 @@ class CellSurvival:
         newcomers = [] if self._shrinks else gone
         try:
             if newcomers:
-                notes = self._mend.heal(check)
+                notes = self._recovery.heal(check)
             elif gone:
                 notes = self._shrink(run, living, check)
             else:
-                notes = self._mend.form(check=check)
+                notes = self._recovery.form(check=check)
         except StartError as error:
             self._tries += 1
             if self._tries >= _MOST_TRIES:
@@ -189,7 +189,7 @@ class CellSurvival:
             run.on_renumbered(stayed)
             self.on_renumbered(stayed)
 
-        return self._mend.resize(stay, placement, check, renumbered)
+        return self._recovery.resize(stay, placement, check, renumbered)
 
 
 def _fewer(stay: Sequence[int], were: int) -> str:

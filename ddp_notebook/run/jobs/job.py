@@ -20,7 +20,7 @@ from ddp_notebook.run.cells.result import CellResult
 from ddp_notebook.run.cells.run_queue import GivenUpError, QueueSlot, in_words
 from ddp_notebook.run.cells.watch import Waiter
 from ddp_notebook.run.interrupted import OF_JOB, tells_interrupts
-from ddp_notebook.run.output.display_target import Handle, Sink
+from ddp_notebook.run.output.display_target import DisplayHandle, DisplayTarget
 from ddp_notebook.run.output.rate_limiter import new_id
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class Job(Future[CellResult]):
         code: str,
         prompt: int,
         place: QueueSlot,
-        sink: Sink | None,
+        sink: DisplayTarget | None,
         cancel: Callable[[Job], object],
         waiting: Waiting | None,
         telling: AbstractContextManager[object],
@@ -83,8 +83,8 @@ class Job(Future[CellResult]):
         self.place = place
         self.run: CellRun | None = None  # its cell, once that has begun
         self.reason = ""  # why it was cancelled, where not by the user
-        self._sink = sink
-        self._line: Handle | None = None
+        self._target = sink
+        self._line: DisplayHandle | None = None
         self._error: BaseException | None = None
         self._interrupts: Interrupts | None = None
         self._is_pressed = False
@@ -163,14 +163,14 @@ class Job(Future[CellResult]):
 
     def tell(self) -> None:
         """Say above its output how it is."""
-        if self._sink is None:
+        if self._target is None:
             return
         n = self.number
         said = f"job {n} runs on {list_ranks(self.ranks)}" if self.state == "running" else repr(self)
         if not self._ended_s:
             said += f"; %ddp_wait {n} waits for it, %ddp_cancel {n} ends it"
-        if self._sink.can_update:
-            self._line = self._line or Handle(self._sink, new_id())
+        if self._target.can_update:
+            self._line = self._line or DisplayHandle(self._target, new_id())
             self._line.update({"text/plain": said})
         else:
             self._write(said)
@@ -200,12 +200,12 @@ class Job(Future[CellResult]):
             self.tell()
             if where:
                 self._write("\n".join(where))
-            if self._error is not None and self._sink is not None:
-                self._sink.fail(self._error)
+            if self._error is not None and self._target is not None:
+                self._target.fail(self._error)
         except Exception:  # who waits for it matters more
             _log.exception("the end of job %s was not shown", self.number)
 
     def _write(self, text: str) -> None:
-        if self._sink is not None:
-            self._sink.write("stderr", f"{text}\n")
-            self._sink.flush("stderr")
+        if self._target is not None:
+            self._target.write("stderr", f"{text}\n")
+            self._target.flush("stderr")

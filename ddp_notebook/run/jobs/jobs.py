@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING
 from ddp_notebook.errors import UsageError
 from ddp_notebook.messages.keeper import Waiting
 from ddp_notebook.records.words import format_ranks
-from ddp_notebook.run.cells.abandoned_cells import Unended
+from ddp_notebook.run.cells.abandoned_cells import AbandonedCells
 from ddp_notebook.run.cells.cells import Cells
-from ddp_notebook.run.cells.foreign_cells import Elsewhere
+from ddp_notebook.run.cells.foreign_cells import ForeignCells
 from ddp_notebook.run.cells.interrupt import Interrupts, keyboard_interrupt
 from ddp_notebook.run.cells.result import CellResult
 from ddp_notebook.run.cells.run_queue import QueueSlot, in_words
 from ddp_notebook.run.interrupted import OF_JOBS, tells_interrupts
 from ddp_notebook.run.jobs.job import Job
 from ddp_notebook.run.notebook_kernel import thread_of_this_cell
-from ddp_notebook.run.output.display_target import Sink
+from ddp_notebook.run.output.display_target import DisplayTarget
 from ddp_notebook.status import as_table
 
 if TYPE_CHECKING:
@@ -47,13 +47,13 @@ class Jobs:
         (True, True)
     """
 
-    def __init__(self, cells: Cells, unended: Unended) -> None:
+    def __init__(self, cells: Cells, unended: AbandonedCells) -> None:
         self._cells = cells
         self._unended = unended
         self._jobs: dict[int, Job] = {}
         self.ranks_live_on = False  # when this process ends
         self.on_queue: Callable[[list[Waiting]], object] = lambda _: None  # told which jobs wait
-        self.elsewhere: Elsewhere | None = None  # cells of the notebook that drives, if this one only looks
+        self.elsewhere: ForeignCells | None = None  # cells of the notebook that drives, if this one only looks
         self.before: list[str] = []  # how cells of an earlier notebook have ended, in words
         self._telling = threading.Lock()
         self._last = 0
@@ -64,7 +64,7 @@ class Jobs:
         ranks: Sequence[int],
         code: str,
         prompt: int,
-        sink: Sink | None,
+        sink: DisplayTarget | None,
         run: Callable[[Job], CellResult],
         waiting: Waiting | None = None,
     ) -> Job:
@@ -217,7 +217,7 @@ class Jobs:
         futures.wait(self.unended, _END_S)
 
 
-def _of_elsewhere(elsewhere: Elsewhere) -> str:
+def _of_elsewhere(elsewhere: ForeignCells) -> str:
     rows = [
         (f"In [{told.execution_count}]", ranks or "all", state, seconds, _first_line(told.code))
         for told, ranks, state, seconds in elsewhere.rows()

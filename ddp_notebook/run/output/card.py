@@ -6,7 +6,7 @@ import html
 
 from ddp_notebook.records.words import format_ranks, list_ranks
 from ddp_notebook.run.groups.diagnosis import Views, by_what_they_do, list_with_host, only_wait_for_children
-from ddp_notebook.run.output.rate_limiter import Outlet, new_id
+from ddp_notebook.run.output.rate_limiter import RateLimiter, new_id
 
 STOP = "The stop button ends the cell"
 _ROWS = 12  # at most
@@ -20,8 +20,8 @@ class Card:
         ends: what ends the cell.
     """
 
-    def __init__(self, outlet: Outlet, ends: str = STOP) -> None:
-        self._outlet = outlet
+    def __init__(self, outlet: RateLimiter, ends: str = STOP) -> None:
+        self._rate_limiter = outlet
         self._ends = ends
         self._display_id = ""
         self._said = ""  # the last verdict in a terminal
@@ -39,26 +39,26 @@ class Card:
             seconds: how long the rank that has waited longest has done so.
             why: the verdict on that.
         """
-        if not self._outlet.can_update:
+        if not self._rate_limiter.can_update:
             if why != self._said:
                 self._said = why
-                self._outlet.write("stderr", as_text(views, seconds, why, self._ends) + "\n")
-                self._outlet.drain()
+                self._rate_limiter.write("stderr", as_text(views, seconds, why, self._ends) + "\n")
+                self._rate_limiter.drain()
             return
         said = seconds, why, self._ends
         data = {"text/plain": as_text(views, *said), "text/html": as_html(views, *said)}
         if self._display_id:
-            self._outlet.update(data, None, self._display_id)
+            self._rate_limiter.update(data, None, self._display_id)
         else:
             self._display_id = new_id()
-            self._outlet.show(data, display_id=self._display_id)
-        self._outlet.drain()
+            self._rate_limiter.show(data, display_id=self._display_id)
+        self._rate_limiter.drain()
 
     def remove(self) -> None:
         """The cell goes on, or is over."""
         if self._display_id:
-            self._outlet.update({"text/plain": "", "text/html": ""}, None, self._display_id)
-            self._outlet.drain()
+            self._rate_limiter.update({"text/plain": "", "text/html": ""}, None, self._display_id)
+            self._rate_limiter.drain()
             self._display_id = ""
 
 

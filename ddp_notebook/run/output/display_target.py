@@ -9,7 +9,7 @@ from ddp_notebook.errors import COLORS
 from ddp_notebook.run.notebook_kernel import has_front_end, ipython, is_marimo, kernel
 
 
-class Sink(Protocol):
+class DisplayTarget(Protocol):
     """Destination of text and displays."""
 
     can_update: bool  # a display that is shown can be changed
@@ -35,7 +35,7 @@ class Sink(Protocol):
         """Show an error as a cell does that ends with it."""
 
 
-class ThreadSink:
+class ThreadTarget:
     """Where the output of this thread goes: under the cell that runs, to the terminal, to whatever captures it."""
 
     def __init__(self) -> None:
@@ -71,7 +71,7 @@ class ThreadSink:
         self.flush("stderr")
 
 
-class OfMarimo(ThreadSink):
+class MarimoTarget(ThreadTarget):
     """Under the cell of marimo's that has made the thread. There that is what the notebook's own `print` does, which
     marimo replaces, and not what is written to `sys.stdout`."""
 
@@ -79,7 +79,7 @@ class OfMarimo(ThreadSink):
         vars(sys.modules["__main__"]).get("print", print)(text, end="", flush=True)
 
 
-class CellSink:
+class CellTarget:
     """Under the cell that has made it, from any thread, also when it has ended: messages name the request that they
     belong to, and front ends put them there. (nbclient takes them only until the cell ends.)
 
@@ -120,7 +120,7 @@ class CellSink:
         self._kernel.session.send(socket, kind, content, parent=self._parent, ident=topic.encode())
 
 
-class Handle:
+class DisplayHandle:
     """A display of a sink, shown at the first update; as IPython's handles are, as far as they are needed.
 
     Args:
@@ -128,24 +128,24 @@ class Handle:
         display_id: that no other display has.
     """
 
-    def __init__(self, sink: Sink, display_id: str) -> None:
-        self._sink = sink
+    def __init__(self, sink: DisplayTarget, display_id: str) -> None:
+        self._target = sink
         self._display_id = display_id
         self._is_shown = False
 
     def update(self, data: dict[str, Any], *, raw: bool = True) -> None:
         """Show this MIME bundle instead of what is there."""
         assert raw
-        self._sink.publish(data, {}, self._display_id, update=self._is_shown)
+        self._target.publish(data, {}, self._display_id, update=self._is_shown)
         self._is_shown = True
 
 
-def of_this_cell() -> Sink:
+def of_this_cell() -> DisplayTarget:
     """Where output goes that comes later, from another thread."""
     running = kernel()
     if running is not None and all(hasattr(running, name) for name in ("get_parent", "iopub_socket", "session")):
-        return CellSink(running)
-    return OfMarimo() if is_marimo() else ThreadSink()
+        return CellTarget(running)
+    return MarimoTarget() if is_marimo() else ThreadTarget()
 
 
 def _is_captured() -> bool:

@@ -14,7 +14,7 @@ _PER_S = 800.0  # with `BURST` of displays and some text: at most 3000 in any 3 
 BURST = {"comms": 300, "changes": 300, "displays": 590}
 
 
-class Pace:
+class MessageRate:
     """Counts the messages that were sent above the rate.
 
     Example:
@@ -44,4 +44,4 @@ class Pace:
         return max(0.0, self._ahead - _PER_S * (time.monotonic() - self._counted_s))
 
 
-FRONT_END = Pace()  # a kernel has one connection for all output
+FRONT_END = MessageRate()  # a kernel has one connection for all output

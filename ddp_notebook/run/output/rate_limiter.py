@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ddp_notebook.run.output.display_target import Sink, ThreadSink
+from ddp_notebook.run.output.display_target import DisplayTarget, ThreadTarget
 from ddp_notebook.run.output.message_rate import FRONT_END
 
 FLUSH_S = 0.05
@@ -64,7 +64,7 @@ def new_id() -> str:
     return f"ddp-{_PROCESS}-{next(_ids)}"
 
 
-class Outlet:
+class RateLimiter:
     """Shows text and displays in order. For one thread alone.
 
     Args:
@@ -73,8 +73,10 @@ class Outlet:
             for which nothing was sent before.
     """
 
-    def __init__(self, sink: Sink | None = None, holds: Callable[[float, float], bool] = lambda *_: False) -> None:
-        self.sink = ThreadSink() if sink is None else sink
+    def __init__(
+        self, sink: DisplayTarget | None = None, holds: Callable[[float, float], bool] = lambda *_: False
+    ) -> None:
+        self.sink = ThreadTarget() if sink is None else sink
         self.can_update = self.sink.can_update
         self.can_change_text = self.can_update and not self.sink.is_captured  # text can be shown as a display
         self.is_live = self.sink.is_live

@@ -17,10 +17,10 @@ from typing import Any
 from ddp_notebook.messages.ranks import Display
 from ddp_notebook.run.cells.cell import OutputItem
 from ddp_notebook.run.output.card import STOP, Card
-from ddp_notebook.run.output.display_target import Sink
+from ddp_notebook.run.output.display_target import DisplayTarget
 from ddp_notebook.run.output.fold import OTHERS_S, TWINS_S, Fold, Folded, Item, Tail
 from ddp_notebook.run.output.labels import LONGEST_LABEL, labelled
-from ddp_notebook.run.output.rate_limiter import Outlet, new_id
+from ddp_notebook.run.output.rate_limiter import RateLimiter, new_id
 from ddp_notebook.run.output.slots import Bundle, OpenRow, OpenRows, Row
 from ddp_notebook.run.output.unfinished import MOST_CHARS_OF_RANK, UPDATE_S, Unfinished
 
@@ -86,7 +86,7 @@ class Screen:
         ends: what ends the cell, for the hang card.
         is_stopped: tells whether somebody has pressed stop while the rest of a cell that is over is shown.
         may_clear: tells whether nothing else stands under the cell that its ranks may not clear away.
-        holds: tells whether output waits for something that is to stand above it, see `Outlet`.
+        holds: tells whether output waits for something that is to stand above it, see `RateLimiter`.
         folds: merge equal lines, and lines that differ only in numbers.
         log: where all text can be read, in words.
     """
@@ -94,7 +94,7 @@ class Screen:
     def __init__(
         self,
         ranks: Sequence[int],
-        sink: Sink | None = None,
+        sink: DisplayTarget | None = None,
         ends: str = STOP,
         is_stopped: Callable[[], bool] = lambda: False,
         may_clear: Callable[[], bool] = lambda: True,
@@ -105,14 +105,14 @@ class Screen:
     ) -> None:
         self._ranks = ranks
         self._may_clear = may_clear
-        self._outlet = Outlet(sink, holds)
+        self._rate_limiter = RateLimiter(sink, holds)
         self._log = log
         self._is_stopped = is_stopped
-        self.card = Card(self._outlet, ends)
+        self.card = Card(self._rate_limiter, ends)
         self._fold = Fold(folds)
-        self._is_grid = self._outlet.is_live  # programs that convert a notebook take images, not HTML
+        self._is_grid = self._rate_limiter.is_live  # programs that convert a notebook take images, not HTML
         self._partial: dict[tuple[int, str], tuple[str, float]] = {}  # (rank, stream) -> text, since when
-        self._unfinished = Unfinished(self._outlet)
+        self._unfinished = Unfinished(self._rate_limiter)
         self._tail: Tail | None = None
         self._tail_id = ""
         self._tail_updated_s = 0.0
@@ -178,18 +178,23 @@ class Screen:
         now = time.monotonic()
         self._new_lines = 0
         self._emit(self._take(now, talking), now, talking)
-        waits = [self._fold.wait_s(now), self._update_tail(now), self._update_unfinished(now), self._outlet.flush(now)]
+        waits = [
+            self._fold.wait_s(now),
+            self._update_tail(now),
+            self._update_unfinished(now),
+            self._rate_limiter.flush(now),
+        ]
         return min((wait_s for wait_s in waits if wait_s is not None), default=None)
 
     def hurry(self) -> None:
         """Stop was pressed: show what is there, and only the end of a flood."""
         self._hurries_at = self._cost + _HURRY_CHARS
-        self._outlet.hurry()
+        self._rate_limiter.hurry()
 
     @property
     def is_full(self) -> bool:
         """True if more displays wait than the front end takes now, so that the ranks have to wait."""
-        return self._outlet.is_full
+        return self._rate_limiter.is_full
 
     @property
     def is_due(self) -> bool:
@@ -209,14 +214,14 @@ class Screen:
         """Show a line of our own."""
         self.finish()
         self._has_notes = True
-        self._outlet.write("stderr", text + "\n")
-        self._outlet.drain()
+        self._rate_limiter.write("stderr", text + "\n")
+        self._rate_limiter.drain()
 
     def write(self, stream: str, text: str) -> None:
         """Show text that no rank has written, without a label."""
         if text:
             self._close_tail()
-            self._outlet.write(stream, text)
+            self._rate_limiter.write(stream, text)
 
     def finish(self) -> None:
         """The cell is over: show all that is left, and end the last line."""
@@ -233,7 +238,7 @@ class Screen:
             self._drop_cleared(rank)
         if self._hidden or self._hidden_displays:
             self._tell_hidden()
-        self._outlet.drain(self._is_stopped)
+        self._rate_limiter.drain(self._is_stopped)
 
     # ---- lines
 
@@ -278,7 +283,7 @@ class Screen:
             entry = entries[at]
             count = 1
             if entry.item.display is None:
-                self._outlet.write(entry.item.stream, labelled(entry.ranks, entry.item.text) + "\n")
+                self._rate_limiter.write(entry.item.stream, labelled(entry.ranks, entry.item.text) + "\n")
             elif _is_clear(entry.item.display):
                 self._clear(entry.ranks, entry.item.display.content)
             elif entry.item.is_display and _handle(entry.item.display) is None:
@@ -294,7 +299,7 @@ class Screen:
             self._tail, self._tail_id, self._tail_updated_s = Tail(), new_id(), now
             self._tail.extend(tail)
             self._tail_began_s = self._tail_late_s = now
-            self._outlet.show(_plain(tail), display_id=self._tail_id)
+            self._rate_limiter.show(_plain(tail), display_id=self._tail_id)
             self._note_shown(tail)
 
     def _note_shown(self, entries: list[Folded]) -> None:
@@ -326,7 +331,7 @@ class Screen:
         Lines of stderr are never among them: JupyterLab shows a display with the MIME type of stderr in red, but
         exported HTML and other readers of a saved notebook take it for plain text.
         """
-        if not self._outlet.can_change_text or not talking or now < self._no_tail_until_s:
+        if not self._rate_limiter.can_change_text or not talking or now < self._no_tail_until_s:
             return []
         tail: list[Folded] = []
         chars = 0
@@ -362,7 +367,7 @@ class Screen:
             return wait_s
         self._tail.changed = False
         self._tail_updated_s = now if now != float("inf") else 0.0
-        self._outlet.update(_plain(self._tail.entries), None, self._tail_id)
+        self._rate_limiter.update(_plain(self._tail.entries), None, self._tail_id)
         return None
 
     def _update_unfinished(self, now: float) -> float | None:
@@ -371,7 +376,7 @@ class Screen:
         for (rank, stream), (text, since) in self._partial.items():
             if (wait_s := since + _PARTIAL_LINE_S - now) > 0:
                 soonest = wait_s if soonest is None else min(soonest, wait_s)
-            elif self._outlet.can_change_text and len(text) <= MOST_CHARS_OF_RANK:
+            elif self._rate_limiter.can_change_text and len(text) <= MOST_CHARS_OF_RANK:
                 self._unfinished.set_line(rank, stream, visible(text))
         waits = [wait for wait in (soonest, self._unfinished.refresh(now)) if wait is not None]
         return min(waits, default=None)
@@ -384,13 +389,13 @@ class Screen:
                 self._add_line(rank, stream, self._partial.pop((rank, stream))[0], now)
         if _is_clear(display):
             self._unfinished.clear(rank)
-            if self._outlet.can_update:
+            if self._rate_limiter.can_update:
                 wait, inside = (bool(display.content.get(name)) for name in ("wait", "inside"))
                 self._fold.add(rank, Item(f"clear:{wait}:{inside}", display=display), now)
             return
         data: dict[str, Any] = display.content.get("data") or {}
         has_handle = (display.content.get("transient") or {}).get("display_id") is not None
-        if (set(data) == {"text/plain"} and not has_handle) or not self._outlet.can_update:
+        if (set(data) == {"text/plain"} and not has_handle) or not self._rate_limiter.can_update:
             text = data.get("text/plain", "a display without text")
             if not data or _is_update(display):
                 return
@@ -411,8 +416,8 @@ class Screen:
         is_whole = len(ranks) == len(self._ranks) and not content.get("inside")
         has_ours = self._has_notes or self.card.is_shown or not self._may_clear()
         if is_whole and not has_ours and not self._hidden:
-            if self._outlet.has_shown:
-                self._outlet.clear(bool(content.get("wait")))
+            if self._rate_limiter.has_shown:
+                self._rate_limiter.clear(bool(content.get("wait")))
             self._unfinished.cleared()
             self._rows.clear()
             self._cleared.clear()
@@ -444,7 +449,11 @@ class Screen:
                 continue
             if row is None:
                 self._display_chars += sum(len(str(value)) for value in data.values())
-                row = shown[-1] if shown and shown[-1].takes(entry.ranks, data) else Row(self._outlet, self._is_grid)
+                row = (
+                    shown[-1]
+                    if shown and shown[-1].takes(entry.ranks, data)
+                    else Row(self._rate_limiter, self._is_grid)
+                )
                 if row not in shown:
                     shown.append(row)
                 row.put(entry.ranks, data, metadata)
@@ -456,7 +465,7 @@ class Screen:
             row.show()
         if not shown:  # they have replaced others, and a late rank still has its slot next to those
             return
-        if len(shown) > 1 or not self._outlet.can_update:
+        if len(shown) > 1 or not self._rate_limiter.can_update:
             self._open_rows.close()
             return
         for entry in entries:
@@ -491,12 +500,12 @@ class Screen:
         display_id = display_id_of(rank, handle)
         data, metadata = _bundle(display)
         if _is_update(display):
-            self._outlet.update(data, metadata, display_id)
+            self._rate_limiter.update(data, metadata, display_id)
         elif self._display_chars > _MOST_DISPLAY_CHARS:
             self._hidden_displays += 1
         else:
             self._display_chars += sum(len(str(value)) for value in data.values())
-            row = Row(self._outlet, handle=display_id)
+            row = Row(self._rate_limiter, handle=display_id)
             row.put([rank], data, metadata)
             row.show()
             self._note_row([rank], row)
@@ -518,13 +527,13 @@ class Screen:
         if self._hidden_displays:
             parts.append(f"{self._hidden_displays} displays")
         where = f"; {self._log} has the text" if self._hidden else ""
-        self._outlet.write("stderr", f"... not shown: {', '.join(parts)}{where}\n")
+        self._rate_limiter.write("stderr", f"... not shown: {', '.join(parts)}{where}\n")
         for rank, lines in self._last_lines.items():
             for line in lines:
                 if line:
                     self._fold.add(rank, Item.line("stdout", visible(line)), 0.0)
         for entry in self._fold.take_all():
-            self._outlet.write("stdout", labelled(entry.ranks, entry.item.text) + "\n")
+            self._rate_limiter.write("stdout", labelled(entry.ranks, entry.item.text) + "\n")
         self._hidden.clear()
         self._last_lines.clear()
         self._hidden_displays = 0

@@ -16,7 +16,7 @@ from typing import Any
 
 from ddp_notebook.run.output.fold import Item
 from ddp_notebook.run.output.labels import label, labelled
-from ddp_notebook.run.output.rate_limiter import Outlet, new_id
+from ddp_notebook.run.output.rate_limiter import RateLimiter, new_id
 
 _IMAGES = ("image/png", "image/jpeg", "image/gif", "image/webp", "image/svg+xml")
 _ACTIVE = ("<script", "<iframe", "<object", "<embed", "<link")  # HTML that would run or load again at each update
@@ -39,8 +39,8 @@ class Row:
         handle: id of the display, by which its rank updates it; "": none.
     """
 
-    def __init__(self, outlet: Outlet, is_grid: bool = False, handle: str = "") -> None:
-        self._outlet = outlet
+    def __init__(self, outlet: RateLimiter, is_grid: bool = False, handle: str = "") -> None:
+        self._rate_limiter = outlet
         self._is_grid = is_grid
         self._handle = handle
         self._bundles: dict[int, Bundle] = {}
@@ -72,7 +72,7 @@ class Row:
             self._outputs.pop(0).show("", _EMPTY)  # a grid, whose labels are in it: the outputs below have labels
         for number, (text, bundle) in enumerate(slots):
             if number == len(self._outputs):
-                self._outputs.append(_Output(self._outlet, self._handle, has_label=bool(text)))
+                self._outputs.append(_Output(self._rate_limiter, self._handle, has_label=bool(text)))
             self._outputs[number].show(text, bundle)
         for output in self._outputs[len(slots) :]:
             output.show("", _EMPTY)
@@ -104,8 +104,8 @@ class Row:
 class _Output:
     """An output of the front end, with a label above it, which can be changed."""
 
-    def __init__(self, outlet: Outlet, handle: str, *, has_label: bool) -> None:
-        self._outlet = outlet
+    def __init__(self, outlet: RateLimiter, handle: str, *, has_label: bool) -> None:
+        self._rate_limiter = outlet
         self.has_label = has_label
         self._label_id = new_id()
         self._display_id = handle or new_id()
@@ -123,9 +123,9 @@ class _Output:
 
     def _send(self, data: dict[str, Any], metadata: dict[str, Any], display_id: str, is_new: bool) -> None:
         if is_new:
-            self._outlet.show(data, metadata, display_id)
+            self._rate_limiter.show(data, metadata, display_id)
         else:
-            self._outlet.update(data, metadata, display_id)
+            self._rate_limiter.update(data, metadata, display_id)
 
 
 class OpenRow:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ddp_notebook.run.output.labels import labelled
-from ddp_notebook.run.output.rate_limiter import Outlet, new_id
+from ddp_notebook.run.output.rate_limiter import RateLimiter, new_id
 
 UPDATE_S = 0.1  # between two changes of what is shown
 _MOST_CHARS = 4000  # of one update
@@ -24,8 +24,8 @@ class Unfinished:
         outlet: where it is displayed.
     """
 
-    def __init__(self, outlet: Outlet) -> None:
-        self._outlet = outlet
+    def __init__(self, outlet: RateLimiter) -> None:
+        self._rate_limiter = outlet
         self._above: list[tuple[int, str]] = []  # lines that have ended, as (rank, text)
         self._lines: dict[Key, str] = {}  # the last line of each, open or ended
         self._open: set[Key] = set()
@@ -75,7 +75,7 @@ class Unfinished:
 
     def clear(self, rank: int) -> None:
         """The rank's next text replaces the text that it has here."""
-        if self._outlet.can_update:
+        if self._rate_limiter.can_update:
             self._clearing[rank] = True
             self._later = {key for key in self._later if key[0] != rank}
 
@@ -127,9 +127,9 @@ class Unfinished:
     def _show(self, text: str) -> None:
         if not self._display_id:
             self._display_id = new_id()
-            self._outlet.show({"text/plain": text}, display_id=self._display_id)
+            self._rate_limiter.show({"text/plain": text}, display_id=self._display_id)
         else:
-            self._outlet.update({"text/plain": text}, None, self._display_id)
+            self._rate_limiter.update({"text/plain": text}, None, self._display_id)
         self._shown = text
 
     def _render(self, above: list[tuple[int, str]], lines: dict[Key, str]) -> str:

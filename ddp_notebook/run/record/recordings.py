@@ -12,7 +12,7 @@ from ddp_notebook.messages.record_options import LEVELS, RecordOptions
 from ddp_notebook.observe.observer import Observer
 from ddp_notebook.observe.recording import Recording
 from ddp_notebook.run.cells.cells import Cells
-from ddp_notebook.run.groups.liveness import Living
+from ddp_notebook.run.groups.liveness import Liveness
 from ddp_notebook.run.notebook_kernel import is_users_thread
 from ddp_notebook.run.rank_requests import Questions
 
@@ -32,13 +32,13 @@ class Recordings:
     """
 
     def __init__(
-        self, observer: Observer, questions: Questions, cells: Cells, living: Living, folder: Callable[[], str]
+        self, observer: Observer, questions: Questions, cells: Cells, liveness: Liveness, folder: Callable[[], str]
     ) -> None:
         self._usual = RecordOptions(level="values")  # what is recorded where a cell does not say it
         self._observer = observer
         self._questions = questions
         self._cells = cells
-        self._living = living
+        self._liveness = liveness
         self._folder = folder
         self._has_news = False  # a cell has run since the recording was brought up to date
         observer.recording.catch_up = self._catch_up
@@ -79,13 +79,13 @@ class Recordings:
     @property
     def now(self) -> Recording:
         """See `Session.recording`."""
-        if (ranks := self._living.to_ask) is not None:
+        if (ranks := self._liveness.to_ask) is not None:
 
             def ask(request: int) -> ClockProbe:
                 return ClockProbe(request=request, sent_ns=time.monotonic_ns(), flush=True)
 
             self._has_news = self._cells.watched is not None
-            self._questions.ask_for(ranks, ask, _ANSWER_S if self._living.are_here else _FAR_ANSWER_S)
+            self._questions.ask_for(ranks, ask, _ANSWER_S if self._liveness.are_here else _FAR_ANSWER_S)
         self._observer.flush()
         return self._observer.recording
 

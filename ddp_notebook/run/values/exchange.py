@@ -30,7 +30,7 @@ from ddp_notebook.records.words import (
 from ddp_notebook.run.cells.cell import CellRun
 from ddp_notebook.run.cells.cells import Cells
 from ddp_notebook.run.cells.interrupt import keyboard_interrupt, uninterrupted
-from ddp_notebook.run.groups.liveness import Living
+from ddp_notebook.run.groups.liveness import Liveness
 from ddp_notebook.run.rank_requests import Questions
 from ddp_notebook.run.rank_sets import RankSet
 from ddp_notebook.run.values.transfers import PushedData, Transfers
@@ -57,11 +57,11 @@ class Exchange:
         living: tells which ranks can answer.
     """
 
-    def __init__(self, cells: Cells, questions: Questions, transfers: Transfers, living: Living) -> None:
+    def __init__(self, cells: Cells, questions: Questions, transfers: Transfers, liveness: Liveness) -> None:
         self._cells = cells
         self._questions = questions
         self._transfers = transfers
-        self._living = living
+        self._liveness = liveness
 
     # ---- from the ranks
 
@@ -69,7 +69,7 @@ class Exchange:
         self, name: str, ranks: RankSet, *, force: bool, safe: bool, report: Report = lambda _: None
     ) -> RankValues:
         """See `Session.pull`."""
-        chosen = self._living.parse(ranks)
+        chosen = self._liveness.parse(ranks)
         check_name(name)
         # Behind jobs that wait it keeps its place in the queue: it is to see what they have done.
         if (job := self._job_on(chosen)) is not None and not self._cells.turn.waiting_jobs:
@@ -83,7 +83,7 @@ class Exchange:
 
     def peek(self, expression: str, ranks: RankSet) -> RankValues:
         """See `Session.peek`."""
-        chosen = self._living.parse(ranks)
+        chosen = self._liveness.parse(ranks)
         if not expression.strip():
             raise UsageError("peek needs an expression of Python, such as history[-5:]")
         if (job := self._job_on(chosen)) is None:
@@ -119,7 +119,7 @@ class Exchange:
         Raises:
             KeyboardInterrupt: the wait was interrupted.
         """
-        self._living.check(ranks)
+        self._liveness.check(ranks)
         try:
             return read()
         except KeyboardInterrupt as error:
@@ -190,7 +190,7 @@ class Exchange:
 
     def push(self, variables: Mapping[str, Any], ranks: RankSet, *, force: bool) -> None:
         """See `Session.push`."""
-        chosen = self._living.parse(ranks)
+        chosen = self._liveness.parse(ranks)
         differ = False  # whether ranks get different values
         for name, value in variables.items():
             if check_name(name) in RESERVED_NAMES:
@@ -229,7 +229,7 @@ class Exchange:
         """Wait until ranks are there and have nothing else to do, for a transfer that ends with the block."""
         try:
             with self._cells.turn:
-                self._living.check(ranks)
+                self._liveness.check(ranks)
                 self._cells.check_idle(ranks)
                 yield
         except KeyboardInterrupt as error:

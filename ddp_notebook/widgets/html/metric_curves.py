@@ -14,7 +14,7 @@ from ddp_notebook.records.units import three_figures, two_figures
 from ddp_notebook.records.words import list_ranks
 from ddp_notebook.widgets.html.axes import BOTTOM, HEIGHT, LEFT, WIDTH, Axes, room
 from ddp_notebook.widgets.html.markup import Markup, element, line, shorten
-from ddp_notebook.widgets.html.series import Course, Values
+from ddp_notebook.widgets.html.series import Series, Values
 
 _MOST_LINES = 8
 _MOST_TOLD = 5  # further metrics
@@ -34,7 +34,7 @@ class _Line(NamedTuple):
     first_wrong: tuple[int, float] | None = None
 
 
-def chart(name: str, course: Course, others: Mapping[str, Course]) -> Markup:
+def chart(name: str, course: Series, others: Mapping[str, Series]) -> Markup:
     """A metric's chart.
 
     Args:
@@ -66,7 +66,7 @@ def chart(name: str, course: Course, others: Mapping[str, Course]) -> Markup:
     return element("figure", caption, drawn, element("ul", *key))
 
 
-def in_words(course: Course) -> str:
+def in_words(course: Series) -> str:
     """The first and the last value, mean of the ranks.
 
     Example:
@@ -84,7 +84,7 @@ def in_words(course: Course) -> str:
     return three_figures(end) if is_single else f"{three_figures(begin)} → {three_figures(end)}"
 
 
-def _end(course: Course) -> str:
+def _end(course: Series) -> str:
     wrong = course.first_wrong
     return f"{min(wrong.values())[1]:g}" if wrong else three_figures(_mean(course.end))
 
@@ -95,7 +95,7 @@ def _mean(values: Values) -> float:
     return float(known.mean()) if len(known) else math.nan
 
 
-def _missing(course: Course, is_band: bool) -> str:
+def _missing(course: Series, is_band: bool) -> str:
     """Return a note with the number of drawn points if some are missing, or for a band the steps per point.
 
     Example:
@@ -120,7 +120,7 @@ def _missing(course: Course, is_band: bool) -> str:
     return f"{words} points drawn: the lowest and the highest of neighbours"
 
 
-def _lines(course: Course, steps: Values) -> tuple[list[_Line], tuple[Values, Values] | None]:
+def _lines(course: Series, steps: Values) -> tuple[list[_Line], tuple[Values, Values] | None]:
     """What is drawn, and the lowest and the highest of all ranks where they are too many for a line each."""
     known = [rank for rank in range(course.world_size) if course.has(rank)]
     points = {rank: course.points(rank) for rank in known}
@@ -146,7 +146,7 @@ def _lines(course: Course, steps: Values) -> tuple[list[_Line], tuple[Values, Va
     ], (low, high)
 
 
-def _line(course: Course, ranks: list[int], points: tuple[Values, Values], colour: str) -> _Line:
+def _line(course: Series, ranks: list[int], points: tuple[Values, Values], colour: str) -> _Line:
     wrong = course.first_wrong.get(ranks[0])
     label = "all ranks" if 1 < len(ranks) == course.world_size else shorten(list_ranks(ranks), _RANKS)
     end = f"{wrong[1]:g} from {course.unit} {wrong[0]}" if wrong else three_figures(float(course.end[ranks[0]]))
@@ -158,7 +158,7 @@ def _key(one: _Line) -> Markup:
     return element("li", swatch, one.label, " ", element("b", one.end))
 
 
-def _draw(course: Course, steps: Values, lines: list[_Line], band: tuple[Values, Values] | None) -> list[Markup]:
+def _draw(course: Series, steps: Values, lines: list[_Line], band: tuple[Values, Values] | None) -> list[Markup]:
     drawn_values = np.concatenate([*(one.values for one in lines), *(band or ())])
     finite = drawn_values[np.isfinite(drawn_values)].clip(-_MOST, _MOST)
     if not len(finite):
@@ -188,7 +188,7 @@ def _mark(places: list[tuple[int, int]], axes: Axes, one: _Line) -> Markup:
     return element("path", class_="line", stroke=one.colour, d=f"M{at_x - 9} {at_y - 9}l18 18m0-18l-18 18")
 
 
-def _reach(course: Course) -> tuple[float, float]:
+def _reach(course: Series) -> tuple[float, float]:
     first, last = float(course.first_step), float(course.last_step)
     return (first, last) if last > first else (first - 0.5, last + 0.5)
 

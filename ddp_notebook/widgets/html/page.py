@@ -11,7 +11,7 @@ from ddp_notebook.widgets.html import metric_curves, step_bars
 from ddp_notebook.widgets.html.markup import Markup, element, join, shorten
 from ddp_notebook.widgets.html.rank_table import MOST_ROWS, table
 from ddp_notebook.widgets.html.sources import PageState, Sources
-from ddp_notebook.widgets.live_status import Present
+from ddp_notebook.widgets.live_status import LiveStatus
 
 MOST_BYTES = 20_000
 # Rows of the table and bars of steps: fewer where texts are long, or lines have many corners.
@@ -53,7 +53,7 @@ def of_recording(recording: RecordedTables, cell: int | None, title: str, key: s
         key: as for `draw`.
     """
     feed = Feed(recording, cell, is_live=False)
-    present = Present(feed, None, title)
+    present = LiveStatus(feed, None, title)
     ranks = present.look(0.0)
     feed.delta(feed.end_ns, present.head(), ranks)
     return draw(Sources(feed).look(present.head()), key)

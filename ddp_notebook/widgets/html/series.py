@@ -12,7 +12,7 @@ SLOTS = 64  # slots of a line, each with two points
 Values = npt.NDArray[np.float64]
 
 
-class Course:
+class Series:
     """The lowest and the highest value that each rank has logged in every `width` steps, in the newest run.
 
     When the slots are full, `width` doubles. A run is one cell, or several whose program gave steps that go on from one
@@ -181,7 +181,7 @@ def _is_further(new: Values, before: Values, sign: float) -> npt.NDArray[np.bool
     return further & ~np.isnan(new[..., 1:])
 
 
-def add_rows(courses: dict[int, Course], rows: Rows, world_size: int, most: int) -> None:
+def add_rows(courses: dict[int, Series], rows: Rows, world_size: int, most: int) -> None:
     """Take in rows of `records.METRIC`.
 
     Args:
@@ -196,7 +196,7 @@ def add_rows(courses: dict[int, Course], rows: Rows, world_size: int, most: int)
         if name not in courses:
             if len(courses) >= most:
                 continue
-            courses[name] = Course(world_size)
+            courses[name] = Series(world_size)
         mine = rows[of == at]
         courses[name].add(
             *(mine["rank"], mine["step"], mine["value"], cell),

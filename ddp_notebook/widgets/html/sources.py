@@ -14,7 +14,7 @@ from ddp_notebook.widgets.feed.feed import Feed
 from ddp_notebook.widgets.feed.tables import empty
 from ddp_notebook.widgets.html import step_bars
 from ddp_notebook.widgets.html.rank_table import RankRow
-from ddp_notebook.widgets.html.series import Course, add_rows
+from ddp_notebook.widgets.html.series import Series, add_rows
 
 _MOST_METRICS = 32  # that are followed
 _STATES = ("running", "stuck")  # in which ranks are somewhere
@@ -28,7 +28,7 @@ class PageState:
     state: str  # "running", "stuck", "idle", "stopped" or "recorded"
     cell: str  # "In [5]"; "": none
     why: str  # it hangs, in a sentence
-    courses: Mapping[str, Course]  # the main one first
+    courses: Mapping[str, Series]  # the main one first
     steps: Rows  # of the feed's table `step`, of one cell
     run: Mapping[str, Any] | None  # the numbers of its training run, see `Present.head`
     ranks: list[RankRow]
@@ -45,7 +45,7 @@ class Sources:
     def __init__(self, feed: Feed) -> None:
         self._feed = feed
         self._end = 0  # of the metrics that were read
-        self._courses: dict[int, Course] = {}  # by the number of the name
+        self._courses: dict[int, Series] = {}  # by the number of the name
         self._names = np.zeros(0, np.int64)  # numbers of all names that were logged
 
     def look(self, head: Mapping[str, Any]) -> PageState:
@@ -82,7 +82,7 @@ class Sources:
             notes=_notes(feed.notes(), len(self._names) - len(self._courses)),
         )
 
-    def _ranks(self, steps: Rows, main: Course | None, *, has_places: bool) -> list[RankRow]:
+    def _ranks(self, steps: Rows, main: Series | None, *, has_places: bool) -> list[RankRow]:
         """A row for each rank.
 
         Args:

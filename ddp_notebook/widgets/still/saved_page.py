@@ -29,7 +29,7 @@ from ddp_notebook.widgets.feed.feed import Feed
 from ddp_notebook.widgets.feed.messages import FeedMessage
 from ddp_notebook.widgets.feed.tables import empty, pack
 from ddp_notebook.widgets.feed.timeline import Timeline
-from ddp_notebook.widgets.live_status import Present
+from ddp_notebook.widgets.live_status import LiveStatus
 from ddp_notebook.widgets.still import saved_summary
 
 # Rows that a page has at most, the newest: as many as the browser keeps (js/data/tables.js). 12 MB in all.
@@ -61,7 +61,7 @@ def html_of(recording: RecordedTables) -> str:
 def message(recording: RecordedTables) -> FeedMessage:
     """All that a recording holds, as the snapshot that a view begins with."""
     feed = Feed(recording, is_live=False)
-    present = Present(feed, None, saved_summary.text(recording))
+    present = LiveStatus(feed, None, saved_summary.text(recording))
     feed.delta(feed.end_ns, present.head(), present.look(0.0))
     base = feed.snapshot(feed.end_ns, present.head()).header
     tables, begins_ms = _tables(feed)

@@ -7,7 +7,7 @@ import threading
 from concurrent.futures import Future
 
 from ddp_notebook.errors import HostError
-from ddp_notebook.launch.transports.base import Way
+from ddp_notebook.launch.transports.base import Transport
 from ddp_notebook.messages import framing
 from ddp_notebook.messages.encoding import Message
 from ddp_notebook.messages.hosts import PingRequest
@@ -38,10 +38,10 @@ class Requests:
         how_it_ended: then, in words.
     """
 
-    def __init__(self, way: Way) -> None:
+    def __init__(self, transport: Transport) -> None:
         self.gone = threading.Event()
         self.how_it_ended = ""
-        self._way = way
+        self._transport = transport
         self._pending: dict[int, Reply] = {}
         self._count = 0
         self._lock = threading.Lock()
@@ -57,13 +57,13 @@ class Requests:
                 self._fail_pending()
             else:
                 with contextlib.suppress(OSError):  # then the reader sees the end of the stream
-                    self._way.send(frame)
+                    self._transport.send(frame)
         return reply
 
     def tell(self, frame: bytes) -> None:
         """Send a frame that has no reply."""
         with self._lock, contextlib.suppress(OSError):
-            self._way.send(frame)
+            self._transport.send(frame)
 
     def say(self, message: Message) -> None:
         """Send a request and ignore its reply."""
@@ -73,7 +73,7 @@ class Requests:
         """Let the host hear that its owner lives. Not where somebody sends: that may take long, and says it too."""
         if self._lock.acquire(blocking=False):
             with contextlib.suppress(OSError):
-                self._way.send(framing.pack_message(PingRequest()))
+                self._transport.send(framing.pack_message(PingRequest()))
             self._lock.release()
 
     # ---- the thread that reads

@@ -27,11 +27,11 @@ from ddp_notebook.launch.keep.exception_data import failure_of
 from ddp_notebook.launch.keep.keeper.journal import Journal
 from ddp_notebook.launch.keep.keeper.notebooks import Notebook, Notebooks
 from ddp_notebook.launch.keep.keeper.queue import Queue
-from ddp_notebook.launch.keep.keeper.rank_events import Heard
+from ddp_notebook.launch.keep.keeper.rank_events import RankEvents
 from ddp_notebook.launch.keep.keeper.request_handler import RequestHandler
 from ddp_notebook.launch.keep.recording_store import KeptRecording
 from ddp_notebook.launch.keep.state import OwnCluster, folder_of, silent, silent_ranks, state_of
-from ddp_notebook.launch.membership.startup import DirectBeginning
+from ddp_notebook.launch.membership.startup import DirectStartup
 from ddp_notebook.launch.options import Ssh, StartOptions
 from ddp_notebook.launch.preemption import Preemption
 from ddp_notebook.messages.encoding import to_json
@@ -102,7 +102,7 @@ class Keeper:
             until = time.monotonic() + _FIRST_S
             while not self._notebooks.all and time.monotonic() < until:
                 self._is_to_end(0.01)
-            beginning = DirectBeginning(self._with_lease(), self._check, self._say_stage, OwnCluster)
+            beginning = DirectStartup(self._with_lease(), self._check, self._say_stage, OwnCluster)
             hosts = beginning.hosts
             self._start(beginning)
             while not self._is_to_end(_LOOK_IN_CELL_S if self._journal.running else _LOOK_S):
@@ -122,9 +122,9 @@ class Keeper:
         lease_s = max(options.hosts.lease_s, self._keep.alone_s)
         return replace(options, hosts=replace(options.hosts, lease_s=lease_s))
 
-    def _start(self, beginning: DirectBeginning) -> None:
+    def _start(self, beginning: DirectStartup) -> None:
         keep, hosts = self._keep, beginning.hosts
-        heard = Heard(self._notebooks, self._gone)
+        heard = RankEvents(self._notebooks, self._gone)
         self._cluster = cluster = cast(OwnCluster, beginning.make(heard))
         cluster.tell_what_is_slow(lambda text: self._notebooks.tell(Notice(text=text)))
         journal = Journal(cluster.mark_token, keep.output_bytes)

@@ -43,7 +43,7 @@ class _Text:
                 self.log.write(piece)
 
 
-class Heard:
+class RankEvents:
     """The keeper's `launch.cluster.Listener`.
 
     Args:

@@ -13,7 +13,7 @@ from ddp_notebook.launch.keep.exception_data import failure_of
 from ddp_notebook.launch.keep.keeper.journal import Journal
 from ddp_notebook.launch.keep.keeper.notebooks import Notebook, Notebooks
 from ddp_notebook.launch.keep.keeper.queue import Queue
-from ddp_notebook.launch.keep.keeper.rank_events import Heard
+from ddp_notebook.launch.keep.keeper.rank_events import RankEvents
 from ddp_notebook.launch.keep.state import OwnCluster
 from ddp_notebook.launch.membership.members import Renumbered
 from ddp_notebook.launch.placement import Placement
@@ -83,7 +83,7 @@ class RequestHandler:
         journal: Journal,
         queue: Queue,
         notebooks: Notebooks,
-        heard: Heard,
+        heard: RankEvents,
         changed: Callable[[], None],
         renumbered: Renumbered,
         end: Callable[[], None],

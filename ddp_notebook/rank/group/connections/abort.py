@@ -20,7 +20,7 @@ from ddp_notebook.rank import threads
 from ddp_notebook.rank.group import stores
 from ddp_notebook.rank.group.calls import timeout_of, timeout_setter
 from ddp_notebook.rank.group.connections import sockets
-from ddp_notebook.rank.group.connections.stuck_waits import Untold
+from ddp_notebook.rank.group.connections.stuck_waits import StuckWaits
 from ddp_notebook.rank.group.recorder import Recorder
 from ddp_notebook.rank.group.waiting import notice_interrupt
 from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
@@ -79,7 +79,7 @@ class Connections:
         self._starting: dict[int, set[int]] = {}  # by thread that starts a store at any port: as `before`
         self._making = threading.RLock()
         self._unseen = 0  # waits that the recorder does not see
-        self._untold = Untold()
+        self._untold = StuckWaits()
         self._makers = 0  # calls that hold that lock: several where one call makes a group by another
         self._successors: dict[str, ProcessGroup] = {}  # by name of a group: the one that its operations go through
         # Makes the board of a group on which the guard compares calls; None while no guard is wanted.

@@ -27,7 +27,7 @@ _TELL = f"_Z{_BUFFER}15signalExceptionENSt15__exception_ptr13exception_ptrE"
 WORDS = "the connection of this operation was cut"  # the message of the error that such an operation raises
 
 
-class Untold:
+class StuckWaits:
     """What waits in gloo although its connections have been cut. From any thread."""
 
     def __init__(self) -> None:

@@ -122,9 +122,9 @@ class Kernel(Operator):
                 call.meaning = recorder.meaning(call)
             elif (look := recorder.look) is not None:
                 look(call)
-            if (tape := recorder.tape) is not None and tape.level:
-                call.site = tape.site(depth)
-                unseen(tape.begin, call)
+            if (event_buffer := recorder.event_buffer) is not None and event_buffer.level:
+                call.site = event_buffer.site(depth)
+                unseen(event_buffer.begin, call)
             if is_send:
                 sent = call.group.sent
                 sent[peer] = sent.get(peer, 0) + 1  # type: ignore[index,arg-type]  # a send has one
@@ -156,8 +156,8 @@ class Kernel(Operator):
             elif (work := unbox_work(boxed)) is None:  # a message of several that NCCL begins together
                 recorder.queued(call)
             else:
-                if call.moment is not None and (tape := recorder.tape) is not None:
-                    tape.issued(call, work)
+                if call.moment is not None and (event_buffer := recorder.event_buffer) is not None:
+                    event_buffer.issued(call, work)
                 call.work = work  # from now on another thread may see that it is over and forget it
                 by_work[id(work)] = call
             if len(live) >= recorder.prune_at:
@@ -205,8 +205,8 @@ def _note_failure(recorder: Recorder, call: Call | None, error: BaseException) -
 
 def _record_end(recorder: Recorder, call: Call, *, failed: bool) -> None:
     """Record that the caller of a call goes on. Does nothing for a call that is not recorded."""
-    if call.moment is not None and (tape := recorder.tape) is not None:
-        tape.ended(call, failed, call.since_ns)
+    if call.moment is not None and (event_buffer := recorder.event_buffer) is not None:
+        event_buffer.ended(call, failed, call.since_ns)
 
 
 def _short_way(recorder: Recorder, kernel: Kernel, long_way: Callable[..., Any]) -> Callable[..., Any]:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.autograd.profiler import record_function
 
-from ddp_notebook.rank.record.event_buffer import OFF, Tape
+from ddp_notebook.rank.record.event_buffer import OFF, EventBuffer
 from ddp_notebook.rank.record.training.wrapping import around
 from ddp_notebook.stdlib import contextlib, os, threading, time
 
@@ -36,8 +36,8 @@ class Blocks:
         leave: takes the name of a block that has ended, and when it began.
     """
 
-    def __init__(self, tape: Tape, leave: Callable[[str, int], None]) -> None:
-        self._tape = tape
+    def __init__(self, event_buffer: EventBuffer, leave: Callable[[str, int], None]) -> None:
+        self._event_buffer = event_buffer
         self._leave = leave
         self._here = _Here()
 
@@ -51,11 +51,11 @@ class Blocks:
         self._here.open.clear()
 
     def _around_enter(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        tape, here = self._tape, self._here
+        event_buffer, here = self._event_buffer, self._here
 
         def __enter__(self: Any) -> Any:
             entered = original(self)
-            if tape.level != OFF and not _is_torchs(sys._getframe(1)):
+            if event_buffer.level != OFF and not _is_torchs(sys._getframe(1)):
                 here.open.append((self, time.monotonic_ns()))
             return entered
 

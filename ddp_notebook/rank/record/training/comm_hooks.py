@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddp_notebook.rank.group.operators import nbytes_of
 from ddp_notebook.rank.group.sequences import Moment
-from ddp_notebook.rank.record.event_buffer import OFF, Tape
+from ddp_notebook.rank.record.event_buffer import OFF, EventBuffer
 from ddp_notebook.rank.record.training.buckets import Backward
 from ddp_notebook.stdlib import time, weakref
 
@@ -40,8 +40,8 @@ class StandIn:
         hook, state: the user's.
     """
 
-    def __init__(self, tape: Tape, model: str, hook: Callable[..., Any], state: object) -> None:
-        self._tape = tape
+    def __init__(self, event_buffer: EventBuffer, model: str, hook: Callable[..., Any], state: object) -> None:
+        self._event_buffer = event_buffer
         self._model = model
         self.call_from_now_on(hook, state)
 
@@ -52,19 +52,21 @@ class StandIn:
         self._name = getattr(hook, "__qualname__", type(hook).__qualname__).rpartition(".")[2]
 
     def __call__(self, _: object, bucket: Any) -> Any:
-        tape, hook = self._tape, self._hook
-        if tape.level == OFF:
+        event_buffer, hook = self._event_buffer, self._hook
+        if event_buffer.level == OFF:
             return hook(self._state, bucket)
-        moment, backward, began_ns = tape.moment, tape.backward, time.monotonic_ns()
+        moment, backward, began_ns = event_buffer.moment, event_buffer.backward, time.monotonic_ns()
         index, nbytes = bucket.index(), nbytes_of(bucket.buffer())
-        tape.bucket = self._model, index
+        event_buffer.bucket = self._model, index
         try:
             future = hook(self._state, bucket)
         finally:
-            tape.bucket = None
+            event_buffer.bucket = None
 
         def ended(_: Any) -> None:
-            tape.put(Hooked(self._model, index, self._name, nbytes, moment, backward, began_ns, time.monotonic_ns()))
+            event_buffer.put(
+                Hooked(self._model, index, self._name, nbytes, moment, backward, began_ns, time.monotonic_ns())
+            )
 
         if not hasattr(future, "add_done_callback"):  # no future: neither torch's in Python nor that in C++
             return future  # torch refuses it
@@ -83,8 +85,10 @@ class ObservedCommHooks:
         model_of: tells the model that has a reducer, and the model's name.
     """
 
-    def __init__(self, tape: Tape, model_of: Callable[[Any], tuple[DistributedDataParallel, str] | None]) -> None:
-        self._tape = tape
+    def __init__(
+        self, event_buffer: EventBuffer, model_of: Callable[[Any], tuple[DistributedDataParallel, str] | None]
+    ) -> None:
+        self._event_buffer = event_buffer
         self._model_of = model_of
         self._stand_ins: weakref.WeakKeyDictionary[Any, StandIn] = weakref.WeakKeyDictionary()  # by reducer
 
@@ -101,7 +105,7 @@ class ObservedCommHooks:
             if before is not None and getattr(model, "mixed_precision", None) is not None:
                 original(reducer, state, hook)  # which raises: the hook that is there is torch's own
             elif before is None:
-                stand_in = StandIn(self._tape, name, hook, state)
+                stand_in = StandIn(self._event_buffer, name, hook, state)
                 original(reducer, state, stand_in)
                 self._stand_ins[reducer] = stand_in
             else:  # torch takes one hook only; the stand-in calls the last one

@@ -11,7 +11,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from ddp_notebook.rank.hide_from_profiler import unseen
 from ddp_notebook.rank.record import previews
-from ddp_notebook.rank.record.event_buffer import OFF, Tape
+from ddp_notebook.rank.record.event_buffer import OFF, EventBuffer
 from ddp_notebook.stdlib import functools
 
 _OWN, _AVERAGED = 2, 3  # the side of a value, of `records.VALUE`
@@ -33,10 +33,10 @@ class GradientHook:
         tape: where they are left.
     """
 
-    def __init__(self, tape: Tape) -> None:
+    def __init__(self, event_buffer: EventBuffer) -> None:
         self.parameter = ""  # its name in the model; empty: none is chosen
         self._has_shown = False  # one of its gradients was kept
-        self._tape = tape
+        self._event_buffer = event_buffer
         self._to_be_averaged: list[tuple[int, str, torch.Tensor]] = []  # in the backward under way
         self._hooked = WeakTensorKeyDictionary()  # parameters
 
@@ -58,7 +58,7 @@ class GradientHook:
 
     def _on_gradient(self, name: str, parameter: torch.Tensor) -> None:
         """A gradient is there, and DDP has not averaged it yet: its own hook comes later."""
-        backward = self._tape.backward
+        backward = self._event_buffer.backward
         if name != self.parameter or backward is None or parameter.grad is None:
             return
         self._put(backward.number, name, _OWN, parameter.grad)
@@ -79,7 +79,7 @@ class GradientHook:
         copy = unseen(previews.copy, [gradient])
         if copy is not None:
             self._has_shown = True
-            self._tape.put(ChosenGradient(span, name, side, copy), is_large=True)
+            self._event_buffer.put(ChosenGradient(span, name, side, copy), is_large=True)
 
     def end_cell(self, modules: Iterable[torch.nn.Module]) -> None:
         """Say so if the chosen parameter was not seen.
@@ -91,7 +91,7 @@ class GradientHook:
             return
         names = {name: None for each in modules for name, one in each.named_parameters() if one.requires_grad}
         known = f"the models in DDP have {', '.join(names)}" if names else "there is no model in DDP"
-        if self._tape.level == OFF:
+        if self._event_buffer.level == OFF:
             known = "nothing is recorded, see %ddp_record"
         elif self.parameter in names:
             known = "it was in no backward that averages gradients"

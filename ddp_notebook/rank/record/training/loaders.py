@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, IterableDataset, dataloader
 
 from ddp_notebook.rank.group.sequences import Moment
 from ddp_notebook.rank.hide_from_profiler import unseen
-from ddp_notebook.rank.record.event_buffer import OFF, Tape
+from ddp_notebook.rank.record.event_buffer import OFF, EventBuffer
 from ddp_notebook.rank.record.training.model_names import new_name, nothing
 from ddp_notebook.rank.record.training.wrapping import around
 from ddp_notebook.records.schema import SPANS
@@ -51,8 +51,8 @@ class Loaders:
         put: leaves a span: its kind, its name, when it began, and the samples in the batch.
     """
 
-    def __init__(self, tape: Tape, put: Callable[[int, str, int, int], None]) -> None:
-        self._tape = tape
+    def __init__(self, event_buffer: EventBuffer, put: Callable[[int, str, int, int], None]) -> None:
+        self._event_buffer = event_buffer
         self._put = put
         self._naming = threading.Lock()  # loaders may be new in several threads at once
         self._names: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
@@ -75,7 +75,7 @@ class Loaders:
 
     def _around_iter(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def __iter__(loader: Any) -> Any:
-            if self._tape.level == OFF:
+            if self._event_buffer.level == OFF:
                 return original(loader)
             began_ns = time.monotonic_ns()
             iterator = original(loader)
@@ -100,11 +100,11 @@ class Loaders:
         if name not in self._told:
             self._told.add(name)
             prefetch = loader.prefetch_factor
-            self._tape.put(
+            self._event_buffer.put(
                 Settings(
                     began_ns,
                     name,
-                    self._tape.moment,
+                    self._event_buffer.moment,
                     loader.num_workers,
                     bool(loader.persistent_workers),
                     _batches(loader),
@@ -114,7 +114,7 @@ class Loaders:
 
     def _around_next(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def __next__(iterator: Any) -> Any:
-            if self._tape.level == OFF:
+            if self._event_buffer.level == OFF:
                 return original(iterator)
             last, epoch = self._last
             if last() is not iterator:

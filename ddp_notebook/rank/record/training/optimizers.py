@@ -14,7 +14,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from ddp_notebook.rank.record.event_buffer import OFF, Tape
+from ddp_notebook.rank.record.event_buffer import OFF, EventBuffer
 from ddp_notebook.rank.record.training.model_names import new_name, nothing
 from ddp_notebook.rank.record.training.wrapping import uncompiled
 from ddp_notebook.stdlib import threading, time, weakref
@@ -28,8 +28,8 @@ class Optimizers:
         stepped: gets an optimizer that has stepped inside no other, and when it began.
     """
 
-    def __init__(self, tape: Tape, stepped: Callable[[Any, int], object]) -> None:
-        self._tape = tape
+    def __init__(self, event_buffer: EventBuffer, stepped: Callable[[Any, int], object]) -> None:
+        self._event_buffer = event_buffer
         self._stepped = stepped
         # By thread: optimizers in their step, by their id, and when that began.
         self._stepping: dict[int, list[tuple[int, int]]] = {}
@@ -54,7 +54,7 @@ class Optimizers:
         last, name = self._last
         if last() is optimizer:
             return name
-        self._tape.thinning.turns += 1
+        self._event_buffer.thinning.turns += 1
         with self._naming:
             if (name := self._names.get(optimizer, "")) == "":
                 name = self._names[optimizer] = new_name(optimizer, set(self._names.values()))
@@ -62,7 +62,7 @@ class Optimizers:
         return name
 
     def _before_step(self, optimizer: Optimizer, _: Any, __: Any) -> None:
-        if self._tape.level == OFF:
+        if self._event_buffer.level == OFF:
             return
         stack = self._stepping.setdefault(threading.get_ident(), [])
         if stack:

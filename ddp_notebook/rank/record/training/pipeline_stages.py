@@ -21,7 +21,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from ddp_notebook.rank.group.calls import Call
 from ddp_notebook.rank.group.operators import flat
-from ddp_notebook.rank.record.event_buffer import OFF, Tape
+from ddp_notebook.rank.record.event_buffer import OFF, EventBuffer
 from ddp_notebook.rank.record.training.wrapping import around, passed_over
 from ddp_notebook.records.schema import SPANS
 from ddp_notebook.records.words import list_ranks
@@ -66,9 +66,9 @@ class Pipelines:
         leave: takes the spans; `place` is the span of the pipeline's step, the stage and the microbatch.
     """
 
-    def __init__(self, tape: Tape, leave: Leave) -> None:
+    def __init__(self, event_buffer: EventBuffer, leave: Leave) -> None:
         self.doing: dict[int, StageAction] = {}  # by thread
-        self._tape = tape
+        self._event_buffer = event_buffer
         self._leave = leave
         self._steps: dict[int, _Step] = {}  # by thread
         self._has_messages = False
@@ -122,7 +122,7 @@ class Pipelines:
                     raise
                 finally:
                     self.doing.pop(thread, None)
-                    if self._tape.level != OFF:
+                    if self._event_buffer.level != OFF:
                         self._put(action, began_ns, self._steps.get(thread))
 
             return act
@@ -132,7 +132,7 @@ class Pipelines:
     def _put(self, action: StageAction, began_ns: int, step: _Step | None) -> None:
         name = f"stage {action.stage}, microbatch {action.microbatch}"
         place = (step.span if step else 0), action.stage, action.microbatch
-        self._leave(action.kind, name, began_ns, number=next(self._tape.spans), place=place)
+        self._leave(action.kind, name, began_ns, number=next(self._event_buffer.spans), place=place)
 
     def _around_messages(self, what: str, toward: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         def make(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -154,7 +154,7 @@ class Pipelines:
         def step(schedule: Any, *args: Any, **named: Any) -> Any:
             stages = getattr(schedule, "_stages", None) or [schedule._stage]
             samples = _check(schedule, stages, args, named)
-            thread, began_ns, span = threading.get_ident(), time.monotonic_ns(), next(self._tape.spans)
+            thread, began_ns, span = threading.get_ident(), time.monotonic_ns(), next(self._event_buffer.spans)
             self._steps[thread] = _Step(span, samples)
             try:
                 return original(schedule, *args, **named)
@@ -163,7 +163,7 @@ class Pipelines:
                 raise
             finally:
                 self._steps.pop(thread, None)
-                if self._tape.level != OFF:
+                if self._event_buffer.level != OFF:
                     place = span, stages[0].num_stages, schedule._n_microbatches
                     self._leave(PIPELINE, _name(schedule, stages[0].group), began_ns, number=span, place=place)
 

@@ -21,7 +21,7 @@ from ddp_notebook.rank.group.sequences import Moment
 from ddp_notebook.rank.group.waiting import notice_interrupt
 from ddp_notebook.rank.hide_from_profiler import function_modes, operator_modes, unseen
 from ddp_notebook.rank.imports import after_import
-from ddp_notebook.rank.record.event_buffer import OFF, Tape, new
+from ddp_notebook.rank.record.event_buffer import OFF, EventBuffer, new
 from ddp_notebook.rank.record.training.blocks import Blocks
 from ddp_notebook.rank.record.training.buckets import Backward, Model
 from ddp_notebook.rank.record.training.comm_hooks import ObservedCommHooks
@@ -46,8 +46,8 @@ class Checkpoints:
         leave: takes the name of the function, and when it was called.
     """
 
-    def __init__(self, tape: Tape, leave: Callable[[str, int], None]) -> None:
-        self._tape = tape
+    def __init__(self, event_buffer: EventBuffer, leave: Callable[[str, int], None]) -> None:
+        self._event_buffer = event_buffer
         self._leave = leave
         self._saving: set[int] = set()  # threads that are in one: a checkpoint may be saved by another function
 
@@ -65,7 +65,7 @@ class Checkpoints:
     def _around(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         def save(*args: Any, **named: Any) -> Any:
             thread = threading.get_ident()
-            if self._tape.level == OFF or thread in self._saving:
+            if self._event_buffer.level == OFF or thread in self._saving:
                 return original(*args, **named)
             began_ns = time.monotonic_ns()
             self._saving.add(thread)
@@ -106,7 +106,7 @@ def span_of(backward: Backward) -> Span:
     return Span(one.number, BACKWARD, "", moment, one.began_ns, one.end_ns, -1, one.thread, (0, 0, 0), False)
 
 
-class Training:
+class TrainingSpans:
     """Sees the training in this process, from `install` on.
 
     Args:
@@ -114,21 +114,21 @@ class Training:
         between: tasks for the main thread between two steps.
     """
 
-    def __init__(self, tape: Tape, between: BetweenSteps | None = None) -> None:
+    def __init__(self, event_buffer: EventBuffer, between: BetweenSteps | None = None) -> None:
         self.on_step: list[Callable[[], None]] = []  # called after each optimizer step
         self.between = BetweenSteps() if between is None else between
-        self.tape = self._tape = tape
+        self.event_buffer = self._event_buffer = event_buffer
         self._models: weakref.WeakKeyDictionary[Any, Model] = weakref.WeakKeyDictionary()
         self._last: Model | None = None  # that was asked for: probably the next one again
         self._prepared: list[Model] = []
         self._roots: dict[int, tuple[int, int]] = {}  # forwards of FSDP under way: their begin, and the batch size
         self._naming = threading.Lock()  # models may be new in several threads at once
-        self._optimizers = Optimizers(tape, self.stepped)
-        self._gradients = GradientHook(tape)
-        self.pipelines = Pipelines(tape, self.put)
-        self._loaders = Loaders(tape, self.put)
-        self._blocks = Blocks(tape, lambda name, began_ns: self.put(BLOCK, name, began_ns))
-        self._checkpoints = Checkpoints(tape, lambda name, began_ns: self.put(CHECKPOINT, name, began_ns))
+        self._optimizers = Optimizers(event_buffer, self.stepped)
+        self._gradients = GradientHook(event_buffer)
+        self.pipelines = Pipelines(event_buffer, self.put)
+        self._loaders = Loaders(event_buffer, self.put)
+        self._blocks = Blocks(event_buffer, lambda name, began_ns: self.put(BLOCK, name, began_ns))
+        self._checkpoints = Checkpoints(event_buffer, lambda name, began_ns: self.put(CHECKPOINT, name, began_ns))
 
     def install(self) -> None:
         """Begin to look. What this version of torch does not let be seen is left out, with a message."""
@@ -161,7 +161,7 @@ class Training:
         around(DistributedDataParallel, "__init__", self._around_init)
         around(DistributedDataParallel, "forward", self._around_forward)
         around(DistributedDataParallel, "register_comm_hook", self._around_register)
-        around(dist, "_register_comm_hook", ObservedCommHooks(self._tape, self._model_of).around_register)
+        around(dist, "_register_comm_hook", ObservedCommHooks(self._event_buffer, self._model_of).around_register)
 
     def _look_at_fsdp(self) -> None:
         from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState
@@ -170,10 +170,10 @@ class Training:
         around(FSDPState, "_post_forward", self._around_post_forward)
 
     def _look_at_dtensor(self) -> None:
-        self._tape.modules.watch(lambda: self._tape.level != OFF)
+        self._event_buffer.modules.watch(lambda: self._event_buffer.level != OFF)
 
     def _look_at_backwards(self) -> None:
-        self._tape.engine = inspect.unwrap(torch.autograd.graph._engine_run_backward).__code__
+        self._event_buffer.engine = inspect.unwrap(torch.autograd.graph._engine_run_backward).__code__
         for module in (torch.autograd, torch.autograd.graph):
             around(module, "_engine_run_backward", self._around_backward)
 
@@ -191,10 +191,14 @@ class Training:
         is_training: bool = False,
     ) -> None:
         """Leave a span. Unless said otherwise it ends now and belongs to the present moment."""
-        tape = self._tape
-        number, moment, end_ns = number or next(tape.spans), moment or tape.moment, end_ns or time.monotonic_ns()
+        event_buffer = self._event_buffer
+        number, moment, end_ns = (
+            number or next(event_buffer.spans),
+            moment or event_buffer.moment,
+            end_ns or time.monotonic_ns(),
+        )
         thread = threading.get_ident()
-        tape.put(new(Span, (number, kind, name, moment, start_ns, end_ns, samples, thread, place, is_training)))
+        event_buffer.put(new(Span, (number, kind, name, moment, start_ns, end_ns, samples, thread, place, is_training)))
 
     # ---- forward
 
@@ -204,7 +208,7 @@ class Training:
         is_training = model.training and getattr(model, "module", model).training
         self.put(kind, name, began_ns, samples, is_training=is_training)
         if kind == FORWARD:
-            self._tape.has_begun = self._tape.sees_forwards = True
+            self._event_buffer.has_begun = self._event_buffer.sees_forwards = True
 
     def _around_init(self, original: Callable[..., None]) -> Callable[..., None]:
         def __init__(model: DistributedDataParallel, *args: Any, **named: Any) -> None:
@@ -221,7 +225,7 @@ class Training:
         after = uncompiled(self._after_forward)
 
         def forward(model: DistributedDataParallel, *inputs: Any, **named: Any) -> Any:
-            if self._tape.level == OFF:
+            if self._event_buffer.level == OFF:
                 return original(model, *inputs, **named)
             began_ns, has_failed = time.monotonic_ns(), True
             try:
@@ -236,7 +240,7 @@ class Training:
                         after(model, began_ns, (*inputs, *named.values()), has_failed)
                 except Exception:  # the user's forward must go on
                     _log.info("a forward was not recorded", exc_info=True)
-                    self._tape.dropped += 1
+                    self._event_buffer.dropped += 1
 
         return passed_over(forward)  # torch.compile calls it as it is
 
@@ -250,7 +254,7 @@ class Training:
         if has_failed or not (model.require_backward_grad_sync and torch.is_grad_enabled()):
             return
         if (layout := known.prepare(model)) is not None:
-            self._tape.put(layout)
+            self._event_buffer.put(layout)
         if known in self._prepared:
             self._prepared.remove(known)
         self._prepared.append(known)
@@ -285,7 +289,7 @@ class Training:
         def _pre_forward(state: Any, module: Any, args: Any, named: Any) -> Any:
             began_ns = time.monotonic_ns()
             out = original(state, module, args, named)
-            if self._tape.level != OFF and state._state_ctx.iter_forward_root is state:
+            if self._event_buffer.level != OFF and state._state_ctx.iter_forward_root is state:
                 self._roots[id(state)] = began_ns, unseen(samples_of, (*args, *named.values()))
             return out
 
@@ -307,10 +311,10 @@ class Training:
         backward_of_thread = torch._C._current_graph_task_id
 
         def _engine_run_backward(*args: Any, **named: Any) -> Any:
-            tape = self._tape
-            if tape.level == OFF or backward_of_thread() != -1:  # this thread is in a backward
+            event_buffer = self._event_buffer
+            if event_buffer.level == OFF or backward_of_thread() != -1:  # this thread is in a backward
                 return original(*args, **named)
-            other = tape.backward
+            other = event_buffer.backward
             if other is not None and not other.end_ns:  # another thread's, which takes the buckets: note only the time
                 return self._time_backward(original, *args, **named)
             return self.run_backward(functools.partial(original, *args, **named))
@@ -324,15 +328,15 @@ class Training:
             run: it.
             site: of a distributed one, in whatever thread its collectives are called.
         """
-        tape, prepared = self._tape, self._prepared
+        event_buffer, prepared = self._event_buffer, self._prepared
         for model in prepared:
             if model.reference() is None:
                 prepared[:] = [one for one in prepared if one.reference() is not None]
                 break
-        backward = Backward(next(tape.spans), prepared, site)
+        backward = Backward(next(event_buffer.spans), prepared, site)
         failed = True
         try:
-            tape.go_back(backward, depth=3)  # above this function and the wrapper
+            event_buffer.go_back(backward, depth=3)  # above this function and the wrapper
             out = run()
             failed = False
             if self._gradients.parameter:
@@ -346,9 +350,9 @@ class Training:
             backward.has_span = backward.thread not in self.pipelines.doing
             try:
                 if failed or backward.calls:
-                    unseen(tape.end_backward, backward, failed)
+                    unseen(event_buffer.end_backward, backward, failed)
                 elif backward.again:
-                    tape.end_again(backward)
+                    event_buffer.end_again(backward)
                 if self._gradients.parameter:
                     self._gradients.forget_backward()
                 for model in prepared:
@@ -358,13 +362,13 @@ class Training:
                 else:
                     prepared.clear()
             finally:  # an interrupt may have come
-                tape.come_back(backward)
+                event_buffer.come_back(backward)
                 if backward.has_span or backward.again:
-                    tape.put(backward)
+                    event_buffer.put(backward)
 
     def _time_backward(self, original: Callable[..., Any], *args: Any, **named: Any) -> Any:
-        began_ns, moment = time.monotonic_ns(), self._tape.moment
-        self._tape.has_begun = True
+        began_ns, moment = time.monotonic_ns(), self._event_buffer.moment
+        self._event_buffer.has_begun = True
         try:
             return original(*args, **named)
         finally:
@@ -377,11 +381,11 @@ class Training:
         """An optimizer has stepped since then. Returns its name."""
         name = self._optimizers.name(optimizer)
         self._optimizers.of_cell.add(name)
-        self.put(OPTIMIZER, name, began_ns, moment=self._tape.count_step())
+        self.put(OPTIMIZER, name, began_ns, moment=self._event_buffer.count_step())
         for call in self.on_step:
             call()
         if self.between:
-            self.between.stepped(self._tape.moment.step)
+            self.between.stepped(self._event_buffer.moment.step)
         return name
 
     @property
@@ -408,7 +412,7 @@ class Training:
         self.pipelines.begin_cell()
         self._loaders.begin_cell()
         self._blocks.begin_cell()
-        self._tape.bucket = None
+        self._event_buffer.bucket = None
         for model in [*self._models.values(), *self._prepared]:
             model.forget_calls()  # of another cell's lines
 

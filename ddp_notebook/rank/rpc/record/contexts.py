@@ -24,8 +24,8 @@ from ddp_notebook.records.schema import CONTEXT_EVENTS
 from ddp_notebook.stdlib import contextlib, functools, time
 
 if TYPE_CHECKING:
-    from ddp_notebook.rank.record.training.spans import Training
-    from ddp_notebook.rank.rpc.rpc_functions import Face
+    from ddp_notebook.rank.record.training.spans import TrainingSpans
+    from ddp_notebook.rank.rpc.rpc_functions import RpcFunctions
 
 _CONTEXT, _PAIR, _GRADIENT, _BACKWARD, _STEP = range(len(CONTEXT_EVENTS))
 _OPTIMIZERS, _OPTIMIZER = "torch.distributed.optim.optimizer", "DistributedOptimizer"
@@ -42,8 +42,8 @@ class Contexts:
         here: where each thread is; its `context` is torch's number of one, plus 1.
     """
 
-    def __init__(self, training: Training, face: Face, here: RpcThread) -> None:
-        self._training, self._tape, self._face, self._here = training, training.tape, face, here
+    def __init__(self, training: TrainingSpans, face: RpcFunctions, here: RpcThread) -> None:
+        self._training, self._event_buffer, self._face, self._here = training, training.event_buffer, face, here
         self._known: OrderedDict[int, set[int]] = OrderedDict()  # recvs that have been told, by context
 
     def install(self) -> None:
@@ -76,9 +76,9 @@ class Contexts:
         @functools.wraps(backward)
         def run_backward(context_id: Any, *args: Any, **kwargs: Any) -> None:
             number = of_torch(context_id)
-            if self._tape.level == OFF or not isinstance(number, int):
+            if self._event_buffer.level == OFF or not isinstance(number, int):
                 return backward(context_id, *args, **kwargs)
-            site = self._tape.site(2)
+            site = self._event_buffer.site(2)
             began_ns = time.monotonic_ns()
             run = functools.partial(backward, context_id, *args, **kwargs)
             try:
@@ -144,7 +144,7 @@ class Contexts:
     def _around_step(self, original: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(original)
         def step(optimizer: Any, context_id: int) -> None:
-            if self._tape.level == OFF:
+            if self._event_buffer.level == OFF:
                 return original(optimizer, context_id)
             began_ns = time.monotonic_ns()
             original(optimizer, context_id)
@@ -168,10 +168,12 @@ class Contexts:
         start_ns: int,
         end_ns: int = 0,
     ) -> None:
-        if self._tape.level != OFF:
+        if self._event_buffer.level != OFF:
             number, end_ns = _numbered(context - 1), end_ns or time.monotonic_ns()
-            moment = self._tape.moment
-            self._tape.put(ContextEvent(event, number, message, src, dst, call, nbytes, name, moment, start_ns, end_ns))
+            moment = self._event_buffer.moment
+            self._event_buffer.put(
+                ContextEvent(event, number, message, src, dst, call, nbytes, name, moment, start_ns, end_ns)
+            )
 
 
 def _functions(context: int, which: Callable[[Any], dict[int, Any]]) -> dict[int, Any]:

@@ -8,14 +8,14 @@ from torch._C._distributed_rpc import PyRRef
 from torch.distributed import rpc
 from torch.distributed.rpc.internal import _InternalRPCPickler
 
-from ddp_notebook.rank.record.event_buffer import OFF, Tape
+from ddp_notebook.rank.record.event_buffer import OFF, EventBuffer
 from ddp_notebook.rank.remote_calls import ReferenceEvent, Sent
 from ddp_notebook.rank.rpc.record.call_stack import RpcThread, numbered
 from ddp_notebook.records.schema import REFERENCE_EVENTS
 from ddp_notebook.stdlib import re, time, weakref
 
 if TYPE_CHECKING:
-    from ddp_notebook.rank.rpc.rpc_functions import Face
+    from ddp_notebook.rank.rpc.rpc_functions import RpcFunctions
 
 _MADE, _FORKED, _TAKEN, _DELETED, _LET_GO = range(len(REFERENCE_EVENTS))
 _text = PyRRef.__str__  # with the numbers of agents, where programs see ranks
@@ -32,8 +32,8 @@ class References:
         here: where each thread is.
     """
 
-    def __init__(self, tape: Tape, face: Face, here: RpcThread) -> None:
-        self._tape, self._face, self._here = tape, face, here
+    def __init__(self, event_buffer: EventBuffer, face: RpcFunctions, here: RpcThread) -> None:
+        self._event_buffer, self._face, self._here = event_buffer, face, here
         self._alive: dict[int, weakref.ref[Any]] = {}  # by the ids of these
 
     def install(self) -> None:
@@ -42,19 +42,19 @@ class References:
 
         def _py_rref_reducer(pickler: Any, reference: PyRRef[Any]) -> Any:
             made = reduce(pickler, reference)
-            if self._tape.level != OFF:
+            if self._event_buffer.level != OFF:
                 self._forked(made[1][0])
             return made
 
         def _py_rref_receiver(_: type, data: Any) -> Any:
             reference = receive(data)
-            if self._tape.level != OFF:
+            if self._event_buffer.level != OFF:
                 self._taken(reference, data)
             return reference
 
         def __init__(reference: Any, *args: Any, **kwargs: Any) -> None:
             init(reference, *args, **kwargs)
-            if self._tape.level != OFF:
+            if self._event_buffer.level != OFF:
                 self._own(reference)
 
         setattr(_InternalRPCPickler, _REDUCER, _py_rref_reducer)
@@ -97,14 +97,14 @@ class References:
     def _watch(self, reference: PyRRef[Any], number: int, fork: int, owner: int) -> None:
         def gone(watching: weakref.ref[Any]) -> None:
             self._alive.pop(id(watching), None)
-            if self._tape.level != OFF:
+            if self._event_buffer.level != OFF:
                 self._put(_DELETED, number, fork, owner, -1, 0)
 
         watching = weakref.ref(reference, gone)
         self._alive[id(watching)] = watching
 
     def _let_go(self) -> None:
-        if self._alive and self._tape.level != OFF:
+        if self._alive and self._event_buffer.level != OFF:
             self._alive.clear()
             self._put(_LET_GO, 0, 0, self._face.rank, -1, 0)
 
@@ -121,7 +121,9 @@ class References:
         time_ns: int | None = None,
     ) -> None:
         time_ns = time.monotonic_ns() if time_ns is None else time_ns
-        self._tape.put(ReferenceEvent(event, number, fork, owner, parent, call, name, self._tape.moment, time_ns))
+        self._event_buffer.put(
+            ReferenceEvent(event, number, fork, owner, parent, call, name, self._event_buffer.moment, time_ns)
+        )
 
 
 def _numbers(reference: PyRRef[Any]) -> tuple[int, int]:

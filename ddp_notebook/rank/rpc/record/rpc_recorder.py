@@ -21,7 +21,7 @@ from torch.distributed.rpc.internal import RemoteException
 from ddp_notebook.rank.cell.exceptions import words
 from ddp_notebook.rank.group import waiting
 from ddp_notebook.rank.group.operators import nbytes_of
-from ddp_notebook.rank.record.event_buffer import OFF, Tape
+from ddp_notebook.rank.record.event_buffer import OFF, EventBuffer
 from ddp_notebook.rank.remote_calls import TORCH, Ran, Sent
 from ddp_notebook.rank.rpc.record.call_stack import RpcThread
 from ddp_notebook.rank.rpc.record.contexts import Contexts
@@ -30,8 +30,8 @@ from ddp_notebook.records.schema import RPC_KINDS, SPANS
 from ddp_notebook.stdlib import functools, time
 
 if TYPE_CHECKING:
-    from ddp_notebook.rank.record.training.spans import Training
-    from ddp_notebook.rank.rpc.rpc_functions import Face
+    from ddp_notebook.rank.record.training.spans import TrainingSpans
+    from ddp_notebook.rank.rpc.rpc_functions import RpcFunctions
 
 _MOST_ERROR = 300
 _DEPTH = 4  # of lists whose tensors are counted
@@ -51,19 +51,19 @@ class RpcRecorder:
         training: of the rank's recording.
     """
 
-    def __init__(self, face: Face, training: Training) -> None:
+    def __init__(self, face: RpcFunctions, training: TrainingSpans) -> None:
         self._face = face
         self._training = training
-        self.tape: Tape = training.tape
+        self.event_buffer: EventBuffer = training.event_buffer
         self.here = RpcThread(face.serving.running)
-        self._references = References(self.tape, face, self.here)
+        self._references = References(self.event_buffer, face, self.here)
         self._contexts = Contexts(training, face, self.here)
         self._fetching: dict[int, Sent] = {}  # those of `to_here` that have not returned
 
     @property
     def is_on(self) -> bool:
         """Return whether calls are recorded now."""
-        return self.tape.level != OFF
+        return self.event_buffer.level != OFF
 
     def install(self) -> None:
         """Begin to look."""
@@ -71,7 +71,7 @@ class RpcRecorder:
         setattr(PyRRef, _to_here, self._around_to_here(getattr(PyRRef, _to_here)))
         self._references.install()
         self._contexts.install()
-        self.tape.collectors.append(self._tell_those_under_way)
+        self.event_buffer.collectors.append(self._tell_those_under_way)
         waiting.record = self._waited
         face.calls.on_answer = self._on_answer
         face.sending.recorder = face.serving.recorder = self
@@ -85,12 +85,16 @@ class RpcRecorder:
             what: a Python function and its arguments, as bytes; None: it is another one.
             args: its tensors, first; or what is passed to it.
         """
-        tape, frame, depth = self.tape, sys._getframe(2), 3  # `_invoke_rpc`, below `rpc_sync` and `rpc_async`; `remote`
+        event_buffer, frame, depth = (
+            self.event_buffer,
+            sys._getframe(2),
+            3,
+        )  # `_invoke_rpc`, below `rpc_sync` and `rpc_async`; `remote`
         if frame.f_code.co_name == "_invoke_rpc" and frame.f_back is not None:
             frame, depth = frame.f_back, 4
         if call.kind != TORCH:
             call.kind = _KIND.get(frame.f_code.co_name, _ASYNC)
-        call.site, call.moment, call.is_told = tape.site(depth), tape.moment, False
+        call.site, call.moment, call.is_told = event_buffer.site(depth), event_buffer.moment, False
         call.nbytes_back, call.returned_ns, call.reference, call.error = -1, -1, 0, ""
         face, names = self._face, self._face.names
         call.src, call.dst = (-1, -1) if names is None else (names.mine.here, face.rank_of(call.worker))
@@ -108,7 +112,7 @@ class RpcRecorder:
     def failed(self, call: Sent, error: BaseException) -> None:
         """It could not be sent."""
         call.returned_ns, call.error = _now_ns(), _in_a_line(error)
-        self.tape.put(call)
+        self.event_buffer.put(call)
 
     def made(self, call: Sent, reference: PyRRef[Any]) -> None:
         """It was sent by `remote`, which has made this."""
@@ -130,7 +134,7 @@ class RpcRecorder:
             call.returned_ns = time_ns
             if value is not None or error is not None or future is not None:
                 self._look_at(call, value, error, future)
-        self.tape.put(call)
+        self.event_buffer.put(call)
 
     def _look_at(self, call: Sent, value: Any, error: Any, future: Any) -> None:
         """Keep what its answer says.
@@ -155,12 +159,12 @@ class RpcRecorder:
     def _around_to_here(self, fetch: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(fetch)
         def to_here(reference: PyRRef[Any], *args: Any, **kwargs: Any) -> Any:
-            tape, face, here = self.tape, self._face, self.here
-            if tape.level == OFF or reference.is_owner():
+            event_buffer, face, here = self.event_buffer, self._face, self.here
+            if event_buffer.level == OFF or reference.is_owner():
                 return fetch(reference, *args, **kwargs)
             call = face.calls.new(_to_here)
             call.is_recorded, call.is_told, call.kind = True, False, _TO_HERE
-            call.site, call.moment = tape.site(2), tape.moment
+            call.site, call.moment = event_buffer.site(2), event_buffer.moment
             call.parent, call.context = here.of(call.thread)
             call.src, call.dst = face.rank, face.rank_of(face.owner_of(reference))
             call.nbytes = call.nbytes_back = call.returned_ns = -1
@@ -177,7 +181,7 @@ class RpcRecorder:
                 raise
             finally:
                 del self._fetching[call.number]
-            self.tape.put(call)
+            self.event_buffer.put(call)
             if call.context:
                 self._contexts.returned(call, call.context)
             return value
@@ -186,7 +190,7 @@ class RpcRecorder:
 
     def _waited(self, began_ns: int) -> None:
         """A thread has waited for a future since then. Waits of `rpc_sync` last as long as calls that have rows."""
-        if self.tape.level == OFF or sys._getframe(2).f_code.co_name == "rpc_sync":
+        if self.event_buffer.level == OFF or sys._getframe(2).f_code.co_name == "rpc_sync":
             return
         self._training.put(_FUTURE, "", began_ns)
 
@@ -198,9 +202,9 @@ class RpcRecorder:
 
     def ran(self, ran: Ran, result: Any) -> None:
         """One was executed."""
-        if self.tape.level == OFF:
+        if self.event_buffer.level == OFF:
             return
-        ran.moment = self.tape.moment
+        ran.moment = self.event_buffer.moment
         if ran.ended_ns < 0:  # it was stopped
             ran.ended_ns = _now_ns()
         if isinstance(result, RemoteException):
@@ -208,30 +212,30 @@ class RpcRecorder:
         elif isinstance(result, Future) and not result.done():
             result.add_done_callback(functools.partial(self._set, ran))
             return
-        self.tape.put(ran)
+        self.event_buffer.put(ran)
 
     def _set(self, ran: Ran, future: Any) -> None:
         """The future is set that a function of `async_execution` has returned."""
         ran.done_ns = _now_ns()
-        self.tape.put(ran)
+        self.event_buffer.put(ran)
 
     # ---- any thread
 
     def _tell_those_under_way(self) -> None:
         """Leave, once, the calls whose answers do not come soon, and those that are executed for long."""
         calls, since_ns = self._face.calls.under_way(), _now_ns() - _LONG_NS
-        if self.tape.level == OFF:
+        if self.event_buffer.level == OFF:
             return
         for call in (*calls, *list(self._fetching.values())):
             if call.is_recorded and call.sent_ns < since_ns and not call.is_told:
                 call.is_told = True
                 now = copy.copy(call)  # else its answer may come before its row is made
                 now.returned_ns = now.nbytes_back = -1
-                self.tape.put(now)
+                self.event_buffer.put(now)
         for ran in self._face.serving.going():
             if ran.number and ran.begun_ns < since_ns and not ran.is_told:
                 ran.is_told = True
-                self.tape.put(dataclasses.replace(ran, moment=self.tape.moment, ended_ns=-1))
+                self.event_buffer.put(dataclasses.replace(ran, moment=self.event_buffer.moment, ended_ns=-1))
 
 
 def _nbytes(values: Any, depth: int = _DEPTH) -> int:

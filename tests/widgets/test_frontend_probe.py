@@ -8,7 +8,7 @@ import time
 import pytest
 
 from ddp_notebook.widgets import frontend_probe
-from ddp_notebook.widgets.frontend_probe import ANSWER_S, Answering
+from ddp_notebook.widgets.frontend_probe import ANSWER_S, FrontendProbe
 
 
 @pytest.fixture(autouse=True)
@@ -26,40 +26,40 @@ def beside(call):
 
 
 def test_what_comes_beside_the_main_thread_is_heard_while_a_cell_runs():
-    view = Answering()
-    assert repr(view) == "<Answering: not known yet>"
+    view = FrontendProbe()
+    assert repr(view) == "<FrontendProbe: not known yet>"
     assert beside(view.heard) == "now" == view.when
-    assert repr(view) == "<Answering: now>"
+    assert repr(view) == "<FrontendProbe: now>"
 
 
 def test_what_comes_in_the_main_thread_waits_for_the_cell_where_nothing_else_comes():
-    view = Answering()
+    view = FrontendProbe()
     assert view.heard() == "" and view.is_there, "JupyterLab may not have its subshell yet"
     assert view.heard(is_last=True) == "after the cell"
-    assert repr(view) == "<Answering: after the cell>"
+    assert repr(view) == "<FrontendProbe: after the cell>"
 
 
 def test_a_message_that_waited_in_the_main_thread_does_not_undo_what_came_beside_it():
-    view = Answering()
+    view = FrontendProbe()
     beside(view.heard)
-    assert view.heard() == "" and repr(view) == "<Answering: now>"
+    assert view.heard() == "" and repr(view) == "<FrontendProbe: now>"
     assert view.heard(is_last=True) == "after the cell", "another front end, which never sends beside it"
 
 
 def test_a_view_is_missing_when_its_time_is_over_until_one_answers():
-    view = Answering()
+    view = FrontendProbe()
     now_s = time.monotonic()
     assert not view.is_overdue(now_s)
-    assert repr(view) == "<Answering: not known yet>"
+    assert repr(view) == "<FrontendProbe: not known yet>"
     assert view.is_overdue(now_s - ANSWER_S - 0.1)
-    assert repr(view) == "<Answering: no view has answered>"
+    assert repr(view) == "<FrontendProbe: no view has answered>"
     assert view.is_overdue(now_s), "and so are the next ones"
     view.heard()
-    assert not view.is_overdue(now_s - 100) and repr(view) == "<Answering: not known yet>"
+    assert not view.is_overdue(now_s - 100) and repr(view) == "<FrontendProbe: not known yet>"
 
 
 def test_the_next_session_knows_what_this_one_has_found():
-    assert not Answering().is_there
-    beside(Answering().heard)
-    later = Answering()
+    assert not FrontendProbe().is_there
+    beside(FrontendProbe().heard)
+    later = FrontendProbe()
     assert later.is_there and later.when == "now" and not later.is_overdue(0.0)
