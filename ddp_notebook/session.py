@@ -260,9 +260,9 @@ class Session:
             'tensor([1.])'
         """
         cell = self._prepare(code, ranks, timeout_s, quiet, execution_count, file, record, fold)
-        sink = ThreadTarget() if not quiet and is_users_thread() else None
+        target = ThreadTarget() if not quiet and is_users_thread() else None
         try:
-            return self._run(cell, sink, self._beside(sink, code))
+            return self._run(cell, target, self._beside(target, code))
         except (DDPNotebookError, KeyboardInterrupt) as error:
             # In a script our frames would stand before what the ranks say.
             raise error.with_traceback(None)  # noqa: B904 - the same error, whose context is the script's
@@ -298,12 +298,12 @@ class Session:
             '2'
         """
         cell = self._prepare(code, ranks, timeout_s, quiet, execution_count, file, record, fold)
-        sink = None if quiet else of_this_cell()
-        beside = self._beside(sink, code)
+        target = None if quiet else of_this_cell()
+        beside = self._beside(target, code)
         self._parts.liveness.check_host()  # before the job has a thread of its own
 
         def run(job: Job) -> CellResult:
-            return self._run(cell, sink, beside, job)
+            return self._run(cell, target, beside, job)
 
         told = cell.told
         waiting = None
@@ -312,7 +312,7 @@ class Session:
 
             of_all = len(cell.ranks) == self.world_size
             waiting = Waiting(told=told, ranks=None if of_all else cell.ranks, timeout_s=timeout_s)
-        return self._parts.jobs.start(cell.ranks, code, told.execution_count, sink, run, waiting)
+        return self._parts.jobs.start(cell.ranks, code, told.execution_count, target, run, waiting)
 
     def _prepare(
         self,
@@ -350,13 +350,13 @@ class Session:
         return _Cell(told=told, asked=ranks, ranks=chosen, timeout_s=timeout_s, warnings=warnings)
 
     def _run(
-        self, cell: _Cell, sink: DisplayTarget | None, beside: SideView | None, job: Job | None = None
+        self, cell: _Cell, target: DisplayTarget | None, beside: SideView | None, job: Job | None = None
     ) -> CellResult:
         """Run a prepared cell and wait for its end, in the queue of the cells.
 
         Args:
             cell: from `_prepare`.
-            sink: shows the output; None: nothing does.
+            target: shows the output; None: nothing does.
             beside: shows a view below the output.
             job: which runs it; None: the notebook waits.
         """
@@ -373,7 +373,7 @@ class Session:
             told.code,
             choose,
             timeout_s=cell.timeout_s,
-            sink=sink,
+            target=target,
             execution_count=told.execution_count,
             file=told.file,
             record=told.record,
@@ -720,8 +720,8 @@ class Session:
             raise SessionBrokenError(NOT_STARTED)
         return self._live
 
-    def _beside(self, sink: DisplayTarget | None, code: str) -> SideView | None:
-        return None if sink is None else self._views.beside(sink, code)
+    def _beside(self, target: DisplayTarget | None, code: str) -> SideView | None:
+        return None if target is None else self._views.beside(target, code)
 
     # ---- ranks
 
@@ -863,13 +863,13 @@ class Session:
         return said
 
     def _in_background(self, run: CellRun, cell: RunCell) -> Job:
-        sink = of_this_cell()
-        beside = self._beside(sink, cell.code)
+        target = of_this_cell()
+        beside = self._beside(target, cell.code)
 
         def follow(job: Job) -> CellResult:
-            return self._parts.adopted.follow(run, sink, job.place, job.waiter, beside, job.on_begin)
+            return self._parts.adopted.follow(run, target, job.place, job.waiter, beside, job.on_begin)
 
-        return self._parts.jobs.start(run.result.ranks, cell.code, cell.execution_count, sink, follow)
+        return self._parts.jobs.start(run.result.ranks, cell.code, cell.execution_count, target, follow)
 
     # ---- end
 

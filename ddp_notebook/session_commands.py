@@ -70,12 +70,12 @@ def _already(asked: StartOptions, running: sessions.Session) -> str:
     if len(dead) == count:
         which = "the only rank of this session" if count == 1 else f"all {count} ranks of this session"
         return f"{which}{kept} {'has' if count == 1 else 'have'} died; {_RESTART}"
-    liveness = count - len(dead)
-    keep = "keeps its variables" if liveness == 1 else "keep their variables"
+    living = count - len(dead)
+    keep = "keeps its variables" if living == 1 else "keep their variables"
     if not dead:
         return f"{_ranks(running)} {_is(living)} already running{kept} and {keep}{sync}; {_RESTART}"
     return (
-        f"{liveness} of {_ranks(running)}{kept} {_is(living)} already running and {keep}; {name_ranks(dead)} died, and "
+        f"{living} of {_ranks(running)}{kept} {_is(living)} already running and {keep}; {name_ranks(dead)} died, and "
         f"%ddp_heal replaces dead ranks{sync}; {_RESTART}"
     )
 

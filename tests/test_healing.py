@@ -325,7 +325,7 @@ def test_the_rank_that_did_not_join_a_group_is_named_and_no_key_of_the_store_is_
     call = _begin_call(session, tmp_path / "begun")
     with monkeypatch.context() as patch:
         patch.setattr(forming, "_FORM_TIMEOUT_S", 1.0)
-        patch.setattr(session._parts.cells.mend, "check_calls", lambda *_: None)
+        patch.setattr(session._parts.cells.recovery, "check_calls", lambda *_: None)
         with pytest.raises(StartError, match=r"^rank 0 did not join the group in time, .*%ddp_interrupt") as raised:
             session.ranks.reform()
     assert "keys" not in str(raised.value) and "/" not in str(raised.value)
@@ -413,11 +413,11 @@ def test_a_press_while_the_group_forms(session, monkeypatch):
 # Run a leftover thread of the previous Form while the new group is about to connect: a busy machine does it by itself.
 LATE_THREADS = """
 import gc
-from ddp_notebook.rank.group.connections.reconnect import Renewal
+from ddp_notebook.rank.group.connections.reconnect import Reconnection
 from ddp_notebook.rank.process import Rank
 
 [process] = [one for one in gc.get_objects() if type(one) is Rank]
-over, renew = process.place, Renewal.renew
+over, renew = process.place, Reconnection.renew
 
 def renew_late(self, place):
     late = threading.Thread(target=process._form, args=(over,))
@@ -426,7 +426,7 @@ def renew_late(self, place):
     return renew(self, place)
 
 import threading
-Renewal.renew = renew_late
+Reconnection.renew = renew_late
 """
 
 
@@ -435,7 +435,7 @@ def test_a_late_thread_of_a_call_that_is_over_cuts_nothing(session):
     try:
         session.ranks.reform()
     finally:
-        session.run("Renewal.renew = renew")
+        session.run("Reconnection.renew = renew")
     assert session.run(SUM)[0].result == "3"
 
 

@@ -360,9 +360,9 @@ def test_the_monitor_imports_no_torch():
 
 @pytest.mark.slow
 def test_a_view_imports_while_its_cell_runs_what_the_picture_at_the_end_needs():
-    prepares = "Placing.prepare_picture(types.SimpleNamespace())"
+    prepares = "ViewPlacement.prepare_picture(types.SimpleNamespace())"
     waits = "[one.join() for one in threading.enumerate() if one.name == 'ddp-picture-import']"
-    before = "import threading, types; from ddp_notebook.widgets.placement import Placing"
+    before = "import threading, types; from ddp_notebook.widgets.placement import ViewPlacement"
     needs = {"ddp_notebook.observe.figures.bars", "matplotlib.backends.backend_agg", "PIL.PngImagePlugin"}
 
     assert not needs & loaded_by(before)

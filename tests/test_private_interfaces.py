@@ -272,13 +272,13 @@ def test_an_agent_of_rpc_starts_alone_and_is_told_of_others():
     """In a process of its own: an agent stays until its process ends."""
     code = """if True:
         import sys
-        from ddp_notebook.rank.rpc.agent import Agent, Worker
+        from ddp_notebook.rank.rpc.agent import RpcAgent, Worker
         from torch.distributed import rpc
         from torch.distributed.rpc import api
         no_devices = dict(device_count=0, device_maps={}, devices=[])
         made = [Worker(name=name, rank=i, here=i, number=i, **no_devices)
                 for i, name in enumerate("ab")]
-        agent = Agent(made[0], made, rpc.TensorPipeRpcBackendOptions())
+        agent = RpcAgent(made[0], made, rpc.TensorPipeRpcBackendOptions())
         agent.learn(made[0], made, [agent.address, "uv://127.0.0.1:1"])
         known = api._get_current_rpc_agent()
         assert {info.name for info in known.get_worker_infos()} == {"a", "b"}

@@ -18,8 +18,8 @@ class Page:
 
     def __init__(self) -> None:
         self.displays: dict[str, dict[str, Any]] = {}
-        self.outlet = RateLimiter(self)
-        self.row = Row(self.outlet, is_grid=True)
+        self.rate_limiter = RateLimiter(self)
+        self.row = Row(self.rate_limiter, is_grid=True)
 
     def put(self, rank: int, data: dict[str, Any], metadata: dict[str, Any] | None = None) -> None:
         self.row.put([rank], data, metadata or {})
@@ -27,7 +27,7 @@ class Page:
     def shown(self) -> str:
         """All that is shown, after the changes so far."""
         self.row.show()
-        self.outlet.drain()
+        self.rate_limiter.drain()
         return "\n".join(data.get("text/html") or data["text/plain"] for data in self.displays.values())
 
     def publish(self, data: dict[str, Any], metadata: dict[str, Any], display_id: str | None, update: bool) -> None:

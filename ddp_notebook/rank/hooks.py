@@ -9,7 +9,7 @@ matters here:
   the recording of a cell has ended before a fault that did not strike is reported.
 - `sharding` comes before `recording`. Both wrap DTensor's autograd functions, and the recording's wrapper has to be the
   outer one: it notes the module that sharding reads.
-- `recording` comes before `rpc`, which writes its calls to the recording's tape.
+- `recording` comes before `rpc`, which writes its calls to the recording's event buffer.
 - `survive` comes last. In a new process it waits for variables of another rank before a cell's code runs.
 """
 

@@ -90,7 +90,7 @@ class SessionParts:
         self.observer = Observer(
             world_size, cluster.send, lambda: cluster.alive, lambda: cluster.placement.names_of_machines
         )
-        cells.mend.on_moved = self.observer.on_moved
+        cells.recovery.on_moved = self.observer.on_moved
         cells.on_prompt = lambda cell, prompt: self.observer.recording.prompts.update({cell: prompt})
         self.recordings = Recordings(self.observer, questions, cells, liveness, lambda: _folder_of(cluster))
         renumbered = self._on_renumbered
@@ -102,7 +102,7 @@ class SessionParts:
         if (folder := options.on_preempt) is not None:
             self._preemption = Preemption(folder, cluster, lambda: cells.survival.is_in_loop)
         self.client = SharedClient(cluster, self._why_silent, BusyCells(questions, lambda: self.jobs.unended).cells)
-        cells.mend.on_healed = self.client.on_healed
+        cells.recovery.on_healed = self.client.on_healed
         self.comms = Comms(self._tell_widget, receipts.took)
         self.pump = Pump({**self.arrivals.slow_handlers, Comm: self.comms.on_message})
         dispatch.add(self.observer.handlers)
@@ -133,7 +133,7 @@ class SessionParts:
         remote.renumbered = self._on_renumbered_elsewhere
         if told.drives:
             self.cells.begin_behind(told.last_cell)
-            self.cells.mend.replaced = told.lacking
+            self.cells.recovery.replaced = told.lacking
             self.adopted.take(told.cells)
             self.jobs.before = self.adopted.ended
             self.adopted.waiting = list(told.waiting)
@@ -155,7 +155,7 @@ class SessionParts:
         is_long = is_due and seconds > _LONG_S
         is_here = rank in self.cluster.ranks
         is_silent = is_here and self.cluster.silent_s(rank) > _SILENT_S
-        if not is_silent and rank in self.cells.mend.in_call():
+        if not is_silent and rank in self.cells.recovery.in_call():
             why = "it answers when its call of session.client has ended"
         elif is_silent or (is_here and is_long):
             why = why_silent(self.cluster, [rank])[rank]

@@ -121,17 +121,17 @@ _FREE_S = 6.0  # what ranks get to leave what was cut
 _FORM = (", in init_process_group", ", in new_group")  # ends of where a rank is that forms a group
 
 
-def cut(run: Round, looks: JobProbe) -> list[str]:
+def cut(run: Round, probe: JobProbe) -> list[str]:
     """Have each rank cut what it waits in, and wait until it has left that. A rank that meanwhile has gone on by itself
     cuts nothing: what it is in then may be well.
 
     Args:
         run: the attempt under way.
-        looks: at its ranks.
+        probe: at its ranks.
     """
-    views = looks.look(run)
+    views = probe.look(run)
     waiting = {rank: view for rank, view in views.items() if rank in run.there and _waits(view)}
-    asked = {rank: looks.cut(rank, view.operation) for rank, view in waiting.items()}
+    asked = {rank: probe.cut(rank, view.operation) for rank, view in waiting.items()}
     until = time.monotonic() + _FREE_S
     said, free = [], []
     for rank, future in asked.items():

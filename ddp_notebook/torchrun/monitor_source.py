@@ -21,7 +21,7 @@ _ANSWER_S = 0.3  # what ranks get to answer; the agent of one takes some millise
 
 
 class JobProbe:
-    """Looks at the ranks of a round, as `run.groups.looks.Looks` does at those of a cell."""
+    """Looks at the ranks of a round, as `run.groups.probe.RankProbe` does at those of a cell."""
 
     def __init__(self, questions: Questions) -> None:
         self._questions = questions
@@ -60,10 +60,10 @@ class JobProbe:
 
 
 class JobSource:
-    """A `widgets.present.Shown`: one job as long as its number of ranks stays.
+    """A `widgets.live_status.MonitorSource`: one job as long as its number of ranks stays.
 
     Args:
-        looks: at its ranks.
+        probe: at its ranks.
         round: tells the attempt under way, if there is one of that many ranks.
         is_open: tells whether the job is still looked at, with that many ranks.
         interrupt: cuts what its ranks wait in, and says in sentences what came of it.
@@ -71,12 +71,12 @@ class JobSource:
 
     def __init__(
         self,
-        looks: JobProbe,
+        probe: JobProbe,
         round: Callable[[], Round | None],
         is_open: Callable[[], bool],
         interrupt: Callable[[], list[str]],
     ) -> None:
-        self.looks = looks
+        self.probe = probe
         self._round = round
         self._is_open = is_open
         self._interrupt = interrupt

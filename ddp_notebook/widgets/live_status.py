@@ -34,13 +34,13 @@ class MonitorSource(Protocol):
         """What runs, by its `number`; None: nothing."""
 
     @property
-    def looks(self) -> ProbeSource: ...
+    def probe(self) -> ProbeSource: ...
     def press_stop(self) -> str:
         """What the stop button of a view does. Returns what was done, in words. From any thread."""
 
 
 class ProbeSource(Protocol):
-    """What is asked of `run.groups.looks.Looks`. A run is what `under_way` has said."""
+    """What is asked of `run.groups.probe.RankProbe`. A run is what `under_way` has said."""
 
     def ask(self, run: Any) -> dict[int, Future[Vitals]]: ...
     def views(self, run: Any, answers: Mapping[int, Vitals], silent: Mapping[int, str]) -> Views: ...
@@ -113,7 +113,7 @@ class LiveStatus:
             answers = {rank: one.result() for rank, one in futures.items() if one.done()}
             silent = {rank: "" for rank in futures if rank not in answers}
             assert self._session is not None
-            views = self._session.looks.views(run, answers, silent)
+            views = self._session.probe.views(run, answers, silent)
             self._judge(views)
             return self._rows(views)
         if now_s < self._next_s:
@@ -124,7 +124,7 @@ class LiveStatus:
             self._state, self._why = self._alone if self._session is None else "idle", ""
             return self._rows({})
         assert self._session is not None
-        self._asked = running, now_s, self._session.looks.ask(running)
+        self._asked = running, now_s, self._session.probe.ask(running)
         return None
 
     @property
@@ -150,7 +150,7 @@ class LiveStatus:
         rows["time"] = (end_ns - feed.start_ns) / 1e6
         recording = feed.recording
         words = _Words(views)
-        gone = self._session.looks.gone() if self._session is not None and self._session.is_running else {}
+        gone = self._session.probe.gone() if self._session is not None and self._session.is_running else {}
         for rank in range(len(rows)):
             call = last[rank]
             if call["op"]:

@@ -56,7 +56,7 @@ class Watchable(Protocol):
 
 
 class Views(Protocol):
-    """What a session's monitors have in common; `widgets.placing.Placing` is one."""
+    """What a session's monitors have in common; `widgets.placement.ViewPlacement` is one."""
 
     def publisher_apart(self, cell: int | None) -> Publisher: ...
     def interrupt(self) -> str: ...

@@ -93,17 +93,17 @@ class ViewPlacement:
 
     # ---- beside a running cell
 
-    def beside(self, sink: DisplayTarget, code: str) -> UnderCell | None:
+    def beside(self, target: DisplayTarget, code: str) -> UnderCell | None:
         """What goes beside the output of a cell that begins now; None: nothing.
 
         Args:
-            sink: where the output goes.
+            target: where the output goes.
             code: of the cell.
         """
         may_come = self._mode != "off"
         if not has_front_end() or not (may_come or self._shown is not None):
             return None
-        elsewhere = sink if isinstance(sink, CellTarget) else None
+        elsewhere = target if isinstance(target, CellTarget) else None
         return UnderCell(self, self._recording, code, may_come=may_come, elsewhere=elsewhere)
 
     def look(self) -> float | None:

@@ -58,7 +58,7 @@ class Ordered:
 
     Example:
         >>> ordered = Ordered()
-        >>> list(ordered.add(1, "a")), list(ordered.add(1, Place(1))), list(ordered.add(1, "b"))
+        >>> list(ordered.add(1, "a")), list(ordered.add(1, DisplayMark(1))), list(ordered.add(1, "b"))
         ([(1, 'a')], [], [])
         >>> display = Display(cell=1, msg_type="display_data", content={}, place=1)
         >>> list(ordered.arrived(display)) == [(1, display), (1, "b")]

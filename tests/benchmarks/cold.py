@@ -34,7 +34,7 @@ _CODE = (
     + """
 import json, os, random, time, torch, torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
-from ddp_notebook.rank.cell.current_line import Where
+from ddp_notebook.rank.cell.current_line import CurrentLine
 from ddp_notebook.rank.group.kernels.kernel import Kernel
 from ddp_notebook.rank.group.recorder import Recorder
 from ddp_notebook.rank.record.rank_recording import RankRecording
@@ -43,7 +43,7 @@ from ddp_notebook.messages.record_options import RecordOptions
 
 torch.set_num_threads(1)
 dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
-where, recorder = Where(), Recorder()
+where, recorder = CurrentLine(), Recorder()
 where.enter(__file__, 1)
 recording = RankRecording(recorder, where, rank=lambda: 0, send=lambda data: None)
 model, shape, bucket_cap_mb = MODEL()
@@ -60,8 +60,8 @@ def switch(mode):
     is_installed = mode not in ("bare", "again")
     Kernel.make = kinds.get(mode, whole)
     if is_installed: recorder.install()
-    tape = recording.tape
-    tape.level, tape.thins = {"recorded": (VALUES, True), "all": (ALL, False)}.get(mode, (OFF, False))
+    event_buffer = recording.event_buffer
+    event_buffer.level, event_buffer.thins = {"recorded": (VALUES, True), "all": (ALL, False)}.get(mode, (OFF, False))
 
 class Ran:  # adds up the processor time of its blocks, each of which begins with cold caches
     us = 0.0

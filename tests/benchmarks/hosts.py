@@ -172,7 +172,7 @@ def _measure(rounds: int, python: str) -> list[Figure]:
 def _without_ssh() -> Iterator[None]:
     """Hosts are host servers of this machine."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(DirectHosts, "_way", lambda _, name: LocalTransport(os.environ, name))
+        patch.setattr(DirectHosts, "_transport", lambda _, name: LocalTransport(os.environ, name))
         yield
 
 

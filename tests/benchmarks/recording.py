@@ -47,17 +47,17 @@ import json, os, time, torch, torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from ddp_notebook.records.codec import encode
 from ddp_notebook.rank.record.batches import BatchMaker
-from ddp_notebook.rank.record.metrics import Metrics
-from ddp_notebook.rank.record.event_buffer import Tape
+from ddp_notebook.rank.record.metrics import MetricLogger
+from ddp_notebook.rank.record.event_buffer import EventBuffer
 from ddp_notebook.rank.group.recorder import Recorder
-from ddp_notebook.rank.cell.current_line import Where
+from ddp_notebook.rank.cell.current_line import CurrentLine
 from ddp_notebook.messages.record_options import LEVELS
 
 class Training:
     on_step = []
 
 dist.init_process_group("fake", rank=0, world_size=4, store=FakeStore())
-x, where, taken = torch.ones(4), Where(), {}
+x, where, taken = torch.ones(4), CurrentLine(), {}
 where.enter(__file__, 1)
 maker = BatchMaker(lambda: 0, where.of_calls)
 
@@ -70,35 +70,35 @@ def sync(count):
 def later(count):
     for _ in range(count): dist.all_reduce(x, async_op=True).wait()
 
-def of_calls(mode, tape):
+def of_calls(mode, event_buffer):
     for name, call in (("sync", sync), ("async", later)):
         call(50)
-        if tape is not None: tape.take(10**6)
+        if event_buffer is not None: event_buffer.take(10**6)
         began = time.thread_time()
         call(CALLS)
         keep(f"{name} {mode}", time.thread_time() - began, CALLS)
-        if tape is not None and (records := tape.take(10**6)):
+        if event_buffer is not None and (records := event_buffer.take(10**6)):
             began = time.thread_time()
             encode(maker.batch(records))
             keep(f"drain {mode}", time.thread_time() - began, len(records))
 
-def of_logs(tape):
-    log = Metrics(tape, Training, where.cells).log
+def of_logs(event_buffer):
+    log = MetricLogger(event_buffer, Training, where.cells).log
     for name, loss in (("a float", 0.5), ("a tensor", torch.tensor(0.5, requires_grad=True) * 2)):
         began = time.thread_time()
         for _ in range(CALLS): log(loss=loss)
         keep(f"log {name}", time.thread_time() - began, CALLS)
-        tape.take(10**6)
+        event_buffer.take(10**6)
 
 for _ in range(BLOCKS):
     for mode in ("bare", "off", "meta", "values"):
-        recorder, tape = Recorder(), None
+        recorder, event_buffer = Recorder(), None
         if mode != "bare":
-            tape = recorder.tape = Tape(where.cells)
-            tape.enter(1, 1, LEVELS.index(mode))
+            event_buffer = recorder.event_buffer = EventBuffer(where.cells)
+            event_buffer.enter(1, 1, LEVELS.index(mode))
             recorder.install()
-        of_calls(mode, tape)
-        if mode == "values": of_logs(tape)
+        of_calls(mode, event_buffer)
+        if mode == "values": of_logs(event_buffer)
         if mode != "bare": recorder.remove()
 print(json.dumps(taken), flush=True)
 os._exit(0)
@@ -145,7 +145,7 @@ import json, random, time
 from torch.nn.parallel import DistributedDataParallel
 from ddp_notebook.rank.engine import RankEngine
 _rank = RankEngine.instance()._rank
-_recorder, _tape = _rank._network.recorder, _rank._core.recording.tape
+_recorder, _event_buffer = _rank._network.recorder, _rank._core.recording.event_buffer
 _model, _shape, _bucket_cap_mb = MODEL
 _model = DistributedDataParallel(_model, bucket_cap_mb=_bucket_cap_mb)
 _optimizer = torch.optim.SGD(_model.parameters(), lr=0.001)
@@ -163,12 +163,12 @@ def _block(steps):
     return [(time.perf_counter() - began) / steps * 1e3, (time.process_time() - ran) / steps * 1e3]
 def _switch(mode):
     _recorder.remove()
-    if _tape.level == VALUES: _away[:] = [time.monotonic_ns()]
+    if _event_buffer.level == VALUES: _away[:] = [time.monotonic_ns()]
     if mode == "recorded" and _away:  # what it does not record is not in its rate
-        _tape.thinning._since_ns += time.monotonic_ns() - _away[0]
+        _event_buffer.thinning._since_ns += time.monotonic_ns() - _away[0]
     Kernel.make = {"nothing": nothing, "least": least}.get(mode, _whole)
     if mode not in ("bare", "again"): _recorder.install()
-    _tape.level, _tape.thins = {"recorded": (VALUES, True), "all": (ALL, False)}.get(mode, (OFF, False))
+    _event_buffer.level, _event_buffer.thins = {"recorded": (VALUES, True), "all": (ALL, False)}.get(mode, (OFF, False))
 _step_ms = torch.tensor(_block(20)[0])
 dist.broadcast(_step_ms, 0)
 _steps = max(2, round(BLOCK_MS / float(_step_ms)))

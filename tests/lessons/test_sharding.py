@@ -96,7 +96,7 @@ def test_nothing_in_pieces_is_left_on_the_ranks(ranks):
     """Else there could not be more or fewer of them."""
     lessons.product().run()
     lessons.mesh(1).run()
-    code = "from ddp_notebook.rank.resize.blockers import Obstacles\nfound = Obstacles(dict(globals()))\n"
+    code = "from ddp_notebook.rank.resize.blockers import ResizeBlockers\nfound = ResizeBlockers(dict(globals()))\n"
     session = current()
     assert session is not None
     session.run(f"{code}said = [*found.sharded, *found.others]\ndel found", quiet=True)

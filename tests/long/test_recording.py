@@ -24,7 +24,7 @@ import gc, json, os, threading, psutil
 from torch.nn.parallel import DistributedDataParallel
 from ddp_notebook.rank.engine import RankEngine
 _rank = RankEngine.instance()._rank
-_recorder, _tape = _rank._network.recorder, _rank._core.recording.tape
+_recorder, _event_buffer = _rank._network.recorder, _rank._core.recording.event_buffer
 _process = psutil.Process()
 groups = [dist.new_group([0, 1]) for _ in range(2)]
 mine = [dist.new_group([0]), dist.new_group([1])][rank]
@@ -78,7 +78,7 @@ def state():
         "rss": _process.memory_info().rss, "threads": _process.num_threads(), "begun": _recorder.begun,
         "fds": _process.num_fds(),
         "left": [len(_recorder.live), len(_recorder.by_work), len(_recorder.unwaited), len(_recorder.waiting)],
-        "tape": len(_tape), "dropped": _tape.dropped,
+        "event_buffer": len(_event_buffer), "dropped": _event_buffer.dropped,
     })
 """
 
@@ -99,7 +99,7 @@ def test_100_000_operations_leave_nothing(tally):
             for rank, (old, new) in enumerate(zip(first, last, strict=True)):
                 grown_by = (new["rss"] - old["rss"]) / 1e6
                 print(f"rank {rank}: {new['begun']} operations, {grown_by:+.1f} MB; notebook {grown_mb:+.1f} MB")
-                assert new["left"] == [0, 0, 0, 0] and new["tape"] == new["dropped"] == 0
+                assert new["left"] == [0, 0, 0, 0] and new["event_buffer"] == new["dropped"] == 0
                 assert new["threads"] <= old["threads"] and new["fds"] <= old["fds"]
                 assert grown_by < _MOST_RANK_MB
                 calls = recording.rows("call")
@@ -117,9 +117,9 @@ def _part(session: Any) -> list[dict[str, Any]]:
     def is_quiet() -> bool:
         session.run("seen = state()", quiet=True)
         states[:] = [json.loads(seen) for seen in session["seen"].values()]
-        return all(one["tape"] == 0 for one in states)
+        return all(one["event_buffer"] == 0 for one in states)
 
-    wait_until(is_quiet, timeout_s=10, what="the tape is empty")
+    wait_until(is_quiet, timeout_s=10, what="the event_buffer is empty")
     calls = session.recording.rows("call")
     return [{**one, "rows": int((calls["rank"] == rank).sum())} for rank, one in enumerate(states)]
 

@@ -228,7 +228,7 @@ from torch.distributed.tensor._api import _FromTorchTensor
 from torch.distributed.tensor._redistribute import Redistribute
 from ddp_notebook.rank.engine import RankEngine
 engine = RankEngine.instance()._rank
-thinning = engine._core.recording.tape.thinning
+thinning = engine._core.recording.event_buffer.thinning
 thinning._look = lambda seconds: setattr(thinning, "period", {_PERIOD})
 class Some(nn.Module):
     def __init__(self):
@@ -419,7 +419,7 @@ def test_marks_that_come_and_go_compile_nothing_again(ranks):
         """
 from torch._dynamo.testing import CompileCounter
 from ddp_notebook.rank.engine import RankEngine
-modules, counter = RankEngine.instance()._rank._core.recording.tape.modules, CompileCounter()
+modules, counter = RankEngine.instance()._rank._core.recording.event_buffer.modules, CompileCounter()
 @torch.compile(backend=counter)
 def compiled(x):
     return DTensor.from_local(x, mesh, [Shard(0)]).redistribute(mesh, [Replicate()]).to_local()

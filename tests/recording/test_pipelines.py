@@ -13,7 +13,7 @@ from ddp_notebook.errors import CellTimeoutError, RankError, UsageError
 _BLOCKS = '''
 import time
 import torch.nn as nn
-from ddp_notebook.lessons.pipelines.ranks import Stage
+from ddp_notebook.lessons.pipelines.ranks import PipelineStageOnRank
 from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
 from torch.distributed.pipelining.schedules import (
     ScheduleDualPipeV, ScheduleInterleavedZeroBubble, ScheduleLoopedBFS, ScheduleZBVZeroBubble,
@@ -44,7 +44,7 @@ def make(Schedule, places, count, microbatches=8):
     """The stages at these places of a model of `count` blocks, and the model."""
     torch.manual_seed(1)
     model = [Block() for _ in range(count)]
-    stages = [Stage(model[at], at, count, device) for at in places]
+    stages = [PipelineStageOnRank(model[at], at, count, device) for at in places]
     return Schedule(stages if count > world_size else stages[0], microbatches, loss_fn=loss_of), stages, model
 
 def is_like_one_process(stages, model):

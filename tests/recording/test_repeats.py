@@ -22,16 +22,16 @@ KEPT, STEPS = 4, 12
 # In place of the rate, by which no test could tell which steps are left out.
 SET_UP = f"""
 from ddp_notebook.rank.engine import RankEngine
-from ddp_notebook.rank.record.event_buffer import Tape
-from ddp_notebook.rank.record.value_sampling import Thinning
+from ddp_notebook.rank.record.event_buffer import EventBuffer
+from ddp_notebook.rank.record.value_sampling import ValueSampling
 from ddp_notebook.rank.record.training.buckets import Backward
 from tests.recording.on_rank import make, train
-Thinning.keeps = lambda self, step: step < {KEPT}
+ValueSampling.keeps = lambda self, step: step < {KEPT}
 repeated = []
-def put(tape, record, *rest, whole=Tape.put, **named):
+def put(event_buffer, record, *rest, whole=EventBuffer.put, **named):
     if type(record) is Backward: repeated.extend(again[1] for again in record.again)
-    whole(tape, record, *rest, **named)
-Tape.put = put
+    whole(event_buffer, record, *rest, **named)
+EventBuffer.put = put
 """
 
 
@@ -190,10 +190,10 @@ def test_an_optimizer_that_steps_inside_a_backward_begins_a_step_there(session):
     code = f"""
 (model,) = models = [make('Deep')]
 inner = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
-Thinning.keeps, keeps = lambda self, step: step < {KEPT} or step % 2, Thinning.keeps
+ValueSampling.keeps, keeps = lambda self, step: step < {KEPT} or step % 2, ValueSampling.keeps
 handle = model.module[1].weight.register_post_accumulate_grad_hook(lambda _: inner.step())
 try: train(models, {STEPS})
-finally: Thinning.keeps = keeps
+finally: ValueSampling.keeps = keeps
 """
     short = repeated(session, code)
     for rank in range(2):
@@ -320,7 +320,7 @@ recorder = RankEngine.instance()._rank._network.recorder
 calls = [call for call in list(recorder.live.values()) if type(call).__name__ == "Repeat"]
 before = [call.kept for call in calls]
 del models; gc.collect(); held = held() is not None
-RankEngine.instance()._rank._core.recording.drain.flush()
+RankEngine.instance()._rank._core.recording.flusher.flush()
 again = [call.backward.again for call in calls]
 kept, is_done, works = [call.kept for call in calls], [call.is_done for call in calls], [call.work for call in calls]
 """

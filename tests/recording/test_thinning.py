@@ -153,7 +153,7 @@ def test_a_collective_is_whole_or_absent_and_nothing_else_is_left_out(trained):
 def test_optimizers_that_take_turns_both_have_their_values(trained):
     trained.run(
         "from ddp_notebook.rank.engine import RankEngine\n"
-        "thinning = RankEngine.instance()._rank._core.recording.tape.thinning\n"
+        "thinning = RankEngine.instance()._rank._core.recording.event_buffer.thinning\n"
         "thinning._look = lambda seconds: setattr(thinning, 'period', 8)\n"
         "other = torch.optim.Adam(model.parameters())\n"
         "def train_both(optimizers, steps):\n"

@@ -19,7 +19,7 @@ KEPT, STEPS = 3, 12
 SET_UP = """
 import torch, torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
-from ddp_notebook.rank.record.value_sampling import Thinning
+from ddp_notebook.rank.record.value_sampling import ValueSampling
 from tests.recording.on_rank import Notes, Witness, make, train
 def halve(state, bucket):
     averaged = bucket.buffer().div_(world_size)
@@ -75,11 +75,11 @@ CASES = {
 def level(request, session) -> Iterator[str]:
     """With values of the first steps only: the buckets of others take a short way through the kernel."""
     if request.param == "values":
-        session.run(f"Thinning.keeps, keeps = lambda self, step: step < {KEPT}, Thinning.keeps", quiet=True)
+        session.run(f"ValueSampling.keeps, keeps = lambda self, step: step < {KEPT}, ValueSampling.keeps", quiet=True)
         session.record("values")
     yield request.param
     if request.param == "values":
-        session.run("Thinning.keeps = keeps", quiet=True)
+        session.run("ValueSampling.keeps = keeps", quiet=True)
         session.record("meta")
 
 

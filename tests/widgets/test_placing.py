@@ -13,7 +13,7 @@ from tests.observe.test_figures import logged
 
 PREPARES = """
 import pathlib, sys, time
-from ddp_notebook.widgets.placement import Placing
+from ddp_notebook.widgets.placement import ViewPlacement
 
 class Holds:  # up the import of matplotlib's figures, until the test goes on
     def find_spec(self, name, path=None, target=None):
@@ -24,7 +24,7 @@ class Holds:  # up the import of matplotlib's figures, until the test goes on
 
 sys.meta_path.insert(0, Holds())
 # Of a cell that recorded something, and ended before its view came.
-placing = Placing(None, None, None, "", "auto")
+placing = ViewPlacement(None, None, None, "", "auto")
 placing.prepare_picture()
 placing.end(1)
 print("ended")

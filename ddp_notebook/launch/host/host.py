@@ -50,7 +50,7 @@ class Hearing:
     """Of one host. One that sees its owner has no silence, and costs no thread.
 
     Args:
-        way: to the host.
+        transport: to the host.
         gone: set once its server has ended.
         speak: lets the host hear something, or leaves it out where somebody else speaks.
         give_up: told why, when the host was silent for its lease.
@@ -88,8 +88,8 @@ class Hearing:
         left_s = max(0.0, self._transport.lease_s - self.silent_s)
         because = f": {why}" if (why := self._transport.why_silent) else ""
         return (
-            f"{self._transport.name} has sent nothing for {self.silent_s:.0f} s{because}. Nothing is lost if it sends again "
-            f"within {left_s:.0f} s"
+            f"{self._transport.name} has sent nothing for {self.silent_s:.0f} s{because}. "
+            f"Nothing is lost if it sends again within {left_s:.0f} s"
         )
 
     def _beat(self) -> None:
@@ -129,11 +129,11 @@ class Host:
     reader thread.
 
     Args:
-        way: to the host.
+        transport: to the host.
         numbers: of its processes, where it has had some before.
 
     Example:
-        >>> host = Host(Local(os.environ))
+        >>> host = Host(LocalTransport(os.environ))
         >>> host.facts()["cores"] > 0
         True
         >>> host.close()

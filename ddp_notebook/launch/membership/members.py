@@ -29,7 +29,7 @@ class Members:
         processes: of the session.
         hosts: by name.
         placement: of the ranks that are started first.
-        admission: starts processes.
+        spawner: starts processes.
         losses: finds places where hosts were lost.
         forming: their group.
         engines: theirs.

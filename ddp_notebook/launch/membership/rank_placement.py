@@ -58,7 +58,9 @@ def move(placement: Placement, ranks: Sequence[int], rooms: Mapping[str, HostCap
         ...     backend="gloo", hosts=("a", "b"), machines=("a", "b"), devices=("cpu",) * 2, names=("CPU",) * 2,
         ...     cuda_visible_devices=None, threads=1,
         ... )
-        >>> moved, left = move(two, [0], {"b": Room(machine="b", cores=2, machine_cores=2, memory_mib=4096, gpus=())})
+        >>> moved, left = move(
+        ...     two, [0], {"b": HostCapacity(machine="b", cores=2, machine_cores=2, memory_mib=4096, gpus=())}
+        ... )
         >>> moved.hosts, [moved.local_rank(rank) for rank in (0, 1)], left
         (('b', 'b'), [1, 0], [])
     """
@@ -96,7 +98,7 @@ def resized(
         ...     backend="gloo", hosts=("a", "b"), machines=("a", "b"), devices=("cpu",) * 2, names=("CPU",) * 2,
         ...     cuda_visible_devices=None, threads=1,
         ... )
-        >>> room = Room(machine="b", cores=4, machine_cores=4, memory_mib=4096, gpus=())
+        >>> room = HostCapacity(machine="b", cores=4, machine_cores=4, memory_mib=4096, gpus=())
         >>> now = resized(two, [1], 2, {"b": room}, may_share=False)
         >>> now.hosts, [now.local_rank(rank) for rank in (0, 1)], now.threads
         (('b', 'b'), [0, 1], 2)

@@ -198,7 +198,7 @@ def default_inputs(call: CollectiveCall) -> Values:
     for each rank. Otherwise: numbers whose order differs from place to place.
 
     Example:
-        >>> default_inputs(Call(op="all_reduce", world_size=3, sizes=(2,)))
+        >>> default_inputs(CollectiveCall(op="all_reduce", world_size=3, sizes=(2,)))
         {0: array([1., 2.], dtype=float32), 1: array([10., 20.], dtype=float32), 2: array([100., 200.], dtype=float32)}
     """
     found = {}
@@ -230,7 +230,7 @@ def expected(call: CollectiveCall, inputs: Mapping[int, Sequence[float] | Array]
     """What the ranks have afterwards. Ranks whose result torch leaves open are missing: all but the root of a reduce.
 
     Example:
-        >>> call = Call(op="reduce_scatter", world_size=2, sizes=(1,))
+        >>> call = CollectiveCall(op="reduce_scatter", world_size=2, sizes=(1,))
         >>> expected(call, {0: [1, 2], 1: [10, 20]})
         {0: array([11.], dtype=float32), 1: array([22.], dtype=float32)}
     """

@@ -41,7 +41,7 @@ class MetricTable(Mapping[str, Metric]):
         >>> from ddp_notebook.records.schema import METRIC
         >>> rows = np.zeros(3, METRIC)
         >>> rows["name"], rows["value"] = [2, 1, 2], [5.0, 6.0, 7.0]
-        >>> metrics = Metrics(rows, lambda numbers: [{1: "loss", 2: "accuracy"}[one] for one in numbers.tolist()])
+        >>> metrics = MetricTable(rows, lambda numbers: [{1: "loss", 2: "accuracy"}[one] for one in numbers.tolist()])
         >>> list(metrics), metrics["accuracy"].values.tolist()
         (['accuracy', 'loss'], [5.0, 7.0])
     """

@@ -43,7 +43,7 @@ class RingBuffer:
         capacity: rows that are kept, at least 1.
 
     Example:
-        >>> ring = Ring(np.dtype("<i8"), capacity=4)
+        >>> ring = RingBuffer(np.dtype("<i8"), capacity=4)
         >>> ring.append(np.arange(6))
         >>> ring.first, ring.end, ring.all().tolist()
         (2, 6, [2, 3, 4, 5])

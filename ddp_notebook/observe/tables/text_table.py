@@ -22,7 +22,7 @@ class TextTable:
     """Texts, each once. Numbers count from 1; 0 is the empty text.
 
     Example:
-        >>> texts = Texts()
+        >>> texts = TextTable()
         >>> texts.number("all_reduce"), texts.number("send"), texts.number("all_reduce")
         (1, 2, 1)
         >>> texts[2]

@@ -58,7 +58,7 @@ class GroupNames:
         """The name of the next group of these ranks. One that could not be made leaves its name to the next one.
 
         Example:
-            >>> names = Names()
+            >>> names = GroupNames()
             >>> names.name([0, 1]) == names.name([0, 1]) != names.name([0, 2])
             True
         """

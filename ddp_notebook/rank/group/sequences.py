@@ -107,7 +107,7 @@ def name_modules(records: Iterable[Any]) -> None:
     """Give calls the modules that marked steps tell, these and earlier ones.
 
     Args:
-        records: from the tape.
+        records: from the event buffer.
     """
     calls = []
     last: Sequence | None = None

@@ -3,8 +3,8 @@
 feature         what the recording adds to a rank
 rank_recording  what a rank records, put together
 event_buffer    what the threads that train leave behind: references and times
-flusher         the recorder's thread: empties the tape
-batches         what the tape holds, made into rows
+flusher         the recorder's thread: empties the event buffer
+batches         what the event buffer holds, made into rows
 text_numbers    texts of a recording, sent once each
 previews        small copies of tensors
 value_sampling  which steps of a fast training have theirs taken

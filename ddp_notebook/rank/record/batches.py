@@ -1,4 +1,5 @@
-"""Batches: what the tape holds as rows of names, shapes, lines and values. Made in the recorder's own thread."""
+"""Batches: the records of the event buffer as rows of names, shapes, lines and values. The recorder's thread makes
+them."""
 
 from __future__ import annotations
 
@@ -111,7 +112,7 @@ class BatchMaker:
         """The batch of these records, and of earlier ones that have arrived since.
 
         Args:
-            records: from the tape.
+            records: from the event buffer.
             dropped: records that were lost before; those that fail here are added.
             resources: columns of a row of `records.RESOURCE`.
         """

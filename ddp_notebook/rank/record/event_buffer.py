@@ -1,4 +1,4 @@
-"""The tape: records that the training threads leave, as references and times. The recorder's thread makes rows of them.
+"""The event buffer: records of the training threads, as references and times. The recorder's thread makes rows of them.
 
 Everything here runs in the user's threads in the middle of a step, so its cost is the step's:
 `tests/benchmarks/recording.py` measures it.
@@ -59,7 +59,7 @@ new = tuple.__new__  # of a `NamedTuple`, in the middle of a step: its own is a 
 
 
 class EventBuffer:
-    """The tape of one rank. `recorder` leaves calls on it, `training` spans, `metrics` what the user logs.
+    """The event buffer of one rank. `recorder` puts calls into it, `training` spans, `metrics` what the user logs.
 
     Args:
         cells: the files of cells, by name.
@@ -150,12 +150,12 @@ class EventBuffer:
             time.sleep(_LOOK_S)
 
     def collect(self) -> None:
-        """Have all that has ended left on the tape."""
+        """Have all that has ended left in the event buffer."""
         for collect in self.collectors:
             collect()
 
     def take(self, most: int) -> list[Any]:
-        """Remove the oldest records from the tape, and return them."""
+        """Remove the oldest records from the event buffer, and return them."""
         records, taken = self._records, []
         try:
             for _ in range(min(most, len(records))):
@@ -169,7 +169,7 @@ class EventBuffer:
         return len(self._records)
 
     def leave(self) -> None:
-        """Give up, in a child that the user has forked: nobody empties this tape, and its locks may be held."""
+        """Give up, in a child that the user has forked: nobody empties this event buffer, and its locks may be held."""
         self.level = OFF
         self.filled, self.hurries = threading.Event(), threading.Event()
         self._records.clear()
@@ -381,7 +381,7 @@ class EventBuffer:
         """A caller has waited for a call since then, or the call has failed to begin."""
         now_ns = time.monotonic_ns()
         call.blocked_ns += now_ns - since_ns
-        call.work = None  # it holds the tensors, and the call may stay on the tape for a while
+        call.work = None  # it holds the tensors, and the call may stay in the event buffer for a while
         if not call.end_ns:
             call.marks = call.marks and call.marks.ended()
             self._end(call, failed, now_ns)

@@ -1,8 +1,8 @@
-"""The recorder's own thread: takes what the tape holds, makes batches of it, and passes them on.
+"""The recorder's own thread: takes what the event buffer holds, makes batches of it, and passes them on.
 
 It sleeps as long as nothing is recorded, except for a look at memory and load once a second, more rarely where many
 ranks share a core, or where no cell runs and no notebook is there. If the receiver cannot keep up, records stay on the
-tape, which drops and counts the oldest.
+event buffer, which drops and counts the oldest.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ _log = logging.getLogger(__name__)
 
 
 class Flusher:
-    """Empties one tape.
+    """Empties one event buffer.
 
     Args:
-        tape: that fills.
+        event_buffer: that fills.
         maker: makes batches.
         send: takes an encoded batch. From any thread.
         is_busy: whether the receiver has not taken what it was sent.
@@ -78,8 +78,8 @@ class Flusher:
         self._looked_s = 0.0
 
     def flush(self, deadline_s: float = 1.0) -> None:
-        """Pass on all that is on the tape, and what is on its way from a GPU, unless that does not come on. From any
-        thread."""
+        """Pass on all records of the event buffer, and those that wait for a GPU as long as it works. Any thread may call
+        this."""
         until = time.monotonic() + deadline_s
         self._pass_on()  # also waits for a batch that the thread is making of records that it has taken
         while time.monotonic() < until:
@@ -95,7 +95,7 @@ class Flusher:
         """A notebook has asked for the time, so one is there. From any thread.
 
         Args:
-            flush: all that is on the tape is to be passed on first.
+            flush: all that is in the event buffer is to be passed on first.
         """
         was_alone, self._asked_s = self._is_alone, time.monotonic()
         if was_alone:
@@ -145,7 +145,7 @@ class Flusher:
         return _STEADY_S - time.time() % _STEADY_S if self._event_buffer.is_steady else _CALM_S
 
     def _pass_on(self) -> bool:
-        """Pass on what is on the tape. Returns whether that was more than a batch holds."""
+        """Pass on what is in the event buffer. Returns whether that was more than a batch holds."""
         with self._lock, gpu.asking() as may_ask:
             event_buffer = self._event_buffer
             if not may_ask:

@@ -44,7 +44,7 @@ class MetricLogger:
     """`log` in the ranks' namespace.
 
     Args:
-        tape: where the numbers are left.
+        event_buffer: where the numbers are left.
         training: tells of optimizer steps.
         cells: the files of cells.
     """

@@ -22,7 +22,7 @@ class ValueSampling:
     """Decides for one rank.
 
     Example:
-        >>> thinning = Thinning()
+        >>> thinning = ValueSampling()
         >>> thinning.begin_cell()
         >>> thinning.keeps(0)
         True
@@ -31,7 +31,7 @@ class ValueSampling:
     def __init__(self) -> None:
         self.period = 1  # steps
         self.turns = 0  # how often another optimizer than before has stepped: counted where that is seen
-        self.calls = 0  # since the last look; the tape counts them
+        self.calls = 0  # since the last look; the event buffer counts them
         self._since_ns = 0
         self._of_line: dict[tuple[int, int], int] = {}
 

@@ -28,7 +28,7 @@ class ResizeBlockers:
         others: sentences about what no such function helps with.
 
     Example:
-        >>> found = Obstacles({"x": 1})
+        >>> found = ResizeBlockers({"x": 1})
         >>> found.sharded, found.others
         ({}, [])
     """

@@ -1,7 +1,7 @@
 """The door of a rank: a Unix socket at which one notebook at a time comes in. That it is there is all that this process
 knows of it: the connection ends with the notebook, however that ends.
 
-    notebook -> rank   {"wire": 1, "who": "...", "takes": false, ...}   what `Watched.begin` needs
+    notebook -> rank   {"wire": 1, "who": "...", "takes": false, ...}   what `ScriptObserver.begin` needs
     rank -> notebook   {"welcome": true}, or {"refused": "why"}
     rank -> notebook   {"taken": "who"}   another one was let in instead, who asked for that
 

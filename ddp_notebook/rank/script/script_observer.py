@@ -1,8 +1,8 @@
 """What is seen of a script in this process, and told to the notebook that looks; nobody needs to.
 
 The script's operations are seen all the time, so that a notebook which comes when they hang knows who waits for whom.
-Recorded is only what happens while a notebook is there. It cannot hold the script up: records wait on the tape, which
-drops and counts the oldest, and of its messages the notebook gets no more while it has not taken fifty.
+Recorded is only what happens while a notebook is there. It cannot hold the script up: records wait in the event buffer,
+which drops and counts the oldest, and of its messages the notebook gets no more while it has not taken fifty.
 """
 
 from __future__ import annotations

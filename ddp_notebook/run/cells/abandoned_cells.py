@@ -46,7 +46,7 @@ class AbandonedCells:
         with Interrupts(lambda: None) as interrupts:
             try:
                 runs = [run for run in self._cells.unended() if only in (None, run)]
-                jobs = self._cells.turn.waiting_jobs
+                jobs = self._cells.run_queue.waiting_jobs
                 said = self._end(runs, replace, interrupts)
                 if only is None and jobs:
                     said.append(f"{in_words(jobs)} come{'s' * (len(jobs) == 1)} next: %ddp_cancel all ends all jobs")
@@ -72,15 +72,15 @@ class AbandonedCells:
             return [*said, *self._replace(runs, interrupts)]
         if left:
             return [*said, *self._who_is_left(runs)]
-        with self._cells.turn.if_free() as is_ours:
+        with self._cells.run_queue.if_free() as is_ours:
             if not is_ours:  # who waits for that cell forms the group, or a cell that has waited behind it
                 return said
             self._check()
-            return [*said, *self._cells.mend.what_was_left(self._cells.busy, interrupts.check)]
+            return [*said, *self._cells.recovery.what_was_left(self._cells.busy, interrupts.check)]
 
     def _end_calls(self, interrupts: Interrupts) -> list[str]:
         """Interrupt calls of `session.client`. Returns what was done, in sentences; nothing where no rank is in one."""
-        in_call = self._cells.mend.in_call
+        in_call = self._cells.recovery.in_call
         if not (ranks := in_call()):
             return []
         self._cluster.signal(ranks, INTERRUPT)
@@ -138,12 +138,12 @@ class AbandonedCells:
                 with contextlib.suppress(HostError):  # `_check` raises this error below
                     self._cluster.signal(sorted(left), signal.SIGKILL)
             time.sleep(_LOOK_S)
-        with QueueSlot(self._cells.turn, is_next=True):  # a cell that waits would begin without these ranks
+        with QueueSlot(self._cells.run_queue, is_next=True):  # a cell that waits would begin without these ranks
             self._check()
             notes = []
             if self._cluster.gone:
                 if busy := self._cells.busy:
                     raise SessionBrokenError(f"{list_ranks(busy)} could not be ended; %ddp_restart starts new ranks")
-                notes = self._cells.mend.heal(interrupts.check)
+                notes = self._cells.recovery.heal(interrupts.check)
             replaced = [rank for rank, process in before.items() if self._cluster.process(rank) is not process]
             return [replaced_in_words(replaced, len(self._cluster.ranks)), *notes] if replaced else notes

@@ -215,9 +215,9 @@ class CellMessages:
 
 def _update(rank: int, display: Display) -> None:
     """Change what a cell that has ended displayed, in this I/O thread: the main thread shows cells only."""
-    outlet = RateLimiter()
-    if outlet.can_update:
+    rate_limiter = RateLimiter()
+    if rate_limiter.can_update:
         content = display.content
         display_id = display_id_of(rank, content["transient"]["display_id"])
-        outlet.update(content["data"], content.get("metadata"), display_id)
-        outlet.drain()
+        rate_limiter.update(content["data"], content.get("metadata"), display_id)
+        rate_limiter.drain()

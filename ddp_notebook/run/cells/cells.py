@@ -65,12 +65,12 @@ class Cells:
         heals: bool,
         folds: bool = True,
     ) -> None:
-        self.turn = RunQueue()
+        self.run_queue = RunQueue()
         self._cluster = cluster
         self._questions = questions
-        self.looks = RankProbe(cluster, questions)
-        self.mend = Recovery(cluster, questions, arrivals.on_replaced, heals=heals)
-        self.survival = CellSurvival(cluster, self.mend)
+        self.probe = RankProbe(cluster, questions)
+        self.recovery = Recovery(cluster, questions, arrivals.on_replaced, heals=heals)
+        self.survival = CellSurvival(cluster, self.recovery)
         self._check = check
         self.notices = notices
         self._grace_s = grace_s
@@ -95,7 +95,7 @@ class Cells:
         choose: Callable[[], tuple[list[int], list[str]]],
         *,
         timeout_s: float | None = None,
-        sink: DisplayTarget | None = None,
+        target: DisplayTarget | None = None,
         execution_count: int = 1,
         file: str = "",
         record: RecordOptions,
@@ -109,7 +109,7 @@ class Cells:
 
         Args:
             choose: returns the ranks that are to run it, and notes to show before; called when its turn has come.
-            sink: where its output goes; None: nowhere.
+            target: where its output goes; None: nowhere.
             folds: merge equal lines of several ranks; None: as the session does.
             beside: what is shown beside its output, where that is shown.
             place: its place in the queue; None: the last one. One that does nothing: the caller has the turn.
@@ -117,7 +117,7 @@ class Cells:
             on_begin: gets the cell, and how to press stop for it, before it is sent.
         """
         earlier = self.before_turn() if place is None else []
-        with place or QueueSlot(self.turn):
+        with place or QueueSlot(self.run_queue):
             ranks, notes = choose()
             notes = [*earlier, *notes]
             self._check(ranks)
@@ -130,8 +130,8 @@ class Cells:
                     on_begin(run, interrupts)
                 notes = [*notes, *self._form_what_was_left(interrupts)]
                 screen = None
-                if sink is not None:
-                    screen = self.screen(ranks, sink, waiter, interrupts, beside, folds)
+                if target is not None:
+                    screen = self.screen(ranks, target, waiter, interrupts, beside, folds)
                     self._arrivals.show_text_between_cells(screen)
                     for note in [*notes, *self.notices()]:
                         screen.note(note)
@@ -165,7 +165,7 @@ class Cells:
     def screen(
         self,
         ranks: Sequence[int],
-        sink: DisplayTarget,
+        target: DisplayTarget,
         waiter: Waiter,
         interrupts: Interrupts,
         beside: SideView | None,
@@ -174,7 +174,7 @@ class Cells:
         """Where the output of a cell of these ranks goes. They clear nothing that a job or a view has shown there."""
         return Screen(
             ranks,
-            sink,
+            target,
             waiter.ends,
             is_stopped=lambda: bool(interrupts.count),
             may_clear=lambda: waiter is NOTEBOOK and not (beside and beside.is_shown),
@@ -212,7 +212,7 @@ class Cells:
             return pending, []
         busy = self._cluster.ranks if run.is_cut_off else self.busy
         epoch = self._cluster.epoch
-        notes = self.mend.after(run.result, pending, watch.killed, busy, interrupts.after_this())
+        notes = self.recovery.after(run.result, pending, watch.killed, busy, interrupts.after_this())
         if self._cluster.epoch == epoch:  # else it has formed anew
             notes = [*self._lost_groups(run.result), *notes]
         return pending, notes
@@ -254,7 +254,7 @@ class Cells:
         ranks = [rank for rank in self._cluster.alive if rank not in pending]
         until = time.monotonic() + _SERVED_S
         while True:
-            seen = {rank: OpenRemoteCalls.of_vitals(vitals.remote) for rank, vitals in self.looks.vitals(ranks).items()}
+            seen = {rank: OpenRemoteCalls.of_vitals(vitals.remote) for rank, vitals in self.probe.vitals(ranks).items()}
             ranks = [rank for rank, remote in seen.items() if any(of == cell for _, of in remote.going_on)]
             if not ranks or time.monotonic() > until:
                 return still_running(seen, cell)
@@ -279,7 +279,7 @@ class Cells:
 
     def _form_what_was_left(self, interrupts: Interrupts) -> list[str]:
         try:
-            return self.mend.what_was_left(self.busy, interrupts.check)
+            return self.recovery.what_was_left(self.busy, interrupts.check)
         except KeyboardInterrupt:
             pass  # told below, without our frames behind it
         raise keyboard_interrupt("interrupted while the group was formed again: the cell was not run")
@@ -430,7 +430,7 @@ class Cells:
 
     def look(self, run: CellRun) -> Views:
         """What every rank of the session does, as far as the cell is concerned."""
-        return self.looks.look(run)
+        return self.probe.look(run)
 
     def kill(self, ranks: list[int]) -> None:
         """End ranks that do not answer. Those of a host that is not heard are given up with it."""

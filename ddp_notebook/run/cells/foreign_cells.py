@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForeignCell:
-    """One running cell. `Looks` takes it where it takes a `CellRun`."""
+    """One running cell. `RankProbe` takes it where it takes a `CellRun`."""
 
     number: int
     told: RunCell

@@ -70,7 +70,7 @@ class RecoveredCells:
             run, cell = self._left.pop(0)
             how = "was stopped"
             try:
-                self.follow(run, ThreadTarget() if is_users_thread() else None, QueueSlot(self._cells.turn))
+                self.follow(run, ThreadTarget() if is_users_thread() else None, QueueSlot(self._cells.run_queue))
                 how = "is done"
             except DDPNotebookError:
                 how = "has failed"
@@ -101,7 +101,7 @@ class RecoveredCells:
     def follow(
         self,
         run: CellRun,
-        sink: DisplayTarget | None,
+        target: DisplayTarget | None,
         place: AbstractContextManager[object],
         waiter: Waiter = NOTEBOOK,
         beside: SideView | None = None,
@@ -114,8 +114,8 @@ class RecoveredCells:
             with Interrupts(run.wake) as interrupts:
                 on_begin(run, interrupts)
                 screen = None
-                if sink is not None:
-                    screen = self._cells.screen(run.result.ranks, sink, waiter, interrupts, beside, run.folds)
+                if target is not None:
+                    screen = self._cells.screen(run.result.ranks, target, waiter, interrupts, beside, run.folds)
                     run.note = screen.note
                     if run.left_out_chars:
                         screen.note(f"... {run.left_out_chars} characters before this were not kept ...")

@@ -24,17 +24,17 @@ class QueueSlot:
     """A place in the queue, from when it is made. A block that is entered with it waits for its turn, and has it.
 
     Args:
-        turn: the queue.
+        queue: the queue.
         job: the number of the job that has it; None: a cell or a transfer that somebody waits for.
         is_next: it is before all others that wait.
     """
 
-    def __init__(self, turn: RunQueue, job: int | None = None, *, is_next: bool = False) -> None:
+    def __init__(self, queue: RunQueue, job: int | None = None, *, is_next: bool = False) -> None:
         self.job = job
-        self._turn = turn
+        self._queue = queue
         self.wait_is_over = threading.Event()
         self.is_given_up = False
-        turn.join(self, is_next=is_next)
+        queue.join(self, is_next=is_next)
 
     def __enter__(self) -> QueueSlot:
         """Wait for the turn. An interrupt ends the wait, with a message that says so.
@@ -50,16 +50,16 @@ class QueueSlot:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._turn.leave(self)
+        self._queue.leave(self)
 
     def give_up(self) -> bool:
         """Leave the queue, unless it has its turn. Returns whether it has left."""
-        return self._turn.give_up(self)
+        return self._queue.give_up(self)
 
     @property
     def ahead(self) -> list[int]:
         """The jobs that come before it."""
-        return self._turn.jobs_before(self)
+        return self._queue.jobs_before(self)
 
     def _wait(self) -> None:
         say_at = time.monotonic() + _SAY_S if is_users_thread() else float("inf")
@@ -78,7 +78,7 @@ class QueueSlot:
             if not interrupts.count:
                 return
         jobs = self.ahead
-        self._turn.leave(self)
+        self._queue.leave(self)
         if jobs:
             what = f"{in_words(jobs)} to end: nothing was done. %ddp_cancel ends {'it' if len(jobs) == 1 else 'them'}"
         else:
@@ -90,9 +90,9 @@ class RunQueue:
     """A queue of places. As a context, it takes a place of a cell or a transfer that somebody waits for.
 
     Example:
-        >>> turn = Turn()
-        >>> job = Place(turn, job=1)
-        >>> other = Place(turn)
+        >>> queue = RunQueue()
+        >>> job = QueueSlot(queue, job=1)
+        >>> other = QueueSlot(queue)
         >>> other.ahead, other.give_up(), job.give_up()
         ([1], True, False)
     """

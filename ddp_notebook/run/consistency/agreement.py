@@ -246,7 +246,7 @@ class Checking:
     Args:
         cells: whose turn it may be.
         questions: to ask the ranks.
-        living: tells which of them can answer.
+        liveness: tells which of them can answer.
     """
 
     def __init__(self, cells: Cells, questions: Questions, liveness: Liveness) -> None:
@@ -258,7 +258,7 @@ class Checking:
         """See `Session.check`."""
         for name in names:
             check_name(name)
-        with self._cells.turn:
+        with self._cells.run_queue:
             cluster = self._liveness.check_host()
             busy, gone = self._cells.busy, cluster.gone
             ranks = [rank for rank in cluster.ranks if rank not in {*busy, *gone}]
@@ -273,7 +273,7 @@ class Checking:
     def whole_loaders(self) -> list[str]:
         """Loaders of which each rank reads everything, in random order; none where a rank is busy or does not answer in
         time."""
-        with self._cells.turn.if_free() as is_ours:
+        with self._cells.run_queue.if_free() as is_ours:
             cluster = self._liveness.cluster
             if not is_ours or not cluster.is_running or self._cells.busy or cluster.gone or cluster.unheard:
                 return []

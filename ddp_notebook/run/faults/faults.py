@@ -23,7 +23,7 @@ class FaultInjector:
     """Makes ranks fail.
 
     Args:
-        living: the ranks.
+        liveness: the ranks.
         questions: to tell them.
     """
 

@@ -68,7 +68,7 @@ class Fetching:
         turn: waits until these ranks have nothing else to do.
         questions: to ask the ranks.
         transfers: for what is large.
-        living: tells which ranks can answer.
+        liveness: tells which ranks can answer.
     """
 
     def __init__(

@@ -37,7 +37,7 @@ class Healing:
         cells: whose turn it may be.
         questions: to ask the ranks.
         transfers: for what is large.
-        living: tells what is there to heal.
+        liveness: tells what is there to heal.
     """
 
     def __init__(
@@ -51,14 +51,14 @@ class Healing:
 
     def reform(self, timeout_s: float) -> list[str]:
         """See `Session.reform`."""
-        with self._cells.turn:
+        with self._cells.run_queue:
             self._liveness.check()
             self._cells.check_idle()
             if trouble := self._cluster.trouble():
                 raise SessionBrokenError(trouble)
             with Interrupts(lambda: None) as interrupts:
                 try:
-                    return self._cells.mend.form(timeout_s, interrupts.check)
+                    return self._cells.recovery.form(timeout_s, interrupts.check)
                 except KeyboardInterrupt:
                     pass  # told below, without our frames behind it
         raise keyboard_interrupt("the forming of the group was interrupted: the next cell begins with it")
@@ -67,7 +67,7 @@ class Healing:
         """See `Session.heal`."""
         for name in names:
             check_name(name)
-        with self._cells.turn:
+        with self._cells.run_queue:
             return self._heal(from_rank, names)
 
     def before_cell(self) -> list[str]:
@@ -83,7 +83,7 @@ class Healing:
         self._ask_all()
         notes: list[str] = []
         gone = self._cluster.gone
-        new = gone or self._cells.mend.replaced
+        new = gone or self._cells.recovery.replaced
         self._check_source(from_rank, names, new)
         done = "nothing was changed"
         with Interrupts(lambda: None) as interrupts:
@@ -91,12 +91,12 @@ class Healing:
                 read = None if from_rank is None else self._read(from_rank, names, interrupts.check)
                 if gone:
                     done = f"{list_ranks(gone)} got no new process; %ddp_heal tries again"
-                stores = self._cells.mend.stopped_stores()
+                stores = self._cells.recovery.stopped_stores()
                 if gone:
-                    notes = [*self._cells.mend.heal(interrupts.check), *stores]
+                    notes = [*self._cells.recovery.heal(interrupts.check), *stores]
                 elif stores:
                     done = "the store is not replaced; %ddp_heal tries again"
-                    notes = self._cells.mend.form(check=interrupts.check)
+                    notes = self._cells.recovery.form(check=interrupts.check)
                 if from_rank is None or read is None:
                     if not gone:
                         return [*notes, "no rank has died"]
@@ -119,11 +119,11 @@ class Healing:
             SessionBrokenError: a rank is stopped, or does not answer.
         """
         cluster = self._cluster
-        answers = self._cells.looks.vitals(cluster.alive)
+        answers = self._cells.probe.vitals(cluster.alive)
         until = time.monotonic() + _DIES_S
         while (silent := [rank for rank in cluster.alive if rank not in answers]) and time.monotonic() < until:
             time.sleep(_POLL_S)
-        silent = [rank for rank in silent if rank not in self._cells.looks.vitals(silent)]
+        silent = [rank for rank in silent if rank not in self._cells.probe.vitals(silent)]
         if silent:
             gone = cluster.gone
             died = f"{list_ranks(gone)} died, but no group forms with" if gone else "no rank has died, but"

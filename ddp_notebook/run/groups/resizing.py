@@ -100,7 +100,7 @@ class Resizing:
         cluster: the ranks.
         cells: whose turn it may be.
         questions: to ask the ranks.
-        living: tells what is there.
+        liveness: tells what is there.
         renumbered: told the former number of each rank that stays, by its new one, once they have those.
         flush: brings in what ranks have recorded.
         may_share: whether ranks may have a GPU together.
@@ -161,7 +161,7 @@ class Resizing:
 
     @contextmanager
     def _turn(self) -> Any:
-        with self._cells.turn.if_free() as is_ours:
+        with self._cells.run_queue.if_free() as is_ours:
             if not is_ours:
                 raise SessionBrokenError(
                     "a cell is running, and the number of ranks cannot change until it ends: wait for it, or end it "
@@ -172,7 +172,7 @@ class Resizing:
             self._liveness.check_cells_arrive()
             if trouble := self._cluster.trouble():
                 raise SessionBrokenError(trouble)
-            self._cells.mend.check_calls()
+            self._cells.recovery.check_calls()
             yield
 
     # ---- before anything changes
@@ -230,7 +230,7 @@ class Resizing:
         with Interrupts(lambda: None) as interrupts:
             try:
                 self._flush()
-                notes = self._cells.mend.resize(plan.stay, plan.placement, interrupts.check, renumbered)
+                notes = self._cells.recovery.resize(plan.stay, plan.placement, interrupts.check, renumbered)
                 done = _now(plan) + _copy_later(plan)
                 settled = self._settle(plan, interrupts.check)
                 self._cluster.note_supplied()

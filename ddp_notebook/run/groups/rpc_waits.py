@@ -44,7 +44,7 @@ class OpenRemoteCalls:
         """What it does for others; "" if nothing.
 
         Example:
-            >>> Remote(serves=(("train", "cell line 5 in train", 12.0),)).serving
+            >>> OpenRemoteCalls(serves=(("train", "cell line 5 in train", 12.0),)).serving
             'runs train for another rank, at cell line 5 in train'
         """
         if self.exhausted or not self.serves:
@@ -60,8 +60,8 @@ class OpenRemoteCalls:
             is_silent: that one does not answer.
 
         Example:
-            >>> caller = Remote(function="train", to="worker1 (rank 1)", callee=1, number=7, since_s=12.3)
-            >>> caller.why(Remote(serves=(("train", "cell line 5 in train", 12.0),)), is_silent=False)
+            >>> caller = OpenRemoteCalls(function="train", to="worker1 (rank 1)", callee=1, number=7, since_s=12.3)
+            >>> caller.why(OpenRemoteCalls(serves=(("train", "cell line 5 in train", 12.0),)), is_silent=False)
             'waits for train on worker1 (rank 1), call 7, 12 s, which is at cell line 5 in train'
         """
         places = [place for function, place, _ in callee.serves if function == self.function]
@@ -80,7 +80,7 @@ def still_running(views: Mapping[int, OpenRemoteCalls], cell: int) -> list[str]:
     """A sentence for each rank that still executes something for a stopped cell.
 
     Example:
-        >>> still_running({1: Remote(going_on=(("nap", 7),))}, cell=7)
+        >>> still_running({1: OpenRemoteCalls(going_on=(("nap", 7),))}, cell=7)
         ['rank 1 still runs nap for it, until what that waits in returns, such as time.sleep']
     """
     functions = {rank: dict.fromkeys(name for name, of in one.going_on if of == cell) for rank, one in views.items()}

@@ -29,14 +29,14 @@ class CellSurvival:
 
     Args:
         cluster: the ranks.
-        mend: replaces them.
+        recovery: replaces them.
     """
 
-    def __init__(self, cluster: Cluster, mend: Recovery) -> None:
+    def __init__(self, cluster: Cluster, recovery: Recovery) -> None:
         self.before_shrinking: Callable[[], object] = lambda: None
         self.on_renumbered: Callable[[Mapping[int, int]], object] = lambda _: None  # told as by `Recovery.resize`
         self._cluster = cluster
-        self._recovery = mend
+        self._recovery = recovery
         self._begin: RunCell | None = None  # the cell
         self._at: Survives | None = None  # the loop that ranks are in
         self._loops: set[int] = set()  # ranks that are in it

@@ -40,7 +40,7 @@ class Job(Future[CellResult]):
         code: of the cell.
         prompt: the number in its cell's `In [n]`.
         place: in the queue of cells.
-        sink: where its output goes; None: nowhere.
+        target: where its output goes; None: nowhere.
         cancel: cancels it.
         waiting: what it is while it waits, for who runs it if this process ends.
         telling: held while somebody is told which jobs wait.
@@ -62,7 +62,7 @@ class Job(Future[CellResult]):
         code: str,
         prompt: int,
         place: QueueSlot,
-        sink: DisplayTarget | None,
+        target: DisplayTarget | None,
         cancel: Callable[[Job], object],
         waiting: Waiting | None,
         telling: AbstractContextManager[object],
@@ -83,7 +83,7 @@ class Job(Future[CellResult]):
         self.place = place
         self.run: CellRun | None = None  # its cell, once that has begun
         self.reason = ""  # why it was cancelled, where not by the user
-        self._target = sink
+        self._target = target
         self._line: DisplayHandle | None = None
         self._error: BaseException | None = None
         self._interrupts: Interrupts | None = None

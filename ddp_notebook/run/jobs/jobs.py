@@ -64,7 +64,7 @@ class Jobs:
         ranks: Sequence[int],
         code: str,
         prompt: int,
-        sink: DisplayTarget | None,
+        target: DisplayTarget | None,
         run: Callable[[Job], CellResult],
         waiting: Waiting | None = None,
     ) -> Job:
@@ -74,15 +74,15 @@ class Jobs:
             ranks: that it is for.
             code: of the cell.
             prompt: the number in its `In [n]`.
-            sink: where its output goes; None: nowhere.
+            target: where its output goes; None: nowhere.
             run: runs the cell when its turn has come.
             waiting: what it is while it waits, for who runs it if this process ends.
         """
         if not self._jobs:
             atexit.register(self._at_exit)
         self._last = number = self._last + 1
-        place = QueueSlot(self._cells.turn, number)
-        job = Job(number, ranks, code, prompt, place, sink, self._cancel, waiting, self._telling)
+        place = QueueSlot(self._cells.run_queue, number)
+        job = Job(number, ranks, code, prompt, place, target, self._cancel, waiting, self._telling)
         self._jobs[number] = job
         for old in [one for one in self if one.done()][:-_KEPT]:
             del self._jobs[old.number]
@@ -95,7 +95,7 @@ class Jobs:
         except BaseException:  # nobody would leave its place
             del self._jobs[number]
             if not job.place.give_up():
-                self._cells.turn.leave(job.place)
+                self._cells.run_queue.leave(job.place)
             raise
         return job
 

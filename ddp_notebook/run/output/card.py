@@ -16,12 +16,12 @@ class Card:
     """Shows, updates and removes the card.
 
     Args:
-        outlet: the cell's.
+        rate_limiter: the cell's.
         ends: what ends the cell.
     """
 
-    def __init__(self, outlet: RateLimiter, ends: str = STOP) -> None:
-        self._rate_limiter = outlet
+    def __init__(self, rate_limiter: RateLimiter, ends: str = STOP) -> None:
+        self._rate_limiter = rate_limiter
         self._ends = ends
         self._display_id = ""
         self._said = ""  # the last verdict in a terminal

@@ -124,12 +124,12 @@ class DisplayHandle:
     """A display of a sink, shown at the first update; as IPython's handles are, as far as they are needed.
 
     Args:
-        sink: where it is shown.
+        target: where it is shown.
         display_id: that no other display has.
     """
 
-    def __init__(self, sink: DisplayTarget, display_id: str) -> None:
-        self._target = sink
+    def __init__(self, target: DisplayTarget, display_id: str) -> None:
+        self._target = target
         self._display_id = display_id
         self._is_shown = False
 

@@ -18,7 +18,7 @@ class MessageRate:
     """Counts the messages that were sent above the rate.
 
     Example:
-        >>> pace = Pace()
+        >>> pace = MessageRate()
         >>> pace.add(700)
         >>> pace.wait_s("comms") > pace.wait_s("displays") > 0
         True

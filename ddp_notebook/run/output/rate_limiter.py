@@ -68,18 +68,18 @@ class RateLimiter:
     """Shows text and displays in order. For one thread alone.
 
     Args:
-        sink: where they go; None: where the output of the thread goes.
+        target: where they go; None: where the output of the thread goes.
         holds: returns whether `flush` keeps what waits, given the seconds since the first of it came and the seconds
             for which nothing was sent before.
     """
 
     def __init__(
-        self, sink: DisplayTarget | None = None, holds: Callable[[float, float], bool] = lambda *_: False
+        self, target: DisplayTarget | None = None, holds: Callable[[float, float], bool] = lambda *_: False
     ) -> None:
-        self.sink = ThreadTarget() if sink is None else sink
-        self.can_update = self.sink.can_update
-        self.can_change_text = self.can_update and not self.sink.is_captured  # text can be shown as a display
-        self.is_live = self.sink.is_live
+        self.target = ThreadTarget() if target is None else target
+        self.can_update = self.target.can_update
+        self.can_change_text = self.can_update and not self.target.is_captured  # text can be shown as a display
+        self.is_live = self.target.is_live
         self.has_shown = False  # since it was cleared
         self._waiting: deque[_Text | _Data | _Clear] = deque()
         self._allowed_text, self._allowed_displays = float(_TEXT_BYTES), float(_DISPLAY_BYTES)
@@ -206,7 +206,7 @@ class RateLimiter:
             part = self._waiting.popleft()
             if isinstance(part, _Text):
                 self._allowed_text -= part.cost
-                self.sink.write(part.stream, part.text)
+                self.target.write(part.stream, part.text)
                 written[part.stream] = None
                 self._has_sent = True
                 continue
@@ -214,10 +214,10 @@ class RateLimiter:
             if self.can_update:
                 FRONT_END.add(1)
             if not isinstance(part, _Clear):
-                self.sink.publish(part.data, part.metadata, part.display_id, part.update)
+                self.target.publish(part.data, part.metadata, part.display_id, part.update)
             elif self._has_sent:
                 self._flush_streams(written)
-                self.sink.clear(part.wait)
+                self.target.clear(part.wait)
             self._has_sent = not isinstance(part, _Clear)
         self._flush_streams(written)
 
@@ -236,7 +236,7 @@ class RateLimiter:
         self._allowed_text -= _FRAMING_BYTES * len(written)
         FRONT_END.add(len(written))
         for stream in written:
-            self.sink.flush(stream)
+            self.target.flush(stream)
         written.clear()
 
     def _gather(self) -> None:

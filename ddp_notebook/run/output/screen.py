@@ -82,7 +82,7 @@ class Screen:
 
     Args:
         ranks: the ranks that run it.
-        sink: where it goes; None: where the output of this thread goes.
+        target: where it goes; None: where the output of this thread goes.
         ends: what ends the cell, for the hang card.
         is_stopped: tells whether somebody has pressed stop while the rest of a cell that is over is shown.
         may_clear: tells whether nothing else stands under the cell that its ranks may not clear away.
@@ -94,7 +94,7 @@ class Screen:
     def __init__(
         self,
         ranks: Sequence[int],
-        sink: DisplayTarget | None = None,
+        target: DisplayTarget | None = None,
         ends: str = STOP,
         is_stopped: Callable[[], bool] = lambda: False,
         may_clear: Callable[[], bool] = lambda: True,
@@ -105,7 +105,7 @@ class Screen:
     ) -> None:
         self._ranks = ranks
         self._may_clear = may_clear
-        self._rate_limiter = RateLimiter(sink, holds)
+        self._rate_limiter = RateLimiter(target, holds)
         self._log = log
         self._is_stopped = is_stopped
         self.card = Card(self._rate_limiter, ends)

@@ -34,13 +34,13 @@ class Row:
     """One place, with a slot for each rank that displays something there.
 
     Args:
-        outlet: where it is displayed.
+        rate_limiter: where it is displayed.
         is_grid: slots may be next to each other, in one display.
         handle: id of the display, by which its rank updates it; "": none.
     """
 
-    def __init__(self, outlet: RateLimiter, is_grid: bool = False, handle: str = "") -> None:
-        self._rate_limiter = outlet
+    def __init__(self, rate_limiter: RateLimiter, is_grid: bool = False, handle: str = "") -> None:
+        self._rate_limiter = rate_limiter
         self._is_grid = is_grid
         self._handle = handle
         self._bundles: dict[int, Bundle] = {}
@@ -104,8 +104,8 @@ class Row:
 class _Output:
     """An output of the front end, with a label above it, which can be changed."""
 
-    def __init__(self, outlet: RateLimiter, handle: str, *, has_label: bool) -> None:
-        self._rate_limiter = outlet
+    def __init__(self, rate_limiter: RateLimiter, handle: str, *, has_label: bool) -> None:
+        self._rate_limiter = rate_limiter
         self.has_label = has_label
         self._label_id = new_id()
         self._display_id = handle or new_id()

@@ -21,11 +21,11 @@ class Unfinished:
     when it is full. After a rank clears its output, its text appears here as long as it is short.
 
     Args:
-        outlet: where it is displayed.
+        rate_limiter: where it is displayed.
     """
 
-    def __init__(self, outlet: RateLimiter) -> None:
-        self._rate_limiter = outlet
+    def __init__(self, rate_limiter: RateLimiter) -> None:
+        self._rate_limiter = rate_limiter
         self._above: list[tuple[int, str]] = []  # lines that have ended, as (rank, text)
         self._lines: dict[Key, str] = {}  # the last line of each, open or ended
         self._open: set[Key] = set()

@@ -27,7 +27,7 @@ class Recordings:
         observer: takes in what ranks send.
         questions: to ask them for it.
         cells: theirs.
-        living: tells which of them can be asked.
+        liveness: tells which of them can be asked.
         folder: tells where profiles go.
     """
 

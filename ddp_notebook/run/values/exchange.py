@@ -54,7 +54,7 @@ class Exchange:
         cells: whose turn it may be.
         questions: to ask the ranks.
         transfers: for what is large.
-        living: tells which ranks can answer.
+        liveness: tells which ranks can answer.
     """
 
     def __init__(self, cells: Cells, questions: Questions, transfers: Transfers, liveness: Liveness) -> None:
@@ -72,7 +72,7 @@ class Exchange:
         chosen = self._liveness.parse(ranks)
         check_name(name)
         # Behind jobs that wait it keeps its place in the queue: it is to see what they have done.
-        if (job := self._job_on(chosen)) is not None and not self._cells.turn.waiting_jobs:
+        if (job := self._job_on(chosen)) is not None and not self._cells.run_queue.waiting_jobs:
             found = self._between_steps(job, chosen, lambda: self._pull(name, chosen, force, safe, report, job))
             if found is not None:
                 return found
@@ -228,7 +228,7 @@ class Exchange:
     def turn(self, ranks: list[int]) -> Iterator[None]:
         """Wait until ranks are there and have nothing else to do, for a transfer that ends with the block."""
         try:
-            with self._cells.turn:
+            with self._cells.run_queue:
                 self._liveness.check(ranks)
                 self._cells.check_idle(ranks)
                 yield

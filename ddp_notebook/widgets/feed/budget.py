@@ -20,7 +20,7 @@ class DrawingBudget:
         bytes_per_s: how much all that is shown may take.
 
     Example:
-        >>> thinning = Thinning(bytes_per_s=1000)
+        >>> thinning = DrawingBudget(bytes_per_s=1000)
         >>> thinning.adapt(np.arange(8), nbytes=4000, seconds=1.0)
         >>> thinning.every, thinning.keep(np.arange(8, 17)).nonzero()[0].tolist()
         (4, [0, 4, 8])

@@ -166,7 +166,7 @@ class DrawnNames:
     """Chooses the names that views draw: the first `MOST_NAMES` of each cell.
 
     Example:
-        >>> names = Names()
+        >>> names = DrawnNames()
         >>> rows = np.zeros(1000, METRIC)
         >>> rows["cell"], rows["name"] = 3, np.arange(1000)
         >>> len(names.choose(rows)), names.left_out

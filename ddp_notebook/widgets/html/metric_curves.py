@@ -70,7 +70,7 @@ def in_words(course: Series) -> str:
     """The first and the last value, mean of the ranks.
 
     Example:
-        >>> course = Course(world_size=2)
+        >>> course = Series(world_size=2)
         >>> course.add(np.array([0, 1, 0, 1]), np.array([0, 0, 1, 1]), np.array([2.0, 4.0, 1.0, 2.0]), cell=1)
         >>> in_words(course)
         '3.00 → 1.50'
@@ -99,11 +99,11 @@ def _missing(course: Series, is_band: bool) -> str:
     """Return a note with the number of drawn points if some are missing, or for a band the steps per point.
 
     Example:
-        >>> course = Course(world_size=1)
+        >>> course = Series(world_size=1)
         >>> course.add(np.zeros(4000, int), np.arange(4000), np.sin(np.arange(4000.0)), cell=1)
         >>> _missing(course, False)
         '1 of 31 points drawn: the lowest and the highest of neighbours'
-        >>> course = Course(world_size=9)
+        >>> course = Series(world_size=9)
         >>> course.add(np.arange(9), np.zeros(9, int), np.arange(9.0), cell=1)
         >>> _missing(course, True)
         "per 2 steps: lowest and highest value of the ranks, and the median of the ranks' means"

@@ -22,7 +22,7 @@ class Series:
         world_size: how many ranks there are.
 
     Example:
-        >>> course = Course(world_size=1)
+        >>> course = Series(world_size=1)
         >>> course.add(np.zeros(1000, int), np.arange(1000), np.arange(1000.0), cell=1)
         >>> course.width, course.points(0)[0].tolist()[:4]
         (16, [0.0, 15.0, 16.0, 31.0])

@@ -30,7 +30,7 @@ class PageState:
     why: str  # it hangs, in a sentence
     courses: Mapping[str, Series]  # the main one first
     steps: Rows  # of the feed's table `step`, of one cell
-    run: Mapping[str, Any] | None  # the numbers of its training run, see `Present.head`
+    run: Mapping[str, Any] | None  # the numbers of its training run, see `LiveStatus.head`
     ranks: list[RankRow]
     notes: list[str]  # what is left out
 
@@ -52,7 +52,7 @@ class Sources:
         """What there is now.
 
         Args:
-            head: `Present.head()`.
+            head: `LiveStatus.head()`.
         """
         feed, recording = self._feed, self._feed.recording
         if self._end:

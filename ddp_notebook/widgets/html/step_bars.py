@@ -31,7 +31,7 @@ def chart(rows: Rows, pattern: str, most: int = MOST_BARS, run: Mapping[str, Any
         rows: of the feed's table `step`, of one cell, at least one.
         pattern: an id for the hatch, which nothing else on the page has.
         most: bars.
-        run: the numbers of the whole training run, see `Present.head`; None: they are not known.
+        run: the numbers of the whole training run, see `LiveStatus.head`; None: they are not known.
     """
     numbers, parts = means(rows)
     numbers, parts = numbers[-most:], parts[-most:]

@@ -31,7 +31,7 @@ class Requests:
     """The stream to one host server, as those use it who speak. From any thread.
 
     Args:
-        way: to the host.
+        transport: to the host.
 
     Attributes:
         gone: set once the server has ended.

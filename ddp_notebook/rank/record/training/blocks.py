@@ -32,7 +32,7 @@ class Blocks:
     """Sees named blocks from `look` on.
 
     Args:
-        tape: says whether anything is recorded.
+        event_buffer: says whether anything is recorded.
         leave: takes the name of a block that has ended, and when it began.
     """
 

@@ -141,8 +141,8 @@ class Model:
 
 
 class Backward:
-    """One backward under way. Once it is over it is left on the tape as a span, with those of its calls that took the
-    short way.
+    """One backward under way. When it ends it is put into the event buffer as a span, with those of its calls that took
+    the short way.
 
     Args:
         number: of its span.

@@ -35,7 +35,7 @@ class StandIn:
     """Stands in for a user's hook.
 
     Args:
-        tape: where its buckets are left.
+        event_buffer: where its buckets are left.
         model: the model's name.
         hook, state: the user's.
     """
@@ -81,7 +81,7 @@ class ObservedCommHooks:
     """The hooks of this process.
 
     Args:
-        tape: where their buckets are left.
+        event_buffer: where their buckets are left.
         model_of: tells the model that has a reducer, and the model's name.
     """
 

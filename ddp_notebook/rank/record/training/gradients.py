@@ -30,7 +30,7 @@ class GradientHook:
     """Looks at the gradients of one parameter, by a hook of the parameter.
 
     Args:
-        tape: where they are left.
+        event_buffer: where they are left.
     """
 
     def __init__(self, event_buffer: EventBuffer) -> None:

@@ -47,7 +47,7 @@ class Loaders:
     """Sees the loaders of this process from `look` on.
 
     Args:
-        tape: where their settings are left.
+        event_buffer: where their settings are left.
         put: leaves a span: its kind, its name, when it began, and the samples in the batch.
     """
 

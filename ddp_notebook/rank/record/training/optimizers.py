@@ -24,7 +24,7 @@ class Optimizers:
     """Sees the steps of optimizers from `look` on.
 
     Args:
-        tape: says whether anything is recorded.
+        event_buffer: says whether anything is recorded.
         stepped: gets an optimizer that has stepped inside no other, and when it began.
     """
 

@@ -62,7 +62,7 @@ class Pipelines:
     """Sees pipelines from `look` on.
 
     Args:
-        tape: says whether anything is recorded, and counts spans.
+        event_buffer: says whether anything is recorded, and counts spans.
         leave: takes the spans; `place` is the span of the pipeline's step, the stage and the microbatch.
     """
 

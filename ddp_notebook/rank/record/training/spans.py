@@ -42,7 +42,7 @@ class Checkpoints:
     """Sees checkpoints from `look` on.
 
     Args:
-        tape: says whether anything is recorded.
+        event_buffer: says whether anything is recorded.
         leave: takes the name of the function, and when it was called.
     """
 
@@ -110,7 +110,7 @@ class TrainingSpans:
     """Sees the training in this process, from `install` on.
 
     Args:
-        tape: where the spans are left.
+        event_buffer: where the spans are left.
         between: tasks for the main thread between two steps.
     """
 

@@ -27,7 +27,7 @@ class References:
     """Sees the references of this rank.
 
     Args:
-        tape: where their rows are left.
+        event_buffer: where their rows are left.
         face: knows the workers.
         here: where each thread is.
     """
