@@ -538,7 +538,7 @@ class Session:
         if not isinstance(name, str):
             kind = type(name).__name__
             raise UsageError(f'placement takes the name of what ranks have, placement("model"), not a {kind}')
-        return placements_of(name, self._ask(f"parts.told(globals(), {name!r})", "parts"))
+        return placements_of(name, self._ask(f"shards.told(globals(), {name!r})", "shards"))
 
     def memory(self, code: str = "") -> Memory:
         """The memory of parameters, gradients, optimizer state, activations and temporary tensors on each rank. The

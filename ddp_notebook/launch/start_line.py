@@ -38,7 +38,7 @@ def expand_hosts(asked: Mapping[str, int | None], defaults: Defaults) -> dict[st
         UsageError: a name stands for what is no host, or a host comes twice.
 
     Example:
-        >>> expand({"lab": None, "login": 1}, Defaults(hosts={"lab": "gpu[1-2]:8"}))
+        >>> expand_hosts({"lab": None, "login": 1}, Defaults(hosts={"lab": "gpu[1-2]:8"}))
         {'gpu1': 8, 'gpu2': 8, 'login': 1}
     """
     hosts: dict[str, int | None] = {}

@@ -108,7 +108,7 @@ class Unpacker:
         >>> unpacker = Unpacker()
         >>> stream = pack_message(PingRequest(), 7) + pack_text(3, 1, b"hello")
         >>> list(unpacker.feed(stream[:9])), list(unpacker.feed(stream[9:]))
-        ([], [Numbered(message=PingRequest(), number=7), Text(process=3, fd=1, data=b'hello')])
+        ([], [Numbered(message=PingRequest(), number=7), ProcessText(process=3, fd=1, data=b'hello')])
     """
 
     def __init__(self) -> None:

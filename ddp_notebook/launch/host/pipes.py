@@ -31,7 +31,7 @@ class TextBuffer:
         >>> texts = TextBuffer()
         >>> texts.add(0, 1, b"a"); texts.add(1, 1, b"other"); texts.add(0, 1, b"b")
         >>> list(framing.Unpacker().feed(texts.pack()))
-        [Text(process=0, fd=1, data=b'ab'), Text(process=1, fd=1, data=b'other')]
+        [ProcessText(process=0, fd=1, data=b'ab'), ProcessText(process=1, fd=1, data=b'other')]
         >>> bool(texts)
         False
     """

@@ -28,7 +28,7 @@ NOTEBOOK_MAGICS = {  # a test compares them with `magics.DDPMagics`, which ranks
     "cell": ("on_all_ranks", "on_ranks", "local"),
 }
 _TORCH = os.path.dirname(torch.__file__) + os.sep
-TOLD = "_ddp_told"  # what a cell of ours sets, see `run.sharding.face`
+TOLD = "_ddp_told"  # what a cell of ours sets, see `Session._ask`
 _MOST_LOOKED_AT = 100  # elements of a container
 _HOLDERS = torch.Tensor | torch.nn.Module | torch.optim.Optimizer
 _COMMAND_LINES = ("argparse", "click", "optparse")  # they end the process if its arguments are wrong

@@ -78,8 +78,8 @@ class Flusher:
         self._looked_s = 0.0
 
     def flush(self, deadline_s: float = 1.0) -> None:
-        """Pass on all records of the event buffer, and those that wait for a GPU as long as it works. Any thread may call
-        this."""
+        """Pass on all records of the event buffer, and those that wait for a GPU as long as it works. Any thread may
+        call this."""
         until = time.monotonic() + deadline_s
         self._pass_on()  # also waits for a batch that the thread is making of records that it has taken
         while time.monotonic() < until:

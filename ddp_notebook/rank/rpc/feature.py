@@ -32,7 +32,7 @@ class RpcFeature(Feature):
     def prepare(cls) -> Iterable[Callable[..., Any]]:
         if not rpc.is_available():
             return []
-        for name in ("face", *(() if "recording" in switches.without() else ("record.recorder",))):
+        for name in ("rpc_functions", *(() if "recording" in switches.without() else ("record.rpc_recorder",))):
             with contextlib.suppress(AttributeError, ImportError):  # `engine_ready` reports it
                 importlib.import_module(f"{_PACKAGE}.{name}")
         from torch.distributed.rpc import backend_registry
