@@ -24,6 +24,6 @@ remote           what is asked of it, and what comes
 state            how things are: what a notebook is told of hosts and processes
 recording_store  what ranks have recorded, in files
 exception_data   exceptions of the keeper, as data
-channel          the stream between the two, after the first words (`registry.doors`)
+channel          the stream between the two, after the first words (`registry.unix_sockets`)
 descriptions     what can be attached to in a line each, a session as it says itself how it is
 """

@@ -1,4 +1,4 @@
-"""The stream between a notebook and a keeper after their first words (`registry.doors`)."""
+"""The stream between a notebook and a keeper after their first words (`registry.unix_sockets`)."""
 
 from __future__ import annotations
 

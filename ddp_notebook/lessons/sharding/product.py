@@ -199,7 +199,7 @@ class Product(DisplayedLesson):
     def _deal_out(self) -> None:
         self._runner.run(
             "from ddp_notebook.lessons.sharding import ranks as _lesson_sharding\n"
-            f"_lesson_product = _lesson_sharding.Product({self.a.tolist()}, {self.b.tolist()}, {self.of_a!r}, "
+            f"_lesson_product = _lesson_sharding.ShardedProduct({self.a.tolist()}, {self.b.tolist()}, {self.of_a!r}, "
             f"{self.of_b!r}, device)"
         )
 

@@ -15,7 +15,7 @@ from ddp_notebook.widgets.feed.tables import empty
 from ddp_notebook.widgets.feed.whole_steps import Cutter
 
 _LATE_S = 0.3  # a call whose other ranks have not come by then travels without them
-_LATE_IN_LOOP_S = 1.5  # likewise where ranks tell once a second, see `rank.record.drain`
+_LATE_IN_LOOP_S = 1.5  # likewise where ranks tell once a second, see `rank.record.flusher`
 _ROW_BYTES = 32.0  # of a span with its share of steps and buckets, measured by tests/benchmarks/monitor.py
 _MOST_KEPT = 1 << 13  # rows of a cell without steps that are kept for the first step
 _CELL = SPANS.index("cell")
