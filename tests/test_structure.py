@@ -173,19 +173,3 @@ def test_every_path_that_architecture_names_exists():
     named = {path for path in named if path.split("/")[0] not in ("tests", "docs", "tools", "notebooks", "autograd")}
     assert len(named) > 100 and named - paths == set()
     assert "run/cells/no_such_file" not in paths
-
-
-def test_the_page_of_each_folder_names_its_modules():
-    """A folder that lists its modules lists all of them, and none that it lacks."""
-    lists = 0
-    for page in PACKAGE.rglob("__init__.py"):
-        listed = set(
-            re.findall(r"^ *([a-z_0-9]+)/? {2,}\S", ast.get_docstring(ast.parse(page.read_text())) or "", re.M)
-        )
-        modules = {file.stem for file in page.parent.glob("*.py")} - {"__init__"}
-        if page.parent == PACKAGE or not listed & modules:
-            continue
-        lists += 1
-        there = {path.name for path in page.parent.iterdir() if path.is_dir()} | modules
-        assert (modules - listed, listed - there) == (set(), set()), page.relative_to(ROOT)
-    assert lists > 40

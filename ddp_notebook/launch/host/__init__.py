@@ -18,5 +18,5 @@ termination    how processes end, with all that they have started
 remote_server  how the server of another machine begins, below a process that sees to it
 watchdog       sees to the server's end when its owner is gone and it cannot notice
 
-How a host server is started and its stream is made is a way's: see `launch.transports`.
+A transport starts the host server and makes the stream to it: see `launch.transports`.
 """

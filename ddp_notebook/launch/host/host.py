@@ -233,7 +233,7 @@ class Host:
         """A new connection to a host that was lost. None: there is no way to it from here.
 
         Raises:
-            HostError: as where the way was made.
+            HostError: as where the transport was made.
         """
         if (transport := self.transport.again()) is None:
             return None
@@ -450,7 +450,7 @@ class Host:
     def signal(self, targets: list[int], *numbers: int, value: int = 0) -> bool:
         """Send signals to processes, in this order. They are delivered when this returns.
 
-        Where the server does not answer, the way sends them itself if it can.
+        If the server does not answer, the transport sends them itself if it can.
 
         Args:
             targets: numbers of the processes.

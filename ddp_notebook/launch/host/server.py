@@ -5,7 +5,7 @@ the first matmul of every forked rank hangs), no process group, no CUDA, no thre
 hundredths of a second and share its memory.
 
 It is the ranks' parent. It reads the pipes behind their fd 1 and 2, so that the last words of a dying rank are kept. It
-learns of a death at once. When its owner is gone, which the end of the stream or the way tells it, it ends everything
+learns of a death at once. When its owner is gone, which the end of the stream or the transport tells it, it ends everything
 below it. What the notebook wants to know about processes of this host, it asks here.
 
 The messages of both sides are in `messages.hosts`. A frame of input puts a line, a cell, into the inboxes of some

@@ -138,10 +138,10 @@ def try_pairs(hosts: Sequence[Host], check: Callable[[], None] = lambda: None, p
     failed = trial.run(routes(list(by_name)), used, TRY_S)
     if not failed:
         return []
-    ways = list(dict.fromkeys((one.source, one.target) for one in failed))
-    targets = {target for _, target in ways}
+    directions = list(dict.fromkeys((one.source, one.target) for one in failed))
+    targets = {target for _, target in directions}
     others = {name: _other_places(host.facts(), used[name]) for name, host in by_name.items() if name in targets}
-    in_vain = {(one.source, one.target, one.place) for one in trial.run(ways, others, _ELSEWHERE_S)}
+    in_vain = {(one.source, one.target, one.place) for one in trial.run(directions, others, _ELSEWHERE_S)}
     return [
         Unreached(
             source=one.source,
@@ -194,12 +194,12 @@ class _Trial:
         self._word = secrets.token_hex(8)
 
     def run(
-        self, ways: Sequence[tuple[str, str]], where: Mapping[str, Sequence[HostAddress]], timeout_s: float
+        self, directions: Sequence[tuple[str, str]], where: Mapping[str, Sequence[HostAddress]], timeout_s: float
     ) -> list[Unreached]:
-        """What does not work of these ways.
+        """What does not work of these directions.
 
         Args:
-            ways: from which host to which.
+            directions: from which host to which.
             where: each target listens.
             timeout_s: seconds that a connection gets.
         """
@@ -217,11 +217,11 @@ class _Trial:
             goals = {
                 source: [
                     (target, place, port)
-                    for one, target in ways
+                    for one, target in directions
                     if one == source
                     for place, port in zip(where[target], ports[target].ports, strict=True)
                 ]
-                for source, _ in ways
+                for source, _ in directions
             }
             tried = self._ask(
                 goals,

@@ -1,6 +1,6 @@
-"""Ways to a host: how its host server is started, reached and ended.
+"""Transports to a host: how its host server is started, reached and ended.
 
-    base             what a way must be able to do
+    base             what a transport must be able to do
     local            this machine: a child of the notebook's process, and a socket pair
     ports            on which ports is listened for other machines
     ssh              another machine: what one ssh runs there, and its standard input and output
@@ -13,6 +13,6 @@
     folders          folders of this machine that are removed when the notebook ends
     cleanup_process  what is removed though the notebook is killed
 
-A further way is a file here: a class on top of `base.Way`, and the function in which its host server begins. What they
-speak to each other is the same for all: `messages.hosts`.
+A new transport is a file here: a subclass of `base.Transport`, and the function in which its host server begins. All
+transports carry the same messages: `messages.hosts`.
 """

@@ -1,4 +1,4 @@
-"""What a way to a host must be able to do."""
+"""The interface of a transport to a host."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ BEAT_S = 1.0  # between two words, where nothing else is to be said
 class Transport(ABC):
     """One host's server, and the stream to it. The server starts when the object is made, in the background.
 
-    `launch.host.host.Host` speaks on the stream. It asks for the rest only where the server itself cannot answer: what
-    a way cannot find out or do from afar keeps the answer that is given here.
+    `launch.host.host.Host` uses the stream. It calls the other methods only where the server itself cannot answer. A
+    transport that cannot find something out from its machine inherits the default answer.
 
     Attributes:
         name: of the host in its session; part of the names of its processes on the wire.
@@ -66,7 +66,7 @@ class Transport(ABC):
         return 0.0
 
     def again(self) -> Transport | None:
-        """A new way to the same host, after this one has ended. None: from here there is none."""
+        """Return a new transport to the same host after this one has ended; None if this machine cannot make one."""
         return None
 
     # ---- the notebook's ports, as the host reaches them

@@ -247,14 +247,16 @@ class OutpostListener:
         """Those of one machine next to each other, with its name, and numbered."""
         by_task = sorted(here, key=lambda pair: pair[1].task)
         machines = list(dict.fromkeys(_machine(one) for _, one in by_task))
-        ways: list[OutpostConnection] = []
+        connections: list[OutpostConnection] = []
         seen: dict[str, int] = {}
         for peer, one in sorted(by_task, key=lambda pair: machines.index(_machine(pair[1]))):
             number = seen[one.host] = seen.get(one.host, -1) + 1
             name = f"{one.host}:{number}" if number else one.host
             self._taken.add(peer)
-            ways.append(OutpostConnection(name, one, peer, self._incoming[peer], self._wire, self._lease_s, self._why))
-        return ways
+            connections.append(
+                OutpostConnection(name, one, peer, self._incoming[peer], self._wire, self._lease_s, self._why)
+            )
+        return connections
 
     def _on_message(self, peer: str, _: int, message: Message) -> None:
         if isinstance(message, Arrived):
