@@ -4,9 +4,9 @@ It imports torch and the engine's modules and does nothing else: no tensor opera
 the first matmul of every forked rank hangs), no process group, no CUDA, no thread. Ranks forked from it are ready in
 hundredths of a second and share its memory.
 
-It is the ranks' parent. It reads the pipes behind their fd 1 and 2, so that the last words of a dying rank are kept. It
-learns of a death at once. When its owner is gone, which the end of the stream or the transport tells it, it ends everything
-below it. What the notebook wants to know about processes of this host, it asks here.
+It is the ranks' parent. It reads the pipes behind their fd 1 and 2, so that the last output of a dying rank is kept. It
+learns of a death at once. The end of the stream or the transport tells it that its owner is gone; then it ends every
+process below it. The notebook asks it about processes of this host.
 
 The messages of both sides are in `messages.hosts`. A frame of input puts a line, a cell, into the inboxes of some
 ranks. It has no reply.
