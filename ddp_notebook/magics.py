@@ -15,7 +15,7 @@ from ddp_notebook.errors import CellFailedHereError, UsageError
 from ddp_notebook.line_parser import LineParser, line_of, read_expression
 from ddp_notebook.records.names import listed
 from ddp_notebook.records.words import list_ranks
-from ddp_notebook.run import completion, debugging, features, help_texts, hints, magic_lines, progress
+from ddp_notebook.run import debugging, features, hints, magic_help, magic_lines, progress
 from ddp_notebook.run.cells import options as cell_options
 from ddp_notebook.run.interrupted import OF_MAGICS, tells_interrupts
 from ddp_notebook.run.notebook_kernel import cell_number, is_run_by_program
@@ -198,7 +198,7 @@ class DDPMagics(Magics):
     def ddp_monitor(self, line: str) -> None:
         """Show a live view of the ranks, or of one cell."""
         from ddp_notebook import session_commands
-        from ddp_notebook.widgets.placement import find_cell
+        from ddp_notebook.widgets.view_placement import find_cell
 
         parser = magic_lines.monitor()
         cell = parser.parse_line(line).cell
@@ -361,7 +361,7 @@ class DDPMagics(Magics):
     def ddp_help(self, line: str) -> None:
         """List the magics, or show every option of one."""
         name = magic_lines.help_().parse_line(line).name
-        print(help_texts.about(name, _MAGICS) if name else help_texts.overview(_MAGICS))
+        print(magic_help.about(name, _MAGICS) if name else magic_help.overview(_MAGICS))
 
     def _run(self, options: cell_options.CellOptions, code: str) -> None:
         from ddp_notebook import session_commands
@@ -395,7 +395,7 @@ class DDPMagics(Magics):
         return str(self.shell.compile.get_code_name(code, code, cell_number()))
 
 
-_MAGICS = help_texts.in_order({name: magic for name, magic in vars(DDPMagics).items() if hasattr(magic, "parser")})
+_MAGICS = magic_help.in_order({name: magic for name, magic in vars(DDPMagics).items() if hasattr(magic, "parser")})
 
 
 def _job_numbers(parser: LineParser, line: str) -> list[int]:
@@ -415,7 +415,7 @@ def load(shell: object) -> None:
     debugging.watch(shell)
     # The line of `%on_all_ranks` is code, which IPython completes.
     signs = {name: "%%" if name in DDPMagics.magics["cell"] else "%" for name in _MAGICS}
-    completion.watch(shell, {f"{signs[name]}{name}": magic.parser for name, magic in _MAGICS.items()})
+    magic_help.watch_completion(shell, {f"{signs[name]}{name}": magic.parser for name, magic in _MAGICS.items()})
 
 
 def _has_session() -> bool:

@@ -42,7 +42,7 @@ from ddp_notebook.run.values.values import RankValues
 from ddp_notebook.status import Status
 from ddp_notebook.widgets import ended_session
 from ddp_notebook.widgets.ended_session import EndedSession
-from ddp_notebook.widgets.placement import ViewPlacement
+from ddp_notebook.widgets.view_placement import ViewPlacement
 
 if TYPE_CHECKING:
     import ipyparallel

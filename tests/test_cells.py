@@ -213,7 +213,7 @@ def test_a_cell_may_close_or_redirect_its_output(session):
 def test_the_signal_handler_of_a_cell_does_not_outlive_it(session):
     session.run("import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)")
     handlers = session.run("signal.getsignal(signal.SIGINT).__qualname__")
-    assert handlers[0].result == "'Handlers._on_sigint'"
+    assert handlers[0].result == "'SignalHandlers._on_sigint'"
 
 
 def test_text_between_cells_heads_the_next_cell(session, capsys):

@@ -13,7 +13,7 @@ from ddp_notebook.launch.options import BY_NAME, TABLE, StartOptions
 from ddp_notebook.launch.start_line import parse, start_line
 from ddp_notebook.line_parser import WIDTH, read_expression
 from ddp_notebook.magics import _MAGICS, DDPMagics
-from ddp_notebook.run import help_texts, magic_lines, progress
+from ddp_notebook.run import magic_help, magic_lines, progress
 from ddp_notebook.run.cells import options as cell_options
 from ddp_notebook.torchrun.start_job import torchrun_line
 from tests.conftest import wait_until
@@ -132,16 +132,16 @@ def test_completions(words, some, not_):
 
 
 def test_overview_and_help_by_name():
-    text = help_texts.overview(_MAGICS)
+    text = magic_help.overview(_MAGICS)
     assert max(map(len, text.splitlines())) <= WIDTH
     for magic in _MAGICS.values():
         assert re.search(rf"^  {re.escape(magic.parser().prog)} +[A-Z]", text, re.M)
     assert text.startswith("session:\n  %ddp_start ") and "\n\ncells:\n  %%on_all_ranks" in text
     for name in ("ddp_start", "%ddp_start", "start"):
-        assert help_texts.about(name, _MAGICS) == _MAGICS["ddp_start"].getdoc()
-    assert help_texts.about("%%on_all_ranks", _MAGICS).startswith("usage: %%on_all_ranks [option ...]")
+        assert magic_help.about(name, _MAGICS) == _MAGICS["ddp_start"].getdoc()
+    assert magic_help.about("%%on_all_ranks", _MAGICS).startswith("usage: %%on_all_ranks [option ...]")
     with pytest.raises(UsageError, match=r"unknown magic 'ddp_strt'; did you mean %ddp_help ddp_start\?"):
-        help_texts.about("ddp_strt", _MAGICS)
+        magic_help.about("ddp_strt", _MAGICS)
 
 
 # ---- the line of progress

@@ -282,7 +282,7 @@ def test_the_notebooks_side_imports_no_torch():
     assert "ddp_notebook.launch.cluster" in modules
     assert heavy(modules) == set()
     assert not modules & {"ipywidgets", "anywidget", "matplotlib"}, "the first view imports them"
-    of_lessons = ("algorithms.stepping", "collectives.costs", "messages.messages", "lesson_display")
+    of_lessons = ("algorithms.stepping", "collectives.costs", "messages.point_to_point", "lesson_display")
     assert heavy(loaded_by("import " + ", ".join(f"ddp_notebook.lessons.{name}" for name in of_lessons))) == set()
 
 
@@ -362,7 +362,7 @@ def test_the_monitor_imports_no_torch():
 def test_a_view_imports_while_its_cell_runs_what_the_picture_at_the_end_needs():
     prepares = "ViewPlacement.prepare_picture(types.SimpleNamespace())"
     waits = "[one.join() for one in threading.enumerate() if one.name == 'ddp-picture-import']"
-    before = "import threading, types; from ddp_notebook.widgets.placement import ViewPlacement"
+    before = "import threading, types; from ddp_notebook.widgets.view_placement import ViewPlacement"
     needs = {"ddp_notebook.observe.figures.bars", "matplotlib.backends.backend_agg", "PIL.PngImagePlugin"}
 
     assert not needs & loaded_by(before)

@@ -29,6 +29,7 @@ Every number comes from tensors on the ranks. Without a front end lessons work t
     lesson_cells    how lessons use the running session
     ranks           what they run on the ranks
     lesson          what every lesson with a view has: its state, its acts, its picture
+    lesson_widget   its JavaScript, what the browser draws, and what it requests
     lesson_display  how a lesson is displayed: a widget while ranks run, a picture and a text afterwards
     rank_columns    parts of pictures: a column for each rank, cells with values
     nodes           the picture of nodes, processes and their numbers
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
     from ddp_notebook.lessons.collectives.costs import Costs
     from ddp_notebook.lessons.collectives.explorer import Explorer
     from ddp_notebook.lessons.ddp.inside import InsideDDP, inside_ddp
-    from ddp_notebook.lessons.messages.messages import Scene, point_to_point
+    from ddp_notebook.lessons.messages.point_to_point import Scene, point_to_point
     from ddp_notebook.lessons.messages.transfer_picture import exchanges
     from ddp_notebook.lessons.nodes import places
     from ddp_notebook.lessons.pipelines.pipeline import PipelineLesson, PipelineRun, pipeline
@@ -91,7 +92,7 @@ _LAZY = {
     "PipelineRun": "pipelines.pipeline",
     "Product": "sharding.product",
     "RemoteProgram": "remote.rpc",
-    "Scene": "messages.messages",
+    "Scene": "messages.point_to_point",
     "Stepper": "algorithms.stepping",
     "Verdict": "questions.questions",
     "check": "questions.questions",
@@ -101,7 +102,7 @@ _LAZY = {
     "inside_ddp": "ddp.inside",
     "mesh": "sharding.mesh_training",
     "pipeline": "pipelines.pipeline",
-    "point_to_point": "messages.messages",
+    "point_to_point": "messages.point_to_point",
     "product": "sharding.product",
     "rpc": "remote.rpc",
 }

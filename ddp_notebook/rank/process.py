@@ -48,7 +48,7 @@ from ddp_notebook.rank.group.network import Network
 from ddp_notebook.rank.group.stores import is_timeout_of_store
 from ddp_notebook.rank.hide_from_profiler import unseen
 from ddp_notebook.rank.hooks import Core, Hooks
-from ddp_notebook.rank.variables import comparison, copying, peeking, samplers, summary, values
+from ddp_notebook.rank.variables import comparison, copying, samplers, summary, values
 from ddp_notebook.records import logs
 from ddp_notebook.registry import private
 from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
@@ -343,10 +343,10 @@ class Rank:
         try:
             namespace = {**RankEngine.instance().kernel.shell.user_ns, **variables}
             if isinstance(message, Peek):
-                text = unseen(peeking.peek, message.expression, namespace)
+                text = unseen(values.peek, message.expression, namespace)
                 self.agent.send(Pulled(request=message.request, about=text, steps=steps))
                 return
-            kind = peeking.unsafe(namespace.get(message.name)) if steps >= 0 else ""
+            kind = values.unsafe(namespace.get(message.name)) if steps >= 0 else ""
             if kind:
                 self.agent.send(Pulled(request=message.request, waits_for_cell=kind))
                 return

@@ -18,8 +18,7 @@ rank_requests     questions to ranks, and their answers
 rank_sets         sets of ranks as people write them: `--ranks 0,2-3`
 features          the features of the notebook, and what they declare
 magic_lines       the declarations of most magics' lines
-help_texts        the texts of `%ddp_help`
-completion        options of magics complete with Tab
+magic_help        the texts of `%ddp_help`
 debugging         what is said in place of a debugger after an error of this package
 hints             a line under the traceback of a cell that was meant for the ranks
 progress          a line that tells how far something is

@@ -38,7 +38,7 @@ from ddp_notebook.torchrun.member import Member, RefusedError, come_in, place_of
 from ddp_notebook.torchrun.monitor_source import JobProbe, JobSource, missing
 from ddp_notebook.torchrun.rounds import Events, Round
 from ddp_notebook.widgets.ended_session import EndedSession
-from ddp_notebook.widgets.placement import ViewPlacement
+from ddp_notebook.widgets.view_placement import ViewPlacement
 from ddp_notebook.wire.bulk import BulkFetcher
 from ddp_notebook.wire.endpoint import Endpoint
 from ddp_notebook.wire.keys import Keyring

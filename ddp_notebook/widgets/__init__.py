@@ -1,7 +1,7 @@
 """The live monitor: what a recording holds, drawn while it grows.
 
 monitor          the widget
-placement        where views appear: under a running cell, at %ddp_monitor
+view_placement   where views appear: under a running cell, at %ddp_monitor
 ended_session    what a session has recorded, for the magics behind its end
 under_cell       when one comes under a running cell
 placed_views     what stands at a place: a widget, a picture

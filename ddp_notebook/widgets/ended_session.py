@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ddp_notebook.observe.recording import Recording
 from ddp_notebook.run.notebook_kernel import has_front_end
 from ddp_notebook.widgets.placed_views import StillView, View, WidgetView
-from ddp_notebook.widgets.placement import check_cell
+from ddp_notebook.widgets.view_placement import check_cell
 
 if TYPE_CHECKING:
     from ddp_notebook.observe.report.report import Report

@@ -15,7 +15,7 @@ from ddp_notebook.records.schema import ORIGINS
 if TYPE_CHECKING:
     from ddp_notebook.observe.tables.recorded import RecordedTables
     from ddp_notebook.run.output.display_target import DisplayTarget
-    from ddp_notebook.widgets.placement import ViewPlacement
+    from ddp_notebook.widgets.view_placement import ViewPlacement
 
 _AFTER_S = 1.0  # a cell that is over sooner needs no view
 _LOOK_S = 0.2

@@ -8,6 +8,15 @@ from typing import Any
 
 import zmq
 
+from ddp_notebook.messages import (  # noqa: F401  # an end reads messages of all kinds
+    faults,
+    files,
+    outposts,
+    ranks,
+    resize_messages,
+    script_abort,
+    survive_messages,
+)
 from ddp_notebook.messages.encoding import Message, decode
 from ddp_notebook.messages.ranks import Recorded
 from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401

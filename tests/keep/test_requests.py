@@ -214,7 +214,7 @@ def name_of(message: Message) -> str:
 
 def all_messages() -> dict[str, type[Message]]:
     """All messages that ranks and their notebook send each other, by their names."""
-    names = ("cutting", "faults", "files", "ranks", "resizing", "survival")
+    names = ("faults", "files", "ranks", "resize_messages", "script_abort", "survive_messages")
     modules = [importlib.import_module(f"{messages.__name__}.{name}") for name in names]
     return {one.__name__: one for one in Message.__subclasses__() if sys.modules[one.__module__] in modules}
 

@@ -9,7 +9,7 @@ from ddp_notebook import lessons
 from ddp_notebook.errors import UsageError
 from ddp_notebook.lessons.algorithms import plans
 from ddp_notebook.lessons.collectives.costs import fit
-from ddp_notebook.lessons.lesson_display import _plain
+from ddp_notebook.lessons.lesson_widget import _plain
 from ddp_notebook.lessons.messages.message_scenes import STORIES
 
 

@@ -7,7 +7,8 @@ import re
 import pytest
 
 from ddp_notebook.errors import RankError, UsageError
-from ddp_notebook.lessons.pipelines.pipeline import SCHEDULES, formula, pipeline
+from ddp_notebook.lessons.pipelines.pipeline import formula, pipeline
+from ddp_notebook.lessons.pipelines.schedules import SCHEDULES
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +69,7 @@ def test_what_torch_refuses_is_torchs_own_words_and_the_ranks_go_on(pipe):
 
 
 def test_the_sliders_run_what_they_say_and_end_with_the_ranks(pipe):
-    from ddp_notebook.lessons.pipelines.pipeline import PipelineSliders
+    from ddp_notebook.lessons.pipelines.pipeline_sliders import PipelineSliders
 
     sliders = PipelineSliders(pipe)
     sliders.show()

@@ -6,7 +6,7 @@ import pytest
 
 from ddp_notebook import lessons
 from ddp_notebook.errors import UsageError
-from ddp_notebook.lessons.lesson_display import _plain
+from ddp_notebook.lessons.lesson_widget import _plain
 from ddp_notebook.lessons.remote.scenes import STORIES
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from ddp_notebook import lessons
 from ddp_notebook.errors import UsageError
-from ddp_notebook.lessons import lesson_display
+from ddp_notebook.lessons import lesson_widget
 from ddp_notebook.lessons.sharding.mesh_training import WAYS
 from ddp_notebook.lessons.sharding.product import PLACEMENTS
 from ddp_notebook.session import current
@@ -25,7 +25,7 @@ FITS = {("Replicate()", "Shard(1)"), ("Shard(0)", "Replicate()"), *NEEDS}  # not
 
 
 def plain(lesson: Any) -> dict[str, Any]:
-    return json.loads(json.dumps(lesson_display._plain(lesson.state())))
+    return json.loads(json.dumps(lesson_widget._plain(lesson.state())))
 
 
 @pytest.mark.parametrize("of_b", PLACEMENTS)

@@ -9,12 +9,12 @@ import pytest
 
 from ddp_notebook import lessons
 from ddp_notebook.errors import MissingBuildError, UsageError
-from ddp_notebook.lessons import lesson_display
+from ddp_notebook.lessons import lesson_display, lesson_widget
 from ddp_notebook.run.notebook_kernel import has_front_end
 
 
 def plain(lesson: Any) -> dict[str, Any]:
-    return json.loads(json.dumps(lesson_display._plain(lesson.state())))
+    return json.loads(json.dumps(lesson_widget._plain(lesson.state())))
 
 
 def test_an_explorer_is_driven_by_messages(ranks):
@@ -68,6 +68,6 @@ def test_a_picture_and_a_text_stay(ranks, make):
 
 
 def test_a_page_that_was_not_built_says_how(ranks, monkeypatch, tmp_path):
-    monkeypatch.setattr(lesson_display, "BUNDLE", tmp_path / "lessons.js")
+    monkeypatch.setattr(lesson_widget, "BUNDLE", tmp_path / "lessons.js")
     with pytest.raises(MissingBuildError, match=r"`pip install -e \.` or `python hatch_build\.py` builds it"):
-        lesson_display.LessonView(lessons.collective("all_reduce"))
+        lesson_widget.LessonView(lessons.collective("all_reduce"))

@@ -143,7 +143,7 @@ def test_the_numbers_of_the_run_are_current_when_its_cell_is_over(page):
     page.run(TRAINS.format(steps=12))
     page.read_until(lambda: drawn(page) and "mean of steps 2 to 11" in drawn(page)[-1][1])  # no further cell runs
     shown = drawn(page)[-1][1]
-    page.run("present._PERIOD_S = 1.0\nprint(ddp_notebook.current().recording.runs()[-1].per_step)")
+    page.run("live_status._PERIOD_S = 1.0\nprint(ddp_notebook.current().recording.runs()[-1].per_step)")
     [per_step] = re.findall(r"[\d.]+ m?s/step", shown)
     assert per_step in "".join(m["content"]["text"] for m in page.messages if m["msg_type"] == "stream")
     page.run(MONITOR_2)  # the live one is closed

@@ -7,13 +7,13 @@ import time
 import pytest
 
 from ddp_notebook.errors import UsageError
-from ddp_notebook.widgets.placement import find_cell
 from ddp_notebook.widgets.under_cell import may_train
+from ddp_notebook.widgets.view_placement import find_cell
 from tests.observe.test_figures import logged
 
 PREPARES = """
 import pathlib, sys, time
-from ddp_notebook.widgets.placement import ViewPlacement
+from ddp_notebook.widgets.view_placement import ViewPlacement
 
 class Holds:  # up the import of matplotlib's figures, until the test goes on
     def find_spec(self, name, path=None, target=None):

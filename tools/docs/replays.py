@@ -18,7 +18,7 @@ from ddp_notebook import lessons
 from ddp_notebook.lessons.algorithms import plans
 from ddp_notebook.lessons.collectives import theory
 from ddp_notebook.lessons.lesson import Lesson
-from ddp_notebook.lessons.lesson_display import BUNDLE, LessonView
+from ddp_notebook.lessons.lesson_widget import BUNDLE, LessonView
 from ddp_notebook.lessons.sharding.mesh_training import CHOICES as OF_MESH
 from ddp_notebook.lessons.sharding.mesh_training import WAYS
 from ddp_notebook.lessons.sharding.product import CHOICES as OF_PRODUCT

@@ -12,13 +12,11 @@ computed, sent and recorded is real.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import ipywidgets
-from IPython.display import DisplayHandle
-
-from ddp_notebook.errors import DDPNotebookError, UsageError
+from ddp_notebook.errors import UsageError
 from ddp_notebook.lessons.lesson_cells import RUN_S, LessonRunner, running
+from ddp_notebook.lessons.pipelines.schedules import MOST_MICROBATCHES, SCHEDULES, STAGE_MS
 from ddp_notebook.records.units import ms, percent
 
 if TYPE_CHECKING:
@@ -26,84 +24,6 @@ if TYPE_CHECKING:
 
     from ddp_notebook.observe.views import Pipeline
     from ddp_notebook.session import Session
-
-
-MOST_MICROBATCHES = 32
-STAGE_MS = 20.0  # what the forwards of a rank's stages take together
-_LOOP, _VEE = "[rank, rank + world_size]", "[rank, 2 * world_size - 1 - rank]"
-SCHEDULES = {  # torch's name, and where the stages of a rank lie in the model
-    "GPipe": ("ScheduleGPipe", "[rank]"),
-    "1F1B": ("Schedule1F1B", "[rank]"),
-    "Interleaved1F1B": ("ScheduleInterleaved1F1B", _LOOP),
-    "LoopedBFS": ("ScheduleLoopedBFS", _LOOP),
-    "InterleavedZeroBubble": ("ScheduleInterleavedZeroBubble", _LOOP),
-    "ZBVZeroBubble": ("ScheduleZBVZeroBubble", _VEE),
-    "DualPipeV": ("ScheduleDualPipeV", _VEE),
-}
-
-
-_STYLE = {"description_width": "110px"}
-_LAYOUT = ipywidgets.Layout(width="420px")
-
-
-class PipelineSliders:
-    """Controls of a `PipelineLesson`.
-
-    Args:
-        lesson: what they run.
-    """
-
-    def __init__(self, lesson: PipelineLesson) -> None:
-        self._lesson = lesson
-        wide: dict[str, Any] = {"style": _STYLE, "layout": _LAYOUT}
-        size = lesson.session.world_size
-        self.schedule = ipywidgets.Dropdown(options=list(SCHEDULES), value="GPipe", description="schedule", **wide)
-        self.microbatches = ipywidgets.IntSlider(
-            value=2 * size, min=1, max=MOST_MICROBATCHES, description="microbatches", **wide
-        )
-        self.guess = ipywidgets.FloatSlider(
-            value=0.0, min=0.0, max=0.9, step=0.01, readout_format=".0%", description="my guess", **wide
-        )
-        self.button = ipywidgets.Button(description=f"Run on {size} ranks", layout=ipywidgets.Layout(width="200px"))
-        self.button.on_click(self._on_click)
-        self.box = ipywidgets.VBox([self.schedule, self.microbatches, self.guess, self.button])
-        self._displays: dict[str, DisplayHandle] = {}
-
-    def show(self) -> None:
-        """Show the controls, and a place for what they lead to."""
-        self._displays = {name: DisplayHandle() for name in ("controls", "text", "picture")}
-        self._displays["controls"].display(self.box)
-        self._displays["text"].display(_text("How much of the ranks' time will be bubble? Guess, then run."), raw=True)
-        self._displays["picture"].display(_text(""), raw=True)
-        self._lesson.session.when_stopped(self._freeze)
-
-    def run(self) -> str:
-        """Run with what the controls say. Returns what came of it, in words; the picture is shown."""
-        try:
-            found = self._lesson.run(self.schedule.value, self.microbatches.value, self.guess.value)
-        except DDPNotebookError as error:  # what torch says is part of the lesson
-            return str(error).partition("\n")[0]
-        self._displays["picture"].update(found.picture())
-        return f"{found!r}\n{self._lesson.table()}"
-
-    def _on_click(self, _: Any) -> None:
-        if self.button.disabled or not self._displays:
-            return
-        self.button.disabled = True
-        try:
-            self._displays["text"].update(_text(f"{self._lesson.session.world_size} ranks are at work ..."), raw=True)
-            self._displays["text"].update(_text(self.run()), raw=True)
-        finally:
-            self.button.disabled = False
-
-    def _freeze(self) -> None:
-        """Without ranks nothing can be run."""
-        self._displays["controls"].update(_text("(The sliders ended with the ranks.)"), raw=True)
-        self.box.close()
-
-
-def _text(words: str) -> dict[str, str]:
-    return {"text/plain": words}
 
 
 def pipeline(session: Session | None = None) -> PipelineLesson:
@@ -262,6 +182,8 @@ class PipelineLesson:
 
     def sliders(self) -> None:
         """Show schedule, microbatches and a guess as controls: the button runs it on the ranks."""
+
+        from ddp_notebook.lessons.pipelines.pipeline_sliders import PipelineSliders
 
         PipelineSliders(self).show()
 

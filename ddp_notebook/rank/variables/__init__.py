@@ -2,7 +2,6 @@
 
 values      as bytes, to the notebook and back
 between     tasks between two steps of a running cell
-peeking     an expression as text; what can be copied while a cell runs
 summary     in a few bytes each, to be compared between ranks
 comparison  what of them is compared: `model.fc.weight`, `loader.batch_size`
 copying     for a rank that was replaced
