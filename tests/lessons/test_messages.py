@@ -19,7 +19,9 @@ def blocked(scene: lessons.Scene, rank: int) -> float:
 
 def test_a_send_waits_for_its_receiver(ranks):
     scene = lessons.point_to_point("blocking")
-    assert 250 < blocked(scene, 0) < 600, scene.events
+    start_ms = {event.what: event.start_ms for event in scene.events}
+    assert start_ms["recv"] - start_ms["work"] > 250 and start_ms["send"] < start_ms["recv"], scene.events
+    assert blocked(scene, 0) == pytest.approx(start_ms["recv"] - start_ms["send"], abs=100), scene.events
     assert blocked(scene, 1) < 100
     assert scene.values[1] == [0.0] * 4
     assert [(scene.events[a].what, scene.events[b].what) for a, b in scene.arrows] == [("send", "recv")]

@@ -13,9 +13,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ddp_notebook.rank.cell.exceptions import words
-from ddp_notebook.rank.group.connections.abort import Connections
-from ddp_notebook.rank.group.recorder import Recorder
-from ddp_notebook.rank.group.release import Release
 from ddp_notebook.registry.torchrun import RankEntry
 from ddp_notebook.stdlib import os, threading, time, traceback
 
@@ -162,6 +159,9 @@ class _Seen:
     def __init__(self, rank: Callable[[], int], send: Callable[[bytes], None], is_busy: Callable[[], bool]) -> None:
         from ddp_notebook.rank.cell.current_line import CurrentLine
         from ddp_notebook.rank.group import deferred_destroy
+        from ddp_notebook.rank.group.connections.abort import Connections
+        from ddp_notebook.rank.group.recorder import Recorder
+        from ddp_notebook.rank.group.release import Release
         from ddp_notebook.rank.record.rank_recording import RankRecording
         from ddp_notebook.rank.sharding import feature as sharding
         from ddp_notebook.records import logs
