@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import os
 import random
 
 import pytest
 
 from ddp_notebook.launch.host.merging import Merge
-from ddp_notebook.launch.host.pipes import ChildPipes
+from ddp_notebook.launch.host.pipes import ChildPipes, _bytes_in
 from ddp_notebook.wire.marks import CellEnd, Change, DisplayMark
 
 TOKEN = "0123456789abcdef"
@@ -130,3 +131,22 @@ def test_a_mark_at_the_end_of_the_text_is_not_held():
     """A thread displays between two cells, and nothing follows it."""
     data = b"text" + DisplayMark(5).encode(TOKEN)
     assert list(Merge(TOKEN).feed(1, data)) == [(1, data)]
+
+
+def test_a_flush_without_text_puts_no_mark_into_the_pipes():
+    """Python's text streams then call `write` with no bytes. A cell flushes both streams at its end."""
+    from ddp_notebook.rank.cell.streams import _Changes, _Writer
+
+    pipes = {1: os.pipe(), 2: os.pipe()}
+    try:
+        changes = _Changes({fd: far for fd, (_, far) in pipes.items()}, TOKEN)
+        stream = io.TextIOWrapper(_Writer(2, changes), line_buffering=True)
+        stream.flush()
+        stream.buffer.write(b"")
+        assert {fd: _bytes_in(near) for fd, (near, _) in pipes.items()} == {1: 0, 2: 0}
+        changes.to(2)
+        assert {fd: os.read(near, 100) for fd, (near, _) in pipes.items()} == {1: change(1), 2: change(1)}
+    finally:
+        for ends in pipes.values():
+            for end in ends:
+                os.close(end)

@@ -67,7 +67,7 @@ class _Writer(io.BufferedWriter):
 
     def write(self, data: Any) -> int:
         try:
-            if self._changes.fd != self._fd:
+            if data and self._changes.fd != self._fd:  # a flush writes nothing, and marks nothing
                 self._changes.to(self._fd)
         finally:  # the text is not lost if an interrupt comes just now
             written = _write(self, data)
