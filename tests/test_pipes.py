@@ -8,9 +8,9 @@ import random
 
 import pytest
 
-from ddp_notebook.launch.host.merging import Merge
 from ddp_notebook.launch.host.pipes import ChildPipes, _bytes_in
 from ddp_notebook.wire.marks import CellEnd, Change, DisplayMark
+from ddp_notebook.wire.stream_order import ChangeMarks, MarkingWriter, StreamMerge
 
 TOKEN = "0123456789abcdef"
 
@@ -90,7 +90,7 @@ def test_both_streams_are_merged_in_the_order_in_which_they_were_written(seed):
         pipes[fd] += text
         written[0] += text
         written[fd] += text
-    merge, read = Merge(TOKEN), {0: b"", 1: b"", 2: b""}
+    merge, read = StreamMerge(TOKEN), {0: b"", 1: b"", 2: b""}
     while any(pipes.values()):
         its_fd = drawn.choice([fd for fd, data in pipes.items() if data])
         size = drawn.randint(1, 40)
@@ -103,7 +103,7 @@ def test_both_streams_are_merged_in_the_order_in_which_they_were_written(seed):
 
 
 def test_text_behind_half_a_change_waits_for_the_end_of_its_cell_at_most():
-    merge = Merge(TOKEN)
+    merge = StreamMerge(TOKEN)
     assert list(merge.feed(1, b"a" + change(1) + b"b")) == [(1, b"a")], "an interrupt came before the second mark"
     end = CellEnd(7).encode(TOKEN)
     assert list(merge.feed(1, end)) == [(1, b"b" + end)]
@@ -123,24 +123,22 @@ def test_text_of_a_dead_child_is_released(pipes):
 
 
 def test_a_long_text_does_not_wait():
-    merge = Merge(TOKEN)
+    merge = StreamMerge(TOKEN)
     assert list(merge.feed(2, change(1) + b"x" * (1 << 21))) == [(2, b"x" * (1 << 21))]
 
 
 def test_a_mark_at_the_end_of_the_text_is_not_held():
     """A thread displays between two cells, and nothing follows it."""
     data = b"text" + DisplayMark(5).encode(TOKEN)
-    assert list(Merge(TOKEN).feed(1, data)) == [(1, data)]
+    assert list(StreamMerge(TOKEN).feed(1, data)) == [(1, data)]
 
 
 def test_a_flush_without_text_puts_no_mark_into_the_pipes():
     """Python's text streams then call `write` with no bytes. A cell flushes both streams at its end."""
-    from ddp_notebook.rank.cell.streams import _Changes, _Writer
-
     pipes = {1: os.pipe(), 2: os.pipe()}
     try:
-        changes = _Changes({fd: far for fd, (_, far) in pipes.items()}, TOKEN)
-        stream = io.TextIOWrapper(_Writer(2, changes), line_buffering=True)
+        changes = ChangeMarks({fd: far for fd, (_, far) in pipes.items()}, TOKEN)
+        stream = io.TextIOWrapper(MarkingWriter(2, changes), line_buffering=True)
         stream.flush()
         stream.buffer.write(b"")
         assert {fd: _bytes_in(near) for fd, (near, _) in pipes.items()} == {1: 0, 2: 0}

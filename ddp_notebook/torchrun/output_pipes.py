@@ -10,11 +10,12 @@ import queue
 import selectors
 import socket
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ddp_notebook.registry import unix_sockets
+from ddp_notebook.wire.stream_order import StreamMerge
 
 TORCHRUN = -1  # in place of a rank: text of torchrun and its agents
 _READ_BYTES = 1 << 16
@@ -38,11 +39,21 @@ class Written:
     text: str
 
 
+_STREAMS = {1: "stdout", 2: "stderr"}
+
+
+def _decoder() -> Any:
+    return codecs.getincrementaldecoder("utf-8")("replace")
+
+
 @dataclass(slots=True)
-class _Pipe:
+class _Writer:
+    """A rank or torchrun, with the text of its pipes that is not in the queue yet."""
+
     rank: int
-    stream: str
-    decoder: Any = field(default_factory=lambda: codecs.getincrementaldecoder("utf-8")("replace"))
+    merge: StreamMerge
+    decoders: dict[int, Any] = field(default_factory=lambda: {fd: _decoder() for fd in _STREAMS})
+    open_pipes: int = len(_STREAMS)
 
 
 class PipeReader:
@@ -67,8 +78,7 @@ class PipeReader:
         self._selector = selectors.DefaultSelector()
         self._selector.register(listener, selectors.EVENT_READ)
         self._selector.register(self._woken, selectors.EVENT_READ)
-        for fd, stream in zip(own, ("stdout", "stderr"), strict=True):
-            self._add(fd, TORCHRUN, stream)
+        self._add(own, TORCHRUN, "")
         self._thread = threading.Thread(target=self._run, name="ddp-output", daemon=True)
         self._thread.start()
 
@@ -108,10 +118,12 @@ class PipeReader:
                 left.append(self.output.get(timeout=0.01))
         return left
 
-    def _add(self, fd: int, rank: int, stream: str) -> None:
+    def _add(self, pipes: Sequence[int], rank: int, token: str) -> None:
+        writer = _Writer(rank, StreamMerge(token))
         with self._lock:
-            self._open[rank] = self._open.get(rank, 0) + 1
-        self._selector.register(fd, selectors.EVENT_READ, _Pipe(rank, stream))
+            self._open[rank] = self._open.get(rank, 0) + len(pipes)
+        for pipe, fd in zip(pipes, _STREAMS, strict=True):
+            self._selector.register(pipe, selectors.EVENT_READ, (writer, fd))
 
     def _run(self) -> None:
         try:
@@ -122,7 +134,7 @@ class PipeReader:
                     if key.fileobj is self._listener:
                         self._accept()
                     else:
-                        self._read(key.fd, key.data)
+                        self._read(key.fd, *key.data)
         finally:
             for key in list(self._selector.get_map().values()):
                 if key.data is not None:
@@ -139,7 +151,8 @@ class PipeReader:
                 connection.settimeout(_GREETING_S)
                 unix_sockets.check_user(connection)
                 said, fds, _, _ = socket.recv_fds(connection, 100, 2)
-                rank, world_size = map(int, said.split())
+                *numbers, token = said.decode().split()
+                rank, world_size = map(int, numbers)
                 if len(fds) != 2 or rank < 0:
                     raise ValueError(f"{len(fds)} pipes of rank {rank}")
                 connection.send(b"+")
@@ -149,20 +162,27 @@ class PipeReader:
                 os.close(fd)
             return
         self.world_size = world_size
-        for fd, stream in zip(fds, ("stdout", "stderr"), strict=True):
-            self._add(fd, rank, stream)
+        self._add(fds, rank, token)
 
-    def _read(self, fd: int, pipe: _Pipe) -> None:
-        data = os.read(fd, _READ_BYTES)
-        text = pipe.decoder.decode(data, final=not data)  # a read may end within a character
-        if text:
-            self.output.put(Written(pipe.rank, pipe.stream, text))
+    def _read(self, pipe: int, writer: _Writer, fd: int) -> None:
+        data = os.read(pipe, _READ_BYTES)
         if data:
+            self._put(writer, writer.merge.feed(fd, data))
             return
-        self._selector.unregister(fd)
-        os.close(fd)
+        self._selector.unregister(pipe)
+        os.close(pipe)
+        writer.open_pipes -= 1
+        if not writer.open_pipes:  # a mark may be missing, or the end of a character
+            self._put(writer, writer.merge.rest())
+            self._put(writer, [(each, b"") for each in _STREAMS], is_end=True)
         with self._lock:
-            self._open[pipe.rank] -= 1
-            if not self._open[pipe.rank]:
-                del self._open[pipe.rank]
-        self.output.put(Written(pipe.rank, pipe.stream, ""))
+            self._open[writer.rank] -= 1
+            if not self._open[writer.rank]:
+                del self._open[writer.rank]
+        self.output.put(Written(writer.rank, _STREAMS[fd], ""))
+
+    def _put(self, writer: _Writer, pieces: Iterable[tuple[int, bytes]], *, is_end: bool = False) -> None:
+        """Put pieces of text into the queue. A piece may end within a character."""
+        for fd, data in pieces:
+            if text := writer.decoders[fd].decode(data, final=is_end):
+                self.output.put(Written(writer.rank, _STREAMS[fd], text))

@@ -109,6 +109,27 @@ print('bad', file=sys.stderr)
         assert said[n, "stdout"] == f"é{'x' * 50_000}{n}\n" * 20 and said[n, "stderr"] == "bad\n"
 
 
+@pytest.mark.processes
+def test_text_of_stdout_and_stderr_of_a_rank_keeps_its_order():
+    listener, place = listen_here("")
+    ours = [os.pipe() for _ in range(2)]
+    pipes = PipeReader(listener, [reads for reads, _ in ours])
+    code = """
+import sys
+from ddp_notebook.rank.script.output import to_notebook
+to_notebook()
+for n in range(30):
+    print(n, file=(sys.stdout, sys.stderr)[n % 3 == 1])
+"""
+    environment = {**os.environ, OUTPUT_VARIABLE: place.at, "RANK": "0", "WORLD_SIZE": "1"}
+    assert subprocess.run([sys.executable, "-c", code], env=environment, timeout=60).returncode == 0
+    for _, far in ours:
+        os.close(far)
+    wait_until(lambda: not pipes.is_open, 20)
+    said = "".join(f"{one.stream} {line}\n" for one in pipes.close() for line in one.text.splitlines())
+    assert said == "".join(f"{('stdout', 'stderr')[n % 3 == 1]} {n}\n" for n in range(30))
+
+
 def _write_on(fd: int) -> None:
     with contextlib.suppress(BrokenPipeError):
         while True:
@@ -133,7 +154,7 @@ def test_output_that_waits_when_torchrun_ends_is_shown_and_logged(jobs, capsys, 
     pipes = PipeReader(listener, [reads for reads, _ in torchrun])
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as line:
         line.connect(place.address)
-        socket.send_fds(line, [b"0 1"], [reads for reads, _ in rank])
+        socket.send_fds(line, [b"0 1 0123456789abcdef"], [reads for reads, _ in rank])
         assert line.recv(1) == b"+"
     for number in range(60):
         os.write(rank[0][1], f"line {number}\n".encode())

@@ -8,7 +8,6 @@ preload        what the server imports, and knows about its host
 spawn          how it starts a process: a fork of itself, or afresh
 child          the first steps of a forked or spawned process
 pipes          between the server and each process: cells in, text out; text waits until the owner takes more
-merging        text of stdout and stderr, merged in the order in which a process wrote it
 files          files that the notebook sends to the host
 kill_causes    why the kernel killed a process: out of memory, or a resource limit
 open_files     how many files a process may have open, which grows with the ranks

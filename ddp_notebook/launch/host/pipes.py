@@ -17,8 +17,8 @@ import os
 import termios
 from collections.abc import Iterator
 
-from ddp_notebook.launch.host.merging import Merge
 from ddp_notebook.messages import framing
+from ddp_notebook.wire.stream_order import StreamMerge
 
 _PIECE_BYTES = 64 << 10
 
@@ -79,7 +79,7 @@ class ChildPipes:
     """
 
     def __init__(self, *, inbox: bool, mark_token: str = "") -> None:
-        self._merge = Merge(mark_token)
+        self._merge = StreamMerge(mark_token)
         self._far: list[int] = []  # the child's ends: of its fd 1, its fd 2 and its inbox
         self.outputs: dict[int, int] = {}  # our end -> the child's fd
         self.ended: set[int] = set()  # those of them that are at their end

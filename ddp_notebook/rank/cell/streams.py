@@ -10,68 +10,15 @@ Their form is in `wire.marks`.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
 from typing import Any
 
 from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
-from ddp_notebook.stdlib import ctypes, fcntl, io, itertools, os, threading
-from ddp_notebook.wire.marks import CellEnd, Change, DisplayMark
+from ddp_notebook.stdlib import ctypes, fcntl, os, threading
+from ddp_notebook.wire.marks import CellEnd, DisplayMark
+from ddp_notebook.wire.stream_order import ChangeMarks, open_stream
 
 _PARTIAL_LINE_S = 0.1  # a line without its end is shown after so long
 _HIGH_FD = 200  # out of the way of programs that use low numbers
-_write = io.BufferedWriter.write
-
-
-class _Changes:
-    """Marks the changes from one stream to the other.
-
-    Args:
-        pipes: by fd, the pipe that gets the mark, wherever the cell has redirected the fd to.
-        token: the session's.
-    """
-
-    def __init__(self, pipes: Mapping[int, int], token: str) -> None:
-        self.fd = 1  # Python code has written to it last
-        self._pipes = pipes
-        self._token = token
-        self._numbers = itertools.count(1)
-        self._lock = threading.RLock()  # a signal handler may print while its thread is here
-        self._is_off = False
-        os.register_at_fork(after_in_child=self._turn_off)
-
-    def to(self, fd: int) -> None:
-        """The next text goes to `fd`, and the last did not."""
-        if self._is_off:
-            return
-        with self._lock:
-            mark = Change(next(self._numbers)).encode(self._token)
-            try:
-                os.write(self._pipes[3 - fd], mark)
-                os.write(self._pipes[fd], mark)
-            except OSError:  # the host server has ended
-                pass
-            self.fd = fd
-
-    def _turn_off(self) -> None:
-        """A forked child's marks would have the numbers of its parent's."""
-        self._is_off = True
-
-
-class _Writer(io.BufferedWriter):
-    """The bytes of a text stream, which passes on each line at once."""
-
-    def __init__(self, fd: int, changes: _Changes) -> None:
-        super().__init__(io.FileIO(fd, "w", closefd=False), 1 << 16)
-        self._fd = fd
-        self._changes = changes
-
-    def write(self, data: Any) -> int:
-        try:
-            if data and self._changes.fd != self._fd:  # a flush writes nothing, and marks nothing
-                self._changes.to(self._fd)
-        finally:  # the text is not lost if an interrupt comes just now
-            written = _write(self, data)
-        return written
 
 
 class Streams:
@@ -81,11 +28,11 @@ class Streams:
         self._token = token
         self._kept = {fd: fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _HIGH_FD) for fd in (0, 1, 2)}
         self._pipe = self._kept[1]
-        self._changes = _Changes(self._kept, token)
+        self._changes = ChangeMarks(self._kept, token)
         self._pipes = {fd: os.fstat(fd).st_ino for fd in (1, 2)}  # a cell may redirect stdin
         for name, fd in (("stdout", 1), ("stderr", 2)):
             getattr(sys, name).flush()
-            self._open(name, fd)
+            open_stream(name, fd, self._changes)
         self._writers = (sys.stdout, sys.stderr)
         self._libc = ctypes.CDLL(None)
         self._runs = False  # a cell does
@@ -119,14 +66,7 @@ class Streams:
                 os.dup2(kept, fd)
         for name, fd in (("stdout", 1), ("stderr", 2)):
             if not _can_write(getattr(sys, name, None)):
-                self._open(name, fd)
-
-    def _open(self, name: str, fd: int) -> None:
-        """Make Python's stream of this name."""
-        writer = _Writer(fd, self._changes)
-        stream = io.TextIOWrapper(writer, encoding="utf-8", errors="backslashreplace", line_buffering=True)
-        setattr(sys, name, stream)
-        setattr(sys, f"__{name}__", stream)
+                open_stream(name, fd, self._changes)
 
     def end(self, cell: int, duration_s: float | None = None) -> None:
         """The text of `cell` ends here; with a duration all of it does."""

@@ -5,12 +5,14 @@ torchrun gives all ranks one pipe, in which their lines are mixed and cut.
 
 from __future__ import annotations
 
+import secrets
 import sys
 
 from ddp_notebook.registry import unix_sockets
 from ddp_notebook.registry.torchrun import OUTPUT_VARIABLE
 from ddp_notebook.stdlib import os, socket
 from ddp_notebook.wire.store import StoreAddress
+from ddp_notebook.wire.stream_order import ChangeMarks, open_stream
 
 _ANSWER_S = 5.0  # timeout for the notebook to accept the pipes
 
@@ -19,7 +21,7 @@ def to_notebook() -> None:
     """Send what this process writes to the notebook that has started the job, if there is one.
 
     Programs that this process starts write to these pipes too. If the notebook does not take them, a line says so, and
-    the output stays where torchrun sends it.
+    the output stays where torchrun sends it. Python's text on stdout and stderr keeps its order (`wire.stream_order`).
     """
     at = os.environ.pop(OUTPUT_VARIABLE, "")  # not for children: their output belongs to this rank
     if not at:
@@ -35,7 +37,8 @@ def to_notebook() -> None:
             line.settimeout(_ANSWER_S)
             line.connect(StoreAddress(at).address)
             unix_sockets.check_user(line)
-            said = f"{os.environ.get('RANK', '0')} {os.environ.get('WORLD_SIZE', '1')}"
+            token = secrets.token_hex(8)
+            said = f"{os.environ.get('RANK', '0')} {os.environ.get('WORLD_SIZE', '1')} {token}"
             socket.send_fds(line, [said.encode()], reads)
             if not line.recv(1):
                 raise ConnectionError("the notebook has closed the connection")
@@ -43,9 +46,11 @@ def to_notebook() -> None:
             stream.flush()
         for fd, write in zip((1, 2), writes, strict=True):
             os.dup2(write, fd)
+        changes = ChangeMarks({fd: os.dup(fd) for fd in (1, 2)}, token)
+        for name, fd in (("stdout", 1), ("stderr", 2)):
+            open_stream(name, fd, changes)
     except OSError as error:
         print(f"ddp_notebook: cannot set up the output pipes of this rank: {error}", file=sys.stderr)
     finally:
         for fd in reads + writes:
             os.close(fd)
-    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # a pipe has blocks of 8 KB otherwise

@@ -1,19 +1,91 @@
-"""Merge the text of a process's stdout and stderr in the order in which the process wrote it.
+"""The order of text that a process writes to stdout and stderr, which are two pipes.
 
 Two pipes alone do not tell it. When Python code in a rank changes from one stream to the other, the rank first puts a
-`Change` mark into both pipes. Text before the mark in one pipe was written before all text after it in the other.
+`Change` mark into both pipes (`MarkingWriter`). Text before the mark in one pipe was written before all text after it
+in the other, so the reader can merge both (`StreamMerge`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
 
+from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
+from ddp_notebook.stdlib import io, itertools, os, threading
 from ddp_notebook.wire.marks import CellEnd, Change, MarkReader
 
 _MOST_HELD_BYTES = 1 << 20
+_write = io.BufferedWriter.write
 
 
-class Merge:
+class ChangeMarks:
+    """Marks the changes from one stream to the other.
+
+    Args:
+        pipes: by fd, the pipe that gets the mark, wherever the cell has redirected the fd to.
+        token: the session's.
+    """
+
+    def __init__(self, pipes: Mapping[int, int], token: str) -> None:
+        self.fd = 1  # Python code has written to it last
+        self._pipes = pipes
+        self._token = token
+        self._numbers = itertools.count(1)
+        self._lock = threading.RLock()  # a signal handler may print while its thread is here
+        self._is_off = False
+        os.register_at_fork(after_in_child=self._turn_off)
+
+    def to(self, fd: int) -> None:
+        """The next text goes to `fd`, and the last did not."""
+        if self._is_off:
+            return
+        with self._lock:
+            mark = Change(next(self._numbers)).encode(self._token)
+            try:
+                os.write(self._pipes[3 - fd], mark)
+                os.write(self._pipes[fd], mark)
+            except OSError:  # the host server has ended
+                pass
+            self.fd = fd
+
+    def _turn_off(self) -> None:
+        """A forked child's marks would have the numbers of its parent's."""
+        self._is_off = True
+
+
+class MarkingWriter(io.BufferedWriter):
+    """The bytes of a text stream, which passes on each line at once."""
+
+    def __init__(self, fd: int, changes: ChangeMarks) -> None:
+        super().__init__(io.FileIO(fd, "w", closefd=False), 1 << 16)
+        self._fd = fd
+        self._changes = changes
+
+    def write(self, data: Any) -> int:
+        try:
+            if data and self._changes.fd != self._fd:  # a flush writes nothing, and marks nothing
+                self._changes.to(self._fd)
+        finally:  # the text is not lost if an interrupt comes just now
+            written = _write(self, data)
+        return written
+
+
+def open_stream(name: str, fd: int, changes: ChangeMarks) -> None:
+    """Make `sys.stdout` or `sys.stderr` a stream that marks changes and passes on each line at once.
+
+    Args:
+        name: "stdout" or "stderr".
+        fd: the file descriptor that it writes to.
+        changes: shared by both streams.
+    """
+    writer = MarkingWriter(fd, changes)
+    stream = io.TextIOWrapper(writer, encoding="utf-8", errors="backslashreplace", line_buffering=True)
+    setattr(sys, name, stream)
+    setattr(sys, f"__{name}__", stream)
+
+
+class StreamMerge:
     """The text of one process, without the `Change` marks.
 
     Text after a mark is held until the other pipe has come to that mark. An interrupt can keep a rank from writing the
@@ -23,7 +95,7 @@ class Merge:
         token: the session's mark token; "" for a process without marks.
 
     Example:
-        >>> merge, mark = Merge("ab12"), Change(1).encode("ab12")
+        >>> merge, mark = StreamMerge("ab12"), Change(1).encode("ab12")
         >>> list(merge.feed(2, mark + b"second"))
         []
         >>> list(merge.feed(1, b"first" + mark))
