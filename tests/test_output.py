@@ -519,5 +519,5 @@ def test_a_display_that_no_browser_could_show_is_told_in_its_place(ranks):
     reply = ranks.run(f"%%on_all_ranks\n{code}    def _repr_html_(self): return '<td>' * 3_000_000\nTable()")
     assert not reply.displays and reply.duration_s < 10
     assert reply.stdout.startswith("[0-2] a table ...") and 200_000 < len(reply.stdout) < 210_000
-    told = "[... not sent, since it is too large: text/plain 1.0 MB, text/html 12.0 MB ...]"
+    told = "[... not sent, since it is too large: text/plain 1.0 MB, text/html 12 MB ...]"
     assert "[... 800,000 characters are left out ...]" in reply.stdout and told in reply.stdout

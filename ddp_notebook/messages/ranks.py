@@ -18,7 +18,8 @@
     ClockProbe what does your clock say?           ClockReply   its clock, behind all that it has recorded
     Taken      these displays were shown           ChildStopped a child process of the rank is stopped
 
-More are in `cutting`, `faults`, `files`, `resizing` and `survival`. A kernel shows texts of those that are `shown`.
+More are in `script_abort`, `faults`, `files`, `resize_messages` and `survive_messages`. A kernel shows texts of those
+that are `shown`.
 """
 
 from __future__ import annotations

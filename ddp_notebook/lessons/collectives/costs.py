@@ -105,7 +105,7 @@ class Costs:
     def __repr__(self) -> str:
         largest = self.sizes[-1]
         times = ", ".join(f"{name} {self.times[name, largest] * 1e3:.1f} ms" for name in self.algorithms)
-        return f"<Costs on {self.world_size} ranks ({self.backend}): {largest / 1e6:g} MB take {times}>"
+        return f"<Costs on {self.world_size} ranks ({self.backend}): {size(largest)} take {times}>"
 
     def _repr_html_(self) -> str:
         return _table_html(self)

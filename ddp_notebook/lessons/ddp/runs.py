@@ -11,6 +11,7 @@ from ddp_notebook.lessons.ddp.options import Options
 from ddp_notebook.lessons.ddp.stages import show
 from ddp_notebook.lessons.ddp.times import StepSpan, medians_ms
 from ddp_notebook.observe.views import WARM_UP, settled
+from ddp_notebook.records.units import size
 
 if TYPE_CHECKING:
     from ddp_notebook import Agreement
@@ -63,7 +64,7 @@ class Run:
         return (
             f"<{self.name}: {len(self.buckets)} bucket{'s' * (len(self.buckets) != 1)}, {ms['step']:.0f} ms a step, "
             f"{ms['exposed']:.0f} ms of communication exposed, {ms['waiting']:.0f} ms of waiting, "
-            f"{self.sent_bytes / 1e6:.1f} MB sent>"
+            f"{size(self.sent_bytes)} sent>"
         )
 
     def picture(self) -> Picture:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ddp_notebook.observe.views import BucketLayout
+from ddp_notebook.records.units import size
 
 if TYPE_CHECKING:
     from ddp_notebook import Agreement
@@ -145,7 +146,7 @@ class Stages:
         bucket = self.done[-1].buckets[number]
         names = ", ".join(bucket.parameters)
         text = (
-            f"It holds {bucket.nbytes / 1e6:.2f} MB: {names}.\n"
+            f"It holds {size(bucket.nbytes)}: {names}.\n"
             f"Every rank divides it by {self._driver.session.world_size} and all_reduce adds them up: the mean. "
             f"The gradient of {self._driver.parameter}: {_in_words(agreement)}"
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ddp_notebook.records.units import bundle_chars
+from ddp_notebook.records.units import bundle_chars, size
 
 MOST_CHARS = 200_000  # of a traceback, of an exception's message, and of the text that replaces a display
 MOST_DISPLAY_CHARS = 10_000_000  # of one display, all its MIME types together; plotly's first figure has 5 million
@@ -25,6 +25,6 @@ def bounded_display(content: dict[str, Any]) -> dict[str, Any]:
     if bundle_chars(data) <= MOST_DISPLAY_CHARS:
         return content
     sizes = {kind: len(value) for kind, value in data.items() if isinstance(value, str)}
-    told = ", ".join(f"{kind} {chars / 1e6:.1f} MB" for kind, chars in sizes.items())
+    told = ", ".join(f"{kind} {size(chars)}" for kind, chars in sizes.items())
     text = bounded(str(data.get("text/plain", "")))
     return {**content, "data": {"text/plain": f"{text}\n[... not sent, since it is too large: {told} ...]"}}

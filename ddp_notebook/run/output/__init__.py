@@ -1,7 +1,7 @@
 """What a cell's ranks write and display, on its way to the front end.
 
 screen          output in the notebook ──► fold (equal lines of several ranks)
-                                   ──► unfinished (lines still being written) ──► outlet
+                                   ──► unfinished (lines still being written) ──► rate_limiter
 fold            lines that several ranks wrote, shown once
 numbers         lines that differ only in numbers, merged into one
 slots           displays of several ranks in one place, in the order of the ranks

@@ -1,4 +1,4 @@
-"""The outlet to the front end: text in pieces, displays, and no more of either than Jupyter accepts.
+"""Limit the output to the front end to the rate that Jupyter accepts: text in pieces, and displays.
 
 Jupyter Server drops all output above 1 MB of text or 1000 messages a second, on average over 3 s, and a message in the
 user's cell says so. So text leaves at most 20 times a second, and after the first 0.3 MB at 0.7 MB a second. The bytes

@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from ddp_notebook.messages.ranks import Display
+from ddp_notebook.records.units import size
 from ddp_notebook.run.cells.cell import OutputItem
 from ddp_notebook.run.output.card import STOP, Card
 from ddp_notebook.run.output.display_target import DisplayTarget
@@ -521,9 +522,9 @@ class Screen:
 
     def _tell_hidden(self) -> None:
         """Say how much of a flood is missing, and show its end."""
-        parts = [f"{chars / 1e6:.1f} MB of rank {rank}" for rank, chars in sorted(self._hidden.items())]
+        parts = [f"{size(chars)} of rank {rank}" for rank, chars in sorted(self._hidden.items())]
         if len(parts) > 4:
-            parts = [f"{sum(self._hidden.values()) / 1e6:.1f} MB of {len(parts)} ranks"]
+            parts = [f"{size(sum(self._hidden.values()))} of {len(parts)} ranks"]
         if self._hidden_displays:
             parts.append(f"{self._hidden_displays} displays")
         where = f"; {self._log} has the text" if self._hidden else ""
