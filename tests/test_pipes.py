@@ -133,6 +133,12 @@ def test_a_mark_at_the_end_of_the_text_is_not_held():
     assert list(StreamMerge(TOKEN).feed(1, data)) == [(1, data)]
 
 
+def test_text_of_fd_2_after_the_last_change_comes_before_the_end_of_the_cell():
+    merge, end = StreamMerge(TOKEN), CellEnd(7, 0.1).encode(TOKEN)
+    assert list(merge.feed(2, change(1) + b"error")) == []
+    assert list(merge.feed(1, b"text" + change(1) + end)) == [(1, b"text"), (2, b"error"), (1, end)]
+
+
 def test_a_flush_without_text_puts_no_mark_into_the_pipes():
     """Python's text streams then call `write` with no bytes. A cell flushes both streams at its end."""
     pipes = {1: os.pipe(), 2: os.pipe()}

@@ -8,7 +8,7 @@ in the other, so the reader can merge both (`StreamMerge`).
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from typing import Any
 
 from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
@@ -118,9 +118,9 @@ class StreamMerge:
         while pending:
             now = pending.pop()
             before = self._changes[now]
-            yield from self._free(now)
-            if self._changes[now] > before:  # the other pipe may have waited for it
-                pending.append(3 - now)
+            gives_way = yield from self._free(now)
+            if gives_way or self._changes[now] > before:
+                pending += [now] * gives_way + [3 - now]
         if self._is_over():
             yield from self.rest()
 
@@ -130,8 +130,12 @@ class StreamMerge:
             data, self._held[fd] = self._held[fd], b""
             yield from self._without_changes(fd, data)
 
-    def _free(self, fd: int) -> Iterator[tuple[int, bytes]]:
-        """The text of a pipe up to the first change that the other pipe has not reached."""
+    def _free(self, fd: int) -> Generator[tuple[int, bytes], None, bool]:
+        """Yield the text of a pipe up to the first change that the other pipe has not reached.
+
+        Text of fd 2 that waits for a change goes before the text of fd 1 after that change, which may be the end of the
+        cell. Returns whether text of fd 2 has to go first.
+        """
         assert self._marks is not None
         data, at, marks_end = self._held[fd], 0, 0
         for start, end, mark in self._marks.find(data):
@@ -144,12 +148,16 @@ class StreamMerge:
             self._changes[fd] = max(self._changes[fd], mark.number)
             if self._changes[3 - fd] < mark.number:
                 self._held[fd] = data[at:]
-                return
+                return False
+            if fd == 1 and self._held[2]:
+                self._held[fd] = data[end:]
+                return True
             at = end
         stop = self._marks.complete_until(data, marks_end)
         if stop > at:
             yield fd, data[at:stop]
         self._held[fd] = data[stop:]
+        return False
 
     def _is_over(self) -> bool:
         """Return whether the held text must not wait: its cell has ended, or it is long."""
