@@ -121,10 +121,25 @@ def test_the_monitor(tmp_path, app):
         compact = View(lab)
         compact.wait_for("state.panels.loss?.x.length > 5")
         assert is_running(lab, UNDER), "it comes by itself, while the cell runs"
+        assert columns(compact, 360) == 1 and columns(compact, 800) == 2
         lab.wait_until_done(UNDER)
         lab.run_cell(END)
         lab.wait_until_done(END)
         the_picture_stays(lab, path)
+
+
+def columns(compact: View, width: int) -> int:
+    """Return how many charts would stand next to each other if the small view had this width, in CSS pixels."""
+    style = f"""root => {{
+        const body = root.querySelector(".ddpm-body"), isAlone = body.classList.contains("ddpm-alone");
+        root.style.width = "{width}px";
+        body.classList.remove("ddpm-alone");
+        const found = getComputedStyle(body).gridTemplateColumns.split(" ").length;
+        root.style.width = "";
+        body.classList.toggle("ddpm-alone", isAlone);
+        return found;
+    }}"""
+    return int(compact.root.evaluate(style))
 
 
 class View:
