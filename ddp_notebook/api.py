@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
-from ddp_notebook.errors import SessionExistsError
+from ddp_notebook.errors import SessionExistsError, UsageError
 from ddp_notebook.launch.options import Backend, Client, Keep, LiveMode, Mpi, Profile, Slurm, Ssh, StartOptions
 from ddp_notebook.launch.start_line import with_defaults
 from ddp_notebook.on_rank import refuse_on_rank
+from ddp_notebook.run.call_arguments import no_argument
 from ddp_notebook.run.interrupted import OF_FUNCTIONS, tells_interrupt
 from ddp_notebook.session import Progress, Session, current
 
@@ -144,6 +145,10 @@ def check(world_size: int | None = None, **options: Any) -> HostTable:
     """
     from ddp_notebook.launch.preflight.check import survey
 
+    names = [one.name for one in fields(StartOptions)]
+    for name in options:
+        if name not in names:
+            raise UsageError(no_argument("check", name, names))
     return survey(with_defaults(StartOptions(world_size=world_size, **options)))
 
 

@@ -18,6 +18,7 @@ from ddp_notebook.messages.ranks import RunCell
 from ddp_notebook.messages.record_options import RecordOptions, profile_of
 from ddp_notebook.on_rank import refuse_on_rank
 from ddp_notebook.records.words import list_ranks, name_ranks
+from ddp_notebook.run.call_arguments import short
 from ddp_notebook.run.cells.cell import CellRun
 from ddp_notebook.run.cells.interrupt import Interrupts, keyboard_interrupt, uninterrupted
 from ddp_notebook.run.cells.options import check_timeout
@@ -339,6 +340,13 @@ class Session:
                 warnings = foresee(code, left, self.world_size, dead, parts.cluster.placement.local_rank)
         if timeout_s is not None:
             check_timeout(timeout_s)
+        # A message with a value of another type would not be read by the ranks, and the cell would never end.
+        if not isinstance(execution_count, int | None):
+            raise UsageError(f"execution_count must be a whole number or None, got {short(execution_count)}")
+        if not isinstance(file, str):
+            raise UsageError(f"file must be text, got {short(file)}")
+        if not isinstance(fold, bool | None):
+            raise UsageError(f"fold must be True, False or None, got {short(fold)}")
         told = RunCell(
             cell=0,
             code=code,

@@ -57,6 +57,7 @@ _INIT = """
 'gloo', timeout=timedelta(seconds=-1)
 'gloo', timeout=timedelta(milliseconds=1500)
 'gloo', timeout=None
+'gloo', timeout=timedelta(days=36500)
 'gloo', init_method="bogus://x"
 'gloo', init_method="bogus"
 'gloo', init_method=""
@@ -145,6 +146,7 @@ dist.new_group([0], 30)
 dist.new_group([0], timedelta(seconds=30))
 dist.new_group([0], timedelta(seconds=30), "gloo")
 dist.new_group([0], timeout="30")
+dist.new_group([0], timeout=timedelta(days=36500))
 dist.new_group([0], backend="bogus")
 dist.new_group([0], backend=b"gloo")
 dist.new_group([0], backend=5)
@@ -351,3 +353,30 @@ def test_a_file_that_cannot_be_written_is_refused_at_once(session_of_one, tmp_pa
     call = f"dist.init_process_group('gloo', init_method='file://{tmp_path}/missing/c', rank=0, world_size=1)"
     with pytest.raises(RankError, match=r"DistStoreError: init_method: no file can be written at .*/missing/c"):
         session_of_one.run(call)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    "call",
+    [
+        "dist.init_process_group('gloo', timeout=timedelta(days=10**6))",
+        "dist.new_group([0], timeout=timedelta(days=10**6))",
+        "dist.distributed_c10d._set_pg_timeout(timedelta(days=10**6))",
+    ],
+)
+def test_a_timeout_of_more_than_a_century_is_refused_with_the_limit(session_of_one, call):
+    """gloo adds it to the clock in 64 bits: operations would fail at once, or wait without an end."""
+    began = "from datetime import timedelta\nif not dist.is_initialized(): dist.init_process_group()\n"
+    with pytest.raises(RankError, match=r"timeout=1000000 days, 0:00:00 is too long: give at most 36,500 days"):
+        session_of_one.run(began + call)
+    session_of_one.run("dist.all_reduce(torch.ones(1))")
+
+
+@pytest.mark.processes
+def test_groups_form_with_a_timeout_of_months(session_of_one):
+    """A socket counts at most 25 days in milliseconds."""
+    session_of_one.run(
+        "from datetime import timedelta\nif dist.is_initialized(): dist.destroy_process_group()\n"
+        "dist.init_process_group('gloo', timeout=timedelta(days=50))\n"
+        "dist.all_reduce(torch.ones(1), group=dist.new_group([0], timeout=timedelta(days=36_500)))"
+    )

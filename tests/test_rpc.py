@@ -157,6 +157,12 @@ def test_what_not_all_do_ends_and_says_who_is_missing(session):
         session.run("if rank: rpc.shutdown()", timeout_s=0.8)
 
 
+def test_a_shutdown_that_a_worker_does_not_join_names_it(session):
+    session.run(INIT)
+    with pytest.raises(RankError, match=r"shutdown: of the 2 workers, rank 1 did not come within 0.2 s; each has to"):
+        session.run("if rank == 0: rpc.shutdown(timeout=0.2)")
+
+
 def test_a_worker_that_dies_and_its_successor(session):
     session.run(INIT + "held = rpc.remote(other, Counter)\nheld.to_here()")
     with pytest.raises(

@@ -203,6 +203,8 @@ class _Elsewhere:
 
     def __post_init__(self) -> None:
         if self.sync is not None:
+            if not isinstance(self.sync, str | os.PathLike):
+                raise UsageError(f"--sync must be a folder, e.g. --sync ., got {self.sync!r:.60}")
             object.__setattr__(self, "sync", os.fspath(self.sync))
         elif self.sync_large:
             raise UsageError("--sync-large goes with --sync; name the folder too, e.g. --sync . --sync-large")

@@ -16,9 +16,13 @@ def in_a_folder(path: str | os.PathLike[str]) -> Path:
     """The path of a file to write, `~` expanded.
 
     Raises:
-        UsageError: the folder is not there.
+        UsageError: the folder is not there, or no file can have this name.
     """
-    path = Path(path).expanduser()
+    if not isinstance(given := os.fspath(path) if isinstance(path, os.PathLike) else path, str):
+        raise UsageError(f"a file is named by text or a path, got {path!r:.60}")
+    path = Path(given).expanduser()
+    if not path.name or "\0" in given:
+        raise UsageError(f"no file can be named {given!r}; write a name such as run.npz")
     if not path.parent.is_dir():
         raise UsageError(f"there is no folder {str(path.parent)!r} to write {path.name} to; make it first")
     return path

@@ -23,5 +23,6 @@ debugging         what is said in place of a debugger after an error of this pac
 hints             a line under the traceback of a cell that was meant for the ranks
 progress          a line that tells how far something is
 interrupted       what an interrupt of a command says
+call_arguments    the sentence about a wrong argument of a failed call
 notebook_kernel   what this process is: a notebook's kernel or a script
 """

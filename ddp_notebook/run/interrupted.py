@@ -1,6 +1,7 @@
-"""Show one line about what was and was not done when a command is interrupted, instead of this package's frames.
+"""Show one line when a command is interrupted or called with a wrong argument, instead of this package's frames.
 
-Commands that have more to say raise a `keyboard_interrupt` of their own, which goes through unchanged.
+After an interrupt the line says what was and was not done. Commands that have more to say raise a `keyboard_interrupt`
+of their own, which goes through unchanged.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any, ParamSpec, TypeVar
 
+from ddp_notebook.run.call_arguments import wrong_argument
 from ddp_notebook.run.cells.interrupt import keyboard_interrupt
 
 _UNCHANGED = "nothing was changed, and the ranks keep what they have"
@@ -184,6 +186,10 @@ def _told(function: Callable[..., Any], sentence: str) -> Callable[..., Any]:
             if hasattr(error, "_render_traceback_") and str(error) != _READ:  # it says more than this one
                 raise
             error.__traceback__ = None  # IPython keeps the last error, with the frames and all that is in them
+        except Exception as error:
+            if (refused := wrong_argument(function, arguments, named, error)) is None:
+                raise
+            raise refused from None
         raise keyboard_interrupt(sentence)
 
     return told

@@ -11,7 +11,9 @@ from typing import Any
 
 def ipython() -> Any:
     """IPython's shell, or None. Does not import IPython."""
-    return sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    # Another thread may be importing IPython at this moment.
+    find = getattr(sys.modules.get("IPython"), "get_ipython", None)
+    return None if find is None else find()
 
 
 def kernel() -> Any:

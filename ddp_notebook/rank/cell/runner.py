@@ -252,15 +252,15 @@ class Runner:
         started = time.perf_counter()
         had_group = is_initialized()  # 0.1 us
         shell = self._shell
-        self._parents.set(kernel_api.request(f"{_PARENT}{cell.cell}"))
-        if shell.execution_count != cell.execution_count:  # setting a trait takes longer than asking for it
-            shell.execution_count = cell.execution_count
         self._tracebacks.begin()
         self._uneventful = True
         self._file = cell.file
         result: ExecutionResult | None = None
         failure: BaseException | None = None
         try:
+            self._parents.set(kernel_api.request(f"{_PARENT}{cell.cell}"))
+            if shell.execution_count != cell.execution_count:  # setting a trait takes longer than asking for it
+                shell.execution_count = cell.execution_count
             for begins in self._hooks.cell_begins:
                 begins(cell)
             if self._stopped == cell.cell:

@@ -18,6 +18,7 @@ from ddp_notebook.rank.cell.magic_errors import MagicErrors
 from ddp_notebook.rank.cell.truncation import bounded
 from ddp_notebook.stdlib import asyncio, contextlib, threading
 
+_RUNNER = __file__.replace("tracebacks.py", "runner.py")
 _MOST_FRAMES = 200  # of one exception; repeated calls on one line count once, as IPython shows them
 
 
@@ -141,6 +142,9 @@ class Tracebacks:
             return
         self.of_magics.hide_frames(error)
         isolation.end_traceback_at_user(error)
+        error.__traceback__ = _without_runner(error.__traceback__)
+        if exc_tuple is not None:
+            exc_tuple = type(error), error, error.__traceback__
         self._left_out = _leave_out_frames(error)
         ends_cell = self._ends_cell()
         if ends_cell and not isinstance(error, KeyboardInterrupt):
@@ -200,6 +204,13 @@ def _leave_out_frames(error: BaseException | None) -> int:
             frames[half - 1].tb_next = frames[-half]
             left_out += len(frames) - 2 * half
     return left_out
+
+
+def _without_runner(traceback: TracebackType | None) -> TracebackType | None:
+    """Return the traceback from the first frame below the functions that run the cell: they say nothing about it."""
+    while traceback is not None and traceback.tb_frame.f_code.co_filename == _RUNNER:
+        traceback = traceback.tb_next
+    return traceback
 
 
 def _frames(traceback: TracebackType | None) -> Iterator[TracebackType]:

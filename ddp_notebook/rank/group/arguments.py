@@ -26,6 +26,7 @@ from torch.distributed import (  # type: ignore[attr-defined]  # exported at run
 
 from ddp_notebook.messages.ranks import Form
 from ddp_notebook.rank.group import join
+from ddp_notebook.rank.group.calls import check_longest
 from ddp_notebook.stdlib import os
 
 _NATIVE = ("gloo", "nccl", "mpi", "xccl")  # torch raises RuntimeError for them if they are not built in
@@ -110,6 +111,7 @@ class InitArguments:
         backend = "" if formed["backend"] == "undefined" else str(formed["backend"])
         asked = self._signature.bind(*args, **kwargs).arguments
         timeout, address = asked.get("timeout"), asked.get("init_method") or ""
+        check_longest(timeout)
         if timeout is not None and timeout < _SHORTEST:
             raise dist.DistNetworkError(f"no group forms within timeout={timeout}; pass a longer timeout")
         return Requested(

@@ -21,6 +21,8 @@ from ddp_notebook.records.operation import Operation
 from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
 from ddp_notebook.stdlib import itertools, threading, time, weakref
 
+_LONGEST = timedelta(days=36_500)  # gloo adds it to the clock, in nanoseconds of 64 bits
+
 if TYPE_CHECKING:
     from ddp_notebook.rank.group.guard.board import Board
     from ddp_notebook.rank.group.sequences import Moment
@@ -263,6 +265,16 @@ def timeout_of(group: ProcessGroup) -> timedelta:
     """The timeout of its operations."""
     backend = group._get_backend(group._device_types[0])
     return backend.options._timeout
+
+
+def check_longest(timeout: Any) -> None:
+    """Refuse a timeout that is too long for gloo, whose operations would fail at once.
+
+    Raises:
+        RuntimeError: it is too long. Operations of such a group raise this type too.
+    """
+    if isinstance(timeout, timedelta) and timeout > _LONGEST:
+        raise RuntimeError(f"timeout={timeout} is too long: give at most {_LONGEST.days:,} days")
 
 
 def timeout_setter() -> tuple[Callable[..., None], list[tuple[Any, str]]]:

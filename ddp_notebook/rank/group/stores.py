@@ -27,6 +27,7 @@ _CONNECT_S = 10.0
 _ANSWER_S = 30.0  # for a request that waits for no key: a store that takes longer is stopped or gone
 _MOST_IDLE = 4  # connections
 _MILLISECOND = timedelta(milliseconds=1)
+_LONGEST_S, _SHORTEST_S = 20 * 86400.0, 0.001  # a socket counts 25 days in milliseconds, and 0 is no wait
 _TIMED_OUT = "wait timeout after"  # torch's words
 
 T = TypeVar("T")
@@ -90,7 +91,7 @@ class Connection:
             StoreRefusedError: the reply was altered on its way.
             ConnectionError: the store has ended, or the connection was closed.
         """
-        self.socket.settimeout(timeout_s)
+        self.socket.settimeout(None if timeout_s is None or timeout_s > _LONGEST_S else max(timeout_s, _SHORTEST_S))
         self.socket.sendall(self._sealing.seal(protocol.pack(fields)))
         return protocol.unpack(self._sealing.open(self._receive(protocol.MOST_BYTES)))
 

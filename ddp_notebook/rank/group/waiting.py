@@ -24,6 +24,7 @@ from torch._C._distributed_c10d import FileStore, HashStore, PrefixStore, Store,
 from ddp_notebook.stdlib import contextlib, functools, socket, threading, time
 
 _SHORTEST_S, _LONGEST_S = 0.0002, 0.01  # between two looks at a store, which looks every 10 ms itself
+_MOST_S = 3600.0  # for one try to connect: Python refuses more than 292 years
 _LONGEST_RETRY_S = 0.5  # between two tries to connect; torch doubles its pause too
 _AT_ONCE = timedelta(milliseconds=1)
 _main = threading.main_thread().ident
@@ -247,7 +248,7 @@ def _wait_for_listener(
     while True:
         left_s = until - time.monotonic()
         try:
-            with socket.create_connection((host_name, port), timeout=max(left_s, _LONGEST_S)):
+            with socket.create_connection((host_name, port), timeout=min(max(left_s, _LONGEST_S), _MOST_S)):
                 return
         except OSError as error:
             if left_s <= 0:

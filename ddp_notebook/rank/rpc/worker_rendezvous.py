@@ -57,12 +57,13 @@ class WorkerRendezvous:
         if self._store.add(f"taken/{self.rank}", 1) > 1:
             raise RuntimeError(f"init_rpc: rank={self.rank} is taken; each worker has one of its own, from 0 on")
 
-    def exchange(self, value: object, timeout_s: float | None = None) -> list[Any]:
+    def exchange(self, value: object, timeout_s: float | None = None, function: str = "init_rpc") -> list[Any]:
         """Tell all others something. Returns what each has told, by rank.
 
         Args:
             value: a `Worker`, a device, numbers, text, and containers of them. Tuples arrive as lists.
             timeout_s: seconds that the others get; None: what the meeting gives them; 0: all that they need.
+            function: of RPC that the workers call, for the error.
 
         Raises:
             RuntimeError: not all have come in time, which it names, or one of them has died.
@@ -78,7 +79,7 @@ class WorkerRendezvous:
                 raise loss
             if time.monotonic() > until:
                 missing = [rank for rank, key in enumerate(keys) if not self._store.check([key])]
-                raise RuntimeError(_missing(self.world_size, missing, limit_s))
+                raise RuntimeError(_missing(self.world_size, missing, limit_s, function))
             time.sleep(pause_s)
             pause_s = min(1.2 * pause_s, _LONGEST_LOOK_S)
         return [_of_json(json.loads(one)) for one in self._store.multi_get(keys)]
@@ -97,7 +98,7 @@ class WorkerRendezvous:
         while True:
             while calls()[1] and time.monotonic() < until:
                 time.sleep(_LOOK_S)
-            told = self.exchange(calls(), timeout_s)
+            told = self.exchange(calls(), timeout_s, "shutdown")
             made = sum(made for made, _ in told)
             if made == before and not any(under_way for _, under_way in told):
                 return
@@ -130,9 +131,10 @@ def _of_json(value: Any) -> Any:
     return [_of_json(one) for one in content]
 
 
-def _missing(world_size: int, missing: Sequence[int], limit_s: float) -> str:
+def _missing(world_size: int, missing: Sequence[int], limit_s: float, function: str) -> str:
     who = ", ".join(map(str, missing))
+    of_size = ", with this world_size" if function == "init_rpc" else ""
     return (
-        f"init_rpc: of the {world_size} workers, rank{'s' * (len(missing) != 1)} {who} did not come within "
-        f"{limit_s:g} s; each has to call it in the same cell, with this world_size"
+        f"{function}: of the {world_size} workers, rank{'s' * (len(missing) != 1)} {who} did not come within "
+        f"{max(limit_s, 0):g} s; each has to call it in the same cell{of_size}"
     )

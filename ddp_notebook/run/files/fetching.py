@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, overload
 
-from ddp_notebook.errors import DDPNotebookError
+from ddp_notebook.errors import DDPNotebookError, UsageError
 from ddp_notebook.messages.encoding import Message
 from ddp_notebook.messages.files import ListFiles, ReadFiles
 from ddp_notebook.messages.ranks import Pulled
@@ -87,6 +87,8 @@ class Fetching:
         """See `Session.fetch`."""
         chosen = self._liveness.parse(ranks)
         folder = Path(to).expanduser()
+        if "\0" in str(folder):
+            raise UsageError(f"no folder can be named {to!r}: it contains a null character")
         with self._turn(chosen):
             groups = self._find(path, chosen)
             to_write: dict[Path, tuple[int, File]] = {}

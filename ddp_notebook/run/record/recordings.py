@@ -5,12 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from typing import get_type_hints
 
 from ddp_notebook.errors import UsageError
 from ddp_notebook.messages.ranks import ClockProbe
 from ddp_notebook.messages.record_options import LEVELS, RecordOptions
 from ddp_notebook.observe.observer import Observer
 from ddp_notebook.observe.recording import Recording
+from ddp_notebook.run.call_arguments import fits, in_words, short
 from ddp_notebook.run.cells.cells import Cells
 from ddp_notebook.run.groups.liveness import Liveness
 from ddp_notebook.run.notebook_kernel import is_users_thread
@@ -18,6 +20,7 @@ from ddp_notebook.run.rank_requests import Questions
 
 _ANSWER_S = 1.0  # what ranks get to pass on what they have recorded
 _FAR_ANSWER_S = 6.0  # and on other hosts: a cell's end may come through a connection that is back before the wire's is
+_KINDS = get_type_hints(RecordOptions)
 
 
 class Recordings:
@@ -70,6 +73,12 @@ class Recordings:
             )
         if asked.level:
             _check_level(asked.level)
+        # Ranks would fail at the beginning or the end of the cell, without a sentence about the argument.
+        for name, kind in _KINDS.items():
+            if not fits(value := getattr(asked, name), kind):
+                raise UsageError(f"RecordOptions: {name} must be {in_words(kind)}, got {short(value)}")
+        if not all(isinstance(name, str) for name in asked.watch):
+            raise UsageError(f"RecordOptions: watch must be names of variables, got {short(asked.watch)}")
         return replace(asked, level=asked.level or self.level, profiles=self._folder() if asked.profile else "")
 
     def on_cell(self) -> None:

@@ -18,7 +18,7 @@ from torch.distributed import distributed_c10d, get_backend_config, is_initializ
 
 from ddp_notebook.rank import threads
 from ddp_notebook.rank.group import stores
-from ddp_notebook.rank.group.calls import timeout_of, timeout_setter
+from ddp_notebook.rank.group.calls import check_longest, timeout_of, timeout_setter
 from ddp_notebook.rank.group.connections import sockets
 from ddp_notebook.rank.group.connections.stuck_waits import StuckWaits
 from ddp_notebook.rank.group.recorder import Recorder
@@ -149,6 +149,7 @@ class Connections:
             with self._making:
                 if (refuse := self._recorder.refusal) is not None:  # a rank has died, or the cell is being ended
                     raise refuse(None)
+                check_longest(kwargs.get("timeout", args[1] if len(args) > 1 else None))
                 self._makers += 1
                 try:
                     return make_with_name(*args, **kwargs)
@@ -160,6 +161,7 @@ class Connections:
 
         @functools.wraps(set_timeout)
         def set_timeouts(timeout: timedelta, group: Any = None) -> None:
+            check_longest(timeout)  # torch would refuse it after it has changed the group
             set_timeout(timeout, group)
             which = dist.group.WORLD if group is None else group
             board = None if which is None else self._recorder.board_of(which)
