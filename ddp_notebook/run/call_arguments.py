@@ -177,4 +177,4 @@ def in_words(kind: Any) -> str:
         return " or ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
     if origin is typing.Literal:
         return " or ".join(repr(one) for one in typing.get_args(kind))
-    return _WORDS.get(origin) or getattr(origin, "__name__", str(kind))
+    return _WORDS.get(origin) or str(getattr(origin, "__name__", kind))

@@ -24,7 +24,8 @@ def parse(hosts: str | Sequence[str]) -> dict[str, int | None]:
         >>> parse("login,gpu[01-03]:8")
         {'login': None, 'gpu01': 8, 'gpu02': 8, 'gpu03': 8}
     """
-    if not isinstance(hosts, Iterable) or isinstance(hosts, bytes):
+    given: object = hosts
+    if not isinstance(given, Iterable) or isinstance(given, bytes):
         raise UsageError(f"--hosts: {hosts!r:.60} names no host; {_HOW}")
     entries = _split(hosts) if isinstance(hosts, str) else [str(one).strip() for one in hosts]
     found: dict[str, int | None] = {}
