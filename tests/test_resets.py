@@ -133,6 +133,14 @@ def test_print_of_a_program_stays_and_len_does_not(make_session_alone):
     printed = session.run("print('here', len([]))")
     assert [printed[rank].stdout for rank in (0, 1)] == ["here 0\n", ""]
 
+    # An import hook that works stays. One that fails for any module would end every later cell.
+    works = "seen = []\nplain = builtins.__import__\ndef hook(*args): seen.append(args[0]); return plain(*args)\n"
+    assert session.run(f"{works}builtins.__import__ = hook")[0].stderr == ""
+    assert session.run("import json; 'json' in seen")[0].result == "True"
+    said = session.run("def broken(*args): raise ValueError\nbuiltins.__import__ = broken")[0].stderr
+    assert "__import__ in builtins was replaced while this cell ran; it was put back" in said
+    assert session.run("import json; rank")[1].result == "1"
+
 
 def test_builtins_that_a_thread_replaces_between_cells_are_put_back(make_session_alone, tmp_path):
     """The event loop fails without `len` and `range`, the next cell without `isinstance` and `hasattr`, and threads of

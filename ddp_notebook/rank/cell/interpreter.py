@@ -63,6 +63,7 @@ class Interpreter:
         if (wakes := getattr(self._loop, "_ssock", None)) is not None:  # `call_soon_threadsafe` writes to it
             self.keep_reader(wakes.fileno(), self._loop._read_from_self)  # type: ignore[attr-defined]
         self._builtins = _Kept(vars(builtins), vars(builtins))
+        self._import: Any = builtins.__import__  # one that works
         self._modules = sys.modules.copy()
         self._get_needed = operator.itemgetter(*filter(_is_needed, self._modules))
         self._observers = ((sys.gettrace, sys.settrace), (sys.getprofile, sys.setprofile))
@@ -151,13 +152,27 @@ class Interpreter:
             return []
         now, changed = vars(builtins), []
         for name, value in self._builtins.values.items():
-            if now.get(name) is not value and not (name in _OF_PROGRAMS and callable(now.get(name))):
+            replacement = now.get(name)
+            stays = name in _OF_PROGRAMS and callable(replacement) and not self._cannot_import(name, replacement)
+            if replacement is not value and not stays:
                 now[name] = value
                 changed.append(name)
         if not changed:
             return []
         replaced = f"{_were(changed, ' in builtins')} replaced {when}"
         return [f"ddp_notebook: {replaced}; {_they_were(changed)} put back"]
+
+    def _cannot_import(self, name: str, replacement: Any) -> bool:
+        """Return whether this is an `__import__` that raises for any module: no later cell would run. Each is called
+        once."""
+        if name != "__import__" or replacement is self._import:
+            return False
+        try:
+            replacement("sys", {}, {}, (), 0)
+        except Exception:
+            return True
+        self._import = replacement
+        return False
 
 
 def _is_needed(module: str) -> bool:
