@@ -11,6 +11,7 @@ import atexit
 import contextlib
 import faulthandler
 import os
+import re
 import shutil
 import signal
 import sys
@@ -57,6 +58,7 @@ _LONG_FILES = {  # more than a minute each
     "tests/test_start.py",
     "tests/tools/test_demo.py",
 }
+_ALL_LONG = re.compile(r"^pytestmark = (?:\[[^\]]*)?pytest\.mark\.long\b", re.MULTILINE)  # marks all tests of a file
 # Files whose tests take long and share nothing: any worker may take each of them.
 _SHARE_NOTHING = {"tests/lessons/test_notebooks.py", "tests/recording/test_scripts.py"}
 
@@ -149,6 +151,15 @@ def _directories() -> set[Path]:
 
 def _sockets() -> int:
     return sockets_of(os.getpid()) - (waiting_host() is not None)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out files with long tests only, where no long test is asked for: each worker would import them."""
+    expression = config.getoption("markexpr")
+    if not collection_path.name.startswith("test_") or ("not long" not in expression and expression != "unit"):
+        return None
+    is_named = any(collection_path.name in argument for argument in config.args)
+    return True if not is_named and _ALL_LONG.search(collection_path.read_text()) else None
 
 
 @pytest.hookimpl(tryfirst=True)  # before tests are chosen by their marks
