@@ -116,10 +116,10 @@ def below(folder: Path) -> list[Path]:
 
 def sockets_of(pid: int) -> int:
     """How many sockets a process has."""
-    links = []
-    for fd in Path(f"/proc/{pid}/fd").iterdir():
+    folder, links = f"/proc/{pid}/fd", []
+    for fd in os.listdir(folder):
         with contextlib.suppress(OSError):  # it was closed meanwhile
-            links.append(os.readlink(fd))
+            links.append(os.readlink(f"{folder}/{fd}"))
     return sum(link.startswith("socket:") for link in links)
 
 
@@ -142,11 +142,14 @@ def _is_of_browser(process: psutil.Process, before: set[psutil.Process]) -> bool
     return False
 
 
-def _directories() -> set[Path]:
+def _directories() -> set[str]:
     host = waiting_host()
-    of_host = {Path(host.directory), Path(host.transport.large_directory)} if host else set()
-    runtime = Path(os.environ["XDG_RUNTIME_DIR"]) / "ddp_notebook"
-    return {*Path(tempfile.gettempdir()).glob("ddp_notebook-*"), *runtime.glob("ddp_notebook-*")} - of_host
+    of_host = {os.path.normpath(path) for path in (host.directory, host.transport.large_directory)} if host else set()
+    found = set()
+    for folder in (tempfile.gettempdir(), os.path.join(os.environ["XDG_RUNTIME_DIR"], "ddp_notebook")):
+        with contextlib.suppress(FileNotFoundError):
+            found |= {os.path.join(folder, name) for name in os.listdir(folder) if name.startswith("ddp_notebook-")}
+    return found - of_host
 
 
 def _sockets() -> int:
