@@ -58,7 +58,7 @@ _LONG_FILES = {  # more than a minute each
     "tests/test_start.py",
     "tests/tools/test_demo.py",
 }
-_ALL_LONG = re.compile(r"^pytestmark = (?:\[[^\]]*)?pytest\.mark\.long\b", re.MULTILINE)  # marks all tests of a file
+_FILE_MARKS = re.compile(r"^pytestmark = (\[[^\]]*\]|[^\n#]*)", re.MULTILINE)
 # Files whose tests take long and share nothing: any worker may take each of them.
 _SHARE_NOTHING = {"tests/lessons/test_notebooks.py", "tests/recording/test_scripts.py"}
 
@@ -157,12 +157,15 @@ def _sockets() -> int:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leave out files with long tests only, where no long test is asked for: each worker would import them."""
+    """Leave out files of which no test is asked for, by the marks of the whole file: each worker would import them."""
     expression = config.getoption("markexpr")
-    if not collection_path.name.startswith("test_") or ("not long" not in expression and expression != "unit"):
-        return None
     is_named = any(collection_path.name in argument for argument in config.args)
-    return True if not is_named and _ALL_LONG.search(collection_path.read_text()) else None
+    if not collection_path.name.startswith("test_") or is_named or " or " in expression:
+        return None
+    excluded = _NO_UNIT if expression == "unit" else re.findall(r"\bnot (\w+)", expression)
+    found = _FILE_MARKS.search(collection_path.read_text())
+    marks = re.findall(r"pytest\.mark\.(\w+)", found[1]) if found else []
+    return True if set(marks) & set(excluded) else None
 
 
 @pytest.hookimpl(tryfirst=True)  # before tests are chosen by their marks
