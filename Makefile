@@ -46,7 +46,7 @@ OF_HOSTS = $(filter-out tests/ssh/test_host.py,$(filter tests/ssh/% tests/slurm/
 NOT_FAST := tests/browser tests/faults tests/gpu tests/installing tests/libraries tests/long tests/tools \
     tests/recording/test_scripts.py tests/test_cell_table.py tests/test_frontends.py tests/test_start.py tests/widgets/test_build.py tests/widgets/test_page.py
 
-.PHONY: help demo lab test test-fast test-unit checks tests-compiled tests-in-workers tests-of-hosts tests-of-times types-beside lint lint-js types \
+.PHONY: help demo lab test test-fast test-unit checks tests-compiled tests-in-workers tests-of-hosts tests-of-times units-beside lint lint-js types \
     test-js test-long test-matrix tests-without-ranks tests-of-ranks tests-of-recording tests-of-private-interfaces cluster-tools bench dist docs wheelhouse clean
 
 help:
@@ -74,7 +74,7 @@ lab: $(INSTALLED) $(MONITOR)
 test: $(MONITOR) $(IPYKERNEL6_INSTALLED)
 	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target checks tests-compiled
 	@$(MAKE) --no-print-directory tests-in-workers
-	@$(MAKE) --no-print-directory --jobs 3 --output-sync=target types-beside tests-of-hosts tests-of-times
+	@$(MAKE) --no-print-directory --jobs 3 --output-sync=target units-beside tests-of-hosts tests-of-times
 
 # One after the other: each may fetch packages of npm.
 checks:
@@ -85,7 +85,7 @@ tests-compiled: $(INSTALLED)
 	@$(PYTEST) --collect-only -qq >$(VENV)/.collected || { cat $(VENV)/.collected; exit 1; }
 
 tests-in-workers:
-	$(PYTEST) -n $(WORKERS) --no-loadscope-reorder -m "not long and not alone"
+	$(PYTEST) -n $(WORKERS) --no-loadscope-reorder -m "not long and not alone and not unit"
 
 tests-of-hosts:
 	nice $(PYTEST) -m "alone and not long" $(OF_HOSTS)
@@ -93,9 +93,10 @@ tests-of-hosts:
 tests-of-times:
 	$(PYTEST) -m "alone and not long" $(filter-out $(OF_HOSTS),$(ALONE))
 
-# mypy needs a core for a minute.
-types-beside: $(INSTALLED)
+# mypy and the unit tests need a core for two minutes, which those of hosts and times leave.
+units-beside: $(INSTALLED)
 	nice -n 19 $(BIN)/mypy
+	nice -n 19 $(PYTEST) -m unit
 
 # Tests that start no process, with what tests/conftest.py has found at their collection. Two workers: they do not wait.
 test-unit: $(MONITOR)

@@ -11,6 +11,7 @@ import atexit
 import contextlib
 import faulthandler
 import os
+import re
 import shutil
 import signal
 import sys
@@ -57,6 +58,7 @@ _LONG_FILES = {  # more than a minute each
     "tests/test_start.py",
     "tests/tools/test_demo.py",
 }
+_FILE_MARKS = re.compile(r"^pytestmark = (\[[^\]]*\]|[^\n#]*)", re.MULTILINE)
 # Files whose tests take long and share nothing: any worker may take each of them.
 _SHARE_NOTHING = {"tests/lessons/test_notebooks.py", "tests/recording/test_scripts.py"}
 
@@ -114,10 +116,10 @@ def below(folder: Path) -> list[Path]:
 
 def sockets_of(pid: int) -> int:
     """How many sockets a process has."""
-    links = []
-    for fd in Path(f"/proc/{pid}/fd").iterdir():
+    folder, links = f"/proc/{pid}/fd", []
+    for fd in os.listdir(folder):
         with contextlib.suppress(OSError):  # it was closed meanwhile
-            links.append(os.readlink(fd))
+            links.append(os.readlink(f"{folder}/{fd}"))
     return sum(link.startswith("socket:") for link in links)
 
 
@@ -140,15 +142,30 @@ def _is_of_browser(process: psutil.Process, before: set[psutil.Process]) -> bool
     return False
 
 
-def _directories() -> set[Path]:
+def _directories() -> set[str]:
     host = waiting_host()
-    of_host = {Path(host.directory), Path(host.transport.large_directory)} if host else set()
-    runtime = Path(os.environ["XDG_RUNTIME_DIR"]) / "ddp_notebook"
-    return {*Path(tempfile.gettempdir()).glob("ddp_notebook-*"), *runtime.glob("ddp_notebook-*")} - of_host
+    of_host = {os.path.normpath(path) for path in (host.directory, host.transport.large_directory)} if host else set()
+    found = set()
+    for folder in (tempfile.gettempdir(), os.path.join(os.environ["XDG_RUNTIME_DIR"], "ddp_notebook")):
+        with contextlib.suppress(FileNotFoundError):
+            found |= {os.path.join(folder, name) for name in os.listdir(folder) if name.startswith("ddp_notebook-")}
+    return found - of_host
 
 
 def _sockets() -> int:
     return sockets_of(os.getpid()) - (waiting_host() is not None)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out files of which no test is asked for, by the marks of the whole file: each worker would import them."""
+    expression = config.getoption("markexpr")
+    is_named = any(collection_path.name in argument for argument in config.args)
+    if not collection_path.name.startswith("test_") or is_named or " or " in expression:
+        return None
+    excluded = _NO_UNIT if expression == "unit" else re.findall(r"\bnot (\w+)", expression)
+    found = _FILE_MARKS.search(collection_path.read_text())
+    marks = re.findall(r"pytest\.mark\.(\w+)", found[1]) if found else []
+    return True if set(marks) & set(excluded) else None
 
 
 @pytest.hookimpl(tryfirst=True)  # before tests are chosen by their marks

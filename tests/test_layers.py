@@ -552,6 +552,7 @@ def test_no_two_files_import_each_other_not_even_in_a_circle():
     assert circle(graph) == []
 
 
+@pytest.mark.slow
 def test_imports_for_types_make_no_circle_of_more_than_two_files():
     found = circles(import_graph(for_types=True))
 

@@ -116,6 +116,7 @@ def without_super_init(sources: Mapping[str, str]) -> set[str]:
     return {".".join(of) for of, found in own if any(map(has_init, bases(of))) and not calls_init(found)}
 
 
+@pytest.mark.slow
 def test_no_class_inherits_from_another_without_calling_its_init():
     """Such a class lacks attributes that inherited methods read."""
     example = """
