@@ -77,6 +77,11 @@ _TORCHRUN = [
     for name in ("feature", "start_job", "job", "monitor_source", "output_pipes", "job_card")
 ]
 _NOTEBOOK = {
+    "recording": (["ddp_notebook.run.record.feature"], ["ddp_record", "ddp_report", "ddp_trace"]),
+    "monitor": (["ddp_notebook.widgets.feature"], ["ddp_monitor"]),
+    "jobs": (["ddp_notebook.run.jobs.feature"], ["ddp_jobs", "ddp_wait", "ddp_cancel"]),
+    "resize": (["ddp_notebook.run.resize.feature"], ["ddp_resize"]),
+    "keep": (["ddp_notebook.run.kept.feature"], ["ddp_attach"]),
     "faults": (["ddp_notebook.run.faults"], ["ddp_fault"]),
     "sharding": (["ddp_notebook.run.sharding"], ["ddp_memory"]),
     "files": (_FETCHING, ["ddp_sync", "ddp_fetch"]),

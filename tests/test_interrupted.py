@@ -160,7 +160,7 @@ _INNER = {
         ("%ddp_status", "groups/rank_states.py", "status"),
         ("%ddp_report", "ddp_notebook/session.py", "report"),
         ("%ddp_monitor", "ddp_notebook/session.py", "monitor"),
-        ("%ddp_resize 3", "groups/resizing.py", "_inspect"),
+        ("%ddp_resize 3", "resize/resizing.py", "_inspect"),
         ("session.client", "launch/client.py", "get"),
         ("session.check()", "run/rank_requests.py", "ask_all"),
         ("%ddp_push value", "values/exchange.py", "_check_can_be_sent"),

@@ -9,6 +9,8 @@ files/            the notebook's files to hosts, and those of ranks to the noteb
 lint/             collectives that cannot work, found before a cell is sent
 consistency/      whether ranks hold the same
 faults/           faults that the user injects
+resize/           more or fewer ranks
+kept/             sessions that outlive their notebook
 sharding/         who holds which part of a model, and the memory that it takes
 record/           what cells record, and the recording up to now
 

@@ -21,21 +21,21 @@ from ddp_notebook.observe.observer import Observer
 from ddp_notebook.run.cells.abandoned_cells import AbandonedCells
 from ddp_notebook.run.cells.cell_messages import CellMessages
 from ddp_notebook.run.cells.cells import Cells
-from ddp_notebook.run.cells.foreign_cells import ForeignCells
-from ddp_notebook.run.cells.recovered_cells import RecoveredCells
 from ddp_notebook.run.consistency.agreement import Checking
 from ddp_notebook.run.groups.busy_cells import BusyCells
 from ddp_notebook.run.groups.healing import Healing
 from ddp_notebook.run.groups.liveness import Liveness
 from ddp_notebook.run.groups.probe import why_silent
-from ddp_notebook.run.groups.resizing import Resizing
 from ddp_notebook.run.jobs.jobs import Jobs
+from ddp_notebook.run.kept.foreign_cells import ForeignCells
+from ddp_notebook.run.kept.recovered_cells import RecoveredCells
 from ddp_notebook.run.message_handlers import Dispatch
 from ddp_notebook.run.notebook_kernel import before_next_cell
 from ddp_notebook.run.output.comms import Comms
 from ddp_notebook.run.output.pump import Pump
 from ddp_notebook.run.rank_requests import Questions
 from ddp_notebook.run.record.recordings import Recordings
+from ddp_notebook.run.resize.resizing import Resizing
 from ddp_notebook.run.values.exchange import Exchange
 from ddp_notebook.run.values.transfers import Transfers
 

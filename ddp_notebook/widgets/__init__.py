@@ -1,5 +1,6 @@
 """The live monitor: what a recording holds, drawn while it grows.
 
+feature          declares `%ddp_monitor`
 monitor          the widget
 view_placement   where views appear: under a running cell, at %ddp_monitor
 ended_session    what a session has recorded, for the magics behind its end

@@ -16,7 +16,6 @@ from ddp_notebook.messages.record_options import RecordOptions
 from ddp_notebook.records.words import format_ranks, list_ranks, name_ranks, train_apart
 from ddp_notebook.run.cells.cell import CellRun
 from ddp_notebook.run.cells.cell_messages import CellMessages
-from ddp_notebook.run.cells.foreign_cells import ForeignCell, ForeignCells
 from ddp_notebook.run.cells.interrupt import Interrupts, keyboard_interrupt, press_for_all
 from ddp_notebook.run.cells.result import CellResult, raise_if_bad
 from ddp_notebook.run.cells.run_queue import QueueSlot, RunQueue
@@ -26,6 +25,7 @@ from ddp_notebook.run.groups.probe import RankProbe
 from ddp_notebook.run.groups.recovery import Recovery
 from ddp_notebook.run.groups.rpc_waits import OpenRemoteCalls, still_running
 from ddp_notebook.run.groups.survived_cells import CellSurvival
+from ddp_notebook.run.kept.foreign_cells import ForeignCell, ForeignCells
 from ddp_notebook.run.output.display_target import DisplayTarget
 from ddp_notebook.run.output.screen import Screen
 from ddp_notebook.run.rank_requests import Questions

@@ -16,9 +16,9 @@ from ddp_notebook.messages.ranks import Probe, Vitals
 from ddp_notebook.records.operation import Operation
 from ddp_notebook.records.words import in_function, is_whole_stack
 from ddp_notebook.run.cells.cell import CellRun
-from ddp_notebook.run.cells.foreign_cells import ForeignCell
 from ddp_notebook.run.groups.diagnosis import RankView, State, Views
 from ddp_notebook.run.groups.rpc_waits import OpenRemoteCalls
+from ddp_notebook.run.kept.foreign_cells import ForeignCell
 from ddp_notebook.run.rank_requests import Questions
 
 _CUT_OFF_S = 1.5  # seconds without an answer of the keeper

@@ -14,12 +14,12 @@ from ddp_notebook.messages.keeper import Waiting
 from ddp_notebook.records.words import format_ranks
 from ddp_notebook.run.cells.abandoned_cells import AbandonedCells
 from ddp_notebook.run.cells.cells import Cells
-from ddp_notebook.run.cells.foreign_cells import ForeignCells
 from ddp_notebook.run.cells.interrupt import Interrupts, keyboard_interrupt
 from ddp_notebook.run.cells.result import CellResult
 from ddp_notebook.run.cells.run_queue import QueueSlot, in_words
 from ddp_notebook.run.interrupted import OF_JOBS, tells_interrupts
 from ddp_notebook.run.jobs.job import Job
+from ddp_notebook.run.kept.foreign_cells import ForeignCells
 from ddp_notebook.run.notebook_kernel import thread_of_this_cell
 from ddp_notebook.run.output.display_target import DisplayTarget
 from ddp_notebook.status import as_table
