@@ -77,14 +77,15 @@ _TORCHRUN = [
     for name in ("feature", "start_job", "job", "monitor_source", "output_pipes", "job_card")
 ]
 _NOTEBOOK = {
-    "recording": (["ddp_notebook.run.record.feature"], ["ddp_record", "ddp_report", "ddp_trace"]),
-    "monitor": (["ddp_notebook.widgets.feature"], ["ddp_monitor"]),
-    "jobs": (["ddp_notebook.run.jobs.feature"], ["ddp_jobs", "ddp_wait", "ddp_cancel"]),
-    "resize": (["ddp_notebook.run.resize.feature"], ["ddp_resize"]),
-    "keep": (["ddp_notebook.run.kept.feature"], ["ddp_attach"]),
+    "jobs": (["ddp_notebook.run.jobs"], ["ddp_jobs", "ddp_wait", "ddp_cancel"]),
+    "recording": (["ddp_notebook.run.record", "ddp_notebook.observe"], ["ddp_record", "ddp_report", "ddp_trace"]),
+    "monitor": (["ddp_notebook.widgets"], ["ddp_monitor"]),
+    "resize": (["ddp_notebook.run.resize"], ["ddp_resize"]),
+    "survive": (["ddp_notebook.run.survive", "ddp_notebook.launch.preemption"], []),
     "faults": (["ddp_notebook.run.faults"], ["ddp_fault"]),
     "sharding": (["ddp_notebook.run.sharding"], ["ddp_memory"]),
     "files": (_FETCHING, ["ddp_sync", "ddp_fetch"]),
+    "keep": (["ddp_notebook.run.kept", "ddp_notebook.launch.keep"], ["ddp_attach"]),
     "torchrun": (_TORCHRUN, ["ddp_torchrun"]),
 }
 # Imported at their first use.
@@ -98,7 +99,17 @@ def run(magic, line, cell=None):
     return shell.run_line_magic(magic, line) if cell is None else shell.run_cell_magic(magic, line, cell)
 run("ddp_start", "2")
 run("on_all_ranks", "", {_SUM!r})
+try:
+    run("on_all_ranks", "--timeout 0.5", "while True: pass")
+except Exception as error:
+    print("stopped", type(error).__name__)
+try:
+    run("on_all_ranks", "", "if rank == 1: __import__('os')._exit(3)")
+except Exception as error:
+    print("died", type(error).__name__)
 run("ddp_heal", "")
+run("on_all_ranks", "", {_SUM!r})
+run("ddp_status", "")
 run("ddp_help", "")
 run("ddp_stop", "")
 print("modules", *sys.modules)
@@ -115,7 +126,8 @@ print("magics", *shell.magics_manager.magics["line"])
 def test_a_notebook_works_without(off):
     env = {**os.environ, VARIABLE: ",".join(off)}
     done = subprocess.run([sys.executable, "-c", _CELLS], env=env, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0 and "[0-1] 2.0" in done.stdout, done.stdout + done.stderr
+    assert done.returncode == 0 and done.stdout.count("[0-1] 2.0") == 2, done.stdout + done.stderr
+    assert "stopped CellTimeoutError" in done.stdout and "died RankDiedError" in done.stdout, done.stdout
     *_, imported, magics = done.stdout.splitlines()
     assert [one for one in imported.split() if f"{one}.".startswith(tuple(f"{m}." for m in _LATER))] == []
     for name, (folders, names) in _NOTEBOOK.items():

@@ -134,7 +134,8 @@ def test_completions(words, some, not_):
 def test_magics_of_features_stand_in_their_sections():
     text = magic_help.overview(_MAGICS)
     sections = {
-        section.partition(":")[0].strip(): re.findall(r"^  %+(\S+)", section, re.M) for section in text.split("\n\n")[:-1]
+        section.partition(":")[0].strip(): re.findall(r"^  %+(\S+)", section, re.M)
+        for section in text.split("\n\n")[:-1]
     }
     assert list(sections) == ["session", "recording", "cells", "variables", "files", "help"]
     assert sections["session"][:4] == ["ddp_start", "ddp_attach", "ddp_torchrun", "ddp_status"]

@@ -64,7 +64,7 @@ def test_every_public_function_that_may_wait_has_a_sentence():
 def test_every_magic_has_a_sentence():
     magics = {name for kind in DDPMagics.magics.values() for name in kind}
 
-    assert magics == set(OF_MAGICS) | {name for feature in load() for name in feature.magics}
+    assert magics == set(OF_MAGICS) | {name for feature in load().values() for name in feature.magics}
 
 
 def test_every_command_of_a_session_has_a_sentence():

@@ -231,7 +231,7 @@ def test_magics_only_delegate():
 
     assert {module.partition(".")[0] for module in modules} == {
         "__future__",
-        "pathlib",
+        "typing",
         "sys",
         "IPython",
         "ddp_notebook",

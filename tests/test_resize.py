@@ -342,7 +342,7 @@ def test_shards_are_gathered_and_built_anew(make_session):
 def test_no_cell_comes_between_the_plan_and_what_is_built_anew(make_session):
     session = make_session(2)
     session.run(SHARDED, quiet=True)
-    resizing = session._parts.resizing
+    resizing = session._parts.hooks.find("resize")
     jobs = []
     resizing.on_resized = lambda: jobs.append(session.submit("type(model).__name__", quiet=True))
     session.ranks.resize(3, build="make")

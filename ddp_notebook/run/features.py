@@ -2,7 +2,11 @@
 
 A feature is declared once, as `FEATURE` in the module that `FEATURES` names. That module is imported with the magics,
 so its functions import what they need when they are called. `rank/hooks` lists the features of ranks, some of which
-have the same names.
+have the same names. `run/session_hooks` has the hooks of a session. They are called in the order of `FEATURES`:
+
+- `jobs` comes first. When the session stops, no job begins any more before the recording is kept.
+- `recording` comes before `monitor`, which shows it.
+- `keep` comes after `jobs` and `recording`, whose state of an earlier notebook it fills in.
 """
 
 from __future__ import annotations
@@ -20,10 +24,11 @@ from ddp_notebook.records import switches
 from ddp_notebook.run.interrupted import tells_interrupt
 
 FEATURES = {
+    "jobs": "ddp_notebook.run.jobs.feature",
     "recording": "ddp_notebook.run.record.feature",
     "monitor": "ddp_notebook.widgets.feature",
-    "jobs": "ddp_notebook.run.jobs.feature",
     "resize": "ddp_notebook.run.resize.feature",
+    "survive": "ddp_notebook.run.survive.feature",
     "faults": "ddp_notebook.run.faults.feature",
     "sharding": "ddp_notebook.run.sharding.feature",
     "files": "ddp_notebook.run.files.feature",
@@ -59,15 +64,17 @@ class NotebookFeature:
 
     Args:
         magics: line magics by name.
+        session: imports and returns the class of its part in a session, a `SessionFeature`; None: it has none.
     """
 
     magics: Mapping[str, FeatureMagic] = field(default_factory=dict)
+    session: Callable[[], type[Any]] | None = None
 
 
-def load() -> list[NotebookFeature]:
-    """Import the declarations of the features that are on."""
+def load() -> dict[str, NotebookFeature]:
+    """Import the declarations of the features that are on. Returns them by name, in the order of `FEATURES`."""
     off = switches.without()
-    return [importlib.import_module(module).FEATURE for name, module in FEATURES.items() if name not in off]
+    return {name: importlib.import_module(module).FEATURE for name, module in FEATURES.items() if name not in off}
 
 
 def add_magics(commands: Commands) -> Callable[[T], T]:
@@ -78,7 +85,7 @@ def add_magics(commands: Commands) -> Callable[[T], T]:
     """
 
     def decorate(magics: T) -> T:
-        for feature in load():
+        for feature in load().values():
             for name, magic in feature.magics.items():
                 run: Any = line_magic(line_of(magic.line)(_with_commands(magic.run, commands)))
                 run.section, run.after = magic.section, magic.after  # `magic_help` reads these

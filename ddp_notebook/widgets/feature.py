@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 from ddp_notebook.line_parser import LineParser
 from ddp_notebook.run.features import Commands, FeatureMagic, NotebookFeature
@@ -30,6 +31,13 @@ def ddp_monitor(commands: Commands, line: str) -> None:
         recorded.monitor(find_cell(recorded.recording, number))
 
 
+def _session() -> type[Any]:
+    from ddp_notebook.widgets.session_views import SessionViews
+
+    return SessionViews
+
+
 FEATURE = NotebookFeature(
-    magics={"ddp_monitor": FeatureMagic(monitor_line, ddp_monitor, OF_SESSION["monitor"], "recording", "ddp_report")}
+    magics={"ddp_monitor": FeatureMagic(monitor_line, ddp_monitor, OF_SESSION["monitor"], "recording", "ddp_report")},
+    session=_session,
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 from ddp_notebook.line_parser import LineParser, refuse_arguments
 from ddp_notebook.run.features import Commands, FeatureMagic, NotebookFeature
@@ -55,10 +56,17 @@ def _numbers(parser: LineParser, line: str) -> list[int]:
     return [parser.number(int, "N", text, "job number") for text in parser.parse_line(line).numbers]
 
 
+def _session() -> type[Any]:
+    from ddp_notebook.run.jobs.jobs import SessionJobs
+
+    return SessionJobs
+
+
 FEATURE = NotebookFeature(
     magics={
         "ddp_jobs": FeatureMagic(jobs_line, ddp_jobs, OF_JOBS["__repr__"], "cells", "on_ranks"),
         "ddp_wait": FeatureMagic(wait_line, ddp_wait, OF_JOBS["wait"], "cells", "ddp_jobs"),
         "ddp_cancel": FeatureMagic(cancel_line, ddp_cancel, OF_JOBS["cancel"], "cells", "ddp_wait"),
-    }
+    },
+    session=_session,
 )

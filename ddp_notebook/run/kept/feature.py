@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 from ddp_notebook.line_parser import LineParser
 from ddp_notebook.run.features import Commands, FeatureMagic, NotebookFeature
@@ -35,6 +36,15 @@ def ddp_attach(commands: Commands, line: str) -> None:
     commands().attach(given.name, take_over=given.take_over, look=given.look, wait=given.wait)
 
 
+def _session() -> type[Any]:
+    from ddp_notebook.run.kept.kept_cells import KeptCells
+
+    return KeptCells
+
+
 FEATURE = NotebookFeature(
-    magics={"ddp_attach": FeatureMagic(attach_line, ddp_attach, OF_FUNCTIONS["attach_session"], "session", "ddp_start")}
+    magics={
+        "ddp_attach": FeatureMagic(attach_line, ddp_attach, OF_FUNCTIONS["attach_session"], "session", "ddp_start")
+    },
+    session=_session,
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from pathlib import Path
+from typing import Any
 
 from ddp_notebook.line_parser import LineParser
 from ddp_notebook.run.features import Commands, FeatureMagic, NotebookFeature
@@ -71,10 +72,17 @@ def ddp_trace(commands: Commands, line: str) -> None:
     print(f"{path}: {Path(path).stat().st_size / 1e6:.1f} MB{also}. Open it at https://ui.perfetto.dev")
 
 
+def _session() -> type[Any]:
+    from ddp_notebook.run.record.recordings import Recordings
+
+    return Recordings
+
+
 FEATURE = NotebookFeature(
     magics={
         "ddp_record": FeatureMagic(record_line, ddp_record, OF_SESSION["record"], "recording"),
         "ddp_report": FeatureMagic(report_line, ddp_report, OF_SESSION["report"], "recording"),
         "ddp_trace": FeatureMagic(trace_line, ddp_trace, OF_SESSION["trace"], "recording"),
-    }
+    },
+    session=_session,
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 from ddp_notebook.line_parser import LineParser
 from ddp_notebook.run.features import Commands, FeatureMagic, NotebookFeature
@@ -27,6 +28,13 @@ def ddp_resize(commands: Commands, line: str) -> None:
     print("\n".join(ranks.resize(world_size, build=given.build, without=given.without)))
 
 
+def _session() -> type[Any]:
+    from ddp_notebook.run.resize.resizing import Resizing
+
+    return Resizing
+
+
 FEATURE = NotebookFeature(
-    magics={"ddp_resize": FeatureMagic(resize_line, ddp_resize, OF_RANKS["resize"], "session", "ddp_heal")}
+    magics={"ddp_resize": FeatureMagic(resize_line, ddp_resize, OF_RANKS["resize"], "session", "ddp_heal")},
+    session=_session,
 )
