@@ -72,7 +72,7 @@ def test_the_core_imports_no_feature():
 
 # The modules and the magics of each feature of the notebook. A session has `files` and may look at a torchrun job.
 _FETCHING = [f"ddp_notebook.run.files.{name}" for name in ("feature", "fetching", "landing")]
-_TORCHRUN = [
+_TORCHRUN = ["ddp_notebook.launch.elastic"] + [
     f"ddp_notebook.torchrun.{name}"
     for name in ("feature", "start_job", "job", "monitor_source", "output_pipes", "job_card")
 ]
@@ -89,7 +89,7 @@ _NOTEBOOK = {
     "torchrun": (_TORCHRUN, ["ddp_torchrun"]),
 }
 # Imported at their first use.
-_LATER = [f"ddp_notebook.{name}" for name in ("lessons", "launch.keep", "launch.elastic", "launch.starters")]
+_LATER = [f"ddp_notebook.{name}" for name in ("lessons", "launch.keep", "launch.starters")]
 _CELLS = f"""
 import sys
 from IPython.core.interactiveshell import InteractiveShell
