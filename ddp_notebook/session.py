@@ -600,7 +600,7 @@ class Session:
         return recordings
 
     def _record_options(self, asked: RecordOptions | None) -> RecordOptions:
-        recordings: Recordings | None = self._parts.hooks.find("recording")
+        recordings: Recordings | None = self._parts.hooks.features.get("recording")
         return (asked or _NOTHING) if recordings is None else recordings.for_cell(asked)
 
     @property
@@ -720,7 +720,10 @@ class Session:
         return views
 
     def _beside(self, target: DisplayTarget | None, code: str) -> SideView | None:
-        return None if target is None else self._parts.hooks.side_view(target, code)
+        if target is None:
+            return None
+        views = (side_view(target, code) for side_view in self._parts.hooks.side_view)
+        return next((view for view in views if view is not None), None)
 
     # ---- ranks
 
@@ -729,7 +732,7 @@ class Session:
         are known; the time left of a job."""
         parts = self._parts
         cluster = parts.liveness.cluster
-        recordings: Recordings | None = parts.hooks.find("recording")
+        recordings: Recordings | None = parts.hooks.features.get("recording")
         return rank_states.status(
             cluster,
             parts.questions,

@@ -119,7 +119,12 @@ print("magics", *shell.magics_manager.magics["line"])
 
 @pytest.mark.parametrize(
     "off",
-    [pytest.param([name], marks=pytest.mark.long) for name in features.FEATURES] + [list(features.FEATURES)],
+    [
+        # A torchrun job has a recording and a monitor, and imports both.
+        pytest.param([name, *(["torchrun"] if name in ("recording", "monitor") else [])], marks=pytest.mark.long)
+        for name in features.FEATURES
+    ]
+    + [list(features.FEATURES)],
     ids=",".join,
 )
 @pytest.mark.processes

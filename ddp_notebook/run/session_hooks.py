@@ -107,14 +107,14 @@ class SessionHooks:
     """
 
     def __init__(self) -> None:
-        self._features: dict[str, SessionFeature] = {}
+        self.features: dict[str, Any] = {}  # by name, without those that are off
         self._collect()
 
     def fill(self, parts: SessionParts) -> None:
         """Make the features that are on."""
         for name, feature in features.load().items():
             if feature.session is not None:
-                self._features[name] = feature.session()(parts)
+                self.features[name] = feature.session()(parts)
         self._collect()
 
     def _collect(self) -> None:
@@ -131,19 +131,15 @@ class SessionHooks:
         self.resized = self._of("resized")
         self._stops = self._of("stops")
         self._handlers = self._of("handlers")
-        self._side_view = self._of("side_view")
+        self.side_view = self._of("side_view")
         self._unended = self._of("unended")
 
     def _of(self, hook: str) -> list[Callable[..., Any]]:
         return [
             getattr(one, hook)
-            for one in self._features.values()
+            for one in self.features.values()
             if getattr(type(one), hook) is not getattr(SessionFeature, hook)
         ]
-
-    def find(self, name: str) -> Any:
-        """Return a feature; None if it is off."""
-        return self._features.get(name)
 
     def need(self, name: str) -> Any:
         """Return a feature.
@@ -151,17 +147,13 @@ class SessionHooks:
         Raises:
             UsageError: it is off.
         """
-        if (found := self._features.get(name)) is None:
+        if (found := self.features.get(name)) is None:
             raise UsageError(f"the feature {name} is off")
         return found
 
     def handlers(self) -> list[Handlers]:
         """Return the handlers of messages that features add."""
         return [handlers() for handlers in self._handlers]
-
-    def side_view(self, target: DisplayTarget, code: str) -> SideView | None:
-        """Return the first view that a feature has for a cell."""
-        return next((view for one in self._side_view if (view := one(target, code)) is not None), None)
 
     def unended(self) -> list[Any]:
         """Return the cells in the background that have not ended."""

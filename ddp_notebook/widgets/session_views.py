@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ddp_notebook.messages.record_options import profile_of
 from ddp_notebook.run import ended_recording
@@ -23,13 +23,15 @@ class SessionViews(SessionFeature):
     def __init__(self, parts: SessionParts) -> None:
         super().__init__(parts)
         self.views: ViewPlacement | None = None
-        self._recordings = recordings = parts.hooks.find("recording")
+        recordings: Any = parts.hooks.features.get("recording")
+        self._recordings = recordings
         if recordings is not None:
             from ddp_notebook.widgets.view_placement import ViewPlacement
 
             self.views = ViewPlacement(
                 recordings.observer.recording, lambda: recordings.now, parts.cells, self._title, parts.options.live
             )
+            self.side_view = self.views.beside  # type: ignore[method-assign] # each cell calls it: one frame less
 
     def _title(self) -> str:
         placement = self.parts.cluster.placement

@@ -23,7 +23,7 @@ class KeptCells(SessionFeature):
 
     def attached(self, remote: KeeperClient) -> None:
         cells, recovered, welcome = self.parts.cells, self.recovered, remote.welcome
-        jobs_of = self.parts.hooks.find("jobs")
+        jobs_of = self.parts.hooks.features.get("jobs")
         jobs = None if jobs_of is None else jobs_of.jobs
         if not welcome.drives:
             cells.elsewhere = elsewhere = ForeignCells(cells.name)
