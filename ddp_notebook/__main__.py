@@ -12,6 +12,7 @@ from pathlib import Path
 
 from ddp_notebook.errors import DDPNotebookError, UsageError
 from ddp_notebook.launch.keep.descriptions import ask, in_a_line
+from ddp_notebook.messages.first_messages import StopKeeper
 from ddp_notebook.registry import entries, lookup
 from ddp_notebook.registry.entries import Entry
 from ddp_notebook.registry.identities import is_running
@@ -71,7 +72,7 @@ def main(arguments: list[str]) -> int:
 def _stop(found: AttachTarget) -> None:
     """Of whatever version: it can be ended from any."""
     if found.kind == SESSION:
-        ask(found.entries[0], "stop")
+        ask(found.entries[0], StopKeeper)
     else:
         end_job(found.entries)
     print(f"stopped {found.name}")

@@ -63,7 +63,7 @@ def _open(name: str, arguments: list[str]):  # type: ignore[no-untyped-def]  # w
     here = place(script, rest, name, VERSION)
     watched = ScriptObserver(here)
     try:
-        door = AttachSocket(entries.door(TORCHRUN), VERSION, watched.begin, watched.leave)
+        door = AttachSocket(entries.door(TORCHRUN), watched.begin, watched.leave)
         door.keep(entries.enter(TORCHRUN, here.name, here.to_json()))
     except (OSError, UsageError) as error:
         print(f"ddp_notebook: no notebook can attach to rank {here.rank}: {error}", file=sys.stderr)

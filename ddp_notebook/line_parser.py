@@ -262,3 +262,14 @@ def _with_signed_values(words: list[str], own: Collection[str]) -> list[str]:
         else:
             joined.append(word)
     return joined
+
+
+def refuse_arguments(magic: str, line: str) -> None:
+    """Check that the line of a magic is empty.
+
+    Raises:
+        UsageError: it is not.
+    """
+    if line.strip():
+        other = ", or %ddp_stop and %ddp_start with other options" if magic == "%ddp_restart" else ""
+        raise UsageError(f"{magic} takes no {line.strip()!r}; write {magic} alone{other}")

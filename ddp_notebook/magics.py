@@ -6,16 +6,15 @@ A magic imports its implementation when it is called, so that %load_ext is fast 
 from __future__ import annotations
 
 import sys
-from pathlib import Path
+from typing import Any
 
 from IPython.core.magic import Magics, cell_magic, line_cell_magic, line_magic, magics_class
 
 from ddp_notebook.auto import AutoSend
 from ddp_notebook.errors import CellFailedHereError, UsageError
-from ddp_notebook.line_parser import LineParser, line_of, read_expression
+from ddp_notebook.line_parser import LineParser, line_of, read_expression, refuse_arguments
 from ddp_notebook.records.names import listed
-from ddp_notebook.records.words import list_ranks
-from ddp_notebook.run import debugging, features, hints, magic_help, magic_lines, progress
+from ddp_notebook.run import debugging, features, hints, magic_help, magic_lines
 from ddp_notebook.run.cells import options as cell_options
 from ddp_notebook.run.interrupted import OF_MAGICS, tells_interrupts
 from ddp_notebook.run.notebook_kernel import cell_number, is_run_by_program
@@ -27,18 +26,18 @@ def _start_line() -> LineParser:
     return start_line.start_line()
 
 
-def _session() -> object:
+def _commands() -> object:
     from ddp_notebook import session_commands
 
-    return session_commands.of_session()
+    return session_commands
 
 
 @tells_interrupts(OF_MAGICS)
 @magics_class
-@features.add_magics(_session)
+@features.add_magics(_commands)
 class DDPMagics(Magics):
-    """The session (`%ddp_start` to `%ddp_check`), what it has recorded (`%ddp_record` to `%ddp_trace`), cells for
-    ranks (`%%on_all_ranks` to `%ddp_auto`), values (`%ddp_pull`, `%ddp_push`) and files (`%ddp_sync`, `%ddp_fetch`)."""
+    """The session (`%ddp_start` to `%ddp_check`), cells for ranks (`%%on_all_ranks` to `%ddp_auto`) and values
+    (`%ddp_pull`, `%ddp_push`). `run/features` adds those of features."""
 
     # ---- the session
 
@@ -60,25 +59,12 @@ class DDPMagics(Magics):
             session_commands.start(asked.options)
 
     @line_magic
-    @line_of(magic_lines.attach)
-    def ddp_attach(self, line: str) -> None:
-        """Attach to kept ranks, or to a running torchrun job.
-
-        Kept ranks were started with --keep. Without NAME, those of the notebook's folder come before ranks and jobs of
-        other folders. A torchrun job has to run its script under `-m ddp_notebook.attach`."""
-        from ddp_notebook import session_commands
-
-        parser = magic_lines.attach()
-        given = parser.parse_line(line)
-        session_commands.attach(given.name, take_over=given.take_over, look=given.look, wait=given.wait)
-
-    @line_magic
     @line_of(magic_lines.status)
     def ddp_status(self, line: str) -> None:
         """Show each rank's host, process, device, memory and state."""
         from ddp_notebook import session_commands
 
-        _refuse_arguments("%ddp_status", line)
+        refuse_arguments("%ddp_status", line)
         print(session_commands.shown().status())
 
     @line_magic
@@ -87,7 +73,7 @@ class DDPMagics(Magics):
         """End the ranks and start new ones with the same options."""
         from ddp_notebook import session_commands
 
-        _refuse_arguments("%ddp_restart", line)
+        refuse_arguments("%ddp_restart", line)
         session = session_commands.of_session()
         if session._outlives_stop:
             name = session._kept_as
@@ -105,7 +91,7 @@ class DDPMagics(Magics):
         If the notebook is attached to a torchrun job, it only detaches from it."""
         from ddp_notebook import session_commands
 
-        _refuse_arguments("%ddp_stop", line)
+        refuse_arguments("%ddp_stop", line)
         session_commands.stop()
 
     @line_magic
@@ -140,19 +126,6 @@ class DDPMagics(Magics):
         print("\n".join(session_commands.of_session().ranks.heal(from_rank, given.names)))
 
     @line_magic
-    @line_of(magic_lines.resize)
-    def ddp_resize(self, line: str) -> None:
-        """Change the number of ranks; those that stay keep variables."""
-        from ddp_notebook import session_commands
-
-        parser = magic_lines.resize()
-        given = parser.parse_line(line)
-        world_size = parser.number(int, "N", given.world_size, "number of ranks")
-        print(
-            "\n".join(session_commands.of_session().ranks.resize(world_size, build=given.build, without=given.without))
-        )
-
-    @line_magic
     @line_of(magic_lines.check)
     def ddp_check(self, line: str) -> None:
         """Compare models, optimizers, data and versions across ranks."""
@@ -160,67 +133,6 @@ class DDPMagics(Magics):
 
         parser = magic_lines.check()
         print(session_commands.of_session().check(*parser.parse_line(line).names))
-
-    # ---- the recording
-
-    @line_magic
-    @line_of(magic_lines.record)
-    def ddp_record(self, line: str) -> None:
-        """Set or show how much the ranks record from now on."""
-        from ddp_notebook import session_commands
-
-        level = line.strip() or session_commands.of_session()._level
-        session_commands.of_session().record(level)
-        print(
-            {
-                "off": "ranks record nothing; %ddp_status still shows which rank waits where",
-                "meta": "ranks record calls and their times, but no tensor values",
-                "values": "ranks record calls, their times and tensor values; if steps are fast, of some steps only",
-                "all": "ranks record calls, their times and all tensor values",
-            }[level]
-        )
-
-    @line_magic
-    @line_of(magic_lines.report)
-    def ddp_report(self, line: str) -> None:
-        """Show where the time of the last training run went.
-
-        The report also says what to try."""
-        from ddp_notebook import session_commands
-
-        parser = magic_lines.report()
-        if parser.parse_line(line).baseline:
-            session_commands.of_session().baseline()
-        print(session_commands.recorded().report())
-
-    @line_magic
-    @line_of(magic_lines.monitor)
-    def ddp_monitor(self, line: str) -> None:
-        """Show a live view of the ranks, or of one cell."""
-        from ddp_notebook import session_commands
-        from ddp_notebook.widgets.view_placement import find_cell
-
-        parser = magic_lines.monitor()
-        cell = parser.parse_line(line).cell
-        recorded = session_commands.recorded()
-        if cell is None:
-            recorded.monitor()
-        else:
-            number = parser.number(int, "CELL", cell, "cell number")
-            recorded.monitor(find_cell(recorded.recording, number))
-
-    @line_magic
-    @line_of(magic_lines.trace)
-    def ddp_trace(self, line: str) -> None:
-        """Write a trace that https://ui.perfetto.dev opens."""
-        from ddp_notebook import session_commands
-
-        parser = magic_lines.trace()
-        path = parser.parse_line(line).file
-        profiles, lost = session_commands.recorded()._write_trace(path)
-        also = f", with torch's profile of {len(profiles)} rank{'s' * (len(profiles) > 1)}" if profiles else ""
-        also += f", without that of {list_ranks(lost)}, which is lost" if lost else ""
-        print(f"{path}: {Path(path).stat().st_size / 1e6:.1f} MB{also}. Open it at https://ui.perfetto.dev")
 
     # ---- cells
 
@@ -243,43 +155,11 @@ class DDPMagics(Magics):
         """Run the cell on some ranks."""
         self._run(cell_options.parse(line, cell_options.on_ranks), cell)
 
-    @line_magic
-    @line_of(magic_lines.jobs)
-    def ddp_jobs(self, line: str) -> None:
-        """List the background cells that run, wait or have ended."""
-        from ddp_notebook import session_commands
-
-        _refuse_arguments("%ddp_jobs", line)
-        print(session_commands.of_session().jobs)
-
-    @line_magic
-    @line_of(magic_lines.wait)
-    def ddp_wait(self, line: str) -> None:
-        """Wait for background cells; a failed one raises its error."""
-        from ddp_notebook import session_commands
-
-        jobs = session_commands.of_session().jobs
-        if not jobs.wait(*_job_numbers(magic_lines.wait(), line), report=print):
-            print("no job is left to wait for")
-
-    @line_magic
-    @line_of(magic_lines.cancel)
-    def ddp_cancel(self, line: str) -> None:
-        """End cells in the background; the ranks keep their variables."""
-        from ddp_notebook import session_commands
-
-        parser = magic_lines.cancel()
-        jobs = session_commands.of_session().jobs
-        if not line.strip():
-            parser.error("cancel which job? %ddp_jobs lists them")
-        numbers = [] if line.strip() == "all" else _job_numbers(parser, line)
-        print("\n".join(jobs.cancel(*numbers)) or "no job is left to cancel")
-
     @cell_magic
     @line_of(magic_lines.local)
     def local(self, line: str, cell: str) -> None:
         """Run the cell in the notebook, also while %ddp_auto is on."""
-        _refuse_arguments("%%local", line)
+        refuse_arguments("%%local", line)
         self._run_here(cell)
 
     @line_magic
@@ -310,6 +190,7 @@ class DDPMagics(Magics):
 
         Each becomes a mapping from rank to value. The notebook unpickles what ranks send, except with --safe."""
         from ddp_notebook import session_commands
+        from ddp_notebook.run import progress
         from ddp_notebook.run.values.exchange import check_name
 
         parser = magic_lines.pull()
@@ -365,11 +246,10 @@ class DDPMagics(Magics):
 
     def _run(self, options: cell_options.CellOptions, code: str) -> None:
         from ddp_notebook import session_commands
-        from ddp_notebook.run.jobs.job import Job
 
         session = session_commands.of_session()
         send = session.submit if options.background else session.run
-        done = send(
+        done: Any = send(
             code,
             options.ranks,
             options.timeout_s,
@@ -378,7 +258,7 @@ class DDPMagics(Magics):
             file=self._cell_file(code),
             record=options.record,
         )
-        if isinstance(done, Job) and is_run_by_program():  # it drops output that arrives after the cell's end
+        if options.background and is_run_by_program():  # it drops output that arrives after the cell's end
             session.jobs.wait(done.number)
         if options.here:
             self._run_here(code)
@@ -396,16 +276,6 @@ class DDPMagics(Magics):
 
 
 _MAGICS = magic_help.in_order({name: magic for name, magic in vars(DDPMagics).items() if hasattr(magic, "parser")})
-
-
-def _job_numbers(parser: LineParser, line: str) -> list[int]:
-    return [parser.number(int, "N", text, "job number") for text in parser.parse_line(line).numbers]
-
-
-def _refuse_arguments(magic: str, line: str) -> None:
-    if line.strip():
-        other = ", or %ddp_stop and %ddp_start with other options" if magic == "%ddp_restart" else ""
-        raise UsageError(f"{magic} takes no {line.strip()!r}; write {magic} alone{other}")
 
 
 def load(shell: object) -> None:

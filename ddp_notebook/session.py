@@ -15,9 +15,10 @@ from ddp_notebook.launch.cluster import Cluster, Startup
 from ddp_notebook.launch.membership.startup import DirectStartup
 from ddp_notebook.launch.options import StartOptions
 from ddp_notebook.messages.ranks import RunCell
-from ddp_notebook.messages.record_options import RecordOptions, profile_of
+from ddp_notebook.messages.record_options import RecordOptions
 from ddp_notebook.on_rank import refuse_on_rank
 from ddp_notebook.records.words import list_ranks, name_ranks
+from ddp_notebook.run import ended_recording
 from ddp_notebook.run.call_arguments import short
 from ddp_notebook.run.cells.cell import CellRun
 from ddp_notebook.run.cells.interrupt import Interrupts, keyboard_interrupt, uninterrupted
@@ -30,28 +31,28 @@ from ddp_notebook.run.files.files import SessionFiles
 from ddp_notebook.run.groups import rank_states
 from ddp_notebook.run.groups.ranks import SessionRanks
 from ddp_notebook.run.interrupted import OF_SESSION, tells_interrupts
-from ddp_notebook.run.jobs.job import Job
-from ddp_notebook.run.jobs.jobs import Jobs
 from ddp_notebook.run.lint.warnings import foresee
 from ddp_notebook.run.message_handlers import Dispatch
-from ddp_notebook.run.notebook_kernel import cell_number, ipython, is_run_by_program, is_users_thread
+from ddp_notebook.run.notebook_kernel import cell_number, is_run_by_program, is_users_thread
 from ddp_notebook.run.output.display_target import DisplayTarget, ThreadTarget, of_this_cell
 from ddp_notebook.run.rank_sets import RankSet
-from ddp_notebook.run.record.notebook_recording import Recording
 from ddp_notebook.run.session_parts import NOT_STARTED, SessionParts
 from ddp_notebook.run.values.values import RankValues
 from ddp_notebook.status import Status
-from ddp_notebook.widgets import ended_session
-from ddp_notebook.widgets.ended_session import EndedSession
-from ddp_notebook.widgets.view_placement import ViewPlacement
 
 if TYPE_CHECKING:
     import ipyparallel
 
     from ddp_notebook.launch.keep.remote import KeeperClient
     from ddp_notebook.observe.report.report import Report
+    from ddp_notebook.run.jobs.job import Job
+    from ddp_notebook.run.jobs.jobs import Jobs
+    from ddp_notebook.run.kept.recovered_cells import RecoveredCells
+    from ddp_notebook.run.record.notebook_recording import Recording
+    from ddp_notebook.run.record.recordings import Recordings
     from ddp_notebook.run.sharding.memory import Memory
     from ddp_notebook.run.sharding.placements import Placements
+    from ddp_notebook.widgets.view_placement import ViewPlacement
 
 Progress = Callable[[str], None]
 _SHARDING = "ddp_notebook.rank.sharding"
@@ -105,7 +106,6 @@ class Session:
         self.ranks = SessionRanks(lambda: self._parts)
         self._remote = remote  # the keeper of a kept session
         self._assembled: SessionParts | None = None
-        self._live: ViewPlacement | None = None
         self._memory: Memory | None = None  # the last measurement
         self._cluster: Cluster | None = None
         self.options = options
@@ -165,25 +165,14 @@ class Session:
             cluster, dispatch, cluster.placement.world_size, self.options, self._hosts
         )
         self._cells = parts.cells
-        self._live = live = ViewPlacement(
-            parts.observer.recording,
-            lambda: self.recording,
-            self._cells,
-            lambda: f"{self.world_size} rank{'s' * (self.world_size != 1)}, {self.backend}",
-            self.options.live,
-        )
-        parts.resizing.on_resized = live.on_resized
         self._cluster = cluster
         if self._remote is not None:
             parts.attach(self._remote)
         beginning.start(cluster)
         parts.on_started()
-        live.prepare()
-        self.when_stopped(self._leave_recording)
-        self.when_stopped(live.close)
         interrupts.check()
         self._ready = True
-        ended_session.keep(None)
+        ended_recording.keep(None)
 
     @property
     def _parts(self) -> SessionParts:
@@ -313,7 +302,7 @@ class Session:
 
             of_all = len(cell.ranks) == self.world_size
             waiting = Waiting(told=told, ranks=None if of_all else cell.ranks, timeout_s=timeout_s)
-        return self._parts.jobs.start(cell.ranks, code, told.execution_count, target, run, waiting)
+        return self.jobs.start(cell.ranks, code, told.execution_count, target, run, waiting)
 
     def _prepare(
         self,
@@ -352,7 +341,7 @@ class Session:
             code=code,
             execution_count=cell_number() if execution_count is None else execution_count,
             file=file,
-            record=parts.recordings.for_cell(record),
+            record=self._record_options(record),
             folds=fold,
         )
         return _Cell(told=told, asked=ranks, ranks=chosen, timeout_s=timeout_s, warnings=warnings)
@@ -373,7 +362,6 @@ class Session:
         def choose() -> tuple[list[int], list[str]]:
             healed = parts.healing.before_cell() if self.options.heal else []
             chosen, notes = parts.liveness.for_cell(cell.asked)
-            parts.recordings.on_cell()
             return chosen, [*healed, *notes, *cell.warnings]
 
         told = cell.told
@@ -401,7 +389,8 @@ class Session:
             >>> session.jobs.wait(job.number)[0].state
             'done'
         """
-        return self._parts.jobs
+        jobs: Jobs = self._parts.hooks.need("jobs").jobs
+        return jobs
 
     def interrupt(self, *, replace: bool = False) -> list[str]:
         """End the cells that have not ended, as the stop button ends the one that the notebook waits for: those that
@@ -611,12 +600,21 @@ class Session:
             >>> session.recording.collectives(op="all_reduce")[-1].site
             'cell line 2'
         """
-        return self._parts.recordings.now
+        return self._recordings.now
+
+    @property
+    def _recordings(self) -> Recordings:
+        recordings: Recordings = self._parts.hooks.need("recording")
+        return recordings
+
+    def _record_options(self, asked: RecordOptions | None) -> RecordOptions:
+        recordings: Recordings | None = self._parts.hooks.features.get("recording")
+        return (asked or _NOTHING) if recordings is None else recordings.for_cell(asked)
 
     @property
     def _level(self) -> str:
         """How much the ranks record: "off", "meta", "values" or "all"."""
-        return self._parts.recordings.level
+        return self._recordings.level
 
     def record(self, level: str) -> None:
         """Set how much the ranks record in the cells to come: "off", "meta" (no values of tensors), "values" (of a fast
@@ -628,7 +626,7 @@ class Session:
         Example:
             >>> session.record("meta")
         """
-        self._parts.recordings.set_level(level)
+        self._recordings.set_level(level)
 
     def report(self, cell: int | None = None) -> Report:
         """What the time of a training cell's steps went into, in words.
@@ -670,7 +668,7 @@ class Session:
         def run(code: str, record: RecordOptions, timeout_s: float) -> None:
             self.run(code, 0, timeout_s, quiet=True, record=record)
 
-        baseline.measure(self._parts.recordings, self._cells, run, steps, limit_s)
+        baseline.measure(self._recordings, self._cells, run, steps, limit_s)
 
     def log(self, rank: int) -> str:
         """What a rank has written, as it came: the last 64 MB.
@@ -708,7 +706,7 @@ class Session:
         """The same. Returns the ranks whose profiles it holds, and those whose profiles are lost."""
         from ddp_notebook.run.record import chrome_trace
 
-        return chrome_trace.write(self.recording, path, cell, self._parts.profiles())
+        return chrome_trace.write(self.recording, path, cell, self._recordings.profiles())
 
     def monitor(self, cell: int | None = None) -> None:
         """Show what the ranks do, live: losses, gradient synchronisation, a timeline, tensors and ranks.
@@ -724,12 +722,16 @@ class Session:
     @property
     def _views(self) -> ViewPlacement:
         """Where its monitors stand. `widgets.Monitor(session)` is one more."""
-        if self._live is None:
-            raise SessionBrokenError(NOT_STARTED)
-        return self._live
+        views: ViewPlacement | None = self._parts.hooks.need("monitor").views
+        if views is None:
+            raise UsageError("the ranks record nothing that a monitor could show: the feature recording is off")
+        return views
 
     def _beside(self, target: DisplayTarget | None, code: str) -> SideView | None:
-        return None if target is None else self._views.beside(target, code)
+        if target is None:
+            return None
+        views = (side_view(target, code) for side_view in self._parts.hooks.side_view)
+        return next((view for view in views if view is not None), None)
 
     # ---- ranks
 
@@ -738,13 +740,13 @@ class Session:
         are known; the time left of a job."""
         parts = self._parts
         cluster = parts.liveness.cluster
-        recording = parts.observer.recording
+        recordings: Recordings | None = parts.hooks.features.get("recording")
         return rank_states.status(
             cluster,
             parts.questions,
             parts.cluster.placement,
             parts.hosts.status(),
-            recording,
+            None if recordings is None else recordings.observer.recording,
             lost=self._state_without_hosts,
         )
 
@@ -800,6 +802,11 @@ class Session:
         if self._remote is not None:
             self._remote.close("this notebook has left the session")
 
+    @property
+    def _recovered(self) -> RecoveredCells:
+        recovered: RecoveredCells = self._parts.hooks.need("keep").recovered
+        return recovered
+
     def _show_unseen(self, *, wait: bool = False, timeout_s: float = 30.0) -> list[str]:
         """Show what cells have printed and displayed that an earlier notebook has sent and not shown to their end. One
         that still runs goes on in the background: its output comes here, and it is one of `jobs`, as are those behind
@@ -823,7 +830,7 @@ class Session:
             return []
         self._remote.told_all.wait(timeout_s)
         self._parts.pump.settle(timeout_s)
-        jobs, adopted = self._parts.jobs, self._parts.adopted
+        jobs, adopted = self.jobs, self._recovered
         wait = wait or is_run_by_program()  # which takes nothing that comes later
         failed: BaseException | None = None
         try:
@@ -848,7 +855,7 @@ class Session:
 
     def _queue_again(self) -> list[str]:
         """Have the jobs in the queue here that waited in that of the earlier notebook. Returns a line about each."""
-        adopted, said = self._parts.adopted, []
+        adopted, said = self._recovered, []
         while adopted.waiting and not adopted.asking:  # behind one that asks its user they go on waiting
             one = adopted.waiting.pop(0)
             cell = one.told
@@ -875,9 +882,9 @@ class Session:
         beside = self._beside(target, cell.code)
 
         def follow(job: Job) -> CellResult:
-            return self._parts.adopted.follow(run, target, job.place, job.waiter, beside, job.on_begin)
+            return self._recovered.follow(run, target, job.place, job.waiter, beside, job.on_begin)
 
-        return self._parts.jobs.start(run.result.ranks, cell.code, cell.execution_count, target, follow)
+        return self.jobs.start(run.result.ranks, cell.code, cell.execution_count, target, follow)
 
     # ---- end
 
@@ -901,18 +908,6 @@ class Session:
                 self._when_stopped.pop(0)()
             except Exception:
                 _log.exception("what was to be done at the end of the session has failed")
-
-    def _leave_recording(self) -> None:
-        """Let the magics show it when the ranks are gone."""
-        if ipython() is None:  # nobody has magics here
-            return
-        recording = self._parts.observer.recording
-        if recording.catch_up is not None and not self._parts.cluster.unheard:
-            recording.catch_up()
-        whose = f"this notebook has left {self._kept_as}" if self._outlives_stop else "the ranks are gone"
-        title = f"{self.world_size} rank{'s' * (self.world_size != 1)}, {self.backend}"
-        profiled = sorted({profile_of(file)[1] for file in self._parts.profiles()})
-        ended_session.keep(EndedSession(recording, whose, title, profiled, draws_html=self._views.draws_html))
 
     def _check_restart(self) -> None:
         """Check that the ranks could be started again, before they are ended.
@@ -940,7 +935,7 @@ class Session:
                     _current = None
             try:
                 if self._cluster is not None and self._ready:
-                    self._parts.jobs.close("the session was stopped")
+                    self._parts.hooks.stops()
                 self._tell_of_the_end()
                 if self._cluster is not None:
                     self._parts.let_go()
@@ -961,7 +956,8 @@ class Session:
             return
         healthy = cluster is None or cluster.stop()
         if cluster is not None:
-            self._parts.jobs.join()
+            for joined in self._parts.hooks.joined:
+                joined()
         self._hosts.end(healthy=healthy)
 
 

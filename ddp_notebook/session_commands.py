@@ -10,10 +10,9 @@ from ddp_notebook.errors import NoSessionError, SessionExistsError, UsageError
 from ddp_notebook.on_rank import refuse_on_rank
 from ddp_notebook.records.words import name_ranks
 from ddp_notebook.registry.lookup import SESSION
-from ddp_notebook.run import progress
+from ddp_notebook.run import ended_recording, progress
+from ddp_notebook.run.ended_recording import EndedRecording
 from ddp_notebook.torchrun import current as jobs
-from ddp_notebook.widgets import ended_session
-from ddp_notebook.widgets.ended_session import EndedSession
 
 if TYPE_CHECKING:
     from ddp_notebook.launch.options import StartOptions
@@ -147,7 +146,7 @@ def end(session: sessions.Session) -> str:
         pids = ", ".join(map(str, session.ranks.pids("host server")))
         which = trouble if session._is_kept else f"the host server (pid {pids}) does not answer"
         print(f"{which}; its processes are ended anyway")
-    left = session.jobs.unended
+    left = session._parts.hooks.unended()
     session.stop()
     for job in left:
         print(job)
@@ -185,14 +184,14 @@ def shown() -> sessions.Session | TorchrunJob:
     return jobs.current() or of_session()
 
 
-def recorded() -> sessions.Session | TorchrunJob | EndedSession:
+def recorded() -> sessions.Session | TorchrunJob | EndedRecording:
     """Return the session or job that has a recording. If there is none, return the recording of the last one, and
     print that.
 
     Raises:
         NoSessionError: there was none.
     """
-    left = ended_session.last()
+    left = ended_recording.last()
     if left is None or jobs.current() is not None or sessions.current() is not None:
         return shown()
     print(left.words)
@@ -219,7 +218,7 @@ def of_session() -> sessions.Session:
         message += ". %ddp_start 4 starts new ones"
     else:
         message = "no ranks are running; start them with %ddp_start 4"
-    if ended_session.last() is not None:
+    if ended_recording.last() is not None:
         message += ". %ddp_report, %ddp_monitor and %ddp_trace still show what the last ranks have recorded"
     raise NoSessionError(message)
 
@@ -232,7 +231,7 @@ def _forget_ended_job() -> None:
     """Detach from an ended job: a command for the session's ranks has come since, so reports are about these again."""
     if (job := jobs.current()) is not None and not job.is_running:
         jobs.let_go()
-        ended_session.keep(None)
+        ended_recording.keep(None)
 
 
 def _let_go_of_job() -> bool:
@@ -240,5 +239,5 @@ def _let_go_of_job() -> bool:
     if done := jobs.let_go():
         print(done)
     if sessions.current() is not None:
-        ended_session.keep(None)  # reports are about the session's ranks
+        ended_recording.keep(None)  # reports are about the session's ranks
     return bool(done)

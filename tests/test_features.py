@@ -72,18 +72,24 @@ def test_the_core_imports_no_feature():
 
 # The modules and the magics of each feature of the notebook. A session has `files` and may look at a torchrun job.
 _FETCHING = [f"ddp_notebook.run.files.{name}" for name in ("feature", "fetching", "landing")]
-_TORCHRUN = [
+_TORCHRUN = ["ddp_notebook.launch.elastic"] + [
     f"ddp_notebook.torchrun.{name}"
     for name in ("feature", "start_job", "job", "monitor_source", "output_pipes", "job_card")
 ]
 _NOTEBOOK = {
+    "jobs": (["ddp_notebook.run.jobs"], ["ddp_jobs", "ddp_wait", "ddp_cancel"]),
+    "recording": (["ddp_notebook.run.record", "ddp_notebook.observe"], ["ddp_record", "ddp_report", "ddp_trace"]),
+    "monitor": (["ddp_notebook.widgets"], ["ddp_monitor"]),
+    "resize": (["ddp_notebook.run.resize"], ["ddp_resize"]),
+    "survive": (["ddp_notebook.run.survive", "ddp_notebook.launch.preemption"], []),
     "faults": (["ddp_notebook.run.faults"], ["ddp_fault"]),
     "sharding": (["ddp_notebook.run.sharding"], ["ddp_memory"]),
     "files": (_FETCHING, ["ddp_sync", "ddp_fetch"]),
+    "keep": (["ddp_notebook.run.kept", "ddp_notebook.launch.keep"], ["ddp_attach"]),
     "torchrun": (_TORCHRUN, ["ddp_torchrun"]),
 }
 # Imported at their first use.
-_LATER = [f"ddp_notebook.{name}" for name in ("lessons", "launch.keep", "launch.elastic", "launch.starters")]
+_LATER = [f"ddp_notebook.{name}" for name in ("lessons", "launch.keep", "launch.starters")]
 _CELLS = f"""
 import sys
 from IPython.core.interactiveshell import InteractiveShell
@@ -93,7 +99,17 @@ def run(magic, line, cell=None):
     return shell.run_line_magic(magic, line) if cell is None else shell.run_cell_magic(magic, line, cell)
 run("ddp_start", "2")
 run("on_all_ranks", "", {_SUM!r})
+try:
+    run("on_all_ranks", "--timeout 0.5", "while True: pass")
+except Exception as error:
+    print("stopped", type(error).__name__)
+try:
+    run("on_all_ranks", "", "if rank == 1: __import__('os')._exit(3)")
+except Exception as error:
+    print("died", type(error).__name__)
 run("ddp_heal", "")
+run("on_all_ranks", "", {_SUM!r})
+run("ddp_status", "")
 run("ddp_help", "")
 run("ddp_stop", "")
 print("modules", *sys.modules)
@@ -103,14 +119,20 @@ print("magics", *shell.magics_manager.magics["line"])
 
 @pytest.mark.parametrize(
     "off",
-    [pytest.param([name], marks=pytest.mark.long) for name in features.FEATURES] + [list(features.FEATURES)],
+    [
+        # A torchrun job has a recording and a monitor, and imports both.
+        pytest.param([name, *(["torchrun"] if name in ("recording", "monitor") else [])], marks=pytest.mark.long)
+        for name in features.FEATURES
+    ]
+    + [list(features.FEATURES)],
     ids=",".join,
 )
 @pytest.mark.processes
 def test_a_notebook_works_without(off):
     env = {**os.environ, VARIABLE: ",".join(off)}
     done = subprocess.run([sys.executable, "-c", _CELLS], env=env, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0 and "[0-1] 2.0" in done.stdout, done.stdout + done.stderr
+    assert done.returncode == 0 and done.stdout.count("[0-1] 2.0") == 2, done.stdout + done.stderr
+    assert "stopped CellTimeoutError" in done.stdout and "died RankDiedError" in done.stdout, done.stdout
     *_, imported, magics = done.stdout.splitlines()
     assert [one for one in imported.split() if f"{one}.".startswith(tuple(f"{m}." for m in _LATER))] == []
     for name, (folders, names) in _NOTEBOOK.items():

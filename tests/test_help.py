@@ -131,6 +131,19 @@ def test_completions(words, some, not_):
     assert bool(found) == bool(some)
 
 
+def test_magics_of_features_stand_in_their_sections():
+    text = magic_help.overview(_MAGICS)
+    sections = {
+        section.partition(":")[0].strip(): re.findall(r"^  %+(\S+)", section, re.M)
+        for section in text.split("\n\n")[:-1]
+    }
+    assert list(sections) == ["session", "recording", "cells", "variables", "files", "help"]
+    assert sections["session"][:4] == ["ddp_start", "ddp_attach", "ddp_torchrun", "ddp_status"]
+    assert sections["session"][-5:] == ["ddp_heal", "ddp_resize", "ddp_fault", "ddp_check", "ddp_memory"]
+    assert sections["recording"] == ["ddp_record", "ddp_report", "ddp_monitor", "ddp_trace"]
+    assert sections["cells"][1:5] == ["on_ranks", "ddp_jobs", "ddp_wait", "ddp_cancel"]
+
+
 def test_overview_and_help_by_name():
     text = magic_help.overview(_MAGICS)
     assert max(map(len, text.splitlines())) <= WIDTH

@@ -64,7 +64,7 @@ def test_every_public_function_that_may_wait_has_a_sentence():
 def test_every_magic_has_a_sentence():
     magics = {name for kind in DDPMagics.magics.values() for name in kind}
 
-    assert magics == set(OF_MAGICS) | {name for feature in load() for name in feature.magics}
+    assert magics == set(OF_MAGICS) | {name for feature in load().values() for name in feature.magics}
 
 
 def test_every_command_of_a_session_has_a_sentence():
@@ -160,7 +160,7 @@ _INNER = {
         ("%ddp_status", "groups/rank_states.py", "status"),
         ("%ddp_report", "ddp_notebook/session.py", "report"),
         ("%ddp_monitor", "ddp_notebook/session.py", "monitor"),
-        ("%ddp_resize 3", "groups/resizing.py", "_inspect"),
+        ("%ddp_resize 3", "resize/resizing.py", "_inspect"),
         ("session.client", "launch/client.py", "get"),
         ("session.check()", "run/rank_requests.py", "ask_all"),
         ("%ddp_push value", "values/exchange.py", "_check_can_be_sent"),

@@ -42,6 +42,8 @@ from torch.distributed.rpc import api
 from traitlets.config import Config
 
 from ddp_notebook.launch.elastic import agent
+from ddp_notebook.messages.encoding import VERSION
+from ddp_notebook.messages.first_messages import ObserveScript
 from ddp_notebook.rank.cell import kernel_api, script_functions
 from ddp_notebook.rank.cell.current_line import CurrentLine
 from ddp_notebook.rank.engine import can_wait
@@ -644,7 +646,7 @@ def test_a_script_goes_on_under_a_torch_that_lets_nothing_be_seen(monkeypatch, c
     assert capsys.readouterr().err == (
         "ddp_notebook: a notebook cannot attach to scripts with this version of torch (torch has no such thing)\n"
     )
-    one.begin({"who": "a notebook"})
+    one.begin(ObserveScript(wire=VERSION, who="a notebook", takes=False, address={}, round=1))
     one.end(None)
     one.leave()
 

@@ -342,9 +342,8 @@ def test_shards_are_gathered_and_built_anew(make_session):
 def test_no_cell_comes_between_the_plan_and_what_is_built_anew(make_session):
     session = make_session(2)
     session.run(SHARDED, quiet=True)
-    resizing = session._parts.resizing
     jobs = []
-    resizing.on_resized = lambda: jobs.append(session.submit("type(model).__name__", quiet=True))
+    session._parts.hooks.resized.append(lambda: jobs.append(session.submit("type(model).__name__", quiet=True)))
     session.ranks.resize(3, build="make")
     assert set(jobs[0].result(timeout=30).by_rank) == {0, 1, 2}, "rank 2 has no model before it is built"
 

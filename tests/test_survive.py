@@ -173,7 +173,7 @@ else:
 def test_the_stop_button(session):
     session.run(SETUP, quiet=True)
     running = session.submit(LOOP.format(steps=2000, first="time.sleep(0.005)", last="pass"), quiet=True)
-    wait_until(lambda: len(session._cells.survival._loops) == 2)
+    wait_until(lambda: len(session._parts.hooks.features["survive"]._loops) == 2)
     assert session.interrupt()[0] == f"job {running.number} was ended on ranks 0,1; all variables are kept"
     with pytest.raises(JobCancelledError):
         running.result(20)
@@ -336,7 +336,7 @@ def killing(session, kills: int, steps: int, seed: int, *, comers: bool = False)
         comers: kill processes that come for them too, at any moment of their way into the loop.
     """
     rng, over, killed = random.Random(seed), threading.Event(), []
-    survival = session._cells.survival
+    survival = session._parts.hooks.features["survive"]
 
     def can_be_replaced() -> bool:
         size = session.world_size

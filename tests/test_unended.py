@@ -146,10 +146,10 @@ def test_a_cell_of_another_thread(session):
 
 
 def test_the_views_stop_button_ends_a_cell_of_another_thread(session):
-    assert session._live.interrupt() == "no cell runs on the ranks"
+    assert session._views.interrupt() == "no cell runs on the ranks"
     future = session.submit("import time; time.sleep(60)")
     wait_until(lambda: session._cells.watched is not None)
-    assert session._live.interrupt() == "interrupted"
+    assert session._views.interrupt() == "interrupted"
     with pytest.raises(JobCancelledError, match="was cancelled"):
         future.result(5)
 

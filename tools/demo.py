@@ -29,8 +29,8 @@ SAVE_PAGE = """\
 import sys
 if "ddp_notebook" in sys.modules:
     import ddp_notebook
-    from ddp_notebook.widgets import ended_session
-    recorded = ddp_notebook.current() or ended_session.last()
+    from ddp_notebook.run import ended_recording
+    recorded = ddp_notebook.current() or ended_recording.last()
     if recorded is not None:
         recorded.recording.save_html({path!r})
 """

@@ -1,19 +1,22 @@
-"""Unix sockets at which what runs on this machine is spoken to: who is at the other end, and lines of JSON.
+"""Unix sockets of processes on this machine: which user is at the other end, and the first messages.
 
-Until both sides are known to be the same user's, nothing but such a line is read.
+Until both sides are known to be the same user's, only one line with a message of `messages.first_messages` is read.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import socket
 import struct
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
+from ddp_notebook.messages.encoding import Message
+from ddp_notebook.messages.first_messages import OtherVersionError, from_line, to_line
+
+M = TypeVar("M", bound=Message)
 _MOST_BYTES = 64 << 10  # of a line
 _LONGEST = 100  # bytes of a path that the system takes for a socket, some less than its limit of 108
 _CREDENTIALS = struct.Struct("3i")  # process, user, group
@@ -21,6 +24,10 @@ _CREDENTIALS = struct.Struct("3i")  # process, user, group
 
 class AttachSocketError(ConnectionError):
     """The other end is another user's, or does not speak as it should."""
+
+
+class OtherVersionSocketError(AttachSocketError):
+    """The other end runs another version of this package."""
 
 
 def listen(path: Path) -> socket.socket:
@@ -53,7 +60,7 @@ def connect(path: Path, timeout_s: float) -> socket.socket:
         timeout_s: for this, and for what is then sent and read.
 
     Raises:
-        DoorError: it is another user's.
+        AttachSocketError: it is another user's.
         OSError: nobody listens.
     """
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -81,7 +88,7 @@ def check_user(connection: socket.socket) -> None:
     """Make sure that the other end is a process of this user's. The folder keeps others out; this is the second lock.
 
     Raises:
-        DoorError: it is another user's.
+        AttachSocketError: it is another user's.
     """
     if not hasattr(socket, "SO_PEERCRED"):  # macOS: the folder's mode alone
         return
@@ -90,16 +97,20 @@ def check_user(connection: socket.socket) -> None:
         raise AttachSocketError(f"process {pid} at the other end is of user {user}, not of user {os.getuid()}")
 
 
-def say(connection: socket.socket, **words: Any) -> None:
-    """Send a line."""
-    connection.sendall(json.dumps(words).encode() + b"\n")
+def say(connection: socket.socket, message: Message) -> None:
+    """Send a message as a line."""
+    connection.sendall(to_line(message))
 
 
-def hear(connection: socket.socket) -> dict[str, Any]:
-    """Read a line, and not a byte of what comes behind it.
+def hear(connection: socket.socket, *kinds: type[M]) -> M:
+    """Read a message in a line, and no byte after it.
+
+    Args:
+        kinds: the expected kinds of messages, which are checked.
 
     Raises:
-        DoorError: the other end has closed, or has sent something else.
+        OtherVersionSocketError: another version of this package is at the other end.
+        AttachSocketError: the other end has closed, or has sent something else.
         TimeoutError: nothing came in time.
     """
     line = bytearray()
@@ -111,12 +122,11 @@ def hear(connection: socket.socket) -> dict[str, Any]:
             )
         line += connection.recv(more.find(b"\n") + 1 or len(more))
     try:
-        words = json.loads(line)
-    except ValueError:
-        words = None
-    if not isinstance(words, dict):
-        raise AttachSocketError(f"the other end sent no line of this package: {bytes(line[:80])!r}")
-    return words
+        return from_line(line, *kinds)
+    except OtherVersionError as error:
+        raise OtherVersionSocketError(str(error)) from None
+    except ValueError as error:
+        raise AttachSocketError(str(error)) from None
 
 
 @contextlib.contextmanager

@@ -9,6 +9,9 @@ files/            the notebook's files to hosts, and those of ranks to the noteb
 lint/             collectives that cannot work, found before a cell is sent
 consistency/      whether ranks hold the same
 faults/           faults that the user injects
+resize/           more or fewer ranks
+survive/          cells that go on when a rank dies in them
+kept/             sessions that outlive their notebook
 sharding/         who holds which part of a model, and the memory that it takes
 record/           what cells record, and the recording up to now
 
@@ -16,7 +19,9 @@ session_parts     the parts of a session, put together
 message_handlers  a table: the kind of a message, and who handles it
 rank_requests     questions to ranks, and their answers
 rank_sets         sets of ranks as people write them: `--ranks 0,2-3`
+session_hooks     the places where features add to a session
 features          the features of the notebook, and what they declare
+ended_recording   the recording of the last ranks, for magics after their end
 magic_lines       the declarations of most magics' lines
 magic_help        the texts of `%ddp_help`
 debugging         what is said in place of a debugger after an error of this package

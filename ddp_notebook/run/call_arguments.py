@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import numbers
 import os
 import reprlib
 import types
@@ -117,7 +118,7 @@ def fits(value: Any, kind: Any) -> bool:
     if origin is typing.Literal:
         return any(value is one or (type(value) is type(one) and value == one) for one in typing.get_args(kind))
     if origin is float:
-        return isinstance(value, int | float) and not isinstance(value, bool)
+        return isinstance(value, numbers.Real) and not isinstance(value, bool)  # a NumPy number is one too
     if origin is int:  # a NumPy number is one too
         return hasattr(value, "__index__") and not isinstance(value, bool) and not hasattr(value, "__len__")
     if kind is Any or origin is object or not isinstance(origin, type):

@@ -2,7 +2,11 @@
 
 A feature is declared once, as `FEATURE` in the module that `FEATURES` names. That module is imported with the magics,
 so its functions import what they need when they are called. `rank/hooks` lists the features of ranks, some of which
-have the same names.
+have the same names. `run/session_hooks` has the hooks of a session. They are called in the order of `FEATURES`:
+
+- `jobs` comes first. When the session stops, no job begins any more before the recording is kept.
+- `recording` comes before `monitor`, which shows it.
+- `keep` comes after `jobs` and `recording`, whose state of an earlier notebook it fills in.
 """
 
 from __future__ import annotations
@@ -20,13 +24,19 @@ from ddp_notebook.records import switches
 from ddp_notebook.run.interrupted import tells_interrupt
 
 FEATURES = {
+    "jobs": "ddp_notebook.run.jobs.feature",
+    "recording": "ddp_notebook.run.record.feature",
+    "monitor": "ddp_notebook.widgets.feature",
+    "resize": "ddp_notebook.run.resize.feature",
+    "survive": "ddp_notebook.run.survive.feature",
     "faults": "ddp_notebook.run.faults.feature",
     "sharding": "ddp_notebook.run.sharding.feature",
     "files": "ddp_notebook.run.files.feature",
+    "keep": "ddp_notebook.run.kept.feature",
     "torchrun": "ddp_notebook.torchrun.feature",
 }
 T = TypeVar("T", bound=type)
-Session = Callable[[], Any]  # returns the running session, or raises a UsageError
+Commands = Callable[[], Any]  # imports and returns the module `session_commands`
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,13 +45,17 @@ class FeatureMagic:
 
     Args:
         line: returns the declaration of its line, always the same one.
-        run: called with a function that returns the session, and the line.
+        run: called with a function that returns `session_commands`, and the line.
         interrupted: the sentence that an interrupt of it shows.
+        section: its section in `%ddp_help`.
+        after: the magic that it follows there; "": it is the last one of its section so far.
     """
 
     line: Callable[[], LineParser]
-    run: Callable[[Session, str], None]
+    run: Callable[[Commands, str], None]
     interrupted: str
+    section: str
+    after: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,37 +64,40 @@ class NotebookFeature:
 
     Args:
         magics: line magics by name.
+        session: imports and returns the class of its part in a session, a `SessionFeature`; None: it has none.
     """
 
     magics: Mapping[str, FeatureMagic] = field(default_factory=dict)
+    session: Callable[[], type[Any]] | None = None
 
 
-def load() -> list[NotebookFeature]:
-    """Import the declarations of the features that are on."""
+def load() -> dict[str, NotebookFeature]:
+    """Import the declarations of the features that are on. Returns them by name, in the order of `FEATURES`."""
     off = switches.without()
-    return [importlib.import_module(module).FEATURE for name, module in FEATURES.items() if name not in off]
+    return {name: importlib.import_module(module).FEATURE for name, module in FEATURES.items() if name not in off}
 
 
-def add_magics(session: Session) -> Callable[[T], T]:
+def add_magics(commands: Commands) -> Callable[[T], T]:
     """Decorate a class of magics, which gets those of the features that are on.
 
     Args:
-        session: returns the running session.
+        commands: imports and returns the module `session_commands`.
     """
 
     def decorate(magics: T) -> T:
-        for feature in load():
+        for feature in load().values():
             for name, magic in feature.magics.items():
-                run = line_magic(line_of(magic.line)(_with_session(magic.run, session)))
+                run: Any = line_magic(line_of(magic.line)(_with_commands(magic.run, commands)))
+                run.section, run.after = magic.section, magic.after  # `magic_help` reads these
                 setattr(magics, name, tells_interrupt(magic.interrupted)(run))
         return magics
 
     return decorate
 
 
-def _with_session(run: Callable[[Session, str], None], session: Session) -> Callable[[Any, str], None]:
+def _with_commands(run: Callable[[Commands, str], None], commands: Commands) -> Callable[[Any, str], None]:
     @functools.wraps(run)
     def magic(_: Any, line: str) -> None:
-        run(session, line)
+        run(commands, line)
 
     return magic

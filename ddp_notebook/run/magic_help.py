@@ -64,24 +64,30 @@ def _completions(lines: Lines, text: str, begun: str) -> list[str]:
     return []
 
 
-# The magics by section, in the order of the overview.
-_SECTIONS = {
-    "session": (
-        *("ddp_start", "ddp_attach", "ddp_torchrun", "ddp_status", "ddp_restart", "ddp_stop", "ddp_interrupt"),
-        *("ddp_heal", "ddp_resize", "ddp_fault", "ddp_check", "ddp_memory"),
-    ),
-    "recording": ("ddp_record", "ddp_report", "ddp_monitor", "ddp_trace"),
-    "cells": (*("on_all_ranks", "on_ranks", "ddp_jobs", "ddp_wait", "ddp_cancel", "local", "ddp_auto"),),
+# The magics of the core by section, in the order of the overview. Those of features name their section.
+_SECTIONS: Mapping[str, tuple[str, ...]] = {
+    "session": ("ddp_start", "ddp_status", "ddp_restart", "ddp_stop", "ddp_interrupt", "ddp_heal", "ddp_check"),
+    "recording": (),
+    "cells": ("on_all_ranks", "on_ranks", "local", "ddp_auto"),
     "variables": ("ddp_pull", "ddp_peek", "ddp_push"),
-    "files": ("ddp_sync", "ddp_fetch"),
+    "files": (),
     "help": ("ddp_help",),
 }
 
 
+def _by_section(magics: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Return the names of the magics by section, in the order of the overview."""
+    found = {section: list(names) for section, names in _SECTIONS.items()}
+    for name, magic in magics.items():
+        if (section := getattr(magic, "section", None)) is not None:
+            names = found[section]
+            names.insert(names.index(magic.after) + 1 if magic.after in names else len(names), name)
+    return found
+
+
 def in_order(magics: Mapping[str, Any]) -> dict[str, Any]:
     """Return the magics in the order of the overview; the magics of features come last in a class."""
-    order = [name for names in _SECTIONS.values() for name in names]
-    return {name: magics[name] for name in sorted(magics, key=order.index)}
+    return {name: magics[name] for names in _by_section(magics).values() for name in names}
 
 
 def overview(magics: Mapping[str, Any]) -> str:
@@ -93,7 +99,7 @@ def overview(magics: Mapping[str, Any]) -> str:
     names = {name: magic.parser().prog for name, magic in magics.items()}
     width = max(map(len, names.values()))
     lines = []
-    first = {names[0]: section for section, names in _SECTIONS.items()}
+    first = {names[0]: section for section, names in _by_section(magics).items() if names}
     for name, magic in magics.items():
         if name in first:
             lines += ["", f"{first[name]}:"]

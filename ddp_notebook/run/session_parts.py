@@ -2,40 +2,29 @@
 
 from __future__ import annotations
 
-import itertools
 import sys
-from collections.abc import Collection, Iterator, Mapping
-from pathlib import Path
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
-from ddp_notebook.errors import UsageError
 from ddp_notebook.launch.client import SharedClient
 from ddp_notebook.launch.cluster import Cluster, Hosts
 from ddp_notebook.launch.options import StartOptions
-from ddp_notebook.launch.preemption import Preemption
 from ddp_notebook.launch.receipts import Receipts
-from ddp_notebook.messages.keeper import CellShown, WaitingJobs
 from ddp_notebook.messages.ranks import Comm
-from ddp_notebook.messages.record_options import PROFILES
-from ddp_notebook.observe.observer import Observer
 from ddp_notebook.run.cells.abandoned_cells import AbandonedCells
 from ddp_notebook.run.cells.cell_messages import CellMessages
 from ddp_notebook.run.cells.cells import Cells
-from ddp_notebook.run.cells.foreign_cells import ForeignCells
-from ddp_notebook.run.cells.recovered_cells import RecoveredCells
 from ddp_notebook.run.consistency.agreement import Checking
 from ddp_notebook.run.groups.busy_cells import BusyCells
 from ddp_notebook.run.groups.healing import Healing
 from ddp_notebook.run.groups.liveness import Liveness
 from ddp_notebook.run.groups.probe import why_silent
-from ddp_notebook.run.groups.resizing import Resizing
-from ddp_notebook.run.jobs.jobs import Jobs
 from ddp_notebook.run.message_handlers import Dispatch
 from ddp_notebook.run.notebook_kernel import before_next_cell
 from ddp_notebook.run.output.comms import Comms
 from ddp_notebook.run.output.pump import Pump
 from ddp_notebook.run.rank_requests import Questions
-from ddp_notebook.run.record.recordings import Recordings
+from ddp_notebook.run.session_hooks import SessionHooks
 from ddp_notebook.run.values.exchange import Exchange
 from ddp_notebook.run.values.transfers import Transfers
 
@@ -63,7 +52,10 @@ class SessionParts:
     ) -> None:
         self.cluster = cluster
         self.hosts = hosts
-        self._attached = False  # to ranks that live already
+        self.world_size = world_size  # at the start
+        self.options = options
+        self.hooks = hooks = SessionHooks()
+        self.remote: KeeperClient | None = None  # a keeper that has the ranks, which live already
         self.liveness = liveness = Liveness(cluster)
         self.questions = questions = Questions(cluster.send, liveness.check_rank, self._tell_who_is_slow)
         cluster.tell_what_is_slow(_say)
@@ -75,80 +67,60 @@ class SessionParts:
             questions,
             liveness.check_cells_arrive,
             hosts.notices,
+            hooks,
             grace_s=options.grace_s,
             hang_after_s=options.hang_after_s,
             heals=options.heal,
             folds=options.fold,
         )
-        self.adopted = RecoveredCells(cluster, cells)
         self.transfers = transfers = Transfers(cluster, questions, liveness.check_rank)
         self.exchange = Exchange(cells, questions, transfers, liveness)
         self.healing = Healing(cluster, cells, questions, transfers, liveness)
         self.unended = AbandonedCells(cluster, cells, liveness.check_host)
-        self.jobs = Jobs(cells, self.unended)
         self.checking = Checking(cells, questions, liveness)
-        self.observer = Observer(
-            world_size, cluster.send, lambda: cluster.alive, lambda: cluster.placement.names_of_machines
-        )
-        cells.recovery.on_moved = self.observer.on_moved
-        cells.on_prompt = lambda cell, prompt: self.observer.recording.prompts.update({cell: prompt})
-        self.recordings = Recordings(self.observer, questions, cells, liveness, lambda: _folder_of(cluster))
-        renumbered = self._on_renumbered
-        self.resizing = Resizing(
-            cluster, cells, questions, liveness, renumbered, lambda: self.recordings.now, may_share=options.share_gpus
-        )
-        cells.survival.before_shrinking, cells.survival.on_renumbered = lambda: self.recordings.now, renumbered
-        self._preemption: Preemption | None = None
-        if (folder := options.on_preempt) is not None:
-            self._preemption = Preemption(folder, cluster, lambda: cells.survival.is_in_loop)
-        self.client = SharedClient(cluster, self._why_silent, BusyCells(questions, lambda: self.jobs.unended).cells)
+        cells.recovery.on_moved = self._on_moved
+        self.client = SharedClient(cluster, self._why_silent, BusyCells(questions, hooks.unended).cells)
         cells.recovery.on_healed = self.client.on_healed
         self.comms = Comms(self._tell_widget, receipts.took)
         self.pump = Pump({**self.arrivals.slow_handlers, Comm: self.comms.on_message})
-        dispatch.add(self.observer.handlers)
         dispatch.add(questions.handlers)
         dispatch.add(self.arrivals.handlers)
-        dispatch.add(cells.survival.handlers)
         dispatch.add(self.pump.handlers)
+        hooks.fill(self)
+        for handlers in hooks.handlers():
+            dispatch.add(handlers)
         dispatch.connect(self.arrivals, self.client)
 
-    def _on_renumbered(self, stayed: Mapping[int, int]) -> None:
+    def on_renumbered(self, stayed: Mapping[int, int]) -> None:
+        """Ranks have other numbers.
+
+        Args:
+            stayed: the former number of each rank that has stayed, by its new one.
+        """
         self.pump.settle()
         self.arrivals.on_renumbered(stayed)
         self.comms.on_renumbered(stayed)
-        self.observer.on_renumbered(stayed, self.cluster.placement.world_size)
+        for renumbered in self.hooks.renumbered:
+            renumbered(stayed)
 
     def _on_renumbered_elsewhere(self, stayed: Mapping[int, int]) -> None:
         """Another notebook has resized the session."""
-        self._on_renumbered(stayed)
-        before_next_cell(self.resizing.on_resized)  # views are made in the main thread
+        self.on_renumbered(stayed)
+        for resized in self.hooks.resized:
+            before_next_cell(resized)  # views are made in the main thread
+
+    def _on_moved(self, rank: int) -> None:
+        for moved in self.hooks.rank_moved:
+            moved(rank)
 
     def attach(self, remote: KeeperClient) -> None:
         """The ranks live already, and a keeper has them. Call it before anything of them is heard."""
-        from ddp_notebook.launch.keep.recording_store import batches
-
-        told = remote.welcome
-        self._attached = self.jobs.ranks_live_on = True
-        self.questions.begin_at(told.number << 32)
+        self.remote = remote
+        self.questions.begin_at(remote.welcome.number << 32)
         remote.renumbered = self._on_renumbered_elsewhere
-        if told.drives:
-            self.cells.begin_behind(told.last_cell)
-            self.cells.recovery.replaced = told.lacking
-            self.adopted.take(told.cells)
-            self.jobs.before = self.adopted.ended
-            self.adopted.waiting = list(told.waiting)
-            self.jobs.on_queue = lambda waiting: remote.tell(WaitingJobs(waiting=[*self.adopted.waiting, *waiting]))
-            self.cells.before_turn = self.adopted.notes
-            self.cells.on_shown = lambda cell: remote.tell(CellShown(cell=cell))
-        else:
-            self.cells.elsewhere = self.jobs.elsewhere = elsewhere = ForeignCells(self.cells.on_prompt)
-            remote.running = elsewhere.take
         remote.say = _say
-        self.observer.read_earlier(itertools.chain(told.left, batches(told.recorded)))
-
-    def profiles(self) -> Iterator[Path]:
-        """The profiles that cells have left; none once the session was stopped."""
-        return iter(()) if self.liveness.has_ended else iter(self.cluster.files(PROFILES))
+        for attached in self.hooks.attached:
+            attached(remote)
 
     def _tell_who_is_slow(self, rank: int, seconds: float, is_due: bool) -> None:
         """Report a rank that is silent at once, and one that may compute its answer later if the answer is due."""
@@ -172,12 +144,10 @@ class SessionParts:
 
     def on_started(self) -> None:
         """The ranks can run cells."""
-        if not self._attached:
+        if self.remote is None:
             self.arrivals.forget_text()
-        self.observer.start()
-        if self._preemption is not None and not self._attached:  # else its keeper hears of it
-            self._preemption.begin()
-            self.hosts.tell_of_warnings(self._preemption.hear)
+        for started in self.hooks.started:
+            started(is_attached=self.remote is not None)
 
     def let_go(self) -> None:
         """The session ends: let go of what others hold, while the ranks live."""
@@ -186,14 +156,12 @@ class SessionParts:
 
     def close(self) -> None:
         """Nothing comes from the ranks any more, or nothing that anybody wants."""
-        if self._preemption is not None:
-            self._preemption.end()
         self.liveness.end()
         self.cells.close()
         self.pump.close()
         self.arrivals.close()
-        self.observer.close()
-        self.recordings.end()
+        for close in self.hooks.close:
+            close()
 
     def _tell_widget(self, rank: int, message: Comm) -> None:
         """By the rank's inbox, as its cells, so that the next cell sees what the user has moved."""
@@ -204,14 +172,3 @@ class SessionParts:
 def _say(text: str) -> None:
     """Show a line under the cell that waits."""
     print(text, file=sys.stderr, flush=True)
-
-
-def _folder_of(cluster: Cluster) -> str:
-    """Where ranks leave profiles.
-
-    Raises:
-        UsageError: they are on other machines.
-    """
-    if not cluster.is_here:
-        raise UsageError("--profile is there for ranks on the notebook's machine only: their files stay on their hosts")
-    return cluster.directory

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 from ddp_notebook.on_rank import refuse_on_rank
 from ddp_notebook.registry import lookup
+from ddp_notebook.run import ended_recording
 from ddp_notebook.run.interrupted import OF_FUNCTIONS, tells_interrupt
 from ddp_notebook.run.notebook_kernel import ipython
-from ddp_notebook.widgets import ended_session
 
 if TYPE_CHECKING:
     from ddp_notebook.torchrun.job import TorchrunJob
@@ -61,7 +61,7 @@ def become(job: TorchrunJob) -> TorchrunJob:
     before, _current = _current, job
     if before is not None:
         before.close()
-    ended_session.keep(None)
+    ended_recording.keep(None)
     JobCard(job)
     return job
 
@@ -74,5 +74,5 @@ def let_go() -> str:
     if before is None:
         return ""
     if ipython() is not None and (left := before.left()) is not None:
-        ended_session.keep(left)
+        ended_recording.keep(left)
     return before.stop()

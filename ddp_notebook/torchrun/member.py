@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field
 
 from ddp_notebook.errors import UsageError
 from ddp_notebook.messages.encoding import VERSION
+from ddp_notebook.messages.first_messages import Admitted, ObserveScript, Refused, Replaced
 from ddp_notebook.messages.ranks import CellDone
 from ddp_notebook.registry import unix_sockets
 from ddp_notebook.registry.entries import Entry
@@ -85,17 +86,12 @@ def come_in(member: Member, address: Address, number: int, *, takes: bool) -> No
     place = member.place
     line = unix_sockets.connect(member.entry.door, _ANSWER_S)
     try:
-        unix_sockets.say(
-            line,
-            wire=VERSION,
-            who=f"the notebook of process {os.getpid()}",
-            takes=takes,
-            address=asdict(address),
-            round=number,
-        )
-        if why := unix_sockets.hear(line).get("refused"):
+        who = f"the notebook of process {os.getpid()}"
+        unix_sockets.say(line, ObserveScript(wire=VERSION, who=who, takes=takes, address=asdict(address), round=number))
+        reply = unix_sockets.hear(line, Admitted, Refused)
+        if isinstance(reply, Refused):
             raise RefusedError(
-                f"rank {place.rank} of job {place.name!r} refused the connection: {why}; "
+                f"rank {place.rank} of job {place.name!r} refused the connection: {reply.why}; "
                 f"%ddp_attach {place.name} --take-over attaches this notebook instead"
             )
         line.settimeout(0.0)
@@ -131,6 +127,6 @@ def why_closed(line: socket.socket) -> str:
     """A rank's end of a line has said something or closed. Returns who looks at it now; "": it has closed."""
     try:
         line.settimeout(_ANSWER_S)
-        return f"{unix_sockets.hear(line)['taken']} is attached to it now"
-    except (OSError, KeyError):
+        return f"{unix_sockets.hear(line, Replaced).by} is attached to it now"
+    except OSError:
         return ""

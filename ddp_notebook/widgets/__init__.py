@@ -1,6 +1,8 @@
 """The live monitor: what a recording holds, drawn while it grows.
 
+feature          declares `%ddp_monitor`
 monitor          the widget
+session_views    the monitors of one session, and its recording after its end
 view_placement   where views appear: under a running cell, at %ddp_monitor
 ended_session    what a session has recorded, for the magics behind its end
 under_cell       when one comes under a running cell

@@ -15,21 +15,6 @@ from ddp_notebook.widgets.view_placement import check_cell
 if TYPE_CHECKING:
     from ddp_notebook.observe.report.report import Report
 
-_last: EndedSession | None = None
-
-
-def last() -> EndedSession | None:
-    """What the last ranks of this notebook have recorded, until there are ranks again. None: there were none."""
-    return _last
-
-
-def keep(left: EndedSession | None) -> None:
-    """Have the magics show this where there are no ranks; None: there are some. What it showed is a picture then."""
-    global _last
-    before, _last = _last, left
-    if before is not None:
-        before.close()
-
 
 class EndedSession:
     """What is left of a session, or of a job.

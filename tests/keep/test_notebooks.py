@@ -28,6 +28,7 @@ from ddp_notebook.launch.keep.keeper.notebooks import Notebooks
 from ddp_notebook.launch.keep.keeper.queue import Queue
 from ddp_notebook.launch.keep.keeper.request_handler import RequestHandler
 from ddp_notebook.launch.options import Keep, StartOptions
+from ddp_notebook.messages.first_messages import StopKeeper, to_line
 from ddp_notebook.messages.framing import ProcessText
 from ddp_notebook.messages.keeper import TellRanks, Waiting, WaitingJobs
 from ddp_notebook.messages.ranks import RunCell
@@ -195,7 +196,7 @@ def test_without_the_key_it_says_nothing(notebook):
     [entry] = entries.entries()
     with socket.socket(socket.AF_UNIX) as stream:
         stream.connect(str(entry.door))
-        stream.sendall(b'{"want": "stop", "secret": "guessed"}\n')
+        stream.sendall(to_line(StopKeeper(secret="guessed")))
         assert stream.recv(100) == b""
     assert entries.entries() == [entry]
 

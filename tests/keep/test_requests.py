@@ -29,6 +29,7 @@ from ddp_notebook.launch.keep.keeper.request_handler import RequestHandler
 from ddp_notebook.launch.placement import Placement
 from ddp_notebook.launch.sync.sync import Synced
 from ddp_notebook.messages.encoding import Message, to_json
+from ddp_notebook.messages.first_messages import Admitted, AttachSession
 from ddp_notebook.messages.framing import Numbered
 from ddp_notebook.messages.hosts import DoneReply, PingRequest
 from ddp_notebook.messages.keeper import (
@@ -282,9 +283,14 @@ def test_a_keeper_of_real_ranks_refuses_them(notebook):
 
     def attach(**more: Any) -> Channel:
         stream = unix_sockets.connect(entry.door, 5.0)
-        words = {"version": __version__, "environment": sys.prefix, "about": "a raw connection", "looks": True}
-        unix_sockets.say(stream, want="attach", secret=entry.about["secret"], **words, **more)
-        assert unix_sockets.hear(stream) == {"ok": True}
+        words: dict[str, Any] = {
+            "version": __version__,
+            "environment": sys.prefix,
+            "about": "a raw connection",
+            "looks": True,
+        }
+        unix_sockets.say(stream, AttachSession(secret=entry.about["secret"], **words, **more))
+        assert unix_sockets.hear(stream, Admitted) == Admitted()
         return Channel(stream)
 
     for more in ({}, {"take_over": True}):  # looking wins

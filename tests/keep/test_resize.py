@@ -54,7 +54,7 @@ def test_the_next_notebook_has_as_many_ranks(notebook):
 
 DIES_BEFORE_THE_COPIES = """
 import os, signal
-from ddp_notebook.run.groups.resizing import Resizing
+from ddp_notebook.run.resize.resizing import Resizing
 Resizing._settle = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 %ddp_resize 3
 """

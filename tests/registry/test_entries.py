@@ -13,6 +13,7 @@ import pytest
 
 from ddp_notebook import attach_commands
 from ddp_notebook.errors import UsageError
+from ddp_notebook.messages.first_messages import Admitted, Refused
 from ddp_notebook.registry import entries, lookup, unix_sockets
 
 
@@ -166,14 +167,14 @@ def test_lines_go_both_ways(path):
         with there:
             there.settimeout(5.0)
             unix_sockets.check_user(there)
-            unix_sockets.say(here, a=[1, "ä"])
-            assert unix_sockets.hear(there) == {"a": [1, "ä"]}
+            unix_sockets.say(here, Refused(why="ä"))
+            assert unix_sockets.hear(there, Admitted, Refused) == Refused(why="ä")
             there.sendall(b"hello\n")
-            with pytest.raises(unix_sockets.AttachSocketError, match="no line of this package"):
-                unix_sockets.hear(here)
+            with pytest.raises(unix_sockets.AttachSocketError, match="expected the message Refused of version"):
+                unix_sockets.hear(here, Refused)
             there.close()
             with pytest.raises(unix_sockets.AttachSocketError, match="has closed"):
-                unix_sockets.hear(here)
+                unix_sockets.hear(here, Refused)
 
 
 @pytest.mark.processes

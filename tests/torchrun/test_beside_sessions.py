@@ -60,7 +60,7 @@ def test_one_attach_for_both(notebook, runtime, tmp_path):  # noqa: F811
             assert "leave out --look" in kernel.run("%ddp_attach plain --look").traceback
             both = kernel.run("%ddp_attach kept-1").stdout
             assert both.startswith("detached from plain, which goes on\n") and "This notebook has the monitor" in both
-            kept = kernel.run("from ddp_notebook.widgets import ended_session; ended_session.last()")
+            kept = kernel.run("from ddp_notebook.run import ended_recording; ended_recording.last()")
             assert kept.status == "ok" and kept.displays == [], "nothing is kept where there are ranks"
             assert kernel.run("%ddp_attach plain").status == "ok"
             stopped = kernel.run("%ddp_stop").stdout

@@ -18,6 +18,7 @@ from ddp_notebook.launch.keep.descriptions import why_halted
 from ddp_notebook.launch.keep.exception_data import error_of
 from ddp_notebook.launch.keep.remote import KeeperClient
 from ddp_notebook.launch.options import StartOptions
+from ddp_notebook.messages.first_messages import Admitted, AttachSession, Refused
 from ddp_notebook.messages.framing import Numbered, pack_message
 from ddp_notebook.messages.keeper import KeeperSpec, SessionEnded, StartStage, Welcome
 from ddp_notebook.registry import lookup, unix_sockets
@@ -88,17 +89,18 @@ def _attach(entry: Entry, take_over: bool, looks: bool, check: Check, report: Re
     try:
         unix_sockets.say(
             stream,
-            want="attach",
-            secret=entry.about["secret"],
-            version=__version__,
-            environment=sys.prefix,
-            about=f"the notebook of process {os.getpid()}",
-            take_over=take_over,
-            looks=looks,
+            AttachSession(
+                secret=entry.about["secret"],
+                version=__version__,
+                environment=sys.prefix,
+                about=f"the notebook of process {os.getpid()}",
+                take_over=take_over,
+                looks=looks,
+            ),
         )
-        words = unix_sockets.hear(stream)
-        if "error" in words:
-            raise UsageError(f"{entry.name} cannot be attached to from here: {words['error']}")
+        reply = unix_sockets.hear(stream, Admitted, Refused)
+        if isinstance(reply, Refused):
+            raise UsageError(f"{entry.name} cannot be attached to from here: {reply.why}")
         return _wait(Channel(stream), stream, entry, check, report)
     except OSError as error:
         stream.close()

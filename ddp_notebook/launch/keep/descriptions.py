@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from typing import Any
 
 from ddp_notebook.errors import UsageError
 from ddp_notebook.launch import processes
+from ddp_notebook.messages.first_messages import GetKeeperState, KeeperState, StopKeeper
 from ddp_notebook.records.units import duration
 from ddp_notebook.registry import unix_sockets
 from ddp_notebook.registry.entries import Entry
@@ -24,11 +24,11 @@ def why_halted(entry: Entry) -> str:
     return f"{keeper} does not answer: {held}" if held else ""
 
 
-def ask(entry: Entry, want: str) -> dict[str, Any]:
-    """Ask its keeper something that any version can answer.
+def ask(entry: Entry, kind: type[GetKeeperState | StopKeeper]) -> KeeperState:
+    """Send its keeper a request, and return the reply.
 
     Args:
-        want: "state", or "stop": to end it, which is done when this returns.
+        kind: of the request. `StopKeeper`: the session has ended when this returns.
 
     Raises:
         UsageError: it does not answer.
@@ -37,8 +37,8 @@ def ask(entry: Entry, want: str) -> dict[str, Any]:
         raise UsageError(why)
     try:
         with unix_sockets.connect(entry.door, _STOP_S) as stream:
-            unix_sockets.say(stream, want=want, secret=entry.about["secret"])
-            return unix_sockets.hear(stream)
+            unix_sockets.say(stream, kind(secret=entry.about["secret"]))
+            return unix_sockets.hear(stream, KeeperState)
     except (OSError, KeyError) as error:
         raise UsageError(f"{entry.name} (process {entry.pid}) does not answer: {error or 'it is too slow'}") from error
 
@@ -50,16 +50,16 @@ def in_a_line(found: AttachTarget) -> str:
     entry = found.entries[0]
     age, directory = duration(time.time() - entry.began_s), str(entry.about.get("directory", "?"))
     try:
-        state = ask(entry, "state")
+        state = ask(entry, GetKeeperState)
     except UsageError as error:
         return str(error)
-    if state.get("state") != "running":
+    if not state.is_running:
         return f"{entry.name}: starts, {directory}"
-    parts = [f"{state['ranks']} rank{'s' * (state['ranks'] != 1)} on {state['hosts']} for {age}", directory]
-    parts += [f"cell [{number}] runs for {duration(for_s)}" for number, for_s in state["running"]]
-    if waiting := state.get("waiting"):
+    parts = [f"{state.ranks} rank{'s' * (state.ranks != 1)} on {state.hosts} for {age}", directory]
+    parts += [f"cell [{number}] runs for {duration(for_s)}" for number, for_s in state.running]
+    if waiting := state.waiting:
         parts.append(f"{waiting} more wait{'s' * (waiting == 1)}")
-    if state["unshown"]:
-        parts.append(f"{state['unshown']} ended unattended")
-    parts.append(f"{state['driver']} drives it" if state["driver"] else f"alone for {duration(state['alone_s'])}")
+    if state.unshown:
+        parts.append(f"{state.unshown} ended unattended")
+    parts.append(f"{state.driver} drives it" if state.driver else f"alone for {duration(state.alone_s)}")
     return f"{entry.name}: {', '.join(parts)}"

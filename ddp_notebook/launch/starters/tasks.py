@@ -17,6 +17,7 @@ from ddp_notebook.launch.transports import cleanup_process
 from ddp_notebook.launch.transports.callback import OutpostConnection, OutpostListener
 from ddp_notebook.launch.transports.outpost import VARIABLE
 from ddp_notebook.launch.transports.ports import ANY, Listening
+from ddp_notebook.messages.first_messages import to_line
 from ddp_notebook.registry import modes
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 2.0, 600.0  # between two states of a queue
@@ -62,7 +63,7 @@ class Tasks:
         self._arrivals = OutpostListener(self.listening, lease_s, env, partial(starter.trouble, now=True), saves=saves)
         atexit.register(self._at_exit)
         try:
-            text = self._arrivals.invitation.to_json()
+            text = to_line(self._arrivals.invitation).decode().rstrip()
             self._file = _shared_file(text)
             command = [python or sys.executable, "-P", "-m", _MODULE, "--file", str(self._file)]
             starter.start(command, {VARIABLE: text})

@@ -17,9 +17,9 @@ from ddp_notebook.errors import StartError, StartTimeoutError
 from ddp_notebook.launch.processes import Identity
 from ddp_notebook.launch.transports import folders
 from ddp_notebook.launch.transports.base import BEAT_S, Transport
-from ddp_notebook.launch.transports.outpost import Invitation
 from ddp_notebook.launch.transports.ports import Listening
-from ddp_notebook.messages.encoding import Message
+from ddp_notebook.messages.encoding import VERSION, Message
+from ddp_notebook.messages.first_messages import Invitation
 from ddp_notebook.messages.outposts import Arrived, Stream, Warned
 from ddp_notebook.wire.endpoint import SILENT_S, Endpoint
 from ddp_notebook.wire.keys import Keyring
@@ -150,6 +150,7 @@ class OutpostListener:
         self._wire = Endpoint.listen(keyring, self._on_message, bind=at.bind, expects_all=True)
         keys = keyring.invite(_IDENTITY, control=self._wire.url, bulk="")
         self.invitation = Invitation(
+            wire=VERSION,
             control=keys.control,
             server_key=keys.server_key,
             public_key=keys.public_key,

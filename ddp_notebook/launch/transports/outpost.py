@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
 import queue
 import secrets
@@ -21,7 +20,6 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
 from types import FrameType
 from urllib.parse import urlsplit
 
@@ -29,6 +27,7 @@ from ddp_notebook.launch.host import remote_server
 from ddp_notebook.launch.host.channel import ServerEnd
 from ddp_notebook.launch.transports.base import OWN_NUMBER
 from ddp_notebook.messages.encoding import Message
+from ddp_notebook.messages.first_messages import Invitation, from_line, to_line
 from ddp_notebook.messages.outposts import Arrived, Stream, Warned
 from ddp_notebook.wire.endpoint import Endpoint
 from ddp_notebook.wire.keys import Address
@@ -51,46 +50,29 @@ _TASK_OF = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Invitation:
-    """All that an outpost needs to reach its notebook. Secret: in a file or a variable that only its user can read."""
+def find_invitation(path: str | None) -> Invitation:
+    """Return the invitation that this process was given.
 
-    control: str  # "tcp://10.0.0.1:40123"
-    server_key: str
-    public_key: str
-    secret_key: str
-    lease_s: float
-    env: Mapping[str, str]  # on top of what the task has
-    saves: bool  # the notebook is told of a signal by which the job says that its time is nearly over
-
-    def to_json(self) -> str:
-        """The text of the file."""
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def find(cls, path: str | None) -> Invitation:
-        """The one that this process was given.
-
-        Raises:
-            SystemExit: there is none; says what was looked for.
-        """
-        text = os.environ.get(VARIABLE, "")
-        if path is not None:
-            try:
-                with open(path) as file:
-                    text = file.read()
-            except OSError as error:
-                if not text:
-                    raise SystemExit(
-                        f"{socket.gethostname()}: the notebook's invitation cannot be read: {error}; "
-                        "its folder has to be shared with this machine"
-                    ) from error
+    Raises:
+        SystemExit: there is none; says what was looked for.
+    """
+    text = os.environ.get(VARIABLE, "")
+    if path is not None:
         try:
-            return cls(**json.loads(text))
-        except (TypeError, ValueError) as error:
-            raise SystemExit(
-                f"{socket.gethostname()}: no invitation of a notebook ({VARIABLE} or --file): {error}"
-            ) from error
+            with open(path) as file:
+                text = file.read()
+        except OSError as error:
+            if not text:
+                raise SystemExit(
+                    f"{socket.gethostname()}: the notebook's invitation cannot be read: {error}; "
+                    "its folder has to be shared with this machine"
+                ) from error
+    try:
+        return from_line(text, Invitation)
+    except ValueError as error:
+        raise SystemExit(
+            f"{socket.gethostname()}: no invitation of a notebook ({VARIABLE} or --file): {error}"
+        ) from error
 
 
 def task_of(env: Mapping[str, str]) -> tuple[int, int]:
@@ -128,8 +110,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m ddp_notebook.launch.transports.outpost")
     parser.add_argument("--file", help="the notebook's invitation")
     given, _ = parser.parse_known_args()  # launchers add arguments of their own
-    invitation = Invitation.find(given.file)
-    remote_server.settle_environment(invitation.env, {VARIABLE: invitation.to_json()})
+    invitation = find_invitation(given.file)
+    remote_server.settle_environment(invitation.env, {VARIABLE: to_line(invitation).decode()})
     task, tasks = task_of(os.environ)
     for name in (VARIABLE, *OWN_NUMBER):
         os.environ.pop(name, None)

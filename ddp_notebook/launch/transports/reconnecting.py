@@ -20,7 +20,6 @@ know and take such a name. It ends with the stream, or when nothing has come for
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import select
 import shlex
@@ -31,10 +30,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from ddp_notebook.launch.transports import remote_python
+from ddp_notebook.messages.encoding import VERSION
+from ddp_notebook.messages.first_messages import DialHost, StartCarrier, from_line, to_line
 
 DATA, GOT, END = 1, 2, 3
 _HEAD = struct.Struct("!BQ")
@@ -206,18 +206,15 @@ def proxy_command(ssh: Sequence[str], python: str | None, token: str, lease_s: f
     here = (
         f"import sys; sys.path.append({root!r}); from ddp_notebook.launch.transports.reconnecting import dial; dial()"
     )
-    given = {
-        "command": [*ssh, remote_python.command(python, __name__)],
-        "token": token,
-        "lease_s": lease_s,
-    }
-    words = [sys.executable, "-P", "-c", here, json.dumps(given)]
+    command = [*ssh, remote_python.command(python, __name__)]
+    given = to_line(DialHost(wire=VERSION, command=command, token=token, lease_s=lease_s)).decode().rstrip()
+    words = [sys.executable, "-P", "-c", here, given]
     return " ".join(map(shlex.quote, words)).replace("%", "%%")
 
 
 def dial() -> None:
     """Be the ProxyCommand: carry standard input and output to the host, by one connection after the other."""
-    given = json.loads(sys.argv[1])
+    given = from_line(sys.argv[1], DialHost)
     stream = LastingStream(0, 1)
     for by in (signal.SIGHUP, signal.SIGTERM):  # which ssh ends this process
         signal.signal(by, lambda *_: stream.close())
@@ -227,16 +224,16 @@ def dial() -> None:
         pause_s = _FIRST_PAUSE_S if said == _HOLDS else min(_LONGEST_PAUSE_S, 2 * pause_s)
         if said == _LOST or (number == 1 and said != _HOLDS) or stream.ended.wait(pause_s):
             break
-        if time.monotonic() > min(stream.heard_s + given["lease_s"], stream.closed_s + _END_S):
+        if time.monotonic() > min(stream.heard_s + given.lease_s, stream.closed_s + _END_S):
             break
     os._exit(0)
 
 
-def _carry_once(stream: LastingStream, given: Mapping[str, Any], number: int) -> bytes:
+def _carry_once(stream: LastingStream, given: DialHost, number: int) -> bytes:
     """Make a connection, and use it. Returns what was said there first; b"": nothing."""
     is_first = number == 1
     with subprocess.Popen(
-        given["command"],
+        given.command,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=None if is_first else subprocess.DEVNULL,
@@ -244,8 +241,8 @@ def _carry_once(stream: LastingStream, given: Mapping[str, Any], number: int) ->
     ) as ssh:
         assert ssh.stdin is not None and ssh.stdout is not None
         try:
-            asked = {"token": given["token"], "lease_s": given["lease_s"], "is_first": is_first}
-            _write(ssh.stdin.fileno(), json.dumps(asked).encode() + b"\n")
+            asked = StartCarrier(wire=VERSION, token=given.token, lease_s=given.lease_s, is_first=is_first)
+            _write(ssh.stdin.fileno(), to_line(asked))
             if (said := _first_word(ssh.stdout.fileno())) == _HOLDS:
                 stream.carry(ssh.stdout.fileno(), ssh.stdin.fileno(), number)
             return said
@@ -277,14 +274,17 @@ def main() -> None:
         if not (byte := os.read(0, 1)):
             return
         line += byte
-    given = json.loads(line)
-    name = f"\0ddp_notebook-{given['token']}"
-    if given["is_first"]:
+    try:
+        given = from_line(line, StartCarrier)
+    except ValueError as error:
+        raise SystemExit(f"ddp_notebook in {sys.prefix}: {error}") from None
+    name = f"\0ddp_notebook-{given.token}"
+    if given.is_first:
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         listener.bind(name)
         listener.listen(8)
         if os.fork() == 0:
-            _hold(listener, given["lease_s"])
+            _hold(listener, given.lease_s)
         listener.close()
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as holder:
         holder.settimeout(_FIRST_S)

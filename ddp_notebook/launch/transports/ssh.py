@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
 import os
 import secrets
 import select
@@ -35,6 +34,8 @@ from ddp_notebook.launch.host.channel import ServerEnd
 from ddp_notebook.launch.transports import folders, reconnecting, remote_python
 from ddp_notebook.launch.transports.base import BEAT_S, LEASE_S, LOOPBACK, Transport
 from ddp_notebook.launch.transports.ssh_config import ssh_command
+from ddp_notebook.messages.encoding import VERSION
+from ddp_notebook.messages.first_messages import StartSshServer, from_line, to_line
 from ddp_notebook.registry import modes, private
 from ddp_notebook.wire import signals
 
@@ -168,7 +169,7 @@ class SshTransport(Transport):
             folders.remove(self.directory)
             raise HostError(f"ssh cannot be run: {error}; install it, or set DDP_NOTEBOOK_SSH") from error
         with contextlib.suppress(OSError):  # then `receive` sees its end
-            self.send(json.dumps({"env": dict(env or {}), "lease_s": lease_s}).encode() + b"\n")
+            self.send(to_line(StartSshServer(wire=VERSION, env=dict(env or {}), lease_s=lease_s)))
 
     # ---- the stream
 
@@ -357,18 +358,21 @@ def _words(options: Mapping[str, str]) -> list[str]:
 
 def main() -> None:
     """The other end: what ssh runs. It forks the host server, which has the stream, and stays beside it."""
-    given = json.loads(os.environ.get(_GIVEN, "") or _first_line())
-    remote_server.settle_environment(given["env"], {_GIVEN: json.dumps(given)})
+    try:
+        given = from_line(os.environ.get(_GIVEN, "") or _first_line(), StartSshServer)
+    except ValueError as error:
+        raise SystemExit(f"ddp_notebook in {sys.prefix}: {error}") from None
+    remote_server.settle_environment(given.env, {_GIVEN: to_line(given).decode()})
     os.environ.pop(_GIVEN, None)
     address = os.environ.get("SSH_CONNECTION", "").split(" ")[2:3]  # client and server, each an address and a port
     stream = ServerEnd(os.dup(0), os.dup(1))
     server_pid = remote_server.start_server(
-        given["env"],
+        given.env,
         address[0] if address else LOOPBACK,
         stream,
         lambda: stream.write(_MARK + b"%d\n" % os.getpid()),
     )
-    _stand_by(server_pid, stream, given["lease_s"], os.environ.get("SSH_CONNECTION", ""))
+    _stand_by(server_pid, stream, given.lease_s, os.environ.get("SSH_CONNECTION", ""))
     os._exit(0)
 
 

@@ -1,9 +1,9 @@
 """The door of a rank: a Unix socket at which one notebook at a time comes in. That it is there is all that this process
 knows of it: the connection ends with the notebook, however that ends.
 
-    notebook -> rank   {"wire": 1, "who": "...", "takes": false, ...}   what `ScriptObserver.begin` needs
-    rank -> notebook   {"welcome": true}, or {"refused": "why"}
-    rank -> notebook   {"taken": "who"}   another one was let in instead, who asked for that
+    notebook -> rank   ObserveScript
+    rank -> notebook   Admitted, or Refused
+    rank -> notebook   Replaced: another notebook has attached instead, as it asked for
 
 Nothing else travels here, so a notebook that does not read keeps nobody waiting.
 """
@@ -13,8 +13,8 @@ from __future__ import annotations
 import select
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
+from ddp_notebook.messages.first_messages import Admitted, ObserveScript, Refused, Replaced
 from ddp_notebook.registry import entries, unix_sockets
 from ddp_notebook.stdlib import logging, os, socket, threading
 
@@ -28,7 +28,6 @@ class AttachSocket:
 
     Args:
         path: of the socket.
-        wire: version of the wire; a notebook that speaks another one is sent away.
         begin: a notebook has come, and said this. In the thread.
         end: it has gone. In the thread.
 
@@ -36,11 +35,8 @@ class AttachSocket:
         OSError: the socket cannot be made.
     """
 
-    def __init__(
-        self, path: Path, wire: int, begin: Callable[[dict[str, Any]], object], end: Callable[[], object]
-    ) -> None:
+    def __init__(self, path: Path, begin: Callable[[ObserveScript], object], end: Callable[[], object]) -> None:
         self._listener = unix_sockets.listen(path)
-        self._wire = wire
         self._begin = begin
         self._end = end
         self._guest: socket.socket | None = None
@@ -85,26 +81,31 @@ class AttachSocket:
         guest.settimeout(_GREETING_S)
         try:
             unix_sockets.check_user(guest)
-            said = unix_sockets.hear(guest)
-            if why := self._why_not(said):
-                unix_sockets.say(guest, refused=why)
-                raise unix_sockets.AttachSocketError(why)
+            said = self._accepted(guest)
             if self._guest is not None:
-                unix_sockets.say(self._guest, taken=said["who"])
+                unix_sockets.say(self._guest, Replaced(by=said.who))
                 self._on_gone()
-            unix_sockets.say(guest, welcome=True)
-        except (OSError, KeyError):  # among them one that only looks whether somebody listens
+            unix_sockets.say(guest, Admitted())
+        except OSError:  # among them one that only looks whether somebody listens
             guest.close()
             return
-        self._guest, self._who = guest, said["who"]
+        self._guest, self._who = guest, said.who
         self._begin(said)
 
-    def _why_not(self, said: dict[str, Any]) -> str:
-        if said["wire"] != self._wire:
-            return f"the rank speaks version {self._wire} of the wire, this notebook {said['wire']}"
-        if self._guest is not None and not said["takes"]:
-            return f"{self._who} is attached to it"
-        return ""
+    def _accepted(self, guest: socket.socket) -> ObserveScript:
+        """Read what a notebook asks for.
+
+        Raises:
+            AttachSocketError: it is refused, and was told why.
+        """
+        try:
+            said = unix_sockets.hear(guest, ObserveScript)
+            if self._guest is not None and not said.takes:
+                raise unix_sockets.AttachSocketError(f"{self._who} is attached to it")
+        except unix_sockets.AttachSocketError as error:
+            unix_sockets.say(guest, Refused(why=str(error)))
+            raise
+        return said
 
     def _on_gone(self) -> None:
         guest, self._guest, self._who = self._guest, None, ""

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from ddp_notebook.messages.first_messages import ObserveScript
 from ddp_notebook.rank.cell.exceptions import words
 from ddp_notebook.registry.torchrun import RankEntry
 from ddp_notebook.stdlib import os, threading, time, traceback
@@ -36,7 +37,7 @@ class ScriptObserver:
         self._place = place
         self._lock = threading.Lock()
         self._seen: _Seen | None = None  # once torch is there
-        self._told: dict[str, Any] | None = None  # what the notebook has said that is there
+        self._told: ObserveScript | None = None  # from the attached notebook
         self._agent: Any = None
         self._round = 0
         self._began_s = time.monotonic()
@@ -76,12 +77,8 @@ class ScriptObserver:
 
     # ---- the door's thread
 
-    def begin(self, said: dict[str, Any]) -> None:
-        """A notebook has come.
-
-        Args:
-            said: `address`, where its wire is; `round`, which counts the job's attempts; `who` it is.
-        """
+    def begin(self, said: ObserveScript) -> None:
+        """A notebook has attached."""
         with self._lock:
             self._told = said
             if self._seen is not None:
@@ -97,14 +94,14 @@ class ScriptObserver:
         if agent is not None:
             agent.endpoint.close()
 
-    def _watch(self, said: dict[str, Any]) -> None:
+    def _watch(self, said: ObserveScript) -> None:
         import ddp_notebook.messages.script_abort  # noqa: F401  # its messages are known from then on
         from ddp_notebook.rank.agent import RankAgent
 
         assert self._seen is not None
-        self._round = said["round"]
+        self._round = said.round
         agent = RankAgent(
-            said["address"],
+            said.address,
             self._place.rank,
             on_message=self._on_message,
             vitals=self._vitals,
@@ -136,7 +133,7 @@ class ScriptObserver:
         from ddp_notebook.messages.script_abort import WasCut
 
         assert self._seen is not None
-        who = (self._told or {}).get("who", "a notebook")
+        who = "a notebook" if self._told is None else self._told.who
         if what := self._seen.free(asked):
             print(f"ddp_notebook: {who} has cut {what} on rank {self._place.rank}; it raises here", file=sys.stderr)
         if (agent := self._agent) is not None:

@@ -7,8 +7,6 @@ run_queue        who has the ranks: one cell, transfer or healing at a time
 cell             one cell under way: collects what comes back
 watch            the thread that waits for one; hosts that are not heard and stopped processes meanwhile
 interrupt        the kernel's interrupt, as a flag
-recovered_cells  cells of an earlier notebook, which a keeper had meanwhile
-foreign_cells    running cells of another notebook, for a notebook that only looks
 abandoned_cells  ends cells that nobody waits for any more
 result           the results of a cell by rank, and the errors that the notebook raises for them
 """

@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ddp_notebook.errors import HostError, SessionBrokenError
 from ddp_notebook.launch.cluster import Cluster
@@ -16,7 +17,6 @@ from ddp_notebook.messages.record_options import RecordOptions
 from ddp_notebook.records.words import format_ranks, list_ranks, name_ranks, train_apart
 from ddp_notebook.run.cells.cell import CellRun
 from ddp_notebook.run.cells.cell_messages import CellMessages
-from ddp_notebook.run.cells.foreign_cells import ForeignCell, ForeignCells
 from ddp_notebook.run.cells.interrupt import Interrupts, keyboard_interrupt, press_for_all
 from ddp_notebook.run.cells.result import CellResult, raise_if_bad
 from ddp_notebook.run.cells.run_queue import QueueSlot, RunQueue
@@ -25,11 +25,13 @@ from ddp_notebook.run.groups.diagnosis import Views
 from ddp_notebook.run.groups.probe import RankProbe
 from ddp_notebook.run.groups.recovery import Recovery
 from ddp_notebook.run.groups.rpc_waits import OpenRemoteCalls, still_running
-from ddp_notebook.run.groups.survived_cells import CellSurvival
 from ddp_notebook.run.output.display_target import DisplayTarget
 from ddp_notebook.run.output.screen import Screen
 from ddp_notebook.run.rank_requests import Questions
 from ddp_notebook.wire.signals import INTERRUPT, RELEASE
+
+if TYPE_CHECKING:
+    from ddp_notebook.run.kept.foreign_cells import ForeignCell, ForeignCells
 
 _SILENT_S = 2.2  # without a word, until a rank is named: its agent speaks each second
 _CODES = 50  # cells whose code is kept
@@ -38,6 +40,14 @@ _UNHEARD_S = 1.0  # what ranks get to end a cell while the host server does not 
 _ANSWER_S = 0.3  # to answer a question
 _POLL_S = 0.02
 _SERVED_S = 0.3  # to end what a stopped cell has called by RPC
+
+
+class CellHooks(Protocol):
+    """Features that add to cells, see `run.session_hooks.SessionFeature`."""
+
+    cell_begins: list[Callable[..., Any]]
+    cell_named: list[Callable[..., Any]]
+    survives: list[Callable[..., Any]]
 
 
 class Cells:
@@ -49,6 +59,7 @@ class Cells:
         questions: to ask them.
         check: raises when these ranks cannot take a cell.
         notices: returns what is to be said of the ranks' hosts and was not said yet.
+        hooks: of features.
         grace_s, hang_after_s, heals, folds: see `StartOptions`.
     """
 
@@ -59,6 +70,7 @@ class Cells:
         questions: Questions,
         check: Callable[[Sequence[int]], object],
         notices: Callable[[], list[str]],
+        hooks: CellHooks,
         *,
         grace_s: float | None,
         hang_after_s: float | None,
@@ -70,7 +82,7 @@ class Cells:
         self._questions = questions
         self.probe = RankProbe(cluster, questions)
         self.recovery = Recovery(cluster, questions, arrivals.on_replaced, heals=heals)
-        self.survival = CellSurvival(cluster, self.recovery)
+        self._hooks = hooks
         self._check = check
         self.notices = notices
         self._grace_s = grace_s
@@ -83,7 +95,6 @@ class Cells:
         self._watched: tuple[CellRun, Interrupts] | None = None
         self.before_turn: Callable[[], list[str]] = lambda: []  # returns what is to be said above the next cell
         self.on_shown: Callable[[int], object] = lambda _: None  # told of each cell that was shown
-        self.on_prompt: Callable[[int, str], object] = lambda *_: None  # gets each cell's number and prompt, "In [6]"
         self.elsewhere: ForeignCells | None = None  # cells of the notebook that drives; None: this one does
         self._closed = False
 
@@ -139,7 +150,7 @@ class Cells:
                 self._codes[run.number] = code
                 self._codes.pop(run.number - _CODES, None)
                 if file:  # else no reader knows it by a prompt
-                    self.on_prompt(run.number, f"In [{execution_count}]")
+                    self.name(run.number, f"In [{execution_count}]")
                 cell = RunCell(
                     cell=run.number,
                     code=code,
@@ -151,7 +162,8 @@ class Cells:
                 beside = beside if screen is not None else None
                 watch = self.watch(run, interrupts, screen, beside, waiter, timeout_s)
                 self._runs[run.number] = run
-                self.survival.begin(cell)
+                for begins in self._hooks.cell_begins:
+                    begins(cell)
                 self._watched = run, interrupts
                 if self._closed:
                     self.close()
@@ -260,7 +272,12 @@ class Cells:
                 return still_running(seen, cell)
             time.sleep(_POLL_S)
 
-    # ---- those of an earlier notebook (`adopted`)
+    def name(self, cell: int, prompt: str) -> None:
+        """A cell has this prompt, such as "In [6]"."""
+        for named in self._hooks.cell_named:
+            named(cell, prompt)
+
+    # ---- those of an earlier notebook (`run/kept`)
 
     def begin_behind(self, cell: int) -> None:
         """The ranks have got this one last."""
@@ -275,7 +292,8 @@ class Cells:
         """Have a cell among those under way that an earlier notebook has sent."""
         self._codes[told.cell] = told.code
         self._runs[told.cell] = run
-        self.survival.begin(told)
+        for begins in self._hooks.cell_begins:
+            begins(told)
 
     def _form_what_was_left(self, interrupts: Interrupts) -> list[str]:
         try:
@@ -396,7 +414,7 @@ class Cells:
 
     def survive(self, run: CellRun, check: Callable[[], None]) -> bool:
         """Whether the cell goes on though ranks of it have died, because they are replaced."""
-        return self.survival.look(run, check)
+        return any([look(run, check) for look in self._hooks.survives])
 
     def interrupt(self, run: CellRun) -> None:
         """Interrupt the cell on every rank that has not ended it, and what ranks execute for it by RPC.

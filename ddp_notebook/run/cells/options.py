@@ -8,10 +8,13 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import takewhile
+from typing import TYPE_CHECKING
 
 from ddp_notebook.errors import UsageError
 from ddp_notebook.line_parser import LineParser
-from ddp_notebook.messages.record_options import RecordOptions
+
+if TYPE_CHECKING:
+    from ddp_notebook.messages.record_options import RecordOptions
 
 _OPTION = re.compile(r"\s*(--[a-z][a-z-]*)(?:=(\S+))?(?=\s|$)")  # at the head of a line
 _VALUE = re.compile(r"""\s+("[^"]*"|'[^']*'|\S+)""")
@@ -187,6 +190,8 @@ def what_to_record(
         if not name.isidentifier():
             raise UsageError(f"--watch takes names of variables, as in --watch loss,acc, got {name!r}")
     full_bytes = FULL_BYTES if tensors == "full" else 0
+    from ddp_notebook.messages.record_options import RecordOptions
+
     return RecordOptions(full_bytes=full_bytes, watch=names, gradient=gradient or "", profile=profile)
 
 

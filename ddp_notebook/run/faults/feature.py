@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 
 from ddp_notebook.line_parser import LineParser
-from ddp_notebook.run.features import FeatureMagic, NotebookFeature, Session
+from ddp_notebook.run.features import Commands, FeatureMagic, NotebookFeature
 from ddp_notebook.run.interrupted import OF_RANKS
 
 
@@ -19,13 +19,15 @@ def fault_line() -> LineParser:
     return parser
 
 
-def ddp_fault(session: Session, line: str) -> None:
+def ddp_fault(commands: Commands, line: str) -> None:
     """Make ranks fail on purpose, to see how the code reacts."""
     parser = fault_line()
     given = parser.parse_line(line)
     after_s = None if given.after is None else parser.number(float, "--after", given.after, "number of seconds")
     by_s = parser.number(float, "--by", given.by, "number of seconds")
-    print(session().ranks.fault(given.kind, given.ranks, after_s=after_s, by_s=by_s))
+    print(commands().of_session().ranks.fault(given.kind, given.ranks, after_s=after_s, by_s=by_s))
 
 
-FEATURE = NotebookFeature(magics={"ddp_fault": FeatureMagic(fault_line, ddp_fault, OF_RANKS["fault"])})
+FEATURE = NotebookFeature(
+    magics={"ddp_fault": FeatureMagic(fault_line, ddp_fault, OF_RANKS["fault"], "session", "ddp_resize")}
+)

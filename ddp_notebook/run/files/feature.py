@@ -5,8 +5,7 @@ from __future__ import annotations
 import functools
 
 from ddp_notebook.line_parser import LineParser
-from ddp_notebook.run import progress
-from ddp_notebook.run.features import FeatureMagic, NotebookFeature, Session
+from ddp_notebook.run.features import Commands, FeatureMagic, NotebookFeature
 from ddp_notebook.run.interrupted import OF_FILES
 from ddp_notebook.run.magic_lines import RANKS
 
@@ -38,21 +37,25 @@ def fetch_line() -> LineParser:
     return parser
 
 
-def ddp_sync(session: Session, line: str) -> None:
+def ddp_sync(commands: Commands, line: str) -> None:
     """Send changed files to hosts that do not share the folder."""
+    from ddp_notebook.run import progress
+
     parser = sync_line()
     given = parser.parse_line(line)
-    files = session().files
+    files = commands().of_session().files
     with progress.shown("sync:") as report:
         synced = files.sync(given.folder, overwrite=given.overwrite, also=given.also, large=given.large, report=report)
     print(synced)
 
 
-def ddp_fetch(session: Session, line: str) -> None:
+def ddp_fetch(commands: Commands, line: str) -> None:
     """Copy files from the ranks to the notebook's host."""
+    from ddp_notebook.run import progress
+
     parser = fetch_line()
     given = parser.parse_line(line)
-    files = session().files
+    files = commands().of_session().files
     with progress.shown("fetching:") as report:
         fetched = files.fetch(given.path, given.ranks, given.to, given.overwrite, report)
     print(fetched)
@@ -60,7 +63,7 @@ def ddp_fetch(session: Session, line: str) -> None:
 
 FEATURE = NotebookFeature(
     magics={
-        "ddp_sync": FeatureMagic(sync_line, ddp_sync, OF_FILES["sync"]),
-        "ddp_fetch": FeatureMagic(fetch_line, ddp_fetch, OF_FILES["fetch"]),
+        "ddp_sync": FeatureMagic(sync_line, ddp_sync, OF_FILES["sync"], "files"),
+        "ddp_fetch": FeatureMagic(fetch_line, ddp_fetch, OF_FILES["fetch"], "files"),
     }
 )

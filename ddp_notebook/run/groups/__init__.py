@@ -9,6 +9,4 @@ diagnosis       who waits for whom, in one sentence: the text of the hang card
 rpc_waits       what ranks wait for and serve by RPC, in words
 recovery        after a cell that failed: must the group be formed anew?
 healing         replacing ranks that died, with the variables of a living one; forming the group when the user asks
-resizing        more or fewer ranks
-survived_cells  replacing ranks that died while their cell runs, where that survives it
 """

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from ddp_notebook.errors import HostError
 from ddp_notebook.launch.cluster import Cluster
@@ -16,10 +16,12 @@ from ddp_notebook.messages.ranks import Probe, Vitals
 from ddp_notebook.records.operation import Operation
 from ddp_notebook.records.words import in_function, is_whole_stack
 from ddp_notebook.run.cells.cell import CellRun
-from ddp_notebook.run.cells.foreign_cells import ForeignCell
 from ddp_notebook.run.groups.diagnosis import RankView, State, Views
 from ddp_notebook.run.groups.rpc_waits import OpenRemoteCalls
 from ddp_notebook.run.rank_requests import Questions
+
+if TYPE_CHECKING:
+    from ddp_notebook.run.kept.foreign_cells import ForeignCell
 
 _CUT_OFF_S = 1.5  # seconds without an answer of the keeper
 _ANSWER_S = 0.3  # what ranks get to answer; the agent of one takes some milliseconds

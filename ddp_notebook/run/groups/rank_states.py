@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from typing import TYPE_CHECKING
 
 from ddp_notebook.launch.cluster import Cluster
 from ddp_notebook.launch.placement import Placement
 from ddp_notebook.messages.ranks import Probe, Vitals
-from ddp_notebook.observe.steps.run import run_of
-from ddp_notebook.observe.tables.recorded import RecordedTables
 from ddp_notebook.run.groups.probe import why_silent
 from ddp_notebook.run.rank_requests import Questions
 from ddp_notebook.status import RankStatus, Status
 from ddp_notebook.wire.endpoint import SILENT_S
+
+if TYPE_CHECKING:
+    from ddp_notebook.observe.tables.recorded import RecordedTables
 
 _ANSWER_S = 1.0  # what ranks get to answer a question for the table
 
@@ -22,7 +24,7 @@ def status(
     questions: Questions,
     placement: Placement,
     tasks: str,
-    recording: RecordedTables,
+    recording: RecordedTables | None,
     *,
     lost: str,
 ) -> Status:
@@ -30,7 +32,7 @@ def status(
 
     Args:
         tasks: what is said of what has started the hosts.
-        recording: of the session, with the clocks as they were compared.
+        recording: of the session, with the clocks as they were compared; None: it has none.
         lost: the state of all where no host is to be reached.
     """
     trouble = cluster.trouble()
@@ -63,10 +65,14 @@ def status(
             )
         )
     known: dict[str, int] = {}
-    for row in rows:
-        known[row.host] = max(known.get(row.host, 0), recording.clock.error_ns(row.rank) or 0)
-    with recording._as_it_is() if silent else nullcontext():  # else it would wait for ranks that do not answer
-        run = run_of(recording)
+    run = None
+    if recording is not None:
+        from ddp_notebook.observe.steps.run import run_of
+
+        for row in rows:
+            known[row.host] = max(known.get(row.host, 0), recording.clock.error_ns(row.rank) or 0)
+        with recording._as_it_is() if silent else nullcontext():  # else it would wait for ranks that do not answer
+            run = run_of(recording)
     return Status(
         backend=placement.backend,
         epoch=cluster.epoch,

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from ddp_notebook.run.interrupted import OF_RANKS, tells_interrupts
 from ddp_notebook.run.rank_sets import RankSet
 from ddp_notebook.run.session_parts import SessionParts
+
+if TYPE_CHECKING:
+    from ddp_notebook.run.resize.resizing import Resizing
 
 
 @tells_interrupts(OF_RANKS)
@@ -62,7 +66,8 @@ class SessionRanks:
             >>> session.ranks.resize(2)
             ['2 ranks now: rank 2 has left']
         """
-        return self._parts().resizing.resize(world_size, build, without)
+        resizing: Resizing = self._parts().hooks.need("resize")
+        return resizing.resize(world_size, build, without)
 
     def reform(self, timeout_s: float = 60.0) -> list[str]:
         """Form the process group anew: same ranks, every variable kept. A store that is gone is replaced.

@@ -1,5 +1,6 @@
 """Cells in the background: the prompt is back at once, and their output goes on under them.
 
-job   one of them: a future of its result, and the line that says how it is
-jobs  those of a session: started, listed, waited for, cancelled
+feature  declares `%ddp_jobs`, `%ddp_wait` and `%ddp_cancel`
+job      one of them: a future of its result, and the line that says how it is
+jobs     those of a session: started, listed, waited for, cancelled
 """

@@ -10,11 +10,9 @@ from concurrent import futures
 from typing import TYPE_CHECKING
 
 from ddp_notebook.errors import UsageError
-from ddp_notebook.messages.keeper import Waiting
 from ddp_notebook.records.words import format_ranks
 from ddp_notebook.run.cells.abandoned_cells import AbandonedCells
 from ddp_notebook.run.cells.cells import Cells
-from ddp_notebook.run.cells.foreign_cells import ForeignCells
 from ddp_notebook.run.cells.interrupt import Interrupts, keyboard_interrupt
 from ddp_notebook.run.cells.result import CellResult
 from ddp_notebook.run.cells.run_queue import QueueSlot, in_words
@@ -22,10 +20,14 @@ from ddp_notebook.run.interrupted import OF_JOBS, tells_interrupts
 from ddp_notebook.run.jobs.job import Job
 from ddp_notebook.run.notebook_kernel import thread_of_this_cell
 from ddp_notebook.run.output.display_target import DisplayTarget
+from ddp_notebook.run.session_hooks import SessionFeature
 from ddp_notebook.status import as_table
 
 if TYPE_CHECKING:
+    from ddp_notebook.launch.keep.remote import KeeperClient
     from ddp_notebook.messages.keeper import Waiting
+    from ddp_notebook.run.kept.foreign_cells import ForeignCells
+    from ddp_notebook.run.session_parts import SessionParts
 
 _KEPT = 20  # of those that have ended; each holds what its cell has printed
 _LOOK_S = 0.2
@@ -215,6 +217,26 @@ class Jobs:
     def join(self) -> None:
         """Nothing comes from the ranks any more: let all be said of the jobs."""
         futures.wait(self.unended, _END_S)
+
+
+class SessionJobs(SessionFeature):
+    """The jobs of one session."""
+
+    def __init__(self, parts: SessionParts) -> None:
+        super().__init__(parts)
+        self.jobs = Jobs(parts.cells, parts.unended)
+
+    def attached(self, remote: KeeperClient) -> None:
+        self.jobs.ranks_live_on = True
+
+    def stops(self) -> None:
+        self.jobs.close("the session was stopped")
+
+    def joined(self) -> None:
+        self.jobs.join()
+
+    def unended(self) -> list[Job]:
+        return self.jobs.unended
 
 
 def _of_elsewhere(elsewhere: ForeignCells) -> str:

@@ -2,49 +2,82 @@
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import get_type_hints
+from pathlib import Path
+from typing import TYPE_CHECKING, get_type_hints
 
 from ddp_notebook.errors import UsageError
-from ddp_notebook.messages.ranks import ClockProbe
-from ddp_notebook.messages.record_options import LEVELS, RecordOptions
+from ddp_notebook.messages.ranks import ClockProbe, RunCell
+from ddp_notebook.messages.record_options import LEVELS, PROFILES, RecordOptions
 from ddp_notebook.observe.observer import Observer
-from ddp_notebook.observe.recording import Recording
 from ddp_notebook.run.call_arguments import fits, in_words, short
-from ddp_notebook.run.cells.cells import Cells
-from ddp_notebook.run.groups.liveness import Liveness
+from ddp_notebook.run.message_handlers import Handlers
 from ddp_notebook.run.notebook_kernel import is_users_thread
-from ddp_notebook.run.rank_requests import Questions
+from ddp_notebook.run.record.notebook_recording import Recording
+from ddp_notebook.run.session_hooks import SessionFeature
+
+if TYPE_CHECKING:
+    from ddp_notebook.launch.cluster import Cluster
+    from ddp_notebook.launch.keep.remote import KeeperClient
+    from ddp_notebook.run.session_parts import SessionParts
 
 _ANSWER_S = 1.0  # what ranks get to pass on what they have recorded
 _FAR_ANSWER_S = 6.0  # and on other hosts: a cell's end may come through a connection that is back before the wire's is
 _KINDS = get_type_hints(RecordOptions)
 
 
-class Recordings:
-    """One session's.
+class Recordings(SessionFeature):
+    """The recording of one session."""
 
-    Args:
-        observer: takes in what ranks send.
-        questions: to ask them for it.
-        cells: theirs.
-        liveness: tells which of them can be asked.
-        folder: tells where profiles go.
-    """
-
-    def __init__(
-        self, observer: Observer, questions: Questions, cells: Cells, liveness: Liveness, folder: Callable[[], str]
-    ) -> None:
+    def __init__(self, parts: SessionParts) -> None:
+        super().__init__(parts)
+        cluster = parts.cluster
         self._usual = RecordOptions(level="values")  # what is recorded where a cell does not say it
-        self._observer = observer
-        self._questions = questions
-        self._cells = cells
-        self._liveness = liveness
-        self._folder = folder
+        self.observer = Observer(
+            parts.world_size, cluster.send, lambda: cluster.alive, lambda: cluster.placement.names_of_machines
+        )
+        self._questions = parts.questions
+        self._cells = parts.cells
+        self._liveness = parts.liveness
         self._has_news = False  # a cell has run since the recording was brought up to date
-        observer.recording.catch_up = self._catch_up
+        self.observer.recording.catch_up = self._catch_up
+
+    def handlers(self) -> Handlers:
+        return self.observer.handlers
+
+    def attached(self, remote: KeeperClient) -> None:
+        from ddp_notebook.launch.keep.recording_store import batches
+
+        self.observer.read_earlier(itertools.chain(remote.welcome.left, batches(remote.welcome.recorded)))
+
+    def started(self, *, is_attached: bool) -> None:
+        self.observer.start()
+
+    def close(self) -> None:
+        self.observer.close()
+        self.observer.recording.catch_up = None  # a reader who keeps the recording keeps nothing else of the session
+
+    def cell_begins(self, cell: RunCell) -> None:
+        self._has_news = True
+
+    def cell_named(self, cell: int, prompt: str) -> None:
+        self.observer.recording.prompts.update({cell: prompt})
+
+    def rank_moved(self, rank: int) -> None:
+        self.observer.on_moved(rank)
+
+    def before_renumbering(self) -> None:
+        _ = self.now
+
+    def renumbered(self, stayed: Mapping[int, int]) -> None:
+        self.observer.on_renumbered(stayed, self.parts.cluster.placement.world_size)
+
+    def profiles(self) -> Iterator[Path]:
+        """Return the profiles that cells have left; none once the session was stopped."""
+        return iter(()) if self._liveness.has_ended else iter(self.parts.cluster.files(PROFILES))
 
     def set_level(self, level: str) -> None:
         """See `Session.record`."""
@@ -79,11 +112,9 @@ class Recordings:
                 raise UsageError(f"RecordOptions: {name} must be {in_words(kind)}, got {short(value)}")
         if not all(isinstance(name, str) for name in asked.watch):
             raise UsageError(f"RecordOptions: watch must be names of variables, got {short(asked.watch)}")
-        return replace(asked, level=asked.level or self.level, profiles=self._folder() if asked.profile else "")
-
-    def on_cell(self) -> None:
-        """A cell begins."""
-        self._has_news = True
+        return replace(
+            asked, level=asked.level or self.level, profiles=_folder_of(self.parts.cluster) if asked.profile else ""
+        )
 
     @property
     def now(self) -> Recording:
@@ -95,12 +126,8 @@ class Recordings:
 
             self._has_news = self._cells.watched is not None
             self._questions.ask_for(ranks, ask, _ANSWER_S if self._liveness.are_here else _FAR_ANSWER_S)
-        self._observer.flush()
-        return self._observer.recording
-
-    def end(self) -> None:
-        """Nothing comes any more: whoever keeps the recording keeps nothing else of the session."""
-        self._observer.recording.catch_up = None
+        self.observer.flush()
+        return self.observer.recording
 
     def _catch_up(self) -> None:
         """A recording that is kept in a variable is asked again after a cell."""
@@ -113,3 +140,14 @@ class Recordings:
 def _check_level(level: str) -> None:
     if level not in LEVELS:
         raise UsageError(f"ranks record off, meta, values or all, not {level!r}")
+
+
+def _folder_of(cluster: Cluster) -> str:
+    """Return the folder in which ranks leave profiles.
+
+    Raises:
+        UsageError: they are on other machines.
+    """
+    if not cluster.is_here:
+        raise UsageError("--profile is there for ranks on the notebook's machine only: their files stay on their hosts")
+    return cluster.directory

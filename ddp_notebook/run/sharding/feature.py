@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 
 from ddp_notebook.line_parser import LineParser
-from ddp_notebook.run.features import FeatureMagic, NotebookFeature, Session
+from ddp_notebook.run.features import Commands, FeatureMagic, NotebookFeature
 from ddp_notebook.run.interrupted import OF_SESSION
 
 
@@ -16,11 +16,11 @@ def memory_line() -> LineParser:
     return parser
 
 
-def ddp_memory(session: Session, line: str) -> None:
+def ddp_memory(commands: Commands, line: str) -> None:
     """Show what takes the memory of each rank.
 
     These are parameters, gradients, optimizer state, activations and the rest."""
-    print(session().memory(line.strip()))
+    print(commands().of_session().memory(line.strip()))
 
 
-FEATURE = NotebookFeature(magics={"ddp_memory": FeatureMagic(memory_line, ddp_memory, OF_SESSION["memory"])})
+FEATURE = NotebookFeature(magics={"ddp_memory": FeatureMagic(memory_line, ddp_memory, OF_SESSION["memory"], "session")})

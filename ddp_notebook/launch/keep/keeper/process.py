@@ -19,7 +19,7 @@ import traceback
 from collections import deque
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 from ddp_notebook.errors import DDPNotebookError, StartError, UsageError
 from ddp_notebook.launch.hosts import DirectHosts
@@ -34,7 +34,16 @@ from ddp_notebook.launch.keep.state import OwnCluster, folder_of, silent, silent
 from ddp_notebook.launch.membership.startup import DirectStartup
 from ddp_notebook.launch.options import Ssh, StartOptions
 from ddp_notebook.launch.preemption import Preemption
+from ddp_notebook.messages.dispatch import Table
 from ddp_notebook.messages.encoding import to_json
+from ddp_notebook.messages.first_messages import (
+    Admitted,
+    AttachSession,
+    GetKeeperState,
+    KeeperState,
+    Refused,
+    StopKeeper,
+)
 from ddp_notebook.messages.framing import Numbered, Unpacker
 from ddp_notebook.messages.hosts import Notice
 from ddp_notebook.messages.keeper import (
@@ -81,6 +90,9 @@ class Keeper:
         self._told_end: queue.SimpleQueue[str] = queue.SimpleQueue()  # an Event may not be set in a handler of signals
         self._ended = threading.Event()
         self._answering: list[threading.Thread] = []  # to who has asked for the end from a shell
+        self._first_messages: Table[None] = Table(
+            {AttachSession: self._attach, GetKeeperState: self._send_state, StopKeeper: self._stop}
+        )
         self._began_s = self._left_s = time.monotonic()  # the last notebook has gone
         self._secret = secrets.token_hex(32)  # whoever cannot read the entry says nothing here
         about = {"secret": self._secret, "directory": spec.cwd}
@@ -285,31 +297,34 @@ class Keeper:
         try:
             stream.settimeout(_FIRST_WORD_S)
             unix_sockets.check_user(stream)
-            words = unix_sockets.hear(stream)
-            if not hmac.compare_digest(str(words.get("secret")), self._secret):
+            request = unix_sockets.hear(stream, AttachSession, GetKeeperState, StopKeeper)
+            if not hmac.compare_digest(request.secret.encode(), self._secret.encode()):
                 stream.close()
-            elif words.get("want") == "attach":
-                self._attach(stream, words)
             else:
-                if words.get("want") == "stop":
-                    self._answering.append(threading.current_thread())
-                    self.end("python -m ddp_notebook stop", wait=True)
-                unix_sockets.say(stream, **self._in_words())
-                stream.close()
+                self._first_messages.handle(stream, request)
         except OSError:  # it has gone, or speaks something else
             stream.close()
 
-    def _attach(self, stream: socket.socket, words: dict[str, Any]) -> None:
-        if words.get("version") != __version__ or words.get("environment") != sys.prefix:
-            unix_sockets.say(stream, error=f"it runs ddp_notebook {__version__} in the environment {sys.prefix}")
+    def _stop(self, stream: socket.socket, request: StopKeeper) -> None:
+        self._answering.append(threading.current_thread())
+        self.end("python -m ddp_notebook stop", wait=True)
+        self._send_state(stream, request)
+
+    def _send_state(self, stream: socket.socket, request: GetKeeperState | StopKeeper) -> None:
+        unix_sockets.say(stream, self._keeper_state())
+        stream.close()
+
+    def _attach(self, stream: socket.socket, request: AttachSession) -> None:
+        if request.version != __version__ or request.environment != sys.prefix:
+            unix_sockets.say(stream, Refused(why=f"it runs ddp_notebook {__version__} in the environment {sys.prefix}"))
             stream.close()
             return
         pid, _ = unix_sockets.peer_of(stream)
-        unix_sockets.say(stream, ok=True)
+        unix_sockets.say(stream, Admitted())
         with self._notebooks.lock:
-            notebook = self._notebooks.add(stream, pid, str(words.get("about", f"process {pid}")))
-            if not words.get("looks"):
-                self._notebooks.give(notebook, take_over=bool(words.get("take_over")))
+            notebook = self._notebooks.add(stream, pid, request.about or f"process {pid}")
+            if not request.looks:
+                self._notebooks.give(notebook, take_over=request.take_over)
             if self._asked is not None:
                 self._welcome(notebook)
         try:
@@ -356,25 +371,23 @@ class Keeper:
         )
         notebook.welcome([welcome, *journal.events(), self._heard.running(now), AllSent()])
 
-    def _in_words(self) -> dict[str, Any]:
+    def _keeper_state(self) -> KeeperState:
         """What `python -m ddp_notebook list` shows."""
         if self._cluster is None or self._asked is None:
-            return {"state": "starting"}
+            return KeeperState(is_running=False, running=[])
         now = time.monotonic()
         with self._notebooks.lock:
             driver, running = self._notebooks.driver, self._journal.running
-            return {
-                "state": "running",
-                "ranks": self._cluster.placement.world_size,
-                "hosts": self._hosts.words,
-                "driver": "" if driver is None else driver.about,
-                "notebooks": len(self._notebooks.all),
-                "running": [[cell.told.execution_count, now - cell.began_s] for cell in running],
-                "unshown": len(self._journal.cells) - len(running),
-                "waiting": len(self._queue.waiting),
-                "alone_s": 0.0 if self._notebooks.all else now - self._left_s,
-                "ended": self._why,
-            }
+            return KeeperState(
+                is_running=True,
+                ranks=self._cluster.placement.world_size,
+                hosts=self._hosts.words,
+                driver="" if driver is None else driver.about,
+                running=[(cell.told.execution_count, now - cell.began_s) for cell in running],
+                unshown=len(self._journal.cells) - len(running),
+                waiting=len(self._queue.waiting),
+                alone_s=0.0 if self._notebooks.all else now - self._left_s,
+            )
 
 
 def _told(error: BaseException) -> BaseException:

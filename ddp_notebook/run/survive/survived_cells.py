@@ -9,34 +9,34 @@ A loop that is to go on with fewer ranks is a resize in place of the healing.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from ddp_notebook.errors import HostError, StartError, UsageError
-from ddp_notebook.launch.cluster import Check, Cluster
+from ddp_notebook.launch.cluster import Check
 from ddp_notebook.messages.ranks import RunCell
 from ddp_notebook.messages.survive_messages import Resume, Stalls, Survives
 from ddp_notebook.records.words import list_ranks
 from ddp_notebook.run.cells.cell import CellRun
-from ddp_notebook.run.groups.recovery import Recovery
 from ddp_notebook.run.message_handlers import Handlers
+from ddp_notebook.run.session_hooks import SessionFeature
+
+if TYPE_CHECKING:
+    from ddp_notebook.launch.preemption import Preemption
+    from ddp_notebook.run.session_parts import SessionParts
 
 _MOST_TRIES = 10  # in a row: a process that comes may be killed too
 _SETTLE_S = 0.5  # from when all wait and none is known to have died, until they are brought together as they are
 
 
-class CellSurvival:
-    """What is known of the loops of the cell under way.
+class CellSurvival(SessionFeature):
+    """What is known of the loops of the cell under way."""
 
-    Args:
-        cluster: the ranks.
-        recovery: replaces them.
-    """
-
-    def __init__(self, cluster: Cluster, recovery: Recovery) -> None:
-        self.before_shrinking: Callable[[], object] = lambda: None
-        self.on_renumbered: Callable[[Mapping[int, int]], object] = lambda _: None  # told as by `Recovery.resize`
-        self._cluster = cluster
-        self._recovery = recovery
+    def __init__(self, parts: SessionParts) -> None:
+        super().__init__(parts)
+        self._cluster = parts.cluster
+        self._recovery = parts.cells.recovery
+        self._preemption: Preemption | None = None
         self._begin: RunCell | None = None  # the cell
         self._at: Survives | None = None  # the loop that ranks are in
         self._loops: set[int] = set()  # ranks that are in it
@@ -45,9 +45,21 @@ class CellSurvival:
         self._stalled_s = 0.0
         self._tries = 0
         self._cannot = ""  # why the cell has to fail
+        if (folder := parts.options.on_preempt) is not None:
+            from ddp_notebook.launch.preemption import Preemption
 
-    def begin(self, cell: RunCell) -> None:
-        """A cell begins."""
+            self._preemption = Preemption(folder, self._cluster, lambda: self.is_in_loop)
+
+    def started(self, *, is_attached: bool) -> None:
+        if self._preemption is not None and not is_attached:  # else the keeper is told of it
+            self._preemption.begin()
+            self.parts.hosts.tell_of_warnings(self._preemption.hear)
+
+    def close(self) -> None:
+        if self._preemption is not None:
+            self._preemption.end()
+
+    def cell_begins(self, cell: RunCell) -> None:
         self._begin, self._tries, self._cannot = cell, 0, ""
         self._at, self._loops, self._stalled, self._joining = None, set(), {}, set()
 
@@ -58,9 +70,7 @@ class CellSurvival:
 
     # ---- I/O threads
 
-    @property
     def handlers(self) -> Handlers:
-        """What takes each message of a rank in a loop."""
         return {Survives: self._on_survives, Stalls: self._on_stalls}
 
     def _on_survives(self, rank: int, message: Survives) -> None:
@@ -80,7 +90,7 @@ class CellSurvival:
 
     # ---- the thread that waits for the cell
 
-    def look(self, run: CellRun, check: Check) -> bool:
+    def survives(self, run: CellRun, check: Check) -> bool:
         """Do what the cell needs to go on.
 
         Args:
@@ -181,13 +191,14 @@ class CellSurvival:
     def _shrink(self, run: CellRun, stay: list[int], check: Check) -> list[str]:
         """Let the others be all. Returns what could not be had again."""
         placement = self._cluster.place(stay, len(stay), may_share=True)
-        self.before_shrinking()
+        for before in self.parts.hooks.before_renumbering:
+            before()
 
         def renumbered(stayed: Mapping[int, int]) -> None:
             self._stalled = {now: self._stalled[before] for now, before in stayed.items()}
             self._loops, self._joining = set(stayed), set()
             run.on_renumbered(stayed)
-            self.on_renumbered(stayed)
+            self.parts.on_renumbered(stayed)
 
         return self._recovery.resize(stay, placement, check, renumbered)
 

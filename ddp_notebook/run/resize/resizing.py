@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ddp_notebook.errors import DDPNotebookError, RankError, SessionBrokenError, StartError, UsageError
 from ddp_notebook.launch.cluster import Check, Cluster
@@ -19,10 +19,12 @@ from ddp_notebook.messages.resize_messages import Inspect, Resized, SamplerChang
 from ddp_notebook.records.words import list_ranks
 from ddp_notebook.run.cells.cells import Cells
 from ddp_notebook.run.cells.interrupt import Interrupts, keyboard_interrupt
-from ddp_notebook.run.groups.liveness import Liveness
-from ddp_notebook.run.rank_requests import Questions
 from ddp_notebook.run.rank_sets import RankSet
+from ddp_notebook.run.session_hooks import SessionFeature
 from ddp_notebook.run.values.exchange import check_name
+
+if TYPE_CHECKING:
+    from ddp_notebook.run.session_parts import SessionParts
 
 _MODULE = "__import__('ddp_notebook.rank.resize.sharded', fromlist=['gather'])"
 _NOTHING = RecordOptions(level="off")
@@ -93,39 +95,17 @@ class _Plan:
         return list(range(len(self.stay), self.placement.world_size))
 
 
-class Resizing:
-    """Resizes a session.
+class Resizing(SessionFeature):
+    """Resizes a session."""
 
-    Args:
-        cluster: the ranks.
-        cells: whose turn it may be.
-        questions: to ask the ranks.
-        liveness: tells what is there.
-        renumbered: told the former number of each rank that stays, by its new one, once they have those.
-        flush: brings in what ranks have recorded.
-        may_share: whether ranks may have a GPU together.
-    """
-
-    def __init__(
-        self,
-        cluster: Cluster,
-        cells: Cells,
-        questions: Questions,
-        liveness: Liveness,
-        renumbered: Callable[[Mapping[int, int]], None],
-        flush: Callable[[], object],
-        *,
-        may_share: bool,
-    ) -> None:
-        self.on_resized: Callable[[], object] = lambda: None
-        self._cluster = cluster
-        self._cells = cells
-        self._questions = questions
-        self._liveness = liveness
-        self._renumbered = renumbered
-        self._flush = flush
-        self._may_share = may_share
-        self._sharded = Sharded(cells, cluster)
+    def __init__(self, parts: SessionParts) -> None:
+        super().__init__(parts)
+        self._cluster = parts.cluster
+        self._cells = parts.cells
+        self._questions = parts.questions
+        self._liveness = parts.liveness
+        self._may_share = parts.options.share_gpus
+        self._sharded = Sharded(parts.cells, parts.cluster)
         self._meetings = itertools.count(1)
         self._own: set[str] = set()  # variables that ranks had their own of, when there were several to compare
 
@@ -153,7 +133,8 @@ class Resizing:
                 assert build is not None
                 self._sharded.gather(build, plan.sharded)
             notes = [*earlier, *self._carry_out(plan)]
-            self.on_resized()
+            for resized in self.parts.hooks.resized:
+                resized()
             if plan.sharded:
                 assert build is not None
                 notes += self._sharded.build(build)
@@ -225,11 +206,12 @@ class Resizing:
         def renumbered(stayed: Mapping[int, int]) -> None:
             nonlocal done
             done = f"{_now(plan)}, and the next cell forms their group" + _copy_later(plan)
-            self._renumbered(stayed)
+            self.parts.on_renumbered(stayed)
 
         with Interrupts(lambda: None) as interrupts:
             try:
-                self._flush()
+                for before in self.parts.hooks.before_renumbering:
+                    before()
                 notes = self._cells.recovery.resize(plan.stay, plan.placement, interrupts.check, renumbered)
                 done = _now(plan) + _copy_later(plan)
                 settled = self._settle(plan, interrupts.check)

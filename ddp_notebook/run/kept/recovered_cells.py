@@ -53,7 +53,7 @@ class RecoveredCells:
             run.took = self._cells.took
             run.is_patient = True
             run.began_s = time.monotonic() - for_s
-            self._cells.on_prompt(run.number, f"In [{cell.execution_count}]")
+            self._cells.name(run.number, f"In [{cell.execution_count}]")
             self._cells.take(run, cell)
             self._left.append((run, cell))
 

@@ -1,0 +1,88 @@
+"""Declares `%ddp_record`, `%ddp_report` and `%ddp_trace`."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+from ddp_notebook.line_parser import LineParser
+from ddp_notebook.run.features import Commands, FeatureMagic, NotebookFeature
+from ddp_notebook.run.interrupted import OF_SESSION
+
+
+@functools.cache
+def record_line() -> LineParser:
+    parser = LineParser("%ddp_record", "%ddp_record all")
+    parser.add_argument(
+        "level",
+        metavar="off|meta|values|all",
+        nargs="?",
+        help="no record; calls and times; some values; all values",
+    )
+    return parser
+
+
+@functools.cache
+def report_line() -> LineParser:
+    parser = LineParser("%ddp_report", "%ddp_report")
+    parser.add_argument("--baseline", action="store_true", help="first run some steps on rank 0 alone, and compare")
+    return parser
+
+
+@functools.cache
+def trace_line() -> LineParser:
+    parser = LineParser("%ddp_trace", "%ddp_trace run.json")
+    parser.add_argument("file", metavar="FILE", help="where to write the trace")
+    return parser
+
+
+def ddp_record(commands: Commands, line: str) -> None:
+    """Set or show how much the ranks record from now on."""
+    session = commands().of_session()
+    level = line.strip() or session._level
+    session.record(level)
+    print(
+        {
+            "off": "ranks record nothing; %ddp_status still shows which rank waits where",
+            "meta": "ranks record calls and their times, but no tensor values",
+            "values": "ranks record calls, their times and tensor values; if steps are fast, of some steps only",
+            "all": "ranks record calls, their times and all tensor values",
+        }[level]
+    )
+
+
+def ddp_report(commands: Commands, line: str) -> None:
+    """Show where the time of the last training run went.
+
+    The report also says what to try."""
+    if report_line().parse_line(line).baseline:
+        commands().of_session().baseline()
+    print(commands().recorded().report())
+
+
+def ddp_trace(commands: Commands, line: str) -> None:
+    """Write a trace that https://ui.perfetto.dev opens."""
+    from ddp_notebook.records.words import list_ranks
+
+    path = trace_line().parse_line(line).file
+    profiles, lost = commands().recorded()._write_trace(path)
+    also = f", with torch's profile of {len(profiles)} rank{'s' * (len(profiles) > 1)}" if profiles else ""
+    also += f", without that of {list_ranks(lost)}, which is lost" if lost else ""
+    print(f"{path}: {Path(path).stat().st_size / 1e6:.1f} MB{also}. Open it at https://ui.perfetto.dev")
+
+
+def _session() -> type[Any]:
+    from ddp_notebook.run.record.recordings import Recordings
+
+    return Recordings
+
+
+FEATURE = NotebookFeature(
+    magics={
+        "ddp_record": FeatureMagic(record_line, ddp_record, OF_SESSION["record"], "recording"),
+        "ddp_report": FeatureMagic(report_line, ddp_report, OF_SESSION["report"], "recording"),
+        "ddp_trace": FeatureMagic(trace_line, ddp_trace, OF_SESSION["trace"], "recording"),
+    },
+    session=_session,
+)

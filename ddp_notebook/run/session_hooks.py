@@ -1,0 +1,168 @@
+"""Hooks: the places where features add to a session. `rank/hooks` has those of a rank.
+
+A feature that does so is a subclass of `SessionFeature`, which its declaration in `run/features` names. The hooks are
+called in the order of `features.FEATURES`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ddp_notebook.errors import UsageError
+from ddp_notebook.launch.cluster import Check
+from ddp_notebook.messages.ranks import RunCell
+from ddp_notebook.run import features
+from ddp_notebook.run.cells.cell import CellRun
+from ddp_notebook.run.cells.watch import SideView
+from ddp_notebook.run.message_handlers import Handlers
+from ddp_notebook.run.output.display_target import DisplayTarget
+
+if TYPE_CHECKING:
+    from ddp_notebook.launch.keep.remote import KeeperClient
+    from ddp_notebook.run.session_parts import SessionParts
+
+_log = logging.getLogger(__name__)
+
+
+class SessionFeature:
+    """One feature in one session. The methods are the hooks; a feature overrides those that it needs.
+
+    Args:
+        parts: the core of the session, complete. The ranks were not started yet.
+    """
+
+    def __init__(self, parts: SessionParts) -> None:
+        self.parts = parts
+
+    # ---- the session
+
+    def attached(self, remote: KeeperClient) -> None:
+        """The ranks run already, and a keeper has them. No message of them has come yet."""
+
+    def started(self, *, is_attached: bool) -> None:
+        """The ranks can run cells."""
+
+    def stops(self) -> None:
+        """The session is about to stop; the ranks are alive. An error is logged."""
+
+    def close(self) -> None:
+        """Nothing comes from the ranks any more."""
+
+    def joined(self) -> None:
+        """The ranks have ended."""
+
+    # ---- cells
+
+    def cell_begins(self, cell: RunCell) -> None:
+        """A cell is about to be sent."""
+
+    def cell_named(self, cell: int, prompt: str) -> None:
+        """A cell has this prompt, such as "In [6]"."""
+
+    def side_view(self, target: DisplayTarget, code: str) -> SideView | None:
+        """Return a view to show next to the output of a cell; None if there is none."""
+        return None
+
+    def survives(self, run: CellRun, check: Check) -> bool:
+        """Return whether a cell goes on though ranks have died. Called again and again while it runs.
+
+        Args:
+            check: called often; raises KeyboardInterrupt when the user presses stop.
+        """
+        return False
+
+    def unended(self) -> Sequence[Any]:
+        """Return the cells in the background that have not ended, as `BusyCells` takes them."""
+        return ()
+
+    # ---- messages, processes and groups
+
+    def handlers(self) -> Handlers:
+        """Return handlers of messages of ranks. They are called in I/O threads."""
+        return {}
+
+    def rank_moved(self, rank: int) -> None:
+        """The rank has a new process on another host."""
+
+    def before_renumbering(self) -> None:
+        """Ranks are about to get other numbers."""
+
+    def renumbered(self, stayed: Mapping[int, int]) -> None:
+        """Ranks have other numbers.
+
+        Args:
+            stayed: the former number of each rank that has stayed, by its new one.
+        """
+
+    def resized(self) -> None:
+        """The number of ranks has changed. In the main thread."""
+
+
+class SessionHooks:
+    """The features of a session, and for each hook the methods of those that override it.
+
+    The core is made with it, and the features with the core, so `fill` adds them afterwards.
+    """
+
+    def __init__(self) -> None:
+        self.features: dict[str, Any] = {}  # by name, without those that are off
+        self._collect()
+
+    def fill(self, parts: SessionParts) -> None:
+        """Make the features that are on."""
+        for name, feature in features.load().items():
+            if feature.session is not None:
+                self.features[name] = feature.session()(parts)
+        self._collect()
+
+    def _collect(self) -> None:
+        self.attached = self._of("attached")
+        self.started = self._of("started")
+        self.close = self._of("close")
+        self.joined = self._of("joined")
+        self.cell_begins = self._of("cell_begins")
+        self.cell_named = self._of("cell_named")
+        self.survives = self._of("survives")
+        self.rank_moved = self._of("rank_moved")
+        self.before_renumbering = self._of("before_renumbering")
+        self.renumbered = self._of("renumbered")
+        self.resized = self._of("resized")
+        self._stops = self._of("stops")
+        self._handlers = self._of("handlers")
+        self.side_view = self._of("side_view")
+        self._unended = self._of("unended")
+
+    def _of(self, hook: str) -> list[Callable[..., Any]]:
+        return [
+            getattr(one, hook)
+            for one in self.features.values()
+            if getattr(type(one), hook) is not getattr(SessionFeature, hook)
+        ]
+
+    def need(self, name: str) -> Any:
+        """Return a feature.
+
+        Raises:
+            UsageError: it is off.
+        """
+        if (found := self.features.get(name)) is None:
+            raise UsageError(f"the feature {name} is off")
+        return found
+
+    def handlers(self) -> list[Handlers]:
+        """Return the handlers of messages that features add."""
+        return [handlers() for handlers in self._handlers]
+
+    def unended(self) -> list[Any]:
+        """Return the cells in the background that have not ended."""
+        return [job for jobs in self._unended for job in jobs()]
+
+    def stops(self) -> None:
+        """The session is about to stop."""
+        for stops in self._stops:
+            try:
+                stops()
+            except Exception:
+                _log.exception("a feature could not prepare for the end of the session")

@@ -1,0 +1,16 @@
+"""Declares what `ddp_notebook.survive` adds to a session."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ddp_notebook.run.features import NotebookFeature
+
+
+def _session() -> type[Any]:
+    from ddp_notebook.run.survive.survived_cells import CellSurvival
+
+    return CellSurvival
+
+
+FEATURE = NotebookFeature(session=_session)
