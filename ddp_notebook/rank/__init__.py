@@ -3,7 +3,6 @@
 process             the rank's process: its main thread forms groups and runs cells
 engine              that main thread's kernel, ipyparallel's, made before there is a controller
 own_signals         the session's signals, which a cell can neither replace nor block
-exits               exit handlers of cells, apart from the rank's own
 agent               a thread that answers the notebook even while the main thread is stuck
 files               its files, for the notebook to fetch
 threads             how many it has

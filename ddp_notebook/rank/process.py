@@ -34,9 +34,9 @@ from ddp_notebook.messages.ranks import (
     RunCell,
     Taken,
 )
-from ddp_notebook.rank import exits, gpu, own_signals, pymp, reserve, shortage, threads
+from ddp_notebook.rank import gpu, own_signals, pymp, reserve, shortage, threads
 from ddp_notebook.rank.agent import RankAgent
-from ddp_notebook.rank.cell import commands, kernel_api, script_functions, signal_handlers
+from ddp_notebook.rank.cell import commands, isolation, kernel_api, script_functions, signal_handlers
 from ddp_notebook.rank.cell.children import StoppedChildren
 from ddp_notebook.rank.cell.exceptions import FormattingStopped, with_type
 from ddp_notebook.rank.cell.inbox import Inbox
@@ -161,7 +161,7 @@ class Rank:
         runner.keep_reader(self._inbox.fileno(), self._read_inbox)
         while not self._to_do.empty():
             self._on_message(self._to_do.get())
-        exits.protect()
+        isolation.protect_exits()
         self._loop.call_soon(self.agent.send, Ready())
 
     def _handlers(self, runner: Runner) -> dict[type[Message], Callable[[Any], object]]:

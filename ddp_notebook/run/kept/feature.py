@@ -37,7 +37,7 @@ def ddp_attach(commands: Commands, line: str) -> None:
 
 
 def _session() -> type[Any]:
-    from ddp_notebook.run.kept.kept_cells import KeptCells
+    from ddp_notebook.run.kept.recovered_cells import KeptCells
 
     return KeptCells
 

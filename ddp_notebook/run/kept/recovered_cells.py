@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ddp_notebook.errors import DDPNotebookError
 from ddp_notebook.launch.cluster import Cluster
-from ddp_notebook.messages.keeper import Waiting
+from ddp_notebook.messages.keeper import CellShown, Waiting, WaitingJobs
 from ddp_notebook.messages.ranks import RunCell
 from ddp_notebook.run.cells.cell import CellRun
 from ddp_notebook.run.cells.cells import Cells
@@ -17,11 +17,15 @@ from ddp_notebook.run.cells.interrupt import Interrupts
 from ddp_notebook.run.cells.result import CellResult
 from ddp_notebook.run.cells.run_queue import QueueSlot
 from ddp_notebook.run.cells.watch import NOTEBOOK, SideView, Waiter
+from ddp_notebook.run.kept.foreign_cells import ForeignCells
 from ddp_notebook.run.notebook_kernel import is_users_thread
 from ddp_notebook.run.output.display_target import DisplayTarget, ThreadTarget
+from ddp_notebook.run.session_hooks import SessionFeature
 
 if TYPE_CHECKING:
+    from ddp_notebook.launch.keep.remote import KeeperClient
     from ddp_notebook.messages.keeper import Waiting
+    from ddp_notebook.run.session_parts import SessionParts
 
 
 class RecoveredCells:
@@ -123,3 +127,31 @@ class RecoveredCells:
                 watch = self._cells.watch(run, interrupts, screen, beside, waiter)
                 pending, notes = self._cells.see_through(run, watch, interrupts, beside)
             return self._cells.tell_end(run, watch, interrupts, screen, pending, notes)
+
+
+class KeptCells(SessionFeature):
+    """Those of one session. In a session without a keeper there are none."""
+
+    def __init__(self, parts: SessionParts) -> None:
+        super().__init__(parts)
+        self.recovered = RecoveredCells(parts.cluster, parts.cells)
+
+    def attached(self, remote: KeeperClient) -> None:
+        cells, recovered, welcome = self.parts.cells, self.recovered, remote.welcome
+        jobs_of = self.parts.hooks.features.get("jobs")
+        jobs = None if jobs_of is None else jobs_of.jobs
+        if not welcome.drives:
+            cells.elsewhere = elsewhere = ForeignCells(cells.name)
+            remote.running = elsewhere.take
+            if jobs is not None:
+                jobs.elsewhere = elsewhere
+            return
+        cells.begin_behind(welcome.last_cell)
+        cells.recovery.replaced = welcome.lacking
+        recovered.take(welcome.cells)
+        recovered.waiting = list(welcome.waiting)
+        cells.before_turn = recovered.notes
+        cells.on_shown = lambda cell: remote.tell(CellShown(cell=cell))
+        if jobs is not None:
+            jobs.before = recovered.ended
+            jobs.on_queue = lambda waiting: remote.tell(WaitingJobs(waiting=[*recovered.waiting, *waiting]))
