@@ -11,7 +11,7 @@ from typing import Any
 import nbformat
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import expect
+from playwright.sync_api import Error, expect
 
 from tests.browser.jupyterlab import SCREENSHOTS, JupyterLab, open_notebook
 from tests.browser.marimo_app import Marimo
@@ -157,12 +157,21 @@ class View:
 
     def wait_for(self, condition: str, timeout_s: float = 20.0) -> dict[str, Any]:
         """Wait for a condition on `state`, in JavaScript. What is not on the screen is not drawn."""
-        self.root.scroll_into_view_if_needed()
+        self._scroll_to()
         until = time.monotonic() + timeout_s
         while not self.root.evaluate(f"root => {{ const state = root.ddpMonitor.state(); return {condition}; }}"):
             assert time.monotonic() < until, f"not within {timeout_s:g} s: {condition}; {self.state()}"
             time.sleep(0.05)
         return self.state()
+
+    def _scroll_to(self) -> None:
+        """Scroll to the view. JupyterLab may put another element in its place in that moment."""
+        try:
+            self.root.scroll_into_view_if_needed()
+        except Error as error:
+            if "not attached" not in str(error):
+                raise
+            self.root.scroll_into_view_if_needed()
 
     def open(self, panel: str) -> None:
         self.root.get_by_role("tab", name=panel).click()

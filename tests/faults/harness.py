@@ -51,6 +51,8 @@ class Ranks:
         if self._running is None:
             self._running = NotebookKernel(pythonpath=str(_ROOT))
             options = f"--grace {GRACE_S:g} --hang-after {HANG_AFTER_S:g} {self._where}"
+            # A cell with DDP may show a picture, and the first picture of a notebook imports this: 0.7 s, once.
+            self._running.run("import matplotlib.backends.backend_agg, ddp_notebook.observe.figures.bars")
             started = self._running.run(f"%load_ext ddp_notebook\n%ddp_start {self.world_size} {options}")
             assert started.status == "ok", started
             self._children = len(self._of_host_servers())
