@@ -198,6 +198,14 @@ def test_what_cannot_be(session, arguments, words):
         session.run(f"for step in ddp_notebook.survive({arguments}): pass", quiet=True)
 
 
+def test_a_cell_that_does_not_run_on_all_ranks(session):
+    """As after a death. The loop would wait for connections of the missing rank, without end."""
+    session.run(SETUP, quiet=True)
+    words = "survive() needs all 2 ranks, and this cell does not run on rank 1; %ddp_heal replaces dead ranks"
+    with pytest.raises(RankError, match=re.escape(words)):
+        session.run("for step in ddp_notebook.survive(model, optimizer, steps=3): pass", ranks="0", timeout_s=20)
+
+
 def test_a_body_without_with(session):
     session.run(SETUP, quiet=True)
     with pytest.raises(RankError, match="survive\\(\\) needs `with step:` around the body of its loop"):

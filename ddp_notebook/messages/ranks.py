@@ -92,6 +92,7 @@ class RunCell(Message):
     folds: bool | None = (
         None  # merge lines of ranks, also in a notebook that attaches later; None: the session's setting
     )
+    missing: list[int] = field(default_factory=list)  # the ranks of the group that do not run this cell
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ddp_notebook.messages.encoding import Message
-from ddp_notebook.messages.ranks import Form
+from ddp_notebook.messages.ranks import Form, RunCell
 from ddp_notebook.messages.survive_messages import Resume, Save
 from ddp_notebook.rank.hooks import Core, Feature
 from ddp_notebook.rank.survive.survival import RankSurvival
@@ -18,6 +18,9 @@ class SurviveFeature(Feature):
     def __init__(self, core: Core) -> None:
         super().__init__(core)
         self._survival = RankSurvival(core)
+
+    def cell_begins(self, cell: RunCell) -> None:
+        self._survival.missing = cell.missing
 
     def cell_code(self, code: str) -> str:
         return self._survival.prepare(code)

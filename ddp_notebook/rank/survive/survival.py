@@ -28,6 +28,7 @@ from ddp_notebook.rank.hide_from_profiler import unseen
 from ddp_notebook.rank.hooks import Core
 from ddp_notebook.rank.survive.ring import RingConnections
 from ddp_notebook.rank.variables import copying, samplers
+from ddp_notebook.records.words import name_ranks
 from ddp_notebook.stdlib import os, pickle, queue, re, threading, time
 
 _LOOK_S = 0.1
@@ -63,6 +64,7 @@ class RankSurvival:
         self.save_to = ""  # a folder: loops are to write their state there, and to end
         self.resized: list[SamplerChange] = []  # of samplers, when there were fewer ranks
         self._resume: Resume | None = None  # this process is new, and the cell to come is to begin with that
+        self.missing: list[int] = []  # ranks of the group that do not run the cell
         self.rejoining: tuple[Resume, RingConnections, bytes] | None = None  # until it is in its loop
 
     @property
@@ -162,6 +164,11 @@ class RankSurvival:
         loop = self._loops[line] = self._loops.get(line, -1) + 1
         if self.rejoining is not None and loop < self.rejoining[0].loop:
             return False
+        if self.missing:  # they may be dead: their connections would be waited for without end
+            raise RuntimeError(
+                f"survive() needs all {self.world_size} ranks, and this cell does not run on "
+                f"{name_ranks(self.missing)}; %ddp_heal replaces dead ranks, and %%on_all_ranks runs a cell on all"
+            )
         self._speak()
         self._is_in_loop = True
         self._at = Survives(cell=self._cell, line=line, loop=loop)

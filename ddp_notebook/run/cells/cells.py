@@ -158,6 +158,7 @@ class Cells:
                     file=file,
                     record=record,
                     folds=folds,
+                    missing=[rank for rank in self._cluster.ranks if rank not in ranks],
                 )
                 beside = beside if screen is not None else None
                 watch = self.watch(run, interrupts, screen, beside, waiter, timeout_s)
