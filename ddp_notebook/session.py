@@ -290,7 +290,7 @@ class Session:
         cell = self._prepare(code, ranks, timeout_s, quiet, execution_count, file, record, fold)
         target = None if quiet else of_this_cell()
         beside = self._beside(target, code)
-        self._parts.liveness.check_host()  # before the job has a thread of its own
+        self._parts.liveness.check_host()  # before the thread of the job starts
 
         def run(job: Job) -> CellResult:
             return self._run(cell, target, beside, job)
@@ -920,10 +920,8 @@ class Session:
         try:
             self._hosts.check_startable(self.world_size)
         except DDPNotebookError as error:
-            liveness = len(self.ranks.pids())
-            left = (
-                f"{liveness} of {self.world_size} ranks live, with their variables" if liveness else "no rank is left"
-            )
+            living = len(self.ranks.pids())
+            left = f"{living} of {self.world_size} ranks live, with their variables" if living else "no rank is left"
             raise StartError(f"{error}. New ranks could not be started now, so none was ended: {left}") from error
 
     def stop(self) -> None:

@@ -157,7 +157,7 @@ def _sockets() -> int:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leave out files of which no test is asked for, by the marks of the whole file: each worker would import them."""
+    """Ignore files whose marks exclude all of their tests: else each worker imports them."""
     expression = config.getoption("markexpr")
     is_named = any(collection_path.name in argument for argument in config.args)
     if not collection_path.name.startswith("test_") or is_named or " or " in expression:

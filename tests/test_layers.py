@@ -154,7 +154,7 @@ OPEN_TO_OTHERS = {
     "sync",
 }
 OPEN_TO_OTHERS |= {"preemption", "rank_log", "receipts"}
-OPEN_TO_OTHERS |= {"keep", "membership", "elastic"}  # sessions that a keeper has, how any begins, jobs of torchrun's
+OPEN_TO_OTHERS |= {"keep", "membership", "elastic"}  # kept sessions, the start of ranks, torchrun jobs
 _LAUNCH = "ddp_notebook.launch"
 
 
@@ -459,7 +459,7 @@ def test_a_folders_docstring_is_its_contents_page(folder):
     assert _modules_of(folder) | rooms <= set(entries), f"{sorted((_modules_of(folder) | rooms) - set(entries))}"
     listed = {name.rstrip("/") for name in re.findall(r"^ *(\w+/?) {2,}\w[^`]*$", contents, re.MULTILINE)}
     there = {path.stem for path in folder.iterdir()}
-    assert listed - there <= {"notebook"}, sorted(listed - there)  # which heads a picture
+    assert listed - there <= {"notebook"}, sorted(listed - there)  # the heading of a picture
 
 
 # ---- no circles

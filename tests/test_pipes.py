@@ -140,7 +140,7 @@ def test_text_of_fd_2_after_the_last_change_comes_before_the_end_of_the_cell():
 
 
 def test_a_flush_without_text_puts_no_mark_into_the_pipes():
-    """Python's text streams then call `write` with no bytes. A cell flushes both streams at its end."""
+    """A text stream of Python then calls `write` with no bytes. A cell flushes both streams at its end."""
     pipes = {1: os.pipe(), 2: os.pipe()}
     try:
         changes = ChangeMarks({fd: far for fd, (_, far) in pipes.items()}, TOKEN)

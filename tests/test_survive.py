@@ -199,7 +199,7 @@ def test_what_cannot_be(session, arguments, words):
 
 
 def test_a_cell_that_does_not_run_on_all_ranks(session):
-    """As after a death. The loop would wait for connections of the missing rank, without end."""
+    """After a death a cell runs on the remaining ranks. The loop would wait for the missing one without end."""
     session.run(SETUP, quiet=True)
     words = "survive() needs all 2 ranks, and this cell does not run on rank 1; %ddp_heal replaces dead ranks"
     with pytest.raises(RankError, match=re.escape(words)):

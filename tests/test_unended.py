@@ -156,7 +156,7 @@ def test_the_views_stop_button_ends_a_cell_of_another_thread(session):
 
 def test_cells_that_wait_behind_the_one_that_is_ended(session, monkeypatch):
     """They begin; nobody waits for them to end."""
-    monkeypatch.setattr(abandoned_cells, "_END_S", 10.0)  # how soon they end on a busy machine is not asked here
+    monkeypatch.setattr(abandoned_cells, "_END_S", 10.0)  # a busy machine needs longer, and the time is not tested here
     futures = [session.submit("import time; time.sleep(60)") for _ in range(2)]
     for ended, job in enumerate(futures, 1):
         wait_until(lambda: session._cells.watched is not None)

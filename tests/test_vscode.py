@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -122,10 +121,7 @@ def test_a_stop_does_what_it_does_everywhere(kernel, in_order, cell):
     got = kernel.interrupt_in_vscode()
     stopped = kernel.finish(message)
     assert len(got) > 15, "ranks, their workers, host server, watchdog, store, and nine processes of a controller"
-    assert (stopped.ename, stopped.stdout) == (plain.ename, plain.stdout)
-    # On a busy machine the workers of a loader take more than a second to end, and a line says so.
-    late = re.compile(r"not ended yet: .* Wait, or press stop again .*\n" if cell == "a loader" else r"\Z")
-    assert late.sub("", stopped.stderr) == late.sub("", plain.stderr)
+    assert (stopped.ename, stopped.stdout, stopped.stderr) == (plain.ename, plain.stdout, plain.stderr)
     wait_until(lambda: not below(kernel, "sleep"))
 
 

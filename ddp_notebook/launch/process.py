@@ -70,7 +70,7 @@ class Process:
         """Return a sentence with the remedy that loses least if the process is stopped, else ""."""
         if not self.is_stopped:
             return ""
-        where = "" if self.host.way_is_here else f" on {self.host.label}"
+        where = "" if self.host.is_here else f" on {self.host.label}"
         resume = f"kill -CONT {self.pid}{where} lets it go on"
         if self.kind == RANK:
             return f"rank {self.rank}: its process {self.pid} is stopped; {resume}, with all its variables"

@@ -60,10 +60,6 @@ class OfHost:
     def is_unreachable(self) -> bool:
         return bool(self.unheard)
 
-    @property
-    def way_is_here(self) -> bool:
-        return self.is_here
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfProcess:

@@ -107,7 +107,7 @@ class SessionHooks:
     """
 
     def __init__(self) -> None:
-        self.features: dict[str, Any] = {}  # by name, without those that are off
+        self.features: dict[str, Any] = {}  # the features that are on, by name
         self._collect()
 
     def fill(self, parts: SessionParts) -> None:

@@ -37,7 +37,7 @@ _LONG_S = 5.0
 
 
 class SessionParts:
-    """What a session is made of. They know the ranks, and none of them knows the session.
+    """The parts of a session. They know the ranks, and none of them knows the session.
 
     Args:
         cluster: the ranks, which were not started yet.
@@ -138,8 +138,8 @@ class SessionParts:
     def _why_silent(self, ranks: Collection[int]) -> Mapping[int, str]:
         """Return why ranks do not answer, of those that are stopped or silent."""
         cluster = self.cluster
-        liveness = [rank for rank in cluster.alive if rank in ranks]
-        silent = [rank for rank in liveness if cluster.process(rank).is_stopped or cluster.silent_s(rank) > _SILENT_S]
+        living = [rank for rank in cluster.alive if rank in ranks]
+        silent = [rank for rank in living if cluster.process(rank).is_stopped or cluster.silent_s(rank) > _SILENT_S]
         return why_silent(cluster, silent) if silent else {}
 
     def on_started(self) -> None:
@@ -164,7 +164,7 @@ class SessionParts:
             close()
 
     def _tell_widget(self, rank: int, message: Comm) -> None:
-        """By the rank's inbox, as its cells, so that the next cell sees what the user has moved."""
+        """Send the message of a widget to the inbox of the rank, as cells are sent: the next cell sees its state."""
         if not self.liveness.has_ended:
             self.cluster.tell(message, [rank])
 

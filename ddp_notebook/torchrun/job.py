@@ -43,7 +43,7 @@ from ddp_notebook.wire.bulk import BulkFetcher
 from ddp_notebook.wire.endpoint import Endpoint
 from ddp_notebook.wire.keys import Keyring
 
-_WAITS_S = 3.0  # that long a rank may wait in an operation without a word about it
+_WAITS_S = 3.0  # a rank that waits longer in an operation is reported
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,14 +58,14 @@ class JobRankRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobStatus:
-    """What `%ddp_attach` and `%ddp_status` show of a job."""
+    """The status of a job, as `%ddp_attach` and `%ddp_status` show it."""
 
     name: str
     attempt: int  # counted by this notebook
     restarts: int  # after failures, as torchrun counts them
     rows: tuple[JobRankRow, ...]
-    waits_s: float  # how long the rank that waits longest has done so
-    why: str  # who waits for whom; "": nothing is certain
+    waits_s: float  # the longest wait of a rank
+    why: str  # a sentence about ranks that wait for others; "": nothing is certain
     notes: tuple[str, ...]
     events: tuple[str, ...]
 
@@ -108,7 +108,7 @@ def status_of(
 
 
 def _about_store(place: RankEntry | None) -> str:
-    """torch's fault, see `launch.elastic.agent`: said before somebody waits for a restart that cannot succeed."""
+    """Return a warning before a restart that cannot succeed because of a fault of torch, see `launch.elastic.agent`."""
     if place is None or not place.shares_store or not (place.restarts or place.most_restarts):
         return ""
     return (
@@ -117,7 +117,7 @@ def _about_store(place: RankEntry | None) -> str:
     )
 
 
-_FREE_S = 6.0  # what ranks get to leave what was cut
+_FREE_S = 6.0  # for ranks to leave an operation that was cut
 _FORM = (", in init_process_group", ", in new_group")  # ends of where a rank is that forms a group
 
 
@@ -200,7 +200,7 @@ class TorchrunJob:
         self._log_folder = ""
         self._live: ViewPlacement | None = None
         self._closing = threading.Event()
-        self._stale: list[ViewPlacement] = []  # of recordings that have ended, to be closed by the main thread
+        self._stale: list[ViewPlacement] = []  # views of ended recordings, which the main thread closes
         self._keyring = Keyring()
         self._endpoint = Endpoint.listen(self._keyring, self._on_message)
         self._bulk = BulkFetcher(self._endpoint.context, self._keyring)

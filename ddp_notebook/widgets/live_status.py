@@ -40,7 +40,7 @@ class MonitorSource(Protocol):
 
 
 class ProbeSource(Protocol):
-    """What is asked of `run.groups.probe.RankProbe`. A run is what `under_way` has said."""
+    """The methods of `run.groups.probe.RankProbe` that `LiveStatus` calls. A run comes from `under_way`."""
 
     def ask(self, run: Any) -> dict[int, Future[Vitals]]: ...
     def views(self, run: Any, answers: Mapping[int, Vitals], silent: Mapping[int, str]) -> Views: ...

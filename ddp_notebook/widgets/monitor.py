@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ddp_notebook.widgets.simulated.simulation import Simulation
 
 
-_ROUTE = "_reply_subshell_for"  # of `ipykernel.comm.comm.BaseComm`, private; no other version has it
+_ROUTE = "_reply_subshell_for"  # a private attribute of `ipykernel.comm.comm.BaseComm`
 
 
 def hear_at_once(comm: Any) -> None:
@@ -56,7 +56,7 @@ class Watchable(Protocol):
 
 
 class Views(Protocol):
-    """What a session's monitors have in common; `widgets.placement.ViewPlacement` is one."""
+    """The methods that monitors of a session call; `widgets.view_placement.ViewPlacement` has them."""
 
     def publisher_apart(self, cell: int | None) -> Publisher: ...
     def interrupt(self) -> str: ...

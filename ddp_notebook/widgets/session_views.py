@@ -52,7 +52,7 @@ class SessionViews(SessionFeature):
         if self.views is None:
             return
         try:
-            if ipython() is not None:  # else there are no magics to show it
+            if ipython() is not None:  # in a script no magic can show the recording
                 ended_recording.keep(self._ended(self.views))
         finally:
             self.views.close()

@@ -78,7 +78,7 @@ class ViewPlacement:
         self._loop: asyncio.AbstractEventLoop | None = None  # the kernel's own
         self._importing: threading.Thread | None = None  # what its picture will need
         self._again_s = math.inf  # when `_look_again` has asked for a look
-        self._renewal: PictureRenewal | None = None  # of the picture behind %ddp_monitor, while there is a live one
+        self._renewal: PictureRenewal | None = None  # redraws the picture behind a live %ddp_monitor
 
     def prepare(self) -> None:
         """Import what the first view needs, in a thread, before anybody waits for it."""

@@ -105,7 +105,7 @@ class StreamMerge:
     def __init__(self, token: str) -> None:
         self._marks = MarkReader(token) if token else None
         self._held = {1: b"", 2: b""}
-        self._changes = {1: 0, 2: 0}  # by fd: the last change that was reached
+        self._changes = {1: 0, 2: 0}  # the last change that was reached, by fd
 
     def feed(self, fd: int, data: bytes) -> Iterator[tuple[int, bytes]]:
         """Add text of a pipe. Yields `(fd, text)`."""

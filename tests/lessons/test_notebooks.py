@@ -35,8 +35,8 @@ _LINK = re.compile(r"\]\(([^)\s]+)\)")
 CELL_S = 300.0
 
 # The log that the second run of lesson 19 under torchrun leaves. `make test` writes only the log, since that run starts
-# nine processes that import torch. The first run, with a killed worker, remains as it is. A part of the log has the pid
-# of rank 0, the number of ranks and the first step.
+# nine processes that import torch. The first run, with a killed worker, remains as it is. A part of the log has these
+# numbers: the pid of rank 0, the number of ranks and the first step.
 MEMBERS = """\
 folder = fresh("agent_members")
 with (folder / "log").open("a") as log:
@@ -46,7 +46,7 @@ with (folder / "log").open("a") as log:
                 row = {"at_s": 1e9 + 5 * part + 0.01 * step, "step": step, "rank": rank}
                 log.write(json.dumps(row | {"pid": first_pid + rank, "world_size": world_size}) + "\\n")
 """
-# The first line of cells, and what replaces the cells in `make test`, by the lesson's number.
+# The cells that `make test` replaces, by the number of the lesson: the first line of each cell, and the new cell.
 SHORTER = {"19": [('folder = fresh("agent_members")', MEMBERS)]}
 # Everything that a lesson leaves in the kernel is undone, so that the next one starts as in a new kernel.
 REMEMBER = """\

@@ -549,7 +549,7 @@ def test_levels_that_there_are_not(ranks):
 
 
 def test_a_flush_waits_for_a_batch_in_the_making():
-    """The event buffer is empty then, and what it held has not been passed on."""
+    """The event buffer is empty then, and its records have not been passed on."""
     sent: list[bytes] = []
     making, go_on = threading.Event(), threading.Event()
 

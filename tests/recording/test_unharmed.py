@@ -184,7 +184,7 @@ def test_a_record_is_told_though_an_interrupt_kept_it_from_waking_the_recorder()
 
 
 def passing_on() -> tuple[EventBuffer, Flusher, list[float]]:
-    """An event buffer, what empties it, and the metrics that were passed on."""
+    """Return an event buffer, the flusher that empties it, and the metrics that were passed on."""
     told: list[float] = []
     event_buffer = EventBuffer({})
 

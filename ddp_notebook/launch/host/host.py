@@ -181,7 +181,7 @@ class Host:
         return self.hostname if self.transport.is_here else self.name
 
     @property
-    def way_is_here(self) -> bool:
+    def is_here(self) -> bool:
         """Return whether the host is the machine of the notebook."""
         return self.transport.is_here
 

@@ -158,7 +158,7 @@ class Cells:
                     file=file,
                     record=record,
                     folds=folds,
-                    missing=[rank for rank in self._cluster.ranks if rank not in ranks],
+                    missing=sorted({*self._cluster.ranks} - {*ranks}),
                 )
                 beside = beside if screen is not None else None
                 watch = self.watch(run, interrupts, screen, beside, waiter, timeout_s)
@@ -402,7 +402,7 @@ class Cells:
         for rank in run.pending:
             if words := run.stopped_children.get(rank):
                 host = cluster.process(rank).host
-                on = "" if host.way_is_here else f" on {host.label}"
+                on = "" if host.is_here else f" on {host.label}"
                 halts.append(Halt(f"child process of rank {rank}", f"rank {rank}{on}: {words}"))
         return halts
 

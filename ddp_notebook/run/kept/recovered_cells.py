@@ -130,7 +130,7 @@ class RecoveredCells:
 
 
 class KeptCells(SessionFeature):
-    """Those of one session. In a session without a keeper there are none."""
+    """The cells of other notebooks in one session. A session without a keeper has none."""
 
     def __init__(self, parts: SessionParts) -> None:
         super().__init__(parts)

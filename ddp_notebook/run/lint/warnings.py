@@ -162,7 +162,7 @@ def _uneven(members: list[Reader], group: ForeseenGroup) -> Iterator[tuple[Fores
         shapes = tuple(call.shape for call in reader.passed(group))
         alike.setdefault((shapes, frozenset(reader.unseen)), []).append(reader)
     most = max(alike.values(), key=len)
-    uneven: dict[ForeseenCollective, tuple[set[Reader], set[Reader]]] = {}  # who reaches it, who does not
+    uneven: dict[ForeseenCollective, tuple[set[Reader], set[Reader]]] = {}  # ranks that reach it, ranks that do not
     for some in alike.values():
         for have, lack in ((some, most), (most, some)):
             for call, is_elsewhere in _unmet(have[0], lack[0], group):

@@ -26,14 +26,14 @@ class WidgetState:
 
     def __init__(self) -> None:
         self._state: dict[str, Any] = {}
-        self._buffers: dict[tuple[Any, ...], Any] = {}  # by path: what is no JSON, and not in the state
+        self._buffers: dict[tuple[Any, ...], Any] = {}  # binary values, by path; they are not in the state
 
     def __repr__(self) -> str:
         return f"<WidgetState: {len(self._state)} values, {len(self._buffers)} buffers>"
 
     @property
     def is_known(self) -> bool:
-        """Whether it is a widget's: other comms have no state."""
+        """Return whether the comm belongs to a widget: other comms have no state."""
         return bool(self._state)
 
     def take(self, data: Mapping[str, Any], buffers: Sequence[Any]) -> None:

@@ -29,7 +29,7 @@ _LONGEST_CHARS = 100_000  # shown in one piece
 
 
 def visible(line: str) -> str:
-    """What a terminal shows after a line was redrawn with carriage returns.
+    """Return the text that a terminal shows after carriage returns have redrawn a line.
 
     Example:
         >>> visible("10 %\\r20 %\\r")

@@ -31,7 +31,8 @@ _NOTHING = RecordOptions(level="off")
 
 
 class Sharded:
-    """Of one session. Cells do it, so that one that hangs or fails ends as any other. The caller has the turn.
+    """State in shards that moves when the number of ranks changes. Cells move it, so a move that hangs or fails ends as
+    any other cell. The caller holds the queue.
 
     Args:
         cells: run them.
@@ -53,7 +54,7 @@ class Sharded:
         self.is_left = True
 
     def build(self, build: str) -> list[str]:
-        """Build them anew. Returns what was done, in sentences.
+        """Build the models again. Returns sentences about it.
 
         Raises:
             RankError: it failed, and can be tried again: rank 0 has what was gathered.

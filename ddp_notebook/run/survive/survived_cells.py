@@ -30,7 +30,7 @@ _SETTLE_S = 0.5  # from when all wait and none is known to have died, until they
 
 
 class CellSurvival(SessionFeature):
-    """What is known of the loops of the cell under way."""
+    """The loops of `survive` in the running cell, as far as ranks have reported them."""
 
     def __init__(self, parts: SessionParts) -> None:
         super().__init__(parts)
@@ -51,7 +51,7 @@ class CellSurvival(SessionFeature):
             self._preemption = Preemption(folder, self._cluster, lambda: self.is_in_loop)
 
     def started(self, *, is_attached: bool) -> None:
-        if self._preemption is not None and not is_attached:  # else the keeper is told of it
+        if self._preemption is not None and not is_attached:  # else the keeper handles the warnings
             self._preemption.begin()
             self.parts.hosts.tell_of_warnings(self._preemption.hear)
 

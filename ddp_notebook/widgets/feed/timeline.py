@@ -15,7 +15,7 @@ from ddp_notebook.widgets.feed.tables import empty
 from ddp_notebook.widgets.feed.whole_steps import Cutter
 
 _LATE_S = 0.3  # a call whose other ranks have not come by then travels without them
-_LATE_IN_LOOP_S = 1.5  # likewise where ranks tell once a second, see `rank.record.flusher`
+_LATE_IN_LOOP_S = 1.5  # the same in loops, where ranks send once a second, see `rank.record.flusher`
 _ROW_BYTES = 32.0  # of a span with its share of steps and buckets, measured by tests/benchmarks/monitor.py
 _MOST_KEPT = 1 << 13  # rows of a cell without steps that are kept for the first step
 _CELL = SPANS.index("cell")
@@ -40,7 +40,7 @@ class Timeline:
         self._is_bounded = bytes_per_s is not None
         self._cutter = Cutter(recording, cell)
         self._thin = DrawingBudget(bytes_per_s or np.inf, every)  # by step
-        self._thin_loose = DrawingBudget(bytes_per_s or np.inf, every)  # by number, as long as there are no steps
+        self._thin_loose = DrawingBudget(bytes_per_s or np.inf, every)  # calls without steps, by their numbers
         self._spans, self._calls = np.zeros(0, SPAN), np.zeros(0, CALL)
         self._span_sent, self._call_sent = np.zeros(0, bool), np.zeros(0, bool)
         self._came_s = np.zeros(0)

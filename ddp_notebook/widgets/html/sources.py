@@ -45,7 +45,7 @@ class Sources:
     def __init__(self, feed: Feed) -> None:
         self._feed = feed
         self._end = 0  # of the metrics that were read
-        self._courses: dict[int, Series] = {}  # by the number of the name
+        self._courses: dict[int, Series] = {}  # the series of a metric, by the number of its name
         self._names = np.zeros(0, np.int64)  # numbers of all names that were logged
 
     def look(self, head: Mapping[str, Any]) -> PageState:
