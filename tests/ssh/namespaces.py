@@ -183,6 +183,9 @@ class Namespaces:
         finally:
             for link in self.links.values():
                 _ip("link", "set", link, "type", "bridge_slave", "isolated", "off")
+            # An ARP entry that waited meanwhile for an answer fails after 3 s, and takes new connections along.
+            for namespace in self.links.values():
+                _ip("-n", namespace, "neigh", "flush", "all")
 
     def join(self, device: str, net: str) -> None:
         """Give two hosts a network of their own, which is down.
