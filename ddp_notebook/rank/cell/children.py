@@ -65,12 +65,8 @@ class Children:
     def __init__(self, waits: Callable[[], object] = lambda: None) -> None:
         self._waits = waits
         self._wait: ChildWait | None = None  # a command of the cell
-        self._seen: ChildWait | None = None  # another wait, since it was first seen
+        self.seen: ChildWait | None = None  # another wait, since it was first seen; each cell forgets it
         self._main = threading.main_thread().ident or 0
-
-    def begin_cell(self) -> None:
-        """Forget the waits of the previous cell."""
-        self._seen = None
 
     @contextlib.contextmanager
     def waiting(self, command: str, *, is_elsewhere: bool = False) -> Iterator[None]:
@@ -98,11 +94,11 @@ class Children:
         elif pid == 0 and _reads_pipe():
             pid = next((one for one in _children_of(os.getpid()) if any(map(is_stopped, [one, *descendants(one)]))), 0)
         if pid <= 0:
-            self._seen = None
-        elif self._seen is None or (self._seen.pid, self._seen.is_stopped) != (pid, is_halted):
+            self.seen = None
+        elif self.seen is None or (self.seen.pid, self.seen.is_stopped) != (pid, is_halted):
             what = _in_a_line(command) or _command_of(pid)
-            self._seen = ChildWait(what, time.monotonic(), pid, is_stopped=is_halted)
-        return self._seen
+            self.seen = ChildWait(what, time.monotonic(), pid, is_stopped=is_halted)
+        return self.seen
 
     def end(self, attempt: int) -> None:
         """End the child process that C code of the main thread waits for, as `os.system` does. Python does not run the

@@ -28,7 +28,8 @@ _RECURSION_LIMIT = 500  # frames that the end of a cell takes at most
 class _Kept:
     """A snapshot of names of a module or a class. Each cell compares 250 of them, so the comparison runs in C.
 
-    It looks no name up while the namespace is unchanged: between two cells the processor's caches lose the names.
+    Where most names of the namespace are compared, all of its values are, in their order, and no name is looked up:
+    between two cells the processor's caches lose the names.
 
     Args:
         namespace: of the module or class.
@@ -40,13 +41,13 @@ class _Kept:
         self._namespace = namespace
         self._get = operator.itemgetter(*values)
         self._all = tuple(values.values())
-        self._whole = tuple(namespace.values())
+        self._whole = tuple(namespace.values()) if len(namespace) < 2 * len(values) else None
 
     @property
     def has_changed(self) -> bool:
         """True if a name has another value or is missing. `==` would call methods of a user's object."""
-        now = self._namespace.values()
-        if len(now) == len(self._whole) and all(map(operator.is_, now, self._whole)):
+        now, whole = self._namespace.values(), self._whole
+        if whole is not None and len(now) == len(whole) and all(map(operator.is_, now, whole)):
             return False
         try:
             return not all(map(operator.is_, self._get(self._namespace), self._all))
@@ -94,7 +95,7 @@ class Interpreter:
                 set_to(None)
             except BaseException:  # the function that this removes has raised
                 set_to(None)
-        lines = self.put_replaced_back("while this cell ran")
+        lines = [*self.put_builtins_back("while this cell ran"), *self.put_threading_back("while this cell ran")]
         try:
             self._get_needed(sys.modules)
         except KeyError:  # a module is missing
@@ -114,16 +115,16 @@ class Interpreter:
             vars(zmq).update(self._zmq.values)
         return lines
 
-    def put_replaced_back(self, when: str) -> list[str]:
-        """Put names of modules back. Returns lines about them.
+    def put_threading_back(self, when: str) -> list[str]:
+        """Put names of `threading` back without which no thread starts. Returns lines about them.
 
         Args:
             when: they were replaced. A thread may have done it.
         """
-        lines = self.put_builtins_back(when)
+        lines: list[str] = []
         for owner, kept in self._of_threads:
             if kept.has_changed:
-                lines += self._put_threading_back(owner, kept.values, when)
+                lines += self._put_names_of_threading_back(owner, kept.values, when)
         return lines
 
     def _put_modules_back(self) -> None:
@@ -131,7 +132,7 @@ class Interpreter:
         missing = {name: one for name, one in self._modules.items() if is_emptied or name not in sys.modules}
         sys.modules.update(missing)
 
-    def _put_threading_back(self, owner: Any, values: dict[str, Any], when: str) -> list[str]:
+    def _put_names_of_threading_back(self, owner: Any, values: dict[str, Any], when: str) -> list[str]:
         """Keep what a program has replaced, such as a hook of a profiler, as long as threads still start."""
         changed = [name for name, value in values.items() if vars(owner).get(name) is not value]
         if _starts_threads(self._threading):

@@ -34,14 +34,10 @@ class Modules:
 
     def __init__(self) -> None:
         self._names: dict[int, tuple[weakref.ref[torch.nn.Module], str]] = {}  # by id, in the largest model seen
-        self._found: dict[tuple[int, int, int], tuple[weakref.ref[torch.nn.Module], str]] = {}  # see `name`
+        self.found: dict[tuple[int, int, int], tuple[weakref.ref[torch.nn.Module], str]] = {}  # see `name`
         self._marked: set[int] = set()  # ids of codes whose `ctx` may have a mark; they live as long as torch
         self._watched: list[tuple[Any, Any, Any]] = []  # autograd functions, their own forward and the one that marks
-        self._marks = True
-
-    def begin_cell(self) -> None:
-        """A cell begins: a module may be a part of another model now."""
-        self._found.clear()
+        self.marks = True
 
     def watch(self, is_on: Callable[[], bool]) -> None:
         """Mark what DTensor's autograd functions do in a forward.
@@ -60,9 +56,7 @@ class Modules:
 
     def mark(self, on: bool) -> None:
         """Whether forwards are marked from now on. An autograd function looks for its forward at each call."""
-        if on is self._marks:
-            return
-        self._marks = on
+        self.marks = on
         for function, torchs, ours in self._watched:
             if function.forward is (torchs if on else ours):  # else somebody has wrapped it too
                 function.forward = staticmethod(ours if on else torchs)
@@ -70,7 +64,7 @@ class Modules:
     def noted(self, frame: FrameType) -> str | None:
         """The module that was marked in this frame's context; None if it is no frame of a function with marks, or this
         is no step with marks: already to look at the context takes time."""
-        if not self._marks or id(frame.f_code) not in self._marked:
+        if not self.marks or id(frame.f_code) not in self._marked:
             return None
         return getattr(frame.f_locals["ctx"], _MARK, None)
 
@@ -94,7 +88,7 @@ class Modules:
             if (
                 not torch.compiler.is_compiling()
                 and ctx.needs_input_grad[0]
-                and self._marks
+                and self.marks
                 and is_on()
                 and may_communicate(tensor, placements)
             ):
@@ -141,9 +135,9 @@ class Modules:
         """The name of a module, by the frame that calls its forward."""
         module = frame.f_locals["self"]
         key = id(module), id(code), instruction
-        known = self._found.get(key)
+        known = self.found.get(key)
         if known is None or known[0]() is not module:
-            known = self._found[key] = weakref.ref(module), self._look_up(module, frame)
+            known = self.found[key] = weakref.ref(module), self._look_up(module, frame)
         return known[1]
 
     def _look_up(self, module: torch.nn.Module, frame: FrameType) -> str:

@@ -201,7 +201,7 @@ class Network:
     def begin_cell(self, cell: int) -> None:
         """A cell begins."""
         self._cell = cell
-        self.children.begin_cell()
+        self.children.seen = None
         self._progress.begin()
         self.release.begin()
 

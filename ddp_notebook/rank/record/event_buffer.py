@@ -184,9 +184,11 @@ class EventBuffer:
         """
         self.level, self.thins = level, thins and level == VALUES
         self._is_taken = True
-        self.thinning.begin_cell()
+        if self.thinning.turns or self.thinning.calls:
+            self.thinning.begin_cell()
+        self.thinning.since_ns = time.monotonic_ns()
         self.repeating.backward = None
-        self.modules.begin_cell()
+        self.modules.found.clear()  # a module may be a part of another model now
         self._sequences = Known()
         values = KEPT if level >= VALUES else NOT_ASKED_FOR
         self.backward = None
@@ -203,7 +205,8 @@ class EventBuffer:
     def _begin_sequence(self, values: int) -> Sequence | None:
         """A step begins that keeps its values or not, and so marks its forwards or not."""
         is_marked = self.level != OFF and values != LEFT_OUT
-        self.modules.mark(is_marked)
+        if is_marked is not self.modules.marks:
+            self.modules.mark(is_marked)
         return Sequence(self._sequences, is_marked=is_marked) if self.thins else None
 
     def _end_sequence(self, moment: Moment) -> None:

@@ -57,6 +57,8 @@ class Flusher:
         self._lock = threading.Lock()
         self._resources: Resources | None = None
         self._looked_s = 0.0
+        # Look at memory and load with the next batch: a cell begins or ends, and what is between two looks counts.
+        self.looks_again = True
         self._awaited: Any = None
         self._asked_s = time.monotonic()
         self.is_in_cell = False
@@ -72,10 +74,6 @@ class Flusher:
         """What is passed on goes to somebody from now on who has got nothing before. From any thread."""
         with self._lock:
             self._maker.tell_again()
-
-    def look_again(self) -> None:
-        """Look at memory and load with the next batch: a cell begins or ends, and what is between two looks counts."""
-        self._looked_s = 0.0
 
     def flush(self, deadline_s: float = 1.0) -> None:
         """Pass on all records of the event buffer, and those that wait for a GPU as long as it works. Any thread may
@@ -171,9 +169,10 @@ class Flusher:
         now = time.monotonic()
         if self._event_buffer.level == OFF or self._maker.rank < 0:
             return None
-        if now - self._looked_s < 0.9 * (_RESOURCES_S if records else self._idle_s()):
+        pause_s = 0.0 if self.looks_again else 0.9 * (_RESOURCES_S if records else self._idle_s())
+        if now - self._looked_s < pause_s:
             return None
-        self._looked_s = now
+        self._looked_s, self.looks_again = now, False
         try:
             if self._resources is None:
                 self._resources = Resources()

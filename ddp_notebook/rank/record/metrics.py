@@ -52,25 +52,24 @@ class MetricLogger:
     def __init__(self, event_buffer: EventBuffer, training: TrainingSpans, cells: dict[str, int]) -> None:
         self.watched: tuple[str, ...] = ()
         self._found: set[str] = set()  # those that were seen
-        self._counts: dict[str, int] = {}  # number of values that are counted, by name
+        self.counts: dict[str, int] = {}  # number of values that are counted, by name; each cell empties it
         self._event_buffer = event_buffer
         self._cells = cells
         self._training = training
         self._on_step = training.on_step
 
-    def begin_cell(self, watched: Sequence[str]) -> None:
-        """A cell begins.
+    def watch(self, watched: Sequence[str]) -> None:
+        """Read these variables in the cell that begins, and no others.
 
         Args:
             watched: names of variables to read after each optimizer step.
         """
         self.watched = tuple(watched)
+        self._found.clear()
         if self._read_watched in self._on_step:  # of the last cell
             self._on_step.remove(self._read_watched)
         if watched:
             self._on_step.append(self._read_watched)
-        self._found.clear()
-        self._counts.clear()
 
     def end_cell(self) -> None:
         """Say so if a watched variable was not seen."""
@@ -129,13 +128,13 @@ class MetricLogger:
     def _step_of(self, name: str, steps: int) -> tuple[int, int]:
         """Return the number of the step that a value belongs to, after so many optimizer steps in the cell, and its
         unit."""
-        if not steps or self._counts.get(name, 0) > 1:
-            at = self._counts.get(name, 0)
-            self._counts[name] = at + 1
+        if not steps or self.counts.get(name, 0) > 1:
+            at = self.counts.get(name, 0)
+            self.counts[name] = at + 1
             return at, _VALUE if at else _STEP
         event_buffer = self._event_buffer
         # Without forwards, a loop that logged this name before its first optimizer step does so before each of them.
-        is_before = event_buffer.has_begun or (not event_buffer.sees_forwards and name in self._counts)
+        is_before = event_buffer.has_begun or (not event_buffer.sees_forwards and name in self.counts)
         return (steps if is_before else steps - 1), self._unit
 
     def _read_watched(self) -> None:

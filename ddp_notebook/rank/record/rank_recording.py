@@ -138,15 +138,17 @@ class RankRecording:
             has_prompt: it is a notebook's, whose reader knows it by that `In [n]`.
         """
         self.flusher.is_in_cell = True
-        self.flusher.look_again()
+        self.flusher.looks_again = True
         self._prompt = f"In [{title}]" if has_prompt else ""
         asks_for_values = bool(options.full_bytes or options.watch or options.gradient)
         level = LEVELS.index(options.level) if options.level else VALUES
         self.event_buffer.enter(cell, title, level, thins=not asks_for_values)
         self.training.begin_cell(options.gradient)
-        self.training.between.begin_cell()
+        self.training.between.is_in_cell = True
         self.event_buffer.full_bytes = options.full_bytes
-        self.metrics.begin_cell(options.watch)
+        self.metrics.counts.clear()
+        if options.watch or self.metrics.watched:
+            self.metrics.watch(options.watch)
         if options.solo is not None:
             from ddp_notebook.rank.record.baseline_run import BaselineRun  # imports torch.distributed.optim: 0.4 s
 
@@ -164,7 +166,7 @@ class RankRecording:
         self.event_buffer.end_cell()
         if self.event_buffer.puts != self._began_at:
             self.training.put(CELL, self._prompt, self._began_ns)
-            self.flusher.look_again()
+            self.flusher.looks_again = True
             self.event_buffer.hurries.set()  # in a training loop the recorder's thread sleeps for long
         solo, self._solo = self._solo, None
         if solo is not None:
@@ -174,5 +176,6 @@ class RankRecording:
         profile, self._profile = self._profile, None
         if profile is not None:
             profile.end()
-        self.metrics.end_cell()  # the last: these print, and the cell may have closed stderr
+        if self.metrics.watched:
+            self.metrics.end_cell()  # the last: these print, and the cell may have closed stderr
         self.training.end_cell()

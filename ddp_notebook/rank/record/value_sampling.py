@@ -32,21 +32,21 @@ class ValueSampling:
         self.period = 1  # steps
         self.turns = 0  # how often another optimizer than before has stepped: counted where that is seen
         self.calls = 0  # since the last look; the event buffer counts them
-        self._since_ns = 0
+        self.since_ns = 0
         self._of_line: dict[tuple[int, int], int] = {}
 
     def begin_cell(self) -> None:
         """A cell begins, whose first steps are kept."""
         self.period, self.turns = 1, 0
         self._of_line.clear()
-        self._since_ns, self.calls = time.monotonic_ns(), 0
+        self.since_ns, self.calls = time.monotonic_ns(), 0
 
     def keeps(self, step: int) -> bool:
         """Whether the values of this step's calls are kept. Asked once, as it begins."""
         if step and step % _WINDOW == 0:
             now_ns = time.monotonic_ns()
-            self._look((now_ns - self._since_ns) / 1e9)
-            self._since_ns, self.calls = now_ns, 0
+            self._look((now_ns - self.since_ns) / 1e9)
+            self.since_ns, self.calls = now_ns, 0
         return step < FIRST_STEPS or spread(step) % self.period < self._run()
 
     def keeps_of_line(self, line: tuple[int, int]) -> bool:

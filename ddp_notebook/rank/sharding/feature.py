@@ -21,7 +21,7 @@ class ShardingFeature(Feature):
         self._mistakes = watch(core.network.recorder)
 
     def cell_begins(self, cell: RunCell) -> None:
-        self._mistakes.begin_cell(cell.cell)
+        self._mistakes.cell = cell.cell
 
     def explain(self, error: BaseException) -> str:
         return mistakes.explain_unsharded(error)

@@ -171,31 +171,29 @@ class Mistakes:
     Args:
         recorder: sees collectives.
         modules: knows their names.
+
+    Attributes:
+        cell: the number of the running cell, the same on all ranks. The parts reset themselves when it has changed.
     """
 
     def __init__(self, recorder: Recorder, modules: Modules) -> None:
+        self.cell = 0
+
         def listen(look: Any) -> None:
             recorder.look = look
 
-        self._scaling = Scaling(listen)
-        self._replicas = Replicas(modules.of_context)
-        self._saves = Saves()
+        def cell() -> int:
+            return self.cell
+
+        self._scaling = Scaling(listen, cell)
+        self._replicas = Replicas(modules.of_context, cell)
+        self._saves = Saves(cell)
 
     def watch(self) -> None:
         """Begin to look. Of what this torch does not have nothing is said."""
         for watch in (self._scaling.watch, self._replicas.watch, self._saves.watch, watch_nested_ddp):
             with contextlib.suppress(ImportError, AttributeError):
                 watch()
-
-    def begin_cell(self, cell: int) -> None:
-        """A cell begins.
-
-        Args:
-            cell: its number, the same on all ranks.
-        """
-        self._scaling.begin_cell()
-        self._replicas.begin_cell(cell)
-        self._saves.begin_cell(cell)
 
     def facts(self, namespace: Mapping[str, Any]) -> dict[str, Any]:
         """What to tell the notebook, as JSON: `told`, what is wrong in words; `replicas` and `saves`, to be compared

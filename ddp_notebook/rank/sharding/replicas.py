@@ -34,17 +34,19 @@ class Replicas:
 
     Args:
         name: of the module that an autograd function runs for, by its context and a frame of its caller.
+        cell: returns the number of the running cell.
 
     Example:
-        >>> Replicas(lambda ctx, frame: "").told()
+        >>> Replicas(lambda ctx, frame: "", lambda: 1).told()
         []
     """
 
-    def __init__(self, name: Callable[[Any, FrameType], str]) -> None:
+    def __init__(self, name: Callable[[Any, FrameType], str], cell: Callable[[], int]) -> None:
         self._name = name
-        self._cell = 0
-        self._left = 0  # looks
-        self._is_new = True
+        self._cell = cell
+        self._looked_in = 0  # the cell of the last look
+        self._left = 0  # looks, in that cell
+        self._kept_in = 0  # the cell that `_kept` is of
         self._kept: list[tuple[dict[str, Any], torch.Tensor]] = []
         self._counts: dict[tuple[str, str, tuple[int, ...]], int] = {}
         self._signs: torch.Tensor | None = None
@@ -55,10 +57,6 @@ class Replicas:
         what `to_local` gave, else "tensor"), its place among these (`at`), the `ranks` that should have the same, its
         `shape` and `dtype`, and the numbers (`sketch`)."""
         return [facts | {"sketch": sketch.tolist()} for facts, sketch in self._kept]
-
-    def begin_cell(self, cell: int) -> None:
-        """A cell begins."""
-        self._cell, self._left, self._is_new = cell, _LOOKS, True
 
     def watch(self) -> None:
         """Begin to look.
@@ -73,7 +71,7 @@ class Replicas:
 
         @functools.wraps(original)
         def forward(ctx: Any, tensor: Any, mesh: Any, placements: Any, run_check: bool = False, *rest: Any) -> Any:
-            if not torch.compiler.is_compiling() and self._left > 0 and not run_check:
+            if not torch.compiler.is_compiling() and not run_check and self._may_look():
                 try:
                     self._look(ctx, tensor, mesh, placements, sys._getframe(1))
                 except Exception:  # the user's forward must go on
@@ -83,6 +81,11 @@ class Replicas:
         function.forward = staticmethod(forward)
         for sharder in _SHARDERS:
             after_import(sharder, functools.partial(self._watch_meshes, sharder))
+
+    def _may_look(self) -> bool:
+        if (cell := self._cell()) != self._looked_in:
+            self._looked_in, self._left = cell, _LOOKS
+        return self._left > 0
 
     def _watch_meshes(self, sharder: str) -> None:
         with contextlib.suppress(AttributeError):
@@ -104,9 +107,8 @@ class Replicas:
         if tensor.is_cuda and torch.cuda.is_current_stream_capturing():
             return
         self._left -= 1
-        if self._is_new:
-            self._is_new = False
-            self._kept, self._counts = [], {}
+        if self._kept_in != self._looked_in:
+            self._kept_in, self._kept, self._counts = self._looked_in, [], {}
         ranks = unseen(ranks_along, mesh, dims)
         if len(ranks) < 2:
             return
@@ -115,7 +117,7 @@ class Replicas:
         at = self._counts.get((module, what, ranks), 0)
         if at < _CALLS:
             self._counts[module, what, ranks] = at + 1
-            facts = {"cell": self._cell, "what": what, "module": module, "at": at, "ranks": ranks}
+            facts = {"cell": self._kept_in, "what": what, "module": module, "at": at, "ranks": ranks}
             facts |= {"shape": [*tensor.shape], "dtype": str(tensor.dtype).removeprefix("torch.")}
             self._kept.append((facts, unseen(self._sketch, tensor)))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import stat
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 from typing import Any, cast
 
@@ -26,25 +26,24 @@ _SAVER = "torch.distributed.checkpoint.state_dict_saver"
 class Saves:
     """This rank's.
 
+    Args:
+        cell: returns the number of the running cell.
+
     Example:
-        >>> Saves().told()
+        >>> Saves(lambda: 1).told()
         []
     """
 
-    def __init__(self) -> None:
+    def __init__(self, cell: Callable[[], int]) -> None:
         self._told: list[dict[str, Any]] = []
-        self._cell = 0
-        self._is_new = True
+        self._cell = cell
+        self._told_in = 0  # the cell that they are of
 
     def told(self) -> list[dict[str, Any]]:
         """The saves of the last `cell` that has saved something. `how`: "distributed", with the `path` and the `ranks`
         that save together; or "alone" by `torch.save`, with `path`, what tells this file from others (`file`), the
         number of `sharded` tensors, and the `ranks` that have the other parts of these."""
         return [one | {"file": _file(one["path"])} if one["how"] == "alone" else one for one in self._told]
-
-    def begin_cell(self, cell: int) -> None:
-        """A cell begins."""
-        self._cell, self._is_new = cell, True
 
     def watch(self) -> None:
         """Begin to look.
@@ -83,11 +82,10 @@ class Saves:
             self._keep(how="distributed", path=os.path.abspath(path), ranks=ranks)
 
     def _keep(self, **facts: Any) -> None:
-        if self._is_new:
-            self._is_new = False
-            self._told = []
+        if (cell := self._cell()) != self._told_in:
+            self._told_in, self._told = cell, []
         if len(self._told) < _MOST:
-            self._told.append({"cell": self._cell, **facts})
+            self._told.append({"cell": cell, **facts})
 
 
 def _file(path: str) -> list[Any]:

@@ -26,20 +26,23 @@ class Scaling:
 
     Args:
         listen: has a function called with each collective that begins, or with None no longer.
+        cell: returns the number of the running cell.
 
     Example:
-        >>> Scaling(lambda look: None).told()
+        >>> Scaling(lambda look: None, lambda: 1).told()
         []
     """
 
-    def __init__(self, listen: Callable[[Callable[[Call], None] | None], None]) -> None:
+    def __init__(self, listen: Callable[[Callable[[Call], None] | None], None], cell: Callable[[], int]) -> None:
         self._listen = listen
+        self._cell = cell
+        self._seen_in = 0  # the cell that the rest is of, except what is told
         self._scaled: weakref.WeakSet[Any] = weakref.WeakSet()  # scalers with a loss scaled and nothing unscaled since
         self._clipped: dict[str, set[int]] = {}  # by the function: ids of parameters that were clipped meanwhile
         self._clips: dict[str, int] = {}  # how often, by the function
         self._unscaled: list[weakref.ref[torch.Tensor]] = []  # gradients of the optimizers that step next
         self._averages: dict[str, int] = {}  # before how many steps, by the operation
-        self._is_new = False
+        self._told_in = 0  # the cell that `_clips` and `_averages` are of
 
     def told(self) -> list[str]:
         """What was seen in the last cell that has scaled a loss."""
@@ -55,12 +58,12 @@ class Scaling:
         ]
         return clips + averages
 
-    def begin_cell(self) -> None:
-        """A cell begins."""
-        self._scaled.clear()
-        self._clipped.clear()
-        self._close()
-        self._is_new = True
+    def _forget_last_cell(self) -> None:
+        if (cell := self._cell()) != self._seen_in:
+            self._seen_in = cell
+            self._scaled.clear()
+            self._clipped.clear()
+            self._close()
 
     def watch(self) -> None:
         """Begin to look.
@@ -80,20 +83,23 @@ class Scaling:
             before(torch.nn.utils, name, functools.partial(self._clip, name))
 
     def _scale(self, scaler: Any, *_: Any, **__: Any) -> None:
+        self._forget_last_cell()
         if scaler.is_enabled():
             self._scaled.add(scaler)
             self._close()
-            if self._is_new:
-                self._is_new = False
+            if self._told_in != self._seen_in:
+                self._told_in = self._seen_in
                 self._clips.clear()
                 self._averages.clear()
 
     def _clip(self, name: str, parameters: Any = (), *_: Any, **__: Any) -> None:
+        self._forget_last_cell()
         if self._scaled and not isinstance(parameters, Iterator):  # an iterator is not to be used up
             ones = [parameters] if isinstance(parameters, torch.Tensor) else parameters
             self._clipped.setdefault(name, set()).update(map(id, ones))
 
     def _step(self, scaler: Any, optimizer: Any, *_: Any, **__: Any) -> None:
+        self._forget_last_cell()
         self._close()
         self._look_at_clips(scaler, optimizer)
 
@@ -101,6 +107,7 @@ class Scaling:
         self._close()
 
     def _unscale(self, scaler: Any, optimizer: Any, *_: Any, **__: Any) -> None:
+        self._forget_last_cell()
         self._look_at_clips(scaler, optimizer)
         if scaler.is_enabled() and type(scaler) is torch.amp.GradScaler:  # FSDP's asks all ranks whether one found inf
             parameters = (p for group in optimizer.param_groups for p in group["params"])
@@ -120,8 +127,9 @@ class Scaling:
 
     def _reduced(self, call: Call) -> None:
         """A collective begins between `unscale_` and `step`."""
+        self._forget_last_cell()  # which may have been stopped before its step
         kernel = call.kernel
-        if kernel.spec.name not in _SUMS or kernel.at_input is None or len(call.group.ranks) < 2:
+        if not self._unscaled or kernel.spec.name not in _SUMS or kernel.at_input is None or len(call.group.ranks) < 2:
             return
         try:
             if unseen(self._are_gradients, flat(call.arguments[kernel.at_input])):

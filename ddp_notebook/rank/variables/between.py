@@ -29,7 +29,7 @@ class BetweenSteps:
     def __init__(self) -> None:
         self._tasks: deque[Task] = deque()
         self._lock = threading.Lock()
-        self._is_in_cell = False
+        self.is_in_cell = False  # set as a cell begins, which needs no lock; only `end_cell` resets it
 
     def __bool__(self) -> bool:
         return bool(self._tasks)
@@ -48,17 +48,12 @@ class BetweenSteps:
         """
         with self._lock:
             self._tasks.append(task)
-            return self._is_in_cell
-
-    def begin_cell(self) -> None:
-        """A cell begins."""
-        with self._lock:
-            self._is_in_cell = True
+            return self.is_in_cell
 
     def end_cell(self) -> None:
         """The cell has ended: run the remaining tasks."""
         with self._lock:
-            self._is_in_cell = False
+            self.is_in_cell = False
         self.run_outside()
 
     def run_outside(self) -> None:

@@ -22,7 +22,7 @@ _DECORATING = contextlib.__file__  # has the `with` of a function that a block d
 
 
 class _Here(threading.local):
-    """The blocks that this thread is in, the innermost last, and when each began."""
+    """The blocks that this thread is in, the innermost last, and when each began. Each cell empties it."""
 
     def __init__(self) -> None:
         self.open: list[tuple[Any, int]] = []
@@ -39,19 +39,15 @@ class Blocks:
     def __init__(self, event_buffer: EventBuffer, leave: Callable[[str, int], None]) -> None:
         self._event_buffer = event_buffer
         self._leave = leave
-        self._here = _Here()
+        self.here = _Here()
 
     def look(self) -> None:
         """Begin to look."""
         around(record_function, "__enter__", self._around_enter)
         around(record_function, "__exit__", self._around_exit)
 
-    def begin_cell(self) -> None:
-        """A cell begins: forget what an interrupted one has left open."""
-        self._here.open.clear()
-
     def _around_enter(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        event_buffer, here = self._event_buffer, self._here
+        event_buffer, here = self._event_buffer, self.here
 
         def __enter__(self: Any) -> Any:
             entered = original(self)
@@ -62,7 +58,7 @@ class Blocks:
         return __enter__
 
     def _around_exit(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        here, leave = self._here, self._leave
+        here, leave = self.here, self._leave
 
         def __exit__(self: Any, exc_type: Any, exc_value: Any, traceback: Any) -> Any:
             blocks = here.open

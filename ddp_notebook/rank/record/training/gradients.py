@@ -87,7 +87,7 @@ class GradientHook:
         Args:
             modules: those in DDP.
         """
-        if not self.parameter or self._has_shown:
+        if self._has_shown:
             return
         names = {name: None for each in modules for name, one in each.named_parameters() if one.requires_grad}
         known = f"the models in DDP have {', '.join(names)}" if names else "there is no model in DDP"

@@ -58,7 +58,7 @@ class Loaders:
         self._names: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
         self._epochs: weakref.WeakKeyDictionary[Any, _Epoch] = weakref.WeakKeyDictionary()
         self._last: tuple[Callable[[], Any], _Epoch | None] = nothing, None  # the latest iterator, a good guess
-        self._told: set[str] = set()  # loaders whose settings were left in this cell
+        self.told: set[str] = set()  # loaders whose settings were left in this cell
 
     def look(self) -> None:
         """Begin to look.
@@ -68,10 +68,6 @@ class Loaders:
         """
         around(dataloader._BaseDataLoaderIter, "__next__", self._around_next)
         around(DataLoader, "__iter__", self._around_iter)
-
-    def begin_cell(self) -> None:
-        """A cell begins."""
-        self._told.clear()
 
     def _around_iter(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def __iter__(loader: Any) -> Any:
@@ -97,8 +93,8 @@ class Loaders:
             if epoch.has_workers:
                 self._put(_WORKERS, name, began_ns, -1)
         self._last = weakref.ref(iterator), epoch
-        if name not in self._told:
-            self._told.add(name)
+        if name not in self.told:
+            self.told.add(name)
             prefetch = loader.prefetch_factor
             self._event_buffer.put(
                 Settings(

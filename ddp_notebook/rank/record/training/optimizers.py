@@ -32,7 +32,7 @@ class Optimizers:
         self._event_buffer = event_buffer
         self._stepped = stepped
         # By thread: optimizers in their step, by their id, and when that began.
-        self._stepping: dict[int, list[tuple[int, int]]] = {}
+        self.stepping: dict[int, list[tuple[int, int]]] = {}
         self._naming = threading.Lock()  # they may be new in several threads at once
         self._names: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
         self.of_cell: set[str] = set()  # names of those that have stepped in the cell
@@ -43,16 +43,10 @@ class Optimizers:
         register_optimizer_step_pre_hook(uncompiled(self._before_step))
         register_optimizer_step_post_hook(uncompiled(self._after_step))
 
-    def begin_cell(self) -> None:
-        """A cell begins: forget what an interrupted one has left half done."""
-        self._stepping.clear()
-        self.of_cell.clear()
-        self._last = nothing, ""
-
     def name(self, optimizer: Any) -> str:
         """Its name, which no other one has."""
         last, name = self._last
-        if last() is optimizer:
+        if last() is optimizer and name in self.of_cell:
             return name
         self._event_buffer.thinning.turns += 1
         with self._naming:
@@ -64,13 +58,13 @@ class Optimizers:
     def _before_step(self, optimizer: Optimizer, _: Any, __: Any) -> None:
         if self._event_buffer.level == OFF:
             return
-        stack = self._stepping.setdefault(threading.get_ident(), [])
+        stack = self.stepping.setdefault(threading.get_ident(), [])
         if stack:
             del stack[max(0, _steps_under_way() - 1) :]  # those have raised
         stack.append((id(optimizer), time.monotonic_ns()))
 
     def _after_step(self, optimizer: Optimizer, _: Any, __: Any) -> None:
-        stack = self._stepping.get(threading.get_ident(), [])
+        stack = self.stepping.get(threading.get_ident(), [])
         while stack and stack[-1][0] != id(optimizer):
             stack.pop()
         if not stack:

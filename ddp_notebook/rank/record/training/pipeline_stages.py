@@ -70,7 +70,7 @@ class Pipelines:
         self.doing: dict[int, StageAction] = {}  # by thread
         self._event_buffer = event_buffer
         self._leave = leave
-        self._steps: dict[int, _Step] = {}  # by thread
+        self.steps: dict[int, _Step] = {}  # by thread
         self._has_messages = False
         self._carried = WeakTensorKeyDictionary()  # what is in a tensor that is sent or received, in words
 
@@ -87,11 +87,6 @@ class Pipelines:
             around(Stage, f"get_{name}_send_ops", self._around_messages(what, "from"))
         around(PipelineScheduleSingle, "step", self._around_step)
         around(PipelineScheduleMulti, "step", self._around_step)
-
-    def begin_cell(self) -> None:
-        """A cell begins: forget what an interrupted one has left half done."""
-        self.doing.clear()
-        self._steps.clear()
 
     def words(self, thread: int) -> str:
         """What a thread does; "" if that is no action."""
@@ -123,7 +118,7 @@ class Pipelines:
                 finally:
                     self.doing.pop(thread, None)
                     if self._event_buffer.level != OFF:
-                        self._put(action, began_ns, self._steps.get(thread))
+                        self._put(action, began_ns, self.steps.get(thread))
 
             return act
 
@@ -155,14 +150,14 @@ class Pipelines:
             stages = getattr(schedule, "_stages", None) or [schedule._stage]
             samples = _check(schedule, stages, args, named)
             thread, began_ns, span = threading.get_ident(), time.monotonic_ns(), next(self._event_buffer.spans)
-            self._steps[thread] = _Step(span, samples)
+            self.steps[thread] = _Step(span, samples)
             try:
                 return original(schedule, *args, **named)
             except Exception as error:
                 self._explain(error, stages, None, schedule._n_microbatches)
                 raise
             finally:
-                self._steps.pop(thread, None)
+                self.steps.pop(thread, None)
                 if self._event_buffer.level != OFF:
                     place = span, stages[0].num_stages, schedule._n_microbatches
                     self._leave(PIPELINE, _name(schedule, stages[0].group), began_ns, number=span, place=place)
@@ -174,7 +169,7 @@ class Pipelines:
     ) -> None:
         """Say in a note of the error which stage has failed, in what, and what it was given. The stage of an error
         before the first action, when torch asks every stage for its shapes, is the one whose module has raised."""
-        step = self._steps.get(threading.get_ident())
+        step = self.steps.get(threading.get_ident())
         if step is not None and step.explained is error:
             return
         of_stages = ((stage, _given(error, stage.submod)) for stage in stages)

@@ -129,6 +129,15 @@ class TrainingSpans:
         self._loaders = Loaders(event_buffer, self.put)
         self._blocks = Blocks(event_buffer, lambda name, began_ns: self.put(BLOCK, name, began_ns))
         self._checkpoints = Checkpoints(event_buffer, lambda name, began_ns: self.put(CHECKPOINT, name, began_ns))
+        # What each cell empties. To call each part for it takes time: between cells the caches lose their code.
+        self._of_cell: tuple[dict[Any, Any] | set[str], ...] = (
+            self._roots,
+            self._optimizers.stepping,
+            self._optimizers.of_cell,
+            self.pipelines.doing,
+            self.pipelines.steps,
+            self._loaders.told,
+        )
 
     def install(self) -> None:
         """Begin to look. What this version of torch does not let be seen is left out, with a message."""
@@ -405,20 +414,20 @@ class TrainingSpans:
         Args:
             gradient: the name of the parameter whose gradients are to be looked at.
         """
-        self._gradients.begin_cell(gradient)
-        self._roots.clear()
-        self._optimizers.begin_cell()
+        if gradient or self._gradients.parameter:
+            self._gradients.begin_cell(gradient)
+        for kept in self._of_cell:
+            kept.clear()
+        self._blocks.here.open.clear()
         self._last = None
-        self.pipelines.begin_cell()
-        self._loaders.begin_cell()
-        self._blocks.begin_cell()
         self._event_buffer.bucket = None
         for model in [*self._models.values(), *self._prepared]:
             model.forget_calls()  # of another cell's lines
 
     def end_cell(self) -> None:
         """The cell has ended."""
-        self._gradients.end_cell(model.module for model in self._models)
+        if self._gradients.parameter:
+            self._gradients.end_cell(model.module for model in self._models)
 
 
 def _say_unseen(what: list[str]) -> None:
