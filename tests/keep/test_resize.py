@@ -95,7 +95,7 @@ def test_what_cannot_be_is_refused_and_changes_nothing(notebook):
         assert refused.ename == "UsageError" and words in refused.traceback, refused.traceback
     job = "%%on_all_ranks --background\nimport time\ntime.sleep(60)"
     kernel.run(job)
-    assert "a cell is under way" in kernel.run("%ddp_resize 3").traceback
+    assert "a cell is running" in kernel.run("%ddp_resize 3").traceback
     kernel.run("%ddp_cancel all")
     kernel.run("%ddp_wait 1")  # ranks of a busy machine may take longer than who cancels waits
     left = kernel.run("%ddp_resize 1")
