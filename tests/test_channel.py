@@ -21,9 +21,10 @@ from zmq.utils.monitor import recv_monitor_message
 
 import ddp_notebook.messages
 from ddp_notebook.messages.encoding import Message
+from ddp_notebook.messages.processes import Address
 from ddp_notebook.messages.ranks import Probe, Pull
 from ddp_notebook.wire.bulk import PIECE_BYTES
-from ddp_notebook.wire.keys import Address, Keyring, unlock
+from ddp_notebook.wire.keys import Keyring, unlock
 from ddp_notebook.wire.link import DATA, Header
 from tests.conftest import net_connections, wait_until
 from tests.wires import LOOPBACK, numbered, proxy, wire

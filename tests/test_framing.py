@@ -18,8 +18,12 @@ from ddp_notebook.messages.framing import (
     unpack_body,
 )
 from ddp_notebook.messages.hosts import DoneReply, EndReply, FilePart, StartRequest, WriteRequest
+from ddp_notebook.messages.processes import Start, StoreSpec
 
-START = StartRequest(process=3, spec={"env": {"LANG": "é", "EMPTY": ""}, "cwd": "/tmp"})
+SPEC = StoreSpec(host="::1", ports=(1024, 65536), key="ab")
+START = StartRequest(
+    process=3, start=Start(env={"LANG": "é", "EMPTY": ""}, cwd="/tmp", sys_path=None, threads=2, spec=SPEC)
+)
 WRITE = WriteRequest(folder="/tmp", parts=[FilePart("a", 4, end=(0o644, 1))], data=b"\x00{}\n")
 STREAM = [
     (pack_message(START, 7), Numbered(START, 7)),

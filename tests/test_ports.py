@@ -95,8 +95,8 @@ def test_where_engines_call_the_controller_keeps_to_the_range_too(tmp_path):
     connection, urls = controller.for_engines(spec)
     ports = {int(url.rpartition(":")[2]) for url in urls}
     assert connection["interface"] == f"tcp://{at.host}" and len(ports) == 9 and ports <= set(at.ports)
-    assert ports == set(spec["ports"]["engine_ports"])
-    every_port = [port for pool in spec["ports"].values() for port in pool]
+    assert ports == set(spec.ports["engine_ports"])
+    every_port = [port for pool in spec.ports.values() for port in pool]
     assert len(every_port) == len(set(every_port)), "no port is in two pools"
     with ExitStack() as taken:
         for port in (at.ports[-1], at.ports[-10]):  # of both nines

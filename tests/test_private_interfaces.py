@@ -44,6 +44,7 @@ from traitlets.config import Config
 from ddp_notebook.launch.elastic import agent
 from ddp_notebook.messages.encoding import VERSION
 from ddp_notebook.messages.first_messages import ObserveScript
+from ddp_notebook.messages.processes import Address
 from ddp_notebook.rank.cell import kernel_api, script_functions
 from ddp_notebook.rank.cell.current_line import CurrentLine
 from ddp_notebook.rank.engine import can_wait
@@ -646,7 +647,8 @@ def test_a_script_goes_on_under_a_torch_that_lets_nothing_be_seen(monkeypatch, c
     assert capsys.readouterr().err == (
         "ddp_notebook: a notebook cannot attach to scripts with this version of torch (torch has no such thing)\n"
     )
-    one.begin(ObserveScript(wire=VERSION, who="a notebook", takes=False, address={}, round=1))
+    nowhere = Address(control="", bulk="", server_key="", public_key="", secret_key="", identity="")
+    one.begin(ObserveScript(wire=VERSION, who="a notebook", takes=False, address=nowhere, round=1))
     one.end(None)
     one.leave()
 

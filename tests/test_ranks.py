@@ -129,7 +129,7 @@ def test_files_are_private(session):
 
 def test_no_key_on_any_command_line(session):
     spec = session._cluster._engines._spec
-    secrets = [*spec["curve"], session._cluster._spawner._keyring._secret.decode()]
+    secrets = [*spec.curve, session._cluster._spawner._keyring._secret.decode()]
     for process in processes.descendants(session.ranks.pids("host server")[0]):
         line = " ".join(process.cmdline())
         assert not any(secret in line for secret in secrets)

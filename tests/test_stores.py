@@ -19,6 +19,7 @@ from torch._C._distributed_c10d import HashStore, PrefixStore, ProcessGroupGloo,
 
 from ddp_notebook.launch import store
 from ddp_notebook.launch.store import Server
+from ddp_notebook.messages.processes import StoreSpec
 from ddp_notebook.rank.group import stores
 from ddp_notebook.rank.group.stores import Connection, SessionStore
 from ddp_notebook.wire import store as protocol
@@ -347,7 +348,7 @@ def test_a_tcpstore_that_cannot_start_closes_the_connection_and_is_reported_once
     port = listener.getsockname()[1]
     before = signal.getsignal(signal.SIGCHLD)
     try:
-        served = store.ForUsers(selector, {"fd": listener.detach(), "port": port})
+        served = store.ForUsers(selector, StoreSpec(host="127.0.0.1", ports=(0, 1), fd=listener.detach(), port=port))
         for _ in range(2):
             with socket.create_connection(("127.0.0.1", port)) as client:
                 client.settimeout(0.01)

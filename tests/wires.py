@@ -10,10 +10,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from ddp_notebook.messages.encoding import Message
+from ddp_notebook.messages.processes import Address
 from ddp_notebook.messages.ranks import Pull
 from ddp_notebook.wire.bulk import BulkFetcher, BulkServer
 from ddp_notebook.wire.endpoint import Endpoint
-from ddp_notebook.wire.keys import Address, Keyring
+from ddp_notebook.wire.keys import Keyring
 
 LOOPBACK = "127.0.0.1"
 _ALL = math.inf

@@ -17,7 +17,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from itertools import chain, product
 from pathlib import Path
@@ -28,6 +28,7 @@ from traitlets.config import Config
 from ddp_notebook.errors import ClientError
 from ddp_notebook.launch.transports.base import LOOPBACK
 from ddp_notebook.launch.transports.ports import ANY, LOOPBACK_ONLY, Listening, in_words
+from ddp_notebook.messages.processes import ControllerSpec
 from ddp_notebook.registry import modes, private
 
 _BLOCK = 20  # ports per pool: ipyparallel needs 8, 6 and 3
@@ -39,7 +40,7 @@ _OF_CLIENTS = ("control", "mux", "task", "iopub", "notification", "broadcast")
 _PORTS_S = 10.0
 
 
-def make_spec(directory: str, at: Listening = LOOPBACK_ONLY) -> dict[str, Any]:
+def make_spec(directory: str, at: Listening = LOOPBACK_ONLY) -> ControllerSpec:
     """The specification of a controller, for its first start and for later ones. Engines connect by what it holds, and
     are ready before there is a controller.
 
@@ -74,16 +75,16 @@ def make_spec(directory: str, at: Listening = LOOPBACK_ONLY) -> dict[str, Any]:
     sides["engine"]["broadcast"] = list(engines[_USED_BY_ENGINES - _LEAVES : _USED_BY_ENGINES])
     sides["client"]["task_scheme"] = "leastload"
     sides["engine"]["interface"], sides["client"]["interface"] = f"tcp://{at.host}", f"tcp://{LOOPBACK}"
-    curve = [public.decode(), secret.decode()]
-    # restore: engines that an earlier one knew; waits: until that one's ports are free
-    has_been = {"restore": False, "waits": False}
-    ports = {pool: list(ports) for pool, ports in pools.items()}
-    connections = {side: {**everyone, **of_side} for side, of_side in sides.items()}
-    about = {"directory": directory, "address": at.host, "connections": connections}
-    return {**about, "ports": ports, "curve": curve, **has_been}
+    return ControllerSpec(
+        directory=directory,
+        address=at.host,
+        connections={side: {**everyone, **of_side} for side, of_side in sides.items()},
+        ports={pool: list(ports) for pool, ports in pools.items()},
+        curve=(public.decode(), secret.decode()),
+    )
 
 
-def write_files(spec: Mapping[str, Any]) -> bool:
+def write_files(spec: ControllerSpec) -> bool:
     """Write the files that the controller and its clients connect by, unless they exist: a cleaner may remove them.
 
     Returns:
@@ -94,8 +95,8 @@ def write_files(spec: Mapping[str, Any]) -> bool:
         OSError: they cannot be written.
     """
     was_missing = False
-    for side, connection in spec["connections"].items():
-        file = connection_file(spec["directory"], side)
+    for side, connection in spec.connections.items():
+        file = connection_file(spec.directory, side)
         private.restore(str(file.parent))
         with contextlib.suppress(FileExistsError):
             with open(file, "x", opener=modes.opener) as opened:
@@ -104,9 +105,9 @@ def write_files(spec: Mapping[str, Any]) -> bool:
     return was_missing
 
 
-def for_engines(spec: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+def for_engines(spec: ControllerSpec) -> tuple[dict[str, Any], list[str]]:
     """What an engine connects by, and the addresses that it connects to."""
-    connection = spec["connections"]["engine"]
+    connection = spec.connections["engine"]
     ports = [connection[name] for name in ("registration", *_OF_ENGINES)]
     flat = [port for one in ports for port in (one if isinstance(one, list) else [one])]
     return connection, [f"{connection['interface']}:{port}" for port in flat]
@@ -200,7 +201,7 @@ def _end_with_a_child(*_: object) -> None:
         os._exit(1)
 
 
-def main(spec: dict[str, Any]) -> None:
+def main(spec: ControllerSpec) -> None:
     """Be the controller."""
     from ipyparallel.controller.app import IPController
 
@@ -208,10 +209,10 @@ def main(spec: dict[str, Any]) -> None:
         def init_signal(self) -> None:
             """Leave SIGINT and SIGTERM ignored, which would end it: the host server ends it without them."""
 
-    if spec["waits"]:
-        _wait_for_ports(list(chain(*spec["ports"].values())), spec["address"])
+    if spec.waits:
+        _wait_for_ports(list(chain(*spec.ports.values())), spec.address)
     os.umask(0o077)
-    public, secret = spec["curve"]
+    public, secret = spec.curve
     config = Config()
     config.IPController.enable_curve = True
     config.IPController.curve_publickey = public.encode()
@@ -219,12 +220,12 @@ def main(spec: dict[str, Any]) -> None:
     config.IPController.db_class = "nodb"
     config.IPController.broadcast_scheduler_depth = _LEAVES.bit_length() - 1
     config.IPController.reuse_files = True  # those of `make_spec`
-    config.IPController.engine_ip = spec["address"]  # those say it, but too late for registrations
-    config.IPController.restore_engines = spec["restore"]
-    for pool, ports in spec["ports"].items():
+    config.IPController.engine_ip = spec.address  # those say it, but too late for registrations
+    config.IPController.restore_engines = spec.restores
+    for pool, ports in spec.ports.items():
         config.IPController[pool] = ports
     config.HeartMonitor.period = 100  # ms: an engine is known to the client after two beats
     config.HeartMonitor.max_heartmonitor_misses = 3000  # 5 min: a rank in a long operation is not dead
     signal.signal(signal.SIGCHLD, _end_with_a_child)
     sys.argv = ["ipcontroller"]
-    Controller.launch_instance([f"--profile-dir={spec['directory']}/profile", "--log-level=30"], config=config)
+    Controller.launch_instance([f"--profile-dir={spec.directory}/profile", "--log-level=30"], config=config)

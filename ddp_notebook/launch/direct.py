@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from ddp_notebook.launch.cluster import Cluster, Listener, end_all
 from ddp_notebook.launch.engines import Engines
@@ -23,6 +22,7 @@ from ddp_notebook.launch.transports import folders
 from ddp_notebook.launch.transports.ports import LOOPBACK_ONLY, Listening
 from ddp_notebook.messages.encoding import Message
 from ddp_notebook.messages.hosts import Seen
+from ddp_notebook.messages.processes import ControllerSpec
 from ddp_notebook.messages.ranks import Formed, Hello, Lost, Ready, Registered
 from ddp_notebook.records.words import list_ranks
 from ddp_notebook.wire.bulk import BulkFetcher
@@ -84,10 +84,10 @@ class DirectCluster(Cluster):
         for host in hosts:
             self._attach(host)
 
-    def _start_controller(self, here: Callable[[], Host], spec: dict[str, Any]) -> Process:
+    def _start_controller(self, here: Callable[[], Host], spec: ControllerSpec) -> Process:
         self._attach(host := here())
         host.facts()  # waits for its imports
-        return self._spawner.start(CONTROLLER, host, spec)
+        return self._spawner.start(CONTROLLER, host, lambda _: spec)
 
     def _attach(self, host: Host) -> None:
         host.attach(partial(self._on_text, host), partial(self._on_ended, host), partial(self._on_gone, host))

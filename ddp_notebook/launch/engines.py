@@ -6,14 +6,15 @@ import contextlib
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from ddp_notebook.errors import ClientError, HostError, StartError
 from ddp_notebook.launch import controller
 from ddp_notebook.launch.host.host import Host
 from ddp_notebook.launch.process import CONTROLLER, RANK, Process, Processes
 from ddp_notebook.launch.transports.ports import Listening
+from ddp_notebook.messages.processes import ControllerSpec
 from ddp_notebook.messages.ranks import Engine, Register, Registered
 from ddp_notebook.registry import private
 
@@ -37,7 +38,7 @@ class Engines:
         directory: str,
         at: Listening,
         processes: Processes,
-        start: Callable[[dict[str, Any]], Process],
+        start: Callable[[ControllerSpec], Process],
         send: Callable[[int, Engine | Register], None],
     ) -> None:
         self._directory = directory
@@ -56,7 +57,7 @@ class Engines:
     @property
     def have_had_controller(self) -> bool:
         """Whether there has been a controller, which knows the engines of that time."""
-        return bool(self._spec["restore"])
+        return self._spec.restores
 
     def call(self, ranks: list[int]) -> None:
         """Have ranks become engines, which need no controller yet."""
@@ -89,7 +90,7 @@ class Engines:
                         f"ipyparallel's controller did not start ({error}); cells go on without it, and %ddp_restart "
                         "brings it back"
                     ) from error
-                self._spec |= {"restore": True, "waits": True}
+                self._spec = replace(self._spec, restores=True, waits=True)
             self._register(replace=has_been)
         return str(controller.connection_file(self._directory, "client")), pid
 
@@ -125,7 +126,7 @@ class Engines:
 
     def _forget(self) -> None:
         """The next controller knows no engine until it registers."""
-        self._spec["restore"] = False
+        self._spec = replace(self._spec, restores=False)
         self._registered.clear()
 
     def _register(self, *, replace: bool) -> None:

@@ -16,6 +16,7 @@ from ddp_notebook.launch.host.host import Host
 from ddp_notebook.launch.placement import Placement
 from ddp_notebook.launch.process import COMER, CONTROLLER, RANK, STORE, Process, Processes
 from ddp_notebook.launch.transports.base import LOOPBACK
+from ddp_notebook.messages.processes import StoreSpec
 from ddp_notebook.messages.ranks import Form, Formed, Hello, Ready, Registered
 from ddp_notebook.records.words import name_ranks
 from ddp_notebook.wire.endpoint import Endpoint
@@ -84,10 +85,10 @@ class Forming:
         """Where its ranks and store are reached by all others. One host alone listens on no network."""
         return LOOPBACK if self._is_alone else host.address
 
-    def store_at(self, host: Host) -> dict[str, object]:
+    def store_at(self, host: Host) -> StoreSpec:
         """Return the specification of a store on this host. A store that listens on a network has a key of its own."""
         key = "" if self._is_alone else secrets.token_hex(KEY_BYTES)
-        return {"host": self.address_of(host), "ports": (self._ports.start, self._ports.stop), "store_key": key}
+        return StoreSpec(host=self.address_of(host), ports=(self._ports.start, self._ports.stop), key=key)
 
     def call(self, store: Process, placement: Placement) -> None:
         """Tell every rank its place in the next epoch's group."""

@@ -21,10 +21,10 @@ import socket
 import time
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
 
 from ddp_notebook.launch import processes
 from ddp_notebook.launch.process import NOTICE, describe_status
+from ddp_notebook.messages.processes import StoreSpec
 from ddp_notebook.registry import unix_sockets
 from ddp_notebook.wire import store as protocol
 from ddp_notebook.wire.store import Sealing, StoreRefusedError
@@ -35,10 +35,10 @@ _PAUSE_S = 30.0  # shortest pause between two notices of a failed start
 _MOST_UNPROVED = 256  # connections; of more the oldest is closed
 
 
-def main(spec: dict[str, Any]) -> None:
+def main(spec: StoreSpec) -> None:
     """Serve both stores on the listening sockets that the host server has made."""
-    listener = socket.socket(fileno=spec["store_fd"])
-    server = Server(listener, bytes.fromhex(spec["store_key"]))
+    listener = socket.socket(fileno=spec.store_fd)
+    server = Server(listener, bytes.fromhex(spec.key))
     ForUsers(server.selector, spec)
     server.serve()
 
@@ -55,9 +55,9 @@ class ForUsers:
         spec: of this process.
     """
 
-    def __init__(self, selector: selectors.BaseSelector, spec: dict[str, Any]) -> None:
+    def __init__(self, selector: selectors.BaseSelector, spec: StoreSpec) -> None:
         self._selector, self._spec = selector, spec
-        self._listener = socket.socket(fileno=spec["fd"])
+        self._listener = socket.socket(fileno=spec.fd)
         self._listener.setblocking(False)
         self._child = 0
         self._started_s = self._failed_s = -math.inf  # on the monotonic clock: the child; the last notice of a failure
@@ -112,12 +112,12 @@ class ForUsers:
             self._listen()
 
     def _say(self, what: str) -> None:
-        text = f"{NOTICE}the TCPStore at MASTER_ADDR and MASTER_PORT (port {self._spec['port']}) {what}\n"
+        text = f"{NOTICE}the TCPStore at MASTER_ADDR and MASTER_PORT (port {self._spec.port}) {what}\n"
         with contextlib.suppress(OSError):
             os.write(2, text.encode())
 
 
-def _serve_users(spec: dict[str, Any]) -> int:
+def _serve_users(spec: StoreSpec) -> int:
     """Serve a TCPStore on the listening socket that the host server has bound, in a child of this process.
 
     `TCPStore` by itself listens on every interface; a socket handed over in `master_listen_fd` stays where it is.
@@ -133,21 +133,21 @@ def _serve_users(spec: dict[str, Any]) -> int:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         processes.die_with_parent(parent)
-        os.closerange(3, spec["fd"])  # clients see the end of this process's parent by the end of their connections
-        os.closerange(spec["fd"] + 1, os.sysconf("SC_OPEN_MAX"))
+        os.closerange(3, spec.fd)  # clients see the end of this process's parent by the end of their connections
+        os.closerange(spec.fd + 1, os.sysconf("SC_OPEN_MAX"))
         from torch.distributed import TCPStore  # type: ignore[attr-defined]  # exported at run time
 
         os.environ["RES_OPTIONS"] = (
             "attempts:0"  # it would ask for the name of each client, and wait for a slow service
         )
         store = TCPStore(
-            spec["host"],
-            spec["port"],
+            spec.host,
+            spec.port,
             world_size=None,
             is_master=True,
             timeout=timedelta(seconds=30),
             wait_for_workers=False,
-            master_listen_fd=spec["fd"],
+            master_listen_fd=spec.fd,
         )
         while store is not None:  # for ever: the store lives as long as its process
             signal.pause()

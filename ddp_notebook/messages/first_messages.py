@@ -16,9 +16,10 @@ notebook -> outpost              Invitation
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from ddp_notebook.messages.encoding import VERSION, Message, decode
+from ddp_notebook.messages.processes import Address
 from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
 from ddp_notebook.stdlib import json
 
@@ -90,7 +91,7 @@ class ObserveScript(Message):
     wire: int  # version of the messages
     who: str  # description of the notebook
     takes: bool  # in place of another notebook that is attached
-    address: dict[str, Any]  # the fields of a `wire.keys.Address`, where the notebook listens
+    address: Address  # where the notebook listens
     round: int  # number of the job's attempt
 
 

@@ -40,6 +40,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ddp_notebook.messages.encoding import Message
+from ddp_notebook.messages.processes import Start
 from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
 
 _HELD = "held: "
@@ -87,7 +88,7 @@ class StartRequest(Message):
     """Start a rank, the store or the controller."""
 
     process: int
-    spec: dict[str, Any] = field(repr=False)  # see `launch.host.child`
+    start: Start
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

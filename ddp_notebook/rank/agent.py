@@ -10,6 +10,7 @@ import psutil
 import torch
 
 from ddp_notebook.messages.encoding import Message
+from ddp_notebook.messages.processes import Address
 from ddp_notebook.messages.ranks import ClockProbe, ClockReply, Hello, Probe, Vitals
 from ddp_notebook.rank import reserve
 from ddp_notebook.records.clocks import boot_id
@@ -17,7 +18,6 @@ from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-rede
 from ddp_notebook.stdlib import os, socket, time
 from ddp_notebook.wire.bulk import BulkServer
 from ddp_notebook.wire.endpoint import Endpoint
-from ddp_notebook.wire.keys import Address
 
 
 class RankAgent:
@@ -34,7 +34,7 @@ class RankAgent:
 
     def __init__(
         self,
-        address: dict[str, Any],
+        address: Address,
         process: int,
         *,
         on_message: Callable[[Message], None],
@@ -46,10 +46,9 @@ class RankAgent:
         self._of_rank = vitals
         self._on_asked = on_asked
         self._boot = boot_id()
-        where = Address(**address)
-        self.endpoint = Endpoint.connect(where, self._receive)
+        self.endpoint = Endpoint.connect(address, self._receive)
         self.endpoint.use = reserve.use
-        self.bulk = BulkServer(self.endpoint.context, where)
+        self.bulk = BulkServer(self.endpoint.context, address)
         self.endpoint.serve(self.bulk.socket, self.bulk.handle)
 
     def start(self) -> None:

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from traitlets.config import Config
 
 from ddp_notebook.messages.encoding import Message
+from ddp_notebook.messages.processes import RankSpec, Start
 from ddp_notebook.messages.ranks import (
     Check,
     Checked,
@@ -64,20 +65,20 @@ _MOST_WAITING = 50  # messages that the notebook has not acknowledged, before no
 class Rank:
     """One rank: its place in the group, its agent, and its engine once it has one."""
 
-    def __init__(self, spec: dict[str, Any]) -> None:
+    def __init__(self, spec: RankSpec) -> None:
         kernel_api.settle_environment()
         self.place: Form | None = None
         self.runner: Runner | None = None
-        self._directory = spec["directory"]
-        self._session = spec["mark_token"]
-        self._streams = Streams(spec["mark_token"])
-        self._inbox = Inbox(spec["inbox"], self._handle, self._on_lost_cell)
+        self._directory = spec.directory
+        self._session = spec.mark_token
+        self._streams = Streams(spec.mark_token)
+        self._inbox = Inbox(spec.inbox, self._handle, self._on_lost_cell)
         self._calling = threading.Lock()
         self._forming = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._to_do: queue.SimpleQueue[Message] = queue.SimpleQueue()  # until the engine's loop runs
         self.agent = RankAgent(
-            spec["address"], spec["process"], on_message=self._on_message, vitals=self._vitals, on_asked=self._on_asked
+            spec.address, spec.process, on_message=self._on_message, vitals=self._vitals, on_asked=self._on_asked
         )
         self._network = Network()
         self._core = Core(
@@ -450,12 +451,14 @@ def _report(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         pass
 
 
-def main(spec: dict[str, Any]) -> None:
+def main(start: Start) -> None:
     """Be a rank, from the first step after the fork (or spawn) to the end."""
     faulthandler.enable(file=2, all_threads=False)  # a segmentation fault leaves its Python lines among the last words
-    own_signals.write_stacks_to(spec["stack_file"])
+    spec = start.spec
+    assert isinstance(spec, RankSpec)
+    own_signals.write_stacks_to(spec.stack_file)
     signal_handlers.begin()
-    threads.give(spec["threads"])
-    pymp.settle(spec["pymp_folder"])
+    threads.give(start.threads)
+    pymp.settle(spec.pymp_folder)
     sys.argv = ["rank"]
     Rank(spec).serve()

@@ -6,16 +6,16 @@ import contextlib
 import os
 import re
 import socket
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 
 from ddp_notebook.errors import UsageError
 from ddp_notebook.messages.encoding import VERSION
 from ddp_notebook.messages.first_messages import Admitted, ObserveScript, Refused, Replaced
+from ddp_notebook.messages.processes import Address
 from ddp_notebook.messages.ranks import CellDone
 from ddp_notebook.registry import unix_sockets
 from ddp_notebook.registry.entries import Entry
 from ddp_notebook.registry.torchrun import RankEntry
-from ddp_notebook.wire.keys import Address
 
 _FILE = re.compile(r"^\[[^\]]*:\d+\] ?")
 _MOST_CHARS = 120  # of what an error says
@@ -87,7 +87,7 @@ def come_in(member: Member, address: Address, number: int, *, takes: bool) -> No
     line = unix_sockets.connect(member.entry.door, _ANSWER_S)
     try:
         who = f"the notebook of process {os.getpid()}"
-        unix_sockets.say(line, ObserveScript(wire=VERSION, who=who, takes=takes, address=asdict(address), round=number))
+        unix_sockets.say(line, ObserveScript(wire=VERSION, who=who, takes=takes, address=address, round=number))
         reply = unix_sockets.hear(line, Admitted, Refused)
         if isinstance(reply, Refused):
             raise RefusedError(

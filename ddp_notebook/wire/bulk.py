@@ -23,10 +23,11 @@ from typing import Any
 import cloudpickle
 import zmq
 
+from ddp_notebook.messages.processes import Address
 from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
 from ddp_notebook.stdlib import io, itertools, math, pickle, struct, threading, time
 from ddp_notebook.wire.buffers import split
-from ddp_notebook.wire.keys import Address, Bind, Keyring, on_loopback, unlock
+from ddp_notebook.wire.keys import Bind, Keyring, on_loopback, unlock
 from ddp_notebook.wire.memory import SealedMemory
 
 PIECE_BYTES = 1 << 20

@@ -18,11 +18,12 @@ from ddp_notebook.messages import (  # noqa: F401  # an end reads messages of al
     survive_messages,
 )
 from ddp_notebook.messages.encoding import Message, decode
+from ddp_notebook.messages.processes import Address
 from ddp_notebook.messages.ranks import Recorded
 from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
 from ddp_notebook.stdlib import contextlib, functools, logging, threading, time
 from ddp_notebook.stdlib import socket as pysocket
-from ddp_notebook.wire.keys import Address, Bind, ConnectionFilter, Keyring, on_loopback, unlock
+from ddp_notebook.wire.keys import Bind, ConnectionFilter, Keyring, on_loopback, unlock
 from ddp_notebook.wire.link import BEAT, HEADER_BYTES, RESEND, Header, Link, VersionError
 
 BEAT_S = 1.0  # an idle side shows that it lives this often

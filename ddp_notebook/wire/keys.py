@@ -10,12 +10,12 @@ Source: https://rfc.zeromq.org/spec/27/ (ZAP), https://rfc.zeromq.org/spec/26/ (
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import zmq
 from zmq.utils import z85
 
+from ddp_notebook.messages.processes import Address
 from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
 
 _ZAP_ENDPOINT = "inproc://zeromq.zap.01"
@@ -26,18 +26,6 @@ Bind = Callable[[zmq.Socket[Any]], object]  # has a socket listen
 def on_loopback(socket: zmq.Socket[Any]) -> None:
     """At any port."""
     socket.bind("tcp://127.0.0.1:*")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Address:
-    """All that a rank needs to reach its notebook. Secret: it travels through a pipe, never on a command line."""
-
-    control: str  # "tcp://127.0.0.1:40123"
-    bulk: str
-    server_key: str  # the notebook's public key, Z85
-    public_key: str  # this process's own pair
-    secret_key: str
-    identity: str
 
 
 class Keyring:

@@ -18,12 +18,12 @@ from typing import Any
 import zmq
 
 from ddp_notebook.messages.encoding import Message
+from ddp_notebook.messages.processes import Address
 from ddp_notebook.messages.ranks import ClockProbe, ClockReply, Hello, Probe, Recorded, Vitals
 from ddp_notebook.records.clocks import boot_id
 from ddp_notebook.records.operation import Operation
 from ddp_notebook.wire.bulk import BulkServer
 from ddp_notebook.wire.endpoint import Endpoint, dealer
-from ddp_notebook.wire.keys import Address
 from tests.benchmarks.intake import events
 
 CELL = 1  # the number of the cell in which they wait

@@ -43,7 +43,7 @@ def _check(records: Path) -> None:
     assert recording.world_size == 2 and recording.dropped == {}
     for rank in (0, 1):
         steps, values = recording.metrics["rank"].of_rank(rank)
-        assert (steps.tolist(), values.tolist()) == ([1, 2, 3], [float(rank)] * 3)
+        assert (steps.tolist(), values.tolist()) == ([0, 1, 2], [float(rank)] * 3)
         *_, last = recording.collectives(op="all_reduce", rank=rank)
         assert last.input is not None and last.output is not None
         assert (last.input.first.tolist(), last.output.first.tolist()) == ([rank + 1.0] * 3, [3.0] * 3)

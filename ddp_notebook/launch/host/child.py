@@ -1,7 +1,7 @@
 """The first steps of every process that a host server starts: a rank, the store, the controller.
 
-The same specification is used when the process is forked (it has torch already) and when it is spawned (it reads
-the specification from a pipe and imports for itself).
+The same `Start` is used when the process is forked (it has torch already) and when it is spawned (it reads the `Start`
+from a pipe and imports for itself).
 """
 
 from __future__ import annotations
@@ -9,21 +9,19 @@ from __future__ import annotations
 import contextlib
 import importlib
 import io
-import json
 import os
 import random
 import signal
 import sys
-from typing import Any
 
 from ddp_notebook.launch import processes
+from ddp_notebook.messages.encoding import decode
+from ddp_notebook.messages.processes import ControllerSpec, Start, StoreSpec
 from ddp_notebook.wire import signals
 
-Spec = dict[str, Any]
 
-
-def enter(spec: Spec, stdout: int, stderr: int, parent: int) -> None:
-    """After a fork: become a process of its own, as if freshly started with this specification."""
+def enter(start: Start, stdout: int, stderr: int, parent: int) -> None:
+    """After a fork: become a process of its own, as if freshly started."""
     os.setsid()  # leads a process group and an OS session, which can be ended whole
     processes.die_with_parent(parent)
     signals.block_release()
@@ -31,10 +29,10 @@ def enter(spec: Spec, stdout: int, stderr: int, parent: int) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     _connect_standard_streams(stdout, stderr)
     os.environ.clear()
-    os.environ.update(spec["env"])
-    sys.path[:] = spec["sys_path"]
+    os.environ.update(start.env)
+    sys.path[:] = start.sys_path or []
     importlib.invalidate_caches()
-    _enter_directory(spec["cwd"])
+    _enter_directory(start.cwd)
     random.seed()
     if (numpy := sys.modules.get("numpy")) is not None:
         numpy.random.seed()
@@ -42,27 +40,33 @@ def enter(spec: Spec, stdout: int, stderr: int, parent: int) -> None:
         torch.default_generator.seed()  # the parent's was drawn at import; a fresh process draws its own
 
 
-def main(spec: Spec) -> None:
-    """Be what the specification says."""
+def main(start: Start) -> None:
+    """Be what the `spec` says."""
     signals.ignore_strangers()  # a rank takes SIGTERM in its own way
-    if spec["kind"] == "store":
-        from ddp_notebook.launch.store import main as run
-    elif spec["kind"] == "controller":
-        from ddp_notebook.launch.controller import main as run
+    if isinstance(start.spec, StoreSpec):
+        from ddp_notebook.launch import store
+
+        store.main(start.spec)
+    elif isinstance(start.spec, ControllerSpec):
+        from ddp_notebook.launch import controller
+
+        controller.main(start.spec)
     else:
-        from ddp_notebook.rank.process import main as run
-    run(spec)
+        from ddp_notebook.rank import process
+
+        process.main(start)
 
 
-def spawned(spec_fd: int, parent: int) -> None:
+def spawned(start_fd: int, parent: int) -> None:
     """Entry of a process that was spawned instead of forked: environment and streams are set already."""
     processes.die_with_parent(parent)
     signals.block_release()
-    with os.fdopen(spec_fd) as pipe:
-        spec = json.load(pipe)
-    sys.path[:] = spec["sys_path"]
+    with os.fdopen(start_fd, "rb") as pipe:
+        start = decode([pipe.read()])
+    assert isinstance(start, Start)
+    sys.path[:] = start.sys_path or []
     _make_line_buffered()
-    main(spec)
+    main(start)
 
 
 def _enter_directory(path: str) -> None:

@@ -41,6 +41,7 @@ from ddp_notebook.messages.hosts import (
     StartReply,
     StartRequest,
 )
+from ddp_notebook.messages.processes import Start
 
 _UNHEARD_S = 3.0  # without a word of a host that speaks each second, until it counts as unreachable
 _LOOKS = 4  # whether it is heard, between two words to it
@@ -433,14 +434,14 @@ class Host:
         """Put bytes into the inboxes of ranks. Does not wait for them."""
         self._requests.tell(framing.pack_input(targets, data))
 
-    def start(self, process: int, spec: dict[str, Any]) -> StartReply:
+    def start(self, process: int, start: Start) -> StartReply:
         """Start a rank, the store or the controller.
 
         Raises:
             HostError: there is no such process.
         """
         try:
-            reply = self.request(StartRequest(process=process, spec=spec), StartReply)
+            reply = self.request(StartRequest(process=process, start=start), StartReply)
         except HostSilentError:  # it may still start the process, which nobody would own
             self._requests.say(EndRequest(processes=[process], grace_s=0.0))
             raise

@@ -24,6 +24,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -62,6 +63,7 @@ from ddp_notebook.messages.hosts import (
     StartRequest,
     TrialRequest,
 )
+from ddp_notebook.messages.processes import RankSpec, Start, StoreSpec
 from ddp_notebook.records import shortages
 from ddp_notebook.registry import private
 from ddp_notebook.wire import signals
@@ -265,43 +267,24 @@ class HostServer:
         return DoneReply()
 
     def _start(self, request: StartRequest) -> StartReply:
-        process, spec, port, store_at = request.process, request.spec, 0, ""
-        if "sys_path" not in spec:  # the notebook is elsewhere
-            spec["env"] = environment.rank_env({**self._own_env, **spec["env"]}, threads=spec["threads"])
-            spec["sys_path"] = ["", *sys.path]
-            spec["cwd"] = spec["cwd"] if os.path.isdir(spec["cwd"]) else os.path.expanduser("~")
-        spec["env"][processes.TOKEN_VARIABLE] = os.environ.get(processes.TOKEN_VARIABLE, "")
-        if spec["kind"] == "rank":
+        process, start, port, store_at = request.process, self._completed(request.start), 0, ""
+        listeners: list[socket.socket] = []
+        if isinstance(spec := start.spec, RankSpec):
             private.restore(self._directory)
-            spec["directory"], spec["stack_file"] = self._directory, stack_file(self._directory, process)
-            spec["pymp_folder"] = pymp_folder(self._directory, process)
-            open_files.allow(spec["open_files"])  # it inherits that
-        listeners = []
-        if spec["kind"] == "store":
-            family = socket.AF_INET6 if ":" in spec["host"] else socket.AF_INET
-
-            def listen() -> socket.socket:
-                return first_free(
-                    lambda port: socket.create_server((spec["host"], port), family=family, backlog=1024),
-                    spec["host"],
-                    range(*spec["ports"]),
-                )
-
-            listeners.append(for_users := listen())
-            port = spec["port"] = for_users.getsockname()[1]
-            if spec["store_key"]:
-                listeners.append(for_ranks := listen())
-                store_at = f"{spec['host']}:{for_ranks.getsockname()[1]}"
-            else:
-                for_ranks, place = listen_here(self._directory)
-                listeners.append(for_ranks)
-                store_at = place.at
-            spec["fd"], spec["store_fd"] = for_users.fileno(), for_ranks.fileno()
+            open_files.allow(spec.open_files)  # it inherits that
+            stacks, pymp = stack_file(self._directory, process), pymp_folder(self._directory, process)
+            spec = replace(spec, directory=self._directory, stack_file=stacks, pymp_folder=pymp)
+            start = replace(start, spec=spec)
+        elif isinstance(spec, StoreSpec):
+            listeners, store_at = self._listen(spec)
+            for_users, for_ranks = listeners
+            port = for_users.getsockname()[1]
+            start = replace(start, spec=replace(spec, port=port, fd=for_users.fileno(), store_fd=for_ranks.fileno()))
         try:
             if self._facts["start_method"] == "fork":
-                started = fork(process, spec, self._close_in_child)
+                started = fork(process, start, self._close_in_child)
             else:
-                started = spawn(process, spec)
+                started = spawn(process, start)
         finally:
             for listener in listeners:
                 listener.close()
@@ -311,6 +294,34 @@ class HostServer:
                 self._selector.register(pipe, selectors.EVENT_READ, started)
         started_s = processes.identity(started.pid)[1]
         return StartReply(pid=started.pid, started=started_s, port=port, store_at=store_at)
+
+    def _completed(self, start: Start) -> Start:
+        """Return what a process is told, with the surroundings of this host."""
+        env, cwd = start.env, start.cwd
+        if start.sys_path is None:  # the notebook is elsewhere
+            env = environment.rank_env({**self._own_env, **env}, threads=start.threads)
+            cwd = cwd if os.path.isdir(cwd) else os.path.expanduser("~")
+        env = {**env, processes.TOKEN_VARIABLE: os.environ.get(processes.TOKEN_VARIABLE, "")}
+        return replace(start, env=env, cwd=cwd, sys_path=start.sys_path or ["", *sys.path])
+
+    def _listen(self, spec: StoreSpec) -> tuple[list[socket.socket], str]:
+        """Return the sockets of the store for the user's programs and of the session's, and the address of the
+        latter."""
+        family = socket.AF_INET6 if ":" in spec.host else socket.AF_INET
+
+        def listen() -> socket.socket:
+            return first_free(
+                lambda port: socket.create_server((spec.host, port), family=family, backlog=1024),
+                spec.host,
+                range(*spec.ports),
+            )
+
+        for_users = listen()
+        if spec.key:
+            for_ranks = listen()
+            return [for_users, for_ranks], f"{spec.host}:{for_ranks.getsockname()[1]}"
+        for_ranks, place = listen_here(self._directory)
+        return [for_users, for_ranks], place.at
 
     def _signal(self, request: SignalRequest) -> DoneReply:
         for known in self._known(request.processes):

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ddp_notebook.launch.host import child
 from ddp_notebook.launch.host.pipes import ChildPipes
+from ddp_notebook.messages.processes import RankSpec, Start, StoreSpec
 
 
 @dataclass(slots=True)
@@ -24,16 +24,23 @@ class Child:
     spawned: subprocess.Popen[bytes] | None = None
 
 
-def fork(process: int, spec: child.Spec, close_inherited: Callable[[], None]) -> Child:
+def _with_pipes(start: Start) -> tuple[ChildPipes, Start]:
+    """Return the pipes of a new process, and what it is told with its inbox."""
+    if not isinstance(spec := start.spec, RankSpec):
+        return ChildPipes(inbox=False), start
+    pipes = ChildPipes(inbox=True, mark_token=spec.mark_token)
+    return pipes, replace(start, spec=replace(spec, inbox=pipes.inbox_of_child or -1))
+
+
+def fork(process: int, start: Start, close_inherited: Callable[[], None]) -> Child:
     """Fork a process, which has all that the server has imported.
 
     Args:
         process: its number.
-        spec: what it is to be.
+        start: what it is told.
         close_inherited: called in the child: closes what is the server's alone.
     """
-    pipes = ChildPipes(inbox=spec["kind"] == "rank", mark_token=spec.get("mark_token", ""))
-    spec["inbox"] = pipes.inbox_of_child
+    pipes, start = _with_pipes(start)
     server = os.getpid()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -48,8 +55,8 @@ def fork(process: int, spec: child.Spec, close_inherited: Callable[[], None]) ->
         try:
             pipes.close_near()
             close_inherited()
-            child.enter(spec, pipes.stdout, pipes.stderr, server)
-            child.main(spec)
+            child.enter(start, pipes.stdout, pipes.stderr, server)
+            child.main(start)
             status = 0
         except SystemExit as stop:
             status = stop.code if isinstance(stop.code, int) else 1
@@ -66,26 +73,28 @@ def fork(process: int, spec: child.Spec, close_inherited: Callable[[], None]) ->
     return Child(process, pid, pipes)
 
 
-def spawn(process: int, spec: child.Spec) -> Child:
+def spawn(process: int, start: Start) -> Child:
     """Start a process afresh, which imports for itself."""
-    pipes = ChildPipes(inbox=spec["kind"] == "rank", mark_token=spec.get("mark_token", ""))
-    spec["inbox"] = pipes.inbox_of_child
-    spec_r, spec_w = os.pipe()
+    pipes, start = _with_pipes(start)
+    start_r, start_w = os.pipe()
+    spec = start.spec
+    inherited = [start_r, *([spec.fd, spec.store_fd] if isinstance(spec, StoreSpec) else ())]
+    inherited += [spec.inbox] if isinstance(spec, RankSpec) else []
     code = f"import sys; sys.path[:] = {sys.path!r}; from ddp_notebook.launch.host.child import spawned; "
-    code += f"spawned({spec_r}, {os.getpid()})"
+    code += f"spawned({start_r}, {os.getpid()})"
     spawned = subprocess.Popen(
         [sys.executable, "-P", "-c", code],
         stdin=subprocess.DEVNULL,
         stdout=pipes.stdout,
         stderr=pipes.stderr,
-        env=spec["env"],
-        cwd=spec["cwd"],
-        pass_fds=[fd for fd in (spec_r, spec["inbox"], spec.get("fd"), spec.get("store_fd")) if fd is not None],
+        env=start.env,
+        cwd=start.cwd,
+        pass_fds=inherited,
         start_new_session=True,
     )
-    os.close(spec_r)
+    os.close(start_r)
     # One that has ended already, by a sitecustomize for instance, is reported as such, with its last words.
-    with contextlib.suppress(BrokenPipeError), os.fdopen(spec_w, "w") as pipe:
-        json.dump(spec, pipe)
+    with contextlib.suppress(BrokenPipeError), os.fdopen(start_w, "wb") as pipe:
+        pipe.write(start.encode()[0])
     pipes.close_far()
     return Child(process, spawned.pid, pipes, spawned)

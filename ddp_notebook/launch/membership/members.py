@@ -72,7 +72,7 @@ class Members:
         """Tell every rank its place in the next epoch's group."""
         self.end_stopped_store()
         at = self._forming.store_at(self._losses.home)
-        [*_, store] = self._processes.living(STORE) or [self._spawner.start(STORE, self._losses.home, at)]
+        [*_, store] = self._processes.living(STORE) or [self._spawner.start(STORE, self._losses.home, lambda _: at)]
         self._forming.call(store, self.placement)
 
     def replace(self, ranks: list[int], deadline: float, check: Check) -> list[str]:
@@ -171,11 +171,12 @@ class Members:
             self._processes.all.pop(process.name, None)
 
     def _start_rank(self, rank: int, placement: Placement, kind: str = RANK) -> Process:
-        spec = {
-            "mark_token": self._mark_token,
-            "open_files": open_files.needed(placement.world_size),
-            "threads": placement.threads,
-        }
-        process = self._spawner.start(RANK, self._hosts[placement.hosts[rank]], spec, rank)
+        process = self._spawner.start_rank(
+            rank,
+            self._hosts[placement.hosts[rank]],
+            mark_token=self._mark_token,
+            open_files=open_files.needed(placement.world_size),
+            threads=placement.threads,
+        )
         process.kind = kind
         return process

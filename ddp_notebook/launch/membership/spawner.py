@@ -5,15 +5,14 @@ from __future__ import annotations
 import contextlib
 import signal
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
 
 from ddp_notebook.errors import HostError, StartError, StartTimeoutError
 from ddp_notebook.launch import environment
 from ddp_notebook.launch.host.host import Host
 from ddp_notebook.launch.placement import Placement
-from ddp_notebook.launch.process import RANK, STORE, Process, Processes
+from ddp_notebook.launch.process import RANK, Process, Processes
+from ddp_notebook.messages.processes import ProcessSpec, RankSpec, Start, StoreSpec
 from ddp_notebook.wire.bulk import BulkFetcher
 from ddp_notebook.wire.endpoint import Endpoint
 from ddp_notebook.wire.keys import Keyring
@@ -55,12 +54,26 @@ class Spawner:
         self._env = {**env, **({} if shown is None else {"CUDA_VISIBLE_DEVICES": shown})}
         self._overlay = dict(overlay)
 
-    def start(self, kind: str, host: Host, spec: dict[str, Any], rank: int = -1) -> Process:
+    def start_rank(self, rank: int, host: Host, *, mark_token: str, open_files: int, threads: int) -> Process:
+        """Start the process of a rank. See `start`; the other arguments are those of a `RankSpec`."""
+
+        def spec(process: Process) -> RankSpec:
+            self._wire.expect(process.name)
+            control, bulk = host.transport.reach(self._wire.url), host.transport.reach(self._bulk.url)
+            address = self._keyring.invite(process.name, control=control, bulk=bulk)
+            return RankSpec(process=process.number, address=address, mark_token=mark_token, open_files=open_files)
+
+        return self.start(RANK, host, spec, rank, threads)
+
+    def start(
+        self, kind: str, host: Host, spec: Callable[[Process], ProcessSpec], rank: int = -1, threads: int = 0
+    ) -> Process:
         """Start a process.
 
         Args:
             kind: RANK, STORE or CONTROLLER.
-            spec: what it needs to know.
+            spec: returns what the process is to be.
+            threads: of torch; 0: those of the ranks at the start of the session.
 
         Raises:
             StartError: it could not be started.
@@ -71,24 +84,24 @@ class Spawner:
         process = Process(number=host.next_number(), kind=kind, host=host, rank=rank)
         self._processes.all[process.name] = process
         path = [entry for entry in sys.path if isinstance(entry, str)]  # Python ignores others too
-        everyone: dict[str, Any] = {"kind": kind, "cwd": host.folder or environment.working_directory()}
-        spec = {"threads": self._threads, **spec}
-        here = {"env": environment.rank_env(self._env, threads=spec["threads"]), "sys_path": path}
-        everyone |= here if host.transport.is_here else {"env": self._overlay}
+        threads, is_here = threads or self._threads, host.transport.is_here
         try:
-            if kind == RANK:
-                self._wire.expect(process.name)
-                control, bulk = host.transport.reach(self._wire.url), host.transport.reach(self._bulk.url)
-                address = self._keyring.invite(process.name, control=control, bulk=bulk)
-                spec = {**spec, "process": process.number, "address": asdict(address)}
-            reply = host.start(process.number, {**everyone, **spec})
+            made = spec(process)
+            start = Start(
+                env=environment.rank_env(self._env, threads=threads) if is_here else self._overlay,
+                cwd=host.folder or environment.working_directory(),
+                sys_path=path if is_here else None,
+                threads=threads,
+                spec=made,
+            )
+            reply = host.start(process.number, start)
         except HostError as error:
             del self._processes.all[process.name]  # it does not run: the next try needs another one
             kind_of_error = StartTimeoutError if isinstance(error, TimeoutError) else StartError
             raise kind_of_error(str(error)) from error
         process.pid, process.port = reply.pid, reply.port
-        if kind == STORE:
-            process.store = StoreAddress(reply.store_at, spec["store_key"])
+        if isinstance(made, StoreSpec):
+            process.store = StoreAddress(reply.store_at, made.key)
         return process
 
     def kill(self, processes: Sequence[Process]) -> None:

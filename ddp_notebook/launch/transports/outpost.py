@@ -29,8 +29,8 @@ from ddp_notebook.launch.transports.base import OWN_NUMBER
 from ddp_notebook.messages.encoding import Message
 from ddp_notebook.messages.first_messages import Invitation, from_line, to_line
 from ddp_notebook.messages.outposts import Arrived, Stream, Warned
+from ddp_notebook.messages.processes import Address
 from ddp_notebook.wire.endpoint import Endpoint
-from ddp_notebook.wire.keys import Address
 
 VARIABLE = "DDP_NOTEBOOK_INVITATION"  # holds what the file does, where the launcher hands variables on
 _REACH_S = 3.0  # what the notebook gets to take a connection
