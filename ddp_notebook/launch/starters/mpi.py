@@ -26,6 +26,7 @@ from ddp_notebook.wire import signals
 
 _PROGRAM = "mpirun"
 _END_S = 15.0  # what its tasks get to end in order: a host server that imports torch hears nothing meanwhile
+_TRACEBACK = "Traceback (most recent call last)"
 _MOST_WORDS = 600  # characters
 _MOST_READ = 1 << 20  # bytes
 _HOSTS = ("H", "host")
@@ -164,15 +165,29 @@ def told(log: str) -> tuple[str, str]:
         log: all of it.
 
     Example:
+        >>> told('Traceback (most recent call last):\n  File "a"\nKeyError: 1\nTraceback (most recent call last):')
+        ('KeyError: 1', '')
         >>> log = ["-----", "Open RTE was unable to open the hostfile:", "    hosts", "-----", "An internal error"]
         >>> told("\n".join(log))[0]
         'Open RTE was unable to open the hostfile: hosts'
     """
     boxes = [box.strip() for box in re.split(r"^-{5,}$", log, flags=re.MULTILINE) if box.strip()]
     box, fix = next(((box, fix) for box in boxes for text, fix in _FIXES if text in box), ("\n".join(boxes[:2]), ""))
-    if "Traceback (most recent call last)" in box:
-        return box.splitlines()[-1].strip(), fix
+    if _TRACEBACK in box:
+        return _error_of(box) or box.splitlines()[-1].strip(), fix
     return " ".join("\n".join(re.split(r"\n\s*\n", box)[:2])[:_MOST_WORDS].split()), fix
+
+
+def _error_of(text: str) -> str:
+    """Return the last line of the last traceback that is complete: of several tasks some may still be writing theirs.
+    Returns "" if there is none."""
+    error, before = "", None
+    for line in text.splitlines():
+        if _TRACEBACK in line:
+            before = line[: line.index(_TRACEBACK)]
+        elif before is not None and line.startswith(before) and line[len(before) :][:1].strip():
+            error, before = line.strip(), None
+    return error
 
 
 def _by_ssh() -> dict[str, str]:
