@@ -57,6 +57,7 @@ SAMPLES: dict[str, Any] = {
     "list[FoundFile | None]": [FoundFile("file", 3, 2**60, 0o640), None],
     "list[FilePart]": [FilePart("\udcff", 3, False, (0o640, 2**60)), FilePart("link", link="sub")],
     "list[FileDigest]": [FileDigest("a", "b", 2**60)],
+    "dict[str, dict[str, Any]]": {"engine": {"key": "\udcff", "registration": 7}},
     "list[dict[str, Any]]": [{"source": "page", "start": 0}],
 }
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 
 import pytest
 
+import ddp_notebook
 from ddp_notebook.errors import RankError, UsageError
 from ddp_notebook.wire import signals
 from tests.conftest import wait_until
@@ -275,3 +277,14 @@ def test_the_rank_calls_nothing_that_a_cell_has_replaced_or_made(make_session_al
         assert "ddp_notebook/rank" not in str(error.value.tracebacks)
         assert session.run("8")[0].result == "8"
     assert all(row.rss_bytes for row in session.status().rows)
+
+
+@pytest.mark.processes
+def test_the_status_says_why_the_state_of_a_rank_cannot_be_read():
+    """A cell has replaced what a library needs to tell it. That is no long call, and no other reason."""
+    with ddp_notebook.start(1) as session:
+        with contextlib.suppress(RankError):  # the end of the cell needs it too
+            session.run("import weakref\nweakref.ref = None", quiet=True)
+
+        [row] = session.status().rows
+        assert row.state == "its state cannot be read: TypeError: 'NoneType' object is not callable"

@@ -2,6 +2,12 @@
 
 The notebook makes a `Start` and sends it in a `StartRequest`. The host server adds what is known there only, such as
 descriptors and folders, and hands it to the process: in memory to one that it forks, else through a pipe.
+
+Start            the surroundings of a process, and its `ProcessSpec`
+ProcessSpec      what it is to be, one of these:
+RankSpec         a rank
+StoreSpec        the store
+ControllerSpec   ipyparallel's controller
 """
 
 from __future__ import annotations

@@ -242,10 +242,13 @@ class Rank:
             "running_s": time.monotonic() - since,
             "shortages": shortage.now() if with_shortages else [],
             "client_call_s": 0.0 if self.runner is None else self.runner.client_call_s,
-            **self._network.vitals(),
         }
-        for vitals in self._hooks.vitals:
-            fields.update(vitals())
+        try:
+            fields.update(self._network.vitals())
+            for vitals in self._hooks.vitals:
+                fields.update(vitals())
+        except Exception as error:  # a cell has replaced what a library needs for it: the notebook hears at least that
+            fields["unread"] = with_type(error)
         return fields
 
     # ---- the main thread

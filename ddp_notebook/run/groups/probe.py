@@ -155,7 +155,10 @@ def describe_stack(text: str) -> str:
         >>> describe_stack('  File "/tmp/ipykernel_7/123.py", line 3 in <module>')
         'cell line 3'
     """
-    for frame in _FRAME.finditer(text):
+    frames = list(_FRAME.finditer(text))
+    if frames and frames[-1]["file"] == "<string>":  # the `python -c` that the host server was started with
+        frames.pop()
+    for frame in frames:
         if _CELL_FILE.search(frame["file"]):
             return f"cell line {frame['line']}{in_function(frame['function'])}"
         if not any(part in frame["file"] for part in _NOT_THE_USERS):
@@ -169,6 +172,8 @@ def of_vitals(rank: int, vitals: Vitals, runs: Literal["cell", "script"] = "cell
     Args:
         runs: what it is in.
     """
+    if vitals.unread:
+        return RankView(rank=rank, state="running", place=f"its state cannot be read: {vitals.unread}", runs=runs)
     if vitals.failed:
         return RankView(rank=rank, state="failed", place=vitals.failed, runs=runs)
     remote = OpenRemoteCalls.of_vitals(vitals.remote)

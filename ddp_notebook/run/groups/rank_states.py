@@ -106,6 +106,8 @@ def _state(cluster: Cluster, rank: int, vitals: Vitals | None, why: str, is_bloc
         return f"silent for {silent_s:.0f} s" if silent_s > SILENT_S else "too busy to answer"
     if vitals.client_call_s:
         return f"in a call of session.client for {vitals.client_call_s:.1f} s"
+    if vitals.unread:
+        return f"its state cannot be read: {vitals.unread}"
     if not vitals.running_cell:
         return "in no cell" if is_blocked else "idle"
     doing = f"has failed ({vitals.failed})" if vitals.failed else vitals.where

@@ -213,7 +213,7 @@ class Recovery:
         states = {rank: one.group for rank, one in result.by_rank.items() if one.group}
         others = [rank for rank in self._cluster.ranks if rank not in states]
         answers: dict[int, Vitals] = self._questions.ask_for(others, lambda n: Probe(request=n), _ASK_S)
-        return states | {rank: vitals.group for rank, vitals in answers.items()}
+        return states | {rank: vitals.group for rank, vitals in answers.items() if not vitals.unread}
 
 
 def replaced_in_words(ranks: list[int], world_size: int) -> str:
