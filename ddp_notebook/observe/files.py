@@ -48,10 +48,10 @@ def load(path: str | os.PathLike[str]) -> Recording:
         if not files:
             raise RecordingError(f"{path} holds no recording: no file in it is named {_OF_RANKS}")
         return _of_ranks(files)
-    if path.suffix == Path(_OF_RANKS).suffix:
-        return _of_ranks([path])
     with path.open("rb") as file:
-        if not zipfile.is_zipfile(file):
+        if not zipfile.is_zipfile(file):  # not by the name, which `Recording.save` leaves to its caller
+            if path.suffix == Path(_OF_RANKS).suffix:
+                return _of_ranks([path])
             raise RecordingError(f"{path} is not a recording: Recording.save() writes zip files, and this is not one")
         try:
             file.seek(0)

@@ -49,10 +49,11 @@ def assert_same(again, recording):
     assert [(key, one.dtype, one.shape, one.data) for key, one in again.store.kept_tensors()] == tensors
 
 
-def test_a_recording_survives_its_file(tmp_path):
+@pytest.mark.parametrize("name", ["run.npz", "a run.ddp", "run"])
+def test_a_recording_survives_its_file(tmp_path, name):
     recording = full()
-    recording.save(tmp_path / "run.npz")
-    again = load(str(tmp_path / "run.npz"))
+    recording.save(tmp_path / name)
+    again = load(str(tmp_path / name))
 
     assert_same(again, recording)
     last = again.collectives(group="pair")[0]

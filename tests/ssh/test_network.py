@@ -366,7 +366,7 @@ def test_an_outpost_is_heard_and_lost_as_other_hosts_are(network, monkeypatch):
     made, _ = network
     if (running := ddp_notebook.current()) is not None:
         running.stop()
-    monkeypatch.setattr("ddp_notebook.launch.hosts.choose", lambda _: InNamespaces(made))
+    monkeypatch.setattr("ddp_notebook.launch.starters.choice.choose", lambda _: InNamespaces(made))
     with ddp_notebook.start(slurm=ddp_notebook.Slurm("", lease_s=9), grace_s=0.3) as session:
         name = session._hosts.all[1].name  # type: ignore[attr-defined]
         told_s, back_s = _goes_through(session, made, "b", 5.0, name)

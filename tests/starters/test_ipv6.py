@@ -9,8 +9,8 @@ import pytest
 
 import ddp_notebook
 from ddp_notebook.errors import CellTimeoutError, ClientError
-from ddp_notebook.launch import hosts
 from ddp_notebook.launch.options import Mpi
+from ddp_notebook.launch.starters import choice
 from ddp_notebook.launch.starters.base import Starter, address_for, address_towards
 from tests.ssh import namespaces
 from tests.starters.conftest import said, sum_of
@@ -39,7 +39,7 @@ class _Commands(Starter):
 
 def _use(patch: pytest.MonkeyPatch, starter: Starter, ports: str | None = None) -> Mpi:
     """Return options for `start` that use this starter, since no launcher can be given an address."""
-    patch.setattr(hosts, "choose", lambda _: starter)
+    patch.setattr(choice, "choose", lambda _: starter)
     return Mpi("-np 2", ports=ports)
 
 

@@ -56,7 +56,7 @@ def test_one_attach_for_both(notebook, runtime, tmp_path):  # noqa: F811
             assert "its start, without torch so far" in kernel.run("%ddp_attach plain").stdout
             assert "job plain, attempt 1" in kernel.run("%ddp_attach").stdout, "it has that one"
             refused = kernel.run("%on_all_ranks 1")
-            assert refused.ename == "NoSessionError" and "plain is a job of torchrun's" in refused.traceback
+            assert refused.ename == "NoSessionError" and "plain is a torchrun job" in refused.traceback
             assert "leave out --look" in kernel.run("%ddp_attach plain --look").traceback
             both = kernel.run("%ddp_attach kept-1").stdout
             assert both.startswith("detached from plain, which goes on\n") and "This notebook has the monitor" in both
