@@ -80,7 +80,7 @@ class Resources:
         self._nvml: Any = None
         self._handles: dict[int, Any] = {}
 
-    def look(self, rank: int) -> dict[str, Any]:
+    def row(self, rank: int) -> dict[str, Any]:
         """The columns of a row of `records.RESOURCE`."""
         memory = psutil.virtual_memory()
         columns: dict[str, Any] = {

@@ -67,7 +67,7 @@ class Handover:
         """Give nothing: the others' `take` raises."""
         self._send(torch.tensor([0]))
 
-    def take(self) -> Any:
+    def result(self) -> Any:
         """The value that the first of them gives.
 
         Raises:

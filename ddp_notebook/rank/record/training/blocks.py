@@ -41,7 +41,7 @@ class Blocks:
         self._leave = leave
         self.here = _Here()
 
-    def look(self) -> None:
+    def install(self) -> None:
         """Begin to look."""
         around(record_function, "__enter__", self._around_enter)
         around(record_function, "__exit__", self._around_exit)

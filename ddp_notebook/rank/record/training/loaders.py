@@ -60,7 +60,7 @@ class Loaders:
         self._last: tuple[Callable[[], Any], _Epoch | None] = nothing, None  # the latest iterator, a good guess
         self.told: set[str] = set()  # loaders whose settings were left in this cell
 
-    def look(self) -> None:
+    def install(self) -> None:
         """Begin to look.
 
         Raises:
