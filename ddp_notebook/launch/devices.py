@@ -129,7 +129,7 @@ def ask_torch() -> Accelerators:
 
 
 def read_answer(out: str, errors: str = "") -> Accelerators:
-    """Read what `tell` has printed.
+    """Read what `print_accelerators` has printed.
 
     Example:
         >>> read_answer("", "Traceback ...\\nRuntimeError: no driver").trouble

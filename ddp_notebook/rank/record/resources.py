@@ -70,7 +70,7 @@ def _read(path: str) -> str:
 
 
 class Resources:
-    """The resources of the process that makes it. Each `look` reads them once."""
+    """The resources of the process that makes it. Each `row` reads them once."""
 
     def __init__(self) -> None:
         self._process = psutil.Process(os.getpid())  # without it psutil calls what a cell may have replaced

@@ -29,7 +29,7 @@ class _Here(threading.local):
 
 
 class Blocks:
-    """Sees named blocks from `look` on.
+    """Sees named blocks from `install` on.
 
     Args:
         event_buffer: says whether anything is recorded.

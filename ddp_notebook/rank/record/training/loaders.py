@@ -44,7 +44,7 @@ class _Epoch:
 
 
 class Loaders:
-    """Sees the loaders of this process from `look` on.
+    """Sees the loaders of this process from `install` on.
 
     Args:
         event_buffer: where their settings are left.

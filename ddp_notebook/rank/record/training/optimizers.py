@@ -21,7 +21,7 @@ from ddp_notebook.stdlib import threading, time, weakref
 
 
 class Optimizers:
-    """Sees the steps of optimizers from `look` on.
+    """Sees the steps of optimizers from `install` on.
 
     Args:
         event_buffer: says whether anything is recorded.

@@ -59,7 +59,7 @@ class Leave(Protocol):
 
 
 class Pipelines:
-    """Sees pipelines from `look` on.
+    """Sees pipelines from `install` on.
 
     Args:
         event_buffer: says whether anything is recorded, and counts spans.

@@ -39,7 +39,7 @@ _DISTRIBUTED = "torch.distributed.checkpoint"
 
 
 class Checkpoints:
-    """Sees checkpoints from `look` on.
+    """Sees checkpoints from `install` on.
 
     Args:
         event_buffer: says whether anything is recorded.
