@@ -211,6 +211,20 @@ def test_a_stop_without_memory(make_session):
         assert session.run("print(kept)")[1].stdout == "kept\n"
 
 
+def test_the_state_of_a_rank_is_read_with_its_reserve(make_session):
+    """A rank without memory reports its state all the same: it reads the state again with the reserve."""
+    session = make_session(1)
+    session.run(
+        "from ddp_notebook.rank import reserve\n"
+        "from ddp_notebook.rank.group.network import Network\n"
+        "def vitals(network, read=Network.vitals):\n"
+        "    if not reserve._lent: raise MemoryError\n"
+        "    return read(network)\n"
+        "Network.vitals = vitals"
+    )
+    assert session.status().rows[0].state == "idle"
+
+
 @pytest.mark.long
 def test_a_thread_that_takes_all_memory(make_session):
     """It takes the reserve too as soon as a rank uses that. No cell is lost: each ends, also one that is not read."""

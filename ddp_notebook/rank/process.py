@@ -244,12 +244,16 @@ class Rank:
             "client_call_s": 0.0 if self.runner is None else self.runner.client_call_s,
         }
         try:
-            fields.update(self._network.vitals())
-            for vitals in self._hooks.vitals:
-                fields.update(vitals())
-        except Exception as error:  # a cell has replaced what a library needs for it: the notebook hears at least that
-            fields["unread"] = with_type(error)
-        return fields
+            return fields | reserve.use(self._program_state)
+        except Exception as error:  # for example, a cell has replaced a function that a library calls
+            return fields | {"unread": with_type(error)}
+
+    def _program_state(self) -> dict[str, Any]:
+        """Return the fields of `Vitals` that describe the user's program."""
+        state = self._network.vitals()
+        for vitals in self._hooks.vitals:
+            state.update(vitals())
+        return state
 
     # ---- the main thread
 
