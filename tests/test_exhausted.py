@@ -168,7 +168,8 @@ def test_client_and_rpc_without_file_descriptors(make_session, capfd):
     assert "psutil" not in shown.err and "was lost" not in shown.out + shown.err
 
 
-OUT_OF_MEMORY = r"rank 1 has no memory left: [\d,]+ of [\d,]+ MiB \((address space, RLIMIT_AS|data, RLIMIT_DATA)\)"
+_SIZE = r"[\d.]+ [MG]B"
+OUT_OF_MEMORY = rf"rank 1 has no memory left: {_SIZE} of {_SIZE} \((address space, RLIMIT_AS|data, RLIMIT_DATA)\)"
 
 
 @pytest.mark.parametrize("limit", ["AS", "DATA"])
@@ -371,7 +372,7 @@ print(session.ranks.heal())
 print(session.run("kept", ranks=0, quiet=True)[0].result)
 kill("if rank == 1:\\n    import os; os.kill(os.getpid(), 9)")
 """)
-    limit = f"1,200 MiB (memory of the cgroup {memory_cgroup})"
+    limit = f"1.3 GB (memory of the cgroup {memory_cgroup})"
     assert f"killed by SIGKILL: the kernel's OOM killer ended it; the limit is {limit}" in lines[0], lines
     assert "no rank has died" not in lines[1]
     assert lines[2] == "'kept'"
@@ -406,18 +407,22 @@ print([line for line in repr(session.status()).splitlines() if "/dev/shm" in lin
 """,
         *("unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o size=4m tmpfs /dev/shm && exec "$@"', "sh"),
     )
-    sentence = r"rank 1 has (no|too little) space left in /dev/shm: \d of 4 MiB"
+    sentence = r"rank 1 has (no|too little) space left in /dev/shm: \d\.\d MB of 4\.2 MB"
     assert re.search(sentence, lines[0]), lines
     assert re.search(sentence, lines[1]), lines
     assert [float(line.strip("'")) for line in lines[2:5]] == [4194304.0, 4194304.0, 2.0]
-    assert "'rank 1 has no space left in /dev/shm: 4 of 4 MiB'" in lines[5]
+    assert "'rank 1 has no space left in /dev/shm: 4.2 MB of 4.2 MB'" in lines[5]
 
 
 @AS_ROOT
 @pytest.mark.parametrize(
     ("options", "sentence", "use_up"),
     [
-        ("size=1m", "rank 1 has no space left in {folder}: 1 of 1 MiB", "open('full', 'wb').write(bytes(1 << 21))"),
+        (
+            "size=1m",
+            "rank 1 has no space left in {folder}: 1.0 MB of 1.0 MB",
+            "open('full', 'wb').write(bytes(1 << 21))",
+        ),
         (
             "nr_inodes=20",
             "rank 1 can make no further file in {folder}: 20 of 20",
@@ -489,7 +494,7 @@ def test_the_disk_that_a_user_writes_to(tmp_path, write):
             else:
                 getattr(recording, write)(target)
         assert os.listdir(folder) == ["full"]
-    full = re.escape(f"the notebook has no space left in {folder}: 1 of 1 MiB; name another folder")
+    full = re.escape(f"the notebook has no space left in {folder}: 1.0 MB of 1.0 MB; name another folder")
     assert re.match(f"{re.escape(str(target))} cannot be written here: {full}", str(failed.value))
     assert failed.value._render_traceback_() == [f"CannotWriteError: {failed.value}"]
 

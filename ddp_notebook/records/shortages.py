@@ -19,6 +19,7 @@ import tempfile
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
+from ddp_notebook.records.units import size
 from ddp_notebook.stdlib import contextlib, os
 
 SHM = "/dev/shm"
@@ -162,7 +163,7 @@ def _memory(who: str, lent_bytes: int, *, has_failed: bool) -> Iterator[str]:
         is_little = rest < max(_LITTLE_MEMORY, min(limit // 20, _MUCH_MEMORY))
         if is_little or has_failed:
             how = "has no memory left" if is_little else "has too little memory left"
-            yield f"{who} {how}: {used / _MIB:,.0f} of {limit / _MIB:,.0f} MiB ({what})"
+            yield f"{who} {how}: {size(used)} of {size(limit)} ({what})"
 
 
 def memory_limit(cgroup: Path) -> int | None:
@@ -211,11 +212,11 @@ def _threads_of_user(user: int) -> Iterator[int]:
 def _disk(who: str, path: str, *, has_failed: bool = False) -> Iterator[str]:
     its = os.statvfs(path)
     unit = its.f_frsize
-    size, left = its.f_blocks * unit, its.f_bavail * unit
-    is_full = size and left < _LITTLE_BYTES
-    if is_full or (size and has_failed and not (its.f_files and not its.f_favail)):
-        used, how = size - left, "no" if is_full else "too little"
-        yield f"{who} has {how} space left in {_mount(path)}: {used / _MIB:,.0f} of {size / _MIB:,.0f} MiB"
+    whole, left = its.f_blocks * unit, its.f_bavail * unit
+    is_full = whole and left < _LITTLE_BYTES
+    if is_full or (whole and has_failed and not (its.f_files and not its.f_favail)):
+        how = "no" if is_full else "too little"
+        yield f"{who} has {how} space left in {_mount(path)}: {size(whole - left)} of {size(whole)}"
     elif its.f_files and not its.f_favail:
         yield f"{who} can make no further file in {_mount(path)}: {its.f_files:,} of {its.f_files:,}"
 

@@ -870,7 +870,7 @@ def test_record_report_and_trace(notebook, tmp_path):
     assert compared.stdout.split(":")[0] == report.stdout.split(":")[0], "of the same cell"
 
     path = tmp_path / "run.json"
-    assert notebook.run(f"%ddp_trace {path}").stdout.endswith(" MB. Open it at https://ui.perfetto.dev\n")
+    assert notebook.run(f"%ddp_trace {path}").stdout.endswith("B. Open it at https://ui.perfetto.dev\n")
     events = json.loads(path.read_text())["traceEvents"]
     names = {event["name"] for event in events}
     assert {"all_reduce", "loss"} <= names and "aten::mul" not in names
@@ -880,13 +880,13 @@ def test_record_report_and_trace(notebook, tmp_path):
         profiled = notebook.run(f"%%on_all_ranks --profile\nx = torch.ones({shape}) * 2; dist.all_reduce(x)")
         assert (profiled.status, profiled.stderr) == ("ok", "")
     reply = notebook.run(f"%ddp_trace {path}")
-    assert reply.stdout.endswith(" MB, with torch's profile of 2 ranks. Open it at https://ui.perfetto.dev\n")
+    assert reply.stdout.endswith("B, with torch's profile of 2 ranks. Open it at https://ui.perfetto.dev\n")
     events = json.loads(path.read_text())["traceEvents"]
     assert {event["pid"] for event in events if event["name"] == "aten::mul"} == {0, 1}, "on the process of its rank"
     assert _is_inside(events, "gloo:all_reduce", "all_reduce"), "on the clock of the others"
     limit = "import resource\nif rank: resource.setrlimit(resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))"
     assert "the profile is lost" in notebook.run(f"%%on_all_ranks --profile\n{limit}").stderr
-    words = " MB, with torch's profile of 1 rank, without that of rank 1, which is lost. Open it at "
+    words = "B, with torch's profile of 1 rank, without that of rank 1, which is lost. Open it at "
     assert words in notebook.run(f"%ddp_trace {path}").stdout
 
 

@@ -297,7 +297,7 @@ def test_a_profile_that_cannot_be_written_is_told_and_the_rest_is_traced(ranks, 
     ranks.run(limit % "resource.RLIM_INFINITY", quiet=True)
     assert result.ok and result[0].stderr == ""
     words = f"ddp_notebook: the profile is lost: it could not be written to {folder} "
-    assert re.fullmatch(rf"{re.escape(words)}\([\d,]+ MB are free\)\n", result[1].stderr)
+    assert re.fullmatch(rf"{re.escape(words)}\([\d.]+ [kMGT]B are free\)\n", result[1].stderr)
     path = tmp_path / "run.json"
     assert ranks._write_trace(path) == ([0], [1])
     events = json.loads(path.read_text())["traceEvents"]

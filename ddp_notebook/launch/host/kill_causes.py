@@ -20,6 +20,7 @@ from collections import deque
 from pathlib import Path
 
 from ddp_notebook.records.shortages import cgroups, memory_limit
+from ddp_notebook.records.units import size
 
 _ROUNDING_S = 0.5
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -35,8 +36,8 @@ def explain(pid: int, status: int) -> str:
     """
     try:
         if status == -signal.SIGXFSZ:
-            size, _ = resource.prlimit(pid, resource.RLIMIT_FSIZE)
-            return "" if size == resource.RLIM_INFINITY else f"a file may have {size:,} bytes at most (RLIMIT_FSIZE)"
+            most, _ = resource.prlimit(pid, resource.RLIMIT_FSIZE)
+            return "" if most == resource.RLIM_INFINITY else f"a file may have {most:,} bytes at most (RLIMIT_FSIZE)"
         if status not in (-signal.SIGXCPU, -signal.SIGKILL):
             return ""
         soft, hard = resource.prlimit(pid, resource.RLIMIT_CPU)
@@ -56,7 +57,6 @@ def _used_s(pid: int) -> float:
     return (int(fields[_UTIME]) + int(fields[_STIME])) / _TICKS_PER_S
 
 
-_MIB = 1 << 20
 _LOOK_S = 10.0
 _RECENT_S = 2 * _LOOK_S  # an older kill explains no death: to free the memory of a process takes seconds
 _MOST_RECENT = 100
@@ -101,7 +101,7 @@ class OomKills:
                 "" if self._of_machine is None else "the kernel's OOM killer has just ended a process of this machine"
             )
         limits = [(folder, limit) for folder in self._cgroups if (limit := memory_limit(folder)) is not None]
-        limited = [f"{limit / _MIB:,.0f} MiB (memory of the cgroup {folder})" for folder, limit in limits[:1]]
+        limited = [f"{size(limit)} (memory of the cgroup {folder})" for folder, limit in limits[:1]]
         return "the kernel's OOM killer ended it" + "".join(f"; the limit is {words}" for words in limited)
 
     def _read_machine(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.distributed import distributed_c10d, get_rank, is_initialized
@@ -27,9 +27,6 @@ from ddp_notebook.rank.group.release import Doing, RankLostError, Release
 from ddp_notebook.rank.hide_from_profiler import filter_flight_recorder, is_possible
 from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
 from ddp_notebook.stdlib import os, re, threading, time
-
-if TYPE_CHECKING:
-    from ddp_notebook.rank.group.connections.abort import Connections
 
 
 class GroupNames:

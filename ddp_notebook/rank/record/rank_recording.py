@@ -19,6 +19,7 @@ from ddp_notebook.rank.record.flusher import Flusher
 from ddp_notebook.rank.record.metrics import MetricLogger
 from ddp_notebook.rank.record.training.spans import CELL, TrainingSpans
 from ddp_notebook.rank.variables.between import BetweenSteps
+from ddp_notebook.records.units import size
 from ddp_notebook.registry import private
 from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
 from ddp_notebook.stdlib import contextlib, os, time
@@ -54,9 +55,9 @@ class TorchProfile:
         with contextlib.suppress(OSError):  # a full disk may have kept torch from making it
             os.chmod(self._path, 0o600)
         if not _is_whole(self._path):
-            free_mb = shutil.disk_usage(folder).free / 1e6
+            free = size(shutil.disk_usage(folder).free)
             print(
-                f"ddp_notebook: the profile is lost: it could not be written to {folder} ({free_mb:,.0f} MB are free)",
+                f"ddp_notebook: the profile is lost: it could not be written to {folder} ({free} are free)",
                 file=sys.stderr,
             )
             open(self._path, "wb").close()

@@ -12,7 +12,6 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from ddp_notebook.errors import DDPNotebookError, JobCancelledError
-from ddp_notebook.messages.keeper import Waiting
 from ddp_notebook.records.words import list_ranks
 from ddp_notebook.run.cells.cell import CellRun
 from ddp_notebook.run.cells.interrupt import Interrupts

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ddp_notebook.messages.keeper import RunningCell, Waiting
 from ddp_notebook.messages.ranks import RunCell
 from ddp_notebook.records.words import format_ranks
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ddp_notebook.errors import DDPNotebookError
 from ddp_notebook.launch.cluster import Cluster
-from ddp_notebook.messages.keeper import CellShown, Waiting, WaitingJobs
+from ddp_notebook.messages.keeper import CellShown, WaitingJobs
 from ddp_notebook.messages.ranks import RunCell
 from ddp_notebook.run.cells.cell import CellRun
 from ddp_notebook.run.cells.cells import Cells
