@@ -281,7 +281,7 @@ def test_the_rank_calls_nothing_that_a_cell_has_replaced_or_made(make_session_al
 
 @pytest.mark.processes
 def test_the_status_says_why_the_state_of_a_rank_cannot_be_read():
-    """A cell has replaced what a library needs to tell it. That is no long call, and no other reason."""
+    """A cell has replaced a function that a library calls. The status names no other reason, such as a long call."""
     with ddp_notebook.start(1) as session:
         with contextlib.suppress(RankError):  # the end of the cell needs it too
             session.run("import weakref\nweakref.ref = None", quiet=True)

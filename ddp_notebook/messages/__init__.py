@@ -5,7 +5,7 @@ framing           frames on a stream of bytes: messages, and the text and cells 
 dispatch          the table from a kind of messages to its handler
 keeper            between a keeper, which has the ranks of a kept session, and its notebooks
 hosts             between a host server and its owner
-processes         what a process is told as the host server starts it
+processes         startup messages for the processes that a host server starts
 first_messages    the first message of a connection or of a started process, as a line of text
 outposts          between the outpost of a job and the notebook that it calls
 ranks             between the notebook and its ranks; further ones, each about one subject:

@@ -1,10 +1,10 @@
-"""What a process is told as it starts, which the host server forks or spawns: a rank, the store or the controller.
+"""Startup messages for the processes that a host server forks or spawns: ranks, the store and the controller.
 
-The notebook makes a `Start` and sends it in a `StartRequest`. The host server adds what is known there only, such as
-descriptors and folders, and hands it to the process: in memory to one that it forks, else through a pipe.
+The notebook makes a `Start` and sends it in a `StartRequest`. The host server adds fields that only it knows, such as
+descriptors and folders. A forked process has the `Start` in memory; a spawned process reads it from a pipe.
 
 Start            the surroundings of a process, and its `ProcessSpec`
-ProcessSpec      what it is to be, one of these:
+ProcessSpec      the specification of a process, one of these:
 RankSpec         a rank
 StoreSpec        the store
 ControllerSpec   ipyparallel's controller
@@ -33,7 +33,7 @@ class Address:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessSpec(Message):
-    """What a process is to be: one of the subclasses."""
+    """The specification of a process. Base of the three below."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,10 +43,10 @@ class RankSpec(ProcessSpec):
     Args:
         process: its number on its host.
         mark_token: of the marks in its text.
-        open_files: how many file descriptors it may need.
-        inbox: the descriptor that cells come from. From here on the host server fills in.
+        open_files: number of file descriptors that it may need.
+        inbox: the descriptor that cells come from. The host server sets this field and those below.
         directory: of the host server.
-        stack_file: where it writes its stacks to when asked.
+        stack_file: file for its stacks, which a signal requests.
         pymp_folder: for the sockets of `multiprocessing`.
     """
 
@@ -68,7 +68,7 @@ class StoreSpec(ProcessSpec):
         host: the address that it listens at.
         ports: the first one that may be used, and the first one after these.
         key: of the session's store, in hexadecimal digits; "": it listens at a Unix socket.
-        port: of the store for the user's programs. From here on the host server fills in.
+        port: of the store for the user's programs. The host server sets this field and those below.
         fd, store_fd: the listening sockets of that store and of the session's.
     """
 
@@ -82,7 +82,7 @@ class StoreSpec(ProcessSpec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControllerSpec(ProcessSpec):
-    """ipyparallel's controller, for its first start and for later ones.
+    """The controller of ipyparallel, for its first start and for later ones.
 
     Args:
         directory: of its own (mode 700).
@@ -108,7 +108,7 @@ class Start(Message):
     """A process and its surroundings.
 
     Args:
-        env: its environment variables; for another machine those on top of what is there.
+        env: its environment variables. On another machine they are added to those of the host server.
         cwd: its working directory.
         sys_path: its `sys.path`; None: that of the host server, which is on another machine.
         threads: of torch.

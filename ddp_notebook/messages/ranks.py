@@ -330,7 +330,7 @@ class Vitals(Message, shown=True):
     child: dict[str, Any] = field(default_factory=dict)  # the child process that the main thread waits for
     shortages: list[str] = field(default_factory=list)  # if asked for: a sentence for each resource that has run out
     client_call_s: float = 0.0  # for how long a call of `session.client` has had the main thread; 0.0: none has it
-    unread: str = ""  # the error because of which the fields from `where` to `child` could not be read
+    unread: str = ""  # the error that kept the rank from reading the fields from `where` to `child`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -183,7 +183,7 @@ class Namespaces:
         finally:
             for link in self.links.values():
                 _ip("link", "set", link, "type", "bridge_slave", "isolated", "off")
-            # An ARP entry that waited meanwhile for an answer fails after 3 s, and takes new connections along.
+            # An ARP request that had no answer fails after 3 s, and new connections fail with it.
             for namespace in self.links.values():
                 _ip("-n", namespace, "neigh", "flush", "all")
 

@@ -21,7 +21,7 @@ from ddp_notebook.wire import signals
 
 
 def enter(start: Start, stdout: int, stderr: int, parent: int) -> None:
-    """After a fork: become a process of its own, as if freshly started."""
+    """Prepare a forked process, so that it is like a freshly started one."""
     os.setsid()  # leads a process group and an OS session, which can be ended whole
     processes.die_with_parent(parent)
     signals.block_release()
@@ -41,7 +41,7 @@ def enter(start: Start, stdout: int, stderr: int, parent: int) -> None:
 
 
 def main(start: Start) -> None:
-    """Be what the `spec` says."""
+    """Run the process that `start.spec` describes."""
     signals.ignore_strangers()  # a rank takes SIGTERM in its own way
     if isinstance(start.spec, StoreSpec):
         from ddp_notebook.launch import store

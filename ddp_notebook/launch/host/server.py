@@ -296,7 +296,7 @@ class HostServer:
         return StartReply(pid=started.pid, started=started_s, port=port, store_at=store_at)
 
     def _completed(self, start: Start) -> Start:
-        """Return what a process is told, with the surroundings of this host."""
+        """Return the `Start` with the environment, the folder and the `sys.path` of this host."""
         env, cwd = start.env, start.cwd
         if start.sys_path is None:  # the notebook is elsewhere
             env = environment.rank_env({**self._own_env, **env}, threads=start.threads)

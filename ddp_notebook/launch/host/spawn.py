@@ -25,7 +25,7 @@ class Child:
 
 
 def _with_pipes(start: Start) -> tuple[ChildPipes, Start]:
-    """Return the pipes of a new process, and what it is told with its inbox."""
+    """Return the pipes of a new process, and its `Start` with the descriptor of its inbox."""
     if not isinstance(spec := start.spec, RankSpec):
         return ChildPipes(inbox=False), start
     pipes = ChildPipes(inbox=True, mark_token=spec.mark_token)
@@ -37,7 +37,7 @@ def fork(process: int, start: Start, close_inherited: Callable[[], None]) -> Chi
 
     Args:
         process: its number.
-        start: what it is told.
+        start: its specification and its environment.
         close_inherited: called in the child: closes what is the server's alone.
     """
     pipes, start = _with_pipes(start)

@@ -55,7 +55,7 @@ class Spawner:
         self._overlay = dict(overlay)
 
     def start_rank(self, rank: int, host: Host, *, mark_token: str, open_files: int, threads: int) -> Process:
-        """Start the process of a rank. See `start`; the other arguments are those of a `RankSpec`."""
+        """Start the process of a rank. See `start` and `RankSpec` for the arguments."""
 
         def spec(process: Process) -> RankSpec:
             self._wire.expect(process.name)
@@ -72,8 +72,8 @@ class Spawner:
 
         Args:
             kind: RANK, STORE or CONTROLLER.
-            spec: returns what the process is to be.
-            threads: of torch; 0: those of the ranks at the start of the session.
+            spec: returns the specification of the process.
+            threads: number of torch threads; 0: as many as the ranks had when the session started.
 
         Raises:
             StartError: it could not be started.

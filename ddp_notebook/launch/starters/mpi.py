@@ -179,8 +179,8 @@ def told(log: str) -> tuple[str, str]:
 
 
 def _error_of(text: str) -> str:
-    """Return the last line of the last traceback that is complete: of several tasks some may still be writing theirs.
-    Returns "" if there is none."""
+    """Return the line of the error in the last complete traceback; "" if there is none. Other tasks may still be
+    writing theirs."""
     error, before = "", None
     for line in text.splitlines():
         if _TRACEBACK in line:

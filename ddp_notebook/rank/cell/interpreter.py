@@ -28,8 +28,8 @@ _RECURSION_LIMIT = 500  # frames that the end of a cell takes at most
 class _Kept:
     """A snapshot of names of a module or a class. Each cell compares 250 of them, so the comparison runs in C.
 
-    Where most names of the namespace are compared, all of its values are, in their order, and no name is looked up:
-    between two cells the processor's caches lose the names.
+    If most names of the namespace are compared, the comparison takes all of its values in their order and looks up no
+    name, because the processor's caches lose the names between two cells.
 
     Args:
         namespace: of the module or class.
@@ -148,7 +148,12 @@ class Interpreter:
         return [f"ddp_notebook: no new thread could start after {replaced}; {_they_were(changed)} put back"]
 
     def put_builtins_back(self, when: str) -> list[str]:
-        """The same for `builtins` alone, which takes 10 us where nothing has changed."""
+        """Put names of `builtins` back, except those that programs replace. Returns lines about them. Takes 10 us if
+        nothing has changed.
+
+        Args:
+            when: they were replaced. A thread may have done it.
+        """
         if not self._builtins.has_changed:
             return []
         now, changed = vars(builtins), []

@@ -320,7 +320,7 @@ class Runner:
     async def _execute(self, code: str) -> ExecutionResult:
         """Do what the shell's `run_cell` does, on the loop that runs already."""
         shell = self._shell
-        # `builtins` were looked at when the cell came, and when the one before it ended.
+        # `builtins` were checked when the previous cell ended and when this cell arrived.
         self._say_replaced("before this cell ran", self._interpreter.put_threading_back("before this cell ran"))
         transformed, problem, result = code, None, None
         try:

@@ -37,7 +37,7 @@ class Modules:
         self.found: dict[tuple[int, int, int], tuple[weakref.ref[torch.nn.Module], str]] = {}  # see `name`
         self._marked: set[int] = set()  # ids of codes whose `ctx` may have a mark; they live as long as torch
         self._watched: list[tuple[Any, Any, Any]] = []  # autograd functions, their own forward and the one that marks
-        self.marks = True
+        self.marks = True  # forwards are marked
 
     def watch(self, is_on: Callable[[], bool]) -> None:
         """Mark what DTensor's autograd functions do in a forward.

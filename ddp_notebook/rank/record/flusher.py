@@ -57,7 +57,8 @@ class Flusher:
         self._lock = threading.Lock()
         self._resources: Resources | None = None
         self._looked_s = 0.0
-        # Look at memory and load with the next batch: a cell begins or ends, and what is between two looks counts.
+        # Read memory and load with the next batch. Set when a cell begins or ends, so that each reading covers the time
+        # of one cell.
         self.looks_again = True
         self._awaited: Any = None
         self._asked_s = time.monotonic()

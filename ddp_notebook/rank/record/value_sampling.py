@@ -32,7 +32,7 @@ class ValueSampling:
         self.period = 1  # steps
         self.turns = 0  # how often another optimizer than before has stepped: counted where that is seen
         self.calls = 0  # since the last look; the event buffer counts them
-        self.since_ns = 0
+        self.since_ns = 0  # time of the last look, or of the begin of the cell
         self._of_line: dict[tuple[int, int], int] = {}
 
     def begin_cell(self) -> None:

@@ -44,9 +44,9 @@ class Replicas:
     def __init__(self, name: Callable[[Any, FrameType], str], cell: Callable[[], int]) -> None:
         self._name = name
         self._cell = cell
-        self._looked_in = 0  # the cell of the last look
-        self._left = 0  # looks, in that cell
-        self._kept_in = 0  # the cell that `_kept` is of
+        self._looked_in = 0  # cell of `_left`
+        self._left = 0  # tensors that may still be looked at
+        self._kept_in = 0  # cell of `_kept` and `_counts`
         self._kept: list[tuple[dict[str, Any], torch.Tensor]] = []
         self._counts: dict[tuple[str, str, tuple[int, ...]], int] = {}
         self._signs: torch.Tensor | None = None

@@ -37,7 +37,7 @@ class Saves:
     def __init__(self, cell: Callable[[], int]) -> None:
         self._told: list[dict[str, Any]] = []
         self._cell = cell
-        self._told_in = 0  # the cell that they are of
+        self._told_in = 0  # cell of `_told`
 
     def told(self) -> list[dict[str, Any]]:
         """The saves of the last `cell` that has saved something. `how`: "distributed", with the `path` and the `ranks`

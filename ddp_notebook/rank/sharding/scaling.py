@@ -36,13 +36,13 @@ class Scaling:
     def __init__(self, listen: Callable[[Callable[[Call], None] | None], None], cell: Callable[[], int]) -> None:
         self._listen = listen
         self._cell = cell
-        self._seen_in = 0  # the cell that the rest is of, except what is told
+        self._seen_in = 0  # cell of `_scaled`, `_clipped` and `_unscaled`
         self._scaled: weakref.WeakSet[Any] = weakref.WeakSet()  # scalers with a loss scaled and nothing unscaled since
         self._clipped: dict[str, set[int]] = {}  # by the function: ids of parameters that were clipped meanwhile
         self._clips: dict[str, int] = {}  # how often, by the function
         self._unscaled: list[weakref.ref[torch.Tensor]] = []  # gradients of the optimizers that step next
         self._averages: dict[str, int] = {}  # before how many steps, by the operation
-        self._told_in = 0  # the cell that `_clips` and `_averages` are of
+        self._told_in = 0  # cell of `_clips` and `_averages`
 
     def told(self) -> list[str]:
         """What was seen in the last cell that has scaled a loss."""
@@ -127,7 +127,7 @@ class Scaling:
 
     def _reduced(self, call: Call) -> None:
         """A collective begins between `unscale_` and `step`."""
-        self._forget_last_cell()  # which may have been stopped before its step
+        self._forget_last_cell()  # a stopped cell leaves gradients that no `step` has used
         kernel = call.kernel
         if not self._unscaled or kernel.spec.name not in _SUMS or kernel.at_input is None or len(call.group.ranks) < 2:
             return

@@ -156,7 +156,7 @@ def describe_stack(text: str) -> str:
         'cell line 3'
     """
     frames = list(_FRAME.finditer(text))
-    if frames and frames[-1]["file"] == "<string>":  # the `python -c` that the host server was started with
+    if frames and frames[-1]["file"] == "<string>":  # the code of `python -c`, which started the process
         frames.pop()
     for frame in frames:
         if _CELL_FILE.search(frame["file"]):

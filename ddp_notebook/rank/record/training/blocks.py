@@ -22,7 +22,8 @@ _DECORATING = contextlib.__file__  # has the `with` of a function that a block d
 
 
 class _Here(threading.local):
-    """The blocks that this thread is in, the innermost last, and when each began. Each cell empties it."""
+    """The blocks that this thread is in, the innermost last, and when each began. A cell empties that of the main
+    thread."""
 
     def __init__(self) -> None:
         self.open: list[tuple[Any, int]] = []

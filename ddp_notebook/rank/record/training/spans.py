@@ -129,7 +129,7 @@ class TrainingSpans:
         self._loaders = Loaders(event_buffer, self.put)
         self._blocks = Blocks(event_buffer, lambda name, began_ns: self.put(BLOCK, name, began_ns))
         self._checkpoints = Checkpoints(event_buffer, lambda name, began_ns: self.put(CHECKPOINT, name, began_ns))
-        # What each cell empties. To call each part for it takes time: between cells the caches lose their code.
+        # Each cell empties these. A call of each part would take longer: between cells the caches lose its code.
         self._of_cell: tuple[dict[Any, Any] | set[str], ...] = (
             self._roots,
             self._optimizers.stepping,
