@@ -14,8 +14,6 @@ from ddp_notebook.run.session_parts import SessionParts
 
 if TYPE_CHECKING:
     from ddp_notebook.launch.sync.sync import Synced
-
-if TYPE_CHECKING:
     from ddp_notebook.run.files.fetching import Fetched
 
 Progress = Callable[[str], None]
