@@ -535,7 +535,7 @@ class Session:
         if not isinstance(name, str):
             kind = type(name).__name__
             raise UsageError(f'placement takes the name of what ranks have, placement("model"), not a {kind}')
-        return placements_of(name, self._ask(f"shards.told(globals(), {name!r})", "shards"))
+        return placements_of(name, self._ask(f"shards.parts_or_error(globals(), {name!r})", "shards"))
 
     def memory(self, code: str = "") -> Memory:
         """The memory of parameters, gradients, optimizer state, activations and temporary tensors on each rank. The

@@ -91,7 +91,7 @@ def test_the_stack_of_a_rank_is_read_though_its_file_was_removed(make_session):
     session = make_session(2)
     session.run("print()")
     clean()
-    seen = session._cluster.look([0])
+    seen = session._cluster.inspect([0])
     assert "File" in seen[0].stack
 
 

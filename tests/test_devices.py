@@ -255,7 +255,7 @@ def test_what_the_process_prints_is_read_among_other_lines(monkeypatch, capsys):
     told = devices.find_accelerators(built_for("xpu", 2), with_backends("xccl"))
     monkeypatch.setattr(devices, "find_accelerators", lambda *_: told)
     print("a plug-in says hello", end="")
-    devices.tell()
+    devices.print_accelerators()
     print("and good bye")
     assert devices.read_answer(capsys.readouterr().out) == told
     assert Gpu(**told.gpus[1].to_json()) == told.gpus[1]

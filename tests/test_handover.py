@@ -22,7 +22,7 @@ before = model.weight.sum().item()
 before
 """
 TAKE = """
-taken = handover.take()
+taken = handover.result()
 model, optimizer, odd = taken.values()
 assert optimizer.param_groups[0]["params"][0] is model.weight and optimizer.state[model.weight]["step"] == 1
 assert odd["turned"].shape == (2, 3) and odd["half"].dtype == torch.bfloat16 and odd["empty"].shape == (0,)
@@ -30,7 +30,7 @@ before = model.weight.sum().item()
 model(torch.ones(1, 300)).sum().backward()
 optimizer.step()  # what was taken can be written to
 try:
-    handover.take()
+    handover.result()
 except RuntimeError as error:
     refused = str(error)
 handover.close()
@@ -61,7 +61,7 @@ if rank == 0:
     handover.give(Planted())
 else:
     try:
-        handover.take()
+        handover.result()
     except RuntimeError as error:
         print(error)
 handover.close()

@@ -90,22 +90,22 @@ def test_a_group_on_two_hosts(cluster, hosts, heard):
     parents = [psutil.Process(cluster.process(rank).pid).ppid() for rank in cluster.ranks]
     assert parents == [hosts[0].pid, hosts[1].pid, hosts[1].pid]
 
-    cluster.tell(RunCell(cell=1, code=CELL, execution_count=1), cluster.ranks)
+    cluster.put_in_inboxes(RunCell(cell=1, code=CELL, execution_count=1), cluster.ranks)
     for rank, words in enumerate(("sum 3, local 0 of 1", "sum 3, local 0 of 2", "sum 3, local 1 of 2")):
         wait_until(lambda rank=rank, words=words: f"{rank} {words}".encode() in heard.text[rank], 10.0, words)
 
     os.kill(cluster.process(1).pid, signal.SIGSTOP)
-    wait_until(lambda: cluster.look([1])[1].is_stopped)
-    seen = cluster.look([0, 1, 2])  # each is asked of its host
+    wait_until(lambda: cluster.inspect([1])[1].is_stopped)
+    seen = cluster.inspect([0, 1, 2])  # each is asked of its host
     assert [seen[rank].is_stopped for rank in range(3)] == [False, True, False]
     assert "ipykernel" in seen[0].stack and "ipykernel" in seen[2].stack
     os.kill(hosts[1].pid, signal.SIGSTOP)
     wait_until(lambda: cluster.is_stopped)
     assert f"pid {hosts[1].pid}), through which the ranks get their cells, is stopped" in cluster.trouble()
-    assert cluster.look([0, 1, 2])[1].is_stopped, "the way looks where the host server cannot"
-    assert cluster.look([2])[2].stack
+    assert cluster.inspect([0, 1, 2])[1].is_stopped, "the way looks where the host server cannot"
+    assert cluster.inspect([2])[2].stack
     assert not cluster.signal([0, 1], signal.SIGCONT), "and signals"
-    assert not cluster.look([1])[1].is_stopped
+    assert not cluster.inspect([1])[1].is_stopped
     os.kill(hosts[1].pid, signal.SIGCONT)
     wait_until(lambda: not cluster.trouble())
 

@@ -81,7 +81,7 @@ def test_every_command_of_a_session_has_a_sentence():
         (RankValues, {"get", "items", "keys", "values"}, OF_VALUES),
         (Jobs, {"close", "join", "start", "unended"}, OF_JOBS),
         (TorchrunJob, {"is_running", "round", "world_size"}, OF_TORCHRUN_JOB),
-        (Job, {"on_begin", "press", "ranks", "seconds", "tell", "waits", "work"}, OF_JOB),
+        (Job, {"on_begin", "press", "ranks", "seconds", "show_state", "waits", "work"}, OF_JOB),
     ],
 )
 def test_every_method_that_may_wait_has_a_sentence(cls, at_once, sentences):

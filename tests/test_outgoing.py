@@ -34,10 +34,10 @@ class Sent(list[Any]):
 
     def open(self, comm_id: str = "c", target: str = "jupyter.widget") -> None:
         content = {"comm_id": comm_id, "target_name": target, "data": {"state": {}}}
-        assert self.comms.take("comm_open", content, {}, (), 1, {})
+        assert self.comms.on_message("comm_open", content, {}, (), 1, {})
 
     def say(self, data: dict[str, Any], comm_id: str = "c", buffers: tuple[bytes, ...] = (), **more: Any) -> None:
-        assert self.comms.take("comm_msg", {"comm_id": comm_id, "data": data}, {}, buffers, None, more)
+        assert self.comms.on_message("comm_msg", {"comm_id": comm_id, "data": data}, {}, buffers, None, more)
 
     def set(self, comm_id: str = "c", **state: Any) -> None:
         self.say({"method": "update", "state": state, "buffer_paths": []}, comm_id)
@@ -243,7 +243,7 @@ def test_displays_are_acknowledged_when_they_are_taken_and_when_nobody_waits_any
     for one in displays[:3]:
         run.on_display(0, one)
     assert took == []
-    assert run.take(0.0) is not None and took == [0]
+    assert run.next_item(0.0) is not None and took == [0]
     run.leave()
     assert took == [0, 1, 2]
     run.on_display(0, displays[3])

@@ -56,10 +56,10 @@ def test_what_an_inbox_cannot_take_waits_and_keeps_its_order(pipes):
     inbox = pipes.inbox_of_child
     assert inbox is not None
 
-    assert not pipes.tell(data)
-    assert not pipes.tell(b"end")
+    assert not pipes.put_in_inbox(data)
+    assert not pipes.put_in_inbox(b"end")
     received = b""
-    while not pipes.tell(b""):
+    while not pipes.put_in_inbox(b""):
         received += os.read(inbox, 1 << 16)
     os.set_blocking(inbox, False)
     while len(received) < len(data) + 3:
@@ -71,7 +71,7 @@ def test_what_an_inbox_cannot_take_waits_and_keeps_its_order(pipes):
 def test_a_child_that_has_ended_takes_everything(pipes):
     pipes.close_far()
 
-    assert pipes.tell(b"x" * 300_000)
+    assert pipes.put_in_inbox(b"x" * 300_000)
 
 
 def change(number: int) -> bytes:

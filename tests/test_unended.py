@@ -175,7 +175,7 @@ def test_the_message_alone_ends_what_no_signal_of_python_ends(session):
     future = session.submit("kept = 7\ndist.recv(torch.ones(1), 1)", ranks=0)
     wait_until(lambda: session._cells.watched is not None)
     run = session._cells.under_way
-    wait_until(lambda: "recv" in session._cells.look(run)[0].doing)
+    wait_until(lambda: "recv" in session._cells.inspect(run)[0].doing)
     session._cluster.send(0, Interrupt(cell=run.number))
     with pytest.raises(RankError, match="KeyboardInterrupt"):
         future.result(5)
@@ -250,7 +250,7 @@ def test_an_interrupt_while_the_cell_begins_is_not_lost(session, when):
 
     def is_past_its_begin() -> bool:
         run = session._cells.under_way
-        return future.done() or (run is not None and "sleep" in session._cells.look(run)[0].doing)
+        return future.done() or (run is not None and "sleep" in session._cells.inspect(run)[0].doing)
 
     wait_until(is_past_its_begin)
     if not future.done():  # the message comes last

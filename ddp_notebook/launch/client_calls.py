@@ -104,7 +104,7 @@ class CallWatch:
             try:
                 ended = self._ended.get(timeout=_WATCH_S)
             except queue.Empty:
-                said, calls = self._look(said, calls)
+                said, calls = self._print_waits(said, calls)
                 continue
             if ended is None:
                 return
@@ -119,7 +119,7 @@ class CallWatch:
             except Exception:  # another version of ipyparallel, or a closed client
                 _log.exception("the calls of session.client to a dead rank could not be ended")
 
-    def _look(self, said: str, calls: set[str]) -> tuple[str, set[str]]:
+    def _print_waits(self, said: str, calls: set[str]) -> tuple[str, set[str]]:
         """Print what calls wait for, unless that was printed for the same calls.
 
         Args:
@@ -134,7 +134,7 @@ class CallWatch:
             return said, calls
         lasting = re.sub(r"[0-9.]+ s\b", "", why)
         if why and (lasting != said or calls.isdisjoint(now)):
-            _say(f"a call of session.client waits: {why}")
+            _print(f"a call of session.client waits: {why}")
         return lasting, now
 
     def _why(self) -> str:
@@ -179,7 +179,7 @@ class CallWatch:
         else:  # a load-balanced view: the controller knows the calls of this rank, and fails them after 5 s
             ends = "ends with an error in 5 s if it was sent there" if may_have_more else ""
         if ends:
-            _say(f"{died} during a call of session.client, which {ends}; %ddp_heal replaces {them}")
+            _print(f"{died} during a call of session.client, which {ends}; %ddp_heal replaces {them}")
         for rank, engine, _ in ended:
             if engine and rank not in self._ranks.alive:
                 client._io_loop.add_callback(_unregister, client, rank)
@@ -220,7 +220,7 @@ def _unregister(client: ipyparallel.Client, rank: int) -> None:
     client.session.send(client._query_socket, "unregistration_request", content={"id": rank})
 
 
-def _say(text: str) -> None:
+def _print(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 

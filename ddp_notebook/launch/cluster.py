@@ -250,7 +250,7 @@ class Cluster(ABC):
         """Send a message to a rank, from any thread. One that is gone, or has left meanwhile, hears nothing."""
 
     @abstractmethod
-    def tell(self, message: Message, ranks: list[int]) -> None:
+    def put_in_inboxes(self, message: Message, ranks: list[int]) -> None:
         """Put a message into inboxes of ranks; their main threads take it in this order, see `launch.host.pipes`."""
 
     @abstractmethod
@@ -263,7 +263,7 @@ class Cluster(ABC):
         """
 
     @abstractmethod
-    def look(self, ranks: list[int]) -> dict[int, Seen]:
+    def inspect(self, ranks: list[int]) -> dict[int, Seen]:
         """What their hosts see of ranks that do not answer: whether each is stopped, and its stack.
 
         Raises:

@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 _FIELDS = ("index", "uuid", "name", "memory.total")
-_ASK = "from ddp_notebook.launch import devices; devices.tell()"
+_ASK = "from ddp_notebook.launch import devices; devices.print_accelerators()"
 _ANSWER = "accelerators: "  # begins the line with the answer: plug-ins print lines too
 _ASK_S = 60.0  # importing torch and starting a driver on a busy machine
 # Variables that hide accelerators from torch. It applies those of its build when it counts devices.
@@ -129,7 +129,7 @@ def ask_torch() -> Accelerators:
 
 
 def read_answer(out: str, errors: str = "") -> Accelerators:
-    """Read what `tell` has printed.
+    """Read what `print_accelerators` has printed.
 
     Example:
         >>> read_answer("", "Traceback ...\\nRuntimeError: no driver").trouble
@@ -144,7 +144,7 @@ def read_answer(out: str, errors: str = "") -> Accelerators:
     return Accelerators(trouble=f"torch could not list its accelerators ({last.strip()[:200]}): ranks use the CPU")
 
 
-def tell() -> None:
+def print_accelerators() -> None:
     """Print the answer of `find_accelerators`. For the process of `ask_torch`."""
     import torch
     import torch.distributed as dist

@@ -178,19 +178,19 @@ class DirectCluster(Cluster):
         if (process := self._processes.by_rank.get(rank)) is not None:
             self._endpoint.send(message, process.name)
 
-    def tell(self, message: Message, ranks: list[int]) -> None:
+    def put_in_inboxes(self, message: Message, ranks: list[int]) -> None:
         [line] = message.encode()
         for host, those in self._processes.by_host(ranks).items():
-            host.tell([process.number for process in those], line + b"\n")
+            host.put_in_inboxes([process.number for process in those], line + b"\n")
 
     def signal(self, ranks: list[int], *numbers: int, value: int = 0) -> bool:
         targets = self._processes.by_host(ranks)
         return all([host.signal([p.number for p in those], *numbers, value=value) for host, those in targets.items()])
 
-    def look(self, ranks: list[int]) -> dict[int, Seen]:
+    def inspect(self, ranks: list[int]) -> dict[int, Seen]:
         seen: dict[int, Seen] = {}
         for host, those in self._processes.by_host(ranks).items():
-            by_number = host.look([process.number for process in those])
+            by_number = host.inspect([process.number for process in those])
             seen |= {process.rank: by_number[process.number] for process in those if process.number in by_number}
         return seen
 

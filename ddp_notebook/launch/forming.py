@@ -212,7 +212,7 @@ class Forming:
             if trouble := host.pulse():
                 held.append(trouble)
             with contextlib.suppress(HostError):
-                seen = host.look([process.number for process in those])
+                seen = host.inspect([process.number for process in those])
                 names = {one.number: f"rank {one.rank}" if one.kind != STORE else "the store" for one in those}
                 held += [f"{names[number]}: {one.held}" for number, one in seen.items() if one.held]
         why = "; ".join(held) or f"{name_ranks(missing)} did not answer yet"

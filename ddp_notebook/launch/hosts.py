@@ -58,7 +58,7 @@ class DirectHosts(Hosts):
         open_files.check_free(open_files.OF_START, "a start")
         elsewhere = self._elsewhere = options.elsewhere
         if elsewhere is None:
-            self._here, self._give_back = warm.take({**os.environ, **options.env})
+            self._here, self._give_back = warm.claim({**os.environ, **options.env})
             self.all.append(self._here)
             return
         from ddp_notebook.launch.starters.choice import choose
@@ -206,7 +206,7 @@ class DirectHosts(Hosts):
         if self._options.is_here:
             return self.all[0]
         if self._here is None or not self._here.is_alive:
-            self._here, self._give_back = warm.take(os.environ)
+            self._here, self._give_back = warm.claim(os.environ)
         return self._here
 
     @property

@@ -86,7 +86,7 @@ class ForUsers:
                 self._listener.accept()[0].close()
         if time.monotonic() > self._failed_s + _PAUSE_S:
             self._failed_s = time.monotonic()
-            self._say(why)
+            self._print(why)
 
     def _reap(self) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -98,20 +98,20 @@ class ForUsers:
             return
         if os.WIFSTOPPED(status):
             os.kill(pid, signal.SIGCONT)
-            self._say(f"(process {pid}) was stopped. It goes on; nothing is lost")
+            self._print(f"(process {pid}) was stopped. It goes on; nothing is lost")
         else:
             self._child = 0
             how = describe_status(os.waitstatus_to_exitcode(status))
             if time.monotonic() < self._started_s + _SHORT_S:
                 self._fail(f"ended at its start ({how}); the next connection tries it again")
             else:
-                self._say(
+                self._print(
                     f"(process {pid}) has ended ({how}), and its keys are lost. The next connection starts an empty "
                     "one; groups of ranks do not use it"
                 )
             self._listen()
 
-    def _say(self, what: str) -> None:
+    def _print(self, what: str) -> None:
         text = f"{NOTICE}the TCPStore at MASTER_ADDR and MASTER_PORT (port {self._spec.port}) {what}\n"
         with contextlib.suppress(OSError):
             os.write(2, text.encode())

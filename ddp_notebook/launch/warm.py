@@ -67,7 +67,7 @@ def prepare_anew(env: Mapping[str, str]) -> Host:
     return host
 
 
-def take(env: Mapping[str, str]) -> tuple[Host, bool]:
+def claim(env: Mapping[str, str]) -> tuple[Host, bool]:
     """The waiting server if its imports have seen the same variables, else a fresh one.
 
     Returns:

@@ -15,7 +15,7 @@ from traitlets import default
 
 from ddp_notebook.rank import shortage
 from ddp_notebook.rank.cell import kernel_api, signal_handlers
-from ddp_notebook.rank.cell.interpreter import say
+from ddp_notebook.rank.cell.interpreter import write_to_stderr
 from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
 from ddp_notebook.stdlib import logging, os, signal
 from ddp_notebook.wire.signals import END, INTERRUPT
@@ -89,7 +89,7 @@ class RankEngine(IPEngine):
                 except SystemExit:
                     if self._is_to_end or not self._publishers:
                         raise
-                    say("ddp_notebook: SystemExit in a callback of the event loop does not end a rank")
+                    write_to_stderr("ddp_notebook: SystemExit in a callback of the event loop does not end a rank")
                 except Exception:
                     if self._is_to_end or self._rank is None or not self._rank.put_replaced_back():
                         raise

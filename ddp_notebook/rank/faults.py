@@ -55,7 +55,7 @@ class Faults:
 
     # ---- the agent's thread
 
-    def take(self, fault: Fault) -> None:
+    def add(self, fault: Fault) -> None:
         """Let this happen in the cell that runs, or in the next one."""
         with self._lock:
             if fault.kind == OFF:
@@ -191,10 +191,10 @@ class FaultFeature(Feature):
         self._faults.end()
 
     def at_once(self) -> Mapping[type[Message], Callable[[Any], object]]:
-        return {Fault: self._take}
+        return {Fault: self._add}
 
-    def _take(self, fault: Fault) -> bool:
-        self._faults.take(fault)
+    def _add(self, fault: Fault) -> bool:
+        self._faults.add(fault)
         self.core.send(Pushed(request=fault.request))
         return True
 

@@ -86,7 +86,7 @@ class Rank:
             send=self.agent.send,
             answer=self._answer,
             place=lambda: self.place,
-            take_place=self._take,
+            take_place=self._take_place,
             running=lambda: None if self.runner is None else self.runner.running,
             is_busy=lambda: self.agent.endpoint.waiting() > _MOST_WAITING,
             hand_on=self._on_message,
@@ -97,7 +97,7 @@ class Rank:
         self._at_once: dict[type[Message], list[Callable[[Any], object]]] = {}
         for kind, at_once in [*self._hooks.handlers("at_once"), *self._core_at_once()]:
             self._at_once.setdefault(kind, []).append(at_once)
-        self._in_main: dict[type[Message], Callable[[Any], object]] = {Form: self._take}
+        self._in_main: dict[type[Message], Callable[[Any], object]] = {Form: self._take_place}
         self.agent.start()
 
     def serve(self) -> None:
@@ -141,7 +141,7 @@ class Rank:
         shell = app.kernel.shell
         self.agent.endpoint.on_tick = StoppedChildren(
             self._network.children, lambda: (runner.running or (0, 0.0))[0], self.agent.send
-        ).look
+        ).poll
         script_functions.install(self._core.place, self._core.running)
         self._hooks.engine_ready(shell)
         commands.install(
@@ -173,7 +173,7 @@ class Rank:
 
         return {
             RunCell: runner.submit,
-            Form: self._take,
+            Form: self._take_place,
             Comm: runner.deliver,
             Register: self._register,
             Pull: in_turn(self._pull),
@@ -281,7 +281,7 @@ class Rank:
         why = engine.enroll(message.engine_id, replaces=message.replaces, reached_at=message.reached_at)
         self.agent.send(Registered(error=why))
 
-    def _take(self, place: Form) -> None:
+    def _take_place(self, place: Form) -> None:
         """Take a place. The group forms in a thread of its own, since that is mostly waiting: the engine starts
         meanwhile (64 ranks on two cores: 8 s instead of 13)."""
         self.place = place

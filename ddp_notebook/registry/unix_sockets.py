@@ -97,7 +97,7 @@ def check_user(connection: socket.socket) -> None:
         raise AttachSocketError(f"process {pid} at the other end is of user {user}, not of user {os.getuid()}")
 
 
-def say(connection: socket.socket, message: Message) -> None:
+def send_line(connection: socket.socket, message: Message) -> None:
     """Send a message as a line."""
     connection.sendall(to_line(message))
 

@@ -107,7 +107,7 @@ OF_TORCHRUN_JOB: Mapping[str, str] = {
     "keep_logs": "interrupted: some logs may not be kept; the job goes on",
     **dict.fromkeys(("left", "recording"), _READ),
     **dict.fromkeys(("log", "log_of"), "interrupted: the text was not read; the job goes on"),
-    **dict.fromkeys(("look", "status"), "interrupted: the ranks were not asked; the job goes on"),
+    **dict.fromkeys(("inspect", "status"), "interrupted: the ranks were not asked; the job goes on"),
     **dict.fromkeys(("monitor", "_views"), OF_SESSION["monitor"]),
     "report": OF_SESSION["report"],
     **dict.fromkeys(("settle", "wait_for_ranks", "waits_for_end"), "interrupted: the wait has ended; the job goes on"),

@@ -166,7 +166,7 @@ class SessionParts:
     def _tell_widget(self, rank: int, message: Comm) -> None:
         """Send the message of a widget to the inbox of the rank, as cells are sent: the next cell sees its state."""
         if not self.liveness.has_ended:
-            self.cluster.tell(message, [rank])
+            self.cluster.put_in_inboxes(message, [rank])
 
 
 def _say(text: str) -> None:

@@ -129,7 +129,7 @@ def cut(run: Round, probe: JobProbe) -> list[str]:
         run: the attempt under way.
         probe: at its ranks.
     """
-    views = probe.look(run)
+    views = probe.inspect(run)
     waiting = {rank: view for rank, view in views.items() if rank in run.there and _waits(view)}
     asked = {rank: probe.cut(rank, view.operation) for rank, view in waiting.items()}
     until = time.monotonic() + _FREE_S
@@ -275,16 +275,16 @@ class TorchrunJob:
         """Write the recording as a Chrome trace. See `Session.trace`; there are no profiles of torch's."""
         return chrome_trace.write(self.recording, path, None, iter(()))
 
-    def look(self) -> Views:
+    def inspect(self) -> Views:
         """What each rank does now."""
         run = self._some_round()
-        return self._looks.look(run)
+        return self._looks.inspect(run)
 
     def status(self) -> JobStatus:
         """Its ranks, and what has happened."""
         self._close_stale()
         run = self._some_round()
-        return status_of(self.name, run, self._looks.look(run), self.events.last(5), run_of(self.recording))
+        return status_of(self.name, run, self._looks.inspect(run), self.events.last(5), run_of(self.recording))
 
     def log(self, rank: int) -> str:
         """Return what a rank has written: its last 64 MB, in all attempts. It is kept until the job is closed.
@@ -457,7 +457,7 @@ class TorchrunJob:
         run.members[place.rank] = member
         self._lines.register(member.line, selectors.EVENT_READ, member)
         run.observer.on_moved(place.rank)  # a process that has come for another is asked for its clock at once
-        self._tell()
+        self._notify()
 
     def _begin(self, run: Round, before: Round | None) -> None:
         if before is not None:
@@ -505,9 +505,9 @@ class TorchrunJob:
             elif member.done is None or member.done.status != "ok":
                 self.events.add(f"rank {member.rank}: {member.how_it_went}")
             self._forget(member.identity)
-            self._tell()
+            self._notify()
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         with self.changed:
             self.changed.notify_all()
 
@@ -526,10 +526,10 @@ class TorchrunJob:
         match message:
             case Hello():
                 member.has_joined = True
-                self._tell()
+                self._notify()
             case CellDone():
                 member.done = message
-                self._tell()
+                self._notify()
             case Recorded():
                 run.observer.on_recorded(member.rank, message)
             case ClockReply():

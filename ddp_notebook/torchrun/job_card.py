@@ -34,17 +34,17 @@ class JobCard:
     def _run(self) -> None:
         while not self._job.waits_for_end(_LOOK_S):
             try:
-                self._look()
+                self._update()
             except Exception:
                 _log.info("the hang card of a job is as it was", exc_info=True)
         self._show("", _EMPTY)
 
-    def _look(self) -> None:
+    def _update(self) -> None:
         run = self._job.round
         if run is None or not run.there:
             self._show("", _EMPTY)
             return
-        views = self._job.look()
+        views = self._job.inspect()
         longest = max((view.since_s for view in views.values()), default=0.0)
         if longest < HANG_AFTER_S:
             self._show("", _EMPTY)

@@ -87,7 +87,7 @@ def come_in(member: Member, address: Address, number: int, *, takes: bool) -> No
     line = unix_sockets.connect(member.entry.door, _ANSWER_S)
     try:
         who = f"the notebook of process {os.getpid()}"
-        unix_sockets.say(line, ObserveScript(wire=VERSION, who=who, takes=takes, address=address, round=number))
+        unix_sockets.send_line(line, ObserveScript(wire=VERSION, who=who, takes=takes, address=address, round=number))
         reply = unix_sockets.hear(line, Admitted, Refused)
         if isinstance(reply, Refused):
             raise RefusedError(

@@ -27,7 +27,7 @@ class JobProbe:
         self._questions = questions
         self._last: Round | None = None
 
-    def look(self, run: Round) -> Views:
+    def inspect(self, run: Round) -> Views:
         """Every rank of the job."""
         answers = self._questions.ask_for(run.there, lambda n: Probe(request=n), _ANSWER_S)
         return self.views(run, answers, {rank: "" for rank in run.there if rank not in answers})

@@ -287,7 +287,7 @@ class _Follower:
             if output.empty() or self._screen.is_due or now_s - self._refreshed_s > _REFRESH_S:
                 self._refresh(now_s)
             self._forward_presses(now_s)
-            self._view = _look(self._job, self._view)
+            self._view = _update_view(self._job, self._view)
             if self._job.round is None and now_s > self._alone_s:
                 self._alone_s = float("inf")
                 said = f"no rank has started within {_ALONE_S:.0f} s: torchrun waits for more agents"
@@ -327,7 +327,7 @@ class _Follower:
             if not self._presses:
                 self._screen.hurry()
             is_second = self._presses and now_s - self._interrupts.pressed_s < ONE_PRESS_S
-            _tell(self._process.stdin, "kill" if is_second else "stop")
+            _write_word(self._process.stdin, "kill" if is_second else "stop")
             self._presses = self._interrupts.count
 
 
@@ -337,7 +337,7 @@ def _log(job: TorchrunJob, one: Written) -> None:
         job.log_of(one.rank).write(one.text)
 
 
-def _look(job: TorchrunJob, view: tuple[int, Any] | None) -> tuple[int, Any] | None:
+def _update_view(job: TorchrunJob, view: tuple[int, Any] | None) -> tuple[int, Any] | None:
     """Have the monitor under the cell show what is new: one for each attempt."""
     run = job.round
     if run is None:
@@ -352,7 +352,7 @@ def _look(job: TorchrunJob, view: tuple[int, Any] | None) -> tuple[int, Any] | N
     return view
 
 
-def _tell(pipe: IO[bytes] | None, word: str) -> None:
+def _write_word(pipe: IO[bytes] | None, word: str) -> None:
     assert pipe is not None
     with contextlib.suppress(OSError):  # it has ended
         pipe.write(f"{word}\n".encode())

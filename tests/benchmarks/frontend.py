@@ -17,7 +17,7 @@ WAIT_UNTIL_WARM = """
 import os
 from ddp_notebook.launch import warm
 warm.prepare()
-_host, _ = warm.take(os.environ)
+_host, _ = warm.claim(os.environ)
 _host.facts()
 warm.give_back(_host)
 del _host, warm

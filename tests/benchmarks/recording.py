@@ -73,11 +73,11 @@ def later(count):
 def of_calls(mode, event_buffer):
     for name, call in (("sync", sync), ("async", later)):
         call(50)
-        if event_buffer is not None: event_buffer.take(10**6)
+        if event_buffer is not None: event_buffer.pop(10**6)
         began = time.thread_time()
         call(CALLS)
         keep(f"{name} {mode}", time.thread_time() - began, CALLS)
-        if event_buffer is not None and (records := event_buffer.take(10**6)):
+        if event_buffer is not None and (records := event_buffer.pop(10**6)):
             began = time.thread_time()
             encode(maker.batch(records))
             keep(f"drain {mode}", time.thread_time() - began, len(records))
@@ -88,7 +88,7 @@ def of_logs(event_buffer):
         began = time.thread_time()
         for _ in range(CALLS): log(loss=loss)
         keep(f"log {name}", time.thread_time() - began, CALLS)
-        event_buffer.take(10**6)
+        event_buffer.pop(10**6)
 
 for _ in range(BLOCKS):
     for mode in ("bare", "off", "meta", "values"):

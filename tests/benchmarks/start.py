@@ -65,7 +65,7 @@ def sample_warm_s() -> float:
     from ddp_notebook.launch import warm
 
     warm.prepare()
-    host, _ = warm.take(os.environ)
+    host, _ = warm.claim(os.environ)
     host.facts()
     warm.give_back(host)
     return sample_cold_s()

@@ -211,7 +211,7 @@ def test_one_that_reads_nothing_is_let_go_but_not_for_what_was_kept(monkeypatch)
     channel = Channel(there)
     assert channel.receive() == ProcessText(0, 1, bytes(1000))
     for _ in range(600):
-        notebook.tell(ProcessText(0, 1, bytes(1000)))
+        notebook.send(ProcessText(0, 1, bytes(1000)))
     left = list(iter(channel.receive, None))
     assert len(left) < 1000
     channel.close()
@@ -233,7 +233,7 @@ class _Ranks:
         self.is_asked.set()
         return [0, 1]
 
-    def tell(self, message: Any, ranks: list[int]) -> None:
+    def put_in_inboxes(self, message: Any, ranks: list[int]) -> None:
         self.told.append((message, ranks))
 
 

@@ -94,7 +94,7 @@ CHANGE: list[Message] = [
 ]
 # Requests that only read. A `FetchRequest` fetches the answer to an earlier request of the same notebook.
 READ: list[tuple[Message, set[str]]] = [  # and the calls of the cluster and the hosts that they make
-    (LookAtRanksRequest(ranks=[0]), {"look"}),
+    (LookAtRanksRequest(ranks=[0]), {"inspect"}),
     (FetchRequest(rank=0, transfer=1, nbytes=1), {"fetch"}),
     (TroubleRequest(), {"trouble"}),
     (StatusRequest(), {"status"}),
@@ -119,7 +119,7 @@ ANSWERS = {
     **{name: [] for name in ("form", "replace", "resize")},
     **dict.fromkeys(("trouble", "status"), ""),
     "place": PLACEMENT,
-    "look": {},
+    "inspect": {},
     "fetch": bytearray(1),
     "put": 1,
     "signal": True,
@@ -289,7 +289,7 @@ def test_a_keeper_of_real_ranks_refuses_them(notebook):
             "about": "a raw connection",
             "looks": True,
         }
-        unix_sockets.say(stream, AttachSession(secret=entry.about["secret"], **words, **more))
+        unix_sockets.send_line(stream, AttachSession(secret=entry.about["secret"], **words, **more))
         assert unix_sockets.hear(stream, Admitted) == Admitted()
         return Channel(stream)
 

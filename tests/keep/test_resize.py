@@ -16,7 +16,8 @@ SUM = "%%on_all_ranks\nfor _ in range({}): dist.all_reduce(torch.ones(1))\n(rank
 TO_ONE_THAT_LEFT = """
 from ddp_notebook.messages.ranks import Probe, RunCell
 cluster = ddp_notebook.current()._cluster
-cluster.send(2, Probe(request=1)); cluster.drop(2, 1); cluster.tell(RunCell(cell=99, code="", execution_count=1), [2])
+cluster.send(2, Probe(request=1)); cluster.drop(2, 1); \
+cluster.put_in_inboxes(RunCell(cell=99, code="", execution_count=1), [2])
 """
 
 

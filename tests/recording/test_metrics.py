@@ -329,11 +329,11 @@ def test_large_records_displace_no_numbers_that_were_logged_before():
     for _ in range(taping.MOST):
         event_buffer.put("large", is_large=True)
     assert event_buffer.dropped == 0 and len(event_buffer) == 5_000 + taping.MOST
-    event_buffer.take(5_000)
+    event_buffer.pop(5_000)
     for _ in range(10):
         event_buffer.put("large", is_large=True)
     assert len(event_buffer) == taping.MOST, "the oldest large ones are dropped"
-    event_buffer.take(taping.MOST)
+    event_buffer.pop(taping.MOST)
     event_buffer.put("large", is_large=True)
     assert len(event_buffer) == 1
 
@@ -702,7 +702,7 @@ def test_a_call_that_another_thread_forgets_is_left_once(recorder):
     work = dist.all_reduce(torch.ones(1), async_op=True)
     assert work is not None
     work.wait()
-    left = event_buffer.take(10)
+    left = event_buffer.pop(10)
     assert [(call.number, call.state) for call in left] == [(1, DONE), (2, DONE)]
     assert recorder.live == recorder.by_work == recorder.unwaited == {}
 

@@ -229,7 +229,7 @@ from torch.distributed.tensor._redistribute import Redistribute
 from ddp_notebook.rank.engine import RankEngine
 engine = RankEngine.instance()._rank
 thinning = engine._core.recording.event_buffer.thinning
-thinning._look = lambda seconds: setattr(thinning, "period", {_PERIOD})
+thinning._choose_period = lambda seconds: setattr(thinning, "period", {_PERIOD})
 class Some(nn.Module):
     def __init__(self):
         super().__init__()
@@ -257,7 +257,7 @@ _UNLIKE = FIRST_STEPS + 4  # a step that is not marked
 def loop(ranks):
     ranks.run(_LOOP, quiet=True)
     yield ranks
-    ranks.run("del thinning._look", quiet=True)
+    ranks.run("del thinning._choose_period", quiet=True)
 
 
 def by_step(session: Any, rank: int) -> list[tuple[str, ...]]:

@@ -103,7 +103,7 @@ def test_the_period_follows_the_rate(monkeypatch, steps_per_s, calls, turns, per
 def test_what_a_loop_does_now_and_then_is_in_some_of_the_steps_that_are_kept(monkeypatch, period):
     decides, clock = ValueSampling(), _Clock(monkeypatch)
     decides.begin_cell()
-    monkeypatch.setattr(decides, "_look", lambda seconds: setattr(decides, "period", period))
+    monkeypatch.setattr(decides, "_choose_period", lambda seconds: setattr(decides, "period", period))
     kept = clock.run(decides, 40 * period, 100, 6)[FIRST_STEPS:]
     for every in (2, 5, 10):
         for offset in range(every):
@@ -154,7 +154,7 @@ def test_optimizers_that_take_turns_both_have_their_values(trained):
     trained.run(
         "from ddp_notebook.rank.engine import RankEngine\n"
         "thinning = RankEngine.instance()._rank._core.recording.event_buffer.thinning\n"
-        "thinning._look = lambda seconds: setattr(thinning, 'period', 8)\n"
+        "thinning._choose_period = lambda seconds: setattr(thinning, 'period', 8)\n"
         "other = torch.optim.Adam(model.parameters())\n"
         "def train_both(optimizers, steps):\n"
         "    for step in range(steps):\n"
@@ -166,7 +166,7 @@ def test_optimizers_that_take_turns_both_have_their_values(trained):
             calls = _calls(trained, f"train_both([{optimizers}], 48)")
             assert {call.step for call in calls if not call.left_out and call.step >= 32} == kept
     finally:
-        trained.run("del thinning._look")
+        trained.run("del thinning._choose_period")
 
 
 def test_the_monitor_and_a_saved_recording_count_what_was_left_out(trained, tmp_path):

@@ -247,7 +247,7 @@ def test_memory_that_cannot_be_read_costs_no_record(monkeypatch):
     def fails(*_: object) -> None:
         raise RuntimeError("CUDA error: device-side assert triggered")
 
-    monkeypatch.setattr(Resources, "look", fails)
+    monkeypatch.setattr(Resources, "row", fails)
     sent: list[bytes] = []
     event_buffer = EventBuffer({})
     flusher = Flusher(event_buffer, BatchMaker(lambda: 0, lambda calls, title: ""), sent.append, lambda: False)
@@ -385,7 +385,7 @@ def test_the_processor_time_of_ended_child_processes_is_that_of_the_rank():
     if not Path("/proc/self/schedstat").exists():
         pytest.skip("this system counts nothing")
     looks = Resources()
-    before_ns = looks.look(0)["ran_ns"] - time.process_time_ns()
+    before_ns = looks.row(0)["ran_ns"] - time.process_time_ns()
     subprocess.run([sys.executable, "-c", "import time\nwhile time.process_time() < 0.4: pass"], check=True)
-    of_children_ns = looks.look(0)["ran_ns"] - time.process_time_ns() - before_ns
+    of_children_ns = looks.row(0)["ran_ns"] - time.process_time_ns() - before_ns
     assert 0.38e9 < of_children_ns < 0.8e9

@@ -167,7 +167,7 @@ def test_lines_go_both_ways(path):
         with there:
             there.settimeout(5.0)
             unix_sockets.check_user(there)
-            unix_sockets.say(here, Refused(why="ä"))
+            unix_sockets.send_line(here, Refused(why="ä"))
             assert unix_sockets.hear(there, Admitted, Refused) == Refused(why="ä")
             there.sendall(b"hello\n")
             with pytest.raises(unix_sockets.AttachSocketError, match="expected the message Refused of version"):

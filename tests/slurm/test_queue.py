@@ -233,5 +233,5 @@ def test_states_in_words(seen, words):
 
 
 def test_a_job_that_slurm_has_forgotten(slurm):
-    assert SlurmJob("999999").look() == SlurmJobState(state="")
+    assert SlurmJob("999999").state() == SlurmJobState(state="")
     SlurmJob("999999").cancel()

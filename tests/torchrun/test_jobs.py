@@ -70,7 +70,7 @@ sys.stdout.write("on again\\n")
 """
     process = jobs.start(body)
     job = jobs.attach()
-    wait_until(lambda: len([one for one in job.look().values() if one.state == "waiting"]) == 2, 20)
+    wait_until(lambda: len([one for one in job.inspect().values() if one.state == "waiting"]) == 2, 20)
     assert job.status().why == "rank 0 is in all_reduce #1, rank 1 is in broadcast #1 of group default"
     said = job.interrupt()
     assert "#1 of group default (train.py:" in said[0]

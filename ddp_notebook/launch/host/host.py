@@ -292,7 +292,7 @@ class Host:
             return ""  # others report it
         if self.is_stopped:
             return self._is_stopped_in_words
-        silent_s = self._pulse.look()
+        silent_s = self._pulse.poll()
         return self._silent_in_words(PingRequest(), silent_s) if silent_s > _ANSWER_S else ""
 
     @property
@@ -428,11 +428,11 @@ class Host:
 
     def hold_text(self, hold: bool) -> None:
         """Let text stay in the processes' pipes, or come again. Does not wait."""
-        self._requests.say(HoldTextRequest(hold=hold))
+        self._requests.send(HoldTextRequest(hold=hold))
 
-    def tell(self, targets: list[int], data: bytes) -> None:
+    def put_in_inboxes(self, targets: list[int], data: bytes) -> None:
         """Put bytes into the inboxes of ranks. Does not wait for them."""
-        self._requests.tell(framing.pack_input(targets, data))
+        self._requests.send_frame(framing.pack_input(targets, data))
 
     def start(self, process: int, start: Start) -> StartReply:
         """Start a rank, the store or the controller.
@@ -443,7 +443,7 @@ class Host:
         try:
             reply = self.request(StartRequest(process=process, start=start), StartReply)
         except HostSilentError:  # it may still start the process, which nobody would own
-            self._requests.say(EndRequest(processes=[process], grace_s=0.0))
+            self._requests.send(EndRequest(processes=[process], grace_s=0.0))
             raise
         self._leaders[process] = (reply.pid, reply.started)
         return reply
@@ -467,7 +467,7 @@ class Host:
         as_ints = [int(number) for number in numbers]
         request = SignalRequest(processes=targets, signals=as_ints, value=value)
         if self.is_unreachable:  # it gets them when it is back, and what is sent later behind them
-            self._requests.say(request)
+            self._requests.send(request)
             return False
         if self._answers:
             with contextlib.suppress(HostSilentError):
@@ -478,7 +478,7 @@ class Host:
         )
         return False
 
-    def look(self, targets: list[int]) -> dict[int, Seen]:
+    def inspect(self, targets: list[int]) -> dict[int, Seen]:
         """What can be seen from outside of processes that cannot answer. Takes as long as ranks need to write their
         stacks, at most 0.3 s.
 

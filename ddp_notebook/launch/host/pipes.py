@@ -169,7 +169,7 @@ class ChildPipes:
         """Whether some of what it was told waits until its inbox can take more."""
         return bool(self._unsent)
 
-    def tell(self, data: bytes) -> bool:
+    def put_in_inbox(self, data: bytes) -> bool:
         """Put bytes into the inbox. False if some had to wait: call `tell(b"")` when it can take more."""
         self._unsent += data
         with contextlib.suppress(BlockingIOError):

@@ -132,7 +132,7 @@ class HostServer:
                 TrialRequest: self._try_start,
                 StartRequest: self._start,
                 SignalRequest: self._signal,
-                LookRequest: self._look,
+                LookRequest: self._inspect,
                 HoldTextRequest: self._hold,
                 EndRequest: self._end,
                 **self._files.handlers,
@@ -157,7 +157,7 @@ class HostServer:
                 elif isinstance(key.data, Child) and key.fd in key.data.pipes.outputs:
                     self._read_text(key.data, key.fd)
                 elif isinstance(key.data, Child) and key.fd == key.data.pipes.inbox:
-                    self._tell(key.data, b"")
+                    self._put_in_inbox(key.data, b"")
                 elif callable(key.data):
                     key.data()
             if self._out or self._texts:
@@ -190,7 +190,7 @@ class HostServer:
         for request in self._unpacker.feed(data):
             if isinstance(request, framing.Input):
                 for known in self._known(request.processes):
-                    self._tell(known, request.data)
+                    self._put_in_inbox(known, request.data)
                 continue
             assert isinstance(request, framing.Numbered), "the owner sends no text"
             try:
@@ -199,7 +199,7 @@ class HostServer:
             except Exception as error:
                 reply = ErrorReply(error=_in_words(error))
             if isinstance(reply, Message):
-                self._say(reply, request.number)
+                self._send(reply, request.number)
             else:
                 self._under_way.append((request.number, reply))
 
@@ -212,9 +212,9 @@ class HostServer:
                 reply = work.advance()
             if reply is not None:
                 self._under_way.remove(entry)
-                self._say(reply, number)
+                self._send(reply, number)
 
-    def _say(self, message: Message, number: int = 0, *, after_text: bool = False) -> None:
+    def _send(self, message: Message, number: int = 0, *, after_text: bool = False) -> None:
         """Send a reply, which overtakes text that waits; or an event of a process after all its text."""
         if after_text:
             self._out += self._texts.pack()
@@ -330,7 +330,7 @@ class HostServer:
                     signals.send(known.pid, number, request.value)
         return DoneReply()
 
-    def _look(self, request: LookRequest) -> Work:
+    def _inspect(self, request: LookRequest) -> Work:
         return ProcessInspector({known.process: known.pid for known in self._known(request.processes)}, self._directory)
 
     def _hold(self, request: HoldTextRequest) -> DoneReply:
@@ -357,13 +357,13 @@ class HostServer:
         for other in self._children.values():
             other.pipes.close_near()
 
-    def _tell(self, known: Child, data: bytes) -> None:
+    def _put_in_inbox(self, known: Child, data: bytes) -> None:
         """Put bytes into a child's inbox; what it does not take now waits here."""
         inbox = known.pipes.inbox
         if inbox is None:
             return
         waited = known.pipes.waits
-        if known.pipes.tell(data) == waited:
+        if known.pipes.put_in_inbox(data) == waited:
             if waited:
                 self._selector.unregister(inbox)
             else:
@@ -418,17 +418,17 @@ class HostServer:
     def _on_stopped(self, pid: int, is_stopped: bool) -> None:
         """Report that a child was stopped (SIGSTOP, SIGTSTP) or goes on (SIGCONT). A watchdog always goes on."""
         if (child := self._children.get(pid)) is not None:
-            self._say(ProcessStopped(process=child.process, is_stopped=is_stopped))
+            self._send(ProcessStopped(process=child.process, is_stopped=is_stopped))
         elif is_stopped and pid == self._watchdog_pid:
             os.kill(pid, signal.SIGCONT)
-            self._say(Notice(text=f"{_watchdog(pid)} was stopped. It goes on; nothing is lost"))
+            self._send(Notice(text=f"{_watchdog(pid)} was stopped. It goes on; nothing is lost"))
 
     def _keep_watchdog(self) -> None:
         if self._watchdog_pid == 0:
             with contextlib.suppress(OSError):  # no process is left: try again at the next look
                 self._watchdog_pid = self._start_watchdog(self._close_in_child)
                 text = f"{_watchdog(self._watchdog_pid)} replaces one that had ended; nothing is lost"
-                self._say(Notice(text=text))
+                self._send(Notice(text=text))
 
     def _on_ended(self, gone: Child, status: int, by_limit: str) -> None:
         why = by_limit or (self._oom_kills.explain() if status == -signal.SIGKILL else "")
@@ -450,7 +450,7 @@ class HostServer:
             os.unlink(stack_file(self._directory, gone.process))
         shutil.rmtree(pymp_folder(self._directory, gone.process), ignore_errors=True)
         del self._children[gone.pid]
-        self._say(ProcessEnded(process=gone.process, status=status, why=why), after_text=True)
+        self._send(ProcessEnded(process=gone.process, status=status, why=why), after_text=True)
 
     def _adopted(self) -> list[psutil.Process]:
         """Descendants of ranks that are below this server because their parent ended."""

@@ -50,13 +50,13 @@ class Channel:
             on_bytes: called whenever a part of it has come.
         """
         try:
-            nbytes, kind = unpack_head(self._take(HEAD_BYTES, on_bytes))
-            came = unpack_body(kind, self._take(nbytes, on_bytes))
+            nbytes, kind = unpack_head(self._receive(HEAD_BYTES, on_bytes))
+            came = unpack_body(kind, self._receive(nbytes, on_bytes))
         except (OSError, ValueError):
             return None
         return came if isinstance(came, Numbered | ProcessText) else None
 
-    def _take(self, nbytes: int, on_bytes: Callable[[], object]) -> bytearray:
+    def _receive(self, nbytes: int, on_bytes: Callable[[], object]) -> bytearray:
         data = bytearray(nbytes)
         at = 0
         while at < nbytes:

@@ -87,7 +87,7 @@ def _attach(entry: Entry, take_over: bool, looks: bool, check: Check, report: Re
     except OSError as error:
         raise UsageError(f"{entry.name} does not answer ({error}); it may have ended") from error
     try:
-        unix_sockets.say(
+        unix_sockets.send_line(
             stream,
             AttachSession(
                 secret=entry.about["secret"],

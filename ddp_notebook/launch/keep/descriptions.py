@@ -37,7 +37,7 @@ def ask(entry: Entry, kind: type[GetKeeperState | StopKeeper]) -> KeeperState:
         raise UsageError(why)
     try:
         with unix_sockets.connect(entry.door, _STOP_S) as stream:
-            unix_sockets.say(stream, kind(secret=entry.about["secret"]))
+            unix_sockets.send_line(stream, kind(secret=entry.about["secret"]))
             return unix_sockets.hear(stream, KeeperState)
     except (OSError, KeyError) as error:
         raise UsageError(f"{entry.name} (process {entry.pid}) does not answer: {error or 'it is too slow'}") from error

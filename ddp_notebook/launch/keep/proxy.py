@@ -11,7 +11,7 @@ from ddp_notebook.errors import HostError
 from ddp_notebook.launch.cluster import HANGS_S, Check, Cluster, Hosts, Listener, Startup
 from ddp_notebook.launch.host.owner.requests import HostSilentError
 from ddp_notebook.launch.keep.remote import KeeperClient
-from ddp_notebook.launch.keep.state import folder_of, take
+from ddp_notebook.launch.keep.state import folder_of, update
 from ddp_notebook.launch.membership.members import Renumbered
 from ddp_notebook.launch.placement import Placement
 from ddp_notebook.launch.process import STORE
@@ -76,10 +76,10 @@ class KeptCluster(Cluster):
         self._remote = remote
         self._listener = listener
         self._renumbered: Renumbered = lambda stayed: remote.renumbered(stayed)
-        self._take(welcome.state)
+        self._update(welcome.state)
 
-    def _take(self, state: SessionState) -> None:
-        take(state, self._hosts, self._processes)
+    def _update(self, state: SessionState) -> None:
+        update(state, self._hosts, self._processes)
         self._state = state
         self._placement: Placement = from_json(Placement, state.placement)
 
@@ -96,7 +96,7 @@ class KeptCluster(Cluster):
         """The keeper has started them. From now on what they say is heard: first all that was not shown."""
         self._remote.listen(
             {
-                StateChanged: lambda message: self._take(message.state),
+                StateChanged: lambda message: self._update(message.state),
                 RanksRenumbered: lambda message: self._renumbered(message.stayed),
                 RunningCells: lambda message: self._remote.running(message.running, message.waiting),
                 RankMessage: lambda message: self._listener.on_message(message.rank, message.message),
@@ -130,7 +130,7 @@ class KeptCluster(Cluster):
 
     def note_supplied(self) -> None:
         self._remote.lacking = []
-        self._remote.tell(LackNothing())
+        self._remote.send(LackNothing())
 
     # ---- the ranks
 
@@ -192,16 +192,16 @@ class KeptCluster(Cluster):
         return all(of.is_here for of in self._state.hosts)
 
     def send(self, rank: int, message: Message) -> None:
-        self._remote.tell(SendToRank(rank=rank, message=message))
+        self._remote.send(SendToRank(rank=rank, message=message))
 
-    def tell(self, message: Message, ranks: list[int]) -> None:
-        self._remote.tell(TellRanks(message=message, ranks=ranks))
+    def put_in_inboxes(self, message: Message, ranks: list[int]) -> None:
+        self._remote.send(TellRanks(message=message, ranks=ranks))
 
     def signal(self, ranks: list[int], *numbers: int, value: int = 0) -> bool:
         request = SignalRanksRequest(ranks=ranks, numbers=[int(n) for n in numbers], value=value)
         return self._remote.ask(request, DeliveredReply).by_servers
 
-    def look(self, ranks: list[int]) -> dict[int, Seen]:
+    def inspect(self, ranks: list[int]) -> dict[int, Seen]:
         return self._remote.ask(LookAtRanksRequest(ranks=ranks), LookReply).seen
 
     def files(self, pattern: str) -> list[Path]:
@@ -213,10 +213,10 @@ class KeptCluster(Cluster):
         return self.process(rank).host.silent_s
 
     def hold_text(self, hold: bool) -> None:
-        self._remote.tell(HoldText(hold=hold))
+        self._remote.send(HoldText(hold=hold))
 
     def drop(self, rank: int, transfer: int) -> None:
-        self._remote.tell(DropTransfer(rank=rank, transfer=transfer))
+        self._remote.send(DropTransfer(rank=rank, transfer=transfer))
 
     def fetch(self, rank: int, transfer: int, nbytes: int, check: Check) -> bytearray:
         request = FetchRequest(rank=rank, transfer=transfer, nbytes=nbytes)

@@ -110,7 +110,7 @@ class KeeperClient:
         self._on_text, self._on_gone = on_text, on_gone
         threading.Thread(target=self._read, name="ddp-keeper", daemon=True).start()
 
-    def tell(self, message: Message, number: int = 0) -> None:
+    def send(self, message: Message, number: int = 0) -> None:
         """Send a message; without a number it gets no reply."""
         if not self.gone:
             try:
@@ -156,7 +156,7 @@ class KeeperClient:
                     check()
                 except BaseException as reason:
                     stopped = reason
-                    self.tell(CancelRequest(number=number))
+                    self.send(CancelRequest(number=number))
                 self._show_notices()
                 if why := self.pulse(_GIVE_UP_S):
                     raise stopped or HostSilentError(why) from None
@@ -185,7 +185,7 @@ class KeeperClient:
                 answer.set_exception(HostError(self.gone))
                 return number, answer
             self._pending[number] = answer
-        self.tell(message, number)
+        self.send(message, number)
         return number, answer
 
     @property
@@ -219,7 +219,7 @@ class KeeperClient:
         name = f"the keeper (process {self.pid}), which has the ranks of {self.welcome.name}"
         if self.is_stopped:
             return f"{name}, is stopped: kill -CONT {self.pid} lets it go on, and nothing is lost"
-        silent_s = self._pulse.look()
+        silent_s = self._pulse.poll()
         if silent_s < after_s:
             return ""
         held = processes.held(self.pid)

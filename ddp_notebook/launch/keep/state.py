@@ -80,7 +80,7 @@ def silent_ranks(cluster: Cluster) -> dict[int, float]:
     return {rank: now - seconds for rank, seconds in silent_s.items() if seconds > _SILENT_S}
 
 
-def take(state: SessionState, hosts: dict[str, Host], processes: Processes) -> None:
+def update(state: SessionState, hosts: dict[str, Host], processes: Processes) -> None:
     """Bring a notebook's hosts and processes up to date. Objects that were there stay the same ones."""
     for new in state.hosts:
         old = cast("OfHost | None", hosts.get(new.name))

@@ -20,7 +20,7 @@ from typing import Any
 from ddp_notebook.errors import StartError, UsageError
 from ddp_notebook.launch.starters import launchers
 from ddp_notebook.launch.starters.base import Starter, address_for
-from ddp_notebook.launch.starters.mpi import told
+from ddp_notebook.launch.starters.mpi import explain_log
 from ddp_notebook.launch.transports.base import OWN_NUMBER
 
 _KEYS = ("profile", "cluster_id")
@@ -103,10 +103,10 @@ class ClientStarter(Starter):
 
     def trouble(self, *, now: bool = False) -> str:
         with self._lock:
-            self._look()
+            self._poll()
             return self._trouble
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         if self._looking is None and time.monotonic() > self._looked_s + _LOOK_S and self._files:
             self._looking = self._send({engine: (_READ, {"file": file}) for engine, file in self._files.items()})
         if self._looking is not None and all(one.ready() for one in self._looking.values()):
@@ -114,7 +114,7 @@ class ClientStarter(Starter):
                 with contextlib.suppress(Exception):  # the engine has ended, or its file
                     written, ended, status = one.get().rpartition("status ")
                     if ended:
-                        words, fix = told(written)
+                        words, fix = explain_log(written)
                         words = words or f"it ended with status {status.strip()}"
                         host = self._engines[engine][0]
                         self._trouble = f"{self.words}, engine {engine} on {host}: {words}" + (

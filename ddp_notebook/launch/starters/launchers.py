@@ -95,7 +95,7 @@ def make(name: str, work_dir: str) -> Any:
     except UsageError:
         raise
     except Exception as error:  # the profile is a program of its user's
-        raise StartError(f"profile {name}: {_where(error, folder)}{type(error).__name__}: {_said(error)}") from error
+        raise StartError(f"profile {name}: {_where(error, folder)}{type(error).__name__}: {_message(error)}") from error
     if is_a(kind, "BatchSystemLauncher"):
         launcher._run_command = _run_command
     return launcher
@@ -203,5 +203,5 @@ def _where(error: Exception, folder: Path) -> str:
     return f"{frames[-1].filename}, line {frames[-1].lineno}: " if frames else f"{folder / CONFIG}: "
 
 
-def _said(error: Exception) -> str:
+def _message(error: Exception) -> str:
     return error.msg if isinstance(error, SyntaxError) else str(error)

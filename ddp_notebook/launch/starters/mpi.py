@@ -114,7 +114,7 @@ class MpiStarter(Starter):
         if self._process is None or self._log is None or self._process.poll() is None:
             return ""
         written = os.pread(self._log.fileno(), _MOST_READ, 0)  # where mpirun writes next is left alone
-        words, fix = told(written.decode(errors="replace"))
+        words, fix = explain_log(written.decode(errors="replace"))
         words = words or f"it ended with status {self._process.returncode}"
         return f"{self.words}: {words}" + (f"; {fix.format(directory=os.getcwd())}" if fix else "")
 
@@ -158,17 +158,17 @@ class MpiStarter(Starter):
                         yield words[0]
 
 
-def told(log: str) -> tuple[str, str]:
+def explain_log(log: str) -> tuple[str, str]:
     r"""What mpirun and its tasks have written, without what it says of all that it may come from; and what helps.
 
     Args:
         log: all of it.
 
     Example:
-        >>> told('Traceback (most recent call last):\n  File "a"\nKeyError: 1\nTraceback (most recent call last):')
+        >>> explain_log('Traceback (most recent call last):\n  File "a"\nKeyError: 1')
         ('KeyError: 1', '')
         >>> log = ["-----", "Open RTE was unable to open the hostfile:", "    hosts", "-----", "An internal error"]
-        >>> told("\n".join(log))[0]
+        >>> explain_log("\n".join(log))[0]
         'Open RTE was unable to open the hostfile: hosts'
     """
     boxes = [box.strip() for box in re.split(r"^-{5,}$", log, flags=re.MULTILINE) if box.strip()]

@@ -21,7 +21,7 @@ from typing import Any
 from ddp_notebook.errors import StartError, UsageError
 from ddp_notebook.launch.starters import launchers
 from ddp_notebook.launch.starters.base import OUTPOST, Starter, address_for, address_towards
-from ddp_notebook.launch.starters.mpi import told
+from ddp_notebook.launch.starters.mpi import explain_log
 from ddp_notebook.launch.transports import folders
 from ddp_notebook.launch.transports.base import LOOPBACK
 from ddp_notebook.launch.transports.ssh_config import host_name
@@ -115,7 +115,7 @@ class ProfileStarter(Starter):
             return f"{self.words}: {self._refused}"
         if not launchers.have_ended(self._launcher):
             return ""
-        words, fix = told(self._launcher.get_output())
+        words, fix = explain_log(self._launcher.get_output())
         return (
             f"{self.words}: what it started has ended" + (f": {words}" if words else "") + (f"; {fix}" if fix else "")
         )

@@ -140,11 +140,11 @@ class SlurmStarter(Starter):
     def trouble(self, *, now: bool = False) -> str:
         if self._job is None:
             return ""
-        seen = self._look(0.0 if now else _FRESH_S) if now or not self._seen.waits else self._seen
+        seen = self._state(0.0 if now else _FRESH_S) if now or not self._seen.waits else self._seen
         until = time.monotonic() + _ENDING_S
         while now and seen.is_ending and time.monotonic() < until:
             time.sleep(_FIRST_LOOK_S)
-            seen = self._look(0.0)
+            seen = self._state(0.0)
         if why := seen.hopeless:
             return f"job {self._job.number} will not start: {why} ({seen.reason}); it is taken out of the queue"
         if seen.waits or seen.runs or (seen.is_ending and not now):
@@ -153,7 +153,7 @@ class SlurmStarter(Starter):
 
     def killed_in_s(self) -> float | None:
         job, began_s = self._job, time.monotonic()
-        if job is None or not self._look(0.0).is_ending:  # it has a grace time, at whose end SIGTERM comes again
+        if job is None or not self._state(0.0).is_ending:  # it has a grace time, at whose end SIGTERM comes again
             return None
         wait_s = job.kill_wait_s()
         return (
@@ -189,7 +189,7 @@ class SlurmStarter(Starter):
     def _keep_looking(self) -> None:
         pause_s = _FIRST_LOOK_S
         while not self._over.wait(pause_s):
-            seen = self._look(0.0)
+            seen = self._state(0.0)
             if seen.is_over:
                 return
             self._take_notice(seen)
@@ -197,12 +197,12 @@ class SlurmStarter(Starter):
             if (left_s := seen.left_s()) is not None and self._notice_s:
                 pause_s = max(_FIRST_LOOK_S, min(pause_s, left_s - self._notice_s[0]))
 
-    def _look(self, age_s: float) -> SlurmJobState:
+    def _state(self, age_s: float) -> SlurmJobState:
         """What Slurm said at most so long ago, or says now."""
         with self._looking:
             if self._job is not None and time.monotonic() - self._looked_s >= age_s:
                 try:
-                    self._seen, self._silence = self._job.look(), ""
+                    self._seen, self._silence = self._job.state(), ""
                 except StartError as error:  # a controller that restarts does not answer: the job goes on
                     self._silence = str(error)
                 self._looked_s = time.monotonic()
@@ -266,7 +266,7 @@ class Submitted(SlurmStarter):
 
     def _end(self, job: SlurmJob) -> None:
         until = time.monotonic() + (0.0 if self._seen.waits else _END_S)
-        while not (seen := job.look()).is_over and time.monotonic() < until:
+        while not (seen := job.state()).is_over and time.monotonic() < until:
             time.sleep(_FIRST_LOOK_S / 2)
         if not seen.is_over:
             job.cancel()

@@ -140,7 +140,7 @@ class SlurmJob:
             raise StartError(f"sbatch has not said which job it made, but: {said.strip()!r}; see `squeue --me`")
         return cls(number, cluster)
 
-    def look(self) -> SlurmJobState:
+    def state(self) -> SlurmJobState:
         """What Slurm says now.
 
         Raises:

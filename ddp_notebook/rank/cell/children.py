@@ -151,7 +151,7 @@ class Children:
             return f"{waits}; {whose} {_stopped(stopped)}", True
         return f"{waits}; {sum(map(_cpu_s, processes)):.1f} s of CPU time so far", False
 
-    def told(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """Return the field `child` of `Vitals`."""
         wait = self.now()
         return {} if wait is None else {"command": wait.command, "since_s": wait.for_s}
@@ -309,7 +309,7 @@ class StoppedChildren:
         self._stopped: frozenset[int] = frozenset()  # at the last look
         self._said = ChildStopped(cell=0)
 
-    def look(self) -> float:
+    def poll(self) -> float:
         """Look if it is time. Returns the seconds until the next look."""
         now = time.monotonic()
         if (left_s := self._looked_s + self._pause_s - now) > 0:

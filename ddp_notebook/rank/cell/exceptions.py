@@ -52,16 +52,16 @@ def with_type(error: BaseException) -> str:
     return f"{type(error).__name__}: {message}" if message else type(error).__name__
 
 
-def told(error: BaseException) -> str:
+def message_with_note(error: BaseException) -> str:
     """The message of an exception, with its first note behind the first line: there a pipeline says which stage it was.
 
     Example:
         >>> error = RuntimeError("no")
         >>> error.add_note("in stage 1")
-        >>> told(error)
+        >>> message_with_note(error)
         'no (in stage 1)'
         >>> (error := MemoryError()).add_note("rank 0 has no memory left")
-        >>> told(error)
+        >>> message_with_note(error)
         'rank 0 has no memory left'
     """
     message = words(error)

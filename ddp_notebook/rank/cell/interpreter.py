@@ -245,7 +245,7 @@ def _they_were(names: list[str]) -> str:
     return "it was" if len(names) == 1 else "they were"
 
 
-def say(line: str) -> None:
+def write_to_stderr(line: str) -> None:
     """Write a line to stderr's file descriptor: a cell may have replaced `print` and `sys.stderr`."""
     try:
         os.write(2, f"{line}\n".encode())

@@ -16,7 +16,7 @@ from ddp_notebook.rank import pymp, reserve, shortage
 from ddp_notebook.rank.cell import isolation, kernel_api, transforms
 from ddp_notebook.rank.cell.current_line import OURS
 from ddp_notebook.rank.cell.exceptions import FormattingStopped, known_words, notes_of, words
-from ddp_notebook.rank.cell.interpreter import Interpreter, put_names_back, say
+from ddp_notebook.rank.cell.interpreter import Interpreter, put_names_back, write_to_stderr
 from ddp_notebook.rank.cell.outgoing import Outgoing
 from ddp_notebook.rank.cell.signal_handlers import SignalHandlers
 from ddp_notebook.rank.cell.stdin import Stdin
@@ -95,7 +95,7 @@ class Runner:
         self._asking = Stdin(send, lambda: self.running[0] if self.running else None)
         self._comms = RankComms(kernel.comm_manager, self._outgoing.send)
         self._parents = kernel_api.Parents(kernel)
-        kernel_api.intercept_sends(kernel.session, self._take)
+        kernel_api.intercept_sends(kernel.session, self._on_message_of_kernel)
         kernel.pre_handler_hook, kernel.post_handler_hook = self._begin_for_client, self._end_for_client
         isolation.install(self._shell)
         transforms.install(self._shell)
@@ -158,7 +158,7 @@ class Runner:
         the main thread. Returns whether there was something."""
         lines = [] if self.running else self._interpreter.put_builtins_back("while no cell ran")
         for line in lines:
-            say(line)
+            write_to_stderr(line)
         return bool(lines)
 
     def _end_for_client(self) -> None:
@@ -356,7 +356,7 @@ class Runner:
         lines += put_names_back(self._shell.user_ns, self._needed, when)
         if not isinstance(sys.exc_info()[1], MemoryError):  # else IPython had no memory to put its own names back
             for line in lines:
-                say(line)
+                write_to_stderr(line)
 
     async def _as_task(self, cell: Coroutine[Any, Any, ExecutionResult]) -> ExecutionResult:
         self._task = self._where.task = asyncio.ensure_future(cell)
@@ -475,7 +475,7 @@ class Runner:
             manager.clear_payload()
         return [part for part in payload if part.get("source") in ("page", "set_next_input")]
 
-    def _take(
+    def _on_message_of_kernel(
         self,
         msg_type: str,
         content: dict[str, Any],
@@ -491,14 +491,14 @@ class Runner:
                 return True
             self._uneventful = False
             asked_by = parent.get(_ASKED_BY) or {}
-            is_taken = self._comms.take(msg_type, content, metadata, buffers, cell, asked_by) or cell is not None
+            is_taken = self._comms.on_message(msg_type, content, metadata, buffers, cell, asked_by) or cell is not None
             if self._tracebacks.is_hidden and ends_capture(content):
                 self._interrupt_again()
             return is_taken
         if cell is None:
             return False
         if msg_type == "error":
-            content = {"text": self._tracebacks.take(content)}
+            content = {"text": self._tracebacks.text_to_show(content)}
             if not content["text"]:
                 return True
         if os.getpid() != self._pid:  # a forked child: the wire is not its own

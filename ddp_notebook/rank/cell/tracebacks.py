@@ -13,7 +13,14 @@ from IPython.core.events import EventManager
 from ddp_notebook.rank import reserve
 from ddp_notebook.rank.cell import isolation
 from ddp_notebook.rank.cell.current_line import CurrentLine
-from ddp_notebook.rank.cell.exceptions import FormattingStopped, chain, first_line, known_words, notes_of, told
+from ddp_notebook.rank.cell.exceptions import (
+    FormattingStopped,
+    chain,
+    first_line,
+    known_words,
+    message_with_note,
+    notes_of,
+)
 from ddp_notebook.rank.cell.magic_errors import MagicErrors
 from ddp_notebook.rank.cell.truncation import bounded
 from ddp_notebook.stdlib import asyncio, contextlib, threading
@@ -97,7 +104,7 @@ class Tracebacks:
         """The message of the error that ended the cell. Runs no code of the user's: nobody could stop it here."""
         return self._said[1] if self._said is not None and self._said[0] is failure else known_words(failure)
 
-    def take(self, content: dict[str, Any]) -> str:
+    def text_to_show(self, content: dict[str, Any]) -> str:
         """Take a traceback that IPython shows. Returns the text to show instead, or "" if it is sent at the end of the
         cell: for the error that ended it, and for one in a display if the kernel lets the cell fail because of it.
         IPython does not call `_show` for syntax errors."""
@@ -171,7 +178,7 @@ class Tracebacks:
         try:
             self._format(*args, **kwargs)
             if ends_cell:
-                self._said = error, told(error)
+                self._said = error, message_with_note(error)
         except Exception:  # from the error's `__str__`, which ipykernel calls; IPython's formatting tolerates it
             if not ends_cell:
                 raise

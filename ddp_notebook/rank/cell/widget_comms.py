@@ -35,7 +35,7 @@ class RankComms:
         """Whether an Output widget takes what is shown now. Its `msg_id` says so."""
         return bool(self._capturing)
 
-    def take(
+    def on_message(
         self,
         msg_type: str,
         content: dict[str, Any],

@@ -248,7 +248,7 @@ class Network:
             "operation": None if doing.operation is None else doing.operation.to_json(),
             "thread": doing.thread,
             "group": self.state(),
-            "child": {} if doing.operation is not None else self.children.told(),
+            "child": {} if doing.operation is not None else self.children.to_json(),
         }
 
     def state(self) -> dict[str, Any]:

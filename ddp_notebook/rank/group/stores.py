@@ -135,7 +135,7 @@ class _Connections:
 
     def ask(self, place: StoreAddress, fields: Sequence[bytes], timeout_s: float | None) -> list[bytes]:
         """Send a request to a store and return its reply. See `Connection.ask`."""
-        connection = self._take(place)
+        connection = self._connection(place)
         try:
             reply = connection.ask(fields, timeout_s)
         except BaseException:  # also an interrupt: its reply would be taken for that of the next request
@@ -154,7 +154,7 @@ class _Connections:
             old.close()
         return reply
 
-    def _take(self, place: StoreAddress) -> Connection:
+    def _connection(self, place: StoreAddress) -> Connection:
         with self._lock:
             for at in reversed(range(len(self._idle))):
                 if self._idle[at][0] == place:

@@ -116,7 +116,7 @@ class EventBuffer:
             too_many = max(too_many, self._make_room())
             self._large.append(self.puts + 1)
         if too_many:
-            gone = rows_of(self.take(too_many))  # before the next line, since the recorder's thread may reset `dropped`
+            gone = rows_of(self.pop(too_many))  # before the next line, since the recorder's thread may reset `dropped`
             self.dropped += gone
         records.append(record)
         self.puts += 1
@@ -154,7 +154,7 @@ class EventBuffer:
         for collect in self.collectors:
             collect()
 
-    def take(self, most: int) -> list[Any]:
+    def pop(self, most: int) -> list[Any]:
         """Remove the oldest records from the event buffer, and return them."""
         records, taken = self._records, []
         try:
@@ -284,7 +284,7 @@ class EventBuffer:
         model = None
         call.backward = backward = self.backward
         if call.site[0] is REDUCER and backward is not None and self.bucket is None:
-            model = backward.take(call)
+            model = backward.add_call(call)
         elif call.site[0] in MARKED and moment.sequence is not None:
             moment.sequence.add(call)
         self.thinning.calls += 1

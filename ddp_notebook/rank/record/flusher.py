@@ -151,7 +151,7 @@ class Flusher:
                 return False
             event_buffer.collect()
             dropped, event_buffer.dropped = event_buffer.dropped, 0
-            records = event_buffer.take(_MOST_RECORDS)
+            records = event_buffer.pop(_MOST_RECORDS)
             try:
                 name_modules(records)
                 batch = unseen(self._maker.batch, records, dropped, self._look_at_resources(bool(records)))
@@ -177,7 +177,7 @@ class Flusher:
         try:
             if self._resources is None:
                 self._resources = Resources()
-            return self._resources.look(self._maker.rank)
+            return self._resources.row(self._maker.rank)
         except Exception:  # such as of a GPU that has failed: the records of just then are not to be lost
             _log.info("memory and load are not known", exc_info=True)
             return None

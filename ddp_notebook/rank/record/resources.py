@@ -70,7 +70,7 @@ def _read(path: str) -> str:
 
 
 class Resources:
-    """The resources of the process that makes it. Each `look` reads them once."""
+    """The resources of the process that makes it. Each `row` reads them once."""
 
     def __init__(self) -> None:
         self._process = psutil.Process(os.getpid())  # without it psutil calls what a cell may have replaced
@@ -80,7 +80,7 @@ class Resources:
         self._nvml: Any = None
         self._handles: dict[int, Any] = {}
 
-    def look(self, rank: int) -> dict[str, Any]:
+    def row(self, rank: int) -> dict[str, Any]:
         """The columns of a row of `records.RESOURCE`."""
         memory = psutil.virtual_memory()
         columns: dict[str, Any] = {

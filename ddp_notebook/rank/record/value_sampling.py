@@ -45,7 +45,7 @@ class ValueSampling:
         """Whether the values of this step's calls are kept. Asked once, as it begins."""
         if step and step % _WINDOW == 0:
             now_ns = time.monotonic_ns()
-            self._look((now_ns - self.since_ns) / 1e9)
+            self._choose_period((now_ns - self.since_ns) / 1e9)
             self.since_ns, self.calls = now_ns, 0
         return step < FIRST_STEPS or spread(step) % self.period < self._run()
 
@@ -56,7 +56,7 @@ class ValueSampling:
         self._of_line[line] = count + 1
         return count < FIRST_CALLS
 
-    def _look(self, seconds: float) -> None:
+    def _choose_period(self, seconds: float) -> None:
         """Choose the period by the calls and steps of the last window."""
         calls_per_s, steps_per_s = self.calls / max(seconds, 1e-6), _WINDOW / max(seconds, 1e-6)
         longest = max(_PERIOD_S * steps_per_s, min(_SLOW_PERIOD_S * steps_per_s, _SLOW_PERIOD))

@@ -46,14 +46,14 @@ class ResizeBlockers:
                     seen |= inside
                     self.sharded[name] = f"a {type(value).__name__} in shards"
             else:
-                self._take(name, value, parameters)
+                self._note(name, value, parameters)
         if hidden := [type(module).__name__ for key, module in modules.items() if key not in seen]:
             kinds = ", ".join(dict.fromkeys(hidden))
             self.others.append(f"some object holds a model in shards ({kinds}) that no variable is: del that object")
         if _rpc_runs():
             self.others.append("RPC runs between the ranks, whose names and RRefs are of these: call rpc.shutdown()")
 
-    def _take(self, name: str, value: Any, sharded_parameters: Set[int]) -> None:
+    def _note(self, name: str, value: Any, sharded_parameters: Set[int]) -> None:
         """Note a variable that is no module, if it is an obstacle.
 
         Args:

@@ -64,7 +64,7 @@ def give_variables(
 
 def take_variables(handover: Handover, namespace: dict[str, Any]) -> None:
     """Take them."""
-    values, states = handover.take()
+    values, states = handover.result()
     namespace.update(values)
     for name, state in states.items():
         RANDOM[name][1](state)

@@ -77,7 +77,7 @@ class RpcFeature(Feature):
 
     def vitals(self) -> Mapping[str, Any]:
         serving = self._serving
-        return {} if serving is None else {"remote": serving.told(self._main, self.core.network.where.describe)}
+        return {} if serving is None else {"remote": serving.to_json(self._main, self.core.network.where.describe)}
 
 
 def _once(init_rpc: Callable[..., None], missing: str) -> Callable[..., None]:

@@ -138,7 +138,7 @@ class Serving:
         told = self.calls.words(thread)
         return "; ".join(filter(None, [told, self._exhausted()])) if told and is_main else told
 
-    def told(self, main: int, place: Callable[[int], str]) -> dict[str, Any]:
+    def to_json(self, main: int, place: Callable[[int], str]) -> dict[str, Any]:
         """What this rank waits for and serves, as JSON; nothing where it does neither.
 
         Args:

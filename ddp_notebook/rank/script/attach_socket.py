@@ -83,9 +83,9 @@ class AttachSocket:
             unix_sockets.check_user(guest)
             said = self._accepted(guest)
             if self._guest is not None:
-                unix_sockets.say(self._guest, Replaced(by=said.who))
+                unix_sockets.send_line(self._guest, Replaced(by=said.who))
                 self._on_gone()
-            unix_sockets.say(guest, Admitted())
+            unix_sockets.send_line(guest, Admitted())
         except OSError:  # among them one that only looks whether somebody listens
             guest.close()
             return
@@ -103,7 +103,7 @@ class AttachSocket:
             if self._guest is not None and not said.takes:
                 raise unix_sockets.AttachSocketError(f"{self._who} is attached to it")
         except unix_sockets.AttachSocketError as error:
-            unix_sockets.say(guest, Refused(why=str(error)))
+            unix_sockets.send_line(guest, Refused(why=str(error)))
             raise
         return said
 

@@ -194,7 +194,7 @@ class _Seen:
         """Record nothing any more."""
         event_buffer = self.recording.event_buffer
         event_buffer.level = 0
-        event_buffer.take(len(event_buffer))
+        event_buffer.pop(len(event_buffer))
 
     def free(self, asked: Cut) -> str:
         from ddp_notebook.rank.script.free_waits import free

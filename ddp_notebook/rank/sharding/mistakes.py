@@ -203,8 +203,8 @@ class Mistakes:
             namespace: the variables.
         """
         facts = {
-            "told": [*of_optimizers(namespace), *nested_ddp(namespace), *self._scaling.told()],
-            "replicas": self._replicas.told(),
-            "saves": self._saves.told(),
+            "told": [*of_optimizers(namespace), *nested_ddp(namespace), *self._scaling.facts()],
+            "replicas": self._replicas.facts(),
+            "saves": self._saves.facts(),
         }
         return {"kind": "mistake", **facts} if any(facts.values()) else {}

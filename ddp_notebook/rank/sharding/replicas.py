@@ -37,7 +37,7 @@ class Replicas:
         cell: returns the number of the running cell.
 
     Example:
-        >>> Replicas(lambda ctx, frame: "", lambda: 1).told()
+        >>> Replicas(lambda ctx, frame: "", lambda: 1).facts()
         []
     """
 
@@ -52,7 +52,7 @@ class Replicas:
         self._signs: torch.Tensor | None = None
         self._of_data: dict[tuple[Any, ...], set[str]] = {}  # see `_note_mesh`
 
-    def told(self) -> list[dict[str, Any]]:
+    def facts(self) -> list[dict[str, Any]]:
         """The tensors of the last `cell` that has made such ones: `what` it is ("input", of a `module`, "gradient" of
         what `to_local` gave, else "tensor"), its place among these (`at`), the `ranks` that should have the same, its
         `shape` and `dtype`, and the numbers (`sketch`)."""

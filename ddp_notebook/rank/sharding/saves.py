@@ -30,7 +30,7 @@ class Saves:
         cell: returns the number of the running cell.
 
     Example:
-        >>> Saves(lambda: 1).told()
+        >>> Saves(lambda: 1).facts()
         []
     """
 
@@ -39,7 +39,7 @@ class Saves:
         self._cell = cell
         self._told_in = 0  # cell of `_told`
 
-    def told(self) -> list[dict[str, Any]]:
+    def facts(self) -> list[dict[str, Any]]:
         """The saves of the last `cell` that has saved something. `how`: "distributed", with the `path` and the `ranks`
         that save together; or "alone" by `torch.save`, with `path`, what tells this file from others (`file`), the
         number of `sharded` tensors, and the `ranks` that have the other parts of these."""

@@ -29,7 +29,7 @@ class Scaling:
         cell: returns the number of the running cell.
 
     Example:
-        >>> Scaling(lambda look: None, lambda: 1).told()
+        >>> Scaling(lambda look: None, lambda: 1).facts()
         []
     """
 
@@ -44,7 +44,7 @@ class Scaling:
         self._averages: dict[str, int] = {}  # before how many steps, by the operation
         self._told_in = 0  # cell of `_clips` and `_averages`
 
-    def told(self) -> list[str]:
+    def facts(self) -> list[str]:
         """What was seen in the last cell that has scaled a loss."""
         clips = [
             f"gradients were clipped by {name} {_times(n)} while a GradScaler had them scaled: "

@@ -15,7 +15,7 @@ _WRAPPERS = re.compile(r"\b(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_m
 _MOST = 10_000  # tensors
 
 
-def told(namespace: Mapping[str, Any], name: str) -> dict[str, Any]:
+def parts_or_error(namespace: Mapping[str, Any], name: str) -> dict[str, Any]:
     """What `parts` gives, or why it cannot: `{"parts": [...]}` or `{"error": "..."}`."""
     try:
         return {"parts": parts(namespace, name)}

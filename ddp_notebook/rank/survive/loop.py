@@ -171,16 +171,16 @@ class Loop:
         if not self._resume:
             return 0
         if (path := checkpoint.newest(self._resume)) is None:
-            self._say(f"nothing was saved in {self._resume}, so it begins with step 0")
+            self._print(f"nothing was saved in {self._resume}, so it begins with step 0")
             return 0
         ranks, size = checkpoint.load(path, self._members), self._survival.world_size
-        self._say(f"it goes on with step {checkpoint.step_of(path)}, saved in {path}")
+        self._print(f"it goes on with step {checkpoint.step_of(path)}, saved in {path}")
         if ranks != size:
             own = "random numbers, the position in the data, buffers and other named objects have their initial values"
-            self._say(f"it was saved by {ranks} ranks and there are {size} now: {own}")
+            self._print(f"it was saved by {ranks} ranks and there are {size} now: {own}")
         return checkpoint.step_of(path)
 
-    def _say(self, what: str) -> None:
+    def _print(self, what: str) -> None:
         if self._survival.rank == 0:
             print(f"survive: {what}", file=sys.stderr)
 
@@ -243,6 +243,6 @@ class Loop:
         own = SamplerChange(batch_size=0 if batches is None else batches.batch_size, was=was, now=now)
         changes = self._survival.resized
         if not any(change.batch_size and change.of_step == own.of_step for change in changes):
-            self._say(own.of_step)
+            self._print(own.of_step)
         for change in changes:
-            self._say(str(change))
+            self._print(str(change))

@@ -102,7 +102,7 @@ class TrackedObjects:
 
     def put_back(self) -> None:
         """Make them what was kept."""
-        self._take(copy.deepcopy(self._kept))
+        self._load(copy.deepcopy(self._kept))
 
     def shared(self) -> bytes:
         """Parameters, optimizers and the buckets of DDP, for `take_shared` of another process."""
@@ -111,14 +111,14 @@ class TrackedObjects:
     def take_shared(self, data: bytes) -> None:
         """Take those of another process."""
         buckets, shared = pickle.loads(data)
-        self._take(shared)
+        self._load(shared)
         self.buckets.make(buckets)
 
     def _shared(self) -> list[Any]:
         parameters = [[p.detach() for p in module.parameters()] for module in self.modules]
         return [parameters, [optimizer.state_dict() for optimizer in self.optimizers]]
 
-    def _take(self, shared: list[Any]) -> None:
+    def _load(self, shared: list[Any]) -> None:
         parameters, states = shared
         with torch.no_grad():
             for module, values in zip(self.modules, parameters, strict=True):

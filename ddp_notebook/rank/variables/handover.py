@@ -64,10 +64,10 @@ class Handover:
             self._send(torch.frombuffer(bytearray(part) if part.readonly else part, dtype=torch.uint8))
 
     def refuse(self) -> None:
-        """Give nothing: the others' `take` raises."""
+        """Give nothing: the others' `result` raises."""
         self._send(torch.tensor([0]))
 
-    def take(self) -> Any:
+    def result(self) -> Any:
         """The value that the first of them gives.
 
         Raises:

@@ -114,7 +114,7 @@ class AbandonedCells:
     def _who_is_left(self, runs: list[CellRun]) -> list[str]:
         said = []
         for run in runs:
-            views = self._cells.look(run)
+            views = self._cells.inspect(run)
             said += [f"rank {rank} has not ended yet: {views[rank].doing}" for rank in run.pending if rank in views]
         if not said:  # at this moment
             return []

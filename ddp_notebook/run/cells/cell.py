@@ -116,7 +116,7 @@ class CellRun:
                 self._hold_text(True)
             self.shown.put(item)
 
-    def take(self, timeout_s: float) -> OutputItem | None:
+    def next_item(self, timeout_s: float) -> OutputItem | None:
         """The next thing to show, or None: a wake-up, or nothing in time."""
         try:
             item = self.shown.get(timeout=timeout_s)
@@ -169,7 +169,7 @@ class CellRun:
             self.result[rank].result = data.get("text/plain")
         else:
             handle = (display.content.get("transient") or {}).get("display_id")
-            self.result[rank].displays.take(display.msg_type, data, handle)
+            self.result[rank].displays.add_display(display.msg_type, data, handle)
         self._show(OutputItem(rank, display=display))
 
     def on_done(self, rank: int, done: CellDone) -> None:

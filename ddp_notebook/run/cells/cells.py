@@ -168,7 +168,7 @@ class Cells:
                 self._watched = run, interrupts
                 if self._closed:
                     self.close()
-                self._cluster.tell(cell, ranks)
+                self._cluster.put_in_inboxes(cell, ranks)
                 for rank in self._cluster.gone:  # who died since they were chosen has not been told to this cell
                     process = self._cluster.process(rank)
                     run.on_died(rank, process.how, process.last_words)
@@ -289,7 +289,7 @@ class Cells:
         """Told of each display that was taken from a cell's queue."""
         return self._arrivals.took
 
-    def take(self, run: CellRun, told: RunCell) -> None:
+    def add_recovered(self, run: CellRun, told: RunCell) -> None:
         """Have a cell among those under way that an earlier notebook has sent."""
         self._codes[told.cell] = told.code
         self._runs[told.cell] = run
@@ -447,9 +447,9 @@ class Cells:
                     run.on_unheard_end(rank)
             time.sleep(_POLL_S)
 
-    def look(self, run: CellRun) -> Views:
+    def inspect(self, run: CellRun) -> Views:
         """What every rank of the session does, as far as the cell is concerned."""
-        return self.probe.look(run)
+        return self.probe.inspect(run)
 
     def kill(self, ranks: list[int]) -> None:
         """End ranks that do not answer. Those of a host that is not heard are given up with it."""

@@ -71,7 +71,7 @@ class Displays(list[dict[str, Any]]):
         self._chars = 0
         self._handles: dict[str, int] = {}  # display id -> number of the display
 
-    def take(self, msg_type: str, data: dict[str, Any], handle: str | None) -> None:
+    def add_display(self, msg_type: str, data: dict[str, Any], handle: str | None) -> None:
         """Take what a rank displayed."""
         if msg_type == "clear_output":
             self.clear()

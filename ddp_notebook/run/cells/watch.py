@@ -77,7 +77,7 @@ class Silence:
         """Return whether all hosts had sent something at the last look."""
         return not self._since
 
-    def look(self) -> float:
+    def poll(self) -> float:
         """Say what has changed since the last look. Returns the seconds that have passed meanwhile in which a host was
         not heard: no grace and no limit is to run then."""
         now, hosts = time.monotonic(), {host.name: host for host in self._hosts()}
@@ -110,7 +110,7 @@ class Halts:
         self._say = say
         self._said: set[str] = set()  # names of processes
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Say what has changed since the last look."""
         halts = self._look()
         for halt in halts:
@@ -130,7 +130,7 @@ class Controls(Protocol):
     def halted_s(self, run: CellRun) -> float: ...
     def survive(self, run: CellRun, check: Callable[[], None]) -> bool: ...
     def interrupt(self, run: CellRun) -> None: ...
-    def look(self, run: CellRun) -> Views: ...
+    def inspect(self, run: CellRun) -> Views: ...
     def kill(self, ranks: list[int]) -> None: ...
     def answer(self, rank: int, answer: InputReply) -> None: ...
 
@@ -282,13 +282,13 @@ class Watch:
         left = next_s - time.monotonic()
         if self._asked:  # a question overtakes the text before it
             left = min(left, _PIPES_S)
-        item = self._run.take(max(0.0, min(left, pause_s)))
+        item = self._run.next_item(max(0.0, min(left, pause_s)))
         if item is not None:
             self._take(item)
 
     def _hear(self) -> None:
         """Let no time run out while a host is not heard."""
-        if unheard_s := self._silence.look():
+        if unheard_s := self._silence.poll():
             self._stop_at += unheard_s
             self._grace_ends_at += unheard_s
             self._look_at += unheard_s
@@ -351,7 +351,7 @@ class Watch:
             self._release(now)
 
     def _on_timeout(self, now: float) -> None:
-        self.views = self._controls.look(self._run)
+        self.views = self._controls.inspect(self._run)
         self.why = verdict(self.views)
         self.timed_out = True
         self._release(now)
@@ -370,7 +370,7 @@ class Watch:
             self._grace_ends_at = now + self._grace_s
             return
         if now >= self._look_at:
-            found = stuck(self._controls.look(self._run))
+            found = stuck(self._controls.inspect(self._run))
             before, self._stuck = self._stuck, found
             if set(found) >= set(self._run.pending) and found == before:
                 self._grace_ends_at = 0.0
@@ -383,14 +383,14 @@ class Watch:
 
     def _look_for_halts(self, now: float) -> None:
         """Name processes that are stopped or hang: those of ranks on the card."""
-        self._halts.look()
+        self._halts.poll()
         had_halted, self._halted_s = self._halted_s, self._controls.halted_s(self._run)
         if self._halted_s and not had_halted:
             self._card_at = min(self._card_at, now)
 
     def _some_answer(self) -> bool:
         """Return whether a rank that is still in the cell answers, so that it may end the cell."""
-        views = self._controls.look(self._run)
+        views = self._controls.inspect(self._run)
         return any(views[rank].state != "silent" for rank in self._run.pending if rank in views)
 
     def _tell_who_is_silent(self) -> None:
@@ -398,7 +398,7 @@ class Watch:
         self._leave_at = self._released_at + _LEAVE_S
         if self._screen is None:
             return
-        views = self._controls.look(self._run)
+        views = self._controls.inspect(self._run)
         left = {rank: view for rank, view in views.items() if view.state not in ("ended", "outside", "died")}
         if not left:
             return
@@ -414,7 +414,7 @@ class Watch:
         """Show who waits for whom, if somebody does for long enough. Returns the seconds until the next look."""
         if self._screen is None or self._released_at != float("inf") or self._asked:
             return _CARD_S
-        views = self._controls.look(self._run)
+        views = self._controls.inspect(self._run)
         hang_after_s = float("inf") if self._hang_after_s is None else self._hang_after_s
         longest = max((max(view.since_s, view.child_s) for view in views.values()), default=0.0)
         if longest >= hang_after_s or self._halted_s:

@@ -44,7 +44,7 @@ class RankProbe:
         self._cluster = cluster
         self._questions = questions
 
-    def look(self, run: CellRun | ForeignCell) -> Views:
+    def inspect(self, run: CellRun | ForeignCell) -> Views:
         """Every rank of the session: those in the cell, those that have ended it, and those that are gone."""
         pending = self._pending(run)
         answers = self.vitals(self._cluster.alive)  # those that have ended it may serve others by RPC
@@ -109,7 +109,7 @@ def why_silent(cluster: Cluster, ranks: Sequence[int]) -> dict[int, str]:
     ranks = [rank for rank in ranks if not why[rank]]
     if ranks:
         with contextlib.suppress(HostError):
-            for rank, seen in cluster.look(ranks).items():
+            for rank, seen in cluster.inspect(ranks).items():
                 if seen.is_stopped:
                     why[rank] = _stopped(cluster.process(rank).pid)
                 elif seen.held:

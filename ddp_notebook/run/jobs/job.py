@@ -151,7 +151,7 @@ class Job(Future[CellResult]):
             self._interrupts = interrupts
             if self._is_pressed:
                 interrupts.press()
-        self.tell()
+        self.show_state()
 
     def press(self) -> None:
         """End it as the stop button ends a cell. Once only: a second press would replace ranks."""
@@ -160,7 +160,7 @@ class Job(Future[CellResult]):
             if self._interrupts is not None and not was_pressed:
                 self._interrupts.press()
 
-    def tell(self) -> None:
+    def show_state(self) -> None:
         """Say above its output how it is."""
         if self._target is None:
             return
@@ -196,7 +196,7 @@ class Job(Future[CellResult]):
         self._began_s = self._began_s or self._ended_s
         self.state = state
         try:
-            self.tell()
+            self.show_state()
             if where:
                 self._write("\n".join(where))
             if self._error is not None and self._target is not None:

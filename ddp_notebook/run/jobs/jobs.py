@@ -90,7 +90,7 @@ class Jobs:
             del self._jobs[old.number]
         try:
             if job.place.ahead:
-                job.tell()
+                job.show_state()
             if not place.wait_is_over.is_set():
                 self._tell_queue()
             thread_of_this_cell(functools.partial(self._work, job, run), f"ddp-job-{number}").start()

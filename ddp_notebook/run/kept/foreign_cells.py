@@ -37,7 +37,7 @@ class ForeignCells:
         self._running: list[ForeignCell] = []
         self._waiting: list[Waiting] = []
 
-    def take(self, running: list[RunningCell], waiting: list[Waiting]) -> None:
+    def update(self, running: list[RunningCell], waiting: list[Waiting]) -> None:
         """Replace what is known by the keeper's message. Called in the thread that reads from it."""
         now = time.monotonic()
         for one in running:

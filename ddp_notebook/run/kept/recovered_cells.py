@@ -49,7 +49,7 @@ class RecoveredCells:
         self.waiting: list[Waiting] = []
         self._left: list[tuple[CellRun, RunCell]] = []
 
-    def take(self, told: Sequence[tuple[RunCell, list[int], float]]) -> None:
+    def add(self, told: Sequence[tuple[RunCell, list[int], float]]) -> None:
         """Have these cells, see `Welcome.cells`. Call it before anything of them comes."""
         for cell, ranks, for_s in told:
             run = CellRun(cell.cell, ranks, self._cluster.hold_text)
@@ -58,7 +58,7 @@ class RecoveredCells:
             run.is_patient = True
             run.began_s = time.monotonic() - for_s
             self._cells.name(run.number, f"In [{cell.execution_count}]")
-            self._cells.take(run, cell)
+            self._cells.add_recovered(run, cell)
             self._left.append((run, cell))
 
     def show_ended(self, *, wait: bool = False) -> None:
@@ -142,16 +142,16 @@ class KeptCells(SessionFeature):
         jobs = None if jobs_of is None else jobs_of.jobs
         if not welcome.drives:
             cells.elsewhere = elsewhere = ForeignCells(cells.name)
-            remote.running = elsewhere.take
+            remote.running = elsewhere.update
             if jobs is not None:
                 jobs.elsewhere = elsewhere
             return
         cells.begin_behind(welcome.last_cell)
         cells.recovery.replaced = welcome.lacking
-        recovered.take(welcome.cells)
+        recovered.add(welcome.cells)
         recovered.waiting = list(welcome.waiting)
         cells.before_turn = recovered.notes
-        cells.on_shown = lambda cell: remote.tell(CellShown(cell=cell))
+        cells.on_shown = lambda cell: remote.send(CellShown(cell=cell))
         if jobs is not None:
             jobs.before = recovered.ended
-            jobs.on_queue = lambda waiting: remote.tell(WaitingJobs(waiting=[*recovered.waiting, *waiting]))
+            jobs.on_queue = lambda waiting: remote.send(WaitingJobs(waiting=[*recovered.waiting, *waiting]))

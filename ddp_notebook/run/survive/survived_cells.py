@@ -173,8 +173,8 @@ class CellSurvival(SessionFeature):
         self._joining |= set(newcomers)
         run.revive(newcomers)
         if newcomers:
-            self._cluster.tell(resume, newcomers)
-            self._cluster.tell(self._begin, newcomers)
+            self._cluster.put_in_inboxes(resume, newcomers)
+            self._cluster.put_in_inboxes(self._begin, newcomers)
         for rank in stalled:
             self._cluster.send(rank, resume)
         died = f"{list_ranks(gone)} died ({'; '.join(dict.fromkeys(how.values()))}) and "

@@ -20,7 +20,7 @@ class Pulse:
 
     Example:
         >>> pulse = Pulse(lambda: Future())
-        >>> pulse.look() == 0.0 < pulse.look()
+        >>> pulse.poll() == 0.0 < pulse.poll()
         True
     """
 
@@ -30,7 +30,7 @@ class Pulse:
         self._open: Future[Any] | None = None
         self._sent_s = self._looked_s = float("-inf")
         self._heard = False  # since the last look
-        self.unanswered_s = 0.0  # at the last look
+        self.unanswered_s = 0.0  # at the last poll
 
     def hear(self) -> None:
         """Something has come: the process runs, whatever waits before its answer."""
@@ -41,7 +41,7 @@ class Pulse:
         with self._lock:
             self._open, self._sent_s, self.unanswered_s = None, float("-inf"), 0.0
 
-    def look(self) -> float:
+    def poll(self) -> float:
         """Seconds for which a ping has had no answer. Call it again and again."""
         with self._lock:
             now = time.monotonic()

@@ -60,14 +60,14 @@ class Requests:
                     self._transport.send(frame)
         return reply
 
-    def tell(self, frame: bytes) -> None:
+    def send_frame(self, frame: bytes) -> None:
         """Send a frame that has no reply."""
         with self._lock, contextlib.suppress(OSError):
             self._transport.send(frame)
 
-    def say(self, message: Message) -> None:
+    def send(self, message: Message) -> None:
         """Send a request and ignore its reply."""
-        self.tell(framing.pack_message(message))
+        self.send_frame(framing.pack_message(message))
 
     def speak(self) -> None:
         """Let the host hear that its owner lives. Not where somebody sends: that may take long, and says it too."""

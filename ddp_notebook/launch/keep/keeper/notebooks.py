@@ -50,7 +50,7 @@ class Notebook:
         """Whether its process does: a child that it has forked may hold its stream open."""
         return processes.is_running(self._who)
 
-    def tell(self, event: Event, number: int = 0) -> None:
+    def send(self, event: Event, number: int = 0) -> None:
         """Send it something, in this order. Does not wait.
 
         Args:
@@ -71,7 +71,7 @@ class Notebook:
             events: as large as the journal may be, so they are no sign that it takes nothing.
         """
         for event in events:
-            self.tell(event)
+            self.send(event)
         with self._lock:
             self._most_waiting = self._waiting + _MOST_WAITING
         self.is_welcome = True
@@ -154,16 +154,16 @@ class Notebooks:
             for other in [one for one in self.all if one.drives]:
                 self.all.remove(other)
                 other.drives = False
-                other.tell(TakenOver(driver=notebook.about))
+                other.send(TakenOver(driver=notebook.about))
                 threading.Thread(target=other.close, args=(1.0,), daemon=True).start()
             notebook.drives = notebook.has_driven = True
 
-    def tell(self, event: Event) -> None:
+    def broadcast(self, event: Event) -> None:
         """Tell all that were welcomed."""
         with self.lock:
             for notebook in self.all:
                 if notebook.is_welcome:
-                    notebook.tell(event)
+                    notebook.send(event)
 
     def remove_dead(self) -> None:
         """Forget those whose process has ended, although something holds their stream open."""

@@ -138,7 +138,7 @@ class Keeper:
         keep, hosts = self._keep, beginning.hosts
         heard = RankEvents(self._notebooks, self._gone)
         self._cluster = cluster = cast(OwnCluster, beginning.make(heard))
-        cluster.tell_what_is_slow(lambda text: self._notebooks.tell(Notice(text=text)))
+        cluster.tell_what_is_slow(lambda text: self._notebooks.broadcast(Notice(text=text)))
         journal = Journal(cluster.mark_token, keep.output_bytes)
         recorded = KeptRecording(self._spool, keep.recording_bytes)
         heard.begin(cluster, journal, self._queue, recorded, self._spool, self._changed)
@@ -163,7 +163,7 @@ class Keeper:
     def _say_stage(self, line: str) -> None:
         with self._notebooks.lock:
             for notebook in self._notebooks.all:
-                notebook.tell(StartStage(line=line))
+                notebook.send(StartStage(line=line))
 
     def end(self, why: str, *, wait: bool = False) -> None:
         """End the session.
@@ -199,7 +199,7 @@ class Keeper:
         told = None if failure is None or isinstance(failure, KeyboardInterrupt) else failure_of(failure)
         with self._notebooks.lock:
             for notebook in self._notebooks.all:
-                notebook.tell(SessionEnded(why=self._why or "it failed", failure=told))
+                notebook.send(SessionEnded(why=self._why or "it failed", failure=told))
         for thread in self._answering:
             thread.join(_FIRST_WORD_S)
         self._notebooks.close()
@@ -223,7 +223,7 @@ class Keeper:
                 self._changed()
             said = [self._said.popleft() for _ in range(len(self._said))]
             for notice in [*hosts.notices(), *self._heard.notices(), *said]:
-                self._notebooks.tell(Notice(text=notice))
+                self._notebooks.broadcast(Notice(text=notice))
         elif now - self._left_s > keep.alone_s:
             self.end(f"no notebook was attached for {keep.alone_s / 3600:g} h")
         elif not self._journal.running and now - max(self._left_s, self._journal.busy_until_s) > keep.idle_s:
@@ -263,7 +263,7 @@ class Keeper:
             begun = self._queue.begin(self._journal, ranks=cluster.ranks, alive=cluster.alive)
             self._heard.tell_running()
         if begun is not None:
-            cluster.tell(*begun)
+            cluster.put_in_inboxes(*begun)
 
     def _gone(self) -> None:
         """The last host has ended, and so all ranks."""
@@ -274,7 +274,7 @@ class Keeper:
         if self._cluster is not None and self._asked is not None:
             with self._notebooks.lock:
                 self._state = state_of(self._cluster, self._hosts)
-                self._notebooks.tell(StateChanged(state=self._state))
+                self._notebooks.broadcast(StateChanged(state=self._state))
 
     # ---- who comes
 
@@ -311,16 +311,18 @@ class Keeper:
         self._send_state(stream, request)
 
     def _send_state(self, stream: socket.socket, request: GetKeeperState | StopKeeper) -> None:
-        unix_sockets.say(stream, self._keeper_state())
+        unix_sockets.send_line(stream, self._keeper_state())
         stream.close()
 
     def _attach(self, stream: socket.socket, request: AttachSession) -> None:
         if request.version != __version__ or request.environment != sys.prefix:
-            unix_sockets.say(stream, Refused(why=f"it runs ddp_notebook {__version__} in the environment {sys.prefix}"))
+            unix_sockets.send_line(
+                stream, Refused(why=f"it runs ddp_notebook {__version__} in the environment {sys.prefix}")
+            )
             stream.close()
             return
         pid, _ = unix_sockets.peer_of(stream)
-        unix_sockets.say(stream, Admitted())
+        unix_sockets.send_line(stream, Admitted())
         with self._notebooks.lock:
             notebook = self._notebooks.add(stream, pid, request.about or f"process {pid}")
             if not request.looks:

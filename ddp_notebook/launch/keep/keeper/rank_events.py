@@ -125,7 +125,7 @@ class RankEvents:
             self._journal.on_renumbered(stayed)
             self._recorded.renumber(stayed, self._most)
             self._changed()
-            self._notebooks.tell(RanksRenumbered(stayed=dict(stayed)))
+            self._notebooks.broadcast(RanksRenumbered(stayed=dict(stayed)))
 
     # ---- I/O threads
 
@@ -136,7 +136,7 @@ class RankEvents:
             else:
                 self._journal.on_message(rank, message)
                 self.tell_running()
-            self._notebooks.tell(RankMessage(rank=rank, message=message))
+            self._notebooks.broadcast(RankMessage(rank=rank, message=message))
             if isinstance(message, Comm | Display) and not self._notebooks.may_come:
                 self._receipts.took(rank, message)  # no notebook drives and shows it: ranks need not wait for one
 
@@ -147,7 +147,7 @@ class RankEvents:
         key = [(cell.told.cell, sorted(cell.open)) for cell in running], self._queue.waiting
         if key != self._running:
             self._running = key[0], list(key[1])
-            self._notebooks.tell(self.running(now))
+            self._notebooks.broadcast(self.running(now))
 
     def running(self, now: float) -> RunningCells:
         """Return the message about cells that run and wait."""
@@ -165,7 +165,7 @@ class RankEvents:
     def on_text(self, rank: int, fd: int, data: bytes) -> None:
         with self._notebooks.lock:
             self._journal.on_text(rank, fd, data)
-            self._notebooks.tell(ProcessText(rank, fd, data))
+            self._notebooks.broadcast(ProcessText(rank, fd, data))
             self.tell_running()
         self._text_of(rank).add(fd, data)
 
@@ -173,9 +173,9 @@ class RankEvents:
         self._changed()
         with self._notebooks.lock:
             self._journal.on_ended(rank, ended := RankEnded(rank=rank, how=how))
-            self._notebooks.tell(ended)
+            self._notebooks.broadcast(ended)
             self.tell_running()
 
     def on_controller_ended(self) -> None:
         self._changed()
-        self._notebooks.tell(ControllerEnded())
+        self._notebooks.broadcast(ControllerEnded())

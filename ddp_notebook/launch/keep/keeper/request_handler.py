@@ -103,7 +103,7 @@ class RequestHandler:
             {
                 CancelRequest: lambda notebook, message: notebook.cancelled.add(message.number),
                 SendToRank: self._send,
-                TellRanks: self._tell,
+                TellRanks: self._put_in_inboxes,
                 DropTransfer: lambda _, message: self._drop(message),  # a read-only notebook that pulls sends it too
                 HoldText: self._hold,
             }
@@ -118,7 +118,7 @@ class RequestHandler:
                 PlaceRequest: self._place,
                 ResizeRequest: self._resize,
                 SignalRanksRequest: self._signal,
-                LookAtRanksRequest: self._look,
+                LookAtRanksRequest: self._inspect,
                 FetchRequest: self._fetch,
                 PutRequest: self._put,
                 ClientFileRequest: self._client_file,
@@ -161,7 +161,7 @@ class RequestHandler:
                 self._journal.on_resumed(rank)
         self._cluster.send(rank, message)
 
-    def _tell(self, notebook: Notebook, what: TellRanks) -> None:
+    def _put_in_inboxes(self, notebook: Notebook, what: TellRanks) -> None:
         message, ranks = what.message, [rank for rank in what.ranks if rank in self._cluster.ranks]
         with self._notebooks.lock:
             if not notebook.drives:
@@ -170,7 +170,7 @@ class RequestHandler:
                 self._journal.on_told(message, ranks, self._cluster.gone)
                 self._queue.on_told(message)
                 self._heard.tell_running()
-        self._cluster.tell(message, ranks)
+        self._cluster.put_in_inboxes(message, ranks)
 
     def _on_waiting(self, message: WaitingJobs) -> None:
         self._queue.waiting = message.waiting
@@ -217,7 +217,7 @@ class RequestHandler:
         except BaseException as error:
             reply = FailureReply(failure=failure_of(error))
         try:
-            notebook.tell(reply, number)
+            notebook.send(reply, number)
         finally:
             notebook.cancelled.discard(number)
 
@@ -255,8 +255,8 @@ class RequestHandler:
         by_servers = self._cluster.signal(request.ranks, *request.numbers, value=request.value)
         return DeliveredReply(by_servers=by_servers)
 
-    def _look(self, _: Check, request: LookAtRanksRequest) -> LookReply:
-        return LookReply(seen=self._cluster.look(request.ranks))
+    def _inspect(self, _: Check, request: LookAtRanksRequest) -> LookReply:
+        return LookReply(seen=self._cluster.inspect(request.ranks))
 
     def _fetch(self, check: Check, request: FetchRequest) -> DataReply:
         return DataReply(data=self._cluster.fetch(request.rank, request.transfer, request.nbytes, check))

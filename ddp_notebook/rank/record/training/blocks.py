@@ -30,7 +30,7 @@ class _Here(threading.local):
 
 
 class Blocks:
-    """Sees named blocks from `look` on.
+    """Sees named blocks from `install` on.
 
     Args:
         event_buffer: says whether anything is recorded.
@@ -42,7 +42,7 @@ class Blocks:
         self._leave = leave
         self.here = _Here()
 
-    def look(self) -> None:
+    def install(self) -> None:
         """Begin to look."""
         around(record_function, "__enter__", self._around_enter)
         around(record_function, "__exit__", self._around_exit)

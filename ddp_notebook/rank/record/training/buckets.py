@@ -123,7 +123,7 @@ class Model:
         """Whether its next bucket is known to have this size."""
         return self.at < len(self.sizes) and self.sizes[self.at] == size
 
-    def take(self, size: int) -> tuple[str, int]:
+    def count_bucket(self, size: int) -> tuple[str, int]:
         """Count its next bucket."""
         self.at += 1
         self.left -= size
@@ -172,7 +172,7 @@ class Backward:
         self.serials: Iterator[int] | None = None  # counts the rank's calls: these are counted as rows are made of them
         self._prepared = prepared
 
-    def take(self, call: Call) -> Model | None:
+    def add_call(self, call: Call) -> Model | None:
         """A reducer has called it. Returns the model whose bucket it synchronises, if any."""
         self.calls.append(call)
         call.is_of_backward = True
@@ -181,7 +181,7 @@ class Backward:
             return None
         size = nbytes(shapes, dtype)
         if (model := self._whose_next_has(size)) is not None:
-            call.bucket = model.take(size)
+            call.bucket = model.count_bucket(size)
         return model
 
     def _whose_next_has(self, size: int) -> Model | None:

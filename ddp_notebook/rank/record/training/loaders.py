@@ -44,7 +44,7 @@ class _Epoch:
 
 
 class Loaders:
-    """Sees the loaders of this process from `look` on.
+    """Sees the loaders of this process from `install` on.
 
     Args:
         event_buffer: where their settings are left.
@@ -60,7 +60,7 @@ class Loaders:
         self._last: tuple[Callable[[], Any], _Epoch | None] = nothing, None  # the latest iterator, a good guess
         self.told: set[str] = set()  # loaders whose settings were left in this cell
 
-    def look(self) -> None:
+    def install(self) -> None:
         """Begin to look.
 
         Raises:

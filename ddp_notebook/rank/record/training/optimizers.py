@@ -21,7 +21,7 @@ from ddp_notebook.stdlib import threading, time, weakref
 
 
 class Optimizers:
-    """Sees the steps of optimizers from `look` on.
+    """Sees the steps of optimizers from `install` on.
 
     Args:
         event_buffer: says whether anything is recorded.
@@ -38,7 +38,7 @@ class Optimizers:
         self.of_cell: set[str] = set()  # names of those that have stepped in the cell
         self._last: tuple[Callable[[], Any], str] = nothing, ""  # that was asked for: probably the next one again
 
-    def look(self) -> None:
+    def install(self) -> None:
         """Begin to look."""
         register_optimizer_step_pre_hook(uncompiled(self._before_step))
         register_optimizer_step_post_hook(uncompiled(self._after_step))

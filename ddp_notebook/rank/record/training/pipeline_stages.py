@@ -59,7 +59,7 @@ class Leave(Protocol):
 
 
 class Pipelines:
-    """Sees pipelines from `look` on.
+    """Sees pipelines from `install` on.
 
     Args:
         event_buffer: says whether anything is recorded, and counts spans.
@@ -74,7 +74,7 @@ class Pipelines:
         self._has_messages = False
         self._carried = WeakTensorKeyDictionary()  # what is in a tensor that is sent or received, in words
 
-    def look(self) -> None:
+    def install(self) -> None:
         """Begin to look. Imports torch's pipelines."""
         from torch.distributed.pipelining.schedules import PipelineScheduleMulti, PipelineScheduleSingle
         from torch.distributed.pipelining.stage import _PipelineStageBase as Stage

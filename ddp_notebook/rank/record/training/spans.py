@@ -39,7 +39,7 @@ _DISTRIBUTED = "torch.distributed.checkpoint"
 
 
 class Checkpoints:
-    """Sees checkpoints from `look` on.
+    """Sees checkpoints from `install` on.
 
     Args:
         event_buffer: says whether anything is recorded.
@@ -51,7 +51,7 @@ class Checkpoints:
         self._leave = leave
         self._saving: set[int] = set()  # threads that are in one: a checkpoint may be saved by another function
 
-    def look(self) -> None:
+    def install(self) -> None:
         """Begin to look."""
         around(torch, "save", lambda original: self._around("torch.save", original))
         torch.serialization.save = torch.save  # pickle finds the function by this name
@@ -147,10 +147,10 @@ class TrainingSpans:
             ("models in DDP", self._look_at_ddp),
             ("models in FSDP", self._look_at_fsdp),
             ("modules of DTensor", self._look_at_dtensor),
-            ("data loaders", self._loaders.look),
+            ("data loaders", self._loaders.install),
             ("backwards", self._look_at_backwards),
-            ("named blocks", self._blocks.look),
-            ("checkpoints", self._checkpoints.look),
+            ("named blocks", self._blocks.install),
+            ("checkpoints", self._checkpoints.install),
         ):
             try:
                 look()
@@ -158,11 +158,11 @@ class TrainingSpans:
                 unseen.append(what)
         _say_unseen(unseen)
         after_import("torch.distributed.pipelining.schedules", self._look_at_pipelines)
-        self._optimizers.look()
+        self._optimizers.install()
 
     def _look_at_pipelines(self) -> None:
         try:
-            self.pipelines.look()
+            self.pipelines.install()
         except (AttributeError, ImportError):
             _say_unseen(["pipelines"])
 
