@@ -61,8 +61,8 @@ def test_hosts_that_are_alike():
     titles, a, b = (re.split(r"  +", line) for line in repr(table).splitlines())
     alike = ["2.13.0", "12.8", __version__, "8 x H100", "96"]
     assert titles == ["host", *(column.title for column in compare.COLUMNS)]
-    assert a == ["a", "10.0.0.1 (eth0)", "ada", "3.12.4", *alike, "900 of 1,024 GiB free", "the same", "± 0.1 ms"]
-    assert b == ["b", "10.0.0.2", "ada", "3.12.1", *alike, "800 of 1,024 GiB free", "the same", "± 0.1 ms"]
+    assert a == ["a", "10.0.0.1 (eth0)", "ada", "3.12.4", *alike, "900 of 1,024 GiB free", "the same", "± 100 µs"]
+    assert b == ["b", "10.0.0.2", "ada", "3.12.1", *alike, "800 of 1,024 GiB free", "the same", "± 100 µs"]
     starts = {tuple(match.start() for match in re.finditer(r"(?<=  )\S", line)) for line in repr(table).splitlines()}
     assert len(starts) == 1, "the columns stand below each other"
 

@@ -57,14 +57,22 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
+_TIMES = (("ns", 1, 1e3), ("µs", 1e3, 0.9995e6), ("ms", 1e6, 999.5e6), ("s", 1e9, math.inf))  # unit, ns, below so many
+
+
 def ms(ns: float) -> str:
-    """A time.
+    """A time of so many nanoseconds in the unit that fits, as the monitor in the browser writes it (data/format.js).
 
     Example:
-        >>> ms(51_234_567), ms(3_456_789), ms(45_678), ms(0)
-        ('51 ms', '3.5 ms', '0.046 ms', '0 ms')
+        >>> ms(51_234_567), ms(340_000), ms(2_050_000_000), ms(45), ms(0), ms(125e9)
+        ('51.2 ms', '340 µs', '2.05 s', '45.0 ns', '0 ms', '2 min 5 s')
     """
-    return f"{two_figures(ns / 1e6)} ms"
+    if ns == 0:
+        return "0 ms"
+    if abs(ns) >= 120e9:
+        return f"{math.floor(ns / 60e9)} min {ns % 60e9 / 1e9:.0f} s"
+    unit, of_ns = next((unit, of_ns) for unit, of_ns, below in _TIMES if abs(ns) < below)
+    return f"{ns / of_ns:#.3g}".removesuffix(".") + f" {unit}"
 
 
 def size(nbytes: float) -> str:

@@ -27,8 +27,8 @@ from tests.observe.synthetic import BEGIN_NS, MS, Synthetic, simulate
 def test_the_text_says_what_the_steps_took_and_why():
     assert str(report(simulate(world_size=3, slow=2, phase="forward", extra_ms=50))) == "\n".join(
         [
-            "cell 1: 20 steps on 3 ranks, 84 ms/step (mean of steps 2 to 19 without the shortest and the longest, of 3 "
-            "ranks), 1,136 samples/s",
+            "cell 1: 20 steps on 3 ranks, 84.5 ms/step (mean of steps 2 to 19 without the shortest and the longest, of "
+            "3 ranks), 1,136 samples/s",
             "",
             "rank  step ms  input  compute  exposed  waiting  optimizer   rest  samples/s",
             "all      84.5    1 %     55 %      1 %     39 %        2 %  0.6 %       1136",
@@ -38,7 +38,7 @@ def test_the_text_says_what_the_steps_took_and_why():
             "",
             "59 % of the step waits for rank 2, whose forward takes 6.0 times the others'.",
             "Try:",
-            "- give rank 2 less work, or look for what slows its forward: it costs the others 50 ms of each step "
+            "- give rank 2 less work, or look for what slows its forward: it costs the others 50.0 ms of each step "
             "(mean)",
             "",
             "ms of a step  mean  median  90 %   max",
@@ -61,7 +61,7 @@ def test_the_text_says_what_the_steps_took_and_why():
 def test_the_bound_on_the_clocks_of_other_hosts_is_said():
     run = simulate(noise_ms=0.3)
     run.clock_errors_ns = [0, 200_000, 0, 300_000]
-    assert report(run).notes == ("The clocks of the hosts agree to within 0.5 ms: shorter waits are not reported",)
+    assert report(run).notes == ("The clocks of the hosts agree to within 500 µs: shorter waits are not reported",)
 
 
 HOSTS = ("gpu1", "gpu1", "gpu2", "gpu2")
@@ -110,7 +110,7 @@ def test_the_network_is_not_blamed_for_what_stays_on_a_host():
 
 def test_the_repr_is_one_line():
     assert repr(report(simulate(input_ms=30))) == (
-        "Report(cell 1, 20 steps, 64 ms/step: 47 % of the step waits for the data loader)"
+        "Report(cell 1, 20 steps, 63.5 ms/step: 47 % of the step waits for the data loader)"
     )
 
 
@@ -123,8 +123,8 @@ def test_the_repr_is_one_line():
             {"transfer_ms": 4, "buckets": 16},
             "57 % of the step is communication that no compute hides",
             [
-                "a larger bucket_cap_mb: 16 buckets of 1.0 MB in each step, and 45 ms of their communication",
-                "accumulate gradients over several passes (model.no_sync()): 45 ms of communication in each step ",
+                "a larger bucket_cap_mb: 16 buckets of 1.0 MB in each step, and 45.2 ms of their communication",
+                "accumulate gradients over several passes (model.no_sync()): 45.2 ms of communication in each step ",
             ],
         ),
         (
@@ -132,7 +132,7 @@ def test_the_repr_is_one_line():
             "66 % of the step is communication that no compute hides",
             [
                 "a comm hook that sends half the bytes (default_hooks.fp16_compress_hook): 105 MB of float32 ",
-                "accumulate gradients over several passes (model.no_sync()): 65 ms of communication in each step ",
+                "accumulate gradients over several passes (model.no_sync()): 65.0 ms of communication in each step ",
             ],
         ),
         (
@@ -146,30 +146,30 @@ def test_the_repr_is_one_line():
         (
             {"is_ddp": False, "transfer_ms": 8},
             "49 % of the step is communication that no compute hides",
-            ["DistributedDataParallel, or async_op=True and a later wait(): 32 ms of communication, of which 0 % "],
+            ["DistributedDataParallel, or async_op=True and a later wait(): 32.0 ms of communication, of which 0 % "],
         ),
         (
             {"forward_ms": 0.3, "backward_ms": 0.5, "transfer_ms": 0.6, "input_ms": 0.1, "between_ms": 0.1},
             "40 % of the step is communication that no compute hides",
             [
-                "accumulate gradients over several passes (model.no_sync()): 2 ms of communication in each step ",
-                "a larger batch: forward and backward are 0.8 ms of a step of 5 ms",
+                "accumulate gradients over several passes (model.no_sync()): 2.02 ms of communication in each step ",
+                "a larger batch: forward and backward are 800 µs of a step of 5",
             ],
         ),
         ({"between_ms": 40}, "54 % of the step belongs to no phase: Python code between the phases", []),
         (
             {"noise_ms": 8},
             "26 % of the step the ranks wait for each other: no single rank is late",
-            ["give all ranks batches of equal work, and each a core of its own: they wait 20 ms of each step"],
+            ["give all ranks batches of equal work, and each a core of its own: they wait 19.8 ms of each step"],
         ),
         (
             {"slow": 0, "phase": "input", "extra_ms": 50, "world_size": 2},
-            "59 % of the step waits for rank 0, whose input takes 51 ms, the others' 1 ms",
-            ["look at what rank 0 loads, and from where: it costs the others 50 ms of each step (mean)"],
+            "59 % of the step waits for rank 0, whose input takes 51.0 ms, the others' 1.00 ms",
+            ["look at what rank 0 loads, and from where: it costs the others 50.0 ms of each step (mean)"],
         ),
         (
             {"slow": 1, "phase": "between", "extra_ms": 50},
-            "59 % of the step waits for rank 1, which takes 50 ms between its phases, the others 0.5 ms",
+            "59 % of the step waits for rank 1, which takes 50.5 ms between its phases, the others 500 µs",
             ["give rank 1 less work, or look for what slows what it does between forward, backward and optimizer"],
         ),
         ({"world_size": 1, "transfer_ms": 20}, "66 % of the step is communication of rank 0 with itself", []),
@@ -328,7 +328,7 @@ def test_gradients_that_are_copied_out_of_their_buckets_are_noticed():
 
     (text,) = report(run).suggestions
 
-    assert text.startswith("gradient_as_bucket_view=True: 4 ms of each backward come after the last bucket")
+    assert text.startswith("gradient_as_bucket_view=True: 4.00 ms of each backward come after the last bucket")
 
 
 def test_pinned_memory_is_for_gpus():
@@ -368,7 +368,7 @@ def test_memory_that_each_step_takes_anew_is_noticed(what, faults_of_seconds, mo
     assert [text for text in found.suggestions if "page faults" in text] == is_told * [
         "ranks that keep the memory of tensors below 32 MB when it is freed: start them with --env "
         "MALLOC_TRIM_THRESHOLD_=268435456 --env MALLOC_MMAP_THRESHOLD_=33554432. Each step gets memory from the "
-        "system again: 4,140 page faults or about 6.2 ms"
+        "system again: 4,140 page faults or about 6.21 ms"
     ]
 
 
@@ -382,7 +382,7 @@ def test_the_scaling_efficiency_compares_with_one_rank_alone():
     assert report(run).efficiency == pytest.approx(0.8)
     head, note = str(report(run)).splitlines()[:2]
     assert "one rank alone" not in head
-    assert note == "That is 80 % of 4 times one rank alone: 30 ms a step, 1,159 samples/s."
+    assert note == "That is 80 % of 4 times one rank alone: 30.0 ms a step, 1,159 samples/s."
 
     unknown = simulate(world_size=4, samples=-1)
     unknown.baseline = {"samples_per_s": None, "step_ns": found.overall.step_ns / 2, "world_size": 1}
@@ -456,7 +456,7 @@ def test_calls_that_have_not_returned_are_not_counted_as_served():
 
 def test_of_one_or_two_steps_it_says_only_how_long_they_took():
     assert str(report(simulate(steps=1))) == (
-        "cell 1: 1 step on 4 ranks\nstep 0: 38 ms on rank 0, 38 ms on rank 1, 38 ms on rank 2, 38 ms on rank 3"
+        "cell 1: 1 step on 4 ranks\nstep 0: 37.5 ms on rank 0, 37.5 ms on rank 1, 37.5 ms on rank 2, 37.5 ms on rank 3"
     )
     of_many = str(report(simulate(steps=2, world_size=9, noise_ms=20)))
     assert re.fullmatch(r"cell 1: 2 steps on 9 ranks(\nstep [01]: \d+ ms to \d+ ms on 9 ranks){2}", of_many)
@@ -499,15 +499,15 @@ def test_a_full_recording_says_how_many_steps_are_left_of_how_many():
 @pytest.mark.parametrize(
     ("ready", "own", "busy", "says"),
     [
-        (0.7, 0.25, 1.95, "On average, a rank had no free core for 24 ms of 34 ms: other processes "),
+        (0.7, 0.25, 1.95, "On average, a rank had no free core for 24.1 ms of 34.5 ms: other processes "),
         (
             0.7,
             0.95,
             1.95,
-            "On average, a rank had no free core for 24 ms of 34 ms: the ranks themselves ",
+            "On average, a rank had no free core for 24.1 ms of 34.5 ms: the ranks themselves ",
         ),
         # The processes that used the cores are unknown.
-        (0.7, 0.2, 0.6, "On average, a rank had no free core for 24 ms of 34 ms"),
+        (0.7, 0.2, 0.6, "On average, a rank had no free core for 24.1 ms of 34.5 ms"),
         (0.1, 0.6, 1.9, "Nothing is wrong: 87 % of the step computes"),  # they hardly waited for a core
     ],
 )

@@ -177,7 +177,7 @@ def test_the_rows_of_a_cell_add_up_to_its_time_and_few_starts_of_workers_are_fou
     )
     assert found.suggestions[0] == (
         "persistent_workers=True in DataLoader(num_workers=2): its workers start again and end, in each of 4 epochs of "
-        "32 batches, which takes 1,284 ms of the cell's 2,560 ms"
+        "32 batches, which takes 1.28 s of the cell's 2.56 s"
     )
     assert str(found).endswith(
         """

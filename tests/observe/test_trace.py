@@ -153,7 +153,7 @@ def test_ranks_stand_on_the_notebooks_clock_and_say_how_well_it_is_known():
 
     assert [s["ts"] for s in slices(events, PHASES, 1)] == [s["ts"] for s in slices(events, PHASES, 0)]
     assert trace["otherData"]["clock_error_us"] == {"0": 10.0, "1": 10.0}
-    assert [e["args"]["labels"] for e in events if e["name"] == "process_labels"] == ["clock ±0.01 ms"] * 2
+    assert [e["args"]["labels"] for e in events if e["name"] == "process_labels"] == ["clock ±10.0 µs"] * 2
 
 
 def test_a_step_says_what_its_time_went_into():

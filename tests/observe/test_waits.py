@@ -204,8 +204,8 @@ def test_the_evidence_is_in_the_answer():
     assert found.lost_ns == 20 * MS
     assert found.factor == pytest.approx(3)
     assert found.evidence == (
-        "rank 1 came last in 18 of 18 steps, and the others waited 20 ms of each step for it (mean); "
-        "its forward takes 30 ms, theirs 10 ms (medians)"
+        "rank 1 came last in 18 of 18 steps, and the others waited 20.0 ms of each step for it (mean); "
+        "its forward takes 30.0 ms, theirs 10.0 ms (medians)"
     )
 
 

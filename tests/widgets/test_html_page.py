@@ -375,7 +375,7 @@ def test_of_many_ranks_the_slowest_have_a_row():
     found = Page(rank_table.table(rows, ""))
     named = [text for tag, text in found.texts if tag == "th"]
     assert {"5", "37", "56 others"} <= set(named) and len(found.named("tr")) == 10
-    assert found.of("td")[-4:] == ["50 ms", "40 %", "1.0 GB", "\N{EN DASH}"], "the others' medians"
+    assert found.of("td")[-4:] == ["50.0 ms", "40 %", "1.0 GB", "\N{EN DASH}"], "the others' medians"
 
 
 # ---- when it is redrawn

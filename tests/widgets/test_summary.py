@@ -11,6 +11,7 @@ from PIL import Image
 from PIL.PngImagePlugin import PngImageFile
 
 from ddp_notebook.observe.recording import Recording
+from ddp_notebook.records import units
 from ddp_notebook.widgets.simulated.simulation import simulate
 from ddp_notebook.widgets.still import saved_summary
 from tests.observe import synthetic
@@ -42,10 +43,10 @@ def test_the_text_states_the_result():
     recording = simulate(world_size=4)
 
     assert saved_summary.text(recording, 2) == (
-        "cell 2: 4 ranks, 60 steps, loss 0.205 -> 0.107, 47 ms/step, 9.6 % exposed communication, rank 2 slowest"
+        "cell 2: 4 ranks, 60 steps, loss 0.205 -> 0.107, 46.5 ms/step, 9.6 % exposed communication, rank 2 slowest"
     )
     assert saved_summary.text(recording, 1) == (
-        "cell 1: 4 ranks, 60 steps, loss 2.31 -> 0.215, 39 ms/step, 11 % exposed communication"
+        "cell 1: 4 ranks, 60 steps, loss 2.31 -> 0.215, 39.0 ms/step, 11 % exposed communication"
     )
     assert saved_summary.text(recording) == saved_summary.text(recording, 2), (
         "one training run, and not all of them in one"
@@ -58,7 +59,7 @@ def test_its_figures_are_those_of_the_report():
 
     exposed = 100 * overall.share(overall.exposed_ns)
     words = saved_summary.text(recording, 1)
-    assert f" {overall.step_ns / 1e6:.0f} ms/step" in words and words.endswith("rank 1 slowest")
+    assert f" {units.ms(overall.step_ns)}/step" in words and words.endswith("rank 1 slowest")
     assert exposed == pytest.approx(float(words.split(" % exposed")[0].split()[-1]), abs=0.2)
 
 
@@ -73,7 +74,7 @@ def test_its_figures_are_those_of_the_report():
         (logged({0: [0.5, 0.9]}, name="accuracy"), "cell 1: 1 rank, accuracy 0.500 -> 0.900"),
         (logged({0: [2e-5, 1e-6]}), "cell 1: 1 rank, loss 2.00e-5 -> 1.00e-6"),
         (recorded(world_size=2, steps=3, has_optimizer=False, is_ddp=False), "2 ranks, 6 communication calls"),
-        (recorded(world_size=1, steps=30), "cell 1: 1 rank, 30 steps, 34 ms/step"),
+        (recorded(world_size=1, steps=30), "cell 1: 1 rank, 30 steps, 34.5 ms/step"),
     ],
 )
 def test_each_part_is_told_only_where_it_is_known(recording, words):

@@ -177,7 +177,8 @@ def draw_by_step(
             if base[at] > top and all(abs(at - other) > 0.4 * len(x) for other in written):  # words need that room
                 written.append(at)
                 place, align = (-0.43, "left") if at < len(x) / 2 else (0.43, "right")
-                words = f"↑ {base[at]:,.0f} ms" if align == "left" else f"{base[at]:,.0f} ms ↑"
+                told = ms(float(base[at]) * 1e6)
+                words = f"↑ {told}" if align == "left" else f"{told} ↑"
                 # Above the axes: a bar behind a label makes it unreadable.
                 axes.text(x[at] + place * together, 1.02 * top, words, color=INK, ha=align, va="bottom", fontsize=8.5)
     axes.grid(visible=False, axis="x")
