@@ -13,7 +13,7 @@ import torch.distributed as dist
 from traitlets.config import Config
 
 from ddp_notebook.messages.encoding import Message
-from ddp_notebook.messages.processes import RankSpec, Start
+from ddp_notebook.messages.processes import RankSpec
 from ddp_notebook.messages.ranks import (
     Check,
     Checked,
@@ -458,14 +458,12 @@ def _report(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         pass
 
 
-def main(start: Start) -> None:
+def main(spec: RankSpec, threads_of_torch: int) -> None:
     """Be a rank, from the first step after the fork (or spawn) to the end."""
     faulthandler.enable(file=2, all_threads=False)  # a segmentation fault leaves its Python lines among the last words
-    spec = start.spec
-    assert isinstance(spec, RankSpec)
     own_signals.write_stacks_to(spec.stack_file)
     signal_handlers.begin()
-    threads.give(start.threads)
+    threads.give(threads_of_torch)
     pymp.settle(spec.pymp_folder)
     sys.argv = ["rank"]
     Rank(spec).serve()

@@ -15,8 +15,9 @@ import signal
 import sys
 
 from ddp_notebook.launch import processes
+from ddp_notebook.messages.dispatch import Table
 from ddp_notebook.messages.encoding import decode
-from ddp_notebook.messages.processes import ControllerSpec, Start, StoreSpec
+from ddp_notebook.messages.processes import ControllerSpec, RankSpec, Start, StoreSpec
 from ddp_notebook.wire import signals
 
 
@@ -43,18 +44,28 @@ def enter(start: Start, stdout: int, stderr: int, parent: int) -> None:
 def main(start: Start) -> None:
     """Run the process that `start.spec` describes."""
     signals.ignore_strangers()  # a rank takes SIGTERM in its own way
-    if isinstance(start.spec, StoreSpec):
-        from ddp_notebook.launch import store
+    _MAIN.handle(start, start.spec)
 
-        store.main(start.spec)
-    elif isinstance(start.spec, ControllerSpec):
-        from ddp_notebook.launch import controller
 
-        controller.main(start.spec)
-    else:
-        from ddp_notebook.rank import process
+def _store(_: Start, spec: StoreSpec) -> None:
+    from ddp_notebook.launch import store
 
-        process.main(start)
+    store.main(spec)
+
+
+def _controller(_: Start, spec: ControllerSpec) -> None:
+    from ddp_notebook.launch import controller
+
+    controller.main(spec)
+
+
+def _rank(start: Start, spec: RankSpec) -> None:
+    from ddp_notebook.rank import process
+
+    process.main(spec, start.threads)
+
+
+_MAIN: Table[None] = Table({RankSpec: _rank, StoreSpec: _store, ControllerSpec: _controller})
 
 
 def spawned(start_fd: int, parent: int) -> None:

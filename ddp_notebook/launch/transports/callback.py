@@ -18,6 +18,7 @@ from ddp_notebook.launch.processes import Identity
 from ddp_notebook.launch.transports import folders
 from ddp_notebook.launch.transports.base import BEAT_S, Transport
 from ddp_notebook.launch.transports.ports import Listening
+from ddp_notebook.messages.dispatch import Table
 from ddp_notebook.messages.encoding import VERSION, Message
 from ddp_notebook.messages.first_messages import Invitation
 from ddp_notebook.messages.outposts import Arrived, Stream, Warned
@@ -163,6 +164,7 @@ class OutpostListener:
         self._why = why
         self._arrived: dict[str, Arrived] = {}  # by peer
         self._incoming: dict[str, queue.SimpleQueue[bytes]] = {}
+        self._table = Table({Arrived: self._on_arrived, Stream: self._on_stream, Warned: self._on_warned})
         self._taken: set[str] = set()
         self._changed = threading.Condition()
         self._called_s = 0.0  # when the last one did, monotonic
@@ -260,19 +262,26 @@ class OutpostListener:
         return connections
 
     def _on_message(self, peer: str, _: int, message: Message) -> None:
-        if isinstance(message, Arrived):
-            with self._changed:
-                if self._is_over:
-                    self._wire.send(Stream(data=b""), peer)
-                    return
-                self._incoming[peer] = queue.SimpleQueue()
-                self._arrived[peer] = message
-                self._called_s = time.monotonic()
-                self._changed.notify_all()
-        elif isinstance(message, Stream) and peer in self._incoming:
-            self._incoming[peer].put(message.data)
-        elif isinstance(message, Warned) and peer in self._arrived:
-            self.on_warned(message.signal, self._arrived[peer].host)
+        if type(message) in self._table:
+            self._table.handle(peer, message)
+
+    def _on_arrived(self, peer: str, arrived: Arrived) -> None:
+        with self._changed:
+            if self._is_over:
+                self._wire.send(Stream(data=b""), peer)
+                return
+            self._incoming[peer] = queue.SimpleQueue()
+            self._arrived[peer] = arrived
+            self._called_s = time.monotonic()
+            self._changed.notify_all()
+
+    def _on_stream(self, peer: str, stream: Stream) -> None:
+        if peer in self._incoming:
+            self._incoming[peer].put(stream.data)
+
+    def _on_warned(self, peer: str, warned: Warned) -> None:
+        if peer in self._arrived:
+            self.on_warned(warned.signal, self._arrived[peer].host)
 
 
 def _machine(arrived: Arrived) -> str:

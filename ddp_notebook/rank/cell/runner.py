@@ -193,6 +193,7 @@ class Runner:
         except KeyboardInterrupt:
             self._tracebacks.show_interrupt()
         del parent["header"][_ASKED_BY]  # later messages of threads are no answers
+        self.put_replaced_back()  # what the callback has replaced
         self._handlers.put_back()
         self._outgoing.flush()
         self._streams.flush()

@@ -142,12 +142,14 @@ class ScriptObserver:
     def _vitals(self, *, with_shortages: bool) -> dict[str, Any]:
         """Return the fields of `Vitals`. Resources that a script has run out of are not looked for."""
         del with_shortages
+        from ddp_notebook.rank.cell.exceptions import with_type
+
         assert self._seen is not None
-        return {
-            "running_cell": self._round,
-            "running_s": time.monotonic() - self._began_s,
-            **self._seen.vitals(),
-        }
+        fields: dict[str, Any] = {"running_cell": self._round, "running_s": time.monotonic() - self._began_s}
+        try:
+            return fields | self._seen.vitals()
+        except Exception as error:  # for example, the script has replaced a function that a library calls
+            return fields | {"device_bytes": 0, "unread": with_type(error)}
 
 
 class _Seen:
