@@ -164,7 +164,7 @@ class OutpostListener:
         self._why = why
         self._arrived: dict[str, Arrived] = {}  # by peer
         self._incoming: dict[str, queue.SimpleQueue[bytes]] = {}
-        self._table = Table({Arrived: self._on_arrived, Stream: self._on_stream, Warned: self._on_warned})
+        self._table: Table[None] = Table({Arrived: self._on_arrived, Stream: self._on_stream, Warned: self._on_warned})
         self._taken: set[str] = set()
         self._changed = threading.Condition()
         self._called_s = 0.0  # when the last one did, monotonic
