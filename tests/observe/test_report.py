@@ -144,6 +144,14 @@ def test_the_repr_is_one_line():
             ],
         ),
         (
+            {"transfer_ms": 240, "buckets": 1, "micro_steps": 3},
+            "71 % of the step is communication that no compute hides",
+            [
+                "accumulate gradients over more passes (model.no_sync()): 1 of the 3 backward passes of each step sends "
+                "gradients, and 240 ms of communication in each step ",
+            ],
+        ),
+        (
             {"is_ddp": False, "transfer_ms": 8},
             "49 % of the step is communication that no compute hides",
             ["DistributedDataParallel, or async_op=True and a later wait(): 32.0 ms of communication, of which 0 % "],

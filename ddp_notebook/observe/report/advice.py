@@ -70,6 +70,7 @@ class GradientTimes:
     dtypes: tuple[str, ...]
     copied_ns: float  # at the end of a backward, when all buckets are through
     passes: float = 1.0  # backward passes of a step that send gradients
+    all_passes: float = 1.0  # backward passes of a step
 
 
 def verdict(
@@ -339,20 +340,28 @@ def _for_communication(parts: StepParts, gradients: GradientTimes | None, is_sha
             )
         )
     if exposed > 0.25 * parts.compute_ns:
-        how = (
-            "accumulate gradients over several passes (model.no_sync()): "
-            if gradients.passes < 2
-            else f"{gradients.passes:.0f} backward passes of each step send gradients. If they accumulate, put all but "
-            "the last one under model.no_sync(): "
-        )
         found.append(
             (
                 0.95 * exposed,
-                f"{how}{ms(exposed)} of communication in each step are not hidden behind "
+                f"{_how_to_accumulate(gradients)}{ms(exposed)} of communication in each step are not hidden behind "
                 f"{ms(parts.compute_ns)} of compute",
             )
         )
     return found
+
+
+def _how_to_accumulate(gradients: GradientTimes) -> str:
+    if gradients.passes >= 2:
+        return (
+            f"{gradients.passes:.0f} backward passes of each step send gradients. If they accumulate, put all but "
+            "the last one under model.no_sync(): "
+        )
+    if gradients.all_passes >= 2:  # the step accumulates already
+        return (
+            f"accumulate gradients over more passes (model.no_sync()): 1 of the {gradients.all_passes:.0f} backward "
+            "passes of each step sends gradients, and "
+        )
+    return "accumulate gradients over several passes (model.no_sync()): "
 
 
 def is_sharded(recording: RowSource, found: StepTable) -> bool:
@@ -377,7 +386,7 @@ def gradients_of(recording: RowSource, found: StepTable) -> GradientTimes | None
     passes = np.bincount(of_step[np.unique(of_backward, return_index=True)[1]], minlength=len(steps))
     last_end = np.full(len(keys), -1, np.int64)
     np.maximum.at(last_end, of_backward, calls["end_ns"])
-    own = _keys(spans["rank"], spans["span"])
+    own, own_step = _keys(spans["rank"], spans["span"]), _keys(spans["rank"], spans["step"])
     at = np.minimum(np.searchsorted(keys, own), len(keys) - 1)
     is_known = (keys[at] == own) & (last_end[at] >= 0)
     tails = (spans["end_ns"] - last_end[at])[is_known]
@@ -387,6 +396,7 @@ def gradients_of(recording: RowSource, found: StepTable) -> GradientTimes | None
         dtypes=tuple(recording.text(number) for number in np.unique(calls["dtype"]).tolist()),
         copied_ns=max(float(np.median(tails)), 0.0) if len(tails) else 0.0,
         passes=max(float(np.median(passes)), 1.0),
+        all_passes=max(float(np.median(np.unique(own_step, return_counts=True)[1])), 1.0) if len(own_step) else 1.0,
     )
 
 
