@@ -561,3 +561,27 @@ def test_it_is_quick_and_never_keeps_other_threads_of_the_kernel_waiting():
     ticking.join()
     assert took <= 0.45, f"{took:.2f} s"
     assert max(gaps) < 0.3, f"{max(gaps):.2f} s"
+
+
+def test_a_later_cell_without_an_optimizer_step_is_named():
+    """Its reader expects the report of the last training loop."""
+    run = simulate(cell=1)
+    run.prompts[3] = "In [8]"
+    at_ns = int(run.rows("span")["end_ns"].max())
+    for rank in range(4):
+        run.call(rank, "all_reduce", at_ns, at_ns + MS, cell=2)
+    assert "optimizer step" not in str(report(run)), "collectives alone are no training loop"
+    for rank in range(4):
+        run.span(rank, "backward", "", at_ns + MS, at_ns + 2 * MS, cell=3)
+
+    note = "In [8] ran later with backward passes, but no optimizer step of it was recorded. This is the report of cell 1."
+    assert str(report(run)).splitlines()[1] == note
+    assert "In [8]" not in str(report(run, 1)), "this cell was asked for"
+
+
+def test_a_later_cell_without_an_optimizer_step_is_named_after_few_steps():
+    run = simulate(cell=1, steps=2)
+    for rank in range(4):
+        run.span(rank, "backward", "", *(int(run.rows("span")["end_ns"].max()) + ms * MS for ms in (1, 2)), cell=3)
+
+    assert str(report(run)).splitlines()[-1].startswith("cell 3 ran later with backward passes, but no optimizer step")

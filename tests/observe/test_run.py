@@ -10,6 +10,7 @@ from ddp_notebook.observe.report.report import report
 from ddp_notebook.observe.steps.run import counted, run_of, runs
 from ddp_notebook.observe.steps.steps import steps
 from ddp_notebook.observe.views import WARM_UP
+from ddp_notebook.records.schema import SPANS
 from ddp_notebook.records.units import ms
 from ddp_notebook.widgets.feed.feed import Feed
 from ddp_notebook.widgets.html import page
@@ -171,7 +172,7 @@ def test_the_rows_of_a_cell_add_up_to_its_time_and_few_starts_of_workers_are_fou
         ("steps not in the mean", 16, 1420),
         ("  start and end of workers", 4, 1264),
     }
-    assert list(found.outside.rows) == [("start and end of workers", 1, 20.0 * MS)]
+    assert list(found.outside.rows) == [("workers outside of steps", 1, 20.0 * MS)]
     assert found.verdict == (
         "50 % of the time of all steps is the start and the end of the data loader's workers, in 4 of 128 steps"
     )
@@ -185,8 +186,18 @@ time of the cell            times     s  share
 steps in the mean             112  1.12   44 %
 steps not in the mean          16  1.42   55 %
   start and end of workers      4  1.26   49 %
-start and end of workers        1  0.02  0.8 %"""
+workers outside of steps        1  0.02  0.8 %"""
     )
+
+
+def test_workers_that_take_no_time_outside_of_steps_are_not_listed():
+    """With persistent_workers each epoch ends with a span of some microseconds."""
+    run = of_few_starts()
+    end_ns = BEGIN_NS + 2560 * MS
+    for row in run._rows["span"]:
+        if row["end_ns"] == end_ns and row["kind"] == SPANS.index("workers"):
+            row["end_ns"] -= int(19.9 * MS)
+    assert "workers outside of steps" not in str(report(run))
 
 
 def test_one_epoch_is_not_told_to_keep_its_workers():

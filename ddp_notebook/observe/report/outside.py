@@ -18,6 +18,7 @@ _CELL, _FORWARD, _EVALUATION, _CHECKPOINT, _WORKERS = map(
 _BACKWARDS = [SPANS.index(kind) for kind in ("backward", "input gradient", "weight gradient")]
 _LOADS = [SPANS.index(kind) for kind in ("input", "workers")]
 _OF_WORKERS = "start and end of workers"
+WORKERS_OUTSIDE = "workers outside of steps"
 Row = tuple[str, int, float]
 
 
@@ -116,7 +117,7 @@ def _of_rank(spans: Rows, steps: StepTable) -> dict[str, tuple[int, float]]:
         "cell": (1, float(end_ns - begin_ns)),
         "evaluation": (len(evaluations), float(sum(ns for *_, ns in evaluations))),
         "checkpoints": (len(saves), float((saves["end_ns"] - saves["start_ns"]).sum())),
-        _OF_WORKERS: (len(np.unique(gap_of_workers)), float((workers["end_ns"] - workers["start_ns"]).sum())),
+        WORKERS_OUTSIDE: (len(np.unique(gap_of_workers)), float((workers["end_ns"] - workers["start_ns"]).sum())),
         "before the first step": (0, float(left[0])),
         "other time between steps": (0, float(left[1:-1].sum())),
         "after the last step": (0, float(left[-1])),

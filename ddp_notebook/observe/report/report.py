@@ -33,7 +33,7 @@ from ddp_notebook.observe.report.cores import CoreUse, shared, taken
 from ddp_notebook.observe.report.loading import loader_of, started_in
 from ddp_notebook.observe.report.memory import page_faults
 from ddp_notebook.observe.report.network import network
-from ddp_notebook.observe.report.outside import Outside, Row, outside
+from ddp_notebook.observe.report.outside import WORKERS_OUTSIDE, Outside, Row, outside
 from ddp_notebook.observe.report.remote import served
 from ddp_notebook.observe.steps.run import TrainingRun, run_of
 from ddp_notebook.observe.steps.steps import StepTable, measure
@@ -244,8 +244,10 @@ def report(recording: Bounded, cell: int | None = None) -> Report:
         >>> report(simulate(slow=2, phase="forward", extra_ms=50)).verdict
         "59 % of the step waits for rank 2, whose forward takes 6.0 times the others'"
     """
+    later: tuple[str, ...] = ()
     if cell is None:
         cell = _last_cell_with_steps(recording)
+        later = () if cell is None else _later_passes(recording, cell)
     own = CellPart(recording, cell) if cell is not None else None
     run = None if own is None else run_of(own, cell)
     if cell is None or own is None or run is None:
@@ -258,7 +260,7 @@ def report(recording: Bounded, cell: int | None = None) -> Report:
     count = int(np.unique(found.rank, return_counts=True)[1].max())
     all_steps = 1 + int(every.number.max())
     if all_steps < FEWEST_STEPS:
-        return _of_few(own, run, every, overall, ranks, all_steps)
+        return _of_few(own, run, every, overall, ranks, all_steps, later)
     slow = straggler_of(every, recording.hosts)
     efficiency = _efficiency(recording, overall, len(ranks), cell)
     pipelines = bubbles(own, cell)
@@ -284,6 +286,7 @@ def report(recording: Bounded, cell: int | None = None) -> Report:
         straggler=slow,
         efficiency=efficiency,
         notes=(
+            *later,
             *_apart(own, cell),
             *_with_itself(own, overall),
             *(one.note for one in pipelines),
@@ -353,6 +356,7 @@ def _of_few(
     overall: StepParts,
     ranks: tuple[StepParts, ...],
     all_steps: int,
+    later: tuple[str, ...],
 ) -> Report:
     """Return the report on one or two steps. They are warm-up steps, so it lists only their durations."""
     times = []
@@ -375,7 +379,7 @@ def _of_few(
         phases=(),
         outside=None,
         taken=None,
-        times=(*times, *(f"{note}." for note in (*_apart(recording, run.cell), *_what_was_lost(recording)))),
+        times=(*times, *(f"{note}." for note in (*later, *_apart(recording, run.cell), *_what_was_lost(recording)))),
         synchronises=gradients_of(recording, every) is not None,
         straggler=None,
         efficiency=None,
@@ -393,6 +397,19 @@ def _last_cell_with_steps(recording: RowSource) -> int | None:
     spans = recording.rows("span")
     cells = spans["cell"][(spans["kind"] == SPANS.index("optimizer")) & (spans["end_ns"] >= 0)]
     return int(cells.max()) if len(cells) else None
+
+
+def _later_passes(recording: RowSource, cell: int) -> tuple[str, ...]:
+    """Return a note if a later cell trained, as it seems, and no optimizer step of it was recorded."""
+    spans = recording.rows("span")
+    cells = spans["cell"][(spans["kind"] == SPANS.index("backward")) & (spans["end_ns"] >= 0)]
+    last = int(cells.max(initial=cell))
+    if last == cell:
+        return ()
+    return (
+        f"{label_of(recording, last)} ran later with backward passes, but no optimizer step of it was recorded. "
+        f"This is the report of {label_of(recording, cell)}",
+    )
 
 
 def _parts(steps: StepTable, rank: int) -> StepParts:
@@ -540,8 +557,8 @@ def _table_of_cell(found: Outside) -> list[str]:
     rows: list[Row] = list(found.steps)
     others = 0.0
     for row in found.rows:
-        _, count, ns = row
-        if count or ns >= _TOLD * found.cell_ns:
+        name, count, ns = row
+        if (count and name != WORKERS_OUTSIDE) or ns >= _TOLD * found.cell_ns:
             rows.append(row)
         else:
             others += ns
