@@ -147,8 +147,8 @@ def test_the_repr_is_one_line():
             {"transfer_ms": 240, "buckets": 1, "micro_steps": 3},
             "71 % of the step is communication that no compute hides",
             [
-                "accumulate gradients over more passes (model.no_sync()): 1 of the 3 backward passes of each step sends "
-                "gradients, and 240 ms of communication in each step ",
+                "accumulate gradients over more passes (model.no_sync()): 1 of the 3 backward passes of each step "
+                "sends gradients, and 240 ms of communication in each step ",
             ],
         ),
         (
@@ -574,7 +574,9 @@ def test_a_later_cell_without_an_optimizer_step_is_named():
     for rank in range(4):
         run.span(rank, "backward", "", at_ns + MS, at_ns + 2 * MS, cell=3)
 
-    note = "In [8] ran later with backward passes, but no optimizer step of it was recorded. This is the report of cell 1."
+    note = (
+        "In [8] ran later with backward passes, but no optimizer step of it was recorded. This is the report of cell 1."
+    )
     assert str(report(run)).splitlines()[1] == note
     assert "In [8]" not in str(report(run, 1)), "this cell was asked for"
 
