@@ -215,18 +215,42 @@ test("a metric with an empty name can be chosen", () => {
   assert.deepEqual(draw(store).lines.map(({ values }) => values), [[7]]);
 });
 
+test("without a choice the metric is one of the newest run that is a curve", () => {
+  const store = new Store();
+  const named = (/** @type {number} */ cell, /** @type {number} */ name, /** @type {number[]} */ values) => rows(cell, values).map((row) => ({ ...row, name }));
+  const texts = [...TEXTS, [5, "Verlust"], [6, "accuracy"]];
+  deliver(store, { seq: 1, texts }, { metric: rows(1, [5, 4, 3]) });
+  deliver(store, { seq: 2, cell: 2 }, { metric: named(2, 6, [0.9]) });
+  assert.equal(store.chosenMetric(), "loss", "a single value is no curve");
+  deliver(store, { seq: 3, cell: 3 }, { metric: [...named(3, 6, [0.1, 0.2]), ...named(3, 5, [7, 6])] });
+  assert.equal(store.chosenMetric(), "accuracy", "neither is a loss by its name: the first one");
+  deliver(store, { seq: 4, cell: 3 }, { metric: rows(3, [2, 1]) });
+  assert.equal(store.chosenMetric(), "loss");
+  store.choose({ paused: true });
+  deliver(store, { seq: 5, cell: 4 }, { metric: named(4, 5, [7, 6]) });
+  assert.equal(store.chosenMetric(), "loss", "a paused view stays");
+  store.choose({ paused: false });
+  assert.equal(store.chosenMetric(), "Verlust");
+  store.choose({ runs: new Set([1]) });
+  assert.equal(store.chosenMetric(), "loss", "of the chosen run");
+  store.choose({ runs: null, metric: "accuracy" });
+  assert.equal(store.chosenMetric(), "accuracy", "as chosen");
+});
+
 test("a cell's steps have the numbers that its program has logged, if it counts the same", () => {
-  const before = /** @param {number[]} logged @param {number} steps @param {Record<string, any>} [more] */ (logged, steps, more = {}) => {
+  const before = /** @param {number[]} logged @param {number} steps @param {Record<string, any>} [more] @param {number} [later] */ (logged, steps, more = {}, later = 0) => {
     const store = new Store();
     const ofRank = /** @param {number} rank */ (rank) => logged.map((number) => metric(rank, number, 1));
     const counted = course(2 * logged.length, { begin: logged[0], end: logged[logged.length - 1], is_given: 1, ...more });
     const taken = [0, 1].flatMap((rank) => Array.from({ length: steps }, (_, at) => step(rank, at)));
     deliver(store, { seq: 1, texts: TEXTS }, { metric: [...ofRank(0), ...ofRank(1)], course: [counted], step: taken });
+    if (later) deliver(store, { seq: 2, cell: later }, { metric: rows(later, [3, 2, 1]).map((row) => ({ ...row, name: 4 })) });
     return store.stepsBefore(1);
   };
   const numbers = /** @param {number} first @param {number} count @param {number} [by] */ (first, count, by = 1) => Array.from({ length: count }, (_, at) => first + by * at);
   assert.equal(before(numbers(100, 30), 30), 100);
   assert.equal(before(numbers(100, 30), 27), 100, "rows of the last steps are on their way");
+  assert.equal(before(numbers(100, 30), 30, {}, 2), 100, "whatever a later cell logs");
   assert.equal(before(numbers(0, 30), 30), 0);
   assert.equal(before(numbers(0, 30), 30, { is_given: 0 }), 0);
   assert.equal(before(numbers(100, 30, 7), 30), 0, "it counts something else, such as samples");

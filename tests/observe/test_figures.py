@@ -486,6 +486,34 @@ def test_a_name_is_shown_as_it_is_wherever_it_stands(name, tmp_path):
 
 
 @pytest.mark.filterwarnings("error")
+def test_a_character_that_the_font_does_not_have_is_replaced_without_a_warning():
+    recording = logged({0: [2.0, 1.0]}, name="Verlust \u03bb \u635f\u5931")
+    figure = figures.loss(recording)
+    assert figure._repr_png_()[0].startswith(b"\x89PNG")
+    assert figure.axes[0].get_ylabel() == "Verlust \u03bb \ufffd\ufffd"
+    assert saved_summary.picture(recording).startswith(b"\x89PNG")
+    assert saved_summary.text(recording).startswith("cell 1: 1 rank, Verlust \u03bb \u635f\u5931 2.00 -> 1.00")
+
+
+@pytest.mark.parametrize("name", ["a metric with a name that is longer than its axis is high", "loss"])
+def test_the_name_of_a_metric_is_not_longer_than_its_axis(name, monkeypatch):
+    seen = []
+
+    def draw(text, renderer):
+        if text.get_text()[:4] == name[:4] and text.get_rotation() == 90:
+            axis = text.figure.axes[0].get_window_extent(renderer).height
+            seen.append((text.get_text(), text.get_window_extent(renderer).height, axis))
+        original(text, renderer)
+
+    original = Text.draw
+    monkeypatch.setattr(Text, "draw", draw)
+    saved_summary.picture(logged({0: [2.0, 1.0]}, name=name))
+    ((shown, label, axis),) = seen
+    assert label <= axis
+    assert shown == name if name == "loss" else (shown.endswith("\N{HORIZONTAL ELLIPSIS}") and label > 0.8 * axis)
+
+
+@pytest.mark.filterwarnings("error")
 def test_labels_of_powers_stay_formulas():
     figure = figures.loss(logged({0: [1e5, 1.0, 1e-3]}, name="$a$"))
     figure._repr_png_()

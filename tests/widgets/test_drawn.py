@@ -361,6 +361,20 @@ def test_the_panel_names_the_only_run_that_logged(make_kernel):
     kernel.settle()
     drawn(kernel.page, "before")
     assert named.inner_text() == "Run: In [3], the only one with logged values"
+    kernel.log(0, "accuracy", np.arange(9), np.arange(9))
+    kernel.settle()
+    assert drawn(kernel.page, "before")["metric"] == "accuracy", "of the newest run"
+    assert named.inner_text() == "Run: In [4]"
+    kernel.page.get_by_label("Metric").select_option("loss")
+    assert drawn(kernel.page, "before")["metric"] == "loss"
+    assert named.inner_text() == "Run: In [3], the only one with this metric"
+    kernel.log(0, "loss", np.arange(9), np.arange(9))
+    kernel.settle()
+    kernel.begin(3)
+    kernel.log(0, "accuracy", np.arange(9), np.arange(9))
+    kernel.settle()
+    drawn(kernel.page, "before")
+    assert kernel.page.locator("summary", has_text="Run: ").inner_text() == "Run: In [4] (newest with this metric)"
 
 
 @pytest.mark.parametrize("logs", [True, False])

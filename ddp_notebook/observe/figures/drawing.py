@@ -6,15 +6,18 @@ user's.
 
 from __future__ import annotations
 
+import contextlib
 import io
 from collections.abc import Sequence
 from typing import Any, Literal
 
+from matplotlib import font_manager
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.colors import to_rgb, to_rgba
 from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties
 from matplotlib.patches import Patch
 from matplotlib.text import Text
 from matplotlib.ticker import LogFormatter, ScalarFormatter
@@ -37,7 +40,7 @@ class Picture(Figure):
     def draw(self, renderer: Any) -> None:
         """Draw the figure; everything that matplotlib shows or measures is drawn by this."""
         formulas = {id(label) for axes in self.axes for axis in (axes.xaxis, axes.yaxis) for label in _of_ticks(axis)}
-        wrapped: list[tuple[Text, str]] = []
+        originals: list[tuple[Text, str]] = []  # texts that are changed for this drawing alone
         for text in self.findobj(Text):
             assert isinstance(text, Text)
             text.set_usetex(False)
@@ -45,14 +48,18 @@ class Picture(Figure):
                 text.set_parse_math(False)
             words = text.get_text()
             if not words.isascii() or not words.isprintable():
-                words = "".join(one if one.isprintable() or one == "\n" else _UNREADABLE for one in words)
+                words = _in_font(words, text.get_fontproperties())
                 text.set_text(words)
             if text.get_wrap() and "$" in words:  # matplotlib measures wrapped texts as formulas
-                wrapped.append((text, words))
+                originals.append((text, words))
                 text.set_parse_math(True)
                 text.set_text(words.replace("$", r"\$"))
+        for axes in self.axes:
+            label = axes.yaxis.label
+            originals.append((label, label.get_text()))
+            _shorten(label, axes.get_window_extent(renderer).height, renderer)
         super().draw(renderer)
-        for text, words in wrapped:
+        for text, words in originals:
             text.set_text(words)
 
     def _repr_png_(self) -> tuple[bytes, dict[str, int]]:
@@ -60,6 +67,35 @@ class Picture(Figure):
         self.savefig(data, format="png", dpi=_DPI)
         width, height = self.get_size_inches()
         return data.getvalue(), {"width": round(width * _DPI / 2), "height": round(height * _DPI / 2)}
+
+
+def _in_font(words: str, font: FontProperties) -> str:
+    """Replace the characters that no font of these has, for which matplotlib would warn, and what is not printable."""
+    fonts = [font_manager.get_font(font_manager.findfont(one)) for one in _each_family(font)]
+    shown = (one == "\n" or (one.isprintable() and any(has.get_char_index(ord(one)) for has in fonts)) for one in words)
+    return "".join(one if is_shown else _UNREADABLE for one, is_shown in zip(words, shown, strict=True))
+
+
+def _each_family(font: FontProperties) -> list[FontProperties]:
+    """The fonts that matplotlib looks for a character in, as far as they are installed."""
+    found = []
+    for family in font.get_family():
+        one = font.copy()
+        one.set_family(family)
+        with contextlib.suppress(ValueError):
+            font_manager.findfont(one, fallback_to_default=False)
+            found.append(one)
+    return found or [font]
+
+
+def _shorten(label: Text, most: float, renderer: Any) -> None:
+    """Cut the label of a vertical axis that is higher than this, in pixels."""
+    words = label.get_text()
+    height = label.get_window_extent(renderer).height
+    while height > most and len(words) > 1:
+        words = words[: max(1, min(len(words) - 1, int(len(words) * most / height)))]
+        label.set_text(f"{words.rstrip()}\N{HORIZONTAL ELLIPSIS}")
+        height = label.get_window_extent(renderer).height
 
 
 def picture(

@@ -32,6 +32,8 @@ _MOST_DRAWN = 3000  # the same
 _MOST_COLUMNS = 100
 _MOST_LINES = 8
 _HEIGHT = 3.1  # inches
+_TITLE_LETTERS = 95  # of the title in a line
+_MOST_TITLE_LINES = 4  # a longer title covers the axes
 _DPI = 144
 _LETTER = 0.0085  # width of one at the end of a line, of the picture's
 _COLOURS = 128  # of the picture: a third of the bytes
@@ -217,7 +219,10 @@ def _draw(facts: _Facts) -> Picture:
     if not columns:
         found[0].remove()
         return figure
-    figure.subplots_adjust(left=0.09, right=0.985, top=0.88, bottom=0.3, wspace=0.6)
+    in_title = min(-(-len(facts.words()) // _TITLE_LETTERS), _MOST_TITLE_LINES)  # lines
+    figure.subplots_adjust(
+        left=0.09, right=0.985, top=0.94 - 0.06 * in_title, bottom=0.3 if has_steps else 0.17, wspace=0.6
+    )
     if has_steps:
         shown = bars.draw_by_step(found[-1], steps, numbers, _MOST_COLUMNS)
         found[-1].set_ylabel("time of a step (ms)")

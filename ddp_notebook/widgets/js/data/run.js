@@ -72,7 +72,7 @@ export class Run {
     this.openOfRank = []; // row numbers of spans that may come again
     /** @type {Map<number, Answer>} */
     this.answers = new Map(); // by the number of the question
-    /** @type {{now: number, ranks: Map<number, Record<string, any>>, ends: Record<"step"|"bucket"|"span"|"value", number>}|null} */
+    /** @type {{now: number, ranks: Map<number, Record<string, any>>, ends: Record<"step"|"bucket"|"span"|"value", number>, metric: string|null}|null} */
     this.frozen = null; // what was known when the pause began
   }
 

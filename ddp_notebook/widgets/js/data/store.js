@@ -39,11 +39,30 @@ export class Store extends Intake {
     return names.sort((a, b) => isLoss(b) - isLoss(a));
   }
 
-  /** The metric that is chosen, or the first. */
+  /** The metric that is chosen; without a choice the first one of the newest run that is a curve. */
   chosenMetric() {
     const names = this.metricNames();
-    const { metric } = this.choice;
-    return metric !== null && names.includes(metric) ? metric : (names[0] ?? null);
+    const { metric, runs } = this.choice;
+    if (metric !== null && names.includes(metric)) return metric;
+    const ofRuns = names.find((name) => this.runs(name).some(({ key }) => runs?.has(key)));
+    return ofRuns ?? this.frozen?.metric ?? this.#metricOfNewest(names);
+  }
+
+  /** @param {string[]} names in the order in which they are preferred */
+  #metricOfNewest(names) {
+    let [found, newest] = [names[0] ?? null, -1];
+    for (const name of names) {
+      // A single value is no curve.
+      const curves = this.runs(name).flatMap(({ courses }) => courses.filter(({ logged, series }) => logged > Math.max(1, series.size)));
+      const last = Math.max(-1, ...curves.map(({ cell }) => cell));
+      if (last > newest) [found, newest] = [name, last];
+    }
+    return found;
+  }
+
+  /** The newest cell that has logged anything that this view may show; -1: none has. */
+  newestLogged() {
+    return Math.max(-1, ...this.metricNames().flatMap((name) => this.runs(name).flatMap(({ cells }) => cells)));
   }
 
   /** The runs of a metric that this view may show, oldest first. @param {string|null} name */
@@ -83,7 +102,8 @@ export class Store extends Intake {
    * @param {number} cell
    */
   stepsBefore(cell) {
-    const course = this.metrics.byName.get(this.chosenMetric() ?? "")?.get(cell);
+    const chosen = this.chosenMetric();
+    const course = [chosen, ...this.metricNames()].map((name) => this.metrics.byName.get(name ?? "")?.get(cell)).find(Boolean);
     if (!course?.isGiven || !course.series.size) return 0;
     const values = course.logged / course.series.size; // of a rank
     const count = this.steps(cell).reduce((most, { step }) => Math.max(most, step + 1), 0);
@@ -215,7 +235,7 @@ export class Store extends Intake {
     if (this.choice.paused && !wasPaused) {
       const { step, bucket, span, value } = this.tables;
       const ends = { step: step.total, bucket: bucket.total, span: span.total, value: value.total };
-      this.frozen = { now: this.liveNow, ranks: new Map(this.liveRanks), ends };
+      this.frozen = { now: this.liveNow, ranks: new Map(this.liveRanks), ends, metric: this.chosenMetric() };
     } else if (!this.choice.paused) this.frozen = null;
     this.tell("choice");
   }

@@ -117,8 +117,8 @@ export function runPicker(document, store) {
   const boxes = make(document, "div", { class: "ddpm-runs", role: "group", "aria-label": "Runs" });
   const newest = make(document, "button", { type: "button", textContent: "Newest", title: "Show the newest run, and each new one", onclick: () => store.choose({ runs: null }) });
   const details = make(document, "details", { class: "ddpm-picker" }, summary, make(document, "div", { class: "ddpm-drop" }, make(document, "div", { class: "ddpm-line" }, newest), boxes));
-  const only = make(document, "span", { class: "ddpm-only" }); // in place of the menu if there is nothing to choose
-  const el = make(document, "span", { class: "ddpm-field" }, details, only);
+  const alone = make(document, "span", { class: "ddpm-only" }); // in place of the menu if there is nothing to choose
+  const el = make(document, "span", { class: "ddpm-field" }, details, alone);
   let told = "";
   boxes.onchange = () => {
     const ticked = [...boxes.querySelectorAll("input")].filter((box) => box.checked).map((box) => Number(box.value));
@@ -131,7 +131,7 @@ export function runPicker(document, store) {
     const labels = runs.map((run) => store.runName(run));
     show(el, runs.length > 0);
     show(details, runs.length > 1);
-    show(only, runs.length === 1);
+    show(alone, runs.length === 1);
     if (told !== labels.join("|")) {
       told = labels.join("|");
       boxes.replaceChildren(...runs.map(({ key }, at) => make(document, "label", {}, make(document, "input", { type: "checkbox", value: String(key) }), labels[at])));
@@ -141,11 +141,14 @@ export function runPicker(document, store) {
       if (box.checked !== isShown) box.checked = isShown;
     }
     const names = shown.map((run) => store.runName(run));
-    const words = `${names.length > 1 ? "Runs" : "Run"}: ${names.length > 2 ? `${names.length} of ${runs.length}` : names.join(", ")}${store.choice.runs ? "" : " (newest)"}`;
+    const last = runs.length ? Math.max(...runs[0].cells) : -1;
+    const others = store.newestLogged() > last; // a later run has other metrics
+    const newestWords = store.choice.runs ? "" : others ? " (newest with this metric)" : " (newest)";
+    const words = `${names.length > 1 ? "Runs" : "Run"}: ${names.length > 2 ? `${names.length} of ${runs.length}` : names.join(", ")}${newestWords}`;
     if (summary.textContent !== words) summary.textContent = words;
-    const isOlder = runs.length === 1 && store.cell > Math.max(...runs[0].cells);
-    const one = runs.length === 1 ? `Run: ${labels[0]}${isOlder ? ", the only one with logged values" : ""}` : "";
-    if (only.textContent !== one) only.textContent = one;
+    const only = others ? ", the only one with this metric" : store.cell > last ? ", the only one with logged values" : "";
+    const one = runs.length === 1 ? `Run: ${labels[0]}${only}` : "";
+    if (alone.textContent !== one) alone.textContent = one;
   }
   return { el, update, destroy: closing(document, details, summary) };
 }
