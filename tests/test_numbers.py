@@ -57,7 +57,12 @@ def merge(*lines: str) -> str | None:
         (("part 1-3 done", "part 2-3 done"), None),
         (("on 2024-01-15 ok", "on 2024-01-16 ok"), "on 2024-01-15..2024-01-16 ok"),
         (("2024-01-15T10:00:01Z x", "2024-01-15T10:00:02Z x"), "2024-01-15T10:00:01Z..2024-01-15T10:00:02Z x"),
-        (("shape=1,200", "shape=1,201"), "shape=1,200 | 201"),
+        (("shape=1,200", "shape=1,201"), "shape=1,200 | 1,201"),
+        (("n=0 big=10,000,000", "n=1 big=20,000,000"), "n=0 | 1 big=10,000,000 | 20,000,000"),
+        (("epoch 1 (10,000 samples)", "epoch 1 (20,000 samples)"), "epoch 1 (10,000 | 20,000 samples)"),
+        (("sizes [100,200,300]", "sizes [101,200,300]"), "sizes [100,200,300 | 101,200,300]"),
+        (("pair 10,000,0.5", "pair 10,000,0.6"), "pair 10,000,0.5 | 0.6"),
+        (("n=9,000", "n=10,000"), "n=9,000 | 10,000"),
         (("1,200 rows", "-1,201 rows"), "1,200 | -1,201 rows"),
         (("loss 0.5.", "loss 0.6."), "loss 0.5 | 0.6."),
     ],
@@ -76,7 +81,8 @@ def test_of_more_than_eight_ranks_minimum_mean_and_maximum_are_shown():
     units = [f"wall {rank} µs" if rank < 5 else f"wall {rank} ms" for rank in range(1, 11)]
     assert merge(*units) == "wall min 1 µs mean 4.501 ms max 10 ms"
     assert merge(*["same 1"] * 10) == "same 1"
-    assert merge(*(f"shape=1,20{rank}" for rank in range(9))) == "shape=1,min 200 mean 204 max 208"
+    assert merge(*(f"shape=1,20{rank}" for rank in range(9))) == "shape=min 1,200 mean 1,204 max 1,208"
+    assert merge(*(f"sizes [1,20{rank}]" for rank in range(9))) is None, "they may be two numbers"
 
 
 def test_the_mean_of_integers_has_all_digits():
@@ -97,6 +103,7 @@ def test_a_marker_is_equal_for_lines_of_one_step():
 
     assert marker("rank 0 step 4 loss 0.5") == marker("rank 1 step 4 loss 0.25")
     assert marker("step 4 loss 0.5") != marker("step 5 loss 0.5")
+    assert marker("step 1,200 loss 0.5") != marker("step 1,201 loss 0.5")
     assert marker("step 4 took 12 ms") == marker("step 4 took 1 s")
     assert marker("step 4 min 0.5") != marker("step 5 min 0.5")
     assert marker("step 4 min: -0.5") != marker("step 5 min: -0.5")

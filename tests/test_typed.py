@@ -438,6 +438,8 @@ def test_a_script_of_ranks_that_runs_in_the_notebook(ranks, script):
         f"RANK is set on ranks only, and %run has run train.py in the notebook: %on_all_ranks %run {script} --epochs 2 "
         f"runs it on the ranks, and %ddp_torchrun {script} --epochs 2 by torchrun\n"
     )
+    reply = ranks.run(f"run {script}")  # automagic
+    assert reply.stderr.startswith("RANK is set on ranks only, and %run has run train.py in the notebook: "), reply
     assert ranks.run("print('fine')").stderr == ""
     reply = ranks.run("import os\nos.environ['WORLD_SIZE']")
     assert reply.stderr == "WORLD_SIZE is set on ranks only: put %%on_all_ranks above the cell\n"

@@ -33,7 +33,7 @@ _NUMBER = re.compile(
         |\d\d:\d\d:\d\d(?:[.,]\d+)?)(?!-?\w|:))
     |(?:(?<![\w.])(?<!\d-)|(?<=[Rr]ank)|(?<=RANK)|(?<=[Gg]pu)|(?<=GPU))
      (?:(?P<number>(?>
-          (?:(?:^|(?<=\ ))[-+]?\d{1,3}(?:,\d{3})+(?!,?\d)(?:\.\d*)?   # elsewhere a comma separates two numbers
+          (?:(?<!\d,)[-+]?\d{1,3}(?:,\d{3})+(?!,?\d)(?:\.\d*)?   # or several numbers, which are written whole too
             |[-+]?(?:\d+(?:\.\d*)?|\.\d+))
           (?:[eE][-+]?\d+)?)(?![.-]\d))
         (?P<unit>\ ?(?:ns|[µμu]s|ms|s|min(?![\ :=]+[-+\d.](?!\d*\ ?s\b))|h|[kKMGT]i?B|B)\b)?   # "min 0.5" is a minimum
@@ -102,7 +102,7 @@ def form_of(line: str) -> LinePattern | None:
     marker = shape
     for at in range(_NUMBER_AT, len(parts), _STRIDE):
         number = parts[at]
-        if number is not None and number.isdecimal() and parts[at + 1] is None:
+        if number is not None and number.replace(",", "").isdecimal() and parts[at + 1] is None:
             before = texts[at // _STRIDE] or ""
             if not before[-10:].lower().rstrip(" :=#_[(").endswith(_OWNERS):
                 marker += f"\0{number}"
@@ -139,7 +139,8 @@ def merged(ranks: Sequence[int], forms: Sequence[LinePattern]) -> str | None:
         else:
             numbers = [NumberInLine(one[0], one[1], one[2], one[3] or "", one[4]) for one in of_ranks]
             text = _merged_number(ranks, numbers)
-            if text is None:
+            is_several = before.endswith(("[", "(")) and any("," in one.text for one in numbers)
+            if text is None or (is_several and len(forms) > MOST_LISTED):  # no mean of what may be several numbers
                 return None
             written.append(text)
             if not (numbers[0].address or numbers[0].clock):
