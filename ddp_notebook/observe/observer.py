@@ -129,6 +129,7 @@ class Observer:
         recording = self.recording
         recording.store.renumber(told.stayed)
         recording.world_size = max(recording.world_size, told.world_size)  # rows of all that there have been
+        recording.present = told.world_size
 
     def flush(self) -> None:
         """Wait until all that has arrived is in the recording."""

@@ -17,6 +17,7 @@ from ddp_notebook.run.groups.diagnosis import Absences, RankView, Views, list_wi
 from ddp_notebook.widgets.feed.feed import Feed
 from ddp_notebook.widgets.feed.tables import empty
 
+LEFT = "left"  # state of a rank that is not in the group any more
 _PERIOD_S = 1.0  # between two looks
 _ANSWER_S = 0.3  # how long ranks have to answer
 _SELDOM = 50  # times as long as they take, until the numbers of a run are computed again
@@ -144,7 +145,9 @@ class LiveStatus:
         rows["cpu"], rows["gpu"], rows["gpu_total"] = resources["cpu_percent"], resources["gpu_percent"], np.nan
         for name in ("rss", "host_used", "host_total", "gpu_allocated"):
             rows[name] = np.where(resources[f"{name}_bytes"] > 0, resources[f"{name}_bytes"], np.nan)
-        is_known = resources["time_ns"] > 0
+        is_known = (resources["time_ns"] > 0) & (rows["rank"] < feed.recording.present)
+        for name in ("rss", "gpu_allocated"):
+            rows[name][~is_known] = np.nan
         rows["cpu"][~is_known] = rows["gpu"][~is_known] = np.nan
         end_ns = feed.end_ns if self._session is None else time.monotonic_ns()
         rows["time"] = (end_ns - feed.start_ns) / 1e6
@@ -157,7 +160,10 @@ class LiveStatus:
                 site = recording.text(int(call["site"]))
                 text = f"{recording.text(int(call['op']))} #{int(call['number'])}" + (f", {site}" if site else "")
                 rows["last"][rank] = feed.texts.own(text)
-            state, line, waits_for = self._words(views.get(rank), words, gone.get(rank))
+            if rank < recording.present:
+                state, line, waits_for = self._words(views.get(rank), words, gone.get(rank))
+            else:
+                state, line, waits_for = LEFT, "", ""
             rows["state"][rank] = feed.texts.own(state)
             rows["line"][rank] = feed.texts.own(line)
             rows["waits_for"][rank] = feed.texts.own(waits_for)

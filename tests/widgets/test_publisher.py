@@ -6,6 +6,7 @@ import gc
 import threading
 import time
 
+import numpy as np
 import pytest
 
 from ddp_notebook.errors import DDPNotebookError, UsageError
@@ -106,6 +107,16 @@ def test_a_rank_that_has_died_is_told(watched):
 
     wait_until(lambda: view.ranks.get(1, {}).get("state") == "died", what="died")
     assert "SIGKILL" in view.ranks[1]["line"]
+
+
+def test_a_rank_that_has_left_is_told(watched):
+    session, view = watched
+    wait_until(lambda: view.ranks.get(1, {}).get("rss", 0) > 1e7, what="memory")
+    session.ranks.resize(1)
+
+    wait_until(lambda: view.ranks[1]["state"] == "left", what="left")
+    assert np.isnan(view.ranks[1]["rss"])
+    assert view.ranks[0]["state"] == "idle"
 
 
 @pytest.mark.slow

@@ -10,8 +10,13 @@ import pytest
 from PIL import Image
 from PIL.PngImagePlugin import PngImageFile
 
+from ddp_notebook.observe.observer import Observer
 from ddp_notebook.observe.recording import Recording
+<<<<<<< HEAD
 from ddp_notebook.records import units
+=======
+from ddp_notebook.widgets.html import page
+>>>>>>> 5f708f45 (Ranks that have left are not idle, and a run has the ranks that took its steps)
 from ddp_notebook.widgets.simulated.simulation import simulate
 from ddp_notebook.widgets.still import saved_summary
 from tests.observe import synthetic
@@ -51,6 +56,25 @@ def test_the_text_states_the_result():
     assert saved_summary.text(recording) == saved_summary.text(recording, 2), (
         "one training run, and not all of them in one"
     )
+
+
+def test_the_ranks_of_a_run_are_those_that_it_had():
+    """A rank has left before the second run, and the tables hold rows of all."""
+    recording = recorded(world_size=2, steps=20, cell=2, into=synthetic.simulate(world_size=3, steps=20))
+    assert saved_summary.text(recording, 1).startswith("cell 1: 3 ranks, 20 steps, ")
+    assert saved_summary.text(recording, 2).startswith("cell 2: 2 ranks, 20 steps, ")
+    observer = Observer(3, lambda rank, message: None, list, tuple)
+    observer.recording.hosts = ("a", "a", "b")
+    for batch in synthetic.simulate(world_size=3, steps=20, cell=1).batches():
+        observer.recording.feed(batch)
+    observer.on_renumbered({0: 0, 1: 1}, 2)
+    for hosts in ((), ("a", "a")):
+        observer.recording.hosts = hosts
+        shown = page.of_recording(observer.recording, 1, "2 ranks", "key")
+        assert '<th scope="row">2</th>' in shown, "it has taken steps"
+        shown = page.of_recording(observer.recording, 2, "2 ranks", "key")
+        assert '<th scope="row">1</th>' in shown and '<th scope="row">2</th>' not in shown
+    observer.close()
 
 
 def test_its_figures_are_those_of_the_report():

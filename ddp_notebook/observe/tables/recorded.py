@@ -97,7 +97,8 @@ class RecordedTables:
     def __init__(
         self, world_size: int, *, capacity: Mapping[str, int] | None = None, clock: Clock | None = None
     ) -> None:
-        self.world_size = world_size
+        self.world_size = world_size  # of all that there have been
+        self.present = world_size  # ranks that have not left
         self.hosts: tuple[str, ...] = ()  # by rank: where each is, or was last; (): all on one machine, or not known
         self.clock = clock or Clock()
         self.former: list[FormerClock] = []  # of ranks that went to other hosts, in the order in which they did

@@ -15,6 +15,7 @@ from ddp_notebook.widgets.feed.tables import empty
 from ddp_notebook.widgets.html import step_bars
 from ddp_notebook.widgets.html.rank_table import RankRow
 from ddp_notebook.widgets.html.series import Series, add_rows
+from ddp_notebook.widgets.live_status import LEFT
 
 _MOST_METRICS = 32  # that are followed
 _STATES = ("running", "stuck")  # in which ranks are somewhere
@@ -83,7 +84,7 @@ class Sources:
         )
 
     def _ranks(self, steps: Rows, main: Series | None, *, has_places: bool) -> list[RankRow]:
-        """A row for each rank.
+        """A row for each rank, also for one that has left, if it has logged or taken steps here.
 
         Args:
             steps: of one cell.
@@ -101,12 +102,14 @@ class Sources:
             state = text(int(now["state"][rank]))
             row = RankRow(
                 rank=rank,
-                host=hosts[rank] if hosts else "",
+                host=hosts[rank] if rank < len(hosts) else "",  # it may have left
                 metric=float(main.end[rank]) if main is not None and main.has(rank) else None,
                 rss=_known(now["rss"][rank]),
                 gpu_bytes=_known(now["gpu_allocated"][rank]),
                 **of_steps.get(rank, {}),
             )
+            if state == LEFT and row.step is None and row.metric is None:
+                continue
             if has_places:
                 line, waits_for = (text(int(now[name][rank])) for name in ("line", "waits_for"))
                 row = replace(row, state=state, cpu=_cpu(now["cpu"][rank]), line=line, waits_for=waits_for)

@@ -126,7 +126,8 @@ class _Facts:
         )
 
     def words(self) -> str:
-        parts = [f"{self.world_size} rank{'s' * (self.world_size != 1)}"]
+        count = self.world_size if self.run is None else self.run.ranks
+        parts = [f"{count} rank{'s' * (count != 1)}"]
         if self.run is not None:
             parts.append(self.run.counted)
         parts += _course(self.metric)

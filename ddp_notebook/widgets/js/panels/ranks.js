@@ -130,7 +130,7 @@ export function ranksPanel(el, store) {
     });
     const waitsNow = Boolean(row.waits_for);
     line.classList.toggle("ddpm-is-waiting", waitsNow);
-    line.classList.toggle("ddpm-is-gone", /dead|gone|ended|failed|killed/.test(row.state));
+    line.classList.toggle("ddpm-is-gone", /dead|died|gone|ended|failed|killed|left/.test(row.state));
   }
 
   return {
