@@ -138,9 +138,8 @@ def merged(ranks: Sequence[int], forms: Sequence[LinePattern]) -> str | None:
             written += filter(None, groups)
         else:
             numbers = [NumberInLine(one[0], one[1], one[2], one[3] or "", one[4]) for one in of_ranks]
-            text = _merged_number(ranks, numbers)
-            is_several = before.endswith(("[", "(")) and any("," in one.text for one in numbers)
-            if text is None or (is_several and len(forms) > MOST_LISTED):  # no mean of what may be several numbers
+            text = _merged_number(ranks, numbers, before)
+            if text is None:
                 return None
             written.append(text)
             if not (numbers[0].address or numbers[0].clock):
@@ -153,8 +152,14 @@ def merged(ranks: Sequence[int], forms: Sequence[LinePattern]) -> str | None:
     return None if different > _MOST_DIFFERENT else "".join(written)
 
 
-def _merged_number(ranks: Sequence[int], numbers: Sequence[NumberInLine]) -> str | None:
-    """One number of a line, as the ranks have it. Returns None if they are of different kinds."""
+def _merged_number(ranks: Sequence[int], numbers: Sequence[NumberInLine], before: str) -> str | None:
+    """One number of a line, as the ranks have it. Returns None if they are of different kinds, or if they have no mean.
+
+    Args:
+        before: the text before the number.
+    """
+    if len(numbers) > MOST_LISTED and before.endswith(("[", "(")) and any("," in one.text for one in numbers):
+        return None  # they may be several numbers
     if all(one.address for one in numbers):
         return "0x…"
     if clocks := [one.clock for one in numbers if one.clock]:
