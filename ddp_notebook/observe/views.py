@@ -13,7 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ddp_notebook.records.meaning import meaning
+from ddp_notebook.records.names import readable
 from ddp_notebook.records.schema import STEP_UNITS
+from ddp_notebook.records.words import list_ranks
 
 WARM_UP = 2  # steps at the start of a cell that are not typical: lazy initialisation, and DDP orders its buckets anew
 
@@ -131,6 +133,15 @@ class Metric:
     cells: npt.NDArray[np.uint32]  # (n,)
     is_given: npt.NDArray[np.bool]  # (n,) whether the program gave the step, as in log(loss=..., step=...)
     units: npt.NDArray[np.uint8]  # (n,) what the steps count, indexes of `records.STEP_UNITS`
+
+    def __repr__(self) -> str:
+        ranks, count = np.unique(self.ranks).tolist(), len(self.values)
+        of_rank = f"of_rank({ranks[0]}) returns steps and values, " if ranks else ""
+        of_ranks = f" of {list_ranks(ranks)}" if ranks else ""
+        return (
+            f"<Metric {readable(self.name)}: {count:,} value{'s' * (count != 1)}{of_ranks}; {of_rank}"
+            "to_pandas('metric') a table>"
+        )
 
     def of_rank(self, rank: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
         """The steps and values of one rank."""

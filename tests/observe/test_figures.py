@@ -66,6 +66,15 @@ def bars(axes, meaning):
 # ---- a metric
 
 
+def test_a_metric_is_shown_in_one_line_with_the_way_to_its_values():
+    recording = logged({0: [2, 1.5], 1: [2.2, 1.6]})
+    assert repr(recording.metrics["loss"]) == (
+        "<Metric loss: 4 values of ranks 0,1; of_rank(0) returns steps and values, to_pandas('metric') a table>"
+    )
+    nameless = logged({1: [2]}, name="")
+    assert repr(nameless.metrics[""]).startswith("<Metric '': 1 value of rank 1; of_rank(1) returns ")
+
+
 def test_loss_has_a_line_for_each_rank_with_its_name_at_the_end():
     figure = figures.loss(logged({0: [2, 1.5, 1], 1: [2.2, 1.6, 1.2], 2: [2.4, 1.4, 0.8]}))
     (axes,) = figure.axes
