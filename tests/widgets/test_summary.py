@@ -12,11 +12,8 @@ from PIL.PngImagePlugin import PngImageFile
 
 from ddp_notebook.observe.observer import Observer
 from ddp_notebook.observe.recording import Recording
-<<<<<<< HEAD
 from ddp_notebook.records import units
-=======
 from ddp_notebook.widgets.html import page
->>>>>>> 5f708f45 (Ranks that have left are not idle, and a run has the ranks that took its steps)
 from ddp_notebook.widgets.simulated.simulation import simulate
 from ddp_notebook.widgets.still import saved_summary
 from tests.observe import synthetic
