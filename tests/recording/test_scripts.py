@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import traceback
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import ddp_notebook
+from ddp_notebook.rank.script import program
 from tests.recording.scripts import ENDINGS, environment, is_clean, run_endings
 
 _LOGGING = """
@@ -119,3 +123,12 @@ def test_every_rank_ends(endings, how):
     assert is_clean(ended[how], ENDINGS[how]), ended[how]
     recording = ddp_notebook.load(directory / how)
     assert [len(recording.steps(rank=rank)) for rank in (0, 1)] == [2, 2], "and all is in the files"
+
+
+def test_a_traceback_has_no_frame_of_this_package():
+    names: dict[str, Any] = {}
+    exec(compile("def call(function): return function()", str(Path(program.__file__)), "exec"), names)
+    with pytest.raises(ValueError, match="invalid literal") as of_script:
+        names["call"](partial(int, "x"))  # raised in C, as by torch
+    found = traceback.extract_tb(program._without_ours(of_script.tb))
+    assert [frame.filename for frame in found] == [__file__]

@@ -53,13 +53,14 @@ def _show(kind: type[BaseException], error: BaseException, at: TracebackType | N
 
 
 def _without_ours(at: TracebackType | None) -> TracebackType | None:
-    """Remove the frames of this package from a traceback. It keeps the last frame, which has raised the error."""
-    frames: list[TracebackType] = []
+    """Remove the frames of this package from a traceback, also the last ones, which call torch for the program. An
+    error of this package alone keeps its own."""
+    every: list[TracebackType] = []
     while at is not None:
-        if at.tb_next is None or not _is_ours(at.tb_frame.f_code.co_filename):
-            frames.append(at)
+        every.append(at)
         at = at.tb_next
-    for one, following in itertools.pairwise(frames):
+    frames = [one for one in every if not _is_ours(one.tb_frame.f_code.co_filename)] or every
+    for one, following in itertools.zip_longest(frames, frames[1:]):
         one.tb_next = following
     return frames[0] if frames else None
 
