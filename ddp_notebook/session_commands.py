@@ -15,7 +15,7 @@ from ddp_notebook.run.ended_recording import EndedRecording
 from ddp_notebook.torchrun import current as jobs
 
 if TYPE_CHECKING:
-    from ddp_notebook.launch.options import StartOptions
+    from ddp_notebook.launch.options import Option, StartOptions
     from ddp_notebook.torchrun.job import TorchrunJob
 
 _RESTART = "%ddp_restart starts new ranks"
@@ -54,7 +54,8 @@ def _already(asked: StartOptions, running: sessions.Session) -> str:
     its = api.as_asked(asked, running)
     count = running.world_size
     if differing := asked.differing(its):
-        have, want = (", ".join(option.written(one) for option in differing) for one in (its, asked))
+        have = ", ".join(option.written(its) for option in differing)
+        want = ", ".join(_with_default(option, asked) for option in differing)
         resize = f"%ddp_resize {asked.world_size} changes the number of ranks, " * (
             [option.name for option in differing] == ["world_size"]
         )
@@ -77,6 +78,18 @@ def _already(asked: StartOptions, running: sessions.Session) -> str:
         f"{living} of {_ranks(running)}{kept} {_is(living)} already running and {keep}; {name_ranks(dead)} died, and "
         f"%ddp_heal replaces dead ranks{sync}; {_RESTART}"
     )
+
+
+def _with_default(option: Option, asked: StartOptions) -> str:
+    """Return the option as on the line of `%ddp_start`, and whether it has that value by default.
+
+    Example:
+        >>> from ddp_notebook.launch.options import BY_NAME, StartOptions
+        >>> [_with_default(BY_NAME["grace_s"], StartOptions(grace_s=grace_s)) for grace_s in (3.0, 5.0)]
+        ['--grace 3 (the default)', '--grace 5']
+    """
+    is_default = option.default is not None and option.value(asked) == option.default
+    return option.written(asked) + " (the default)" * is_default
 
 
 def _is(count: int) -> str:
