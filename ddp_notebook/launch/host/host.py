@@ -314,8 +314,9 @@ class Host:
         return [self._notices.popleft() for _ in range(len(self._notices))]
 
     def resume(self) -> None:
-        """Let a stopped server go on, so that it can end what it has started."""
-        if self.is_stopped:
+        """Let a stopped server go on, so that it can end what it has started. This also revokes a stop signal that the
+        server has not noticed yet."""
+        if self.is_alive:
             self.transport.resume()
 
     def fits(self, env: Mapping[str, str]) -> bool:
