@@ -21,7 +21,7 @@ def waits(
     tag=0,
     shape=(4,),
     dtype="float32",
-    meaning="",
+    origin="",
 ):
     operation = Operation(
         name=name,
@@ -34,7 +34,7 @@ def waits(
         root=root,
         tag=tag,
         since_s=12.0,
-        meaning=meaning,
+        origin=origin,
     )
     return RankView(rank=rank, state="waiting", place="cell line 7, in " + name, operation=operation)
 
@@ -78,12 +78,12 @@ VERDICTS = {
         "rank 2 has ended the cell without all_reduce #5, which ranks 0,1,3 wait in",
     ),
     "ended, in DDP": (
-        views(waits(0, "all_reduce", 5, ranks=(0, 2), meaning="mean of gradients"), ended(2)),
+        views(waits(0, "all_reduce", 5, ranks=(0, 2), origin="ddp"), ended(2)),
         "rank 2 has ended the cell without all_reduce #5, which rank 0 waits in; if it had less data, use Join: "
         "`with Join([model]):` around the loop",
     ),
     "ended, in FSDP": (
-        views(waits(0, "all_gather_single", 5, ranks=(0, 2), meaning="gather of parameters of blocks.0"), ended(2)),
+        views(waits(0, "all_gather_single", 5, ranks=(0, 2), origin="fsdp"), ended(2)),
         "rank 2 has ended the cell without all_gather_single #5, which rank 0 waits in; if it had less data, give all "
         "ranks as many batches: FSDP knows no Join",
     ),

@@ -25,7 +25,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
 from ddp_notebook.stdlib import json
 
-VERSION = 6  # counts incompatible changes of the messages, of this encoding and of the framing in `wire.link`
+VERSION = 7  # counts incompatible changes of the messages, of this encoding and of the framing in `wire.link`
 
 _KINDS: dict[str, type[Message]] = {}
 SHOWN: set[str] = set()

@@ -122,7 +122,7 @@ class Recording(RecordedTables):
         Example:
             >>> from ddp_notebook.widgets import simulate
             >>> [(run.label, run.steps, run.per_step) for run in simulate(world_size=4).runs()]
-            [('cell 1', 60, '39 ms/step'), ('cell 2', 60, '47 ms/step')]
+            [('cell 1', 60, '39.0 ms/step'), ('cell 2', 60, '46.5 ms/step')]
         """
         from ddp_notebook.observe.steps import run
 

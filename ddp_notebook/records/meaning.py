@@ -22,11 +22,6 @@ _MEANINGS = {  # by origin and the beginning of the operation's name
 }
 
 
-OF_DDP = tuple(_MEANINGS["ddp"].values())
-OF_FSDP = tuple(_MEANINGS["fsdp"].values())
-OF_CHECKPOINT = tuple(_MEANINGS["checkpoint"].values())
-
-
 def meaning(origin: str, op: str) -> str:
     """What a collective is for; "" where its caller alone knows.
 

@@ -48,6 +48,7 @@ class Operation:
     tag: int = 0  # of a message
     reduce_op: str = ""
     meaning: str = ""  # what it carries, in words: "activations of microbatch 3 for stage 2"
+    origin: str = ""  # the parallel library of torch that needs it for that, of `schema.ORIGINS`; "": none, or unknown
     since_s: float = 0.0  # how long it has been under way
 
     @property

@@ -188,7 +188,7 @@ def test_steps_are_bars_whose_parts_add_up():
     figure = figures.steps(run)
     by_rank, by_step = figure.axes
 
-    assert title(figure) == "A step takes 84 ms: 50 % compute, 44 % waiting for rank 2"
+    assert title(figure) == "A step takes 84.5 ms: 50 % compute, 44 % waiting for rank 2"
     assert [label.get_text() for label in by_rank.get_yticklabels()] == [f"rank {rank}" for rank in range(4)]
     assert [round(width) for _, _, width, _ in bars(by_rank, "waiting")] == [50, 50, 50]  # rank 2 does not wait
     every = [bar for part in palette.FILLS for bar in bars(by_rank, part)]
@@ -207,7 +207,7 @@ def test_ranks_of_several_hosts_stand_under_their_hosts():
     by_rank = figure.axes[0]
     (beside,) = by_rank.child_axes
 
-    assert title(figure) == "A step takes 84 ms: 50 % compute, 44 % waiting for rank 2 on gpu2"
+    assert title(figure) == "A step takes 84.5 ms: 50 % compute, 44 % waiting for rank 2 on gpu2"
     assert [label.get_text() for label in beside.get_yticklabels()] == ["gpu1", "gpu2"]
     assert beside.get_yticks().tolist() == [0, 2]
     assert [np.asarray(line.get_ydata())[0] for line in by_rank.get_lines()] == [1.5]
@@ -233,7 +233,7 @@ def test_a_first_step_that_takes_much_longer_does_not_hide_the_others():
     below = figures.steps(run).axes[1]
 
     assert below.get_ylim()[1] < 20
-    assert words(below) == ["↑ 1,001 ms"]
+    assert words(below) == ["↑ 1.00 s"]
 
 
 def test_of_steps_beyond_the_axis_the_longest_have_words_that_do_not_lie_on_each_other():
@@ -266,7 +266,7 @@ def test_buckets_stand_beside_the_backward():
     (axes,) = figure.axes
 
     assert title(figure) == (
-        "50 % of the transfer of 4 buckets (4.2 MB) is hidden; exposed: 2 ms, and 10 ms of waiting "
+        "50 % of the transfer of 4 buckets (4.2 MB) is hidden; exposed: 2.00 ms, and 10.0 ms of waiting "
         "(rank 0, cell 1, step 2)"
     )
     names = [label.get_text() for label in axes.get_yticklabels()]

@@ -78,7 +78,7 @@ def steps(recording: RowSource, cell: int | None = None) -> Picture:
     Example:
         >>> from tests.observe.synthetic import simulate
         >>> steps(simulate(slow=2, phase="forward", extra_ms=50)).get_suptitle()
-        'A step takes 84 ms: 50 % compute, 44 % waiting for rank 2'
+        'A step takes 84.5 ms: 50 % compute, 44 % waiting for rank 2'
     """
     from ddp_notebook.observe.figures import bars
 
@@ -100,7 +100,7 @@ def buckets(recording: RowSource, rank: int = 0, step: int | None = None, cell: 
     Example:
         >>> from tests.observe.synthetic import simulate
         >>> buckets(simulate()).get_suptitle()
-        '75 % of the transfer of 4 buckets (4.2 MB) is hidden; exposed: 1 ms (rank 0, cell 1, step 19)'
+        '75 % of the transfer of 4 buckets (4.2 MB) is hidden; exposed: 1.00 ms (rank 0, cell 1, step 19)'
     """
     from ddp_notebook.observe.figures import bars
 
@@ -123,7 +123,7 @@ def pipeline(recording: RowSource, shown: Pipeline) -> Picture:
         >>> size = {"ranks": (0,), "stages": 1, "microbatches": 1, "even_bubble": 0.0}
         >>> shown = Pipeline(schedule="ScheduleGPipe", cell=1, step=0, actions=(one,), ideal=(one,), **size)
         >>> pipeline(Recording(1), shown).get_suptitle()
-        'ScheduleGPipe with 1 stage and 1 microbatch: 0 % of 1 ms is bubble, 0 % if messages took no time (cell 1)'
+        'ScheduleGPipe with 1 stage and 1 microbatch: 0 % of 1.00 ms is bubble, 0 % if messages took no time (cell 1)'
     """
     from ddp_notebook.observe.figures import pipeline_figure
 

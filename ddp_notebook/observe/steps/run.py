@@ -75,7 +75,7 @@ def runs(recording: RowSource) -> list[TrainingRun]:
     Example:
         >>> from tests.observe.synthetic import simulate
         >>> print(runs(simulate(steps=22))[0])
-        cell 1: 22 steps on 4 ranks, 34 ms/step (mean of steps 2 to 21 without the shortest and the longest, of 4 \
+        cell 1: 22 steps on 4 ranks, 34.5 ms/step (mean of steps 2 to 21 without the shortest and the longest, of 4 \
 ranks), 4.2 MB of gradients in a step
     """
     spans = recording.rows("span")

@@ -173,6 +173,7 @@ class Call:
         rest = self.rest or self.arguments[kernel.at_rest :]
         dtype, inputs, outputs = self.shapes or kernel.shapes_of(self.arguments)
         shapes = outputs if kernel.spec.shows_output else inputs
+        origin, words = ("", self.meaning) if self.meaning else self._what_for()
         return Operation(
             name=kernel.spec.name,
             number=self.number,
@@ -184,21 +185,23 @@ class Call:
             root=group.session_rank(kernel.root_of(rest)),
             tag=kernel.tag_of(rest),
             reduce_op=kernel.reduce_op_of(rest),
-            meaning=self.meaning or self._what_for(),
+            meaning=words,
+            origin=origin,
             since_s=(time.monotonic_ns() - self.since_ns) / 1e9,
         )
 
-    def _what_for(self) -> str:
-        """What a parallel library of torch's has called it for, and for which module: known of recorded calls."""
+    def _what_for(self) -> tuple[str, str]:
+        """Return the parallel library of torch that has called it, and what for, with the module. Both are "" if none
+        has, and for calls that are not recorded."""
         if self.site is None:
-            return ""
+            return "", ""
         if self.moment is not None and self.moment.sequence is not None:
             self.moment.sequence.name()
         origin, module = self.site[0], self.site[5]
         if self.bucket is not None or self.is_of_backward:
             origin = "ddp"
         words = meaning(origin, self.kernel.spec.name)
-        return f"{words} of {module}" if words and module else words
+        return (origin, f"{words} of {module}" if module else words) if words else ("", "")
 
 
 def is_failed(future: Any) -> bool:

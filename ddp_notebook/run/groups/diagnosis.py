@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from ddp_notebook.records.meaning import OF_CHECKPOINT, OF_DDP, OF_FSDP
 from ddp_notebook.records.names import readable
 from ddp_notebook.records.operation import Operation
 from ddp_notebook.records.words import group_by_value, list_ranks
@@ -239,11 +238,11 @@ def _ended(views: Views, waiting: Waiting) -> str:
 
 def _advice(operation: Operation) -> str:
     """What to do where ranks leave a training loop at different times, or do not save what others do."""
-    if operation.meaning.startswith(OF_DDP):
+    if operation.origin == "ddp":
         return "; if it had less data, use Join: `with Join([model]):` around the loop"
-    if operation.meaning.startswith(OF_FSDP):
+    if operation.origin == "fsdp":
         return "; if it had less data, give all ranks as many batches: FSDP knows no Join"
-    if operation.meaning.startswith(OF_CHECKPOINT):
+    if operation.origin == "checkpoint":
         return "; a distributed checkpoint is saved, and loaded, by all ranks of its group, not by one of them"
     return ""
 

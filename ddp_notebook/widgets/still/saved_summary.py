@@ -49,7 +49,7 @@ def text(recording: RecordedTables, cell: int | None = None) -> str:
     Example:
         >>> from ddp_notebook.widgets import simulate
         >>> text(simulate(world_size=4), cell=2)
-        'cell 2: 4 ranks, 60 steps, loss 0.205 -> 0.107, 47 ms/step, 9.6 % exposed communication, rank 2 slowest'
+        'cell 2: 4 ranks, 60 steps, loss 0.205 -> 0.107, 46.5 ms/step, 9.6 % exposed communication, rank 2 slowest'
     """
     return _Facts.of(recording, cell).words()
 
