@@ -84,8 +84,8 @@ def simulate(
         >>> recording
         <Recording of 4 ranks: 2960 calls, 1928 spans, 960 values of metrics>
         >>> print(recording.straggler().evidence)
-        rank 2 came last in 58 of 58 steps, and the others waited 8.1 ms of each step for it (mean); its forward \
-takes 18 ms, theirs 10 ms (medians)
+        rank 2 came last in 58 of 58 steps, and the others waited 8.06 ms of each step for it (mean); its forward \
+takes 18.1 ms, theirs 10.0 ms (medians)
     """
     for name, value in (("world_size", world_size), ("steps", steps), ("rate", rate)):
         if value is not None and value <= 0:
