@@ -104,8 +104,8 @@ def straggler(recording: RowSource, cell: int | None = None) -> Straggler | None
     Example:
         >>> from tests.observe.synthetic import simulate
         >>> print(straggler(simulate(slow=2, phase="forward", extra_ms=50, noise_ms=3)).evidence)
-        rank 2 came last in 18 of 18 steps, and the others waited 49.2 ms of each step for it (mean); its forward takes \
-61.1 ms, theirs 10.1 ms (medians)
+        rank 2 came last in 18 of 18 steps, and the others waited 49.2 ms of each step for it (mean); its forward \
+takes 61.1 ms, theirs 10.1 ms (medians)
         >>> straggler(simulate(noise_ms=3)) is None
         True
     """
