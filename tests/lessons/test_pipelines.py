@@ -44,7 +44,7 @@ def test_the_table_has_a_line_for_each_run(pipe):
     lines = pipe.table().splitlines()
     assert len(lines) == 1 + len(pipe.runs)
     assert re.fullmatch(r" +step +bubble +without messages +guess +kept at once", lines[0])
-    assert re.search(r"1F1B, 4 microbatches +\d+ ms +\d+ % +\d+ % +50 % +2, 1$", lines[-1])
+    assert re.search(r"1F1B, 4 microbatches +[\d.]+ m?s +\d+ % +\d+ % +50 % +2, 1$", lines[-1])
 
 
 @pytest.mark.parametrize(

@@ -279,5 +279,5 @@ def test_a_report_says_that_an_agent_waits_for_its_observers(session):
     assert on_a_busy_machine or re.fullmatch(r"\d\d % of the step waits for answers of remote calls", found.verdict)
     assert found.straggler is None
     assert re.search(
-        r"rank 1 served 24 calls \([\d.,]+ ms in their functions, \d+ % of the time of the steps\)", str(found)
+        r"rank 1 served 24 calls \([\d.]+ [µm]?s in their functions, \d+ % of the time of the steps\)", str(found)
     )
