@@ -70,7 +70,7 @@ class Picture(Figure):
 
 
 def _in_font(words: str, font: FontProperties) -> str:
-    """Replace the characters that no font of these has, for which matplotlib would warn, and what is not printable."""
+    """Replace unprintable characters, and those that the fonts lack, of which matplotlib would warn."""
     fonts = [font_manager.get_font(font_manager.findfont(one)) for one in _each_family(font)]
     shown = (one == "\n" or (one.isprintable() and any(has.get_char_index(ord(one)) for has in fonts)) for one in words)
     return "".join(one if is_shown else _UNREADABLE for one, is_shown in zip(words, shown, strict=True))

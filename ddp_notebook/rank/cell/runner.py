@@ -193,7 +193,7 @@ class Runner:
         except KeyboardInterrupt:
             self._tracebacks.show_interrupt()
         del parent["header"][_ASKED_BY]  # later messages of threads are no answers
-        self.put_replaced_back()  # what the callback has replaced
+        self.put_replaced_back()  # the callback may have replaced functions
         self._handlers.put_back()
         self._outgoing.flush()
         self._streams.flush()

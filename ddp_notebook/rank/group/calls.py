@@ -191,8 +191,8 @@ class Call:
         )
 
     def _what_for(self) -> tuple[str, str]:
-        """Return the parallel library of torch that has called it, and what for, with the module. Both are "" if none
-        has, and for calls that are not recorded."""
+        """Return the parallel library of torch that has called it, and the purpose with the module. Both are "" if
+        none has, and for calls that are not recorded."""
         if self.site is None:
             return "", ""
         if self.moment is not None and self.moment.sequence is not None:
