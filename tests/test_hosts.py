@@ -96,7 +96,7 @@ def test_a_group_on_two_hosts(cluster, hosts, heard):
 
     os.kill(cluster.process(1).pid, signal.SIGSTOP)
     wait_until(lambda: cluster.inspect([1])[1].is_stopped)
-    seen = cluster.inspect([0, 1, 2])  # each is asked of its host
+    seen = cluster.inspect([0, 1, 2])  # the host of each rank answers
     assert [seen[rank].is_stopped for rank in range(3)] == [False, True, False]
     assert "ipykernel" in seen[0].stack and "ipykernel" in seen[2].stack
     os.kill(hosts[1].pid, signal.SIGSTOP)

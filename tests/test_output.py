@@ -74,7 +74,7 @@ def test_lists_and_lines_of_many_numbers_have_a_line_for_each_rank(ranks):
     code += (
         "print(torch.tensor([0.25, 0.5]) + rank)\nprint('a', *[rank + k for k in range(5)])\nprint('b', rank, 7, rank)"
     )
-    # The first tensor that a rank prints takes long, and a rank that is half a second late has lines of its own.
+    # To print the first tensor takes a rank long, and after half a second its lines are no longer folded with others.
     ranks.run("%%on_all_ranks\nquiet = str(torch.tensor([0.25, 0.5])); dist.barrier()")
     starting = "360 of 1437 images, starting with"
     assert ranks.run("%%on_ranks 0-1\n" + code).stdout.splitlines() == [

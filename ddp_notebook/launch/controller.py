@@ -220,7 +220,7 @@ def main(spec: ControllerSpec) -> None:
     config.IPController.db_class = "nodb"
     config.IPController.broadcast_scheduler_depth = _LEAVES.bit_length() - 1
     config.IPController.reuse_files = True  # those of `make_spec`
-    config.IPController.engine_ip = spec.address  # those say it, but too late for registrations
+    config.IPController.engine_ip = spec.address  # the files have it too, but registrations come before they are read
     config.IPController.restore_engines = spec.restores
     for pool, ports in spec.ports.items():
         config.IPController[pool] = ports

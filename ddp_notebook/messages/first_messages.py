@@ -41,7 +41,7 @@ class KeeperRequest(Message):
 class AttachSession(KeeperRequest):
     """A notebook attaches to a kept session."""
 
-    version: str  # of this package in the notebook
+    version: str  # the notebook's version of this package
     environment: str  # `sys.prefix` of the notebook
     about: str  # description of the notebook
     take_over: bool = False  # from the notebook that drives the session
@@ -91,7 +91,7 @@ class ObserveScript(Message):
     wire: int  # version of the messages
     who: str  # description of the notebook
     takes: bool  # in place of another notebook that is attached
-    address: Address  # where the notebook listens
+    address: Address  # the notebook listens there
     round: int  # number of the job's attempt
 
 
@@ -142,7 +142,7 @@ class Invitation(Message):
     secret_key: str
     lease_s: float
     env: dict[str, str]  # on top of the environment of the task
-    saves: bool  # send the notebook a `Warned` when a signal says that the job's time is nearly over
+    saves: bool  # a signal that the job ends soon makes the outpost send a `Warned`
 
 
 def to_line(message: Message) -> bytes:

@@ -27,7 +27,7 @@ def last() -> EndedRecording | None:
 
 
 def keep(ended: EndedRecording | None) -> None:
-    """Have the magics show this recording while there are no ranks. What the earlier one shows becomes a picture.
+    """Let the magics show this recording until ranks start. Views of the earlier recording become pictures.
 
     Args:
         ended: None: there are ranks.

@@ -28,7 +28,7 @@ from ddp_notebook.run.cells.options import parse_line
 
 _ATTRIBUTE = "_ddp_notebook_forgotten"
 _SEND = ("on_all_ranks", "on_ranks")
-_RUN_SCRIPT = re.compile(r"^\s*%?run\s+(.+)$", re.MULTILINE)  # without % where IPython's automagic is on
+_RUN_SCRIPT = re.compile(r"^\s*%?run\s+(.+)$", re.MULTILINE)  # IPython adds the % if its automagic is on
 _RUN = ("time", "capture")  # magics that run their code where the cell runs
 _OURS = ("ddp_", "on_")
 _NO_MAGIC = re.compile(r"magic.* `(%%?)(\S+)` not found\.$")  # IPython's words

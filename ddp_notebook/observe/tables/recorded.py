@@ -97,7 +97,7 @@ class RecordedTables:
     def __init__(
         self, world_size: int, *, capacity: Mapping[str, int] | None = None, clock: Clock | None = None
     ) -> None:
-        self.world_size = world_size  # of all that there have been
+        self.world_size = world_size  # the number of ranks includes those that have left
         self.present = world_size  # ranks that have not left
         self.hosts: tuple[str, ...] = ()  # by rank: where each is, or was last; (): all on one machine, or not known
         self.clock = clock or Clock()

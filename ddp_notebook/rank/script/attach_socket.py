@@ -86,7 +86,7 @@ class AttachSocket:
                 unix_sockets.send_line(self._guest, Replaced(by=said.who))
                 self._on_gone()
             unix_sockets.send_line(guest, Admitted())
-        except OSError:  # among them one that only looks whether somebody listens
+        except OSError:  # a process that only tests the socket also closes it
             guest.close()
             return
         self._guest, self._who = guest, said.who
