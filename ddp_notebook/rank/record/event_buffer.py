@@ -186,7 +186,8 @@ class EventBuffer:
         self._is_taken = True
         if self.thinning.turns or self.thinning.calls:
             self.thinning.begin_cell()
-        self.thinning.since_ns = time.monotonic_ns()
+        else:
+            self.thinning.since_ns = time.monotonic_ns()
         self.repeating.backward = None
         self.modules.found.clear()  # a module may be a part of another model now
         self._sequences = Known()
