@@ -105,6 +105,33 @@ def test_one_that_is_cancelled_as_it_begins_ends(session):
     assert session.run("x = torch.ones(1); dist.all_reduce(x); int(x)")[0].result == "2"
 
 
+def test_an_interrupt_ends_one_as_soon_as_it_runs(session):
+    for _ in range(20):
+        job = session.submit("while True: pass")
+        wait_until(lambda job=job: job.state == "running", 20)
+        assert session.interrupt()[0] == f"job {job.number} was ended on ranks 0,1; all variables are kept"
+        wait_until(lambda job=job: job.state == "cancelled", 20)
+
+
+def test_an_interrupt_after_the_code_of_a_cell_leaves_builtins_as_they_were(session, capfd):
+    """IPython changes `builtins` for each cell, and an interrupt can come before it has changed them back."""
+    session.run("import builtins, IPython.core.builtin_trap as trap\nbefore = {*vars(builtins)}", quiet=True)
+    session.run(
+        "leave = trap.BuiltinTrap.__exit__\n"
+        "def interrupted(self, *error):\n"
+        "    trap.BuiltinTrap.__exit__ = leave\n"
+        "    raise KeyboardInterrupt\n"
+        "trap.BuiltinTrap.__exit__ = interrupted",
+        quiet=True,
+    )
+    with pytest.raises(RankError, match="KeyboardInterrupt"):  # `with` has looked it up as this cell began
+        session.run("1", quiet=True)
+    kept = session.run("{*vars(builtins)} == before", quiet=True)
+    assert {kept[rank].result for rank in (0, 1)} == {"True"}
+    told = capfd.readouterr()
+    assert "builtins" not in told.out + told.err
+
+
 def test_only_the_last_jobs_are_kept(session):
     jobs = [session.submit("1", quiet=True) for _ in range(30)]
     assert all(job.result(20).ok for job in jobs)

@@ -116,6 +116,8 @@ class Runner:
         }
         self._show_unraisable = sys.unraisablehook
         sys.unraisablehook = self._on_unraisable
+        # For good: an interrupt while IPython enters or leaves it at a cell would leave `builtins` half changed.
+        self._shell.builtin_trap.__enter__()
         self._interpreter = Interpreter()
         names = self._shell.user_ns
         self._needed = {name: names[name] for name in IPYTHON_NAMES if name in names}
@@ -331,13 +333,14 @@ class Runner:
         how = {"transformed_cell": transformed, "preprocessing_exc_tuple": problem}
         suspends = _may_await(code) and shell.should_run_async(code, **how)
         reserve.begin_cell()
-        self._may_raise = not suspends
-        self._raise_if_interrupted()
         cell = shell.run_cell_async(code, store_history=True, **how)
         try:
+            self._may_raise = not suspends
+            self._raise_if_interrupted()
             result = await (self._as_task(cell) if suspends else cell)
             return result
         finally:
+            cell.close()  # else Python warns of one that was interrupted before it was awaited
             self._put_interpreter_back()
             shell.events.trigger("post_execute")
             shell.events.trigger("post_run_cell", result)

@@ -45,7 +45,7 @@ class AbandonedCells:
         self._check()
         with Interrupts(lambda: None) as interrupts:
             try:
-                runs = [run for run in self._cells.unended() if only in (None, run)]
+                runs = [run for run in self._cells.to_end() if only in (None, run)]
                 jobs = self._cells.run_queue.waiting_jobs
                 said = self._end(runs, replace, interrupts)
                 if only is None and jobs:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 import signal
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ddp_notebook.errors import HostError, SessionBrokenError
@@ -136,7 +136,7 @@ class Cells:
             run = CellRun(next(self._numbers), ranks, self._cluster.hold_text)
             run.took = self.took
             run.name = waiter.name
-            with Interrupts(run.wake) as interrupts:
+            with Interrupts(run.wake) as interrupts, self._watching(run, interrupts):
                 if on_begin is not None:
                     on_begin(run, interrupts)
                 notes = [*notes, *self._form_what_was_left(interrupts)]
@@ -165,7 +165,6 @@ class Cells:
                 self._runs[run.number] = run
                 for begins in self._hooks.cell_begins:
                     begins(cell)
-                self._watched = run, interrupts
                 if self._closed:
                     self.close()
                 self._cluster.put_in_inboxes(cell, ranks)
@@ -212,11 +211,10 @@ class Cells:
     ) -> tuple[list[int], list[str]]:
         """Follow a cell to its end, and do what that calls for. Returns the ranks on which it has not ended, and what
         there is to say."""
-        self._watched = run, interrupts
         try:
-            watch.follow()
+            with self._watching(run, interrupts):
+                watch.follow()
         finally:
-            self._watched = None
             run.leave()
             if beside is not None:
                 beside.end(run.number)
@@ -296,6 +294,17 @@ class Cells:
         for begins in self._hooks.cell_begins:
             begins(told)
 
+    @contextmanager
+    def _watching(self, run: CellRun, interrupts: Interrupts) -> Iterator[None]:
+        """Let others press stop for the cell while the block runs, also before it is sent."""
+        self._watched = run, interrupts
+        try:
+            yield
+        finally:
+            self._watched = None
+            if run.number not in self._runs:  # it was not sent
+                run.close_all()
+
     def _form_what_was_left(self, interrupts: Interrupts) -> list[str]:
         try:
             return self.recovery.what_was_left(self.busy, interrupts.check)
@@ -342,6 +351,12 @@ class Cells:
             if run.is_over:
                 self._runs.pop(run.number, None)
         return list(self._runs.values())
+
+    def to_end(self) -> list[CellRun]:
+        """As `unended`, with the cell that is about to be sent."""
+        runs = self.unended()
+        watched = self._watched
+        return runs if watched is None or watched[0] in runs or watched[0].is_over else [*runs, watched[0]]
 
     @property
     def busy(self) -> list[int]:
