@@ -259,7 +259,7 @@ def test_mpi_is_refused_also_where_torch_has_it():
 def test_more_ranks_than_the_memory_holds():
     """A slip of the finger must not take the machine down."""
     assert refusal(host(cores=2), world_size=1000) == (
-        "1000 ranks need some 97 GiB of memory, and this host has 23; start at most 240"
+        "1000 ranks need some 105 GB of memory, and this host has 25 GB; start at most 240"
     )
     assert placed(host(cores=2), world_size=64).world_size == 64
 

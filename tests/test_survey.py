@@ -61,8 +61,8 @@ def test_hosts_that_are_alike():
     titles, a, b = (re.split(r"  +", line) for line in repr(table).splitlines())
     alike = ["2.13.0", "12.8", __version__, "8 x H100", "96"]
     assert titles == ["host", *(column.title for column in compare.COLUMNS)]
-    assert a == ["a", "10.0.0.1 (eth0)", "ada", "3.12.4", *alike, "900 of 1,024 GiB free", "the same", "± 100 µs"]
-    assert b == ["b", "10.0.0.2", "ada", "3.12.1", *alike, "800 of 1,024 GiB free", "the same", "± 100 µs"]
+    assert a == ["a", "10.0.0.1 (eth0)", "ada", "3.12.4", *alike, "966 GB of 1.1 TB free", "the same", "± 100 µs"]
+    assert b == ["b", "10.0.0.2", "ada", "3.12.1", *alike, "859 GB of 1.1 TB free", "the same", "± 100 µs"]
     starts = {tuple(match.start() for match in re.finditer(r"(?<=  )\S", line)) for line in repr(table).splitlines()}
     assert len(starts) == 1, "the columns stand below each other"
 
@@ -82,7 +82,7 @@ def test_hosts_that_are_alike():
         ({"cores": 1}, "1 of 96*", "b: ranks may use 1 of 96 cores, .* Open MPI binds a task to one core", True),
         ({"gpus": [_GPU] * 4}, "4 x H100*", "not the same everywhere: GPUs of b; ranks wait for the slowest", True),
         ({"cuda": ""}, "-*", "not the same everywhere: CUDA of b", True),
-        ({"memory_mib": 1 << 18}, "900 of 256 GiB free*", "not the same everywhere: memory of b", True),
+        ({"memory_mib": 1 << 18}, "966 GB of 275 GB free*", "not the same everywhere: memory of b", True),
         ({"user": "bob"}, "bob*", "the user is not the same everywhere: ada on a, bob on b, ada on c", True),
         (
             {"has_marker": False},

@@ -13,6 +13,7 @@ from ddp_notebook.launch.environment import threads_asked, threads_per_rank
 from ddp_notebook.launch.options import NO_GPUS, ONE_EACH, StartOptions
 from ddp_notebook.launch.transports import host_list
 from ddp_notebook.launch.transports.base import LOCAL
+from ddp_notebook.records.units import size
 
 _MAX_DEFAULT_CPU_RANKS = 4
 RANK_MIB = 100  # private memory of an idle rank is about 65 MiB
@@ -156,8 +157,8 @@ def _check_memory(world_size: int, memory_mib: int) -> None:
     """Raise UsageError if so many ranks need more memory than the host has."""
     if world_size * RANK_MIB > memory_mib:
         raise UsageError(
-            f"{world_size} ranks need some {world_size * RANK_MIB >> 10} GiB of memory, and this host has "
-            f"{memory_mib >> 10}; start at most {memory_mib // RANK_MIB}"
+            f"{world_size} ranks need some {size(world_size * RANK_MIB << 20)} of memory, and this host has "
+            f"{size(memory_mib << 20)}; start at most {memory_mib // RANK_MIB}"
         )
 
 

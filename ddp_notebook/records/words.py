@@ -88,6 +88,36 @@ def in_function(name: str) -> str:
     return "" if name == "<module>" or name.startswith("<cell line: ") else f" in {name}"
 
 
+def with_call(line: str, called: str) -> str:
+    """A place in a program: a line and the function that it calls. `line_of` and `called_of` take it apart.
+
+    Example:
+        >>> with_call("cell line 7", "all_reduce"), with_call("cell line 7", "")
+        ('cell line 7, in all_reduce', 'cell line 7')
+    """
+    return f"{line}, in {called}" if called else line
+
+
+def line_of(place: str) -> str:
+    """The line of a place from `with_call`.
+
+    Example:
+        >>> line_of("cell line 7, in all_reduce"), line_of("cell line 7")
+        ('cell line 7', 'cell line 7')
+    """
+    return place.partition(", in ")[0]
+
+
+def called_of(place: str) -> str:
+    """The function that the line of a place from `with_call` calls; "" if it calls none.
+
+    Example:
+        >>> called_of("cell line 7, in all_reduce"), called_of("cell line 7")
+        ('all_reduce', '')
+    """
+    return place.partition(", in ")[2]
+
+
 def train_apart(ranks: Sequence[int]) -> str:
     """The sentence about ranks whose optimizers step while nothing is sent."""
     return (

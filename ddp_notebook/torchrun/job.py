@@ -21,7 +21,7 @@ from ddp_notebook.messages.script_abort import WasCut
 from ddp_notebook.observe.observer import Observer
 from ddp_notebook.observe.report.report import Report
 from ddp_notebook.observe.steps.run import TrainingRun, run_of
-from ddp_notebook.records.words import list_ranks
+from ddp_notebook.records.words import called_of, list_ranks
 from ddp_notebook.registry import entries
 from ddp_notebook.registry.entries import Entry
 from ddp_notebook.registry.identities import Identity
@@ -118,7 +118,7 @@ def _about_store(place: RankEntry | None) -> str:
 
 
 _FREE_S = 6.0  # for ranks to leave an operation that was cut
-_FORM = (", in init_process_group", ", in new_group")  # ends of where a rank is that forms a group
+_FORM = ("init_process_group", "new_group")  # what a rank is in that forms a group
 
 
 def cut(run: Round, probe: JobProbe) -> list[str]:
@@ -150,7 +150,7 @@ def cut(run: Round, probe: JobProbe) -> list[str]:
 
 
 def _waits(view: RankView) -> bool:
-    return view.operation is not None or view.place.endswith(_FORM)
+    return view.operation is not None or called_of(view.place) in _FORM
 
 
 def _self(ranks: Sequence[int]) -> str:

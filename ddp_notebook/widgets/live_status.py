@@ -13,6 +13,7 @@ from ddp_notebook.messages.ranks import Vitals
 from ddp_notebook.observe.steps.run import run_of
 from ddp_notebook.observe.tables.matching import label_of
 from ddp_notebook.records.schema import Rows
+from ddp_notebook.records.words import line_of
 from ddp_notebook.run.groups.diagnosis import Absences, RankView, Views, list_with_host, stuck, verdict
 from ddp_notebook.widgets.feed.feed import Feed
 from ddp_notebook.widgets.feed.tables import empty
@@ -180,7 +181,7 @@ class LiveStatus:
         waits_for = ""
         if view.operation is not None:
             others = words.awaited_by(view.rank)
-            place = view.place.partition(", in ")[0]
+            place = line_of(view.place)
             where = f" ({place})" if place else ""
             waits_for = (f"{others} in " if others else "") + f"{view.operation.short}{where}"
             if not others:  # all are there: data moves

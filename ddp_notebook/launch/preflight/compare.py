@@ -11,7 +11,7 @@ from ddp_notebook.launch.host.host import is_loopback
 from ddp_notebook.launch.preflight.pairs import HostAddress, Unreached
 from ddp_notebook.launch.preflight.query import Answer
 from ddp_notebook.launch.transports.ports import ANY, in_words
-from ddp_notebook.records.units import at_most_three_figures, ms, two_figures
+from ddp_notebook.records.units import ms, size, two_figures
 from ddp_notebook.version import __version__
 
 _CLOCK_NS = 1_000_000_000  # what nobody minds
@@ -49,8 +49,8 @@ def _cores(answer: Answer) -> str:
 
 
 def _memory(answer: Answer) -> str:
-    free, of = (at_most_three_figures(mib / 1024) for mib in (answer.site["free_mib"], answer.facts["memory_mib"]))
-    return f"{free} of {of} GiB free"
+    free, of = (size(mib << 20) for mib in (answer.site["free_mib"], answer.facts["memory_mib"]))
+    return f"{free} of {of} free"
 
 
 def _directory(answer: Answer) -> str:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from ddp_notebook.rank.group import waiting
-from ddp_notebook.records.words import in_function
+from ddp_notebook.records.words import in_function, with_call
 from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
 from ddp_notebook.stdlib import asyncio, os, threading
 
@@ -192,9 +192,9 @@ class CurrentLine:
             if number is not None:
                 cell = "cell" if number == current else f"In[{number}]"
                 place = f"{cell} line {line}{in_function(function)}"
-                return f"{users}, from {place}" if users else place + (f", in {called}" if called else "")
+                return f"{users}, from {place}" if users else with_call(place, called)
             if not users and not file.startswith((*_LIBRARIES, "<")):
-                users = f"{os.path.basename(file)}:{line} in {function}" + (f", in {called}" if called else "")
+                users = with_call(f"{os.path.basename(file)}:{line} in {function}", called)
             elif function not in _WRAPPERS:
                 called = function
         return users if self._is_script else ""

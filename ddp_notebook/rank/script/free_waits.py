@@ -11,6 +11,7 @@ from ddp_notebook.rank.group.connections.abort import Connections
 from ddp_notebook.rank.group.cpp_log import quiet
 from ddp_notebook.rank.group.recorder import Recorder
 from ddp_notebook.rank.group.release import Release
+from ddp_notebook.records.words import line_of
 from ddp_notebook.stdlib import time
 
 _LOOK_S = 0.02
@@ -39,7 +40,7 @@ def free(recorder: Recorder, connections: Connections, release: Release, name: s
         return [call for call in [*recorder.waiting.values(), release.waits_in()] if call is not None]
 
     doing = release.now()
-    where = (doing.thread or doing.place).partition(", in ")[0]
+    where = line_of(doing.thread or doing.place)
     what = "the forming of a group"
     if name:
         asked = next((call for call in calls() if _key(call) == (name, group, number)), None)

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from ddp_notebook.rank.cell.exceptions import words
+from ddp_notebook.records.units import size
 from ddp_notebook.stdlib import contextlib, math, re
 from ddp_notebook.wire import bulk, safe
 
@@ -49,7 +50,7 @@ def read(
         return bulk.pickled(value), describe(value)
     except safe.TooLargeError as error:
         raise CannotSendError(
-            f"{name!r} ({kind}) has {error.args[0] / 1e9:.2f} GB; above {bulk.MOST_BYTES / 1e9:g} GB a value is sent "
+            f"{name!r} ({kind}) has {size(error.args[0])}; above {size(bulk.MOST_BYTES)} a value is sent "
             "with --force (force=True) only"
         ) from None
     except safe.NotSafeError as error:

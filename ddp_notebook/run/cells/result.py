@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from ddp_notebook.errors import CellTimeoutError, RankDiedError, RankError
 from ddp_notebook.records.operation import Operation
 from ddp_notebook.records.units import bundle_chars
-from ddp_notebook.records.words import group_by_value, list_ranks, name_ranks
+from ddp_notebook.records.words import group_by_value, line_of, list_ranks, name_ranks
 from ddp_notebook.run.cells.interrupt import keyboard_interrupt
 from ddp_notebook.run.groups.diagnosis import Views, by_what_they_do
 from ddp_notebook.run.notebook_kernel import ipython
@@ -156,7 +156,7 @@ class RankResult:
         if self.status == "died":
             return Act(f"died: {self.error}")
         if self.operation is not None:
-            inside = ", ".join(filter(None, [self.operation.what, self.place.partition(", in ")[0]]))
+            inside = ", ".join(filter(None, [self.operation.what, line_of(self.place)]))
             return Act(f"waited in {self.operation}" + (f" ({inside})" if inside else ""))
         if self.status == "interrupted":
             return Act(f"interrupted at {self.place or 'the start of the cell'}", "be")

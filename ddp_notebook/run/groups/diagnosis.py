@@ -8,7 +8,7 @@ from typing import Literal
 
 from ddp_notebook.records.names import readable
 from ddp_notebook.records.operation import Operation
-from ddp_notebook.records.words import group_by_value, list_ranks
+from ddp_notebook.records.words import group_by_value, line_of, list_ranks
 from ddp_notebook.run.groups.rpc_waits import OpenRemoteCalls
 
 NOTHING_REMOTE = OpenRemoteCalls()
@@ -42,7 +42,7 @@ class RankView:
                 assert self.operation is not None
                 operation = self.operation
                 size = operation.size if operation.shapes else ""
-                inside = ", ".join(filter(None, [operation.meaning, operation.what, size, _bare(self.place)]))
+                inside = ", ".join(filter(None, [operation.meaning, operation.what, size, line_of(self.place)]))
                 return f"waiting in {operation}" + (f" ({inside})" if inside else "")
             case "running":
                 beside = f", and {self.thread} is waiting in {self.operation}" if self.thread else ""
@@ -338,11 +338,6 @@ def list_with_host(views: Views, ranks: Sequence[int]) -> str:
 def by_what_they_do(views: Views, describe: Callable[[RankView], str]) -> list[tuple[list[int], str]]:
     """Ranks that do the same, with the words for it."""
     return [(ranks, text) for text, ranks in group_by_value({r: describe(view) for r, view in views.items()}).items()]
-
-
-def _bare(place: str) -> str:
-    """`"cell line 7"` of `"cell line 7, in all_reduce"`: the operation says the rest."""
-    return place.partition(", in ")[0]
 
 
 def _is(ranks: list[int]) -> str:

@@ -279,8 +279,7 @@ def _check_can_be_sent(variables: Mapping[str, Any], where: str, force: bool) ->
     if nbytes > bulk.MOST_BYTES and not force:
         names = ", ".join(repr(name) for name in variables)
         raise UsageError(
-            f"{where}{names}: {nbytes / 1e9:.2f} GB; more than {bulk.MOST_BYTES / 1e9:g} GB is sent with --force "
-            "(force=True) only"
+            f"{where}{names}: {size(nbytes)}; more than {size(bulk.MOST_BYTES)} is sent with --force (force=True) only"
         )
 
 
@@ -391,7 +390,7 @@ def _check_answer(rank: int, name: str, answer: Any, force: bool) -> None:
         raise DDPNotebookError(f"rank {rank} sent an answer about {name!r} that is not of the protocol; it was dropped")
     if answer.nbytes > _MARGIN * bulk.MOST_BYTES and not force:
         raise DDPNotebookError(
-            f"rank {rank}: {name!r} comes with {answer.nbytes / 1e9:.2f} GB; more than {bulk.MOST_BYTES / 1e9:g} GB is "
+            f"rank {rank}: {name!r} comes with {size(answer.nbytes)}; more than {size(bulk.MOST_BYTES)} is "
             "received with --force (force=True) only"
         )
 
