@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
     from ddp_notebook.api import check, start
+    from ddp_notebook.attached_job import attach_job
     from ddp_notebook.launch.options import Client, Keep, Mpi, Profile, Slurm, Ssh
     from ddp_notebook.launch.preflight.table import HostTable
     from ddp_notebook.messages.record_options import RecordOptions
@@ -61,7 +62,6 @@ if TYPE_CHECKING:
     from ddp_notebook.session import Session, current
     from ddp_notebook.status import Status
     from ddp_notebook.survive_loop import survive
-    from ddp_notebook.torchrun.current import attach_job
     from ddp_notebook.torchrun.job import TorchrunJob
 
 __all__ = [
@@ -134,7 +134,7 @@ _LAZY = {
     "Status": "ddp_notebook.status",
     "TensorPlacement": "ddp_notebook.run.sharding.placements",
     "TorchrunJob": "ddp_notebook.torchrun.job",
-    "attach_job": "ddp_notebook.torchrun.current",
+    "attach_job": "ddp_notebook.attached_job",
     "attach_session": "ddp_notebook.attach_commands",
     "check": "ddp_notebook.api",
     "current": "ddp_notebook.session",

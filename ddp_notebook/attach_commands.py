@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from ddp_notebook import attached_job
 from ddp_notebook.errors import DDPNotebookError, SessionExistsError
 from ddp_notebook.on_rank import refuse_on_rank
 from ddp_notebook.registry import lookup
 from ddp_notebook.registry.lookup import SESSION, TORCHRUN, AttachTarget
 from ddp_notebook.run.interrupted import OF_FUNCTIONS, tells_interrupt
 from ddp_notebook.session import Session, current
-from ddp_notebook.torchrun import current as jobs
 
 _MOST_NAMED = 3
 
@@ -23,7 +23,7 @@ def find(name: str = "") -> AttachTarget:
     Raises:
         UsageError: there is none, or several; says which.
     """
-    session, job = current(), jobs.current()
+    session, job = current(), attached_job.current()
     if not name and job is not None and job.is_running:
         return lookup.find(job.name, TORCHRUN)
     if not name and session is not None and session._is_kept and session.is_running:
@@ -78,7 +78,7 @@ def attach_session(name: str = "", *, take_over: bool = False, look: bool = Fals
 def others_in_a_line() -> str:
     """Name the kept sessions and torchrun jobs of this user on this machine that this notebook does not have, those of
     its folder first; "" if there are none."""
-    session, job = current(), jobs.current()
+    session, job = current(), attached_job.current()
     own = {(SESSION, session._kept_as)} if session is not None else set()
     own |= {(TORCHRUN, job.name)} if job is not None else set()
     found = [one for one in lookup.everything() if (one.kind, one.name) not in own]

@@ -101,12 +101,11 @@ class DDPMagics(Magics):
 
         The ranks keep their variables. If the notebook is attached to a torchrun job, the operations in which its ranks
         wait raise an error in the script."""
-        from ddp_notebook import session_commands
-        from ddp_notebook.torchrun import current as torchrun_jobs
+        from ddp_notebook import attached_job, session_commands
 
         parser = magic_lines.interrupt()
         replace = parser.parse_line(line).replace
-        if (job := torchrun_jobs.current()) is not None:
+        if (job := attached_job.current()) is not None:
             if replace:
                 parser.error(f"torchrun replaces the ranks of job {job.name}, not --replace")
             print("\n".join(job.interrupt()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import sys
@@ -27,7 +28,6 @@ from ddp_notebook.run.cells.result import CellResult
 from ddp_notebook.run.cells.watch import NOTEBOOK, SideView
 from ddp_notebook.run.consistency.agreement import Agreement
 from ddp_notebook.run.consistency.sentences import list_names
-from ddp_notebook.run.files.files import SessionFiles
 from ddp_notebook.run.groups import rank_states
 from ddp_notebook.run.groups.ranks import SessionRanks
 from ddp_notebook.run.interrupted import OF_SESSION, tells_interrupts
@@ -44,7 +44,9 @@ if TYPE_CHECKING:
     import ipyparallel
 
     from ddp_notebook.launch.keep.remote import KeeperClient
+    from ddp_notebook.launch.sync.sync import Synced
     from ddp_notebook.observe.report.report import Report
+    from ddp_notebook.run.files.files import SessionFiles
     from ddp_notebook.run.jobs.job import Job
     from ddp_notebook.run.jobs.jobs import Jobs
     from ddp_notebook.run.kept.recovered_cells import RecoveredCells
@@ -93,7 +95,6 @@ class Session:
 
     Attributes:
         options: of the start.
-        files: send and fetch files.
         ranks: replace ranks, change their number, form their group again.
     """
 
@@ -102,8 +103,8 @@ class Session:
     ) -> None:
         global _current
         refuse_on_rank("ranks start no ranks: call start")
-        self.files = SessionFiles(lambda: self._parts)
         self.ranks = SessionRanks(lambda: self._parts)
+        self._synced_first: Synced | None = None
         self._remote = remote  # the keeper of a kept session
         self._assembled: SessionParts | None = None
         self._memory: Memory | None = None  # the last measurement
@@ -160,7 +161,7 @@ class Session:
     def _start_ranks(self, beginning: Startup, interrupts: Interrupts) -> None:
         dispatch = Dispatch()
         cluster = beginning.make(dispatch)
-        self.files.synced = beginning.synced
+        self._synced_first = beginning.synced
         self._assembled = parts = SessionParts(
             cluster, dispatch, cluster.placement.world_size, self.options, self._hosts
         )
@@ -377,7 +378,7 @@ class Session:
             beside=beside,
             place=None if job is None else job.place,
             waiter=NOTEBOOK if job is None else job.waiter,
-            on_begin=None if job is None else job.on_begin,
+            on_begin=None if job is None else job._on_begin,
         )
 
     @property
@@ -412,6 +413,13 @@ class Session:
             ['the cell was ended on rank 1; all variables are kept']
         """
         return self._parts.unended.end(replace=replace)
+
+    @functools.cached_property
+    def files(self) -> SessionFiles:
+        """Send files to the ranks' hosts, and fetch files of the ranks."""
+        from ddp_notebook.run.files.files import SessionFiles
+
+        return SessionFiles(lambda: self._parts, self._synced_first)
 
     # ---- variables
 
@@ -882,7 +890,7 @@ class Session:
         beside = self._beside(target, cell.code)
 
         def follow(job: Job) -> CellResult:
-            return self._recovered.follow(run, target, job.place, job.waiter, beside, job.on_begin)
+            return self._recovered.follow(run, target, job.place, job.waiter, beside, job._on_begin)
 
         return self.jobs.start(run.result.ranks, cell.code, cell.execution_count, target, follow)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ddp_notebook import api, attach_commands
+from ddp_notebook import api, attach_commands, attached_job
 from ddp_notebook import session as sessions
 from ddp_notebook.errors import NoSessionError, SessionExistsError, UsageError
 from ddp_notebook.on_rank import refuse_on_rank
@@ -12,7 +12,6 @@ from ddp_notebook.records.words import name_ranks
 from ddp_notebook.registry.lookup import SESSION
 from ddp_notebook.run import ended_recording, progress
 from ddp_notebook.run.ended_recording import EndedRecording
-from ddp_notebook.torchrun import current as jobs
 
 if TYPE_CHECKING:
     from ddp_notebook.launch.options import Option, StartOptions
@@ -40,8 +39,8 @@ def start(asked: StartOptions) -> None:
     with progress.shown("starting:", waits) as report:
         session = sessions.Session(asked, report=report)
     _let_go_of_job()
-    if session.files.synced is not None:
-        print(session.files.synced)
+    if session._synced_first is not None:
+        print(session._synced_first)
     print(session.status())
 
 
@@ -131,7 +130,7 @@ def attach(name: str, *, take_over: bool, look: bool, wait: bool) -> None:
             f"{'--look' if look else '--wait'}"
         )
     else:
-        print(jobs.attach_job(found.name, take_over=take_over).status())
+        print(attached_job.attach_job(found.name, take_over=take_over).status())
 
 
 def stop() -> None:
@@ -194,7 +193,7 @@ def shown() -> sessions.Session | TorchrunJob:
     Raises:
         NoSessionError: there is neither.
     """
-    return jobs.current() or of_session()
+    return attached_job.current() or of_session()
 
 
 def recorded() -> sessions.Session | TorchrunJob | EndedRecording:
@@ -205,7 +204,7 @@ def recorded() -> sessions.Session | TorchrunJob | EndedRecording:
         NoSessionError: there was none.
     """
     left = ended_recording.last()
-    if left is None or jobs.current() is not None or sessions.current() is not None:
+    if left is None or attached_job.current() is not None or sessions.current() is not None:
         return shown()
     print(left.words)
     return left
@@ -221,7 +220,7 @@ def of_session() -> sessions.Session:
     if session is not None:
         _forget_ended_job()
         return session
-    if (job := jobs.current()) is not None:
+    if (job := attached_job.current()) is not None:
         raise NoSessionError(
             f"{job.name} is a torchrun job, whose ranks run a script and no cells; %ddp_start 4 starts ranks for cells"
         )
@@ -242,14 +241,14 @@ def _stop_verb(session: sessions.Session) -> str:
 
 def _forget_ended_job() -> None:
     """Detach from an ended job: a command for the session's ranks has come since, so reports are about these again."""
-    if (job := jobs.current()) is not None and not job.is_running:
-        jobs.let_go()
+    if (job := attached_job.current()) is not None and not job.is_running:
+        attached_job.let_go()
         ended_recording.keep(None)
 
 
 def _let_go_of_job() -> bool:
     """Whether there was one."""
-    if done := jobs.let_go():
+    if done := attached_job.let_go():
         print(done)
     if sessions.current() is not None:
         ended_recording.keep(None)  # reports are about the session's ranks

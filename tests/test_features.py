@@ -70,12 +70,7 @@ def test_the_core_imports_no_feature():
         assert [one for one in found if f"{one}.".startswith(of_features)] == [], name
 
 
-# The modules and the magics of each feature of the notebook. A session has `files` and may look at a torchrun job.
-_FETCHING = [f"ddp_notebook.run.files.{name}" for name in ("feature", "fetching", "landing")]
-_TORCHRUN = ["ddp_notebook.launch.elastic"] + [
-    f"ddp_notebook.torchrun.{name}"
-    for name in ("feature", "start_job", "job", "monitor_source", "output_pipes", "job_card")
-]
+# The modules and the magics of each feature of the notebook.
 _NOTEBOOK = {
     "jobs": (["ddp_notebook.run.jobs"], ["ddp_jobs", "ddp_wait", "ddp_cancel"]),
     "recording": (["ddp_notebook.run.record", "ddp_notebook.observe"], ["ddp_record", "ddp_report", "ddp_trace"]),
@@ -84,9 +79,12 @@ _NOTEBOOK = {
     "survive": (["ddp_notebook.run.survive", "ddp_notebook.launch.preemption"], []),
     "faults": (["ddp_notebook.run.faults"], ["ddp_fault"]),
     "sharding": (["ddp_notebook.run.sharding"], ["ddp_memory"]),
-    "files": (_FETCHING, ["ddp_sync", "ddp_fetch"]),
+    "files": (["ddp_notebook.run.files"], ["ddp_sync", "ddp_fetch"]),
     "keep": (["ddp_notebook.run.kept", "ddp_notebook.launch.keep"], ["ddp_attach"]),
-    "torchrun": (_TORCHRUN, ["ddp_torchrun"]),
+    "torchrun": (
+        ["ddp_notebook.launch.elastic", "ddp_notebook.torchrun", "ddp_notebook.registry.torchrun"],
+        ["ddp_torchrun"],
+    ),
 }
 # Imported at their first use.
 _LATER = [f"ddp_notebook.{name}" for name in ("lessons", "launch.keep", "launch.starters")]

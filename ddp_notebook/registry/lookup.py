@@ -10,7 +10,6 @@ from ddp_notebook.errors import UsageError
 from ddp_notebook.records.units import duration
 from ddp_notebook.registry import entries
 from ddp_notebook.registry.entries import Entry
-from ddp_notebook.registry.torchrun import summary
 
 SESSION = "session"  # kinds of entries: the keeper of a session,
 TORCHRUN = "torchrun"  # and a rank of a job of torchrun's
@@ -48,6 +47,8 @@ class AttachTarget:
         since = f"for {duration(time.time() - self.entries[0].began_s)}"
         if self.kind == SESSION:
             return f"{self.name}: kept ranks {since}, {self.entries[0].about.get('directory', '?')}"
+        from ddp_notebook.registry.torchrun import summary
+
         return f"{self.name}: {summary([one.about for one in self.entries])} {since}"
 
 

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import IO, Any
 
+from ddp_notebook import attached_job
 from ddp_notebook.errors import JobFailedError, UsageError
 from ddp_notebook.launch.elastic import log_folder
 from ddp_notebook.launch.elastic.rendezvous import BACKEND
@@ -28,7 +29,6 @@ from ddp_notebook.run.cells.interrupt import ONE_PRESS_S, Interrupts, keyboard_i
 from ddp_notebook.run.output.display_target import ThreadTarget
 from ddp_notebook.run.output.rate_limiter import FLUSH_S
 from ddp_notebook.run.output.screen import Screen
-from ddp_notebook.torchrun import current
 from ddp_notebook.torchrun.job import TorchrunJob
 from ddp_notebook.torchrun.output_pipes import TORCHRUN, PipeReader, Written
 from ddp_notebook.wire.store import listen_here
@@ -217,7 +217,7 @@ def run(asked: TorchrunOptions) -> TorchrunJob:
     """
     listener, place = listen_here(str(entries.folder()))
     taker, taker_place = listen_here(str(entries.folder()))
-    job = current.become(TorchrunJob(asked.key, asked.name))
+    job = attached_job.become(TorchrunJob(asked.key, asked.name))
     job.keep_logs(log_folder.make())
     began_s = time.monotonic()
     with Interrupts(lambda: None) as interrupts:

@@ -27,7 +27,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from ddp_notebook.records.units import size
 from ddp_notebook.stdlib import json, math, re
 from ddp_notebook.wire.buffers import split
 
@@ -77,7 +76,8 @@ def write(name: str, value: Any, most_bytes: float = math.inf) -> list[list[Any]
     text = json.dumps(writer.node(value, name, 0), allow_nan=False, separators=(",", ":")).encode()
     if len(text) > MOST_JSON_BYTES:
         raise NotSafeError(
-            f"{name} has too many single values ({size(len(text))} of text); put its numbers into a tensor or an array"
+            f"{name} has too many single values ({len(text) / 1e6:.0f} MB of text); put its numbers into a tensor or "
+            "an array"
         )
     return [[text], *writer.parts]
 

@@ -10,9 +10,9 @@ from contextlib import closing
 
 import pytest
 
+from ddp_notebook import attached_job
 from ddp_notebook.errors import UsageError
 from ddp_notebook.registry import entries
-from ddp_notebook.torchrun import current
 from ddp_notebook.torchrun.job import TorchrunJob
 from tests.conftest import wait_until
 from tests.keep.conftest import notebook, runtime  # noqa: F401  # fixtures
@@ -140,9 +140,9 @@ def test_one_of_another_version_keeps_nobody_from_the_rest(jobs):
         try:
             wait_until(lambda: len(jobs.ranks()) == 2, 20)
             with pytest.raises(UsageError, match=r"job 'old-1' .* runs with ddp_notebook .*, which this version"):
-                current.attach_job("old")
-            assert current.attach_job("plain").world_size == 1
+                attached_job.attach_job("old")
+            assert attached_job.attach_job("plain").world_size == 1
         finally:
-            current.let_go()
+            attached_job.let_go()
             jobs.touch("end")
     assert process.returncode == 0

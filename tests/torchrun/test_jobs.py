@@ -108,7 +108,7 @@ def test_a_notebook_that_is_killed_or_stopped_harms_nobody(jobs):
     process = jobs.start("wait_for('go')\ntrain(2000)\nsys.stdout.write('took\\n')\n")
     wait_until(lambda: len(jobs.ranks()) == 2, 60)
     code = (
-        "from ddp_notebook.torchrun import current\njob = current.attach_job()\n"
+        "from ddp_notebook import attached_job\njob = attached_job.attach_job()\n"
         "with job.changed: job.changed.wait_for(lambda: job.round.there == [0, 1])\nprint('in', flush=True)\ninput()"
     )
     other = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)

@@ -14,12 +14,13 @@ import time
 import psutil
 import pytest
 
+from ddp_notebook import attached_job
 from ddp_notebook.errors import JobFailedError, UsageError
 from ddp_notebook.registry.torchrun import OUTPUT_VARIABLE, launcher
 from ddp_notebook.run.cells.cell import OutputItem
 from ddp_notebook.run.cells.interrupt import Interrupts
 from ddp_notebook.run.output.screen import Screen
-from ddp_notebook.torchrun import current, start_job
+from ddp_notebook.torchrun import start_job
 from ddp_notebook.torchrun.job import TorchrunJob
 from ddp_notebook.torchrun.output_pipes import PipeReader
 from ddp_notebook.wire.store import listen_here
@@ -31,7 +32,7 @@ def here(jobs, monkeypatch):
     monkeypatch.chdir(jobs.folder)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     yield
-    current.let_go()
+    attached_job.let_go()
 
 
 @pytest.mark.long
@@ -194,7 +195,7 @@ def test_a_job_is_started_shown_and_looked_at(jobs, capsys):
     assert shown.out == "[0-1] done ['--lr', '1']\n" and "[0-1] loss 0.25 | 1.25\n" in shown.err
     assert (job.name, job.world_size, job.report().cell) == ("mine", 2, 1)
     assert job.log(1) == "done ['--lr', '1']\nloss 1.25\n"
-    assert current.current() is job
+    assert attached_job.current() is job
 
 
 @pytest.mark.long
@@ -223,7 +224,7 @@ def test_one_that_fails_says_where(jobs, capsys):
     assert "ValueError: bad batch" in shown and "train.py" in shown
     frames = [line for line in shown.splitlines() if "File " in line and "ddp_notebook" in line]
     assert frames == [], shown
-    job = current.current()
+    job = attached_job.current()
     assert job is not None and "attempt 1 has" not in repr(job.status())
 
 

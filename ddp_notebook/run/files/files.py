@@ -27,9 +27,9 @@ class SessionFiles:
         synced: what was sent before the ranks were started; None if nothing was.
     """
 
-    def __init__(self, parts: Callable[[], SessionParts]) -> None:
+    def __init__(self, parts: Callable[[], SessionParts], synced: Synced | None) -> None:
         self._parts = parts
-        self.synced: Synced | None = None
+        self.synced = synced
 
     def sync(
         self,

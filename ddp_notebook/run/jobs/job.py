@@ -131,7 +131,7 @@ class Job(Future[CellResult]):
 
     # ---- for its thread
 
-    def work(self, run: Callable[[], CellResult]) -> None:
+    def _work(self, run: Callable[[], CellResult]) -> None:
         """Run the cell, and tell how it ended."""
         try:
             result = run()
@@ -141,7 +141,7 @@ class Job(Future[CellResult]):
             self._end("done")
             self.set_result(result)
 
-    def on_begin(self, run: CellRun, interrupts: Interrupts) -> None:
+    def _on_begin(self, run: CellRun, interrupts: Interrupts) -> None:
         """Its turn has come."""
         self._began_s = run.began_s
         with self._telling:
@@ -151,16 +151,16 @@ class Job(Future[CellResult]):
             self._interrupts = interrupts
             if self._is_pressed:
                 interrupts.press()
-        self.show_state()
+        self._show_state()
 
-    def press(self) -> None:
+    def _press(self) -> None:
         """End it as the stop button ends a cell. Once only: a second press would replace ranks."""
         with self._pressing:
             self._is_pressed, was_pressed = True, self._is_pressed
             if self._interrupts is not None and not was_pressed:
                 self._interrupts.press()
 
-    def show_state(self) -> None:
+    def _show_state(self) -> None:
         """Say above its output how it is."""
         if self._target is None:
             return
@@ -196,7 +196,7 @@ class Job(Future[CellResult]):
         self._began_s = self._began_s or self._ended_s
         self.state = state
         try:
-            self.show_state()
+            self._show_state()
             if where:
                 self._write("\n".join(where))
             if self._error is not None and self._target is not None:

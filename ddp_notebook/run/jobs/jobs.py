@@ -90,7 +90,7 @@ class Jobs:
             del self._jobs[old.number]
         try:
             if job.place.ahead:
-                job.show_state()
+                job._show_state()
             if not place.wait_is_over.is_set():
                 self._tell_queue()
             thread_of_this_cell(functools.partial(self._work, job, run), f"ddp-job-{number}").start()
@@ -102,7 +102,7 @@ class Jobs:
         return job
 
     def _work(self, job: Job, run: Callable[[Job], CellResult]) -> None:
-        job.work(functools.partial(run, job))
+        job._work(functools.partial(run, job))
         if job.run is None:  # it has left the queue, and nobody is to run it
             self._tell_queue()
 
@@ -185,7 +185,7 @@ class Jobs:
     def _cancel(self, job: Job) -> list[str]:
         said = []
         if not job.done() and not job.place.give_up():
-            job.press()
+            job._press()
             if job.run is not None:
                 said = self._unended.end(replace=False, only=job.run)
                 if not job.run.is_over:
@@ -199,7 +199,7 @@ class Jobs:
         for job in reversed(left := self.unended):
             job.reason = why
             if not job.place.give_up():
-                job.press()
+                job._press()
         futures.wait(left, _END_S)
 
     def _at_exit(self) -> None:
