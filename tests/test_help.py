@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from pathlib import Path
 
 import pytest
 
@@ -15,10 +14,8 @@ from ddp_notebook.line_parser import WIDTH, read_expression
 from ddp_notebook.magics import _MAGICS, DDPMagics
 from ddp_notebook.run import magic_help, magic_lines, progress
 from ddp_notebook.run.cells import options as cell_options
-from ddp_notebook.torchrun.start_job import torchrun_line
 from tests.conftest import wait_until
 
-_README = (Path(__file__).parents[1] / "README.md").read_text()
 _TAKES_OTHER_TEXT = {"%ddp_torchrun", "%ddp_memory", "%ddp_cancel"}  # the parser does not read the whole line
 
 
@@ -52,16 +49,6 @@ def test_help_has_a_line_for_each_option_and_an_example(magic):
 def test_every_option_of_a_session_can_be_written_on_a_line():
     dests = {action.dest for action in start_line()._actions} - {"help", "check"}
     assert dests == {option.dest for option in TABLE}
-
-
-def test_the_readme_has_every_option():
-    for declared in (start_line(), cell_options.on_all_ranks(), torchrun_line()):
-        for action in declared._actions:
-            if action.option_strings and action.dest != "help":
-                assert re.search(rf"{action.option_strings[-1]}\b", _README), (declared.prog, action.option_strings)
-    for name, magic in _MAGICS.items():
-        if name != "local":
-            assert magic.parser().prog in _README, name
 
 
 @pytest.mark.parametrize(

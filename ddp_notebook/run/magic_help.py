@@ -75,7 +75,7 @@ _SECTIONS: Mapping[str, tuple[str, ...]] = {
 }
 
 
-def _by_section(magics: Mapping[str, Any]) -> dict[str, list[str]]:
+def sections(magics: Mapping[str, Any]) -> dict[str, list[str]]:
     """Return the names of the magics by section, in the order of the overview."""
     found = {section: list(names) for section, names in _SECTIONS.items()}
     for name, magic in magics.items():
@@ -87,7 +87,7 @@ def _by_section(magics: Mapping[str, Any]) -> dict[str, list[str]]:
 
 def in_order(magics: Mapping[str, Any]) -> dict[str, Any]:
     """Return the magics in the order of the overview; the magics of features come last in a class."""
-    return {name: magics[name] for names in _by_section(magics).values() for name in names}
+    return {name: magics[name] for names in sections(magics).values() for name in names}
 
 
 def overview(magics: Mapping[str, Any]) -> str:
@@ -99,7 +99,7 @@ def overview(magics: Mapping[str, Any]) -> str:
     names = {name: magic.parser().prog for name, magic in magics.items()}
     width = max(map(len, names.values()))
     lines = []
-    first = {names[0]: section for section, names in _by_section(magics).items() if names}
+    first = {names[0]: section for section, names in sections(magics).items() if names}
     for name, magic in magics.items():
         if name in first:
             lines += ["", f"{first[name]}:"]

@@ -9,7 +9,7 @@ import pytest
 
 from ddp_notebook.launch.options import TABLE
 from ddp_notebook.magics import _MAGICS
-from tools.docs import options, sources
+from tools.docs import reference, sources
 from tools.docs.fresh import ROOT
 from tools.docs.notebooks import NOTEBOOKS
 
@@ -41,8 +41,42 @@ def test_every_column_of_a_table_has_a_heading(name):
     assert [head for head in heads if re.search(r"\|\s*\|", head)] == []
 
 
+@pytest.mark.parametrize("path", reference.pages(), ids=lambda path: path.stem)
+def test_a_generated_page_is_up_to_date(path):
+    assert path.read_text() == reference.pages()[path], "run: python -m tools.docs.reference"
+
+
 def test_the_page_of_options_has_every_option_of_a_start_and_every_magic():
-    page = options.page()
+    page = reference.options_page()
     rows = re.findall(r"^\| `(N|--[\w-]+)", page, re.MULTILINE)
     assert rows == [option.flag for option in TABLE]
     assert re.findall(r"^## (%+\w+)$", page, re.MULTILINE) == [magic.parser().prog for magic in _MAGICS.values()]
+    for name, magic in _MAGICS.items():
+        for action in magic.parser()._actions:
+            if action.option_strings and action.dest != "help":
+                assert re.search(rf"{action.option_strings[-1]}\b", page), (name, action.option_strings)
+
+
+_TEXTS = [path for path in (*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "notebooks").glob("*.md"))]
+
+
+def slugs(page: str) -> set[str]:
+    """The anchors of a page's headings, as GitHub and Sphinx make them, and its explicit ones."""
+    without_code = re.sub(r"^```.*?^```", "", page, flags=re.MULTILINE | re.DOTALL)
+    headings = re.findall(r"^#+ (.*)$", without_code, re.MULTILINE)
+    made = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    return made | set(re.findall(r'<a id="([^"]+)"', page))
+
+
+@pytest.mark.parametrize("path", _TEXTS, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_links_and_anchors_of_a_text_exist(path):
+    page = re.sub(r"^```.*?^```", "", path.read_text(), flags=re.MULTILINE | re.DOTALL)
+    for link in re.findall(r"\]\(([^)\s]+)\)", page):
+        if re.match(r"\w+:", link) or link.startswith("recordings/"):  # made with the site
+            continue
+        name, _, anchor = link.partition("#")
+        folder = ROOT if path.name == "play.md" else path.parent  # which is a page of the site only
+        target = (folder / name).resolve() if name else path
+        assert target.exists(), link
+        if anchor and target.suffix == ".md":
+            assert anchor in slugs(target.read_text()), link

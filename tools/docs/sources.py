@@ -9,7 +9,7 @@ import re
 import shutil
 from pathlib import Path
 
-from tools.docs import fresh, options, replays
+from tools.docs import fresh, replays
 from tools.docs.notebooks import NOTEBOOKS
 
 TEXTS = (
@@ -50,7 +50,6 @@ def lay_out(made: Path, folder: Path) -> None:
     for name in ("training.html", "training.npz", "simulated.html"):
         wanted[Path("extra/recordings", name)] = made / name
     wanted[Path("static/recorded.js")] = replays.script(made)
-    wanted[Path("reference/options.md")] = options.page()
     wanted[Path("play.md")] = _with_facts(_DOCS / "play.md", made / "training.json")
 
     for path, content in wanted.items():
