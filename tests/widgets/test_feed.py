@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections import defaultdict
 from typing import Any
@@ -493,3 +494,10 @@ def test_rows_that_wait_for_room_are_bounded_and_counted(monkeypatch):
     assert sizes[["cell", "name", "points", "begin", "end"]].tolist() == [(1, 7, 20_000, 0, 199)]
     assert kept["value"].max() == 1e6 and len(np.unique(kept["rank"])) == 100
     assert not flow.is_waiting
+
+
+def test_a_page_that_is_saved_while_ranks_log_gets_all_rows():
+    flow = courses.Flow(bytes_per_s=math.inf)
+    rows = np.zeros(1000, METRIC)
+    flow.add(rows)
+    assert [len(flow.take(seconds=seconds)[0]) for seconds in (0.5, 0.5)] == [1000, 0]

@@ -295,12 +295,12 @@ class Flow:
         series = sum(len(np.unique(rows["rank"][at])) for at in parts)
         self._least = least = _LEAST * series * ROW_BYTES
         self._allowance = min(self._allowance, max(self._bytes_per_s, least))
-        room = int(self._allowance / ROW_BYTES)
+        room = self._allowance / ROW_BYTES  # rows; a saved page has no limit
         kept = rows
         if len(rows) > room:
             if self._allowance < least:
                 return rows[:0], empty("course")
-            kept = np.concatenate([thinned(rows[at], max(1, room * len(at) // len(rows))) for at in parts])
+            kept = np.concatenate([thinned(rows[at], max(1, int(room) * len(at) // len(rows))) for at in parts])
         self._count()
         sizes = self._sizes[-_MOST_COURSES:]
         self._waiting, self._sizes, self._counted, self._least = rows[:0], empty("course"), 0, 0.0
