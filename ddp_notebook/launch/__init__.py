@@ -1,37 +1,37 @@
-"""How ranks come to exist: which rank on which host and device, and how they end.
+"""Start and end of ranks: the host and device of each rank, and all processes of a session.
 
-    cluster       the interface of the processes of one session, of its hosts, and of how both come to be
-    direct        its implementation in the process that has the hosts, with the wire to the ranks
-    forming       the group: formed at the start, and anew
-    membership/   how its processes come, and where those of a lost host go
-    process       one process of a session, which of them has which rank, and how one ended
+    cluster       interface: the processes of one session, its hosts, and its startup
+    direct        the cluster in the process that owns the hosts and the wire to the ranks
+    forming       forms the process group, at the start and again later
+    membership/   starts and replaces processes, and moves the ranks of lost hosts
+    process       one process of a session, the table of ranks, and exit causes in words
     options       the table of options of a start, and the classes that hold their values
     option_kinds  how the value of each kind of option is written, and its limits
     start_line    the parser of `%ddp_start`, made from the table, with the defaults file
-    placement     which rank gets which host and device
+    placement     assigns hosts and devices to ranks
     devices       the GPUs of a host, found without CUDA
-    environment   what a rank inherits
+    environment   environment variables of ranks
     hosts         the hosts of one session
     warm          the host server that is started ahead of time
     host/         the process on each host that forks ranks, and its owner's side
-    transports/   how a host is reached: this machine, ssh, or it calls in
-    starters/     what starts tasks elsewhere that call in
-    elastic/      agents of torchrun's, and what ends them
-    sync/         the notebook's folder on hosts that do not share it
+    transports/   connections to hosts: local, ssh, or a callback from an outpost
+    starters/     start outposts on other hosts through Slurm, MPI or ipyparallel
+    elastic/      torchrun agents, and how to end them
+    sync/         upload the notebook's folder to hosts that do not share it
     keep/         sessions that outlive their notebook
-    preflight/    hosts side by side before a group forms, and whether they reach each other
+    preflight/    compare hosts before a group forms, and test their connections
     defaults/     the file with a site's default options
-    store         the rendezvous store, a process of its own
-    engines       ipyparallel's side: the ranks' engines, and a controller once somebody asks for it
-    controller    that controller, nine processes
-    client        ipyparallel's client
-    client_calls  calls of that client that wait, and those of dead ranks
+    store         the rendezvous store, in its own process
+    engines       ipyparallel engines of the ranks, and a controller on demand
+    controller    the ipyparallel controller, nine processes
+    client        the ipyparallel client
+    client_calls  calls of that client: waits, and errors for dead ranks
     processes     identity of processes, and how to end them
-    outbox        sending on a stream without a wait, where the other end may be stopped
-    rank_log      all that a rank wrote, on disk
+    outbox        non-blocking sends on a stream whose peer may be stopped
+    rank_log      the complete output of a rank, on disk
     receipts      acknowledge displays and widget messages to the ranks
-    preemption    a machine is about to be taken away: loops save and end
+    preemption    the machine will be taken away soon: loops save and end
 
-Nothing outside this folder knows how ranks were started, or looks at their processes: it asks the cluster, and that
-asks the host server.
+Code outside this folder does not depend on how ranks were started, and does not inspect their processes. It calls the
+cluster, which calls the host servers.
 """

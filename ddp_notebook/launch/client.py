@@ -1,4 +1,4 @@
-"""ipyparallel's client: one that knows all engines, and one whose controller is gone."""
+"""The ipyparallel client of a session: connect it to all engines, and close it when its controller has ended."""
 
 from __future__ import annotations
 
@@ -20,12 +20,14 @@ if TYPE_CHECKING:
     from ddp_notebook.launch.cluster import Cluster
 
 _CONNECT_S = 20.0
-_ATTEMPT_S = 3.0  # after which the controller may have ended, and the client is taken for one that has missed an engine
+# after this time, check the controller again and connect a new client: this one may have missed an engine
+_ATTEMPT_S = 3.0
 _ANSWER_S = 0.5
 _HEALED_S = 2.0
 _LOOK_S = 0.02
-_HALTED_S = 1.0  # a wait of this length checks whether ranks are stopped or held
-_WHOSE = "(__import__('socket').gethostname(), __import__('os').getpid())"  # a function of ours would be imported there
+_HALTED_S = 1.0  # during a longer wait, check for stopped or held ranks
+# an expression, since the engine would have to import a function
+_WHOSE = "(__import__('socket').gethostname(), __import__('os').getpid())"
 _NO_CONTROLLER = (
     "the controller of ipyparallel has ended, and the reply to this call is lost; session.client starts it again"
 )
@@ -33,25 +35,25 @@ _NO_RANKS = "the ranks have ended, and the reply to this call with them; %ddp_st
 _CLOSED = "session.client was closed, and the reply to this call is lost"
 
 
-Whose = tuple[str, int]  # the name of a rank's host, and its process id there
+Whose = tuple[str, int]  # host name and process id of a rank
 
 
 def connect(
     file: str, ranks: Callable[[], dict[int, Whose]], until: float, check: Callable[[], None]
 ) -> tuple[ipyparallel.Client, set[Whose]]:
-    """A client that knows the engines of all ranks, each of which has answered, and the ranks' processes.
+    """Return a client that knows the engines of all ranks, each of which has answered, and the ranks' processes.
 
     Args:
         file: the controller's connection file.
         ranks: returns the processes of the living ranks, by rank.
-        until: what the engines get to answer, on the monotonic clock.
-        check: called while this waits; raises an error if the wait is in vain.
+        until: time limit for the engines' answers, on the monotonic clock.
+        check: called during the wait; raises an error if the wait cannot succeed.
 
     Raises:
-        whatever `check` raises.
-        TimeoutError: the controller or an engine does not answer. At the next attempt it may: an engine that registers
-            while the client connects may be neither in the list that the client is given, nor in what it is told once
-            it has subscribed, and it never hears of it then.
+        any exception of `check`.
+        TimeoutError: the controller or an engine does not answer. The next attempt may succeed: an engine that
+            registers
+            while the client connects may be missing both in the list of engines and in the notifications after it.
     """
     import ipyparallel
 
@@ -70,7 +72,7 @@ def _wait_for_engines(
     """Wait until the client knows as many engines as there are ranks.
 
     Raises:
-        whatever `check` raises.
+        any exception of `check`.
         TimeoutError: it does not within the time of an attempt.
     """
     until = time.monotonic() + _ATTEMPT_S
@@ -90,13 +92,17 @@ def _hear(
 ) -> set[Whose]:
     """Wait until the engine of every rank has answered, and its output has arrived. Returns the ranks' processes.
 
-    A controller that was started again knows engines from its file before their connections are back, and drops what is
-    sent to them until then. A client that has only just subscribed to what they publish may miss it: then a call with
-    output, `%%px` say, would wait for its end for ever. And one that has not heard yet that a rank was replaced sends
-    to the engine that has died.
+    A restarted controller knows engines from its file before their connections are back, and drops messages to them
+    until then. A client that has just subscribed to the engines' output may miss the first part: a call with output,
+    such as `%%px`, would then wait for its end forever. A client that does not know yet that a rank was replaced sends
+    to the dead engine.
 
     Args:
-        heard: the processes that have answered this client before. They are not asked: they may run a long cell.
+        client: of the session.
+        heard: processes that have answered this client before. They get no request: they may run a long cell.
+        ranks: returns the processes of the living ranks, by rank.
+        until: time limit, on the monotonic clock.
+        check: called during the wait; raises an error if the wait cannot succeed.
     """
     while True:
         missing = [rank for rank, whose in ranks().items() if whose not in heard]
@@ -117,11 +123,11 @@ def _hear(
 
 
 class SharedClient:
-    """The client of a session, made at the first use, and again when its controller was started again.
+    """The client of a session, created at the first use, and again after its controller was restarted.
 
     Args:
         cluster: the ranks.
-        why_silent: returns why ranks do not answer, of those for which this is known.
+        why_silent: returns the reason for each rank that does not answer, where known.
         long_cells: names the cells that ranks have run for a second, in sentences; "" if there are none.
     """
 
@@ -134,22 +140,22 @@ class SharedClient:
         self._cluster = cluster
         self._long_cells = long_cells
         self.why_silent = why_silent
-        self._made: tuple[ipyparallel.Client, int] | None = None  # and the pid of its controller
-        self._known: set[Whose] = set()  # ranks that it has heard
+        self._made: tuple[ipyparallel.Client, int] | None = None  # with the pid of its controller
+        self._known: set[Whose] = set()  # ranks that have answered this client
         self._watch: CallWatch | None = None
 
     @property
     def alive(self) -> list[int]:
-        """Ranks whose process lives."""
+        """Ranks with a living process."""
         return self._cluster.alive
 
     @property
     def ended(self) -> dict[int, str]:
-        """How the processes of dead ranks ended."""
+        """Exit causes of dead ranks."""
         return {rank: self._cluster.process(rank).how for rank in self._cluster.gone}
 
     def get(self) -> ipyparallel.Client:
-        """A client that knows all engines.
+        """Return a client that knows all engines.
 
         Raises:
             ClientError: the controller or a rank cannot be reached, or this process has too few file descriptors left.
@@ -157,7 +163,7 @@ class SharedClient:
         until = time.monotonic() + _CONNECT_S
         check = self._checked()
         while True:
-            file, pid = self._cluster.client_file()  # another one, where it has ended since the last attempt
+            file, pid = self._cluster.client_file()  # a new controller, if it has ended since the last attempt
             check()
             if why := client_calls.halted(pid) if self._watch is None else self._watch.halted():
                 raise ClientError(why)
@@ -171,7 +177,7 @@ class SharedClient:
                     client = self._made[0]
                     self._hear_new(client, until, check)
                 return client
-            except ClientError:  # of `check`
+            except ClientError:  # raised by `check`
                 raise
             except StartError as error:
                 raise ClientError(str(error)) from None
@@ -184,8 +190,10 @@ class SharedClient:
                 ) from error
 
     def _checked(self) -> Callable[[], None]:
-        """Return a function that raises ClientError if a rank cannot register or does not answer. It does not look for
-        ranks that do not answer, or that run a cell, before a second has passed."""
+        """Return a function that raises ClientError if a rank cannot register or does not answer.
+
+        It checks for silent ranks, and for ranks that run a cell, only after one second.
+        """
         look_at = time.monotonic() + _HALTED_S
 
         def check() -> None:
@@ -206,10 +214,10 @@ class SharedClient:
         return check
 
     def on_healed(self) -> None:
-        """Ranks were replaced: a call that follows at once is to reach the new ones."""
+        """Connect the client to replaced ranks, so that the next call reaches them."""
         made = self._made
         if made is not None:
-            with contextlib.suppress(Exception):  # `get` tries again, and says why not
+            with contextlib.suppress(Exception):  # `get` tries again, and raises the reason
                 self._hear_new(made[0], time.monotonic() + _HEALED_S, self._cluster.check_registered)
 
     def _hear_new(self, client: ipyparallel.Client, until: float, check: Callable[[], None]) -> None:
@@ -217,21 +225,21 @@ class SharedClient:
             self._known = _hear(client, self._known, self._processes, until, check)
 
     def _processes(self) -> dict[int, Whose]:
-        """The processes of the living ranks, by rank."""
+        """Return the processes of the living ranks, by rank."""
         alive = {rank: self._cluster.process(rank) for rank in self._cluster.alive}
         return {rank: (process.host.hostname, process.pid) for rank, process in alive.items() if process.pid}
 
     def on_ended(self, rank: int, how: str) -> None:
-        """A rank's process has ended. In an I/O thread."""
+        """Handle the end of a rank's process. In an I/O thread."""
         if (watch := self._watch) is not None:
             watch.on_ended(rank, how)
 
     def on_gone(self) -> None:
-        """All processes of the session have ended. In an I/O thread."""
+        """Handle the end of all processes of the session. In an I/O thread."""
         self._leave(_NO_RANKS)
 
     def on_controller_ended(self) -> None:
-        """Its controller has ended. In an I/O thread."""
+        """Handle the end of the controller. In an I/O thread."""
         self._leave(_NO_CONTROLLER)
 
     def _leave(self, why: str) -> None:
@@ -241,7 +249,7 @@ class SharedClient:
             threading.Thread(target=client_calls.give_up, args=(made[0], why), name="ddp-client", daemon=True).start()
 
     def close(self, why: str = _CLOSED) -> None:
-        """Close it, if there is one.
+        """Close the client, if there is one.
 
         Args:
             why: the error of calls that another thread waits for.

@@ -1,4 +1,4 @@
-"""Calls of `session.client` that wait: a message names what they wait for, and a call to a dead rank gets an error."""
+"""Waiting calls of `session.client`: a message names the cause of a wait, and calls to dead ranks get an error."""
 
 from __future__ import annotations
 
@@ -19,32 +19,32 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _FAIL_S = 2.0
-_WATCH_S = 1.0  # between two looks at processes while a call waits
-_DIED = re.compile(r"Engine .* died while running task")  # ipyparallel's words
+_WATCH_S = 1.0  # between two checks of processes while a call waits
+_DIED = re.compile(r"Engine .* died while running task")  # text of an ipyparallel error
 _LATE_S = 0.2  # replies that a rank sent before its end get this time to arrive
 
 
 class ClientRanks(Protocol):
-    """The ranks of a session, as a client sees them."""
+    """The ranks of a session, as seen by a client."""
 
     @property
     def alive(self) -> Sequence[int]: ...
     @property
     def ended(self) -> Mapping[int, str]:
-        """How the processes of dead ranks ended."""
+        """Exit causes of dead ranks."""
 
     def why_silent(self, ranks: Collection[int]) -> Mapping[int, str]:
-        """Return why ranks do not answer, of those for which this is known."""
+        """Return the reason for each rank that does not answer, where known."""
 
 
 class CallWatch:
-    """Names what calls wait for: a process that is stopped, that a debugger holds, or that has ended.
+    """Reports the process that calls wait for, if it is stopped, held by a debugger, or has ended.
 
-    ipyparallel waits for replies without a message and without a limit. A thread prints one under the running cell, and
-    gives errors to the calls of dead ranks.
+    ipyparallel waits for replies without a message and without a limit. A thread prints a message under the running
+    cell, and gives errors to the calls of dead ranks.
 
     Args:
-        client: whose calls may wait.
+        client: the client with the calls.
         controller: its process id, on this machine.
         ranks: of the session.
     """
@@ -60,11 +60,11 @@ class CallWatch:
         threading.Thread(target=self._run, name="ddp-client-watch", daemon=True).start()
 
     def halted(self) -> str:
-        """Name the processes of the controller that do not run, and the remedy, in a sentence; "" if all run."""
+        """Describe the processes of the controller that do not run, and the remedy; "" if all run."""
         return halted(self._controller, self._pids)
 
     def on_ended(self, rank: int, how: str) -> None:
-        """A rank's process has ended. From an I/O thread."""
+        """Handle the end of a rank's process. From an I/O thread."""
         if engine := self._client._engines.get(rank, ""):
             self._dead[engine] = _lost_with({rank: how})
         self._ended.put((rank, engine, how))
@@ -73,8 +73,11 @@ class CallWatch:
         self._ended.put(None)
 
     def _name_the_dead(self) -> None:
-        """Have errors of ipyparallel about dead engines name the rank and the remedy. Its own errors are "Engine
-        b'2dbc0fe3' died while running task" for a load-balanced view, and "No such engine" for `client[1]`."""
+        """Make ipyparallel errors about dead engines name the rank and the remedy.
+
+        The original errors are "Engine b'2dbc0fe3' died while running task" for a load-balanced view, and "No such
+        engine" for `client[1]`.
+        """
         client: Any = self._client
         take, build = client._handle_apply_reply, client._build_targets
 
@@ -120,16 +123,16 @@ class CallWatch:
                 _log.exception("the calls of session.client to a dead rank could not be ended")
 
     def _print_waits(self, said: str, calls: set[str]) -> tuple[str, set[str]]:
-        """Print what calls wait for, unless that was printed for the same calls.
+        """Print the cause of waiting calls, unless that was printed for the same calls.
 
         Args:
-            said: what was printed last, without its numbers of seconds.
-            calls: that waited then.
+            said: the last message, without its numbers of seconds.
+            calls: ids of the calls that waited at that time.
         """
         try:
             now = set(self._client.outstanding)
             why = self._why() if now else ""
-        except Exception:  # the session changes just now: look again later
+        except Exception:  # the session is changing: check again later
             _log.info("the processes that a call of session.client waits for could not be looked at", exc_info=True)
             return said, calls
         lasting = re.sub(r"[0-9.]+ s\b", "", why)
@@ -138,27 +141,27 @@ class CallWatch:
         return lasting, now
 
     def _why(self) -> str:
-        """Return what the calls wait for if it does not run, else ""."""
+        """Return the reason why calls wait, if a process does not run, else ""."""
         why = self._ranks.why_silent(self._asked())
         return self.halted() or reasons(why)
 
     def _asked(self) -> set[int]:
         """Return the ranks whose replies are missing."""
-        if self._unassigned():  # any rank may have it
+        if self._unassigned():  # any rank may have the call
             return set(self._ranks.alive)
         sent, engines = self._client._outstanding_dict, list(self._client._engines.items())
         return {rank for rank, engine in engines if sent.get(engine)}
 
     def _unassigned(self) -> set[str]:
-        """Return the calls of load-balanced views: the client does not know which rank has them."""
+        """Return the calls of load-balanced views: the client does not know their ranks."""
         client = self._client
         return set(client.outstanding).difference(*list(client._outstanding_dict.values()))
 
     def _on_ended(self, ended: Sequence[tuple[int, str, str]]) -> None:
-        """Give errors to the calls of dead ranks, and tell the controller of their end.
+        """Give errors to the calls of dead ranks, and report their end to the controller.
 
         Args:
-            ended: the rank, its engine, and how it ended.
+            ended: the rank, its engine, and its exit cause.
         """
         client, are_gone = self._client, not self._ranks.alive
         dead, engines = {rank: how for rank, _, how in ended}, {engine for _, engine, _ in ended if engine}
@@ -186,7 +189,7 @@ class CallWatch:
 
 
 def _died(dead: Mapping[int, str]) -> str:
-    """Name dead ranks, and how they ended if that is the same of all.
+    """Name dead ranks, with their exit cause if it is the same for all.
 
     Example:
         >>> _died({0: "killed by SIGKILL", 1: "killed by SIGKILL"}), _died({0: "killed by SIGKILL", 2: "lost"})
@@ -205,7 +208,7 @@ def _lost_with(dead: Mapping[int, str]) -> str:
 
 
 def reasons(why: Mapping[int, str]) -> str:
-    """Return why ranks do not answer, in one sentence; "" if that is not known of any.
+    """Join the reasons of ranks that do not answer into one sentence; "" if no reason is known.
 
     Example:
         >>> reasons({0: "it is stopped", 1: "", 2: "it is stopped"})
@@ -216,7 +219,7 @@ def reasons(why: Mapping[int, str]) -> str:
 
 
 def _unregister(client: ipyparallel.Client, rank: int) -> None:
-    """Tell the controller that an engine has ended, which its heartbeat would notice after half a minute only."""
+    """Report the end of an engine to the controller, whose heartbeat check would take half a minute."""
     client.session.send(client._query_socket, "unregistration_request", content={"id": rank})
 
 
@@ -225,7 +228,7 @@ def _print(text: str) -> None:
 
 
 def halted(controller: int, pids: Sequence[int] = ()) -> str:
-    """Name the processes of a controller that do not run, and the remedy, in a sentence; "" if all run.
+    """Describe the processes of a controller that do not run, and the remedy; "" if all run.
 
     Args:
         controller: its process id, on this machine.
@@ -251,15 +254,16 @@ def fail(
 ) -> int:
     """Give errors to calls that wait for a reply, and end waits for output.
 
-    The client does the same when it hears from its controller that an engine has died.
+    The client does the same after its controller reports a dead engine.
 
     Args:
+        client: with the calls.
         calls: returns the ids of the calls, in the client's thread.
-        of_engine: whether output of this engine is not waited for any longer.
+        of_engine: whether to end the waits for output of this engine.
         why: the error.
 
     Returns:
-        How many calls there were; 0 if the client's thread does not answer.
+        The number of failed calls; 0 if the client's thread does not answer.
     """
     from ipyparallel import error
 
@@ -276,10 +280,11 @@ def fail(
             reply = client.session.msg("apply_reply", content=content)
             reply["parent_header"]["msg_id"] = msg_id
             client._handle_apply_reply(reply)
-            for sent in client._outstanding_dict.values():  # else the client fails it again, at the controller's word
+            # else the client fails the call again when the controller reports the engine
+            for sent in client._outstanding_dict.values():
                 sent.discard(msg_id)
             failed.append(msg_id)
-        for output in list(client._output_futures.values()):  # the reply is there, and its output never comes
+        for output in list(client._output_futures.values()):  # the reply has arrived, and its output never will
             if not output.done() and of_engine(output.metadata["engine_uuid"]):
                 output.set_result(None)
         has_failed.set()
@@ -289,14 +294,16 @@ def fail(
 
 
 def give_up(client: ipyparallel.Client, why: str) -> None:
-    """Give errors to all calls that wait for a reply, and close the client: without its controller every call would
-    wait without a limit.
+    """Give errors to all calls that wait for a reply, and close the client.
+
+    Without its controller every call would wait forever.
 
     Args:
+        client: to close.
         why: the error.
     """
     try:
         fail(client, lambda: list(client.outstanding), lambda _: True, why)
         client.close(linger=0)
-    except Exception:  # another version, or a closed client: the stop button ends a wait
+    except Exception:  # another ipyparallel version, or a closed client: the stop button ends a wait
         _log.exception("the calls of session.client could not be ended")

@@ -1,8 +1,8 @@
-"""The interface of the processes of one session: ranks, store and controller, on one or more hosts.
+"""Interface of the processes of one session: ranks, store and controller, on one or more hosts.
 
-Two implementations: `launch.direct.DirectCluster` in the notebook's process, or in a keeper's, and
-`launch.keep.stand_in.KeptCluster` in a notebook, through a keeper. A process has a number that it keeps; its rank
-belongs to an epoch of the group, see `forming`.
+There are two implementations. `launch.direct.DirectCluster` runs in the process of the notebook or of a keeper.
+`launch.keep.proxy.KeptCluster` runs in a notebook and calls a keeper. A process keeps its number; its rank belongs to
+an epoch of the group, see `forming`.
 """
 
 from __future__ import annotations
@@ -27,14 +27,15 @@ if TYPE_CHECKING:
 
 
 def end_all(processes: Processes, hosts: Sequence[Host], grace_s: float) -> list[int]:
-    """End them, and all below them.
+    """End all processes and their descendants.
 
     Args:
-        hosts: of the ranks.
+        processes: of the session.
+        hosts: the hosts of the ranks.
         grace_s: seconds from `END` to SIGKILL.
 
     Returns:
-        The ids of what could not be ended, see `Host.end_all`.
+        The ids of processes that could not be ended, see `Host.end_all`.
     """
     left: list[int] = []
 
@@ -45,7 +46,7 @@ def end_all(processes: Processes, hosts: Sequence[Host], grace_s: float) -> list
 
     with_controller = [process.host for process in processes.living(CONTROLLER)]
     first, *others = dict.fromkeys([*hosts, *with_controller])
-    beside = [threading.Thread(target=end, args=(host,)) for host in others]  # each may need all of the grace
+    beside = [threading.Thread(target=end, args=(host,)) for host in others]  # a host may need the whole grace period
     for one in beside:
         one.start()
     end(first)
@@ -55,11 +56,11 @@ def end_all(processes: Processes, hosts: Sequence[Host], grace_s: float) -> list
 
 
 __all__ = ["Check", "Cluster", "Hosts", "Listener", "Startup"]
-HANGS_S = 5.0  # without an answer, until something that needs it is given up; a loaded machine is slow
+HANGS_S = 5.0  # seconds without an answer until a process counts as hanging; generous for loaded machines
 
 
 class Listener(Protocol):
-    """Who is told what the ranks say. Called in I/O threads; must not block."""
+    """Receiver of messages and events of the ranks. Called in I/O threads; must not block."""
 
     def on_message(self, rank: int, message: Message) -> None: ...
     def on_text(self, rank: int, fd: int, data: bytes) -> None: ...
@@ -72,8 +73,8 @@ class Cluster(ABC):
     """The processes of a session.
 
     Args:
-        mark_token: of the marks in the ranks' text.
-        directory: of this machine, for the session's logs and profiles.
+        mark_token: token of the marks in the ranks' text.
+        directory: local directory for the session's logs and profiles.
         hosts: by name.
     """
 
@@ -92,122 +93,128 @@ class Cluster(ABC):
         """Start all processes and wait until every rank can run a cell.
 
         Args:
-            deadline: monotonic time by which it must be done.
-            report: told the name of each stage that is done.
-            check: called often while it waits; what it raises ends the wait.
+            deadline: monotonic time limit.
+            report: called with the name of each completed stage.
+            check: called often during the wait; an exception from it ends the wait.
 
         Raises:
             StartError: a process ended or could not do its part.
-            StartTimeoutError: the deadline passed; names the stage and the ranks that it waits for.
+            StartTimeoutError: the deadline passed; the error names the stage and the missing ranks.
         """
 
     @abstractmethod
     def form(self, deadline: float, check: Check = lambda: None) -> list[str]:
-        """Form the group anew, in the next epoch: same ranks, same sizes, every variable kept.
+        """Form the group again, in the next epoch, with the same ranks and sizes. Variables are kept.
 
-        A store that is gone is replaced first. Where `check` raises, it can be tried again.
+        A dead store is replaced first. If `check` raises, the call can be repeated.
 
         Returns:
-            What the ranks could not have again, in words.
+            Descriptions of state that the ranks could not restore.
         """
 
     @abstractmethod
     def replace(self, ranks: list[int], deadline: float, check: Check = lambda: None) -> list[str]:
-        """New processes for ranks that have died, and then the group of all. Ranks of a host that was lost get them
-        elsewhere, see `Losses.place`. Returns where they went, and what `form` does.
+        """Start new processes for dead ranks, then form the group of all ranks.
+
+        Ranks of a lost host move to other hosts, see `LostRanks.place`.
+
+        Returns:
+            Sentences that name the new hosts of moved ranks, then the result of `form`.
 
         Raises:
-            StartError: it failed, and can be tried again: the new processes are gone.
-            whatever `check` raises: the same holds.
+            StartError: it failed and can be repeated; the new processes have been ended.
+            any exception of `check`: the same holds.
         """
 
     @abstractmethod
     def place(self, stay: Sequence[int], world_size: int, *, may_share: bool) -> Placement:
-        """Where ranks would be if there were as many as this, see `moving.resized`."""
+        """Return the placement for a different number of ranks, see `rank_placement.resized`."""
 
     @abstractmethod
     def resize(
         self, stay: Sequence[int], placement: Placement, deadline: float, check: Check, renumbered: Renumbered
     ) -> list[str]:
-        """More or fewer ranks: these stay, with other numbers, new ones come, the others end. Returns what `form` does.
+        """Change the number of ranks: keep and renumber some, start new ones, and end the others. Returns the result of
+        `form`.
 
         Args:
-            stay: ranks, in the order of their new numbers.
-            placement: what `place` gave for them.
-            renumbered: called when ranks have their new numbers, before any uses one.
+            stay: ranks to keep, in the order of their new numbers.
+            placement: the result of `place` for these ranks.
+            renumbered: called after the renumbering, before any new number is used.
 
         Raises:
-            StartError: a process did not come up, and nothing was changed; or the group did not form.
-            whatever `check` raises: the same holds.
+            StartError: a process did not start, and nothing was changed; or the group did not form.
+            any exception of `check`: the same holds.
         """
 
     @abstractmethod
     def note_supplied(self) -> None:
-        """New ranks have got what they get: nobody who comes later has to be told that they lack it."""
+        """Mark new ranks as initialised, so that notebooks attaching later do not warn."""
 
     # ---- the ranks
 
     @property
     @abstractmethod
     def placement(self) -> Placement:
-        """Which rank is where now."""
+        """The current host and device of each rank."""
 
     @property
     @abstractmethod
     def epoch(self) -> int:
-        """Number of the group: raised each time it is called to form."""
+        """Number of the group, raised by each call to form."""
 
     @property
     @abstractmethod
     def is_running(self) -> bool:
-        """Whether a host server lives, and with it ranks that have not died by themselves. Those of a host that was
-        lost are gone."""
+        """True if a host server is alive. Its ranks may have died by themselves; ranks of a lost host are dead."""
 
     @property
     def hosts(self) -> list[Host]:
-        """Those that were not lost."""
+        """Hosts that were not lost."""
         return [host for host in self._hosts.values() if host.is_alive]
 
     @property
     @abstractmethod
     def unheard(self) -> dict[int, str]:
-        """Ranks whose host is not heard and may come back, each with what is said of it."""
+        """Ranks on unreachable hosts that may come back, with a description for each."""
 
     @abstractmethod
     def give_up(self, why: str, ranks: Sequence[int] | None = None) -> None:
-        """Take unreachable hosts for lost; returns when it is known which ranks are gone. Not if no host were left.
+        """Declare unreachable hosts lost, and return when their ranks are known to be dead.
+
+        Does nothing if no host would be left.
 
         Args:
-            why: in words: "somebody asked for it".
-            ranks: only hosts of these; None: of all.
+            why: the reason in words, e.g. "somebody asked for it".
+            ranks: only hosts of these ranks; None: all hosts.
         """
 
     @abstractmethod
     def trouble(self) -> str:
-        """Why a host server does not answer, in a sentence; "" if all do that were not lost."""
+        """Return a sentence about a host server that does not answer; "" if all answer. Ignores lost hosts."""
 
     @property
     @abstractmethod
     def is_stopped(self) -> bool:
-        """Whether somebody has stopped a host server: no cell gets to its ranks then, and no text of them comes."""
+        """True if a host server is stopped (SIGSTOP). Its ranks then receive no cells, and their text is held back."""
 
     def stopped(self, ranks: Sequence[int] | None = None) -> list[Process]:
-        """The processes of the session that are stopped (SIGSTOP, SIGTSTP), as their hosts have reported. Asks nobody.
+        """Return the stopped processes (SIGSTOP, SIGTSTP) of the session from reports of the hosts, without a request.
 
         Args:
-            ranks: without those of other ranks; None: all.
+            ranks: leave out other ranks; None: include all.
         """
-        if not any(host.stopped for host in self.hosts):  # mostly
+        if not any(host.stopped for host in self.hosts):  # the usual case
             return []
         processes = [process for process in self._processes.current if process.is_stopped]
         return [one for one in processes if one.kind != RANK or ranks is None or one.rank in ranks]
 
     @abstractmethod
     def pulse(self) -> str:
-        """Why a host server does not answer, as far as is known without a wait, see `Host.pulse`; "": all do."""
+        """Return why a host server does not answer, without a wait, see `Host.pulse`; "" if all answer."""
 
     def cut_off(self, after_s: float = HANGS_S) -> str:
-        """Why nothing gets to any rank, in a sentence; "" if the way to them is open.
+        """Return a sentence about why messages cannot reach the ranks; "" if they can.
 
         Args:
             after_s: seconds without an answer after which a process that is not stopped counts as hanging.
@@ -216,47 +223,56 @@ class Cluster(ABC):
 
     @abstractmethod
     def tell_what_is_slow(self, say: Callable[[str], object]) -> None:
-        """Have this told in a sentence what a group that forms again waits for, where that takes long."""
+        """Set the callback for a sentence that names the cause when forming the group again takes long."""
 
     @abstractmethod
     def replace_stopped_store(self) -> None:
-        """End a store that is stopped, so that ranks do not wait for it: the next group gets a new one."""
+        """End a stopped store, so that ranks do not wait for it. The next group gets a new store."""
 
     @property
     @abstractmethod
     def is_here(self) -> bool:
-        """Whether all ranks are on the notebook's machine."""
+        """True if all ranks are on the notebook's machine."""
 
     @property
     def ranks(self) -> list[int]:
         return self._processes.ranks
 
     def process(self, rank: int) -> Process:
-        """The process that has this rank now."""
+        """Return the current process of a rank."""
         return self._processes.by_rank[rank]
 
     @property
     def alive(self) -> list[int]:
-        """Ranks whose process lives."""
+        """Ranks with a living process."""
         return self._processes.alive
 
     @property
     def gone(self) -> list[int]:
-        """Ranks whose process has ended."""
+        """Ranks with an ended process."""
         return self._processes.gone
 
     @abstractmethod
     def send(self, rank: int, message: Message) -> None:
-        """Send a message to a rank, from any thread. One that is gone, or has left meanwhile, hears nothing."""
+        """Send a message to a rank, from any thread. A message to a dead or removed rank is dropped."""
 
     @abstractmethod
     def put_in_inboxes(self, message: Message, ranks: list[int]) -> None:
-        """Put a message into inboxes of ranks; their main threads take it in this order, see `launch.host.pipes`."""
+        """Put a message into inboxes of ranks. Their main threads read messages in order, see `launch.host.pipes`."""
 
     @abstractmethod
     def signal(self, ranks: list[int], *numbers: int, value: int = 0) -> bool:
-        """Send signals to ranks, in this order. They have them when this returns, also where the host server does not
-        answer, which it tells by False. `value` goes with `RELEASE`.
+        """Send signals to ranks, in this order.
+
+        The signals are delivered when this returns, even if the host server does not answer.
+
+        Args:
+            ranks: the receivers.
+            numbers: of the signals.
+            value: sent with `RELEASE`.
+
+        Returns:
+            False if a host server does not answer.
 
         Raises:
             HostError: a host server ended.
@@ -264,7 +280,7 @@ class Cluster(ABC):
 
     @abstractmethod
     def inspect(self, ranks: list[int]) -> dict[int, Seen]:
-        """What their hosts see of ranks that do not answer: whether each is stopped, and its stack.
+        """Return the hosts' view of ranks that do not answer: whether each is stopped, and its stack.
 
         Raises:
             HostError: a host server ended.
@@ -272,39 +288,40 @@ class Cluster(ABC):
 
     @abstractmethod
     def files(self, pattern: str) -> list[Path]:
-        """Files that ranks have written into the session's directory, as files of this machine.
+        """Return files that ranks have written into the session's directory, as local paths.
 
         Args:
-            pattern: of their names, as for `Path.glob`.
+            pattern: of the file names, as for `Path.glob`.
         """
 
     @abstractmethod
     def silent_s(self, rank: int) -> float:
-        """Seconds since the rank's agent was last heard."""
+        """Return the seconds since the last message of the rank's agent."""
 
     @abstractmethod
     def hold_text(self, hold: bool) -> None:
-        """Let text stay in the ranks' pipes, or come again."""
+        """Leave text in the ranks' pipes (True), or read it again (False)."""
 
     @abstractmethod
     def drop(self, rank: int, transfer: int) -> None:
-        """Let a rank forget bulk data that is not wanted any longer. From any thread, and never waits."""
+        """Make a rank drop bulk data that is no longer needed. From any thread; does not block."""
 
     @abstractmethod
     def fetch(self, rank: int, transfer: int, nbytes: int, check: Check) -> bytearray:
-        """Fetch bulk data that a rank holds."""
+        """Fetch bulk data from a rank."""
 
     @abstractmethod
     def put(self, rank: int, data: bytes | SealedMemory, check: Check) -> int:
-        """Put bulk data into a rank. Returns the number of the transfer, for `Push` or `drop`."""
+        """Send bulk data to a rank. Returns the number of the transfer, for `Push` or `drop`."""
 
     @abstractmethod
     def client_file(self) -> tuple[str, int]:
-        """The connection file for `ipp.Client`, and the controller's process id. It is started at the first call, and
-        one that is gone again in its old place.
+        """Return the connection file for `ipp.Client` and the controller's process id.
+
+        The first call starts the controller. A controller that ended is started again with the same connection file.
 
         Raises:
-            ClientError: it cannot be started, or not reached by a host.
+            ClientError: it cannot be started, or a host cannot reach it.
         """
 
     @abstractmethod
@@ -312,15 +329,19 @@ class Cluster(ABC):
         """See `Engines.check_registered`."""
 
     def pids(self, kind: str) -> list[int]:
-        """Ids of the living processes of a kind: "rank" (in their order), "store" or "controller"."""
-        # without those that are just being started: a signal to "0" would reach the caller and all around it
+        """Return the ids of the living processes of a kind: "rank" (in rank order), "store" or "controller"."""
+        # Processes that are just being started have pid 0: a signal to 0 would reach the caller's process group.
         return [process.pid for process in self._processes.living(kind) if process.pid]
 
     # ---- ending
 
     @abstractmethod
     def stop(self, grace_s: float = 1.0) -> bool:
-        """End every process and all below them. Whether that is done; if not, only the end of the host server helps."""
+        """End all processes and their descendants.
+
+        Returns:
+            False if some could not be ended; then only the end of the host server ends them.
+        """
 
 
 class Hosts(ABC):
@@ -328,7 +349,7 @@ class Hosts(ABC):
 
     @abstractmethod
     def check_startable(self, ranks: int) -> None:
-        """Try whether the ranks of this session could be started again now, without ending any.
+        """Check that the ranks of this session could be started again now, without ending any.
 
         Args:
             ranks: how many.
@@ -348,50 +369,50 @@ class Hosts(ABC):
         check: Callable[[], None],
         progress: Callable[[str], None],
     ) -> Synced:
-        """Send a folder, None: the one of the start, or the notebook's. See `Session.sync`."""
+        """Send a folder; None: the folder of the start, or else the notebook's folder. See `Session.sync`."""
 
     @abstractmethod
     def status(self) -> str:
-        """What `%ddp_status` says of what has started them; "" if nothing."""
+        """Return the lines of `%ddp_status` about the launcher of the hosts; "" if there are none."""
 
     @abstractmethod
     def notices(self) -> list[str]:
-        """What their user should know by now and was not told yet, such as that their time is nearly over."""
+        """Return notices that the user has not seen yet, e.g. that the job ends soon."""
 
     @abstractmethod
     def tell_of_warnings(self, on_warned: Callable[[str], object]) -> None:
-        """Have this called, from any thread, when the job that the ranks are in says that its time is nearly over."""
+        """Set a callback for the warning that the job of the ranks ends soon. It is called from any thread."""
 
     @property
     @abstractmethod
     def are_alive(self) -> bool:
-        """Whether one is: the others were lost."""
+        """True if any host is alive; the others were lost."""
 
     @property
     @abstractmethod
     def pids(self) -> list[int]:
-        """Of the servers, each on its host."""
+        """Process ids of the host servers, each on its host."""
 
     @property
     @abstractmethod
     def words(self) -> str:
-        """Their names, once the ranks were placed."""
+        """The names of the hosts, after the ranks were placed."""
 
     @abstractmethod
     def end(self, *, healthy: bool = True) -> None:
-        """Give the servers back to the next session, or end them.
+        """Return the servers to the pool for the next session, or end them.
 
         Args:
-            healthy: they have ended all that they had started.
+            healthy: the servers have ended everything that they had started.
         """
 
 
 class Startup(ABC):
-    """How a session comes to have its ranks.
+    """Startup of a session: creates its cluster and starts its ranks.
 
     Args:
         hosts: of the ranks. The caller ends them.
-        synced: what was sent to the hosts; None: nothing was to be.
+        synced: result of the upload to the hosts; None if nothing was to be sent.
     """
 
     def __init__(self, hosts: Hosts, synced: Synced | None = None) -> None:
@@ -403,13 +424,13 @@ class Startup(ABC):
         """Return the cluster, which reports nothing yet.
 
         Args:
-            listener: who is told what the ranks say.
+            listener: receives messages and events of the ranks.
         """
 
     @abstractmethod
     def start(self, cluster: Cluster) -> None:
-        """Start its ranks, or report what those say that run.
+        """Start the ranks, or report the messages of ranks that already run.
 
         Raises:
-            what `Cluster.start` raises.
+            any error of `Cluster.start`.
         """

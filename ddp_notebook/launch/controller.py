@@ -1,11 +1,11 @@
-"""ipyparallel's controller of a session: what `ipp.Client` and `%%px` talk to. Our cells do not pass through it.
+"""ipyparallel controller of a session, for `ipp.Client` and `%%px`. `%%ddp` cells do not use it.
 
-It is started when somebody asks for it. It has its own CURVE keys and its own blocks of ports, which the files that
-engines and clients connect by hold from the session's start on. A controller that was killed is started again with the
-same ones: the engines reconnect by themselves, and ipyparallel restores their registration from its file.
+It is started on demand. It has its own CURVE keys and blocks of ports, fixed in the connection files since the start of
+the session. A killed controller is started again with the same keys and ports. Then engines reconnect by themselves,
+and ipyparallel restores their registration from its file.
 
-It listens on loopback, and for engines of hosts that called the notebook at the address at which they did, on ports of
-`--ports` if there are such. Whoever knows its public key is let in: so that key travels to the ranks by the wire only.
+It listens on loopback. For engines on other hosts it also listens at the notebook's address for callbacks, on ports of
+`--ports` if given. Its public key grants access, so the key is sent to the ranks over the wire only.
 """
 
 from __future__ import annotations
@@ -33,23 +33,24 @@ from ddp_notebook.registry import modes, private
 
 _BLOCK = 20  # ports per pool: ipyparallel needs 8, 6 and 3
 _POOLS = ("engine_ports", "client_ports", "ports")
-_OF_ENGINES = ("control", "mux", "task", "iopub", "hb_ping", "hb_pong", "broadcast")  # the last has several
-_LEAVES = 2  # of ipyparallel's tree of broadcast schedulers
-_USED_BY_ENGINES = 9  # ports: registration, those, and the second one for broadcasts
+_OF_ENGINES = ("control", "mux", "task", "iopub", "hb_ping", "hb_pong", "broadcast")  # broadcast has several ports
+_LEAVES = 2  # leaves of the tree of broadcast schedulers
+_USED_BY_ENGINES = 9  # number of ports: registration, those in _OF_ENGINES, and a second one for broadcasts
 _OF_CLIENTS = ("control", "mux", "task", "iopub", "notification", "broadcast")
 _PORTS_S = 10.0
 
 
 def make_spec(directory: str, at: Listening = LOOPBACK_ONLY) -> ControllerSpec:
-    """The specification of a controller, for its first start and for later ones. Engines connect by what it holds, and
-    are ready before there is a controller.
+    """Return the specification of a controller, for its first start and for later starts.
+
+    Engines can be set up with it before a controller runs.
 
     Args:
-        directory: of its own (mode 700).
-        at: where on this machine, for the engines.
+        directory: a directory for the controller only (mode 700).
+        at: local address and ports for the engines.
 
     Raises:
-        ClientError: engines cannot reach it there.
+        ClientError: engines cannot reach that address or port range.
     """
     import zmq
 
@@ -61,7 +62,7 @@ def make_spec(directory: str, at: Listening = LOOPBACK_ONLY) -> ControllerSpec:
     everyone = {
         "ssh": "",
         "registration": engines[0],
-        "key": "",  # nothing is signed where all is encrypted
+        "key": "",  # messages need no signature, because connections are encrypted
         "curve_serverkey": public.decode(),
         "location": LOOPBACK,
         "pack": "json",
@@ -85,14 +86,14 @@ def make_spec(directory: str, at: Listening = LOOPBACK_ONLY) -> ControllerSpec:
 
 
 def write_files(spec: ControllerSpec) -> bool:
-    """Write the files that the controller and its clients connect by, unless they exist: a cleaner may remove them.
+    """Write the connection files of the controller and its clients if they are missing, e.g. after a cleanup of /tmp.
 
     Returns:
         Whether one was missing.
 
     Raises:
-        StartError: another user has taken the place of the folder.
-        OSError: they cannot be written.
+        StartError: another user has created a folder of that name.
+        OSError: the files cannot be written.
     """
     was_missing = False
     for side, connection in spec.connections.items():
@@ -106,7 +107,7 @@ def write_files(spec: ControllerSpec) -> bool:
 
 
 def for_engines(spec: ControllerSpec) -> tuple[dict[str, Any], list[str]]:
-    """What an engine connects by, and the addresses that it connects to."""
+    """Return the connection settings of an engine, and the addresses that it connects to."""
     connection = spec.connections["engine"]
     ports = [connection[name] for name in ("registration", *_OF_ENGINES)]
     flat = [port for one in ports for port in (one if isinstance(one, list) else [one])]
@@ -114,7 +115,7 @@ def for_engines(spec: ControllerSpec) -> tuple[dict[str, Any], list[str]]:
 
 
 def _pools(at: Listening) -> dict[str, range]:
-    """Ports for each of ipyparallel's pools.
+    """Return ports for each ipyparallel pool.
 
     Raises:
         ClientError: `--ports` leaves none for engines.
@@ -124,7 +125,7 @@ def _pools(at: Listening) -> dict[str, range]:
     if at.ports == ANY or at.host == LOOPBACK:
         return pools
     others = {*pools["client_ports"], *pools["ports"]}
-    # From the end on, since what else listens takes them from the front; by process id as in `find_ports`.
+    # Search from the end, since other listeners take ports from the front; start by process id as in `find_ports`.
     count = _USED_BY_ENGINES
     blocks = [range(stop - count, stop) for stop in range(at.ports.stop, at.ports.start + count - 1, -count)]
     for attempt in range(len(blocks)):
@@ -138,15 +139,17 @@ def _pools(at: Listening) -> dict[str, range]:
 
 
 def find_ports(count: int, address: str = LOOPBACK, attempts: int = 200) -> int:
-    """The first of `count` ports in a row that are free on loopback and at this address, below those that the system
-    hands out by itself.
+    """Return the first of `count` consecutive ports that are free on loopback and at this address.
 
-    ipyparallel chooses ports first and binds them later. In the system's own range another process could get one of
-    them in between.
+    The ports are below the system's ephemeral range: ipyparallel chooses ports first and binds them later, and another
+    process could get an ephemeral port in between.
+
+    Raises:
+        OSError: no such block is free.
     """
     low, high = 10_000, _first_ephemeral_port() - count
     blocks = (high - low) // count
-    for attempt in range(attempts):  # by process id: two notebooks that start together look at different blocks
+    for attempt in range(attempts):  # start by process id, so that two notebooks starting together try different blocks
         first = low + count * ((os.getpid() + attempt * attempt) % blocks)
         if _are_free(range(first, first + count), address):
             return first
@@ -166,8 +169,11 @@ def _are_free(ports: Sequence[int], address: str) -> bool:
 
 
 def _wait_for_ports(ports: Sequence[int], address: str) -> None:
-    """Wait until nobody has them, or too long. The schedulers of a controller that was killed have its sockets too, and
-    one that looks dead has them until the last of its threads has ended."""
+    """Wait until the ports are free, at most 10 s.
+
+    The schedulers of a killed controller still hold its sockets, and a process that looks dead holds them until its
+    last thread has ended.
+    """
     until = time.monotonic() + _PORTS_S
     while not _are_free(ports, address) and time.monotonic() < until:
         time.sleep(0.02)
@@ -182,13 +188,12 @@ def _first_ephemeral_port() -> int:
 
 
 def connection_file(directory: str, side: str) -> Path:
-    """The file that `side` ("client" or "engine") connects by."""
+    """Return the connection file of `side` ("client" or "engine")."""
     return Path(directory) / "profile" / "security" / f"ipcontroller-{side}.json"
 
 
 def _end_with_a_child(*_: object) -> None:
-    """A controller that has lost one of its schedulers waits for ever and says nothing. It ends, and so can be started
-    again."""
+    """End this controller if one of its schedulers has ended, since it would wait forever."""
     from ipyparallel.controller.app import IPController
 
     if not IPController.initialized():
@@ -202,12 +207,12 @@ def _end_with_a_child(*_: object) -> None:
 
 
 def main(spec: ControllerSpec) -> None:
-    """Be the controller."""
+    """Run the controller."""
     from ipyparallel.controller.app import IPController
 
     class Controller(IPController):
         def init_signal(self) -> None:
-            """Leave SIGINT and SIGTERM ignored, which would end it: the host server ends it without them."""
+            """Keep SIGINT and SIGTERM ignored: they would end the controller, and the host server does not need them."""
 
     if spec.waits:
         _wait_for_ports(list(chain(*spec.ports.values())), spec.address)
@@ -219,12 +224,13 @@ def main(spec: ControllerSpec) -> None:
     config.IPController.curve_secretkey = secret.encode()
     config.IPController.db_class = "nodb"
     config.IPController.broadcast_scheduler_depth = _LEAVES.bit_length() - 1
-    config.IPController.reuse_files = True  # those of `make_spec`
-    config.IPController.engine_ip = spec.address  # the files have it too, but registrations come before they are read
+    config.IPController.reuse_files = True  # the connection files of `make_spec`
+    # also in the connection files, but registrations arrive before these are read
+    config.IPController.engine_ip = spec.address
     config.IPController.restore_engines = spec.restores
     for pool, ports in spec.ports.items():
         config.IPController[pool] = ports
-    config.HeartMonitor.period = 100  # ms: an engine is known to the client after two beats
+    config.HeartMonitor.period = 100  # ms: the client sees an engine after two heartbeats
     config.HeartMonitor.max_heartmonitor_misses = 3000  # 5 min: a rank in a long operation is not dead
     signal.signal(signal.SIGCHLD, _end_with_a_child)
     sys.argv = ["ipcontroller"]

@@ -1,8 +1,8 @@
 """The accelerators of this host, found without a context in this process.
 
-A context in the host server would be inherited broken by every rank. So `nvidia-smi` lists NVIDIA's GPUs. If torch is
-built for other accelerators (AMD, Intel, or a plug-in such as Ascend's), a short-lived process asks torch for them.
-These have not been run on such hardware: the answers in the tests are written from torch's documentation.
+Ranks would inherit a context of the host server, and an inherited context is unusable. So `nvidia-smi` lists NVIDIA
+GPUs. If torch is built for other accelerators (AMD, Intel, or a plug-in such as Ascend's), a short-lived process lists
+them through torch. This was not run on such hardware: the tests use answers written from torch's documentation.
 
 Source: https://docs.pytorch.org/docs/stable/accelerator.html,
     https://docs.pytorch.org/docs/stable/distributed.html#torch.distributed.get_default_backend_for_device
@@ -21,7 +21,7 @@ from typing import Any
 
 _FIELDS = ("index", "uuid", "name", "memory.total")
 _ASK = "from ddp_notebook.launch import devices; devices.print_accelerators()"
-_ANSWER = "accelerators: "  # begins the line with the answer: plug-ins print lines too
+_ANSWER = "accelerators: "  # prefix of the line with the answer, since plug-ins print lines too
 _ASK_S = 60.0  # importing torch and starting a driver on a busy machine
 # Variables that hide accelerators from torch. It applies those of its build when it counts devices.
 # Source: https://rocm.docs.amd.com/en/latest/conceptual/gpu-isolation.html,
@@ -40,18 +40,18 @@ _QUERY = [f"--query-gpu={','.join(_FIELDS)}", "--format=csv,noheader,nounits"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
-    """One GPU as its driver or torch knows it."""
+    """One GPU, as listed by its driver or torch."""
 
     index: int  # the driver's number
     uuid: str  # "GPU-..."
     name: str
     memory_mib: int
-    kind: str = "cuda"  # torch's type of device; "cuda" for AMD's too
+    kind: str = "cuda"  # device type in torch; AMD GPUs have "cuda" too
     told_by_torch: bool = False  # torch has already applied the variables that hide devices
 
     @property
     def device(self) -> str:
-        """Its name in torch, among those of its host.
+        """Its device name in torch, among the devices of its host.
 
         Example:
             >>> Gpu(index=1, uuid="xpu:1", name="Intel Max 1550", memory_mib=65536, kind="xpu").device
@@ -64,7 +64,7 @@ class Gpu:
 
 
 def start_query() -> subprocess.Popen[str] | None:
-    """Ask the driver in the background; `finish_query` reads the answer. None where there is no driver."""
+    """Start a query of the driver in the background, for `finish_query`. Returns None without a driver."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return None
@@ -74,7 +74,7 @@ def start_query() -> subprocess.Popen[str] | None:
 
 
 def finish_query(query: subprocess.Popen[str] | None, timeout_s: float = 20.0) -> list[Gpu]:
-    """The GPUs that the driver listed. None when it cannot answer."""
+    """Return the GPUs that the driver listed; [] if it cannot answer."""
     if query is None:
         return []
     try:
@@ -97,7 +97,7 @@ def parse_query(text: str) -> list[Gpu]:
     for line in text.strip().splitlines():
         parts = [part.strip() for part in line.split(",")]
         if len(parts) != len(_FIELDS) or not parts[0].isdigit():
-            continue  # a remark of the tool's, such as "No devices were found"
+            continue  # a remark of nvidia-smi, such as "No devices were found"
         index, uuid, name, memory = parts
         gpus.append(Gpu(index=int(index), uuid=uuid, name=name, memory_mib=int(memory) if memory.isdigit() else 0))
     return gpus
@@ -105,15 +105,15 @@ def parse_query(text: str) -> list[Gpu]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accelerators:
-    """Answer of torch about the accelerators that it is built for."""
+    """Reply of torch about the accelerators that it is built for."""
 
-    backend: str = ""  # for tensors on them
+    backend: str = ""  # backend for tensors on these devices
     gpus: tuple[Gpu, ...] = ()
     trouble: str = ""  # why ranks use the CPU, in a sentence
 
 
 def ask_torch() -> Accelerators:
-    """Ask the torch of this environment for its accelerators, in a process that ends at once."""
+    """Query the torch of this environment for its accelerators, in a short-lived process."""
     try:
         asked = subprocess.run(
             [sys.executable, "-c", _ASK],
@@ -121,7 +121,8 @@ def ask_torch() -> Accelerators:
             capture_output=True,
             text=True,
             timeout=_ASK_S,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},  # the torch of this process
+            # the same torch as in this process
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         )
     except subprocess.TimeoutExpired:
         return Accelerators(trouble=f"torch did not list its accelerators within {_ASK_S:g} s: ranks use the CPU")
@@ -129,7 +130,7 @@ def ask_torch() -> Accelerators:
 
 
 def read_answer(out: str, errors: str = "") -> Accelerators:
-    """Read what `print_accelerators` has printed.
+    """Parse the output of `print_accelerators`.
 
     Example:
         >>> read_answer("", "Traceback ...\\nRuntimeError: no driver").trouble
@@ -154,7 +155,7 @@ def print_accelerators() -> None:
 
 
 def find_accelerators(torch: Any, dist: Any) -> Accelerators:
-    """The accelerators of this machine, for which torch's generic interface is used.
+    """Return the accelerators of this machine, found with the generic interface of torch.
 
     Args:
         torch: the module `torch`, of 2.11 or later.
@@ -177,7 +178,7 @@ def find_accelerators(torch: Any, dist: Any) -> Accelerators:
         backend = dist.get_default_backend_for_device(kind)
     except ValueError:
         return Accelerators(trouble=f"{found}, and knows no backend for collectives on them: ranks use the CPU")
-    if backend == "gloo" and kind != "cuda":  # such as "mps": its tensors are copied by hand
+    if backend == "gloo" and kind != "cuda":  # such as "mps", whose tensors gloo cannot send
         return Accelerators(trouble=f"{found}, whose tensors gloo does not send: ranks use the CPU")
     if not dist.is_backend_available(backend):
         return Accelerators(trouble=f"{found}, and is built without their backend {backend}: ranks use the CPU")
@@ -185,7 +186,7 @@ def find_accelerators(torch: Any, dist: Any) -> Accelerators:
 
 
 def _described(module: Any, kind: str, index: int) -> Gpu:
-    """A device by the functions that torch's device modules have in common. A plug-in may lack them."""
+    """Describe a device with the common functions of torch device modules. A plug-in may lack them."""
     try:
         name = str(module.get_device_name(index))
     except (AttributeError, RuntimeError, NotImplementedError):
@@ -198,7 +199,7 @@ def _described(module: Any, kind: str, index: int) -> Gpu:
 
 
 def changed_variables(told: Mapping[str, str], env: Mapping[str, str]) -> list[str]:
-    """Variables that hide devices and have other values than when torch was asked.
+    """Return the variables that hide devices and have changed since torch listed the devices.
 
     Example:
         >>> changed_variables({"HIP_VISIBLE_DEVICES": "0"}, {"HIP_VISIBLE_DEVICES": "0", "ZE_AFFINITY_MASK": "1"})
@@ -208,12 +209,13 @@ def changed_variables(told: Mapping[str, str], env: Mapping[str, str]) -> list[s
 
 
 def visible(gpus: Sequence[Gpu], setting: str | None = None) -> list[Gpu]:
-    """The GPUs that CUDA_VISIBLE_DEVICES leaves, in its order.
+    """Return the GPUs that CUDA_VISIBLE_DEVICES shows, in its order.
 
     Args:
         gpus: all GPUs of the host.
-        setting: the variable's value; None means that it is not set. Numbers count the driver's list, `GPU-`
-            names may be cut short, and the list ends at the first entry that names no GPU.
+        setting: the variable's value; None if it is not set. Numbers are positions in the driver's list, and `GPU-`
+            names
+            may be shortened. The list ends at the first entry that matches no GPU.
 
     Source: https://docs.nvidia.com/cuda/cuda-c-programming-guide/#cuda-environment-variables
     """
@@ -223,7 +225,7 @@ def visible(gpus: Sequence[Gpu], setting: str | None = None) -> list[Gpu]:
     for part in (part.strip() for part in setting.split(",")):
         gpu = find(gpus, part)
         if gpu in chosen:
-            return []  # as CUDA: a list that repeats itself shows nothing
+            return []  # CUDA shows nothing for a list with a duplicate
         if gpu is None:
             break
         chosen.append(gpu)
@@ -231,7 +233,7 @@ def visible(gpus: Sequence[Gpu], setting: str | None = None) -> list[Gpu]:
 
 
 def find(gpus: Sequence[Gpu], name: str) -> Gpu | None:
-    """The GPU at position `name`, or the one whose UUID begins with it. A MIG slice is taken as it is named."""
+    """Return the GPU at position `name`, or the one whose UUID begins with it. MIG slices are not checked."""
     if name.startswith("MIG-"):
         return Gpu(index=-1, uuid=name, name="MIG slice", memory_mib=0)
     if name.isdecimal() and len(name) < 10:
@@ -241,5 +243,5 @@ def find(gpus: Sequence[Gpu], name: str) -> Gpu | None:
 
 
 def cores() -> int:
-    """Cores that this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

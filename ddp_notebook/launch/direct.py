@@ -1,4 +1,4 @@
-"""A cluster in the process that has the hosts: it starts ranks, store and controller, and has the wire to the ranks."""
+"""The cluster in the process that owns the hosts. It starts ranks, store and controller, and owns the wire."""
 
 from __future__ import annotations
 
@@ -40,15 +40,15 @@ class DirectCluster(Cluster):
     """Starts and ends the processes of a session.
 
     Args:
-        hosts: to start them on. The caller keeps them.
-        placement: which rank gets which device.
-        env: the environment of the ranks.
-        listener: who is told what the ranks say.
-        guard: whether ranks compare what they call.
-        overlay: of that, what was asked for: ranks of other machines have it on top of what is there.
-        address: of this machine, at which they reach the notebook.
-        again: makes a new connection to a host that was lost, if there is a way to it.
-        here: gives a host server of this machine, for the controller. Called when that is asked for.
+        hosts: to start processes on. The caller owns them.
+        placement: host and device of each rank.
+        env: the environment of local ranks.
+        listener: receives messages and events of the ranks.
+        guard: whether ranks compare their calls.
+        overlay: the requested variables only: ranks on other machines get them on top of the remote environment.
+        at: local address and ports at which ranks reach the notebook.
+        again: makes a new connection to a lost host, if possible.
+        here: returns a local host server for the controller. Called when the controller is needed.
     """
 
     def __init__(
@@ -64,7 +64,8 @@ class DirectCluster(Cluster):
         again: Again = lambda _: None,
         here: Callable[[], Host],
     ) -> None:
-        # They go with the host server, if that is here. Others may be lost, and with them what is kept for them.
+        # A local host server removes these directories at its end. A remote host may be lost, and directories on it
+        # too.
         transport = hosts[0].transport
         directory = folders.make("ddp_notebook-session-", transport.large_directory, is_large=True)
         super().__init__(secrets.token_hex(8), directory, {host.name: host for host in hosts})
@@ -86,7 +87,7 @@ class DirectCluster(Cluster):
 
     def _start_controller(self, here: Callable[[], Host], spec: ControllerSpec) -> Process:
         self._attach(host := here())
-        host.facts()  # waits for its imports
+        host.facts()  # wait for its imports
         return self._spawner.start(CONTROLLER, host, lambda _: spec)
 
     def _attach(self, host: Host) -> None:
@@ -260,7 +261,7 @@ class DirectCluster(Cluster):
             self._tell_died(lost, self.process(lost[0]).how)
             for rank in lost:
                 self._listener.on_ended(rank, self.process(rank).how)
-        if host.transport.is_here:  # it had the controller alone
+        if host.transport.is_here:  # the local host server ran only the controller
             self._listener.on_controller_ended()
 
     def _on_ended(self, host: Host, number: int, status: int, why: str) -> None:
@@ -276,7 +277,7 @@ class DirectCluster(Cluster):
             self._listener.on_controller_ended()
 
     def _tell_died(self, ranks: list[int], how: str) -> None:
-        """Let those that live know why they cannot communicate."""
+        """Send the living ranks the reason why they cannot communicate."""
         if self._forming.has_started:
             why = f"{list_ranks(ranks)} died ({how}); %ddp_heal replaces {'it' if len(ranks) == 1 else 'them'}"
             for rank in self.alive:

@@ -1,4 +1,4 @@
-"""ipyparallel's side of a session: the engines of the ranks, and the controller that they register with on demand."""
+"""ipyparallel in a session: the engines of the ranks, and the controller that they register with on demand."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from ddp_notebook.messages.ranks import Engine, Register, Registered
 from ddp_notebook.registry import private
 
 _ANSWER_S = 0.3
-_AT_ONCE = 16  # hosts that are given a way to the controller
+_AT_ONCE = 16  # hosts that connect to the controller in parallel
 
 
 class Engines:
     """The engines of one session.
 
     Args:
-        directory: the session's.
-        at: where on this machine its ranks reach it.
+        directory: the session's directory.
+        at: local address and ports at which the ranks reach it.
         processes: of the session.
-        start: starts a controller by this specification, on this machine.
+        start: starts a controller with this specification on this machine.
         send: sends a message to a rank.
     """
 
@@ -45,22 +45,22 @@ class Engines:
         self._processes = processes
         self._start = start
         self._send = send
-        self._refused = ""  # why there can be no controller
+        self._refused = ""  # the reason why no controller can be started
         try:
             self._spec = controller.make_spec(directory, at)
-        except ClientError as error:  # cells need none
+        except ClientError as error:  # cells need no controller
             self._refused = str(error)
             self._spec = controller.make_spec(directory)
-        self._asking = threading.Lock()  # for the controller
-        self._registered: set[str] = set()  # names of processes whose engines were told that there is one
+        self._asking = threading.Lock()  # held while the controller is requested
+        self._registered: set[str] = set()  # names of processes whose engines got a request to register
 
     @property
     def have_had_controller(self) -> bool:
-        """Whether there has been a controller, which knows the engines of that time."""
+        """True if there has been a controller, which knows the engines of that time."""
         return self._spec.restores
 
     def call(self, ranks: list[int]) -> None:
-        """Have ranks become engines, which need no controller yet."""
+        """Make ranks engines. They need no controller yet."""
         connection, _ = controller.for_engines(self._spec)
         for rank in ranks:
             self._send(rank, Engine(connection=connection, engine_id=rank))
@@ -95,10 +95,10 @@ class Engines:
         return str(controller.connection_file(self._directory, "client")), pid
 
     def check_registered(self) -> None:
-        """Raise if engines could not register. They are asked again by the next `client_file`.
+        """Raise an error if engines could not register. The next `client_file` makes them try again.
 
         Raises:
-            ClientError: says which and why.
+            ClientError: names the engines and the reasons.
         """
         with self._asking:
             refused = [process for process in self._processes.living(RANK) if process.not_registered]
@@ -110,30 +110,33 @@ class Engines:
             raise ClientError(f"session.client needs all ranks, and {'; '.join(reasons)}. Cells go on without it")
 
     def replace(self) -> bool:
-        """Let new engines register in place of those that have died. Returns whether there is a controller for it."""
+        """Let new engines register in place of dead ones. Returns whether there is a controller to register with."""
         with self._asking:
             if self.have_had_controller:
                 self._register(replace=True)
             return self.have_had_controller
 
     def forget_all(self) -> None:
-        """Ranks have other numbers from now on: the controller ends, and the next one knows the engines by these."""
+        """End the controller after ranks were renumbered. The next one gets the engines with their new numbers."""
         with self._asking:
             self._forget()
             for process in self._processes.living(CONTROLLER):
-                with contextlib.suppress(HostError):  # its host server is gone, and it with that
+                with contextlib.suppress(HostError):  # its host server is gone, and the controller with it
                     process.host.end([process.number], 0.0)
 
     def _forget(self) -> None:
-        """The next controller knows no engine until it registers."""
+        """Let the next controller start without known engines."""
         self._spec = replace(self._spec, restores=False)
         self._registered.clear()
 
     def _register(self, *, replace: bool) -> None:
-        """Let engines register with the controller that have not yet.
+        """Let engines register with the controller if they have not yet.
+
+        Args:
+            replace: new engines take the place of dead ones.
 
         Raises:
-            ClientError: a host cannot be given a way to it.
+            ClientError: a host cannot be connected to the controller.
         """
         living = self._processes.living(RANK)
         new = [one for one in living if "Ready" in one.said and one.name not in self._registered]
@@ -142,7 +145,7 @@ class Engines:
         hosts = list({process.host for process in new})
         _, addresses = controller.for_engines(self._spec)
         try:
-            with ThreadPoolExecutor(_AT_ONCE) as pool:  # ssh takes 6 to 8 ms for each of them
+            with ThreadPoolExecutor(_AT_ONCE) as pool:  # ssh takes 6 to 8 ms per address
                 reached_at = dict(zip(hosts, pool.map(partial(_reach, addresses), hosts), strict=True))
         except HostError as error:
             raise ClientError(
@@ -160,6 +163,6 @@ class Engines:
 
 
 def _reach(addresses: list[str], host: Host) -> dict[str, str]:
-    """Those that a host reaches elsewhere."""
+    """Return the addresses that differ on this host, with the address to use there."""
     pairs = [(address, host.transport.reach(address)) for address in addresses]
     return {address: reached for address, reached in pairs if reached != address}

@@ -1,7 +1,7 @@
-"""The group of all ranks: it forms at the start, and anew after that, each time in the next epoch.
+"""Form the group of all ranks, at the start and again later, each time in the next epoch.
 
-Every process says hello; then each is told its place and joins the group of the first epoch. Forming anew tells each
-its place in the next one. An answer to an earlier call is dropped.
+Every process sends Hello. Then each gets its rank and joins the group of the first epoch. Forming again sends each its
+rank in the next epoch. An answer to an earlier call is dropped.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from ddp_notebook.wire.store import KEY_BYTES
 
 Check = Callable[[], None]
 
-_LOOK_S = 0.2  # between two looks whether a wait is to go on
-_LOOK_EACH_S = 1e-5  # for each rank, at least: a look at all for each that says something would be their square
-_HANGS_S = 5.0  # without an answer of a host server, until a wait is given up; a loaded machine is slow
-_STOPPED_S = 1.0  # a process that is stopped for so long ends a wait for it
+_LOOK_S = 0.2  # between two checks of a wait
+_LOOK_EACH_S = 1e-5  # per rank, at least: checking all ranks on every message would take quadratic time
+_HANGS_S = 5.0  # a wait fails after this time without an answer of a host server; generous for loaded machines
+_STOPPED_S = 1.0  # a wait fails if a process has been stopped for this long
 _SLOW_S = 2.5  # seconds until a message about the wait is shown
-_SLOW_EACH_S = 0.05  # and for each rank
+_SLOW_EACH_S = 0.05  # added for each rank
 _REPORT_S = 0.5  # between the first and the last rank that reports that others did not join
-_FORM_TIMEOUT_S = 10.0  # of a group that forms; more where many ranks do
+_FORM_TIMEOUT_S = 10.0  # time limit of a group that forms; longer with many ranks
 _PART_OF_START = 1 / 12  # the first group gets this part of the start timeout: 10 s of the default 120 s
 
 _BUSY = "the main thread is busy: %ddp_interrupt ends a cell, or a call of session.client; then try again"
@@ -42,20 +42,21 @@ _LOADED = (
 
 
 class Forming:
-    """Forms the group, and waits for what ranks say of their start.
+    """Forms the group, and waits for messages of the ranks during a start.
 
     Args:
         processes: of the session.
         wire: to the ranks.
         is_alone: all processes run on one host.
+        ports: for the store.
         store_prefix: of all keys in the store.
-        guard: whether ranks compare what they call.
+        guard: whether ranks compare their calls.
 
     Attributes:
-        epoch: of the group that was called last; 0: none.
-        has_started: the session's start is over, and what may end is not the ranks' start any more.
+        epoch: of the last group that was called to form; 0 if none.
+        has_started: whether the session's start is over. A later end of the store or controller is not a failed start.
         start_timeout_s: time limit of the session's start.
-        on_slow: told in a sentence what a group that forms again still waits for.
+        on_slow: called with a sentence that names what a group that forms again still waits for.
     """
 
     def __init__(
@@ -79,19 +80,19 @@ class Forming:
         self._wire = wire
         self._store_prefix = store_prefix
         self._guard = guard
-        self._lacks_since_s = 0.0  # when a rank had waited in vain for others; 0.0: none has
+        self._lacks_since_s = 0.0  # when a rank reported missing ranks for the first time; 0.0: none has
 
     def address_of(self, host: Host) -> str:
-        """Where its ranks and store are reached by all others. One host alone listens on no network."""
+        """Return the address of a host's ranks and store for all others. A single host uses loopback only."""
         return LOOPBACK if self._is_alone else host.address
 
     def store_at(self, host: Host) -> StoreSpec:
-        """Return the specification of a store on this host. A store that listens on a network has a key of its own."""
+        """Return the specification of a store on this host. A store that listens on a network has its own key."""
         key = "" if self._is_alone else secrets.token_hex(KEY_BYTES)
         return StoreSpec(host=self.address_of(host), ports=(self._ports.start, self._ports.stop), key=key)
 
     def call(self, store: Process, placement: Placement) -> None:
-        """Tell every rank its place in the next epoch's group."""
+        """Send every rank its position in the group of the next epoch."""
         assert store.store is not None
         self.epoch += 1
         self._wire.epoch = self.epoch
@@ -132,7 +133,7 @@ class Forming:
         """Wait until the group is formed.
 
         Returns:
-            What the ranks could not have again, in words.
+            Descriptions of state that the ranks could not restore.
         """
         self.wait_for("the group to form", "Formed", deadline, check)
         notes = [note for process in self._processes.by_rank.values() for note in process.notes]
@@ -141,7 +142,7 @@ class Forming:
     def wait_for(
         self, stage: str, said: str, deadline: float, check: Check, those: Sequence[Process] | None = None
     ) -> None:
-        """Wait until every rank, or each of those processes, has sent the message `said`.
+        """Wait until every rank, or each of `those` processes, has sent the message `said`.
 
         Raises:
             StartError: a process ended or could not do its part.
@@ -168,7 +169,7 @@ class Forming:
             time.sleep(_LOOK_EACH_S * len(waited_for))
 
     def raise_failures(self, stage: str) -> None:
-        """Raise StartError if the wait for `stage` is in vain."""
+        """Raise StartError if the wait for `stage` cannot succeed."""
         for host in dict.fromkeys(process.host for process in self._processes.current if process.is_alive):
             if not host.is_alive:
                 raise StartError(f"the host server ended while waiting for {stage}; try again with %ddp_start")
@@ -187,7 +188,7 @@ class Forming:
         self._raise_absence(stage)
 
     def _raise_absence(self, stage: str) -> None:
-        """Raise StartError if ranks have waited in vain for others. All that wait get a moment to report it first."""
+        """Raise StartError if ranks have waited in vain for others. All waiting ranks first get a moment to report."""
         ranks = self._processes.by_rank.values()
         if not any(one.lacks_others for one in ranks):
             self._lacks_since_s = 0.0
@@ -202,7 +203,7 @@ class Forming:
             raise StartError(f"{name_ranks(absent)} did not join the group in time, probably because {why}")
 
     def _slow_in_words(self, stage: str, missing: Sequence[int], deadline: float) -> str:
-        """Name the stage, the ranks that are missing, and the debuggers that hold processes."""
+        """Name the stage, the missing ranks, and the debuggers that hold processes."""
         by_host: dict[Host, list[Process]] = {}
         for process in self._processes.current:
             if process.is_alive and (process.kind == STORE or process.rank in missing):
@@ -221,7 +222,7 @@ class Forming:
     # ---- I/O threads
 
     def on_said(self, process: Process, message: Hello | Formed | Ready | Registered) -> None:
-        """A process has taken a step of its start."""
+        """Record that a process has completed a step of its start."""
         if isinstance(message, Formed) and message.epoch != self.epoch:
             return  # an answer to an earlier attempt
         with self._processes.changed:

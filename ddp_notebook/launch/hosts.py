@@ -1,4 +1,4 @@
-"""The hosts of one session: their servers are taken or started, asked what they have, and given back or ended."""
+"""The hosts of one session: take or start their servers, query them, and give them back or end them."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ from ddp_notebook.messages.hosts import DoneReply, TrialRequest
 
 
 class DirectHosts(Hosts):
-    """Of a session that is started so. The servers import torch in the background, all at once.
+    """Hosts of a session that is started with these options. The servers import torch in the background, in parallel.
 
     Args:
-        options: what was asked for.
+        options: of the start.
 
     Attributes:
-        listening: where its ranks reach the notebook on this machine.
-        fit: what they have told fits: then those of other machines may wait for the next session.
-        began_s: monotonic time from which on their start takes time: behind a queue, and without that of sending files.
+        listening: local address and ports at which the ranks reach the notebook.
+        fit: the preflight check passed. Then servers on other machines may wait for the next session.
+        began_s: monotonic start time of the start's time limit: after the queue, and without the time of uploads.
 
     Raises:
         HostError: ssh cannot be run.
         StartError: no tasks can be started.
-        UsageError: there is no folder to send.
+        UsageError: the folder to send does not exist.
     """
 
     def __init__(self, options: StartOptions) -> None:
@@ -50,10 +50,10 @@ class DirectHosts(Hosts):
         self.fit = False
         self.began_s = time.monotonic()
         self._options = options
-        self._here: Host | None = None  # of this machine; in `all` where the ranks are here
-        self._give_back = False  # the one that is here, to `warm`
+        self._here: Host | None = None  # local host server; also in `all` if the ranks are local
+        self._give_back = False  # return the local server to `warm`
         self._tasks: Tasks | None = None
-        self._folder = "."  # which is sent where no other is named
+        self._folder = "."  # the folder to send if no other is named
         open_files.allow(open_files.needed(1))
         open_files.check_free(open_files.OF_START, "a start")
         elsewhere = self._elsewhere = options.elsewhere
@@ -66,7 +66,7 @@ class DirectHosts(Hosts):
         if elsewhere.sync is not None:
             from ddp_notebook.launch.sync.selection import resolved
 
-            self._folder = str(resolved(os.fspath(elsewhere.sync)))  # before anything is started
+            self._folder = str(resolved(os.fspath(elsewhere.sync)))  # before any process is started
         try:
             if starter := choose(options):
                 from ddp_notebook.launch.starters.tasks import Tasks
@@ -92,14 +92,14 @@ class DirectHosts(Hosts):
         """Place the ranks. Waits until all servers have imported torch.
 
         Args:
-            env: that ranks of this machine will have.
-            check: called often while it waits; what it raises ends the wait.
-            report: told what a queue says while it waits.
+            env: environment of local ranks.
+            check: called often during the wait; an exception from it ends the wait.
+            report: called with the state of a queue during the wait.
 
         Raises:
-            HostError: a server ended while hosts tried to reach each other.
+            HostError: a server ended while hosts tested their connections.
             StartError: a server ended or took too long, or a group of these hosts would not form.
-            UsageError: the ranks do not fit, or a process may not have as many files open.
+            UsageError: the ranks do not fit, or the limit of open files is too low.
         """
         shares: Mapping[str, int] = {}
         if self._tasks is not None:
@@ -135,8 +135,9 @@ class DirectHosts(Hosts):
             for host in self.all:
                 if host.is_alive and not host.trouble():
                     self._check_ready(host, ranks, env)
-                elif host.is_alive and self._options.is_here and not host.is_stopped:  # the end lets one go on
-                    warm.prepare_anew(env).facts()  # it hangs, and the restart replaces it
+                # a stopped server is resumed when the session ends
+                elif host.is_alive and self._options.is_here and not host.is_stopped:
+                    warm.prepare_anew(env).facts()  # the server hangs; the restart replaces it
         except HostError as error:
             raise StartError(str(error)) from error
 
@@ -146,14 +147,14 @@ class DirectHosts(Hosts):
         except HostError as error:
             if not self._options.is_here or os.strerror(errno.EMFILE) not in str(error):
                 raise
-            warm.prepare_anew(env).facts()  # another server has its full number of descriptors
+            warm.prepare_anew(env).facts()  # the limit of descriptors is per process: test a fresh server
 
     def sync_first(self, check: Callable[[], None], progress: Callable[[str], None]) -> Synced:
-        """Send the folder that was asked for before ranks are started, which then begin in it. Call `place` first.
+        """Send the folder of the start before ranks are started, which then start in it. Call `place` first.
 
         Raises:
             UsageError: as `launch.sync.sync.sync`.
-            StartError: a host cannot take the files.
+            StartError: a host cannot store the files.
         """
         began = time.monotonic()
         try:
@@ -201,8 +202,9 @@ class DirectHosts(Hosts):
             self._tasks.tell_of_warnings(on_warned)
 
     def here(self) -> Host:
-        """A host server of this machine, for what is no rank's. It is taken, or started, at the first call, and anew
-        where it has ended."""
+        """Return a local host server for processes that are not ranks. The first call takes or starts it, and a later
+        call starts a new one if it has ended.
+        """
         if self._options.is_here:
             return self.all[0]
         if self._here is None or not self._here.is_alive:
@@ -214,7 +216,7 @@ class DirectHosts(Hosts):
         return any(host.is_alive for host in self.all)
 
     def again(self, lost: Host) -> Host | None:
-        """A new connection to one that was lost; None: there is no way to it from here.
+        """Return a new connection to a lost host; None if it cannot be reached from this machine.
 
         Raises:
             HostError: ssh cannot be run.
@@ -230,7 +232,7 @@ class DirectHosts(Hosts):
 
     @property
     def stage(self) -> str:
-        """How the first stage of a start is called. Call `place` first."""
+        """The name of the first stage of a start. Call `place` first."""
         if len(self.all) == 1:
             return self.all[0].stage
         troubles = [f"{host.label}: {host.device_trouble}" for host in self.all if host.device_trouble]
@@ -242,7 +244,8 @@ class DirectHosts(Hosts):
 
     def end(self, *, healthy: bool = True) -> None:
         far = [host for host in self.all if host is not self._here]
-        ending = [threading.Thread(target=self._end, args=(host, healthy)) for host in far]  # one may take seconds
+        # closing one may take seconds
+        ending = [threading.Thread(target=self._end, args=(host, healthy)) for host in far]
         for one in ending:
             one.start()
         if self._here is not None and self._give_back:
@@ -285,17 +288,17 @@ def placed(
     env: Mapping[str, str],
     shares: Mapping[str, int] | None = None,
 ) -> Placement:
-    """Where ranks go on hosts that have told what they are.
+    """Place the ranks on hosts that have sent their facts.
 
     Args:
-        options: what was asked for.
-        facts: what the host servers told, by name.
-        machines: of the hosts, by their names, where these are not the notebook's.
-        env: that ranks of this machine will have.
+        options: of the start.
+        facts: replies of the host servers, by name.
+        machines: machine of each host, by host name, for hosts other than the notebook's.
+        env: environment of local ranks.
         shares: see `place_on_hosts`.
 
     Raises:
-        UsageError: they do not fit, or a process may not have as many files open.
+        UsageError: they do not fit, or the limit of open files is too low.
     """
     if options.is_here:
         placement = place(options, next(iter(facts.values())), env)
@@ -306,7 +309,7 @@ def placed(
 
 
 def _check_open_files(placement: Placement, facts: Mapping[str, Mapping[str, Any]]) -> None:
-    """Let this process have as many open as it needs. A host server allows them where it starts a rank."""
+    """Raise the limit of open files of this process as needed. A host server does so when it starts a rank."""
     world_size = placement.world_size
     open_files.check(world_size, open_files.most(), "this machine")
     open_files.allow(open_files.needed(world_size))

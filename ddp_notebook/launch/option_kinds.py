@@ -35,7 +35,7 @@ class Kind:
         return {"metavar": self.metavar}
 
     def read(self, flag: str, text: Any) -> Any:
-        """Convert what argparse has read.
+        """Convert the text that argparse has read.
 
         Args:
             flag: the option as written on the line.
@@ -118,11 +118,11 @@ class OnOff(Kind):
 
 @dataclass(frozen=True, kw_only=True)
 class ChoiceKind(Kind):
-    """One of some words.
+    """One of a fixed set of words.
 
     Attributes:
         values: the words.
-        what: what is chosen, for the error.
+        what: name of the choice, for the error.
     """
 
     values: tuple[str, ...]

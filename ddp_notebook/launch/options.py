@@ -34,7 +34,7 @@ MOST_RANKS = host_list.MOST
 Backend = Literal["auto", "nccl", "gloo", "mpi"]
 LiveMode = Literal["auto", "html", "off"]
 NO_GPUS, ONE_EACH = ("none",), ("each",)  # values of `gpus` that are not names
-_SHORTEST_LEASE_S = 4.0  # a silent host is reported after 3
+_SHORTEST_LEASE_S = 4.0  # a silent host is reported after 3 s
 _MOST_MB = 1e6
 _KEEP_HOURS, _OUTPUT_MB, _RECORDING_MB = 24.0, 64.0, 1000.0
 _IDLE_HOURS = 12.0
@@ -91,7 +91,7 @@ class Option:
         return getattr(found[0], self.field) if found else self.default
 
     def written(self, options: StartOptions) -> str:
-        """Return the option as on the line of `%ddp_start`.
+        """Return the option as written on the line of `%ddp_start`.
 
         Example:
             >>> BY_NAME["grace_s"].written(StartOptions(grace_s=None)), BY_NAME["env"].written(StartOptions())
@@ -527,7 +527,7 @@ class StartOptions:
 
     @classmethod
     def from_json(cls, given: Mapping[str, Any]) -> StartOptions:
-        """Return the options that `to_json` made this of.
+        """Return the options from the result of `to_json`.
 
         Example:
             >>> import json
@@ -551,7 +551,7 @@ class StartOptions:
 
     @property
     def is_here(self) -> bool:
-        """Whether the ranks are on the machine of the notebook."""
+        """True if the ranks are on the machine of the notebook."""
         return self.way == LOCAL
 
     @property
@@ -568,7 +568,7 @@ class StartOptions:
     def differing(self, running: StartOptions) -> list[Option]:
         """List the options that running ranks were started with and that differ from these.
 
-        The limit of the start does not count, and if these options name no number of ranks, any number fits.
+        The time limit of the start is ignored. If these options have no number of ranks, any number fits.
 
         Args:
             running: the options of the running ranks.
@@ -600,7 +600,7 @@ def _default(one: Field[Any]) -> Any:
 
 
 def _of_way(name: str, way: type[_Elsewhere]) -> Option:
-    """Return the declaration of the only option that a way of starting has of its own."""
+    """Return the declaration of the only option that belongs to this way of starting alone."""
     inherited = {one.name for one in fields(_Elsewhere)}
     (own,) = (one for one in _declared(way) if one.name not in inherited)
     return replace(own, name=name)

@@ -1,4 +1,4 @@
-"""Sending on a stream socket without a wait, so that a peer that is stopped or hangs cannot block the sender."""
+"""Non-blocking sends on a stream socket, so that a stopped or hanging peer cannot block the sender."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections import deque
 
 
 class Outbox:
-    """Sends bytes in their order. A thread sends what the socket does not take at once.
+    """Sends bytes in order. A thread sends the bytes that the socket does not accept at once.
 
     Args:
         stream: a connected socket, in blocking mode. The caller closes it.
@@ -18,7 +18,7 @@ class Outbox:
     Example:
         >>> near, far = socket.socketpair()
         >>> outbox = Outbox(near)
-        >>> outbox.send(bytes(10_000_000))  # nobody reads yet
+        >>> outbox.send(bytes(10_000_000))  # the other end does not read yet
         >>> sum(len(far.recv(1 << 20)) for _ in range(5)) > 0
         True
         >>> near.close(), far.close()
@@ -31,7 +31,7 @@ class Outbox:
         self._waiting: deque[memoryview] = deque()
 
     def send(self, data: bytes | bytearray) -> None:
-        """Send all of it, now or later. From any thread.
+        """Send all data, now or later. From any thread.
 
         Raises:
             OSError: the stream has ended.
@@ -46,7 +46,7 @@ class Outbox:
                     threading.Thread(target=self._send_later, name="ddp-outbox", daemon=True).start()
 
     def _send_now(self, data: memoryview) -> memoryview:
-        """Returns what the socket has not taken."""
+        """Return the bytes that the socket has not accepted."""
         with contextlib.suppress(BlockingIOError):
             while data:
                 data = data[self._stream.send(data, socket.MSG_DONTWAIT) :]

@@ -1,4 +1,4 @@
-"""Which rank gets which device, and by which backend they talk."""
+"""Device of each rank, and the backend of the group."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ RANK_MIB = 100  # private memory of an idle rank is about 65 MiB
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """Where the ranks go. Those of one host follow each other, until a host is lost, see `moving`."""
+    """Host and device of each rank. Ranks of one host are consecutive until a host is lost, see `rank_placement`."""
 
     backend: str
-    hosts: tuple[str, ...]  # by rank: the name of its host, see `launch.transports`
-    machines: tuple[str, ...]  # by rank: its machine, which may have several hosts
-    devices: tuple[str, ...]  # by rank: "cuda:0", "cpu"
-    names: tuple[str, ...]  # by rank: "NVIDIA H200", "CPU"
-    cuda_visible_devices: str | None  # the same for all ranks; LOCAL_RANK selects. None: not set
+    hosts: tuple[str, ...]  # host name of each rank, see `launch.transports`
+    machines: tuple[str, ...]  # machine of each rank; a machine may have several hosts
+    devices: tuple[str, ...]  # per rank: "cuda:0", "cpu"
+    names: tuple[str, ...]  # per rank: "NVIDIA H200", "CPU"
+    cuda_visible_devices: str | None  # the same for all ranks; LOCAL_RANK selects. None if not set
     threads: int  # per rank
-    threads_asked: bool = False  # by the user: they stay when there are more or fewer ranks
-    local_ranks: tuple[int, ...] = ()  # by rank; (): in the order of the ranks
-    shares_gpus: bool = False  # there may be several ranks on one
+    threads_asked: bool = False  # set by the user: kept when the number of ranks changes
+    local_ranks: tuple[int, ...] = ()  # per rank; () if they follow the rank order
+    shares_gpus: bool = False  # several ranks may use one GPU
 
     @property
     def world_size(self) -> int:
@@ -40,12 +40,12 @@ class Placement:
 
     @property
     def group_world_size(self) -> int:
-        """How many machines there are: torchrun's GROUP_WORLD_SIZE."""
+        """The number of machines: torchrun's GROUP_WORLD_SIZE."""
         return len(set(self.machines))
 
     @property
     def names_of_machines(self) -> tuple[str, ...]:
-        """By rank, its machine by the name of the first host there; () where all ranks are on one.
+        """The machine of each rank, named by its first host; () if all ranks are on one machine.
 
         Example:
             >>> two = Placement(
@@ -60,7 +60,7 @@ class Placement:
         return tuple(self.hosts[self.machines.index(machine)] for machine in self.machines)
 
     def group_rank(self, rank: int) -> int:
-        """Number of the rank's machine: torchrun's GROUP_RANK.
+        """Return the number of the rank's machine: torchrun's GROUP_RANK.
 
         Example:
             >>> two = Placement(
@@ -73,11 +73,11 @@ class Placement:
         return list(dict.fromkeys(self.machines)).index(self.machines[rank])
 
     def local_rank(self, rank: int) -> int:
-        """Number of the rank among those of its machine."""
+        """Return the number of the rank among the ranks of its machine."""
         return self.local_ranks[rank] if self.local_ranks else self.machines[:rank].count(self.machines[rank])
 
     def local_world_size(self, rank: int) -> int:
-        """How many ranks its machine has."""
+        """Return the number of ranks on the rank's machine."""
         return self.machines.count(self.machines[rank])
 
 
@@ -87,14 +87,14 @@ def place(
     """Place all ranks on one host.
 
     Args:
-        options: what was asked for.
-        facts: what the host server told: "gpus", "cores", "backends", "torch".
-        env: the environment that the ranks will have.
+        options: of the start.
+        facts: reply of the host server: "gpus", "cores", "backends", "torch".
+        env: the environment of the ranks.
         host: its name.
-        taken: how many of its GPUs the ranks of hosts on the same machine have, which see the same ones.
+        taken: number of ranks that already use its GPUs, from other hosts on the same machine with the same GPUs.
 
     Raises:
-        UsageError: it does not fit; says why and what would.
+        UsageError: it does not fit; the message names the reason and a fix.
     """
     installed, setting = [Gpu(**gpu) for gpu in facts["gpus"]], env.get("CUDA_VISIBLE_DEVICES")
     gpus = _choose_gpus(options, installed, setting)
@@ -121,11 +121,11 @@ def place(
 
 
 def _check_devices_of_torch(gpus: Sequence[Gpu], ranks: int, changed: Sequence[str]) -> None:
-    """Check devices that torch has listed, and not nvidia-smi.
+    """Check devices that torch has listed, not nvidia-smi.
 
     Args:
-        gpus: the chosen ones, at least one.
-        ranks: the number of ranks that have them, as far as it was asked for.
+        gpus: the chosen devices, at least one.
+        ranks: the number of ranks on them, as far as it was given.
         changed: environment variables that hide devices and that have changed since torch listed them.
 
     Raises:
@@ -168,26 +168,26 @@ def place_on_hosts(
     machines: Mapping[str, str],
     shares: Mapping[str, int] | None = None,
 ) -> Placement:
-    """Place the ranks on several hosts: those of one host follow each other.
+    """Place the ranks on several hosts. The ranks of one host are consecutive.
 
     Args:
-        options: what was asked for.
-        facts: what their host servers told, by name, in the order of their ranks.
-        machines: of the hosts, by their names. A task that was started beside others has its share of one.
-        shares: by host, in proportion to what each is to have ranks, and how many where nobody has said.
+        options: of the start.
+        facts: replies of the host servers, by name, in rank order.
+        machines: machine of each host, by host name. Tasks on one machine share it.
+        shares: relative numbers of ranks by host, and the actual numbers if the user gave none.
 
     Raises:
         UsageError: it does not fit on one of them, or they do not fit together.
     """
     counts = _counts(options, facts, machines, shares or {})
     beside = Counter(machines.values())
-    taken: Counter[tuple[str, ...]] = Counter()  # by a machine and the GPUs that are seen there
+    taken: Counter[tuple[str, ...]] = Counter()  # ranks placed so far, by machine and visible GPUs
     placed = []
     for host, of_host in facts.items():
         try:
             env = {**of_host["env"], **options.env}
             cores = of_host["cores"]
-            if cores == of_host["machine_cores"]:  # else its launcher has bound it to its share
+            if cores == of_host["machine_cores"]:  # else the launcher has bound the task to its share of the cores
                 cores = max(1, cores // beside[machines[host]])
             its = {**of_host, "cores": cores}
             seen = (machines[host], *_seen(of_host, options))
@@ -214,7 +214,7 @@ def place_on_hosts(
 
 
 def _seen(facts: Mapping[str, Any], options: StartOptions) -> list[str]:
-    """The GPUs that ranks of a host see, by their UUIDs."""
+    """Return the GPUs that ranks of a host see, by UUID."""
     setting = {**facts["env"], **options.env}.get("CUDA_VISIBLE_DEVICES")
     return [gpu.uuid for gpu in visible([Gpu(**gpu) for gpu in facts["gpus"]], setting)]
 
@@ -225,7 +225,7 @@ def _counts(
     machines: Mapping[str, str],
     shares: Mapping[str, int],
 ) -> Mapping[str, int | None]:
-    """The number of ranks of each host; None: as many as it has GPUs, or cores."""
+    """Return the number of ranks of each host; None: one per GPU or by the number of cores."""
     if shares and (options.world_size or 0) % sum(shares.values()) == 0:
         times = (options.world_size or 0) // sum(shares.values()) or 1
         return {host: share * times for host, share in shares.items()}
@@ -242,8 +242,11 @@ def _counts(
 def _counts_of_tasks(
     options: StartOptions, facts: Mapping[str, Mapping[str, Any]], machines: Mapping[str, str]
 ) -> dict[str, int]:
-    """The number of ranks of each task of a launcher, such as Slurm. A task alone on its machine has a rank for each
-    GPU. A task alongside others, or without a GPU, is one rank, since its launcher has counted."""
+    """Return the number of ranks of each task of a launcher, such as Slurm.
+
+    A task alone on its machine has one rank per GPU. A task alongside others, or without a GPU, is one rank, since the
+    launcher was given the number of tasks.
+    """
     tasks = Counter(machines.values())  # by machine
     return {
         host: max(1, len(_seen(of_host, options))) if tasks[machines[host]] == 1 else 1
@@ -252,7 +255,7 @@ def _counts_of_tasks(
 
 
 def _divide(total: int, asked: Mapping[str, int | None]) -> dict[str, int | None]:
-    """The number of ranks of each host, with equal shares for hosts without a number.
+    """Return the number of ranks of each host, with equal shares for hosts without a number.
 
     Example:
         >>> _divide(7, {"a": 3, "b": None, "c": None})
@@ -330,7 +333,7 @@ def _choose_backend(options: StartOptions, gpus: Sequence[Gpu], world_size: int,
 
 
 def _device(gpus: Sequence[Gpu], position: int) -> str:
-    """The device's name on a rank, which sees the chosen ones only."""
+    """Return the device's name on a rank, which sees only the chosen GPUs."""
     return f"{gpus[position].kind}:{position}"
 
 

@@ -1,8 +1,8 @@
-"""A machine is about to be taken away (`--on-preempt save DIR`): loops of `survive` save and end.
+"""The machine will be taken away soon (`--on-preempt save DIR`): loops of `survive` save their state and end.
 
-That is told by SIGTERM or SIGUSR1 to the process that has the ranks, once: the kernel, or the keeper of a kept session;
-by a file in the folder; or by the tasks of a job. A thread of its own hears of all, so that it makes no difference what
-the main thread is in.
+There are three signs: SIGTERM or SIGUSR1 to the process that owns the ranks (the kernel, or the keeper of a kept
+session), a file in the folder, or a message of the job's tasks. The first signal counts; a second one has its usual
+effect. A thread receives all of them, so the state of the main thread does not matter.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from ddp_notebook.errors import UsageError
 from ddp_notebook.launch.cluster import Cluster
 from ddp_notebook.messages.survive_messages import Save
 
-FILE = "preempt"  # whoever makes it in the folder asks for the same
+FILE = "preempt"  # creating this file in the folder has the same effect
 _SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 _LOOK_S = 1.0
 
 
 class Preemption:
-    """Hears for one session that its time is over.
+    """Receives preemption warnings for one session.
 
     Args:
         folder: where loops save.
         cluster: the ranks.
         is_in_loop: whether ranks are in a loop that can save.
-        say: told what their user should know.
+        say: prints a line for the user.
     """
 
     def __init__(
@@ -48,14 +48,18 @@ class Preemption:
         self._is_in_loop = is_in_loop
         self._say = say
         self._previous: dict[int, Any] = {}
-        self._came: queue.SimpleQueue[str] = queue.SimpleQueue()  # by whom it was asked for; "": the session ends
+        self._came: queue.SimpleQueue[str] = queue.SimpleQueue()  # reasons in words; "" when the session ends
         self._thread = threading.Thread(target=self._hear, name="ddp-preempt", daemon=True)
 
     def begin(self) -> None:
-        """The ranks are there. Signals are heard where this is called in the main thread, the file always."""
+        """Start listening. Signals are received only if this is called in the main thread, the file always.
+
+        Raises:
+            UsageError: the folder cannot be written to.
+        """
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            (self._folder / FILE).unlink(missing_ok=True)  # it was meant for an earlier session
+            (self._folder / FILE).unlink(missing_ok=True)  # left by an earlier session
         except OSError as error:
             raise UsageError(
                 f"--on-preempt save {self._folder}: {error.strerror}; name a folder that can be written to"
@@ -65,7 +69,7 @@ class Preemption:
         self._thread.start()
 
     def end(self) -> None:
-        """The session ends."""
+        """Stop listening when the session ends."""
         if threading.current_thread() is threading.main_thread():
             for number, handler in self._previous.items():
                 if signal.getsignal(number) == self._on_signal:
@@ -75,14 +79,14 @@ class Preemption:
             self._thread.join(_LOOK_S)
 
     def _on_signal(self, number: int, _: FrameType | None) -> None:
-        signal.signal(number, self._previous[number])  # a second one does what it always did
+        signal.signal(number, self._previous[number])  # a second signal has its usual effect
         self.hear(f"{signal.Signals(number).name} came")
 
     def hear(self, why: str) -> None:
-        """Its time is over. From any thread, and from a handler of signals.
+        """Report that the session's time is over. From any thread, and from a signal handler.
 
         Args:
-            why: what has told it, in words.
+            why: the source of the warning, in words.
         """
         self._came.put(why)
 
@@ -92,12 +96,12 @@ class Preemption:
             try:
                 why = self._came.get(timeout=_LOOK_S)
             except queue.Empty:
-                if is_told or not os.path.exists(file):  # `Path.exists` raises where it may not look
+                if is_told or not os.path.exists(file):  # `Path.exists` raises an error without permission
                     continue
                 why = f"{file} is there"
             if not why:
                 return
-            if not is_told:  # each task of a job may have told
+            if not is_told:  # each task of a job may send a warning
                 self._tell(why)
             is_told = True
 
@@ -105,7 +109,7 @@ class Preemption:
         for rank in self._cluster.alive:
             self._cluster.send(rank, Save(folder=str(self._folder)))
         if self._is_in_loop():
-            return  # its cell says what was saved
+            return  # the cell of the loop reports what was saved
         self._say(
             f"{why}, and nothing is saved, since no rank is in a loop of survive(): a loop that begins now saves its "
             "state after its first step. Else save what you need yourself while the ranks live"

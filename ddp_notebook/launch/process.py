@@ -1,4 +1,4 @@
-"""A process of a session, and all of them: which one has which rank, and how one ended."""
+"""One process of a session, the table of all processes and their ranks, and exit causes in words."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from ddp_notebook.wire.marks import since_last_cell
 from ddp_notebook.wire.store import StoreAddress
 
 RANK, STORE, CONTROLLER = "rank", "store", "controller"
-NOTICE = "ddp_notebook: "  # begins a line on a store's stderr that the notebook shows
-COMER, LEAVER = "rank that comes", "rank that leaves"  # nobody has such numbers yet, or any more
+NOTICE = "ddp_notebook: "  # prefix of a line on a store's stderr that the notebook shows
+# joining and leaving ranks: their numbers are not valid yet, or no longer
+COMER, LEAVER = "rank that comes", "rank that leaves"
 _LAST_WORDS_BYTES = 16_000
 
-# faulthandler's lines from IPython's run_code on, and its list of extension modules
+# faulthandler lines from run_code of IPython on, and the list of extension modules
 _BELOW_THE_CELL = re.compile(
     r'(  File "[^"]*interactiveshell\.py", line \d+ in run_code\n(  File .*\n|  \.\.\.\n)*)'
     r"|(Extension modules: .*\n?)"
@@ -28,23 +29,23 @@ _BELOW_THE_CELL = re.compile(
 class Process:
     """A process of the session."""
 
-    number: int  # of its host's processes; no other gets it
-    kind: str  # RANK, STORE or CONTROLLER; COMER before, LEAVER behind
+    number: int  # number among the processes of its host; never reused
+    kind: str  # RANK, STORE or CONTROLLER; COMER before, LEAVER after
     host: Host = field(repr=False)
     rank: int = -1
-    serial: int = -1  # number among all processes of the session that had a rank, from 0; -1: it had none yet
+    serial: int = -1  # number among all processes of the session that had a rank, from 0; -1 if it had none yet
     pid: int = 0
     port: int = 0  # TCP port of the store for the user's programs
     store: StoreAddress | None = None  # address of the store for the session's groups
     status: int | None = None  # exit status once it ended; negative: signal
     why: str = ""  # a clause about the cause of its end
-    lost: str = ""  # why nothing is known of it any more, and so it counts as ended
+    lost: str = ""  # why the connection to it was lost; it then counts as ended
     said: set[str] = field(default_factory=set)  # names of the messages of its start
     error: str = ""
     lacks_others: bool = False  # the error: other ranks did not join its group in time
     not_registered: str = ""  # reason why its engine could not register with the ipyparallel controller
     notes: list[str] = field(default_factory=list)  # its messages about the process group that it has formed
-    tails: dict[int, bytes] = field(default_factory=lambda: {1: b"", 2: b""})  # the end of what it wrote, by fd
+    tails: dict[int, bytes] = field(default_factory=lambda: {1: b"", 2: b""})  # the end of its output, by fd
 
     @property
     def name(self) -> str:
@@ -88,45 +89,45 @@ class Process:
 
     @property
     def how(self) -> str:
-        """How it ended, in a few words."""
+        """The cause of its end, in a few words."""
         return self.lost or describe_status(self.status) + (f": {self.why}" if self.why else "")
 
     @property
     def last_words(self) -> str:
-        """What it wrote since its last cell, without what faulthandler says of frames below the cell."""
+        """Its output since its last cell, without faulthandler's lines for frames below the cell."""
         words = "\n".join(tail.decode(errors="replace").strip() for tail in self.tails.values())
         return _BELOW_THE_CELL.sub("", words).strip()
 
     def note_text(self, fd: int, data: bytes) -> None:
-        """Remember the end of what it wrote."""
+        """Keep the end of its output."""
         data, has_ended = since_last_cell(data)
-        if has_ended:  # what came before the end of a cell is not its last word
+        if has_ended:  # output before the end of a cell is not part of the last words
             self.tails = {1: b"", 2: b""}
         self.tails[fd] = (self.tails[fd] + data)[-_LAST_WORDS_BYTES:]
 
     def how_it_ended(self) -> str:
-        """In words, with what it wrote last."""
+        """Return the cause of its end, with its last output."""
         words = self.last_words
         return self.how + (f"; its last words:\n{words}" if words else "")
 
     def tell_end(self) -> str:
-        """As `how_it_ended`, but what it wrote last is told once: not again in the error of every later cell."""
+        """Return `how_it_ended`, and forget the last output, so that errors of later cells do not repeat it."""
         how = self.how_it_ended()
         self.forget_words()
         return how
 
     def forget_words(self) -> None:
-        """What it wrote last has been told."""
+        """Forget the last output, which has been shown."""
         self.tails = {1: b"", 2: b""}
 
 
 class Processes:
-    """The processes of a session, and which of them has which rank.
+    """All processes of a session, and their ranks.
 
     Attributes:
-        changed: notified when one has said something of its start, or has ended.
-        all: by their names on the wire; those that have ended too.
-        by_rank: the one that has this rank now. Another dict when the ranks are renumbered, for threads that read it.
+        changed: notified when a process sends a message of its start, or ends.
+        all: by name on the wire, with ended processes.
+        by_rank: the current process of each rank. Renumbering replaces the dict, for threads that read it.
     """
 
     def __init__(self) -> None:
@@ -140,17 +141,17 @@ class Processes:
 
     @property
     def alive(self) -> list[int]:
-        """Ranks whose process lives."""
+        """Ranks with a living process."""
         return sorted([rank for rank, process in self.by_rank.items() if process.is_alive])
 
     @property
     def gone(self) -> list[int]:
-        """Ranks whose process has ended. Asked several times in each cell, so it asks no property of each."""
+        """Ranks with an ended process. Read several times per cell, so it avoids the properties of each process."""
         return sorted([rank for rank, one in self.by_rank.items() if one.status is not None or one.lost])
 
     @property
     def current(self) -> list[Process]:
-        """Without those that another process has replaced as their rank, which there may no longer be."""
+        """All processes without those that were replaced as their rank, or whose rank no longer exists."""
         return [p for p in self.all.values() if p.kind != RANK or self.by_rank.get(p.rank) is p]
 
     def living(self, kind: str) -> list[Process]:
@@ -160,7 +161,7 @@ class Processes:
         return [process for process in self.all.values() if process.kind == kind and process.is_alive]
 
     def by_host(self, ranks: list[int]) -> dict[Host, list[Process]]:
-        """The processes that have these ranks, by their hosts."""
+        """Return the processes of these ranks, by host."""
         found: dict[Host, list[Process]] = {}
         for rank in ranks:
             process = self.by_rank[rank]
@@ -169,7 +170,7 @@ class Processes:
 
 
 def describe_status(status: int | None) -> str:
-    """An exit status in words.
+    """Describe an exit status.
 
     Example:
         >>> describe_status(-9)

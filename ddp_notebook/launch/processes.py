@@ -1,7 +1,7 @@
-"""Processes as this package knows them: by id *and* start time, so that a reused id is never mistaken.
+"""Identity of processes, by id *and* start time, so that a reused id is never mistaken for the old process.
 
-Everything of one session carries the session's token in its environment, and every rank leads a session of the
-operating system. Both are inherited, so descendants that have lost their parent are still found.
+Every process of a session carries the session's token in its environment, and every rank leads a session of the
+operating system. Children inherit both, so descendants that have lost their parent are still found.
 """
 
 from __future__ import annotations
@@ -22,13 +22,15 @@ from ddp_notebook.registry.identities import state_and_start
 
 _LINUX = sys.platform == "linux"
 TOKEN_VARIABLE = "DDP_NOTEBOOK_TOKEN"
-TIDY_S = 1.0  # what those get that remove what the others leave behind
+TIDY_S = 1.0  # grace for processes that clean up after the others
 _RESOURCE_TRACKER, _SHM_MANAGER = "from multiprocessing.resource_tracker import main", "torch_shm_manager"
 
 
 def is_stopped(child: int) -> bool:
-    """Whether a child of this process was stopped (SIGSTOP, SIGTSTP). Asked before each cell: `waitid` takes 1 us, to
-    open and read /proc 9 to 20."""
+    """Return whether a child of this process is stopped (SIGSTOP, SIGTSTP).
+
+    Called before each cell: `waitid` takes 1 us, reading /proc takes 9 to 20.
+    """
     try:
         if not _LINUX:
             return state_and_start(child)[0] == "T"
@@ -50,7 +52,7 @@ def held(pid: int) -> str:
 
     A debugger can hold one thread alone, which stops neither the process nor its other threads.
 
-    The description goes after "rank 1: ".
+    The description is meant to follow a prefix such as "rank 1: ".
     """
     try:
         threads = sorted(int(name) for name in os.listdir(f"/proc/{pid}/task"))
@@ -73,7 +75,7 @@ def held(pid: int) -> str:
 
 
 def descendants(pid: int) -> list[psutil.Process]:
-    """The process and all below it, as far as the tree is unbroken."""
+    """Return the process and all its descendants, as far as the process tree is unbroken."""
     try:
         process = psutil.Process(pid)
         return [process, *process.children(recursive=True)]
@@ -82,9 +84,9 @@ def descendants(pid: int) -> list[psutil.Process]:
 
 
 def relatives(token: str, leaders: Iterable[int]) -> list[psutil.Process]:
-    """Processes that carry the token in their environment or belong to the OS session of one of `leaders`.
+    """Return processes that carry the token in their environment or belong to the OS session of one of `leaders`.
 
-    Used when the tree is broken: whoever forked them is gone.
+    Used if the process tree is broken because a parent has ended.
     """
     leaders = set(leaders)
     mark = f"{TOKEN_VARIABLE}={token}".encode()
@@ -106,10 +108,12 @@ def _environment_block(process: psutil.Process) -> bytes:
 
 
 def end(processes: Iterable[psutil.Process], grace_s: float = 0.0, deadline_s: float = 3.0) -> list[psutil.Process]:
-    """SIGTERM, then SIGKILL after `grace_s`; those that tidy up get time when the others have gone. Returns those that
-    are still there `deadline_s` after that.
+    """Send SIGTERM, then SIGKILL after `grace_s`. Processes that clean up get more time after the others have ended.
 
-    psutil checks the start time before each signal, so no stranger is hit.
+    psutil checks the start time before each signal, so an unrelated process never gets it.
+
+    Returns:
+        Processes that are still running `deadline_s` after SIGKILL.
     """
     alive = list(processes)
     tidying = [process for process in alive if tidies_up(process)]
@@ -126,15 +130,17 @@ def end(processes: Iterable[psutil.Process], grace_s: float = 0.0, deadline_s: f
 
 
 def kill(processes: Iterable[psutil.Process]) -> None:
-    """SIGKILL for those that still run."""
+    """Send SIGKILL to the processes that still run."""
     for process in processes:
         with contextlib.suppress(psutil.Error):
             process.kill()
 
 
 def tidies_up(process: psutil.Process) -> bool:
-    """Whether it removes the semaphores and the shared memory of processes that have ended, and ends then by itself.
-    Without it they stay in the machine's memory."""
+    """Return whether a process removes semaphores and shared memory of ended processes, and then ends by itself.
+
+    If it is killed, these objects stay in the machine's memory.
+    """
     with contextlib.suppress(psutil.Error):
         program, *words = process.cmdline() or [""]
         return os.path.basename(program) == _SHM_MANAGER or any(word.startswith(_RESOURCE_TRACKER) for word in words)
@@ -142,7 +148,7 @@ def tidies_up(process: psutil.Process) -> bool:
 
 
 def wait_gone(processes: Iterable[psutil.Process], timeout_s: float) -> list[psutil.Process]:
-    """Wait until none of these runs. Children of this process are reaped. Returns those still running."""
+    """Wait until none of these processes runs. Children of this process are reaped. Returns those still running."""
     until = time.monotonic() + timeout_s
     alive = list(processes)
     while True:
@@ -158,23 +164,23 @@ def _runs(process: psutil.Process) -> bool:
     except psutil.Error:
         runs = False
     with contextlib.suppress(ChildProcessError, OSError):
-        os.waitpid(process.pid, os.WNOHANG)  # behind the look, or what ends between the two is left a zombie
+        os.waitpid(process.pid, os.WNOHANG)  # after the check: a process that ends between the two would stay a zombie
     return runs
 
 
 def die_with_parent(parent: int, by: signal.Signals = signal.SIGKILL) -> None:
-    """Ask the kernel to send this process a signal when its parent ends (Linux; elsewhere this does nothing).
+    """Make the kernel send this process a signal when its parent ends (Linux; no effect elsewhere).
 
     Source: prctl(2), PR_SET_PDEATHSIG
     """
     if _LINUX:
         _prctl(1, int(by))
-        if os.getppid() != parent:  # it ended before we could ask
+        if os.getppid() != parent:  # the parent ended before the request
             os._exit(1)
 
 
 def adopt_orphans() -> None:
-    """Become the parent of all descendants that lose theirs, so that none of them is out of sight (Linux).
+    """Become the parent of all orphaned descendants, so that all of them stay in the process tree (Linux).
 
     Source: prctl(2), PR_SET_CHILD_SUBREAPER
     """

@@ -1,4 +1,4 @@
-"""All that a rank wrote, on disk: text that a cell's output leaves out can be read there."""
+"""The complete output of a rank on disk, including text that the notebook does not show."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ LIMIT_BYTES = 64 << 20  # kept per rank
 
 
 class RankLog:
-    """The last `limit_bytes` of a rank's text, as it came; stdout and stderr in the order of arrival.
+    """The last `limit_bytes` of a rank's text, unchanged; stdout and stderr in the order of arrival.
 
-    Two files take turns, so that at least the limit is kept.
+    Two files alternate, so that at least the limit is kept.
 
     Args:
-        directory: where they are.
-        number: of this log: a rank's number may be another one's later.
+        directory: of the files.
+        number: of this log. It differs from the rank's number, which another process may get later.
         limit_bytes: how much is kept.
     """
 
@@ -35,7 +35,7 @@ class RankLog:
         self._older_file: BinaryIO | None = None
         self._bytes = 0
         self._is_closed = False
-        self._trouble = ""  # why text was left out last
+        self._trouble = ""  # reason why text was left out last
         self._lock = threading.Lock()
         with contextlib.suppress(OSError, StartError):  # the next write tries again
             self._file = self._open()
@@ -53,7 +53,7 @@ class RankLog:
             try:
                 self._write(data)
                 self._trouble = ""
-            except (OSError, StartError) as error:  # cells go on without a log, and the next text may fit again
+            except (OSError, StartError) as error:  # cells continue without a log, and the next write may succeed
                 why = error.strerror if isinstance(error, OSError) else str(error)
                 if why != self._trouble:
                     _log.warning("a part of this rank's text is not kept in %s: %s", self._path, why)
@@ -70,12 +70,12 @@ class RankLog:
             self._older_file, self._file, self._bytes = self._file, None, 0
             self._file = self._open()
         while data:
-            written = self._file.write(data) or 0  # a disk that becomes full takes a part
+            written = self._file.write(data) or 0  # a disk that becomes full accepts a part
             self._bytes += written
             data = data[written:]
 
     def restore(self) -> None:
-        """Write the files again that a cleaner has removed: programs of the shell read them by name."""
+        """Write the files again if a cleanup has removed them: shell programs read them by name."""
         with self._lock, contextlib.suppress(OSError, StartError):
             if not self._is_closed:
                 self._restore()
@@ -93,7 +93,7 @@ class RankLog:
                 self._older_file = again
 
     def read(self) -> str:
-        """All that is kept, also if a cleaner has removed the files."""
+        """Return all kept text, even if the files were removed."""
         with self._lock:
             files = [file for file in (self._older_file, self._file) if file is not None]
             data = b"".join(os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0) for file in files)
@@ -103,7 +103,7 @@ class RankLog:
         return data.decode("utf-8", "replace")
 
     def renumber(self, number: int) -> None:
-        """Have this number from now on, which no other log has."""
+        """Change the number in the file names. No other log has this number."""
         with self._lock:
             names = f"rank{number}.log", f"rank{number}.log.1"
             for path, name in zip((self._path, self._older), names, strict=True):
@@ -112,13 +112,13 @@ class RankLog:
             self._path, self._older = (self._path.with_name(name) for name in names)
 
     def remove(self) -> None:
-        """Write no more, and leave no file."""
+        """Stop writing, and remove the files."""
         self.close()
         for path in (self._path, self._older):
             path.unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Write no more. The files go with the session's directory."""
+        """Stop writing. The files are removed with the session's directory."""
         with self._lock:
             self._is_closed = True
             for file in (self._older_file, self._file):

@@ -1,4 +1,4 @@
-"""Acknowledges displays and widget messages to the ranks, which send only a few ahead, see `rank.cell.outgoing`."""
+"""Acknowledge displays and widget messages to the ranks, which send only a few ahead, see `rank.cell.outgoing`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Receipts:
         self._since: dict[tuple[int, str], tuple[int, int]] = {}  # messages and bytes since the last `Taken`
 
     def took(self, rank: int, message: Comm | Display) -> None:
-        """A message of this rank was shown, or is not to be shown."""
+        """Count a message of this rank that was shown or dropped."""
         kind, number, nbytes = type(message).__name__, 0, 0
         if isinstance(message, Display):
             number, nbytes = message.place, bundle_chars(message.content.get("data") or {})
@@ -40,6 +40,6 @@ class Receipts:
             self._send(rank, Taken(kind=kind, number=number))
 
     def took_all(self, rank: int) -> None:
-        """All that this rank has sent so far will not be acknowledged by anything else."""
+        """Acknowledge all messages of this rank so far that nothing else will acknowledge."""
         for kind in (Comm, Display):
             self._send(rank, Taken(kind=kind.__name__, number=_ALL))

@@ -28,21 +28,21 @@ from ddp_notebook.line_parser import LineParser
 
 
 def expand_hosts(asked: Mapping[str, int | None], defaults: Defaults) -> dict[str, int | None]:
-    """The hosts that were asked for, with those that a name of the file stands for in its place.
+    """Return the requested hosts, with names from the defaults file replaced by their hosts.
 
     Args:
-        asked: hosts with their numbers of ranks; None: it was not said. A number at a name is that of each host.
+        asked: hosts with their numbers of ranks; None if not given. A number at a name applies to each of its hosts.
         defaults: of the site.
 
     Raises:
-        UsageError: a name stands for what is no host, or a host comes twice.
+        UsageError: a name does not stand for hosts, or a host occurs twice.
 
     Example:
         >>> expand_hosts({"lab": None, "login": 1}, Defaults(hosts={"lab": "gpu[1-2]:8"}))
         {'gpu1': 8, 'gpu2': 8, 'login': 1}
     """
     hosts: dict[str, int | None] = {}
-    named: dict[str, str] = {}  # by host, what has named it
+    named: dict[str, str] = {}  # host -> the name that stands for it
     for name, count in asked.items():
         members = hosts_of_name(name, defaults) if name in defaults.hosts else {name: None}
         for member, its in members.items():
@@ -56,10 +56,10 @@ def expand_hosts(asked: Mapping[str, int | None], defaults: Defaults) -> dict[st
 
 
 def hosts_of_name(name: str, defaults: Defaults) -> dict[str, int | None]:
-    """The hosts that a name of the file stands for.
+    """Return the hosts that a name of the defaults file stands for.
 
     Raises:
-        UsageError: they cannot be read; says which line.
+        UsageError: they cannot be parsed; the error names the line.
     """
     try:
         return host_list.parse(defaults.hosts[name])
@@ -68,8 +68,9 @@ def hosts_of_name(name: str, defaults: Defaults) -> dict[str, int | None]:
 
 
 def slurm_line(asked: str, defaults: Defaults) -> str:
-    """Arguments of sbatch: those of the file, then those that were asked for, of which Slurm takes the last. None where
-    none were asked for: then it is an allocation that is there already.
+    """Return arguments of sbatch: those of the defaults file, then the given ones, which take precedence.
+
+    Returns "" if none were given: then the existing allocation is used.
 
     Example:
         >>> slurm_line("-N2", Defaults(slurm={"account": "physics", "exclusive": True, "gpus-per-node": 8}))
@@ -90,7 +91,7 @@ _KEEP = BY_NAME["keep.hours"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartLine:
-    """What a line of `%ddp_start` asks for.
+    """Parsed line of `%ddp_start`.
 
     Attributes:
         options: with the defaults of the site.

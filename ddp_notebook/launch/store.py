@@ -1,9 +1,9 @@
 """The process that holds the session's store, so that every rank may die, rank 0 included.
 
-The ranks' groups meet at a server of ours, which only processes of the session can use: see `wire.store`.
+The ranks' groups use the server in this module, which accepts only processes of the session, see `wire.store`.
 
-At `MASTER_ADDR` and `MASTER_PORT` the user's own programs find a `TCPStore`, as under torchrun. It is a child of this
-process, started at the first connection, and again at the next one after it has ended. Nothing of ours reads it: every
+For programs of the user there is a `TCPStore` at `MASTER_ADDR` and `MASTER_PORT`, as under torchrun. It runs in a child
+process, which is started at the first connection, and again after it has ended. This package does not read it: every
 user who can connect to it can replace its keys.
 """
 
@@ -30,13 +30,13 @@ from ddp_notebook.wire import store as protocol
 from ddp_notebook.wire.store import Sealing, StoreRefusedError
 
 _PIECE_BYTES = 1 << 18
-_SHORT_S = 1.0  # a child that lives for less has failed at its start
+_SHORT_S = 1.0  # a child that lives for less has failed at startup
 _PAUSE_S = 30.0  # shortest pause between two notices of a failed start
-_MOST_UNPROVED = 256  # connections; of more the oldest is closed
+_MOST_UNPROVED = 256  # connections; above this number the oldest is closed
 
 
 def main(spec: StoreSpec) -> None:
-    """Serve both stores on the listening sockets that the host server has made."""
+    """Serve both stores on the listening sockets that the host server has created."""
     listener = socket.socket(fileno=spec.store_fd)
     server = Server(listener, bytes.fromhex(spec.key))
     ForUsers(server.selector, spec)
@@ -44,10 +44,10 @@ def main(spec: StoreSpec) -> None:
 
 
 class ForUsers:
-    """The TCPStore of the user's programs, in a child process, which runs from the first connection on.
+    """The TCPStore of the user's programs, in a child process that is started at the first connection.
 
-    A child that was stopped goes on at once: a program that uses the store cannot be interrupted. After one that has
-    ended the next connection starts another. If a child ends right after its start, for lack of memory or threads, the
+    A stopped child is resumed at once, because a program that uses the store cannot be interrupted. After the child has
+    ended, the next connection starts another. If a child ends right after its start, for lack of memory or threads, the
     waiting connections are closed: they would start one child after the other.
 
     Args:
@@ -60,7 +60,8 @@ class ForUsers:
         self._listener = socket.socket(fileno=spec.fd)
         self._listener.setblocking(False)
         self._child = 0
-        self._started_s = self._failed_s = -math.inf  # on the monotonic clock: the child; the last notice of a failure
+        # on the monotonic clock: start of the child; last notice of a failure
+        self._started_s = self._failed_s = -math.inf
         self._wake_r, wake_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(wake_w, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)  # the default action does not write to the wakeup descriptor
@@ -74,7 +75,7 @@ class ForUsers:
         self._started_s = time.monotonic()
         try:
             self._child = _serve_users(self._spec)
-        except OSError as error:  # no process is left
+        except OSError as error:  # no process can be created
             self._fail(f"could not be started: {error.strerror}")
         else:
             self._selector.unregister(self._listener)
@@ -133,12 +134,12 @@ def _serve_users(spec: StoreSpec) -> int:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         processes.die_with_parent(parent)
-        os.closerange(3, spec.fd)  # clients see the end of this process's parent by the end of their connections
+        os.closerange(3, spec.fd)  # clients notice the end of this process's parent by the end of their connections
         os.closerange(spec.fd + 1, os.sysconf("SC_OPEN_MAX"))
         from torch.distributed import TCPStore  # type: ignore[attr-defined]  # exported at run time
 
         os.environ["RES_OPTIONS"] = (
-            "attempts:0"  # it would ask for the name of each client, and wait for a slow service
+            "attempts:0"  # else the TCPStore resolves the name of each client, and waits for a slow resolver
         )
         store = TCPStore(
             spec.host,
@@ -149,7 +150,7 @@ def _serve_users(spec: StoreSpec) -> int:
             wait_for_workers=False,
             master_listen_fd=spec.fd,
         )
-        while store is not None:  # for ever: the store lives as long as its process
+        while store is not None:  # forever: the store lives as long as its process
             signal.pause()
     finally:
         os._exit(1)
@@ -165,16 +166,16 @@ class _Client:
         self.sealing = Sealing(b"", b"", is_server=True)
         self.nonce = b""
         self.has_proved = False
-        self.waits: tuple[bytes, list[bytes]] | None = None  # its request, and the keys that are missing
+        self.waits: tuple[bytes, list[bytes]] | None = None  # a waiting request, and the missing keys
         self.ended = False
 
 
 class Server:
-    """Keys and values, and queues, in memory. One thread.
+    """Serves keys and values, and queues, from memory in one thread.
 
     Args:
         listener: for clients, non-blocking from here on.
-        key: of the session, which clients over TCP have to know; empty for a Unix socket.
+        key: of the session; clients over TCP must prove that they know it. Empty for a Unix socket.
     """
 
     def __init__(self, listener: socket.socket, key: bytes) -> None:
@@ -196,7 +197,7 @@ class Server:
             self.turn(None)
 
     def turn(self, timeout_s: float | None) -> None:
-        """Wait for something to do, and do it."""
+        """Wait for events, and handle them."""
         for key, events in self.selector.select(timeout_s):
             if isinstance(key.data, _Client):
                 self._handle(key.data, events)
@@ -217,7 +218,7 @@ class Server:
             connection, _ = listener.accept()
         except BlockingIOError:
             return
-        except OSError:  # no descriptor is left: an idle connection is worth less than a rank that waits
+        except OSError:  # no descriptor is left: close an unauthenticated connection, so that a rank can connect
             if self._unproved:
                 self._drop(next(iter(self._unproved)))
             else:
@@ -266,7 +267,7 @@ class Server:
                 self._take_messages(client)
         except BlockingIOError:
             pass
-        except (OSError, LookupError, TypeError, ValueError):  # the client has ended, or is foreign
+        except (OSError, LookupError, TypeError, ValueError):  # the client has ended, or does not follow the protocol
             self._drop(client)
 
     def _take_messages(self, client: _Client) -> None:
@@ -338,7 +339,7 @@ class Server:
             self._reply(client, *self._pop(keys[0]))
 
     def _came(self, key: bytes) -> None:
-        """There is a value of this key, or something in its queue."""
+        """Answer clients that wait for this key, after a value was set or pushed."""
         for client in self._waiting.pop(key, ()):
             if client.ended or client.waits is None:
                 continue

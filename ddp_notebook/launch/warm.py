@@ -1,8 +1,8 @@
-"""Host servers that wait: here one that `%load_ext` has started, so that torch is imported when `%ddp_start` comes; on
-other machines those of the last session.
+"""Idle host servers: a local one, started by `%load_ext`, so that torch is imported before `%ddp_start`, and the
+servers of the last session on other machines.
 
 They hold no GPU and no port, and end with the notebook's kernel. Variables that torch or Python reads at import have no
-effect on ranks that are forked afterwards: when one has changed, a fresh server is started.
+effect on ranks that are forked afterwards. If one has changed, a fresh server is started.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from ddp_notebook.launch.host.host import Host
 from ddp_notebook.launch.transports.local import LocalTransport
 from ddp_notebook.messages.hosts import ClockRequest, ClockTimeReply, DoneReply, TrialRequest
 
-FAR_WAITS_S = 600.0  # a machine that is not the notebook's own keeps a server without ranks for so long
+FAR_WAITS_S = 600.0  # idle time limit of a server on another machine
 _ANSWER_S = 5.0
 _TRIAL_RANKS, _TRIAL_S = 2, 1.0
 
 _lock = threading.Lock()
 _waiting: Host | None = None
-_is_preparing = False  # `%load_ext` was called: there is a notebook, which may start again what it has stopped
-_far: dict[Hashable, tuple[Host, threading.Timer]] = {}  # with what ends their wait
+_is_preparing = False  # `%load_ext` was called: this is a notebook, so a new idle server may be started later
+_far: dict[Hashable, tuple[Host, threading.Timer]] = {}  # with the timer that ends each
 
 
 def is_wanted() -> bool:
-    """Whether `%load_ext` is to start a server: DDP_NOTEBOOK_PRELOAD=0 turns that off."""
+    """Return whether `%load_ext` starts a server: DDP_NOTEBOOK_PRELOAD=0 turns this off."""
     return os.environ.get("DDP_NOTEBOOK_PRELOAD", "1") != "0"
 
 
 def prepare(env: Mapping[str, str] | None = None) -> None:
-    """Start a server in the background, unless one waits already."""
+    """Start a server in the background, unless an idle one exists."""
     global _waiting, _is_preparing
     with _lock:
         _is_preparing = True
@@ -43,19 +43,18 @@ def prepare(env: Mapping[str, str] | None = None) -> None:
 
 
 def import_in_background(*modules: str) -> None:
-    """Import modules in a thread, while the host server imports torch: the first %ddp_start then begins at once."""
+    """Import modules in a thread, while the host server imports torch, so that the first %ddp_start begins at once."""
 
     def work() -> None:
         for module in modules:
             importlib.import_module(module)
 
-    # No daemon: a process that ends during an import could hang on the import's lock.
+    # Not a daemon thread: a process that ends during an import could hang on the import lock.
     threading.Thread(target=work, name="ddp-import").start()
 
 
 def prepare_anew(env: Mapping[str, str]) -> Host:
-    """Start a server with this environment in place of the one that waits, if that has another. Returns the one that
-    waits now."""
+    """Replace the idle server if its environment differs, and return the idle server."""
     global _waiting
     with _lock:
         before, host = None, _waiting
@@ -68,7 +67,7 @@ def prepare_anew(env: Mapping[str, str]) -> Host:
 
 
 def claim(env: Mapping[str, str]) -> tuple[Host, bool]:
-    """The waiting server if its imports have seen the same variables, else a fresh one.
+    """Return the idle server if it has imported torch with the same variables, else a fresh one.
 
     Returns:
         The server, which now belongs to the caller, and whether to give it back when the session ends.
@@ -78,7 +77,7 @@ def claim(env: Mapping[str, str]) -> tuple[Host, bool]:
         host, _waiting = _waiting, None
     if host is None:
         return Host(LocalTransport(env)), False
-    host.resume()  # it was stopped while it waited
+    host.resume()  # it may have been stopped (SIGSTOP) while idle
     if host.fits(env):
         return host, True
     host.close()
@@ -86,11 +85,11 @@ def claim(env: Mapping[str, str]) -> tuple[Host, bool]:
 
 
 def give_back(host: Host, *, healthy: bool = True) -> None:
-    """Let the server of a session that has ended wait for the next one. It is replaced if variables have changed.
+    """Keep the server of an ended session for the next one. It is replaced if variables have changed.
 
     Args:
         host: the server.
-        healthy: it has ended all that it had started; if not, it is replaced too.
+        healthy: the server has ended everything that it had started; if not, it is replaced too.
     """
     global _waiting
     host.release()
@@ -113,8 +112,10 @@ def _can_start(host: Host) -> bool:
 
 
 def take_far(key: Hashable) -> Host | None:
-    """The server of another machine that waits with this key, if it has the environment that a new one would have. It
-    now belongs to the caller."""
+    """Return the idle server of another machine with this key; None if there is none with a current environment.
+
+    The server then belongs to the caller.
+    """
     with _lock:
         host, timer = _far.pop(key, (None, None))
     if host is None or timer is None:
@@ -134,11 +135,11 @@ def _is_outdated(host: Host) -> bool:
 
 
 def give_back_far(key: Hashable, host: Host) -> None:
-    """Let a server of another machine wait for the next session that asks for one with this key, or end it.
+    """Keep a server of another machine for the next session with this key, or end it.
 
     Args:
-        key: all that it was started with.
-        host: the server, which has ended all that it had started.
+        key: all options that it was started with.
+        host: the server, which has ended everything that it had started.
     """
     host.release()
     host.folder = ""
@@ -154,7 +155,7 @@ def give_back_far(key: Hashable, host: Host) -> None:
 
 
 def _drop_far(key: Hashable, host: Host) -> None:
-    """It has waited long enough, if it still does."""
+    """End an idle server after its time limit, if it is still idle."""
     with _lock:
         if _far.get(key, (None,))[0] is not host:
             return
@@ -163,7 +164,7 @@ def _drop_far(key: Hashable, host: Host) -> None:
 
 
 def drop() -> None:
-    """End the servers that wait."""
+    """End all idle servers."""
     global _waiting, _is_preparing
     with _lock:
         here, _waiting, _is_preparing = _waiting, None, False

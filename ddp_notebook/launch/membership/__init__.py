@@ -1,8 +1,6 @@
-"""How the processes of a session come, and how those of a host that is lost go elsewhere.
+"""Processes of a session: their start, their replacement, and the move of ranks from lost hosts.
 
-members         which processes are the ranks: how they are replaced, and get more or fewer
-startup         from what was asked for to ranks that can run a cell
-spawner         starts them, lets them in on the wire, and shuts them out
-lost_hosts      hosts that are not heard any more, and what becomes of their ranks
-rank_placement  where these go, and where new ones do
+members         the table of ranks: start, replace and resize startup         from the options of a start to ranks that
+can run a cell spawner         starts processes, admits them to the wire, and fences them lost_hosts      unreachable
+and lost hosts, and the effect on their ranks rank_placement  chooses hosts and devices for moved and new ranks
 """

@@ -1,4 +1,4 @@
-"""Hosts that are not heard any more: which are given up, what that means for their ranks, and where these go."""
+"""Unreachable hosts: when they are declared lost, the effect on their ranks, and new hosts for these."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from ddp_notebook.launch.placement import Placement
 from ddp_notebook.launch.process import RANK, Process, Processes
 from ddp_notebook.records.words import list_ranks
 
-_GIVE_UP_S = 5.0  # from the end of a stream to when it was told
+_GIVE_UP_S = 5.0  # time limit from the end of a stream to its report
 
 Again = Callable[[Host], Host | None]
 
 
 class LostRanks:
-    """Of one session.
+    """Handles lost hosts and their ranks in one session.
 
     Args:
-        hosts: of the session, by name. One that is reached again takes the place of the one that was lost.
+        hosts: of the session, by name. A new connection to a lost host replaces its entry.
         processes: of the session.
-        again: makes a new connection to a host that was lost; None: there is no way to it from here.
-        attach: has a host that is reached again report to the session.
-        shut_out: has the wire forget a process that may come back.
-        overlay: what ranks on other machines have on top of the environment that is there.
+        again: makes a new connection to a lost host; returns None if it cannot be reached from this machine.
+        attach: connects the reports of a new host to the session.
+        shut_out: fences a process that may come back.
+        overlay: variables of ranks on other machines, on top of the remote environment.
     """
 
     def __init__(
@@ -47,35 +47,38 @@ class LostRanks:
 
     @property
     def home(self) -> Host:
-        """Of what is not a rank's: the first host that was not lost."""
+        """Host of processes that are not ranks: the first host that was not lost."""
         hosts = list(self._hosts.values())
         return next((host for host in hosts if host.is_alive), hosts[0])
 
     @property
     def unheard(self) -> dict[int, str]:
-        """Ranks whose host is not heard and may come back, each with what is said of it."""
-        if not any(host.is_unreachable for host in self._hosts.values()):  # mostly, before each cell
+        """Ranks on unreachable hosts that may come back, with a description for each."""
+        if not any(host.is_unreachable for host in self._hosts.values()):  # the usual case, before each cell
             return {}
         processes = self._processes.by_rank.values()
         return {process.rank: why for process in processes if (why := process.host.unheard)}
 
     def give_up(self, why: str, ranks: Sequence[int]) -> None:
-        """Do not wait for hosts of these ranks that are unreachable. Returns when their ranks are known to be lost.
+        """Declare unreachable hosts of these ranks lost. Returns when their ranks are known to be dead.
 
         Args:
-            why: in words.
+            why: the reason in words.
         """
         hosts = [host for host in self._processes.by_host(list(ranks)) if host.is_unreachable]
         if len(hosts) == sum(host.is_alive for host in self._hosts.values()):
-            return  # nothing would be left, and they may come back
+            return  # no host would be left, and these may come back
         for host in hosts:
             host.give_up(f"it had sent nothing for {host.silent_s:.0f} s when {why}")
         with self._processes.changed:
             self._processes.changed.wait_for(lambda: not any(self._living(host) for host in hosts), _GIVE_UP_S)
 
     def take(self, host: Host) -> list[int]:
-        """A host's server, or the connection to it, has ended: its processes are gone, and if they come back they count
-        for nothing. Returns its ranks."""
+        """Mark the processes of a host as lost and fence them, after its server or the connection to it has ended.
+
+        Returns:
+            The ranks among them.
+        """
         living = self._living(host)
         with self._processes.changed:
             for process in living:
@@ -91,15 +94,19 @@ class LostRanks:
     def place(
         self, placement: Placement, ranks: Sequence[int], deadline: float, check: Callable[[], None]
     ) -> Placement:
-        """Where ranks that have died go: where they were, if their host is there; else to hosts of the session that
-        have room; else to their host, if it answers again.
+        """Return a placement for dead ranks.
+
+        A rank stays on its host if that is alive. Else it moves to a host of the session with room. If there is none,
+        this connects to the lost host again.
 
         Args:
-            deadline: monotonic time by which it must have answered.
-            check: called often while it waits for that; what it raises ends the wait.
+            placement: the current one.
+            ranks: the dead ranks.
+            deadline: monotonic time limit for an answer of the lost host.
+            check: called often during that wait; an exception from it ends the wait.
 
         Raises:
-            StartError: there is no room, and it does not answer.
+            StartError: no host has room, and the lost host does not answer.
         """
         lost = [rank for rank in ranks if not self._hosts[placement.hosts[rank]].is_alive]
         if not lost:
@@ -110,14 +117,14 @@ class LostRanks:
         return moved
 
     def rooms(self, placement: Placement) -> dict[str, HostCapacity]:
-        """What the hosts have that are there and heard, by name."""
+        """Return the capacity of each reachable host, by name."""
         shown = placement.cuda_visible_devices
         env = dict(self._overlay) if shown is None else {**self._overlay, "CUDA_VISIBLE_DEVICES": shown}
         hosts = [host for host in self._hosts.values() if host.is_alive and not host.is_unreachable]
         return {host.name: HostCapacity.of(host.transport.machine, host.facts(), env) for host in hosts}
 
     def moved_in_words(self, were_on: Mapping[int, Host]) -> list[str]:
-        """Where ranks are now that were on these hosts."""
+        """Describe the new hosts of ranks that were on these hosts."""
         moved: dict[str, list[int]] = {}
         for rank, host in were_on.items():
             if (now := self._processes.by_rank[rank].host) is not host:
@@ -132,7 +139,7 @@ class LostRanks:
         if host is None:
             raise StartError(f"{no_room}, which was lost")
         self._hosts[name] = host
-        self._attach(host)  # at once: another one may not answer, and this one stays
+        self._attach(host)  # attach at once: if another host does not answer, this one stays connected
         try:
             host.facts(max(0.1, deadline - time.monotonic()), check)
         except StartError as error:

@@ -1,4 +1,4 @@
-"""Which processes are the ranks, and where: how they are started, replaced, and get more or fewer."""
+"""The processes that are the ranks: how they are started, replaced, added and removed."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from ddp_notebook.launch.placement import Placement
 from ddp_notebook.launch.process import COMER, LEAVER, RANK, STORE, Process, Processes
 from ddp_notebook.records.words import name_ranks
 
-_GRACE_S = 1.0  # what ranks that leave get to end by themselves
+_GRACE_S = 1.0  # grace period of ranks that leave
 
-Renumbered = Callable[[Mapping[int, int]], object]  # told the former number of each rank that stays, by its new one
+Renumbered = Callable[[Mapping[int, int]], object]  # called with the former number of each kept rank, by its new number
 
 
 class Members:
@@ -30,13 +30,13 @@ class Members:
         hosts: by name.
         placement: of the ranks that are started first.
         spawner: starts processes.
-        losses: finds places where hosts were lost.
-        forming: their group.
-        engines: theirs.
-        mark_token: of the marks in their text.
+        losses: chooses hosts for ranks of lost hosts.
+        forming: forms the group of the ranks.
+        engines: the ipyparallel engines of the ranks.
+        mark_token: token of the marks in the ranks' text.
 
     Attributes:
-        placement: which rank is where now.
+        placement: current host and device of each rank.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Members:
         self._spawner.kill([store for store in self._processes.living(STORE) if store.is_stopped])
 
     def call_to_form(self) -> None:
-        """Tell every rank its place in the next epoch's group."""
+        """Send every rank its position in the group of the next epoch."""
         self.end_stopped_store()
         at = self._forming.store_at(self._losses.home)
         [*_, store] = self._processes.living(STORE) or [self._spawner.start(STORE, self._losses.home, lambda _: at)]
@@ -85,7 +85,7 @@ class Members:
             open_files.check_free(open_files.OF_RANK * len(ranks), "a heal")
             self.placement = self._losses.place(self.placement, ranks, deadline, check)
             if self._engines.have_had_controller:
-                self._engines.client_file()  # it knows the engines of those that have died
+                self._engines.client_file()  # the controller knows the engines of the dead ranks
             for rank in ranks:
                 self._processes.by_rank[rank] = self._start_rank(rank, self.placement)
             self._forming.wait_for("the new processes to say hello", "Hello", deadline, check)
@@ -100,11 +100,11 @@ class Members:
             self._spawner.kill([processes.by_rank[rank] for rank in ranks])
             if isinstance(error, StartError | ClientError):
                 raise StartError(f"no new process for {name_ranks(ranks)}: {error}") from error
-            raise  # of `check`
+            raise  # an exception of `check`
         return [*self._losses.moved_in_words(were_on), *notes]
 
-    # A resize is a healing with more or fewer members: what fails before any rank has another number changes nothing,
-    # and behind that point healing and forming anew go on.
+    # A resize replaces ranks with more or fewer members. A failure before the renumbering changes nothing. After it,
+    # the group can be healed or formed again.
 
     def resize(
         self, stay: Sequence[int], placement: Placement, deadline: float, check: Check, renumbered: Renumbered
@@ -134,9 +134,9 @@ class Members:
     def _bring(
         self, leavers: Sequence[Process], count: int, placement: Placement, deadline: float, check: Check
     ) -> list[Process]:
-        """Start the new processes of this placement, those behind so many that are there."""
+        """Start the new processes of this placement: the ranks from number `count` on."""
         new: list[Process] = []
-        for process in leavers:  # one that has died is no reason to wait in vain
+        for process in leavers:  # a dead leaving rank must not fail the wait
             process.kind = LEAVER
         try:
             open_files.check_free(open_files.OF_RANK * max(0, placement.world_size - count), "a resize")
@@ -151,7 +151,7 @@ class Members:
                 process.kind = RANK
             if isinstance(error, StartError):
                 raise StartError(f"no new process came up, and {self._what_is_left()}: {error}") from error
-            raise  # of `check`
+            raise  # an exception of `check`
         return new
 
     def _what_is_left(self) -> str:
@@ -164,7 +164,7 @@ class Members:
 
     def _end(self, leavers: Sequence[Process]) -> None:
         for host in dict.fromkeys(process.host for process in leavers if process.is_alive):
-            with contextlib.suppress(HostError):  # it is gone, and they with it
+            with contextlib.suppress(HostError):  # the host is gone, and its processes too
                 host.end([process.number for process in leavers if process.host is host], _GRACE_S)
         for process in leavers:
             self._spawner.shut_out(process)

@@ -1,4 +1,4 @@
-"""Where ranks go whose host was lost, and those that a session gets besides."""
+"""Placement of ranks whose host was lost, and of ranks that a resize adds."""
 
 from __future__ import annotations
 
@@ -12,25 +12,27 @@ from ddp_notebook.launch.devices import Gpu, visible
 from ddp_notebook.launch.placement import RANK_MIB, Placement
 
 T = TypeVar("T")
-_Place = tuple[float, str, str, str]  # how much its host has to do, host, device, name of the device
+_Place = tuple[float, str, str, str]  # load of the host, host, device, name of the device
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostCapacity:
-    """What a host has, and its machine has."""
+    """Capacity of a host and of its machine."""
 
     machine: str
-    cores: int  # that it may use
+    cores: int  # cores that the host's processes may use
     machine_cores: int
     memory_mib: int
     gpus: tuple[Gpu, ...]
 
     @classmethod
     def of(cls, machine: str, facts: Mapping[str, Any], env: Mapping[str, str]) -> HostCapacity:
-        """As its server told.
+        """Build from the facts of a host server.
 
         Args:
-            env: variables that ranks have on top of those of the host.
+            machine: of the host.
+            facts: reply of the host server.
+            env: variables that ranks get on top of the environment of the host.
         """
         setting = {**facts["env"], **env}.get("CUDA_VISIBLE_DEVICES")
         gpus = visible([Gpu(**gpu) for gpu in facts["gpus"]], setting)
@@ -44,14 +46,15 @@ class HostCapacity:
 
 
 def move(placement: Placement, ranks: Sequence[int], rooms: Mapping[str, HostCapacity]) -> tuple[Placement, list[str]]:
-    """Place ranks anew, those of one host together or not at all. Ranks that stay keep their local rank.
+    """Move ranks to other hosts; the ranks of one host all move or all stay. Ranks that stay keep their local rank.
 
     Args:
+        placement: the current one.
         ranks: to be moved.
-        rooms: of the hosts that are there, by name.
+        rooms: capacity of the reachable hosts, by name.
 
     Returns:
-        The new placement, and the hosts for whose ranks there is no room elsewhere.
+        The new placement, and the hosts whose ranks fit nowhere else.
 
     Example:
         >>> two = Placement(
@@ -82,16 +85,17 @@ def move(placement: Placement, ranks: Sequence[int], rooms: Mapping[str, HostCap
 def resized(
     placement: Placement, stay: Sequence[int], world_size: int, rooms: Mapping[str, HostCapacity], *, may_share: bool
 ) -> Placement:
-    """Place as many ranks as are asked for: those that stay where they are, and new ones where most is free.
+    """Return a placement of `world_size` ranks: kept ranks do not move, and new ranks go to the least loaded hosts.
 
     Args:
-        stay: ranks that do, in the order of their new numbers, which begin with 0.
-        world_size: how many there will be.
-        rooms: of the hosts that are there, by name.
-        may_share: whether ranks may have one GPU together.
+        placement: the current one.
+        stay: ranks to keep, in the order of their new numbers, which begin with 0.
+        world_size: the new number of ranks.
+        rooms: capacity of the reachable hosts, by name.
+        may_share: whether ranks may share a GPU.
 
     Raises:
-        UsageError: there is no room; says for how many there is.
+        UsageError: the ranks do not fit; the message says how many do.
 
     Example:
         >>> two = Placement(
@@ -124,21 +128,21 @@ def resized(
 
 
 def _threads(placement: Placement, rooms: Mapping[str, HostCapacity]) -> int:
-    """Those of each rank, as at a start: what was asked for, else an equal share of the cores."""
+    """Return the threads of each rank, as at a start: the user's setting, else an equal share of the cores."""
     if placement.threads_asked:
         return placement.threads
     shares = []
     for host in dict.fromkeys(placement.hosts):
-        if (room := rooms.get(host)) is None:  # lost, and its ranks have nowhere to go
+        if (room := rooms.get(host)) is None:  # the host was lost, and its ranks fit nowhere else
             continue
-        is_bound = room.cores < room.machine_cores  # by its launcher, to what is its own
+        is_bound = room.cores < room.machine_cores  # the launcher has bound the host to its share of the cores
         count = placement.hosts.count(host) if is_bound else placement.machines.count(room.machine)
         shares.append(max(1, room.cores // count))
     return min(shares, default=placement.threads)
 
 
 def _moved(placement: Placement, rank: int, rooms: Mapping[str, HostCapacity]) -> Placement | None:
-    """With one rank where most is free; None: nothing is."""
+    """Return the placement with one rank on the least loaded host; None if it fits nowhere."""
     on_cpu = placement.devices[rank] == "cpu"
     places = [place for host in rooms for place in _places(placement, on_cpu, host, rooms)]
     if not places:
@@ -167,7 +171,7 @@ def _places(
         return [(count / room.cores, host, "cpu", "CPU")]
     pairs = list(zip(placement.hosts, placement.devices, strict=True))
     are_shared = may_share or len(set(pairs)) < len(pairs)
-    users = Counter(  # by machine and GPU: hosts of one machine may see the same
+    users = Counter(  # key: machine and GPU, since hosts of one machine may see the same GPU
         (rooms[its].machine, rooms[its].gpus[int(device.rpartition(":")[2])].uuid)
         for its, device in pairs
         if its in rooms

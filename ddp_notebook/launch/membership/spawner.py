@@ -1,4 +1,4 @@
-"""How the processes of a session are started, and let in on the wire; and shut out again where they may come back."""
+"""Start the processes of a session, admit them to the wire, and fence those that may come back."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from ddp_notebook.wire.endpoint import Endpoint
 from ddp_notebook.wire.keys import Keyring
 from ddp_notebook.wire.store import StoreAddress
 
-_END_S = 5.0  # what processes that were killed get to be gone
+_END_S = 5.0  # time limit for killed processes to end
 
 
 class Spawner:
     """Starts processes.
 
     Args:
-        processes: of the session; new ones are entered here.
-        wire: the notebook's end.
-        bulk: that of its large data.
-        keyring: of both.
-        placement: says how many threads each rank has, and which GPUs are visible.
-        env: the environment of ranks on this machine.
-        overlay: what ranks on other machines have on top of what is there.
+        processes: of the session; new ones are added here.
+        wire: the notebook's endpoint.
+        bulk: the endpoint for bulk data.
+        keyring: of both endpoints.
+        placement: gives the threads of each rank and the visible GPUs.
+        env: the environment of local ranks.
+        overlay: variables of ranks on other machines, on top of the remote environment.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Spawner:
         env: Mapping[str, str],
         overlay: Mapping[str, str],
     ) -> None:
-        self.has_ended = False  # nothing is started any more
+        self.has_ended = False  # no more processes are started
         self._processes = processes
         self._wire = wire
         self._bulk = bulk
@@ -83,7 +83,7 @@ class Spawner:
             raise StartError("the session was stopped")
         process = Process(number=host.next_number(), kind=kind, host=host, rank=rank)
         self._processes.all[process.name] = process
-        path = [entry for entry in sys.path if isinstance(entry, str)]  # Python ignores others too
+        path = [entry for entry in sys.path if isinstance(entry, str)]  # Python ignores other types too
         threads, is_here = threads or self._threads, host.transport.is_here
         try:
             made = spec(process)
@@ -96,7 +96,8 @@ class Spawner:
             )
             reply = host.start(process.number, start)
         except HostError as error:
-            del self._processes.all[process.name]  # it does not run: the next try needs another one
+            # remove the process that does not run: the next attempt creates another one
+            del self._processes.all[process.name]
             kind_of_error = StartTimeoutError if isinstance(error, TimeoutError) else StartError
             raise kind_of_error(str(error)) from error
         process.pid, process.port = reply.pid, reply.port
@@ -105,15 +106,15 @@ class Spawner:
         return process
 
     def kill(self, processes: Sequence[Process]) -> None:
-        """End processes that were to replace others, at once."""
+        """Kill replacement processes at once."""
         living = [process for process in processes if process.is_alive]
         for process in living:
-            with contextlib.suppress(HostError):  # the host server is gone, and they with it
+            with contextlib.suppress(HostError):  # the host server is gone, and its processes too
                 process.host.signal([process.number], signal.SIGKILL)
         with self._processes.changed:
             self._processes.changed.wait_for(lambda: not any(process.is_alive for process in living), _END_S)
 
     def shut_out(self, process: Process) -> None:
-        """What this process says counts for nothing any more, even if it lives and comes back."""
+        """Fence the process: revoke its key and drop its messages."""
         self._keyring.revoke(process.name)
         self._wire.forget(process.name)

@@ -1,4 +1,4 @@
-"""How the ranks of a session begin, whichever process has them: hosts are asked and take files, then ranks start."""
+"""Startup of a session, in whichever process owns the ranks: query hosts, upload files, then start ranks."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from ddp_notebook.launch.options import StartOptions
 
 
 class DirectStartup(Startup):
-    """Of the ranks that were asked for. Their hosts begin at once.
+    """Startup of ranks with the given options. Creating it starts the hosts.
 
     Args:
-        options: what was asked for.
-        check: called often while something waits; what it raises ends the beginning.
-        report: told a line about each stage that is done, and behind a carriage return how far one is.
-        kind: of cluster.
+        options: of the start.
+        check: called often during a wait; an exception from it ends the startup.
+        report: called with a line for each completed stage, and with the progress of a stage after a carriage return.
+        kind: class of the cluster.
 
     Raises:
-        what `DirectHosts` raises.
+        any error of `DirectHosts`.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class DirectStartup(Startup):
         """Return the cluster, whose ranks are not started yet.
 
         Raises:
-            what `DirectHosts.place` and `DirectHosts.sync_first` raise.
+            any error of `DirectHosts.place` and `DirectHosts.sync_first`.
         """
         options, hosts = self._options, self.hosts
         env = {**os.environ, **options.env}
