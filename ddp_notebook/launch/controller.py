@@ -212,7 +212,7 @@ def main(spec: ControllerSpec) -> None:
 
     class Controller(IPController):
         def init_signal(self) -> None:
-            """Keep SIGINT and SIGTERM ignored: they would end the controller, and the host server does not need them."""
+            """Keep SIGINT and SIGTERM ignored, which would end the controller. Its host server kills it."""
 
     if spec.waits:
         _wait_for_ports(list(chain(*spec.ports.values())), spec.address)

@@ -225,7 +225,7 @@ def visible(gpus: Sequence[Gpu], setting: str | None = None) -> list[Gpu]:
     for part in (part.strip() for part in setting.split(",")):
         gpu = find(gpus, part)
         if gpu in chosen:
-            return []  # CUDA shows nothing for a list with a duplicate
+            return []  # a duplicate: CUDA shows no device either
         if gpu is None:
             break
         chosen.append(gpu)

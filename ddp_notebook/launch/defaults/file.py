@@ -1,6 +1,6 @@
-"""The file: read when ranks are started, and each line that is wrong is named.
+"""The defaults file: read when ranks are started. An error names the wrong line.
 
-[start]                       # options of %ddp_start; what its line says wins
+[start]                       # options of %ddp_start; options on the line win
 backend = "gloo"
 timeout_s = 300
 python = "/envs/train/bin/python"
@@ -10,7 +10,7 @@ env = { NCCL_DEBUG = "WARN" }
 lab = ["gpu1:8", "gpu2:8"]
 rack = "node[01-16]"
 
-[slurm]                       # arguments of sbatch that come before those of --slurm
+[slurm]                       # arguments of sbatch, placed before those of --slurm
 account = "physics"
 partition = "a100"
 exclusive = true
@@ -34,9 +34,9 @@ from ddp_notebook.launch.option_kinds import OFF
 from ddp_notebook.launch.options import TABLE
 from ddp_notebook.records import shortages
 
-VARIABLE = "DDP_NOTEBOOK_CONFIG"  # names another file
+VARIABLE = "DDP_NOTEBOOK_CONFIG"  # path of another file
 _NAME = "ddp_notebook.toml"
-# The options of a start that the file may have: their types, and how each is written.
+# Options of a start that may be in the file: their types, and an example of each.
 _START: Mapping[str, tuple[tuple[type, ...], str]] = {
     option.name: (option.kind.toml_types, option.in_file) for option in TABLE if option.in_file
 }
@@ -49,15 +49,15 @@ _AT_END = " (at end of document)"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Defaults:
-    """What stands in the file. Empty, if there is none.
+    """Content of the file; empty if the file does not exist.
 
     Attributes:
-        path: of the file; None: there is none.
+        path: of the file; None if there is none.
         text: of the file.
         start: options by their names in `start`.
-        hosts: what a name for `--hosts` stands for.
+        hosts: hosts for each name that `--hosts` accepts.
         slurm: arguments of sbatch, by their long names.
-        ssh: the command that is run instead of ssh; "": ssh.
+        ssh: command to run instead of ssh; "" for ssh.
     """
 
     path: Path | None = None
@@ -71,26 +71,26 @@ class Defaults:
         """Raise UsageError for a line.
 
         Args:
-            section: in which it stands.
-            key: its first word; "": the section's own line.
-            why: and what to write instead.
+            section: of the line.
+            key: its first word; "" for the section's own line.
+            why: the reason, with a correct form.
         """
         line = _line_of(self.text, section, key)
         raise UsageError(f"{self.path}, line {line}: {why}")
 
 
 def path() -> Path:
-    """Where the file is looked for."""
+    """Return the path of the file, which may not exist."""
     if named := os.environ.get(VARIABLE):
         return Path(named)
     return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / _NAME
 
 
 def read() -> Defaults:
-    """What stands in the file.
+    """Read the file.
 
     Raises:
-        UsageError: it cannot be read, or a line of it is wrong: says which, and how it is written.
+        UsageError: it cannot be read, or a line is wrong; the error names the line and a correct form.
     """
     where = path()
     try:
@@ -107,14 +107,14 @@ def read() -> Defaults:
 
 
 def parse(text: str, where: Path) -> Defaults:
-    """What a text in TOML holds.
+    """Parse the text of the file.
 
     Args:
-        text: of the file.
-        where: it is.
+        text: of the file, in TOML.
+        where: path of the file.
 
     Raises:
-        UsageError: a line of it is wrong.
+        UsageError: a line is wrong.
 
     Example:
         >>> parse('[hosts]\\nlab = "gpu[1-4]"', Path("site.toml")).hosts
@@ -142,12 +142,12 @@ def parse(text: str, where: Path) -> Defaults:
         if not (isinstance(value, str) or (isinstance(value, list) and all(isinstance(one, str) for one in value))):
             read.refuse("hosts", key, f"{key} names no hosts; write it as {_HOSTS}")
     for key, value in slurm.items():
-        if not isinstance(value, str | int):  # a bool is one
+        if not isinstance(value, str | int):  # bool is a subclass of int
             read.refuse("slurm", key, f"{key} is not an argument of sbatch; write it as {_SLURM}")
     for name, value in start.get("env", {}).items():
         if not isinstance(value, str | int | float):
             read.refuse("start", "env", f"env sets {name} to {value!r}; write it as {_START['env'][1]}")
-    for key, (types, form) in _START.items():  # of a number, "off" is the only text
+    for key, (types, form) in _START.items():  # the only text for a numeric option is "off"
         if int in types and isinstance(start.get(key), str) and start[key] != OFF:
             read.refuse("start", key, f"{key} is {start[key]!r}; write it as {form}")
     return Defaults(path=where, text=text, start=start, hosts=hosts, slurm=slurm, ssh=ssh.get("command", ""))
@@ -160,12 +160,12 @@ def _check(
         if key not in known:
             read.refuse(section, key, f"[{section}] has no {key!r}; it may have {', '.join(known)}")
         types, form = known[key]
-        if type(value) not in types:  # not isinstance: a bool is no number
+        if type(value) not in types:  # not isinstance: bool is a subclass of int
             read.refuse(section, key, f"{key} is {value!r}; write it as {form}")
 
 
 def _not_toml(words: str, text: str, where: Path) -> str:
-    """What tomllib says, with the line as other messages have it."""
+    """Return the error of tomllib, with the line number in the form of the other errors."""
     at = _AT_LINE.search(words)
     line = int(at[1]) if at else max(1, len(text.splitlines()))
     said = _AT_LINE.sub("", words).removesuffix(_AT_END)
@@ -174,11 +174,11 @@ def _not_toml(words: str, text: str, where: Path) -> str:
 
 
 def _line_of(text: str, section: str, key: str) -> int:
-    """The line on which a key of a section begins; that of the section, where it is written otherwise.
+    """Return the line number of a key; that of its section if the key is written in another form.
 
     Args:
-        text: of the file, which is TOML.
-        section: in which the key stands; "": the key is that of a section.
+        text: of the file, which is valid TOML.
+        section: of the key; "" if the key is itself a section.
         key: to be found.
     """
     header, path = re.compile(r"\s*\[\s*(.+?)\s*\]"), ".".join(filter(None, [section, key]))
@@ -200,5 +200,5 @@ def _line_of(text: str, section: str, key: str) -> int:
 
 
 def _bare(key: str) -> str:
-    """A key without its quotes and spaces."""
+    """Return a key without its quotes and spaces."""
     return re.sub(r"""["']|\s*(?=\.)|(?<=\.)\s*""", "", key)

@@ -1,7 +1,7 @@
 """The first steps of every process that a host server starts: a rank, the store, the controller.
 
-The same `Start` is used when the process is forked (it has torch already) and when it is spawned (it reads the `Start`
-from a pipe and imports for itself).
+Forked and spawned processes use the same `Start`. A forked process has torch already. A spawned one reads the `Start`
+from a pipe and imports its own modules.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from ddp_notebook.wire import signals
 
 
 def enter(start: Start, stdout: int, stderr: int, parent: int) -> None:
-    """Prepare a forked process, so that it is like a freshly started one."""
-    os.setsid()  # leads a process group and an OS session, which can be ended whole
+    """Set up a forked process, so that it is like a new interpreter."""
+    os.setsid()  # becomes the leader of a process group and an OS session, which can be ended as a whole
     processes.die_with_parent(parent)
     signals.block_release()
     signal.set_wakeup_fd(-1)
@@ -38,12 +38,12 @@ def enter(start: Start, stdout: int, stderr: int, parent: int) -> None:
     if (numpy := sys.modules.get("numpy")) is not None:
         numpy.random.seed()
     if (torch := sys.modules.get("torch")) is not None:
-        torch.default_generator.seed()  # the parent's was drawn at import; a fresh process draws its own
+        torch.default_generator.seed()  # the parent's seed was drawn at import; a new process draws its own
 
 
 def main(start: Start) -> None:
     """Run the process that `start.spec` describes."""
-    signals.ignore_strangers()  # a rank takes SIGTERM in its own way
+    signals.ignore_strangers()  # a rank installs its own SIGTERM handler
     _MAIN.handle(start, start.spec)
 
 
@@ -69,7 +69,7 @@ _MAIN: Table[None] = Table({RankSpec: _rank, StoreSpec: _store, ControllerSpec: 
 
 
 def spawned(start_fd: int, parent: int) -> None:
-    """Entry of a process that was spawned instead of forked: environment and streams are set already."""
+    """Entry of a spawned process, whose environment and streams are set already."""
     processes.die_with_parent(parent)
     signals.block_release()
     with os.fdopen(start_fd, "rb") as pipe:
@@ -83,7 +83,7 @@ def spawned(start_fd: int, parent: int) -> None:
 def _enter_directory(path: str) -> None:
     try:
         os.chdir(path)
-    except OSError as error:  # the notebook's directory was deleted: a rank can live without it
+    except OSError as error:  # the notebook's directory was deleted; a rank does not need it
         print(f"cannot enter {path}: {error}", file=sys.stderr)
 
 
@@ -97,7 +97,7 @@ def _connect_standard_streams(stdout: int, stderr: int) -> None:
 
 
 def _make_line_buffered() -> None:
-    """Text goes to the pipes line by line, from Python and from C: a crash loses at most a line."""
+    """Make stdout and stderr line-buffered, in Python and in C, so that a crash loses at most a line."""
     for name, fd in (("stdout", 1), ("stderr", 2)):
         raw = io.FileIO(fd, "w", closefd=False)
         stream = io.TextIOWrapper(

@@ -1,9 +1,8 @@
-"""Files that the notebook sends to a host: where they go there, what is there already, and how they are written.
+"""Files that the notebook sends to a host: choose the folder, compare existing files, and write new ones.
 
-A file is written under another
-name and renamed when it is whole, so nobody finds half of one. A folder in the home directory has that of the notebook
-by its name only: it takes files if it is empty, or a note in it says that they are of the same folder. Links to folders
-are not followed: what is behind them is not the folder's.
+A file is written under another name and renamed when it is complete, so no reader sees a part of it. A folder in the
+home directory has only the name of the notebook's folder. It is used if it is empty, or if a note in it names the same
+notebook folder. Links to folders are not followed, because their targets are outside the folder.
 """
 
 from __future__ import annotations
@@ -41,13 +40,13 @@ from ddp_notebook.messages.hosts import (
 from ddp_notebook.records.marker import MARK
 from ddp_notebook.registry import modes
 
-NOTE = f"{MARK}synced"  # a file in a home directory's folder that says which folder of the notebook's it has
+NOTE = f"{MARK}synced"  # a file in a folder of the home directory that names the notebook's folder
 READ_BYTES = 1 << 20
-_STEP_S = 0.05  # for how long the server does nothing else
+_STEP_S = 0.05  # longest time without other work of the server
 
 
 def digest(path: str) -> Iterator[str]:
-    """The digest of a file's content; "" after each step before it is known.
+    """Yield "" after each step, then the digest of a file's content.
 
     Raises:
         OSError: it cannot be read.
@@ -64,7 +63,7 @@ class Files:
     """The files of one host server."""
 
     def __init__(self) -> None:
-        self._begun: dict[str, str] = {}  # the file that is written, by the one that it is to be
+        self._begun: dict[str, str] = {}  # target -> temporary file
         self._marks: list[str] = []
         self._numbers = itertools.count()
         self._token = secrets.token_hex(4)  # hosts may share a folder
@@ -77,10 +76,11 @@ class Files:
             WriteRequest: self._write,
             DiscardRequest: self._discard,
         }
-        self.handlers = {kind: self._told(handle) for kind, handle in handlers.items()}  # each returns the reply
+        # handlers that return the reply
+        self.handlers = {kind: self._told(handle) for kind, handle in handlers.items()}
 
     def _told(self, handle: Callable[[Any], Message | _Comparing]) -> Callable[[Any], Message | _Comparing]:
-        """Return this handler with a reply in the place of an error of the system."""
+        """Return the handler with a reply in place of an OSError."""
 
         def handle_or_tell(request: Any) -> Message | _Comparing:
             try:
@@ -91,7 +91,7 @@ class Files:
         return handle_or_tell
 
     def discard(self) -> None:
-        """Remove what is not whole, and what was made as a mark."""
+        """Remove incomplete files and marker files."""
         for target in list(self._begun):
             self._remove(target)
         while self._marks:
@@ -145,7 +145,7 @@ class Files:
             self._begin(target)
         name = self._begun.get(target)
         if name is None:
-            return  # an earlier part has failed, which was told
+            return  # an earlier part has failed, which was reported
         fd = modes.opener(name, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
         try:
             while data:
@@ -153,7 +153,7 @@ class Files:
             if part.end is not None:
                 os.fchmod(fd, part.end[0])
         finally:
-            os.close(fd)  # which may tell that the disk is full
+            os.close(fd)  # may raise an error if the disk is full
         if part.end is not None:
             os.utime(name, ns=(part.end[1], part.end[1]))
             os.replace(name, target)
@@ -176,7 +176,7 @@ class Files:
 
 
 class _Comparing:
-    """Compares files with digests, bit by bit: the server has other work too."""
+    """Compares files with digests in small steps, because the server has other work too."""
 
     def __init__(self, folder: str, files: Sequence[FileDigest]) -> None:
         self._steps = self._compare(folder, files)
@@ -196,21 +196,21 @@ class _Comparing:
                 for its in digest(target):
                     yield its
                 if its == wanted:
-                    os.utime(target, ns=(mtime_ns, mtime_ns))  # the next time its size and time are enough
-            except OSError:  # it cannot be read, or is not ours: if it is the same nobody has to know
+                    os.utime(target, ns=(mtime_ns, mtime_ns))  # next time the size and the time are enough
+            except OSError:  # it cannot be read or changed: if it differs, it is sent again
                 pass
             self._same.append(its == wanted)
 
 
 def failed(error: OSError, path: str = "") -> FileErrorReply:
-    """Return the reply to a request that the system has refused."""
+    """Return the reply for an operating-system error."""
     return FileErrorReply(
         path=path or str(error.filename or ""), number=error.errno or errno.EIO, error=error.strerror or str(error)
     )
 
 
 def _can_hold_files(path: str) -> bool:
-    """Whether this folder is there, or can be made, and takes files."""
+    """Return whether a folder exists or can be created, and files can be created in it."""
     try:
         os.makedirs(path, exist_ok=True)
     except OSError:
@@ -219,14 +219,15 @@ def _can_hold_files(path: str) -> bool:
 
 
 def _settle_at_home(folder: str, path: str) -> FolderReply:
-    """Make a folder of the home directory that of the notebook's, unless it may hold something else."""
+    """Use a folder of the home directory for the notebook's folder, unless it may hold other files."""
     os.makedirs(folder, exist_ok=True)
     note = os.path.join(folder, NOTE)
     try:
         with open(note, errors="surrogateescape") as file:
             its = file.read().strip()
     except FileNotFoundError:
-        if any(not name.startswith(MARK) for name in os.listdir(folder)):  # hosts that share it may settle at once
+        # hosts with a shared home directory may do this at the same time
+        if any(not name.startswith(MARK) for name in os.listdir(folder)):
             return FolderReply(folder=folder, is_of="")
         its = ""
     if its not in ("", path):
@@ -237,7 +238,7 @@ def _settle_at_home(folder: str, path: str) -> FolderReply:
 
 
 def _is_behind(folder: str, path: str) -> bool:
-    """Whether a folder on the way from this folder to a file in it is a link."""
+    """Return whether a folder on the path from this folder to a file in it is a link."""
     *above, _ = path.split("/")
     return any(os.path.islink(os.path.join(folder, *above[:count])) for count in range(1, len(above) + 1))
 

@@ -1,4 +1,4 @@
-"""A host server as its owner sees it: requests that are answered, text and deaths that are reported."""
+"""A host server as its owner sees it: requests with replies, and reports of text and deaths."""
 
 from __future__ import annotations
 
@@ -43,24 +43,24 @@ from ddp_notebook.messages.hosts import (
 )
 from ddp_notebook.messages.processes import Start
 
-_UNHEARD_S = 3.0  # without a word of a host that speaks each second, until it counts as unreachable
-_LOOKS = 4  # whether it is heard, between two words to it
+_UNHEARD_S = 3.0  # a host that sends a heartbeat each second is unreachable after this silence
+_LOOKS = 4  # checks per heartbeat interval
 
 
 class Hearing:
-    """Of one host. One that sees its owner has no silence, and costs no thread.
+    """Detects an unreachable host by its heartbeat. A transport without a heartbeat (`beat_s` 0) needs no thread.
 
     Args:
         transport: to the host.
         gone: set once its server has ended.
-        speak: lets the host hear something, or leaves it out where somebody else speaks.
-        give_up: told why, when the host was silent for its lease.
+        speak: sends the host a heartbeat, unless another thread is sending.
+        give_up: called with the reason when the host was silent for its lease.
     """
 
     def __init__(
         self, transport: Transport, gone: threading.Event, speak: Callable[[], None], give_up: Callable[[str], None]
     ) -> None:
-        self._unheard_s = 0.0  # at the last look
+        self._unheard_s = 0.0  # at the last check
         self._transport = transport
         self._gone = gone
         self._speak = speak
@@ -70,17 +70,17 @@ class Hearing:
 
     @property
     def silent_s(self) -> float:
-        """Seconds since the host was last heard, whatever its server does."""
+        """Seconds since the last data from the host, whatever its server does."""
         return min(self._unheard_s, self._transport.silent_s)
 
     @property
     def is_unreachable(self) -> bool:
-        """Whether the host is not heard any more, and may come back."""
+        """True if the host is silent and may come back."""
         return self.silent_s > _UNHEARD_S and not self._gone.is_set()
 
     @property
     def unheard(self) -> str:
-        """That it is unreachable, and for how long it may be, in a sentence; "" if it is heard."""
+        """A sentence that the host is unreachable, with the time left; "" if it is reachable."""
         return self.words if self.is_unreachable else ""
 
     @property
@@ -98,7 +98,7 @@ class Hearing:
         for look in itertools.count():
             if self._gone.wait(tick_s):
                 return
-            # Time in which this thread could not run does not count: then the one that reads could not either.
+            # Time in which this thread could not run does not count, because the reader thread could not run either.
             passed_s = min(time.monotonic() - looked_s, 2 * tick_s)
             looked_s = time.monotonic()
             self._unheard_s = min(self._transport.silent_s, self._unheard_s + passed_s)
@@ -109,29 +109,29 @@ class Hearing:
 
 
 _log = logging.getLogger(__name__)
-_ANSWER_S = 1.5  # what the server gets to answer what takes it a millisecond
-_QUIET_S = 1.25  # without a word of a host that speaks each second: then it is not its server that does not answer
-_LOOK_S = 0.25  # whether it was stopped
-_END_S = 8.0  # what it gets to end processes, beyond their grace
+_ANSWER_S = 1.5  # time limit for requests that take the server a millisecond
+_QUIET_S = 1.25  # silence of a host that sends a heartbeat each second; then the host is blamed, not its server
+_LOOK_S = 0.25  # interval of checks whether the server was stopped
+_END_S = 8.0  # time to end processes, after their grace period
 TextCallback = Callable[[int, int, bytes], None]  # process, fd, bytes
 _R = TypeVar("_R", bound=Message)
 EndedCallback = Callable[[int, int, str], None]  # process, exit status (negative: signal), a clause about the cause
 
 
 def is_loopback(address: str) -> bool:
-    """Whether only its own machine reaches it. Debian gives a machine's own name 127.0.1.1."""
+    """Return whether an address is reachable only on its own machine. Debian maps a machine's own name to 127.0.1.1."""
     return address.startswith("127.") or address == "::1"
 
 
 class Host:
-    """One host as its owner sees it. Talks to the host's server, and cleans up when that is gone.
+    """One host as its owner sees it: sends requests to the host server, and cleans up after its end.
 
     The server starts in the background; `facts()` waits until it has imported torch. Callbacks run in this object's
     reader thread.
 
     Args:
         transport: to the host.
-        numbers: of its processes, where it has had some before.
+        numbers: for its processes, if it has had some before.
 
     Example:
         >>> host = Host(LocalTransport(os.environ))
@@ -143,17 +143,17 @@ class Host:
     def __init__(self, transport: Transport, numbers: Iterator[int] | None = None) -> None:
         self.transport = transport
         self.release()
-        self._leaders: dict[int, Identity] = {}  # by process; each leads an OS session
+        self._leaders: dict[int, Identity] = {}  # process -> identity; each leads an OS session
         self._requests = Requests(transport)
         self._closing = False
-        self._given_up = ""  # why
+        self._given_up = ""  # the reason
         self._numbers = itertools.count() if numbers is None else numbers
         self._owner_pid = os.getpid()
         self._facts: dict[str, Any] | None = None
-        self.stopped: dict[int, float] = {}  # processes that are stopped, and since when on the monotonic clock
+        self.stopped: dict[int, float] = {}  # stopped processes -> time on the monotonic clock
         self._notices: deque[str] = deque()
         self._pulse = Pulse(lambda: self.ask(PingRequest()))
-        self.folder = ""  # where ranks of the host begin, if files were sent for them
+        self.folder = ""  # working directory of new ranks, if files were sent for them
         self._events: Table[None] = Table(
             {
                 ProcessEnded: self._on_process_ended,
@@ -172,35 +172,35 @@ class Host:
 
     @property
     def hostname(self) -> str:
-        """The name that the host has for itself. Call `facts` first."""
+        """The host name that the host reports. Call `facts` first."""
         assert self._facts is not None
         return str(self._facts["host"])
 
     @property
     def label(self) -> str:
-        """What its user calls it. Call `facts` first."""
+        """The name for messages to the user. Call `facts` first."""
         return self.hostname if self.transport.is_here else self.name
 
     @property
     def is_here(self) -> bool:
-        """Return whether the host is the machine of the notebook."""
+        """True if the host is the machine of the notebook."""
         return self.transport.is_here
 
     @property
     def address(self) -> str:
-        """By which other hosts reach it. Call `facts` first."""
+        """Its address for other hosts. Call `facts` first."""
         assert self._facts is not None
         return str(self._facts["address"])
 
     def interface(self, address: str) -> str:
-        """The host's network interface that has this address; "" if none is known. Call `facts` first."""
+        """Return the host's network interface with this address; "" if none is known. Call `facts` first."""
         assert self._facts is not None
         found = str(self._facts["interfaces"].get(address, ""))
         return found or (str(self._facts["loopback"]) if is_loopback(address) else "")
 
     @property
     def directory(self) -> str:
-        """A directory of this machine that goes with the host server."""
+        """A local directory, removed when the host server exits."""
         return self.transport.directory
 
     @property
@@ -209,7 +209,7 @@ class Host:
 
     @property
     def stage(self) -> str:
-        """How the first stage of a start is called: says how processes are started. Call `facts` first."""
+        """The name of the first stage of a start, with the start method of processes. Call `facts` first."""
         assert self._facts is not None
         is_forking = self._facts["start_method"] == "fork"
         name = "host server" if is_forking else f"ranks are spawned ({self._facts['start_reason']})"
@@ -227,14 +227,14 @@ class Host:
 
     @property
     def how_it_ended(self) -> str:
-        """In words, once it has."""
+        """The cause of its end, in words."""
         return self._requests.how_it_ended
 
     def again(self) -> Host | None:
-        """A new connection to a host that was lost. None: there is no way to it from here.
+        """Return a new connection to a lost host; None if it cannot be reached from this machine.
 
         Raises:
-            HostError: as where the transport was made.
+            HostError: as for the creation of the transport.
         """
         if (transport := self.transport.again()) is None:
             return None
@@ -244,29 +244,29 @@ class Host:
 
     @property
     def silent_s(self) -> float:
-        """Seconds since the host was last heard, whatever its server does. 0.0 of this machine."""
+        """Seconds since the last data from the host, whatever its server does; 0.0 for a local host."""
         return self._hearing.silent_s
 
     @property
     def is_unreachable(self) -> bool:
-        """Whether the host is not heard any more, and may come back."""
+        """True if the host is silent and may come back."""
         return self._hearing.is_unreachable
 
     @property
     def unheard(self) -> str:
-        """That it is unreachable, and for how long it may be, in a sentence; "" if it is heard."""
+        """A sentence that the host is unreachable, with the time left; "" if it is reachable."""
         return self._hearing.unheard
 
     @property
     def is_stopped(self) -> bool:
-        """Whether somebody has stopped the server's process: then it answers nothing."""
+        """True if the server's process is stopped (SIGSTOP); it then answers no request."""
         return self.is_alive and self.transport.is_stopped
 
     def trouble(self, timeout_s: float = _ANSWER_S) -> str:
-        """Why the server does not answer, in a sentence; "" if it does.
+        """Return a sentence about a server that does not answer; "" if it answers.
 
         Args:
-            timeout_s: seconds that it gets to answer.
+            timeout_s: seconds for its answer.
         """
         if not self.is_alive:
             if self.transport.is_here:
@@ -286,10 +286,11 @@ class Host:
         return ""
 
     def pulse(self) -> str:
-        """Why the server does not answer, as far as is known without a wait; "" if it does. Call it again and again:
-        each call sends a ping where none is under way."""
+        """Return why the server does not answer, without a wait; "" if it answers. Call it repeatedly: each call sends
+        a ping unless one is pending.
+        """
         if not self.is_alive or self.is_unreachable or self.silent_s > _QUIET_S:
-            return ""  # others report it
+            return ""  # reported elsewhere
         if self.is_stopped:
             return self._is_stopped_in_words
         silent_s = self._pulse.poll()
@@ -297,12 +298,12 @@ class Host:
 
     @property
     def unanswered_s(self) -> float:
-        """Seconds for which the server has not answered, as `pulse` has found last."""
+        """Seconds without an answer of the server, as of the last `pulse`."""
         return self._pulse.unanswered_s
 
     @property
     def _answers(self) -> bool:
-        """Return False if the server is stopped or known to hang, so that a request is useless."""
+        """False if the server is stopped or known to hang, so that a request is useless."""
         return not self.is_stopped and self._pulse.unanswered_s < _ANSWER_S
 
     def add_notice(self, text: str) -> None:
@@ -314,21 +315,21 @@ class Host:
         return [self._notices.popleft() for _ in range(len(self._notices))]
 
     def resume(self) -> None:
-        """Let a stopped server go on, so that it can end what it has started. This also revokes a stop signal that the
-        server has not noticed yet."""
+        """Continue a stopped server, so that it can end its processes. Also cancels a pending stop signal."""
         if self.is_alive:
             self.transport.resume()
 
     def fits(self, env: Mapping[str, str]) -> bool:
-        """Whether the server lives and can fork ranks with this environment."""
+        """Return whether the server is alive and can fork ranks with this environment."""
         return self.is_alive and self.transport.fits(env)
 
     def facts(self, timeout_s: float = 120.0, check: Callable[[], None] = lambda: None) -> dict[str, Any]:
-        """Cores, GPUs, versions, backends and start method of the host. Waits for the server's imports.
+        """Return facts about the host: cores, GPUs, versions, backends and start method. Waits for the server's
+        imports.
 
         Args:
-            timeout_s: seconds for all of it.
-            check: called often while it waits; what it raises ends the wait.
+            timeout_s: time limit in seconds.
+            check: called often during the wait; an exception from it ends the wait.
 
         Raises:
             StartError: the server ended, was stopped, or took too long (StartTimeoutError).
@@ -354,9 +355,9 @@ class Host:
 
         Args:
             message: the request.
-            expected: the kind of its reply.
-            timeout_s: seconds that the server gets.
-            check: called often while it waits; what it raises ends the wait.
+            expected: class of the reply.
+            timeout_s: time limit in seconds.
+            check: called often during the wait; an exception from it ends the wait.
 
         Raises:
             HostGoneError: the server ended; the message holds its last words.
@@ -369,13 +370,13 @@ class Host:
         return reply
 
     def ask(self, message: Message) -> Reply:
-        """Send a request, whose `reply` can be waited for."""
+        """Send a request. Pass the result to `reply` to wait for the answer."""
         return self._requests.ask(message)
 
     def reply(
         self, asked: Reply, message: Message, timeout_s: float = 30.0, check: Callable[[], None] = lambda: None
     ) -> Message:
-        """Wait for the reply to a request that `ask` has sent. Raises what `request` does."""
+        """Wait for the reply to a request of `ask`. Raises the errors of `request`."""
         reply = self._wait_for(asked, message, timeout_s, check)
         if isinstance(reply, ErrorReply):
             raise HostError(f"the host server could not {_name(message)!r}: {reply.error}")
@@ -415,20 +416,20 @@ class Host:
         )
 
     def next_number(self) -> int:
-        """A number for a new process; none is used twice."""
+        """Return an unused number for a new process."""
         return next(self._numbers)
 
     def give_up(self, why: str) -> None:
-        """Take the host for lost: it is told what else is told of one that has ended, and ends by itself.
+        """Declare the host lost. It is then handled like a host that has ended, and its processes end by themselves.
 
         Args:
-            why: in words, behind its name and "was lost: ".
+            why: the reason in words, shown after the host's name and "was lost: ".
         """
         self._given_up = why
         self.transport.end(at_once=True)
 
     def hold_text(self, hold: bool) -> None:
-        """Let text stay in the processes' pipes, or come again. Does not wait."""
+        """Leave text in the processes' pipes (True), or read it again (False). Does not wait."""
         self._requests.send(HoldTextRequest(hold=hold))
 
     def put_in_inboxes(self, targets: list[int], data: bytes) -> None:
@@ -439,11 +440,11 @@ class Host:
         """Start a rank, the store or the controller.
 
         Raises:
-            HostError: there is no such process.
+            HostError: the process could not be started.
         """
         try:
             reply = self.request(StartRequest(process=process, start=start), StartReply)
-        except HostSilentError:  # it may still start the process, which nobody would own
+        except HostSilentError:  # the server may still start the process, which would have no owner
             self._requests.send(EndRequest(processes=[process], grace_s=0.0))
             raise
         self._leaders[process] = (reply.pid, reply.started)
@@ -457,17 +458,17 @@ class Host:
         Args:
             targets: numbers of the processes.
             numbers: of the signals.
-            value: goes with `RELEASE`.
+            value: sent with `RELEASE`.
 
         Returns:
-            Whether the server did it.
+            Whether the server sent them.
 
         Raises:
             HostError: the server ended, or could not send them.
         """
         as_ints = [int(number) for number in numbers]
         request = SignalRequest(processes=targets, signals=as_ints, value=value)
-        if self.is_unreachable:  # it gets them when it is back, and what is sent later behind them
+        if self.is_unreachable:  # delivered when the host is back, before later messages
             self._requests.send(request)
             return False
         if self._answers:
@@ -480,8 +481,8 @@ class Host:
         return False
 
     def inspect(self, targets: list[int]) -> dict[int, Seen]:
-        """What can be seen from outside of processes that cannot answer. Takes as long as ranks need to write their
-        stacks, at most 0.3 s.
+        """Return the state and the stacks of processes that cannot answer. Takes at most 0.3 s, for the ranks to write
+        stacks.
 
         Raises:
             HostGoneError: the server ended.
@@ -492,7 +493,7 @@ class Host:
         return self.transport.look({process: self._leaders[process] for process in targets if process in self._leaders})
 
     def end(self, targets: list[int], grace_s: float, *, orphans: bool = False) -> list[int]:
-        """End processes and all below them: `END`, then SIGKILL after `grace_s`.
+        """End processes and their descendants: `END`, then SIGKILL after `grace_s`.
 
         Args:
             targets: numbers of the processes.
@@ -500,39 +501,41 @@ class Host:
             orphans: also end descendants that have left their rank's process group and lost their parent.
 
         Returns:
-            The ids of what could not be ended.
+            The ids of processes that could not be ended.
         """
         request = EndRequest(processes=targets, grace_s=grace_s, orphans=orphans)
         return self.request(request, EndReply, timeout_s=grace_s + _END_S).left
 
     def end_all(self, ranks: list[int], rest: list[int], grace_s: float) -> list[int]:
-        """End the processes of a session, and report no more of them: the ranks, then the rest of them, at once.
+        """End all processes of a session, and stop reports about them: the ranks first, then the rest without grace.
 
         Returns:
-            The ids of what could not be ended: the server's own, where it does not answer. Its end is that of all.
+            The ids of processes that could not be ended. If the server does not answer, this is its own id: its end
+                will end
+            all of them.
         """
         self.resume()
         try:
             left = [self.pid] if self.trouble() else []
             if not left:
                 left = self.end(ranks, grace_s, orphans=True) + self.end(rest, 0.0)
-        except HostError:  # it is gone, and everything with it, or it does not answer
+        except HostError:  # the server has ended, and all its processes, or it does not answer
             left = [self.pid]
         self.release()
         return left
 
     def attach(self, on_text: TextCallback, on_ended: EndedCallback, on_gone: Callable[[], None]) -> None:
-        """Report text, deaths and the server's own end to these."""
+        """Set the callbacks for text, deaths and the end of the server."""
         self.on_text, self.on_ended, self.on_gone = on_text, on_ended, on_gone
 
     def release(self) -> None:
-        """Report to nobody."""
+        """Remove the callbacks."""
         self.attach(lambda *_: None, lambda *_: None, lambda: None)
 
     def close(self) -> None:
-        """End the server and everything below it, and remove its directory."""
+        """End the server and all processes below it, and remove its directory."""
         if os.getpid() != self._owner_pid:
-            return  # a forked child of the notebook ends: the server is not its own
+            return  # this is a forked child of the notebook, which does not own the server
         self._closing = True
         self.resume()
         self.transport.end(at_once=self._facts is None or self.is_unreachable)
@@ -549,7 +552,8 @@ class Host:
                     self._events.handle(frame.message)
                 elif isinstance(frame, framing.Numbered):
                     self._requests.on_reply(frame.number, frame.message)
-        self._requests.end(self.transport.how_it_ended(self._given_up))  # which goes with the directory
+        # read the cause before the directory is removed
+        self._requests.end(self.transport.how_it_ended(self._given_up))
         if not self._closing:
             self.transport.end()
             self._sweep()
@@ -563,17 +567,18 @@ class Host:
 
     def _note_stopped(self, process: int, is_stopped: bool) -> None:
         others = {number: since for number, since in self.stopped.items() if number != process}
-        self.stopped = {**others, process: time.monotonic()} if is_stopped else others  # other threads read it
+        # a new dict, since other threads read it
+        self.stopped = {**others, process: time.monotonic()} if is_stopped else others
 
     def _report(self, callback: Callable[..., None], *arguments: Any) -> None:
-        """Call back. A failure there must not end the thread that hears of deaths."""
+        """Call a callback. An exception in it must not end the thread that reports deaths."""
         try:
             callback(*arguments)
         except Exception:
             _log.exception("a report of the host server was lost: %.200r", arguments)
 
     def _sweep(self) -> None:
-        leaders, self._leaders = self._leaders, {}  # later their ids may be somebody else's
+        leaders, self._leaders = self._leaders, {}  # the ids may be reused later
         self.transport.sweep(list(leaders.values()))
 
 

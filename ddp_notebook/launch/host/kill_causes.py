@@ -1,6 +1,6 @@
-"""Tell why the kernel killed a process of this host.
+"""Find out why the kernel killed a process of this host.
 
-| what has changed | what killed it |
+| changed counter or signal | cause |
 |---|---|
 | `memory.events` of the cgroup (version 2), `memory.oom_control` (version 1) | the OOM killer, in this cgroup |
 | `/proc/vmstat` | the OOM killer, on this machine |
@@ -28,7 +28,7 @@ _UTIME, _STIME = 11, 12  # fields of /proc/PID/stat after the name
 
 
 def explain(pid: int, status: int) -> str:
-    """Return a clause about the limit that has ended a process; "" if the signal came from elsewhere.
+    """Return a clause about the limit that has ended a process; "" if the signal has another source.
 
     Args:
         pid: of a zombie, whose limits can still be read.
@@ -58,15 +58,15 @@ def _used_s(pid: int) -> float:
 
 
 _LOOK_S = 10.0
-_RECENT_S = 2 * _LOOK_S  # an older kill explains no death: to free the memory of a process takes seconds
+_RECENT_S = 2 * _LOOK_S  # an older kill does not explain a death: freeing a process's memory takes seconds
 _MOST_RECENT = 100
 _MACHINE = Path("/proc/vmstat")
 
 
 class OomKills:
-    """Compares the counters at a death with earlier ones. That of the machine is read every 10 s (0.07 ms).
+    """Compares the counters at a death with earlier values. The machine's counter is read every 10 s (0.07 ms).
 
-    Each kill explains one death: several processes may be killed before the first of these deaths is noticed.
+    Each kill explains one death, because several processes may be killed before the first death is noticed.
     """
 
     def __init__(self) -> None:
@@ -74,9 +74,10 @@ class OomKills:
         with contextlib.suppress(OSError, ValueError):
             self._cgroups = list(cgroups("memory"))
         files = [folder / name for folder in self._cgroups for name in ("memory.events", "memory.oom_control")]
-        self._explained = {file: count for file in files if (count := _count(file)) is not None}  # kills by file
+        # file -> kills that are explained
+        self._explained = {file: count for file in files if (count := _count(file)) is not None}
         self._of_machine = _count(_MACHINE)
-        self._recent: deque[float] = deque(maxlen=_MOST_RECENT)  # times at which kills on the machine were seen
+        self._recent: deque[float] = deque(maxlen=_MOST_RECENT)  # times of kills on the machine
         self._looked_s = time.monotonic()
 
     def look(self) -> None:

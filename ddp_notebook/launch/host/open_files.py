@@ -1,7 +1,12 @@
-"""How many files a process may have open: what a session needs is known, asked for before it starts, and allowed.
+"""Limits of open files per process: compute the need of a session, check it before the start, and raise the limit.
 
-Connections are files. Measured with 4 and 12 ranks: the notebook has 21 and 3 for each rank (messages, bulk data, the
-log), a host server 9 and 3 for each of its ranks (the pipes), a rank 46 and one for each other rank in each group.
+Connections are files. Measured with 4 and 12 ranks:
+
+| process | descriptors |
+|---|---|
+| notebook | 21, and 3 for each rank (messages, bulk data, the log) |
+| host server | 9, and 3 for each of its ranks (the pipes) |
+| rank | 46, and 1 for each other rank in each group |
 """
 
 from __future__ import annotations
@@ -13,41 +18,41 @@ import resource
 
 from ddp_notebook.errors import StartError, UsageError
 
-OF_START = 88  # measured: 70 at most for 2 ranks. ZeroMQ ends the process where it finds no descriptor for a socket
-OF_RANK = 4  # a new rank needs them for messages, bulk data and the log
+OF_START = 88  # measured: at most 70 for 2 ranks; ZeroMQ aborts the process if it gets no descriptor for a socket
+OF_RANK = 4  # for messages, bulk data and the log of a new rank
 OF_CLIENT = 32  # measured: 22
-_OF_OTHERS = 256  # what Jupyter, libraries and the user have open
-_PER_RANK = 4  # a rank can then be in four groups of all
+_OF_OTHERS = 256  # for Jupyter, libraries and the user
+_PER_RANK = 4  # enough for a rank in four groups of all ranks
 
 
 def needed(world_size: int) -> int:
-    """How many any process of a session needs."""
+    """Return the number of open files that any process of a session needs."""
     return _OF_OTHERS + _PER_RANK * world_size
 
 
 def most() -> int:
-    """How many this process may allow itself."""
+    """Return the highest limit that this process may set."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     return (1 << 31) - 1 if hard == resource.RLIM_INFINITY else hard
 
 
 def allow(number: int) -> None:
-    """Let this process, and those that it starts from now on, have so many open, or as many as it may."""
+    """Raise the limit of this process and its future children to this number, or to the highest possible."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < number:
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(number, most()), hard))
 
 
 def check(world_size: int, limit: int, where: str) -> None:
-    """Refuse a session that needs more.
+    """Raise an error if a session needs more than the limit.
 
     Args:
-        world_size: its ranks.
-        limit: how many a process may allow itself.
-        where: on which host.
+        world_size: number of ranks.
+        limit: the highest limit that a process may set.
+        where: name of the host.
 
     Raises:
-        UsageError: they are too few.
+        UsageError: the limit is too low.
 
     Example:
         >>> check(1024, 1024, "this machine")
@@ -87,16 +92,17 @@ class Spare:
             os.close(self._held.pop())
 
     def _take(self) -> None:
-        with contextlib.suppress(OSError):  # none is left now: the end of the next block tries again
+        with contextlib.suppress(OSError):  # no descriptor is left now: the end of the next block tries again
             while len(self._held) < self._count:
                 self._held.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
 
 
 def check_free(count: int, what: str) -> None:
-    """Check that this process can open so many files now, by opening them.
+    """Check that this process can open this number of files now, by opening them.
 
     Args:
-        what: needs them, as the error names it: "a start".
+        count: number of files.
+        what: name of the operation for the error, such as "a start".
 
     Raises:
         StartError: it cannot.

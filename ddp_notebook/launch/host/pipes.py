@@ -1,11 +1,11 @@
-"""The pipes between a host server and one of its children: what the child writes, and what it is told.
+"""The pipes between a host server and one of its children: the child's output, and its cells.
 
     fd 1, fd 2    its text
     inbox         cells for a rank: a line each, read by its main thread
 
-Cells go through here and not over the wire, because everybody feels their latency. The wire takes eight sends in the
-kernel, at each of which its threads compete for the GIL, and two more threads in each rank: `pass` on four ranks and
-two cores took 1.66 times as long as in the notebook itself.
+Cells use a pipe and not the wire because their latency is visible. The wire takes eight kernel sends per cell, at each
+of which its threads compete for the GIL, and two more threads in each rank. With it, `pass` on four ranks and two cores
+took 1.66 times as long as in the notebook itself.
 """
 
 from __future__ import annotations
@@ -24,8 +24,7 @@ _PIECE_BYTES = 64 << 10
 
 
 class TextBuffer:
-    """Text in the order in which each process wrote it. Small pieces become large ones: the owner's work is one step
-    for each piece.
+    """Text in the order in which each process wrote it. Small pieces are joined, since the owner works per piece.
 
     Example:
         >>> texts = TextBuffer()
@@ -39,14 +38,14 @@ class TextBuffer:
     def __init__(self) -> None:
         self.nbytes = 0
         self._waiting: dict[int, tuple[int, int, bytearray]] = {}  # number -> (process, fd, bytes), oldest first
-        self._count = 0  # numbers that were given
+        self._count = 0  # numbers used so far
         self._last: dict[int, int] = {}  # process -> number of its newest text
 
     def __bool__(self) -> bool:
         return bool(self._waiting)
 
     def add(self, process: int, fd: int, data: bytes) -> None:
-        """A process has written this."""
+        """Append text of a process."""
         self.nbytes += len(data)
         last = self._waiting.get(self._last.get(process, 0))
         if last is not None and last[1] == fd and len(last[2]) < _PIECE_BYTES:
@@ -57,7 +56,7 @@ class TextBuffer:
         self._waiting[self._count] = process, fd, bytearray(data)
 
     def pack(self, most_bytes: float = float("inf")) -> bytes:
-        """Take frames of the oldest text, about so many bytes."""
+        """Remove the oldest text, about this many bytes, and return it as frames."""
         frames, nbytes = [], 0
         while self._waiting and nbytes < most_bytes:
             process, fd, data = self._waiting.pop(next(iter(self._waiting)))
@@ -74,16 +73,16 @@ class ChildPipes:
     """Three pipes, made before the child, which gets the far ends. The near ends never block.
 
     Args:
-        inbox: with the third one.
-        mark_token: of the marks in the child's text; "": it has none.
+        inbox: also create the third pipe.
+        mark_token: token of the marks in the child's text; "" if there are none.
     """
 
     def __init__(self, *, inbox: bool, mark_token: str = "") -> None:
         self._merge = StreamMerge(mark_token)
-        self._far: list[int] = []  # the child's ends: of its fd 1, its fd 2 and its inbox
-        self.outputs: dict[int, int] = {}  # our end -> the child's fd
-        self.ended: set[int] = set()  # those of them that are at their end
-        self.inbox: int | None = None  # our end
+        self._far: list[int] = []  # the child's ends: fd 1, fd 2 and the inbox
+        self.outputs: dict[int, int] = {}  # near end -> the child's fd
+        self.ended: set[int] = set()  # near ends of closed pipes
+        self.inbox: int | None = None  # near end
         self._unsent = bytearray()
         try:
             for fd in (1, 2):
@@ -106,12 +105,12 @@ class ChildPipes:
 
     @property
     def stdout(self) -> int:
-        """The child's end of its fd 1."""
+        """The child's end of fd 1."""
         return self._far[0]
 
     @property
     def stderr(self) -> int:
-        """The child's end of its fd 2."""
+        """The child's end of fd 2."""
         return self._far[1]
 
     @property
@@ -119,21 +118,22 @@ class ChildPipes:
         return self._far[2] if len(self._far) > 2 else None
 
     def close_near(self) -> None:
-        """For the child and its later siblings: the near ends are the server's."""
+        """Close the near ends in the child and its later siblings."""
         for fd in self._near:
             os.close(fd)
 
     def close_far(self) -> None:
-        """For the server, once the child exists: a pipe ends when nobody holds its far end."""
+        """Close the far ends in the server once the child runs: a pipe ends when no process has its far end open."""
         for fd in self._far:
             os.close(fd)
         self._far.clear()
 
     def read(self, pipe: int) -> Iterator[tuple[int, bytes]]:
-        """What a pipe holds, as `(fd, bytes)`. Nothing if it is empty, or at its end, which puts it into `ended`.
+        """Yield the content of a pipe as `(fd, bytes)`. Yields nothing if it is empty or closed; a closed pipe enters
+        `ended`.
 
-        Text of fd 2 that was written before goes first, because only the pipe of fd 1 has the mark of a cell's end.
-        Text that Python code in the child wrote is in its order, see `merging`.
+        Earlier text of fd 2 comes first, because only the pipe of fd 1 has the mark of a cell's end. Text from Python
+        code in the child keeps its order, see `wire.stream_order`.
         """
         try:
             data = os.read(pipe, _READ_BYTES)
@@ -152,31 +152,33 @@ class ChildPipes:
         yield from self._merge.feed(fd, data)
 
     def rest(self) -> Iterator[tuple[int, bytes]]:
-        """All that the pipes hold, when the child has ended."""
+        """Yield the remaining content of all pipes after the child's end."""
         for pipe in self.outputs:
             while _bytes_in(pipe) > 0:
                 yield from self.read(pipe)
         yield from self._merge.rest()
 
     def close(self, pipe: int) -> None:
-        """Close one of our ends of the child's output."""
+        """Close a near end of the child's output."""
         self.ended.discard(pipe)
         del self.outputs[pipe]
         os.close(pipe)
 
     @property
     def waits(self) -> bool:
-        """Whether some of what it was told waits until its inbox can take more."""
+        """True if bytes wait for space in the inbox."""
         return bool(self._unsent)
 
     def put_in_inbox(self, data: bytes) -> bool:
-        """Put bytes into the inbox. False if some had to wait: call `tell(b"")` when it can take more."""
+        """Put bytes into the inbox. Returns False if some must wait: call `put_in_inbox(b"")` when the pipe is
+        writable.
+        """
         self._unsent += data
         with contextlib.suppress(BlockingIOError):
             while self._unsent and self.inbox is not None:
                 try:
                     sent = os.write(self.inbox, self._unsent)
-                except BrokenPipeError:  # the child ends
+                except BrokenPipeError:  # the child has closed it
                     sent = len(self._unsent)
                 del self._unsent[:sent]
         return not self._unsent

@@ -1,4 +1,4 @@
-"""What a host server imports, and what it then knows about its host."""
+"""Imports of a host server, and the facts about its host."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ddp_notebook.launch.host import open_files
 from ddp_notebook.version import __version__
 
 OLDEST_TORCH = "2.11"
-# What an engine imports while its kernel is made, and its shell at the first cell: 0.1 s in every rank.
+# Imports of an engine when its kernel is created, and of its shell at the first cell: 0.1 s in every rank.
 _WITH_A_KERNEL = (
     "IPython.core.completerlib",
     "IPython.core.logger",
@@ -31,7 +31,7 @@ _TOLD_VARIABLES = (*devices.VISIBLE, "GLOO_SOCKET_IFNAME")  # the placement of r
 
 
 def check_torch(version: str) -> None:
-    """End this process where torch is too old, before that shows as something that cannot be imported.
+    """Exit if torch is too old, before an import of a missing name fails.
 
     Args:
         version: such as `"2.13.0+cpu"`.
@@ -53,7 +53,7 @@ def _release(version: str) -> tuple[int, ...]:
 
 
 def preload() -> dict[str, Any]:
-    """Import what every rank needs. Returns the facts about this host."""
+    """Import the modules that every rank needs. Returns the facts about this host."""
     query = devices.start_query()
     import torch
 
@@ -67,19 +67,20 @@ def preload() -> dict[str, Any]:
     from ddp_notebook.rank.group import operators
 
     for name in _WITH_A_KERNEL:
-        with contextlib.suppress(Exception):  # a rank says so
+        with contextlib.suppress(Exception):  # a rank reports the error
             importlib.import_module(name)
     for prepare in (
         kernel_api.import_without_debugpy,
         operators.prepare,
-        lambda: script_functions.prepare(hooks.prepare()),  # the last: it looks into all modules
+        lambda: script_functions.prepare(hooks.prepare()),  # last, since it inspects all modules
     ):
-        with contextlib.suppress(Exception):  # a rank says so
+        with contextlib.suppress(Exception):  # a rank reports the error
             prepare()
     accelerators = devices.Accelerators()
     if torch.version.cuda:
         accelerators = devices.Accelerators(backend="nccl", gpus=tuple(devices.finish_query(query)))
-    elif torch.accelerator.current_accelerator() is not None:  # built for another one: this asks no driver
+    # built for another accelerator: this does not query the driver
+    elif torch.accelerator.current_accelerator() is not None:
         accelerators = devices.ask_torch()
     backends = [name for name in ("gloo", "nccl", "mpi") if getattr(dist, f"is_{name}_available", lambda: False)()]
     if accelerators.gpus and accelerators.backend not in ("nccl", *backends):
@@ -100,13 +101,13 @@ def preload() -> dict[str, Any]:
         "device_trouble": accelerators.trouble,
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "engines_wait": engine.can_wait(),  # for a controller
+        "engines_wait": engine.can_wait(),  # engines can run before their controller
         "backends": backends,
     }
 
 
 def _interfaces() -> dict[str, str]:
-    """The host's network interfaces, by their addresses."""
+    """Return the host's network interfaces, by address."""
     try:
         found = psutil.net_if_addrs()
     except OSError:
@@ -115,7 +116,7 @@ def _interfaces() -> dict[str, str]:
 
 
 def start_method(asked: str) -> tuple[str, str]:
-    """How ranks are started, "fork" or "spawn", and why."""
+    """Return the start method of ranks, "fork" or "spawn", and the reason for "spawn"."""
     if asked == "spawn":
         return "spawn", "DDP_NOTEBOOK_START_METHOD says so"
     if sys.platform != "linux":

@@ -1,4 +1,4 @@
-"""A look at processes from outside, for those that cannot answer: whether they are stopped, and their stacks."""
+"""Inspect processes that cannot answer: whether they are stopped, and their stacks."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from ddp_notebook.records.words import is_whole_stack
 from ddp_notebook.wire import signals
 
 POLL_S = 0.01
-_STACK_S = 0.3  # what a rank gets to write its stack
+_STACK_S = 0.3  # time for a rank to write its stack
 
 
 class ProcessInspector:
-    """Lets ranks write their stacks: a signal handler in C does it, which needs no GIL.
+    """Makes ranks write their stacks. A signal handler in C does so, without the GIL.
 
     Args:
         pids: by number of the process.
@@ -31,18 +31,18 @@ class ProcessInspector:
             process: Seen.of(processes.is_stopped_anywhere(pid), held[process]) for process, pid in pids.items()
         }
         self._held = {process: seen.stack for process, seen in self.seen.items()}
-        self._files: dict[int, tuple[Path, int]] = {}  # and the size before
+        self._files: dict[int, tuple[Path, int]] = {}  # with the size before
         self._until = time.monotonic() + _STACK_S
         for process, pid in pids.items():
-            # A held process would write all its stacks together when it goes on, which can crash it.
+            # A held process would write all its stacks together when it continues, which can crash it.
             if signals.STACK is not None and not self.seen[process].is_stopped and not held[process]:
-                with contextlib.suppress(OSError):  # it has ended
+                with contextlib.suppress(OSError):  # the process has ended
                     file = _where(pid, stack_file(directory, process))
                     self._files[process] = file, file.stat().st_size
                     signals.send(pid, signals.STACK, 0)
 
     def is_done(self) -> bool:
-        """Look again. Whether all stacks are written, whole as far as can be told, or their time is over."""
+        """Check again. Return whether all stacks seem complete, or the time is over."""
         before = self.seen.copy()
         for process, (file, size) in self._files.items():
             with contextlib.suppress(OSError):
@@ -52,12 +52,12 @@ class ProcessInspector:
         return are_whole or time.monotonic() > self._until
 
     def advance(self) -> LookReply | None:
-        """Return the reply to a request for this look; None: later."""
+        """Return the reply to a request for this inspection; None if it is not finished."""
         return LookReply(seen=self.seen) if self.is_done() else None
 
 
 def stack_file(directory: str, process: int) -> str:
-    """Where a rank writes its stacks when it is told to."""
+    """Return the path of the file for a rank's stacks."""
     return f"{directory}/stack-{process}"
 
 
@@ -67,7 +67,7 @@ def pymp_folder(directory: str, process: int) -> str:
 
 
 def _where(pid: int, path: str) -> Path:
-    """Return where a process's stack file is read. One that a cleaner has removed is still open in the process."""
+    """Return the path to read a process's stack file. A file that was removed is still open in the process."""
     if not os.path.exists(path):
         descriptors = f"/proc/{pid}/fd"
         for name in os.listdir(descriptors):

@@ -1,6 +1,7 @@
-"""A host server on another machine than its notebook: it is the child of a process that sees to it.
+"""A host server on another machine than its notebook: the child of a process that watches it.
 
-That process needs no torch, and has no thread before the server is forked. When it ends, the server ends all below it.
+That process does not need torch, and has no thread before the server is forked. When it ends, the server ends all
+processes below it.
 """
 
 from __future__ import annotations
@@ -18,15 +19,15 @@ from ddp_notebook.registry import modes, private
 from ddp_notebook.wire import signals
 
 READ_BYTES = 1 << 18
-_READ_AT_START = ("LD_", "DYLD_", "PYTHON", "MALLOC_", "GLIBC_TUNABLES")  # by Python or the loader
+_READ_AT_START = ("LD_", "DYLD_", "PYTHON", "MALLOC_", "GLIBC_TUNABLES")  # read by Python or the loader at their start
 
 
 def settle_environment(env: Mapping[str, str], kept: Mapping[str, str]) -> None:
-    """Begin this process anew if a variable was asked for that Python or the loader reads at its start.
+    """Restart this process if a requested variable is one that Python or the loader reads at its start.
 
     Args:
-        env: what was asked for.
-        kept: variables by which the process knows, when it begins anew, what it was given.
+        env: requested variables.
+        kept: variables that pass the process's own arguments to the restarted process.
     """
     at_start = {name: value for name, value in env.items() if name.startswith(_READ_AT_START)}
     if any(os.environ.get(name) != value for name, value in at_start.items()):
@@ -37,10 +38,10 @@ def start_server(env: Mapping[str, str], address: str, stream: ServerEnd, begin:
     """Fork the host server. Call it before any thread exists.
 
     Args:
-        env: variables on top of those that this process has.
-        address: by which other hosts reach this one.
-        stream: the server's.
-        begin: called in the server's process first.
+        env: variables on top of this process's environment.
+        address: address of this host for other hosts.
+        stream: the server's end of the stream.
+        begin: called first in the server's process.
 
     Returns:
         Its process id.
@@ -52,7 +53,7 @@ def start_server(env: Mapping[str, str], address: str, stream: ServerEnd, begin:
     if server_pid == 0:
         begin()
         _be_server(stream, parent, own_env, address)
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the server is to end in order
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the server must end in order
     signals.ignore_strangers()
     return server_pid
 
@@ -61,9 +62,9 @@ def _be_server(stream: ServerEnd, parent: processes.Identity, own_env: Mapping[s
     os.setsid()
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
-    os.dup2(2, 1)  # which somebody reads; the stream is for the server's frames
+    os.dup2(2, 1)  # the parent reads fd 2; the stream is for the server's frames
     os.environ.update(environment.host_server_env(own_env, processes.TOKEN_VARIABLE, str(parent)))
-    from ddp_notebook.launch.host import server  # which its owner does not need
+    from ddp_notebook.launch.host import server  # imported here because its owner does not need it
 
     directory = modes.new_folder("ddp_notebook-", private.runtime())
     status = 1

@@ -1,15 +1,15 @@
 """The host server: one process per host that starts the ranks of that host, and ends with its owner.
 
-It imports torch and the engine's modules and does nothing else: no tensor operation (after one matmul on two threads,
-the first matmul of every forked rank hangs), no process group, no CUDA, no thread. Ranks forked from it are ready in
-hundredths of a second and share its memory.
+It imports torch and the modules of the engine, and nothing more. It runs no tensor operation: after one matmul on two
+threads, the first matmul of every forked rank hangs. It has no process group, no CUDA context and no thread. Ranks
+forked from it are ready in hundredths of a second and share its memory.
 
-It is the ranks' parent. It reads the pipes behind their fd 1 and 2, so that the last output of a dying rank is kept. It
-learns of a death at once. The end of the stream or the transport tells it that its owner is gone; then it ends every
-process below it. The notebook asks it about processes of this host.
+It is the parent of the ranks. It reads the pipes of their fd 1 and 2, so the last output of a dying rank is kept, and
+notices a death at once. When the stream ends or the transport reports that the owner is gone, it ends every process
+below it. The notebook sends it requests about processes of this host.
 
-The messages of both sides are in `messages.hosts`. A frame of input puts a line, a cell, into the inboxes of some
-ranks. It has no reply.
+The messages of both sides are in `messages.hosts`. An input frame puts a line, which is a cell, into the inboxes of
+some ranks. It has no reply.
 """
 
 from __future__ import annotations
@@ -70,22 +70,22 @@ from ddp_notebook.wire import signals
 from ddp_notebook.wire.store import listen_here
 
 _READ_BYTES = 1 << 16
-_HIGH_WATER_BYTES = 512 << 10  # text waiting for the owner above which ranks have to wait with theirs
-_CHUNK_BYTES = 64 << 10  # the server sends this much text, then looks for replies
+_HIGH_WATER_BYTES = 512 << 10  # ranks block on output above this amount of unsent text
+_CHUNK_BYTES = 64 << 10  # the server sends this much text, then checks for replies
 _OWNER_CHECK_S = 1.0
 _END_ALL_S = 3.0
 _NO_PROCESS = -1
 _OF_PROCESSES = (LookRequest, EndRequest)  # requests that use the spare descriptors
 _TRIAL_BYTES = 1 << 16
-_SPARE = 8  # file descriptors to look at processes with, and to end them
-_SWEEPS = 50  # how often to look for what a dead rank's descendants fork while they are killed
+_SPARE = 8  # file descriptors for inspecting and ending processes
+_SWEEPS = 50  # number of searches for processes that a dead rank's descendants fork while they are killed
 
 
 class Work(Protocol):
-    """A request that takes a while."""
+    """A request that takes several steps."""
 
     def advance(self) -> Message | None:
-        """Do what is due, without a wait. Returns the reply; None: not yet."""
+        """Take the next step without a wait. Returns the reply, or None if it is not finished."""
 
 
 class HostServer:
@@ -104,20 +104,20 @@ class HostServer:
         self._control = control
         self._owner_lives = owner_lives
         self._directory = directory
-        self._watchdog_pid = watchdog_pid  # 0: it has ended
+        self._watchdog_pid = watchdog_pid  # 0 if it has ended
         self._own_env = own_env
         self._start_watchdog = start_watchdog
         self._facts = facts
         self._unpacker = framing.Unpacker()
         self._files = Files()
         self._out = bytearray()  # frames that are being sent
-        self._texts = TextBuffer()  # sent after those
-        self._waits = False  # for the stream to take more of that
+        self._texts = TextBuffer()  # text to send after `_out`
+        self._waits = False  # registered for the stream to become writable
         self._children: dict[int, Child] = {}  # by process id
         self._under_way: list[tuple[int, Work]] = []  # with the number of the request
         self._serving = True
         self._reading_text = True
-        self._owner_holds = False  # it has more text than it can show
+        self._owner_holds = False  # the owner has more text than it can show
         self._selector = selectors.DefaultSelector()
         self._reach = Reach(self._selector)
         self._oom_kills = OomKills()
@@ -173,7 +173,8 @@ class HostServer:
         self._files.discard()
         until = time.monotonic() + _END_ALL_S
         while (left := processes.descendants(os.getpid())[1:]) and time.monotonic() < until:
-            processes.end(left, deadline_s=1.0)  # again: what was forked meanwhile has come back to us
+            # repeat: processes forked in the meantime are now children of this server
+            processes.end(left, deadline_s=1.0)
 
     # ---- the owner's side
 
@@ -215,7 +216,7 @@ class HostServer:
                 self._send(reply, number)
 
     def _send(self, message: Message, number: int = 0, *, after_text: bool = False) -> None:
-        """Send a reply, which overtakes text that waits; or an event of a process after all its text."""
+        """Send a reply before waiting text, or an event of a process after all its text."""
         if after_text:
             self._out += self._texts.pack()
         self._out += framing.pack_message(message, number)
@@ -271,7 +272,7 @@ class HostServer:
         listeners: list[socket.socket] = []
         if isinstance(spec := start.spec, RankSpec):
             private.restore(self._directory)
-            open_files.allow(spec.open_files)  # it inherits that
+            open_files.allow(spec.open_files)  # the rank inherits this limit
             stacks, pymp = stack_file(self._directory, process), pymp_folder(self._directory, process)
             spec = replace(spec, directory=self._directory, stack_file=stacks, pymp_folder=pymp)
             start = replace(start, spec=spec)
@@ -298,15 +299,16 @@ class HostServer:
     def _completed(self, start: Start) -> Start:
         """Return the `Start` with the environment, the folder and the `sys.path` of this host."""
         env, cwd = start.env, start.cwd
-        if start.sys_path is None:  # the notebook is elsewhere
+        if start.sys_path is None:  # the notebook is on another machine
             env = environment.rank_env({**self._own_env, **env}, threads=start.threads)
             cwd = cwd if os.path.isdir(cwd) else os.path.expanduser("~")
         env = {**env, processes.TOKEN_VARIABLE: os.environ.get(processes.TOKEN_VARIABLE, "")}
         return replace(start, env=env, cwd=cwd, sys_path=start.sys_path or ["", *sys.path])
 
     def _listen(self, spec: StoreSpec) -> tuple[list[socket.socket], str]:
-        """Return the sockets of the store for the user's programs and of the session's, and the address of the
-        latter."""
+        """Return the sockets of the store for the user's programs and of the session's store, and the address of the
+        latter.
+        """
         family = socket.AF_INET6 if ":" in spec.host else socket.AF_INET
 
         def listen() -> socket.socket:
@@ -335,7 +337,7 @@ class HostServer:
 
     def _hold(self, request: HoldTextRequest) -> DoneReply:
         self._owner_holds = request.hold
-        return DoneReply()  # sending it applies this
+        return DoneReply()  # sending the reply applies the setting
 
     def _end(self, request: EndRequest) -> Work:
         leaders = {known.pid for known in self._known(request.processes)}
@@ -358,7 +360,7 @@ class HostServer:
             other.pipes.close_near()
 
     def _put_in_inbox(self, known: Child, data: bytes) -> None:
-        """Put bytes into a child's inbox; what it does not take now waits here."""
+        """Put bytes into a child's inbox. Bytes that do not fit are kept here."""
         inbox = known.pipes.inbox
         if inbox is None:
             return
@@ -370,7 +372,7 @@ class HostServer:
                 self._selector.register(inbox, selectors.EVENT_WRITE, known)
 
     def _read_text(self, owner: Child, pipe: int) -> None:
-        """Pass on what a pipe holds."""
+        """Pass on the content of a pipe."""
         for fd, data in owner.pipes.read(pipe):
             self._texts.add(owner.process, fd, data)  # flushed once per round
         for ended in list(owner.pipes.ended):
@@ -382,7 +384,9 @@ class HostServer:
         owner.pipes.close(pipe)
 
     def _hold_back_text(self, hold: bool) -> None:
-        """Stop or resume reading the pipes: a flood waits in the rank that makes it, not in our memory."""
+        """Stop or resume reading the pipes, so that a flood of output blocks the rank instead of filling this process's
+        memory.
+        """
         if hold != self._reading_text:
             return
         self._reading_text = not hold
@@ -405,7 +409,7 @@ class HostServer:
                 pid, status = os.waitpid(changed.si_pid, os.WNOHANG | os.WUNTRACED | os.WCONTINUED)
             except ChildProcessError:
                 return
-            if pid == 0:  # it has just been continued
+            if pid == 0:  # the process has just been continued
                 continue
             if os.WIFSTOPPED(status) or os.WIFCONTINUED(status):
                 self._on_stopped(pid, os.WIFSTOPPED(status))
@@ -416,7 +420,9 @@ class HostServer:
                     self._on_ended(gone, os.waitstatus_to_exitcode(status), by_limit)
 
     def _on_stopped(self, pid: int, is_stopped: bool) -> None:
-        """Report that a child was stopped (SIGSTOP, SIGTSTP) or goes on (SIGCONT). A watchdog always goes on."""
+        """Report that a child was stopped (SIGSTOP, SIGTSTP) or continued (SIGCONT). A stopped watchdog is continued at
+        once.
+        """
         if (child := self._children.get(pid)) is not None:
             self._send(ProcessStopped(process=child.process, is_stopped=is_stopped))
         elif is_stopped and pid == self._watchdog_pid:
@@ -425,7 +431,7 @@ class HostServer:
 
     def _keep_watchdog(self) -> None:
         if self._watchdog_pid == 0:
-            with contextlib.suppress(OSError):  # no process is left: try again at the next look
+            with contextlib.suppress(OSError):  # no process can be created: try again at the next check
                 self._watchdog_pid = self._start_watchdog(self._close_in_child)
                 text = f"{_watchdog(self._watchdog_pid)} replaces one that had ended; nothing is lost"
                 self._send(Notice(text=text))
@@ -453,12 +459,12 @@ class HostServer:
         self._send(ProcessEnded(process=gone.process, status=status, why=why), after_text=True)
 
     def _adopted(self) -> list[psutil.Process]:
-        """Descendants of ranks that are below this server because their parent ended."""
+        """Return descendants of ranks that became children of this server because their parent ended."""
         return termination.adopted({*self._children, self._watchdog_pid})
 
 
 def _in_words(error: Exception) -> str:
-    """Return the error, first with the resource that has run out if one has."""
+    """Return the error in words, after the exhausted resource if there is one."""
     wanted, paths = shortages.kinds(error), shortages.places(error)
     found = shortages.sentences("the host server", wanted, paths=paths) if wanted else []
     return "; ".join([*found, f"{type(error).__name__}: {error}"])
@@ -470,7 +476,7 @@ def _watchdog(pid: int) -> str:
 
 @contextlib.contextmanager
 def _ending_with(owner_lives: Callable[[], bool], tidy_up: Callable[[], None]) -> Iterator[None]:
-    """Look every second whether the owner lives, while nothing else does. A timer: no thread may exist here."""
+    """Check every second whether the owner is alive, by a timer, since no thread may exist here."""
 
     def check(*_: object) -> None:
         if not owner_lives():
@@ -495,15 +501,15 @@ def main(
     address: str = LOOPBACK,
     own_env: Mapping[str, str] | None = None,
 ) -> None:
-    """Be the host server.
+    """Run the host server.
 
     Args:
         control: the stream to the owner, which sends the messages of `messages.hosts`.
-        owner_lives: asked every second, in this process and in the watchdog's.
+        owner_lives: called every second, in this process and in the watchdog.
         directory: holds small files of the host's processes, and is removed with the server.
         large_directory: the same for large files of the notebook.
-        address: by which other hosts reach this one.
-        own_env: what ranks have beside what they are given, where the notebook is on another machine.
+        address: address of this host for other hosts.
+        own_env: environment of ranks below the variables that they are given, if the notebook is on another machine.
     """
     signals.ignore_strangers()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, signals.STRANGERS)
@@ -515,7 +521,7 @@ def main(
 
     start_watchdog = partial(watchdog.start, owner_lives, tidy_up)
     watchdog_pid = start_watchdog(control.close)
-    gc.disable()  # imports leave next to no garbage, and looking for it takes a fifth of their time
+    gc.disable()  # imports leave little garbage, and collecting takes a fifth of their time
     with _ending_with(owner_lives, tidy_up):
         facts = preload()
     facts["start_method"], facts["start_reason"] = start_method(os.environ.get("DDP_NOTEBOOK_START_METHOD", "fork"))

@@ -1,4 +1,4 @@
-"""How the host server starts a process: by a fork of itself, or afresh."""
+"""Start processes from the host server: by a fork of itself, or in a new interpreter."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def _with_pipes(start: Start) -> tuple[ChildPipes, Start]:
 
 
 def fork(process: int, start: Start, close_inherited: Callable[[], None]) -> Child:
-    """Fork a process, which has all that the server has imported.
+    """Fork a process, which has all modules that the server has imported.
 
     Args:
         process: its number.
         start: its specification and its environment.
-        close_inherited: called in the child: closes what is the server's alone.
+        close_inherited: called in the child: closes the descriptors of the server.
     """
     pipes, start = _with_pipes(start)
     server = os.getpid()
@@ -74,7 +74,7 @@ def fork(process: int, start: Start, close_inherited: Callable[[], None]) -> Chi
 
 
 def spawn(process: int, start: Start) -> Child:
-    """Start a process afresh, which imports for itself."""
+    """Start a process in a new interpreter, which imports its own modules."""
     pipes, start = _with_pipes(start)
     start_r, start_w = os.pipe()
     spec = start.spec
@@ -93,7 +93,7 @@ def spawn(process: int, start: Start) -> Child:
         start_new_session=True,
     )
     os.close(start_r)
-    # One that has ended already, by a sitecustomize for instance, is reported as such, with its last words.
+    # A process that has already ended, for example in a sitecustomize, is reported as ended, with its last words.
     with contextlib.suppress(BrokenPipeError), os.fdopen(start_w, "wb") as pipe:
         pipe.write(start.encode()[0])
     pipes.close_far()

@@ -1,4 +1,4 @@
-"""The end of some processes and of all that they have started, step by step: the server's loop must not wait."""
+"""End processes and their descendants step by step, since the server's loop must not wait."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from ddp_notebook.launch import processes
 from ddp_notebook.messages.hosts import EndReply
 from ddp_notebook.wire.signals import END
 
-_GIVE_UP_S = 3.0  # after SIGKILL
+_GIVE_UP_S = 3.0  # after SIGKILL, until the rest is reported as still running
 
 
 class Ending:
-    """Processes are asked to end now, by `END`, and get SIGKILL later.
+    """Ends processes: sends `END` at once, and SIGKILL later.
 
     Args:
         leaders: process ids, each leading an OS session.
-        grace_s: seconds between the two.
-        children: the ids of the server's living children, at any time.
+        grace_s: seconds between the two signals.
+        children: ids of the server's living children, always up to date.
         adopted: finds descendants of ranks that have lost their parent; they end too.
     """
 
@@ -40,7 +40,7 @@ class Ending:
         for pid in leaders:
             tree = processes.descendants(pid)
             self._members += tree
-            for process in tree[:1]:  # the leader alone gets the chance to end in order
+            for process in tree[:1]:  # only the leader gets the chance to end in order
                 with contextlib.suppress(psutil.Error):
                     process.send_signal(END)
         self._kill_at = time.monotonic() + grace_s
@@ -48,12 +48,12 @@ class Ending:
         self._give_up_at = self._kill_at + _GIVE_UP_S
 
     def advance(self) -> EndReply | None:
-        """Do what is due. The reply to the request once all are gone, or it is given up; None: later."""
+        """Take the next step. Returns the reply when all have ended or the time is over, else None."""
         now = time.monotonic()
         leaders_left = self._leaders.intersection(self._children)
         if leaders_left and now < self._kill_at:
             return None
-        # whoever was started meanwhile is found by the OS session that its leader led
+        # processes started in the meantime are found by the OS session of their leader
         alive = [p for p in {*self._members, *of_sessions(self._leaders), *self._adopted()} if is_alive(p)]
         others = [process for process in alive if not processes.tidies_up(process)]
         if leaders_left or others:
@@ -65,7 +65,7 @@ class Ending:
 
 
 def of_sessions(leaders: set[int]) -> list[psutil.Process]:
-    """Living processes below this one that belong to the OS sessions of these leaders."""
+    """Return living processes below this one that belong to the OS sessions of these leaders."""
     found = []
     for process in processes.descendants(os.getpid())[1:]:
         with contextlib.suppress(psutil.Error, ProcessLookupError):
@@ -75,13 +75,13 @@ def of_sessions(leaders: set[int]) -> list[psutil.Process]:
 
 
 def adopted(ours: Collection[int]) -> list[psutil.Process]:
-    """Processes below this one, except `ours` and what is below them: their parent has ended."""
+    """Return orphaned processes below this one: all children except `ours`, with their descendants."""
     orphans = [process for process in psutil.Process().children() if process.pid not in ours]
     return [process for orphan in orphans for process in processes.descendants(orphan.pid)]
 
 
 def is_alive(process: psutil.Process) -> bool:
-    """Whether it runs; a zombie does not."""
+    """Return whether a process runs; a zombie does not."""
     try:
         return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     except psutil.Error:

@@ -1,8 +1,8 @@
 """The watchdog of a host server: ends it when the owner is gone and the server cannot notice.
 
-A host server ends by itself with its owner, and all processes end with it. A server that was stopped (SIGSTOP, a
-debugger) or hangs would stay for ever, and they would too. The watchdog is a process of its own, forked before torch is
-imported: it waits for nobody's answer, and no rank that holds the GIL can keep it from looking.
+A host server ends with its owner, and ends all its processes then. A server that hangs or was stopped (SIGSTOP, a
+debugger) would stay forever, with its processes. The watchdog is a separate process, forked before torch is imported.
+It does not wait for answers of other processes, and a rank that holds the GIL does not affect it.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from collections.abc import Callable
 from ddp_notebook.launch import processes
 
 _LOOK_S = 1.0
-_END_S = 8.0  # what the server gets to end all that is below it, once it goes on
+_END_S = 8.0  # time for a continued server to end all its processes
 
 
 def start(owner_lives: Callable[[], bool], tidy_up: Callable[[], None], close_inherited: Callable[[], None]) -> int:
     """Fork the watchdog of this process, the host server. It ends with the server.
 
     Args:
-        owner_lives: whether the owner lives, whose end is the server's.
+        owner_lives: returns whether the owner is alive; the server ends with its owner.
         tidy_up: removes the server's folders.
         close_inherited: closes the server's stream to its owner, which only the server may keep open.
 
@@ -49,7 +49,7 @@ def _watch(server: int, owner_lives: Callable[[], bool], tidy_up: Callable[[], N
             return
         time.sleep(_LOOK_S)
     if os.getppid() == server:
-        os.kill(server, signal.SIGCONT)  # now it sees that its owner is gone, and ends everything in order
+        os.kill(server, signal.SIGCONT)  # the server now notices the end of its owner, and ends all processes in order
     until = time.monotonic() + _END_S
     while os.getppid() == server:
         if time.monotonic() > until:
@@ -59,6 +59,9 @@ def _watch(server: int, owner_lives: Callable[[], bool], tidy_up: Callable[[], N
 
 
 def _kill_all(server: int) -> None:
-    """The server last: this process ends with it. Those that tidy up end by themselves when the others have gone."""
+    """Kill the server's processes, then the server, with which this process ends.
+
+    Processes that clean up after the others end by themselves.
+    """
     family = [process for process in reversed(processes.descendants(server)) if process.pid != os.getpid()]
     processes.kill(process for process in family if not processes.tidies_up(process))

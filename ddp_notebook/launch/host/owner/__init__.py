@@ -1,5 +1,5 @@
-"""How the owner of a host server speaks with it.
+"""The owner's side of the stream to a host server.
 
-requests  what is asked of it, and the replies
+requests  requests, and the replies
 pulse     whether a process answers pings
 """

@@ -1,4 +1,4 @@
-"""Find out without a wait whether the process at the other end of a stream answers."""
+"""Detect without a wait whether the process at the other end of a stream answers."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from concurrent.futures import Future
 from typing import Any
 
 _EACH_S = 1.0  # between two pings
-_MOST_S = 0.75  # seconds between two looks that count at most: this process may not have run in the rest
+_MOST_S = 0.75  # longest interval in seconds that counts: this process may not have run for the rest
 
 
 class Pulse:
-    """Sends pings, and measures for how long one has had no answer.
+    """Sends pings, and measures the time without an answer.
 
     Args:
         ping: sends a request that is answered at once. Does not wait.
@@ -29,20 +29,20 @@ class Pulse:
         self._lock = threading.Lock()
         self._open: Future[Any] | None = None
         self._sent_s = self._looked_s = float("-inf")
-        self._heard = False  # since the last look
+        self._heard = False  # data has arrived since the last poll
         self.unanswered_s = 0.0  # at the last poll
 
     def hear(self) -> None:
-        """Something has come: the process runs, whatever waits before its answer."""
+        """Record that data has arrived, so the process runs, even if its answer is still queued."""
         self._heard = True
 
     def forget(self) -> None:
-        """Begin again, with another ping."""
+        """Reset, so that the next poll sends another ping."""
         with self._lock:
             self._open, self._sent_s, self.unanswered_s = None, float("-inf"), 0.0
 
     def poll(self) -> float:
-        """Seconds for which a ping has had no answer. Call it again and again."""
+        """Return the seconds for which a ping has had no answer. Call it repeatedly."""
         with self._lock:
             now = time.monotonic()
             if self._open is None or self._open.done():

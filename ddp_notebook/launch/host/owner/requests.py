@@ -1,4 +1,4 @@
-"""Requests to a host server, and the replies for those who wait for them."""
+"""Requests to a host server, and their replies."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ Reply = Future[Message]
 
 
 class HostGoneError(HostError):
-    """The host server ended, and all it had started with it."""
+    """The host server ended, and all its processes with it."""
 
 
 class HostSilentError(HostError):
-    """The host server lives but does not answer: it was stopped, it hangs, or its host is not heard."""
+    """The host server lives but does not answer: it was stopped, it hangs, or its host is unreachable."""
 
 
 class HostTimeoutError(HostSilentError, TimeoutError):
@@ -28,14 +28,14 @@ class HostTimeoutError(HostSilentError, TimeoutError):
 
 
 class Requests:
-    """The stream to one host server, as those use it who speak. From any thread.
+    """Sends requests to one host server and matches the replies. From any thread.
 
     Args:
         transport: to the host.
 
     Attributes:
         gone: set once the server has ended.
-        how_it_ended: then, in words.
+        how_it_ended: the cause in words, set then.
     """
 
     def __init__(self, transport: Transport) -> None:
@@ -47,7 +47,7 @@ class Requests:
         self._lock = threading.Lock()
 
     def ask(self, message: Message) -> Reply:
-        """Send a request. Its reply fails with HostGoneError where the server ends first."""
+        """Send a request. Its reply fails with HostGoneError if the server ends first."""
         reply: Reply = Future()
         with self._lock:
             self._count += 1
@@ -56,7 +56,7 @@ class Requests:
             if self.gone.is_set():
                 self._fail_pending()
             else:
-                with contextlib.suppress(OSError):  # then the reader sees the end of the stream
+                with contextlib.suppress(OSError):  # the reader will notice the end of the stream
                     self._transport.send(frame)
         return reply
 
@@ -70,7 +70,9 @@ class Requests:
         self.send_frame(framing.pack_message(message))
 
     def speak(self) -> None:
-        """Let the host hear that its owner lives. Not where somebody sends: that may take long, and says it too."""
+        """Send the host a heartbeat. Skipped while another thread sends, which may take long and counts as a heartbeat
+        too.
+        """
         if self._lock.acquire(blocking=False):
             with contextlib.suppress(OSError):
                 self._transport.send(framing.pack_message(PingRequest()))
@@ -79,12 +81,12 @@ class Requests:
     # ---- the thread that reads
 
     def on_reply(self, number: int, message: Message) -> None:
-        """A reply has come."""
+        """Handle a reply."""
         if (reply := self._pending.pop(number, None)) is not None:
             reply.set_result(message)
 
     def end(self, how: str) -> None:
-        """The stream has ended: nobody waits for ever."""
+        """Fail all pending requests after the end of the stream."""
         with self._lock:
             self.how_it_ended = how
             self.gone.set()

@@ -1,5 +1,5 @@
-"""What a host server tells those who compare hosts before a group forms, see `launch.preflight`.
+"""Host server's side of the preflight check, which compares hosts before a group forms, see `launch.preflight`.
 
-site          what its host is like, beside the facts
-connectivity  whether other hosts are reached from it
+site          facts about its host that are not in the general facts
+connectivity  tests of connections to other hosts
 """

@@ -1,7 +1,7 @@
-"""Whether other hosts are reached from here: connections tried before a group forms, without a thread or a wait.
+"""Test connections to other hosts before a group forms, without a thread or a wait.
 
-A host listens where its ranks will, and says a word to whoever connects; a host that connects expects the other's word,
-so something else that answers at the same address is told from it.
+A host listens at the address of its ranks, and sends a word to each connection. A connecting host expects the word of
+the other host, so that it detects another program at the same address.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ def _family(address: str) -> socket.AddressFamily:
 
 
 class Reach:
-    """What one host server does for it.
+    """Connection tests of one host server.
 
     Args:
-        selector: of the server's loop, which calls what is registered with a socket.
+        selector: of the server's loop, which calls the callback registered with a socket.
     """
 
     def __init__(self, selector: selectors.BaseSelector) -> None:
         self._selector = selector
         self._sockets: list[socket.socket] = []
-        self.handlers: dict[type[Message], Callable[[Any], Message | Connecting]] = {  # each returns the reply
+        self.handlers: dict[type[Message], Callable[[Any], Message | Connecting]] = {  # handlers that return the reply
             ListenRequest: self._listen_at,
             ConnectRequest: lambda request: Connecting(request.targets, request.within_s),
             StopListeningRequest: self._stop,
@@ -63,7 +63,7 @@ class Reach:
         return DoneReply()
 
     def _listen(self, address: str, first: int, stop: int, word: str) -> int:
-        """Return the port, one of these; 0: it cannot be."""
+        """Return the port, which is in this range; 0 if listening is not possible."""
 
         def bind(port: int) -> socket.socket:
             return socket.create_server((address, port), family=_family(address), backlog=_BACKLOG)
@@ -93,21 +93,21 @@ def _greet(listener: socket.socket, word: bytes) -> None:
 
 
 class Connecting:
-    """Connections to other hosts, all at once, from whatever address the route to each has, as gloo and the store do.
+    """Connections to other hosts, in parallel, from the address that the route to each has, as in gloo and the store.
 
     Args:
         targets: address, port and word of each.
-        timeout_s: seconds that they get.
+        timeout_s: time limit in seconds.
     """
 
     def __init__(self, targets: Sequence[ConnectTarget], timeout_s: float) -> None:
         self._timeout_s = timeout_s
         self._until = time.monotonic() + timeout_s
-        self._tried = [""] * len(targets)  # what went wrong
-        self._open: dict[int, socket.socket] = {}  # by number of the target
+        self._tried = [""] * len(targets)  # errors
+        self._open: dict[int, socket.socket] = {}  # target number -> socket
         self._expected = [word.encode() for *_, word in targets]
         self._poll = select.poll()
-        self._number_of: dict[int, int] = {}  # of the target, by file descriptor
+        self._number_of: dict[int, int] = {}  # file descriptor -> target number
         for number, (address, port, _) in enumerate(targets):
             self._begin(number, address, port)
 
@@ -116,7 +116,7 @@ class Connecting:
         one.setblocking(False)
         try:
             status = one.connect_ex((address, port))
-        except OSError as error:  # no address at all
+        except OSError as error:  # not an address
             status = error.errno or errno.EINVAL
         self._open[number] = one
         self._number_of[one.fileno()] = number
@@ -134,10 +134,10 @@ class Connecting:
         self._tried[number] = what
 
     def advance(self) -> ConnectReply | None:
-        """Return the reply; None: not yet."""
+        """Return the reply; None if it is not finished."""
         for fd, _ in self._poll.poll(0):
             number = self._number_of[fd]
-            with contextlib.suppress(BlockingIOError):  # connected, and nothing is said yet
+            with contextlib.suppress(BlockingIOError):  # connected, but no word has arrived yet
                 self._end(number, self._hear(number))
         if self._open and time.monotonic() > self._until:
             for number in list(self._open):

@@ -1,4 +1,4 @@
-"""What a host is like for those who compare it with others: beside the facts, what may change and what costs time."""
+"""Facts about a host for the preflight check that may change, or that take time to collect."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import psutil
 from ddp_notebook.messages.encoding import Message
 from ddp_notebook.messages.hosts import ClockRequest, ClockTimeReply, SiteReply, SiteRequest
 
-# From which a shell that ssh has started makes the environment that the server has, and so its ranks.
+# Files that shape the environment of a shell started by ssh, and so of the server and its ranks.
 _SHAPING = (
     "~/.bashrc", "~/.bash_profile", "~/.bash_login", "~/.profile", "~/.zshenv", "~/.zprofile", "~/.zshrc", "~/.cshrc",
     "~/.tcshrc", "~/.config/fish/config.fish", "~/.ssh/environment", "~/.ssh/rc", "~/.pam_environment",
@@ -24,7 +24,7 @@ _SHAPING = (
 
 
 def _stamps() -> list[tuple[int, int] | None]:
-    """Of these files."""
+    """Return the time stamps of these files."""
     return [_stamp(os.path.expanduser(path)) for path in _SHAPING]
 
 
@@ -36,7 +36,7 @@ def _stamp(path: str) -> tuple[int, int] | None:
     return its.st_mtime_ns, its.st_size
 
 
-_at_start = _stamps()  # the server imports this as it begins
+_at_start = _stamps()  # taken at the server's import of this module
 
 
 def _look(request: SiteRequest) -> SiteReply:
@@ -59,5 +59,5 @@ HANDLERS: dict[type[Message], Callable[[Any], Message]] = {SiteRequest: _look, C
 def _user() -> str:
     try:
         return getpass.getuser()
-    except (KeyError, OSError):  # an id that no name belongs to, as in containers
+    except (KeyError, OSError):  # the user id has no name, as in containers
         return ""
