@@ -9,7 +9,7 @@
     x
 
 In scripts: `start(4)`, `check(hosts=...)`, `current()`, `Session.run`, `Session.pull`, `Session.push`, `Session.stop`.
-Every error of `ddp_notebook.errors` is importable from here as well.
+All errors of `ddp_notebook.errors` can be imported from this package.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ __all__ = [
     "survive",
 ]
 
-# The ranks import this package too: they must not pay for the notebook's side.
+# Ranks import this package, too. Import the modules of the notebook only when they are used.
 _LAZY = {
     "Agreement": "ddp_notebook.run.consistency.agreement",
     "CellResult": "ddp_notebook.run.cells.result",
@@ -153,7 +153,7 @@ def __getattr__(name: str) -> Any:
     return getattr(importlib.import_module(_LAZY[name]), name)
 
 
-# A rank of torchrun, see `record`, which does it itself where it is what runs.
+# Record the ranks of a torchrun job, see `record`. `python -m ddp_notebook.record` does this itself.
 if "DDP_NOTEBOOK_RECORD" in os.environ and "RANK" in os.environ and "ddp_notebook.record" not in sys.orig_argv:
     from ddp_notebook import record
 
@@ -165,7 +165,7 @@ def __dir__() -> list[str]:
 
 
 def load_ipython_extension(shell: InteractiveShell) -> None:
-    """`%load_ext ddp_notebook`: register the magics; import torch, and what a start needs, in the background."""
+    """Register the magics for `%load_ext ddp_notebook`. A background thread imports torch and the start modules."""
     from ddp_notebook.run.interrupted import OF_FUNCTIONS, tells_interrupt
 
     tells_interrupt(OF_FUNCTIONS["load_ipython_extension"])(_load)(shell)
@@ -179,8 +179,8 @@ def _load(shell: InteractiveShell) -> None:
 
     refuse_on_rank("the extension serves the notebook: call %load_ext ddp_notebook")
     magics.load(shell)
-    session = sys.modules.get("ddp_notebook.session")  # not imported before it is needed
-    has_ranks = session is not None and session.current() is not None  # the extension was loaded again
+    session = sys.modules.get("ddp_notebook.session")  # do not import it yet
+    has_ranks = session is not None and session.current() is not None  # the extension was loaded before
     if warm.is_wanted() and not has_ranks:
         with uninterrupted("interrupted, but the extension is loaded"):
             warm.prepare()
@@ -188,7 +188,7 @@ def _load(shell: InteractiveShell) -> None:
 
 
 def unload_ipython_extension(shell: InteractiveShell) -> None:
-    """`%unload_ext ddp_notebook`: end the ranks and the host server. `%reload_ext` keeps them."""
+    """End the ranks and the host server for `%unload_ext ddp_notebook`. `%reload_ext` keeps them."""
     from ddp_notebook import session_commands
     from ddp_notebook.launch import warm
     from ddp_notebook.run import debugging, hints
@@ -205,7 +205,7 @@ def unload_ipython_extension(shell: InteractiveShell) -> None:
 
 
 def _is_reload(shell: InteractiveShell) -> bool:
-    """Return whether `%reload_ext` unloads the extension, to load it again."""
+    """Return whether `%reload_ext` is unloading the extension."""
     manager: Any = shell.extension_manager
     reload = type(manager).reload_extension.__code__
     frame: FrameType | None = sys._getframe(1)

@@ -1,4 +1,4 @@
-"""`python -m ddp_notebook list | stop NAME | logs NAME`: from a shell, what notebooks can attach to."""
+"""Shell commands for kept sessions and torchrun jobs: `python -m ddp_notebook list | stop NAME | logs NAME`."""
 
 from __future__ import annotations
 
@@ -19,18 +19,19 @@ from ddp_notebook.registry.identities import is_running
 from ddp_notebook.registry.lookup import SESSION, AttachTarget
 from ddp_notebook.registry.torchrun import launcher
 
-_END_S = 45.0  # torchrun itself gives its workers 30 s
+_END_S = 45.0  # torchrun gives its workers 30 s
 _LOOK_S = 0.05
 
 
 def end_job(ranks: Sequence[Entry]) -> None:
-    """End a job: SIGTERM to its agents, which end their workers; to a rank itself that nobody has started.
+    """End a torchrun job with SIGTERM to its agents, which end their workers. Ranks without an agent get the signal
+    directly.
 
     Args:
-        ranks: those of it that are here.
+        ranks: the ranks of the job on this machine.
 
     Raises:
-        UsageError: it is still there after 45 s.
+        UsageError: the job has not ended after 45 s.
     """
     to_end = {launcher(entry.about) or entry.who for entry in ranks}
     for pid, _ in filter(is_running, to_end):
@@ -50,7 +51,7 @@ USAGE = "usage: python -m ddp_notebook list | stop NAME | logs NAME"
 
 
 def main(arguments: list[str]) -> int:
-    """Do what a shell's line says. Returns its exit status."""
+    """Run a command line, and return its exit status."""
     try:
         match arguments:
             case ["list"]:
@@ -70,7 +71,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _stop(found: AttachTarget) -> None:
-    """Of whatever version: it can be ended from any."""
+    """Stop a session or job, even one of another version of this package."""
     if found.kind == SESSION:
         ask(found.entries[0], StopKeeper)
     else:
@@ -79,7 +80,7 @@ def _stop(found: AttachTarget) -> None:
 
 
 def _print_logs(found: AttachTarget) -> None:
-    """What ranks have written, each under its number, and what went wrong in the keeper."""
+    """Print the output of each rank under its number, then the log of the keeper."""
     if found.kind != SESSION:
         raise UsageError(
             f"what {found.name} writes is where torchrun was started; torchrun --log-dir DIR --tee 3 keeps it in files"

@@ -1,4 +1,4 @@
-"""`ddp_notebook.start`: start a session, or return the running one. `ddp_notebook.check`: compare hosts."""
+"""`ddp_notebook.start` starts a session, or returns the running one. `ddp_notebook.check` compares hosts."""
 
 from __future__ import annotations
 
@@ -49,36 +49,36 @@ def start(
     """Start ranks: one process per GPU, or CPU ranks, in an initialised process group.
 
     Args:
-        world_size: number of ranks. None: one per GPU; on a machine without GPUs min(4, cores), at least 2.
-        backend: "auto" is nccl with one GPU per rank, else gloo.
-        gpus: numbers within CUDA_VISIBLE_DEVICES, or UUIDs: "0,1" or a sequence. None: all. "none": CPU ranks despite
-            GPUs. "each": GPUs only if there is one for each rank.
+        world_size: number of ranks. None: one per GPU; without GPUs min(4, cores), at least 2.
+        backend: "auto" selects nccl if each rank has its own GPU, else gloo.
+        gpus: indices within CUDA_VISIBLE_DEVICES, or UUIDs: "0,1" or a sequence. None: all. "none": CPU ranks only.
+            "each": GPUs only if there is one for each rank.
         share_gpus: allow more ranks than GPUs.
-        env: environment variables of the ranks, in addition to those of the notebook.
-        timeout_s: limit of the start in seconds; at most a week.
-        live: "auto": a small view appears under a cell that logs or synchronises gradients, as HTML if the front end
-            has no widgets. "html": always as HTML. "off": no view appears by itself.
+        env: additional environment variables of the ranks.
+        timeout_s: limit of the start in seconds, at most a week.
+        live: "auto": show a small view under a cell that logs or synchronises gradients; HTML if the front end has no
+            widgets. "html": always HTML. "off": show no view automatically.
         fold: merge lines of several ranks that are equal or differ only in a few numbers.
-        grace_s: seconds until the other ranks are stopped after a rank failed; None: they are not stopped.
-        hang_after_s: seconds that a rank waits in an operation before the cell shows which ranks wait; None: never.
-        guard: compare the calls of all ranks before each collective. None: with gloo only.
+        grace_s: seconds from the failure of a rank until the other ranks are stopped; None: do not stop them.
+        hang_after_s: seconds that a rank waits in an operation before the cell shows the waiting ranks; None: never.
+        guard: compare the calls of all ranks before each collective. None: only with gloo.
         heal: replace dead ranks before each cell, as `%ddp_heal` does.
-        on_preempt: a folder. At SIGTERM or SIGUSR1 to the kernel, the keeper or a task of a job, or when a file
-            `preempt` appears in the folder, loops of `survive` save their state there and end.
-        hosts: ranks over ssh: "gpu1,gpu[3-5]:8", a sequence, or `Ssh` with further options.
-        slurm: ranks in a Slurm job: arguments of sbatch, "" for the allocation of the notebook, or `Slurm`.
-        mpi: ranks that mpirun starts: its arguments, or `Mpi`.
-        profile: ranks that the launcher of an ipyparallel profile starts: its name, or `Profile`.
-        client: ranks in the engines of an ipyparallel cluster: "profile=NAME", "cluster_id=ID", or `Client`.
-        keep: `Keep(hours=12)` lets the ranks outlive the notebook. None: they end with it.
-        reuse: return the running session if it has the same options, which a marimo cell needs when it runs again. Any
-            number of ranks fits if `world_size` is None.
-        report: called with a line about each completed stage, and after a carriage return with the progress of one.
+        on_preempt: a folder. `survive` loops save their state there and end at a preemption signal. The signal is
+            SIGTERM or SIGUSR1 to the kernel, the keeper or a job task, or a file `preempt` in the folder.
+        hosts: hosts reached by ssh: "gpu1,gpu[3-5]:8", a sequence, or `Ssh` with more options.
+        slurm: start the ranks in a Slurm job: sbatch arguments, "" for the notebook's allocation, or `Slurm`.
+        mpi: start the ranks by mpirun: its arguments, or `Mpi`.
+        profile: start the ranks by the launcher of an ipyparallel profile: its name, or `Profile`.
+        client: run the ranks in engines of an ipyparallel cluster: "profile=NAME", "cluster_id=ID", or `Client`.
+        keep: `Keep(hours=12)` lets the ranks outlive the notebook. None: they end with the notebook.
+        reuse: return the running session if its options are equal, as marimo needs when it runs a cell again. If
+            `world_size` is None, any number of ranks matches.
+        report: called with a line per completed stage, and with progress texts that start with a carriage return.
 
     Raises:
-        UsageError: an option is outside its limits or does not fit this machine, or this process is a rank.
-        SessionExistsError: ranks are running already; with `reuse`, with other options.
-        StartError: the ranks did not start; nothing of them is left.
+        UsageError: an option is out of range or does not fit this machine, or this process is a rank.
+        SessionExistsError: a session is running; with `reuse`, one with other options.
+        StartError: the ranks could not be started; no process of them is left.
 
     Example:
         >>> with ddp_notebook.start(2) as session:
@@ -116,7 +116,7 @@ def start(
     )
     if not reuse:
         return Session(asked, report=report)
-    with _reusing:  # several viewers of one marimo app call this in threads of one process
+    with _reusing:  # viewers of one marimo app run in threads of the same process
         return _reusable(asked) or Session(asked, report=report)
 
 
@@ -129,13 +129,14 @@ def check(world_size: int | None = None, **options: Any) -> HostTable:
         options: those of `start`.
 
     Returns:
-        The hosts side by side, what does not fit and what to do about it. A host that cannot be reached is a row. For
+        A comparison of the hosts, with the conflicts and their remedies. A host that cannot be reached is a row. For
+        `slurm`, `mpi` and `profile` also the script that would be submitted.
         `slurm`, `mpi` and `profile` the script that would be sent.
 
     Raises:
-        UsageError: an option that cannot be.
-        HostError: ssh cannot be run.
-        StartError: a queue would refuse what would be sent.
+        UsageError: an option is invalid.
+        HostError: the ssh command cannot be run.
+        StartError: the queue would reject the job.
 
     Example:
         >>> ddp_notebook.check(2)
@@ -153,10 +154,13 @@ def check(world_size: int | None = None, **options: Any) -> HostTable:
 
 
 def running() -> Session | None:
-    """Return the session that runs, or None. A session whose hosts are gone is ended, unless it goes on in another
-    notebook, which took it over: then this one stays attached until %ddp_stop."""
+    """Return the running session, or None. If its hosts are gone, end it.
+
+    A session that another notebook has taken over stays attached until %ddp_stop.
+    """
     session = current()
-    if session is None or not session._ready:  # a second start next to a starting session is an error of `Session`
+    # for a second start while the first is in progress, `Session` raises the error
+    if session is None or not session._ready:
         return None
     if not session.is_running:
         if not session._outlives_stop:
@@ -171,9 +175,9 @@ def options_of(session: Session) -> StartOptions:
 
 
 def as_asked(asked: StartOptions, session: Session) -> StartOptions:
-    """Return `options_of(session)`, with the backend as `asked` writes it if both lead to the same backend.
+    """Return `options_of(session)`. If `asked.backend` leads to the same backend, return it in place of the session's.
 
-    `--backend auto` and the backend that it has chosen are the same. On CPUs it chooses gloo.
+    `--backend auto` equals the backend that it selects, which is gloo on CPUs.
     """
     its = options_of(session)
     if asked.backend != its.backend:

@@ -1,12 +1,12 @@
-"""A job of torchrun's that a notebook can look at: `torchrun --nproc-per-node 4 -m ddp_notebook.attach train.py`.
+"""Run a script so that notebooks can attach: `torchrun --nproc-per-node 4 -m ddp_notebook.attach train.py`.
 
-Nothing in the script changes, and it does not matter whether a notebook ever comes, or goes. In any notebook of the
-same user on the same machine
+The script needs no changes, and runs unchanged whether or not a notebook attaches. In any notebook of the same user on
+the same machine
 
     %ddp_attach
 
-shows its ranks: what they do, what they wait for, their recording. `--name NAME` before the script, or
-`DDP_NOTEBOOK_NAME` in the environment, gives the job a name.
+shows the ranks of the job, the calls in which they wait, and their recording. `--name NAME` before the script, or
+`DDP_NOTEBOOK_NAME` in the environment, names the job.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _USAGE = "usage: python -m ddp_notebook.attach [--name NAME] [-m] SCRIPT [ARGUME
 
 
 def main() -> None:
-    """Run a script, or with `-m` a module, as Python itself would, with a door for notebooks."""
+    """Run a script, or with `-m` a module, as Python would, and open a Unix socket for notebooks."""
     name, arguments = _read(sys.argv[1:])
     from ddp_notebook.rank.script.output import to_notebook
 
@@ -48,8 +48,8 @@ def _read(arguments: list[str]) -> tuple[str, list[str]]:
     return name, arguments
 
 
-def _open(name: str, arguments: list[str]):  # type: ignore[no-untyped-def]  # what it returns imports torch late
-    """Enter this rank, and open its door. A script whose rank cannot be entered runs all the same."""
+def _open(name: str, arguments: list[str]):  # type: ignore[no-untyped-def]  # the return type would import torch
+    """Register this rank and open its Unix socket. On failure, print why, so that the script still runs."""
     from ddp_notebook.errors import UsageError
     from ddp_notebook.messages.encoding import VERSION
     from ddp_notebook.rank.imports import after_import

@@ -1,4 +1,4 @@
-"""What runs without this notebook, and how it comes to have it: kept sessions and jobs of torchrun's."""
+"""Find kept sessions and torchrun jobs, and attach to kept sessions."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _MOST_NAMED = 3
 
 
 def find(name: str = "") -> AttachTarget:
-    """What a notebook attaches to by this name.
+    """Return the session or job that a name selects.
 
     Args:
-        name: of a kept session or a job, or its stem; "": what this notebook has, or the kept session of its folder,
-            or the only one.
+        name: a kept session or a torchrun job, or the stem of its name. "": the one that this notebook is attached to,
+            else the kept session of its folder, else the only one.
 
     Raises:
-        UsageError: there is none, or several; says which.
+        UsageError: none matches, or several do; the message lists them.
     """
     session, job = current(), attached_job.current()
     if not name and job is not None and job.is_running:
@@ -33,21 +33,21 @@ def find(name: str = "") -> AttachTarget:
 
 @tells_interrupt(OF_FUNCTIONS["attach_session"])
 def attach_session(name: str = "", *, take_over: bool = False, look: bool = False) -> Session:
-    """Attach to a session that was started with `keep_h`, by another kernel of the same user on this machine.
+    """Attach to a session that another kernel of the same user on this machine started with `keep`.
 
-    Where another notebook drives it this one looks on: it has the monitor, the recording and the status.
+    If another notebook drives the session, this one observes it: monitor, recording and status.
 
     Args:
-        name: of the session, or its stem; "": the one of the notebook's folder, or the only one. `python -m
-            ddp_notebook list` shows them.
-        take_over: drive it all the same. The notebook that did has no ranks then.
-        look: look on, also where nobody drives it.
+        name: name of the session, or its stem; "": the session of the notebook's folder, or the only one. `python -m
+            ddp_notebook list` shows the names.
+        take_over: drive the session. The notebook that drove it loses the ranks.
+        look: only observe, even if no notebook drives the session.
 
     Raises:
-        UsageError: there is none of this name, or it is of another version or environment.
-        SessionExistsError: this notebook has other ranks.
+        UsageError: no session has this name, or it has another version or environment.
+        SessionExistsError: this notebook has another session.
 
-    Example: in a script, where `%ddp_attach --wait` is not there::
+    Example: in a script, which has no `%ddp_attach --wait`::
 
         session = ddp_notebook.attach_session("kept-1")
         session._show_unseen(wait=True)
@@ -62,7 +62,7 @@ def attach_session(name: str = "", *, take_over: bool = False, look: bool = Fals
         if is_it and running.is_running and (running._drives or not take_over) and not look:
             return running
         if running.is_running:
-            lookup.find(name, SESSION)  # or its error, before this one is left
+            lookup.find(name, SESSION)  # raises before the notebook detaches from its session
         running.detach()
         running.stop()
     from ddp_notebook.launch.keep import connect
@@ -76,8 +76,10 @@ def attach_session(name: str = "", *, take_over: bool = False, look: bool = Fals
 
 
 def others_in_a_line() -> str:
-    """Name the kept sessions and torchrun jobs of this user on this machine that this notebook does not have, those of
-    its folder first; "" if there are none."""
+    """Return a line with the kept sessions and torchrun jobs of this user on this machine, or "".
+
+    Those of this notebook are left out. Those of its folder come first.
+    """
     session, job = current(), attached_job.current()
     own = {(SESSION, session._kept_as)} if session is not None else set()
     own |= {(TORCHRUN, job.name)} if job is not None else set()
@@ -92,9 +94,9 @@ def others_in_a_line() -> str:
 
 
 def kept_sessions() -> list[str]:
-    """Return the names of the kept sessions that this notebook could attach to, those of its folder first."""
+    """Return the names of the kept sessions that this notebook could attach to. Those of its folder come first."""
     try:
         found = [one for one in lookup.everything() if one.kind == SESSION]
-    except (DDPNotebookError, OSError):  # the folder of entries cannot be read
+    except (DDPNotebookError, OSError):  # the registry folder cannot be read
         return []
     return [one.name for one in sorted(found, key=lambda one: not one.is_here)]

@@ -1,4 +1,4 @@
-"""The job that this notebook looks at: what magics without a name mean."""
+"""The attached torchrun job, which magics without a job name use."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ _current: TorchrunJob | None = None
 
 
 def current() -> TorchrunJob | None:
-    """The one that was attached last, until it is let go."""
+    """Return the job that was attached last, or None after a detach."""
     return _current
 
 
 @tells_interrupt(OF_FUNCTIONS["attach_job"])
 def attach_job(name: str = "", *, take_over: bool = False) -> TorchrunJob:
-    """Look at a job of torchrun's whose script runs under `-m ddp_notebook.attach`. The job goes on as if nobody did.
+    """Attach to a torchrun job whose script runs under `-m ddp_notebook.attach`. The job is not affected.
 
     Args:
-        name: of the job, or its stem; "": the only one that is there. If no job runs, the one that this notebook has
-            shown last is returned, for its logs and its recordings.
-        take_over: have another notebook leave that looks at it.
+        name: name of the job, or its stem; "": the only job. If no job runs, return the last attached one, for its logs
+            and recordings.
+        take_over: detach another notebook from the job.
 
     Raises:
-        UsageError: there is no such job, or several; or another notebook looks at it.
+        UsageError: no job has this name, or several do, or another notebook is attached.
 
     Example:
         >>> attach_job("no such job")
@@ -54,7 +54,7 @@ def attach_job(name: str = "", *, take_over: bool = False) -> TorchrunJob:
 
 
 def become(job: TorchrunJob) -> TorchrunJob:
-    """This one is looked at from now on, and the one before no more."""
+    """Make this the attached job, and detach from the previous one."""
     from ddp_notebook.torchrun.job_card import JobCard
 
     global _current
@@ -67,8 +67,7 @@ def become(job: TorchrunJob) -> TorchrunJob:
 
 
 def let_go() -> str:
-    """Look at no job any more; what it has recorded is shown until there are other ranks. Returns what was done, in
-    words."""
+    """Detach from the job, and return a line that reports it. Its recording stays available until other ranks start."""
     global _current
     before, _current = _current, None
     if before is None:

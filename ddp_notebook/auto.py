@@ -1,7 +1,7 @@
-"""`%ddp_auto on`: every plain cell goes to the ranks.
+"""Send every plain cell to the ranks, for `%ddp_auto on`.
 
-A plain cell is one that the user ran and that does not begin with a magic of this package, or one like `%%html`. What
-front ends execute by themselves (silently, or without history: variable inspectors, completers) stays in the notebook.
+A plain cell is one that the user ran and that does not start with a magic of this package or with one like `%%html`.
+Code that front ends run silently or without history, such as variable inspectors, stays in the notebook.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from itertools import takewhile
 from typing import Any
 
-# Cell magics that act on the notebook or its page, and our own. Comments may be above a line magic.
+# Magics that act on the notebook or its page, and magics of this package. Comments may precede a line magic.
 _STAYS = re.compile(
     r"(\s*#.*\n)*\s*(%%(local|on_ranks|on_all_ranks|px|autopx|html|HTML|svg|SVG|js|javascript|markdown|latex)\b"
     r"|%ddp_|%on_all_ranks\b|%load_ext\b|%reload_ext\b|%unload_ext\b)"
@@ -21,9 +21,9 @@ _ATTRIBUTE = "_ddp_notebook_auto"
 
 
 class AutoSend:
-    """An input transformer of IPython's that puts `%%on_all_ranks` on top of plain cells while `is_on`."""
+    """IPython input transformer that puts `%%on_all_ranks` on top of plain cells while `is_on`."""
 
-    has_side_effects = True  # so IPython leaves it out when it only asks whether a cell is complete
+    has_side_effects = True  # IPython then skips it when it checks if a cell is complete
 
     def __init__(self, shell: Any) -> None:
         self.is_on = False
@@ -31,7 +31,7 @@ class AutoSend:
 
     @classmethod
     def of(cls, shell: Any) -> AutoSend:
-        """The one of this shell."""
+        """Return the transformer of a shell, and create it at the first call."""
         found: AutoSend | None = getattr(shell, _ATTRIBUTE, None)
         if found is None:
             found = cls(shell)
@@ -41,7 +41,7 @@ class AutoSend:
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Send nothing while a cell runs in the notebook on purpose."""
+        """Send no cell to the ranks within the `with` block."""
         was_on, self.is_on = self.is_on, False
         try:
             yield
@@ -56,15 +56,15 @@ class AutoSend:
         return ["%%on_all_ranks\n", *self._empty_lines(), *lines]
 
     def _empty_lines(self) -> list[str]:
-        """Those above the code, which IPython has dropped: without them all line numbers would be too small."""
+        """Return the empty lines above the code, which IPython has removed. They keep line numbers correct."""
         kernel = getattr(self._shell, "kernel", None)
         code = "" if kernel is None else self._shell.get_parent()["content"]["code"]
         return list(takewhile(lambda line: not line.strip(), code.splitlines(keepends=True)))
 
     def _is_users(self, code: str) -> bool:
-        """Whether this is the cell that the user has just run, as far as the front end says."""
+        """Return whether the user has run this cell, according to the front end's request."""
         if getattr(self._shell, "kernel", None) is None:
-            return True  # a terminal runs what was typed, and nothing else
+            return True  # a terminal runs only what the user has typed
         request = self._shell.get_parent().get("content", {})
         return (
             not request.get("silent", True)

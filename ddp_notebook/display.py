@@ -1,14 +1,14 @@
-"""What a lesson, a panel or a figure of your own may use to look as this package's do.
+"""Drawing helpers for custom lessons, panels and figures.
 
     from ddp_notebook.display import INK, LINES, has_front_end, picture
 
     figure, (axes,) = picture("the mean of four ranks", height=2.0)
     axes.plot([0.5, 0.25], color=LINES[0])
 
-`has_front_end` says whether somebody looks and can click, `read_bundle` reads JavaScript that `hatch_build.py` has
-built, `calls_drawn` makes plain data of calls between ranks. The rest draws: figures that read on light and on dark
-pages, in colours with a fixed meaning (`FILLS`), or told apart by a label (`LINES`). It
-imports matplotlib, which is therefore imported at its first use.
+`has_front_end` returns whether the notebook has a front end with widgets. `read_bundle` reads JavaScript that
+`hatch_build.py` has built. `calls_drawn` converts calls between ranks to plain data. The other names draw figures for
+light and dark pages. Colours have a fixed meaning (`FILLS`) or a label (`LINES`). These names import matplotlib, so
+they are loaded at their first use.
 """
 
 from __future__ import annotations

@@ -1,26 +1,26 @@
-"""What can go wrong, as a tree.
+"""Exceptions of this package, as a tree.
 
     DDPNotebookError
-    ├── UsageError              an option or argument that cannot be: says which, and what to write instead
+    ├── UsageError              an option or argument is invalid: which one, and a valid one
     ├── NoSessionError          no ranks are running
     ├── SessionExistsError      ranks are running already
-    ├── StartError              the ranks did not come up: which stage, which rank, its last words
-    │   └── StartTimeoutError   ... because it took longer than `--timeout`
-    ├── HostError               a host server, which starts and signals ranks, is gone or does not answer
-    ├── SessionBrokenError      a rank is gone or still busy, so a cell for all ranks cannot run
+    ├── StartError              the ranks did not start: the stage, the rank, its last output
+    │   └── StartTimeoutError   ... because the start took longer than `--timeout`
+    ├── HostError               a host server, which starts and signals ranks, has ended or does not answer
+    ├── SessionBrokenError      a rank is dead or still busy, so a cell for all ranks cannot run
     ├── RankError               a cell failed on at least one rank
     │   └── RankDiedError       ... because the rank's process ended
     ├── CellTimeoutError        a cell took longer than `--timeout` and was stopped
     ├── JobCancelledError       a cell in the background was cancelled
     ├── CellFailedHereError     a cell failed in the notebook itself
-    ├── JobFailedError          a job of torchrun's that was started here has failed
-    ├── RecordingError          a file holds no recording that can be read
-    ├── CannotWriteError        a file that the user named cannot be written: says why, such as a full disk
-    ├── MissingPackageError     something optional was asked for whose package is not installed: says which
-    ├── MissingBuildError       the monitor's JavaScript was not built: says how
-    └── ClientError             ipyparallel's controller cannot be reached or started again
+    ├── JobFailedError          a torchrun job that was started in this notebook has failed
+    ├── RecordingError          a file contains no readable recording
+    ├── CannotWriteError        a file of the user cannot be written: the reason, such as a full disk
+    ├── MissingPackageError     an optional package is not installed: which one
+    ├── MissingBuildError       the monitor's JavaScript was not built: how to build it
+    └── ClientError             the ipyparallel controller cannot be reached or started again
 
-Every message says what happened, where, the value that was wrong, and what to do.
+Every message contains the event, the place, the wrong value and the remedy.
 """
 
 from __future__ import annotations
@@ -58,18 +58,18 @@ __all__ = [
 ]
 
 
-_MOST_SHOWN = 4  # different errors of one cell
-COLORS = re.compile(r"\x1b\[[0-9;]*m")  # in the ranks' tracebacks
-_LONG = 100  # a line that is not repeated for the sake of a number
+_MOST_SHOWN = 4  # different errors shown for one cell
+COLORS = re.compile(r"\x1b\[[0-9;]*m")  # ANSI colours in tracebacks of ranks
+_LONG = 100  # longer lines that differ only in numbers are shown once
 _NUMBER = re.compile(r"0x[0-9a-f]+|\d+")
-_CAUSE = re.compile(r"[\w.]*(Error|Exception|Interrupt|Exit)(:|$)")  # the line of a traceback that names the error
+_CAUSE = re.compile(r"[\w.]*(Error|Exception|Interrupt|Exit)(:|$)")  # the traceback line that names the error
 
 
 class DDPNotebookError(Exception):
-    """Base of every error that this package raises on purpose.
+    """Base class of all errors that this package raises on purpose.
 
-    In a notebook the message alone is shown: the frames inside this package would not help its reader. A message may
-    quote what a user chose, so control characters in it are escaped.
+    A notebook shows only the message, because frames of this package do not help the user. A message may quote user
+    input, so control characters in it are escaped.
     """
 
     def __init__(self, *args: object) -> None:
@@ -80,7 +80,7 @@ class DDPNotebookError(Exception):
 
 
 class UsageError(DDPNotebookError, ValueError):
-    """An option or argument that cannot be."""
+    """An option or argument is invalid."""
 
 
 class NoSessionError(DDPNotebookError):
@@ -95,45 +95,48 @@ class SessionExistsError(DDPNotebookError):
 
 
 class StartError(DDPNotebookError):
-    """The ranks did not come up."""
+    """The ranks did not start."""
 
 
 class StartTimeoutError(StartError, TimeoutError):
-    """The ranks did not come up in time."""
+    """The ranks did not start in time."""
 
 
 class HostError(DDPNotebookError):
-    """A host server, which starts and signals the ranks of its host, is gone or does not answer."""
+    """A host server, which starts and signals the ranks of its host, has ended or does not answer."""
 
 
 class SessionBrokenError(DDPNotebookError):
-    """A rank is gone, or still busy with an earlier cell."""
+    """A rank is dead, or still busy with an earlier cell."""
 
 
 class RecordingError(DDPNotebookError, ValueError):
-    """A file holds no recording that can be read."""
+    """A file contains no readable recording."""
 
 
 class CannotWriteError(DDPNotebookError, OSError):
-    """A file that the user named cannot be written."""
+    """A file of the user cannot be written."""
 
 
 class MissingPackageError(DDPNotebookError, ImportError):
-    """Something optional was asked for whose package is not installed."""
+    """The package of an optional feature is not installed."""
 
 
 class MissingBuildError(DDPNotebookError):
-    """The monitor's JavaScript was not built, as in a checkout that was never installed."""
+    """The monitor's JavaScript was not built, for example in a checkout that was never installed."""
 
 
 class ClientError(DDPNotebookError):
-    """ipyparallel's controller cannot be reached or started again."""
+    """The ipyparallel controller cannot be reached or started again."""
 
 
 def _in_a_line(summary: str) -> str:
-    """`"ValueError: message"`: of a long message its first line, or where that is empty the next one too; and the error
-    of a traceback in it, such as a DataLoader's worker sends."""
-    if "\\nTraceback (most recent call last):" in summary:  # as a KeyError shows a text
+    """Return a summary `"ValueError: message"` as one line.
+
+    Of a long message only its first line is kept, or the first two if the first ends with a colon. If the message
+    contains a traceback, as from a DataLoader worker, the error of that traceback is added.
+    """
+    if "\\nTraceback (most recent call last):" in summary:  # a KeyError shows its text escaped
         summary = summary.replace("\\n", "\n").replace("\\'", "'")
     first, *more = [line.strip() for line in summary.splitlines() if line.strip()] or [""]
     if any("Traceback (most recent call last):" in line for line in more):
@@ -146,7 +149,7 @@ def _in_a_line(summary: str) -> str:
 
 
 def _alike(texts: Mapping[int, str], longer_than: int = 0) -> list[list[int]]:
-    """Sets of ranks that have the same text, or a longer one that differs in numbers only."""
+    """Group ranks with equal texts. Texts longer than `longer_than` may differ in numbers."""
     return [*group_by_value({r: _NUMBER.sub("0", t) if len(t) > longer_than else t for r, t in texts.items()}).values()]
 
 
@@ -154,13 +157,13 @@ class RankError(DDPNotebookError):
     """A cell failed on at least one rank.
 
     Args:
-        tracebacks: rank -> the traceback as shown on that rank (lines, with ANSI colours).
-        summaries: rank -> `"ValueError: message"`.
-        result: what the cell left behind on every rank, the ones that succeeded included.
-        hint: what to do, for the last line.
-        others: what the other ranks did, a line for each set of them.
+        tracebacks: by rank, the traceback lines as shown on that rank, with ANSI colours.
+        summaries: by rank, `"ValueError: message"`.
+        result: the result of the cell on all ranks, including the successful ones.
+        hint: a remedy, as the last line.
+        others: for each set of other ranks, a line with their state.
 
-    The same traceback from several ranks is shown once, under the set of its ranks.
+    Equal tracebacks of several ranks are shown once, under their rank numbers.
     """
 
     def __init__(
@@ -176,7 +179,7 @@ class RankError(DDPNotebookError):
         self.summaries = dict(summaries)
         self.result = result
         super().__init__("\n".join(filter(None, [self._message(), hint])))
-        self.add_note(COLORS.sub("", "\n".join(self._of_ranks())))  # what Python itself shows in a script, or a log
+        self.add_note(COLORS.sub("", "\n".join(self._of_ranks())))  # Python prints it in scripts and logs
 
     def _message(self) -> str:
         first_lines = {rank: _in_a_line(summary) for rank, summary in self.summaries.items()}
@@ -200,8 +203,9 @@ class RankError(DDPNotebookError):
     def _of_ranks(self) -> list[str]:
         lines: list[str] = []
         texts = {rank: "\n".join(tb) for rank, tb in self.tracebacks.items()}
-        # Messages name ranks and processes: what each of them says is in `summaries` and `tracebacks`.
-        alike = _alike({rank: text for rank, text in texts.items() if text.strip()})  # a wrong magic has none
+        # Messages contain rank numbers and pids. `summaries` and `tracebacks` have the texts of each rank.
+        # an unknown magic has no traceback
+        alike = _alike({rank: text for rank, text in texts.items() if text.strip()})
         for ranks in alike[:_MOST_SHOWN]:
             text = texts[ranks[0]]
             is_same = all(texts[rank] == text for rank in ranks)
@@ -216,19 +220,19 @@ class RankError(DDPNotebookError):
 
 
 class RankDiedError(RankError):
-    """A rank's process ended while it ran a cell."""
+    """A rank's process ended during a cell."""
 
 
 class CellFailedHereError(DDPNotebookError):
-    """A cell failed in the notebook itself, whose traceback IPython has shown."""
+    """A cell failed in the notebook itself; IPython has shown the traceback."""
 
 
 class JobFailedError(DDPNotebookError):
-    """A job of torchrun's that was started here has failed."""
+    """A torchrun job that was started in this notebook has failed."""
 
 
 class CellTimeoutError(DDPNotebookError, TimeoutError):
-    """A cell took longer than its limit and was stopped. `result` holds what it left behind."""
+    """A cell took longer than its limit and was stopped. `result` is its partial result."""
 
     def __init__(self, message: str, result: CellResult | None = None) -> None:
         self.result = result
@@ -236,4 +240,4 @@ class CellTimeoutError(DDPNotebookError, TimeoutError):
 
 
 class JobCancelledError(DDPNotebookError):
-    """A cell in the background was cancelled: by `%ddp_cancel`, `%ddp_interrupt` or the end of the session."""
+    """A background cell was cancelled by `%ddp_cancel`, `%ddp_interrupt` or the end of the session."""

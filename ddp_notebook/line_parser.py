@@ -1,4 +1,4 @@
-"""The lines of magics. One declaration of each option gives usage, help, completion and errors."""
+"""Parser for the lines of magics. Each option is declared once, for usage, help, completion and errors."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from typing import Any, NoReturn, TypeVar
 from ddp_notebook.errors import UsageError
 
 _Number = TypeVar("_Number", int, float)
-_MAY_BEGIN_WITH_A_MINUS = ("--ranks", "--slurm", "--mpi")  # their values
+_MAY_BEGIN_WITH_A_MINUS = ("--ranks", "--slurm", "--mpi")  # options whose values may start with a minus
 _HELP = ("-h", "--help")
-_LONGEST_USAGE = 95  # characters; a longer list of options is left to the help
+_LONGEST_USAGE = 95  # characters; above that, the usage line lists no optional arguments
 _WIDEST_NAME = 21  # characters of the left column of a help text
-WIDTH = 78  # characters of a line of help: as many as JupyterLab shows in a page of 800 pixels
+WIDTH = 78  # characters per line of help; JupyterLab shows as many on a page of 800 pixels
 
 
 class HelpRequested(Exception):
-    """Raised by `LineParser.parse_line` for a line with `--help`."""
+    """Raised by `LineParser.parse_line` if the line has `--help`."""
 
 
 class LineParser(argparse.ArgumentParser):
-    """The declaration and parser of a magic's line.
+    """Declaration and parser of a magic's line.
 
     Args:
-        magic: its name with the percent signs.
-        examples: lines to show in the help.
-        values: returns completions for a positional argument.
+        magic: name with the percent signs.
+        examples: lines shown in the help.
+        values: returns the completions of a positional argument.
 
     Example:
         >>> parser = LineParser("%ddp_demo", "%ddp_demo 2 --fast")
@@ -50,7 +50,7 @@ class LineParser(argparse.ArgumentParser):
 
     @property
     def usage_line(self) -> str:
-        """The syntax of the line."""
+        """Syntax of the line."""
         declared = [action for action in self._actions if not isinstance(action, _RaiseHelp)]
         line = " ".join([self.prog, *map(_syntax, declared)])
         if len(line) <= _LONGEST_USAGE:
@@ -59,7 +59,7 @@ class LineParser(argparse.ArgumentParser):
         return " ".join([self.prog, *needed, "[option ...]"])
 
     def help_text(self, description: str) -> str:
-        """Return the help: usage, description, one line for each argument and option, and examples.
+        """Return the help: usage, description, a line for each argument and option, and examples.
 
         Args:
             description: what the magic does.
@@ -73,7 +73,7 @@ class LineParser(argparse.ArgumentParser):
                 continue
             lines += ["", f"{group.title}:"]
             for action in group._group_actions:
-                name, text = names[action], (action.help or "").replace("%%", "%")  # argparse wants it doubled
+                name, text = names[action], (action.help or "").replace("%%", "%")  # argparse doubles percent signs
                 lines.append(f"  {name:{width}}  {text}" if len(name) <= width else f"  {name}\n{'':{width + 4}}{text}")
         if self.examples:
             lines += ["", f"example{'s' * (len(self.examples) > 1)}:", *(f"  {one}" for one in self.examples)]
@@ -104,19 +104,19 @@ class LineParser(argparse.ArgumentParser):
         raise UsageError(f"{message}\nusage: {self.usage_line}\n%ddp_help {self.prog.lstrip('%')} explains each option")
 
     def option(self, name: str) -> argparse.Action | None:
-        """Return the option with this name; None: the line may have none."""
+        """Return the option with this name, or None if the line has no such option."""
         return self._option_string_actions.get(name)
 
     def parse_line(self, line: str, defaults: Mapping[str, Any] | None = None) -> argparse.Namespace:
         """Parse a line.
 
         Args:
-            line: without the magic.
-            defaults: values by `dest`, which replace the declared defaults.
+            line: the line without the magic.
+            defaults: values by `dest` that replace the declared defaults.
 
         Raises:
-            UsageError: the line is wrong; the message says where, and how to write the line.
-            HelpRequested: the line has `--help`.
+            UsageError: the line is invalid; the message shows the mistake and the syntax.
+            HelpRequested: the line contains `--help`.
         """
         try:
             words = shlex.split(line)
@@ -140,7 +140,7 @@ class LineParser(argparse.ArgumentParser):
         return close[0] if close and close[0] not in _HELP else ""
 
     def number(self, kind: type[_Number], name: str, text: str, what: str) -> _Number:
-        """Return the number that an option was given.
+        """Return the value of an option as a number.
 
         Args:
             what: description of the number for the error, such as "number of seconds".
@@ -152,10 +152,10 @@ class LineParser(argparse.ArgumentParser):
 
 
 def line_of(build: Callable[[], LineParser]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Decorate a magic with the declaration of its line: `--help`, `%magic?` and completion use it.
+    """Decorate a magic with the declaration of its line, for `--help`, `%magic?` and completion.
 
     Args:
-        build: returns the declaration, always the same one.
+        build: returns the declaration; all calls return the same object.
 
     Example:
         >>> @line_of(functools.cache(lambda: LineParser("%ddp_demo", "%ddp_demo")))
@@ -180,7 +180,7 @@ def line_of(build: Callable[[], LineParser]) -> Callable[[Callable[..., None]], 
         @functools.wraps(magic)
         def with_help(self: Any, line: str, *cell: Any) -> None:
             try:
-                if line.strip() in _HELP:  # also where the line is code
+                if line.strip() in _HELP:  # first, because the line may be code
                     raise HelpRequested
                 magic(self, line, *cell)
             except HelpRequested:
@@ -199,10 +199,10 @@ class _RaiseHelp(argparse.Action):
 
 
 def _syntax(action: argparse.Action, *, bare: bool = False) -> str:
-    """Return how an argument or option is written.
+    """Return the syntax of an argument or option.
 
     Args:
-        bare: without the brackets of what may be left out.
+        bare: without the brackets of optional parts.
     """
     names = action.metavar or action.dest.upper()
     name = names if isinstance(names, str) else " ".join(names)
@@ -223,13 +223,13 @@ def _alternatives(action: argparse.Action) -> list[str]:
 
 
 def read_expression(parser: LineParser, line: str) -> tuple[str | None, str]:
-    """Return the value of `--ranks`, None without it, and the expression that is the rest of the line, as it is.
+    """Return the value of `--ranks`, or None, and the rest of the line as an expression.
 
     Args:
-        parser: the declaration of the line, for errors.
+        parser: declaration of the line, for error messages.
 
     Raises:
-        UsageError: there is no expression, or another option.
+        UsageError: the expression is missing, or the line has another option.
 
     Example:
         >>> parser = LineParser("%ddp_peek", "%ddp_peek x")
@@ -249,11 +249,11 @@ def read_expression(parser: LineParser, line: str) -> tuple[str | None, str]:
 
 
 def _with_signed_values(words: list[str], own: Collection[str]) -> list[str]:
-    """Write `--ranks -2:` as `--ranks=-2:`: argparse takes a value that begins with a minus for an option.
+    """Rewrite `--ranks -2:` as `--ranks=-2:`, because argparse would treat the value as an option.
 
     Args:
-        words: of the line.
-        own: the options that the line may have.
+        words: words of the line.
+        own: options that the line may have.
     """
     joined: list[str] = []
     for word in words:
@@ -265,10 +265,10 @@ def _with_signed_values(words: list[str], own: Collection[str]) -> list[str]:
 
 
 def refuse_arguments(magic: str, line: str) -> None:
-    """Check that the line of a magic is empty.
+    """Check that a magic's line is empty.
 
     Raises:
-        UsageError: it is not.
+        UsageError: the line is not empty.
     """
     if line.strip():
         other = ", or %ddp_stop and %ddp_start with other options" if magic == "%ddp_restart" else ""

@@ -1,4 +1,4 @@
-"""The magics: each parses its line and delegates. `line_of` connects a magic with the declaration of its line.
+"""The magics. Each parses its line and delegates; `line_of` connects it with the declaration of its line.
 
 A magic imports its implementation when it is called, so that %load_ext is fast (`tests/test_layers.py`).
 """
@@ -36,8 +36,9 @@ def _commands() -> object:
 @magics_class
 @features.add_magics(_commands)
 class DDPMagics(Magics):
-    """The session (`%ddp_start` to `%ddp_check`), cells for ranks (`%%on_all_ranks` to `%ddp_auto`) and values
-    (`%ddp_pull`, `%ddp_push`). `run/features` adds those of features."""
+    """Magics of sessions (`%ddp_start` to `%ddp_check`), cells (`%%on_all_ranks` to `%ddp_auto`) and values
+    (`%ddp_pull`, `%ddp_push`). `run/features` adds the magics of features.
+    """
 
     # ---- the session
 
@@ -200,7 +201,7 @@ class DDPMagics(Magics):
         for name in [*given.names, *filter(None, [given.new])]:
             check_name(name)
         session = session_commands.of_session()
-        # All or none: a name that the ranks do not have changes no variable of the notebook.
+        # Pull all variables before the first is assigned, so that an error changes no variable of the notebook.
         with progress.shown("pulling:") as report:
             pulled = {name: session.pull(name, given.ranks, given.force, given.safe, report) for name in given.names}
         for name, values in pulled.items():
@@ -257,7 +258,7 @@ class DDPMagics(Magics):
             file=self._cell_file(code),
             record=options.record,
         )
-        if options.background and is_run_by_program():  # it drops output that arrives after the cell's end
+        if options.background and is_run_by_program():  # such a program drops output that arrives after the cell
             session.jobs.wait(done.number)
         if options.here:
             self._run_here(code)
@@ -269,7 +270,7 @@ class DDPMagics(Magics):
                 raise CellFailedHereError("the cell failed here, in the notebook: see above")
 
     def _cell_file(self, code: str) -> str:
-        """The name that the notebook itself gives to the code of a cell."""
+        """Return the file name that the notebook gives to a cell's code."""
         assert self.shell is not None
         return str(self.shell.compile.get_code_name(code, code, cell_number()))
 
@@ -278,17 +279,17 @@ _MAGICS = magic_help.in_order({name: magic for name, magic in vars(DDPMagics).it
 
 
 def load(shell: object) -> None:
-    """Register the magics with an IPython shell, which says from now on where a cell was meant for the ranks."""
+    """Register the magics with an IPython shell, and add hints to errors of cells that were meant for the ranks."""
     shell.register_magics(DDPMagics)  # type: ignore[attr-defined]
     hints.watch(shell, _has_session)
     debugging.watch(shell)
-    # The line of `%on_all_ranks` is code, which IPython completes.
+    # The line of `%on_all_ranks` is code, for which IPython has its own completion.
     signs = {name: "%%" if name in DDPMagics.magics["cell"] else "%" for name in _MAGICS}
     magic_help.watch_completion(shell, {f"{signs[name]}{name}": magic.parser for name, magic in _MAGICS.items()})
 
 
 def _has_session() -> bool:
-    """Return whether there are ranks that cells can be sent to."""
+    """Return whether there are ranks that can run cells."""
     if "ddp_notebook.session" not in sys.modules:
         return False
     from ddp_notebook import session_commands

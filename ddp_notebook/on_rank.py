@@ -1,4 +1,4 @@
-"""Refuse calls that only the notebook may make on a rank."""
+"""Reject calls on a rank that are only valid in the notebook."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ def refuse_on_rank(what: str) -> None:
     """Raise an error if this process is a rank of a session.
 
     Args:
-        what: what a rank does not do, and the call that a cell of the notebook may make: "ranks start no ranks: call
-            start".
+        what: the action that is invalid on a rank, and the call for the notebook: "ranks start no ranks: call start".
 
     Raises:
         UsageError: this process is a rank.
@@ -22,7 +21,7 @@ def refuse_on_rank(what: str) -> None:
     Example:
         >>> refuse_on_rank("ranks start no ranks: call start")
     """
-    engine = sys.modules.get("ddp_notebook.rank.engine")  # the notebook does not import what only ranks have
+    engine = sys.modules.get("ddp_notebook.rank.engine")  # only ranks import this module
     if engine is not None and Application.initialized() and isinstance(Application.instance(), engine.RankEngine):
         raise UsageError(
             f"this process is a rank, and {what} in a cell that stays in the notebook (with %ddp_auto on, one with "

@@ -1,8 +1,8 @@
-"""Recording without a notebook: `DDP_NOTEBOOK_RECORD=runs torchrun --nproc-per-node 4 -m ddp_notebook.record train.py`.
+"""Record without a notebook: `DDP_NOTEBOOK_RECORD=runs torchrun --nproc-per-node 4 -m ddp_notebook.record train.py`.
 
-Each rank writes one file into that directory, which `ddp_notebook.load("runs")` reads. A script that imports
-`ddp_notebook` before it forms its group is recorded as well, without the `-m`; `ddp_notebook.log(loss=loss)` logs
-there as in a cell. Without the variable nothing happens.
+Each rank writes one file into that directory, and `ddp_notebook.load("runs")` reads them. A script that imports
+`ddp_notebook` before it initialises its group is recorded even without `-m`. `ddp_notebook.log(loss=loss)` works as in
+a cell. Without the variable nothing is recorded.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ _recording: Any = None
 
 
 def start(directory: str | os.PathLike[str], rank: int | None = None) -> None:
-    """Record this process from now on, into a file of the directory. Doing it twice is no error.
+    """Record this process from now on, into a file of the directory. Further calls do nothing.
 
     Args:
-        directory: made if it is not there.
-        rank: of this process; None: as torchrun says.
+        directory: created if it does not exist.
+        rank: rank of this process; None: the rank that torchrun has set.
 
     Raises:
-        OSError: the directory cannot be made, or not written to.
+        OSError: the directory cannot be created or written.
 
     Example:
         >>> start("runs")  # doctest: +SKIP
@@ -44,7 +44,7 @@ def start(directory: str | os.PathLike[str], rank: int | None = None) -> None:
 
     number = int(os.environ.get("RANK", "0")) if rank is None else rank
     Path(directory).mkdir(parents=True, exist_ok=True)
-    # Without a buffer, which a child that the user forks would write once more.
+    # Unbuffered, because a child process that the user forks would write the buffer again.
     file = open(Path(directory) / f"rank{number}-{os.getpid()}.ddp", "ab", buffering=0)  # noqa: SIM115  # for good
 
     deferred_destroy.install()
@@ -57,7 +57,7 @@ def start(directory: str | os.PathLike[str], rank: int | None = None) -> None:
 
     sharding.watch(recorder)
     _recording = RankRecording(recorder, CurrentLine(), lambda: number, write)
-    _recording.event_buffer.thins = False  # nobody is there who could ask for all
+    _recording.event_buffer.thins = False  # no notebook can request all values
     logs.install(_recording.metrics.log)
     pid = os.getpid()
 
@@ -71,15 +71,14 @@ def start(directory: str | os.PathLike[str], rank: int | None = None) -> None:
 
 
 def log(*unnamed: Any, step: int | None = None, **values: Any) -> None:
-    """Log numbers of this rank: in a cell, where `log` is the same, and in a script that is recorded. Does nothing
-    where nothing is recorded, as in the notebook itself.
+    """Log numbers of this rank, in a cell or in a recorded script. If nothing is recorded, do nothing.
 
     Args:
-        step: the step that they belong to; None: the optimizer step in progress, or the last one, see `Metrics.log`.
+        step: number of the step; None: the optimizer step in progress, or the last one, see `Metrics.log`.
         values: numbers, or tensors of one element, by name.
 
     Raises:
-        TypeError: a value is neither, or has no name.
+        TypeError: a value is neither a number nor such a tensor, or has no name.
 
     Example:
         >>> ddp_notebook.log(loss=0.5)
@@ -89,13 +88,13 @@ def log(*unnamed: Any, step: int | None = None, **values: Any) -> None:
 
 
 def start_if_asked() -> None:
-    """Record if the environment says where to."""
+    """Record if the environment variable names a directory."""
     if directory := os.environ.get(VARIABLE):
         start(directory)
 
 
 def main() -> None:
-    """Run a script, or with `-m` a module, as Python itself would, and record it."""
+    """Run a script, or with `-m` a module, as Python would, and record it."""
     arguments = sys.argv[1:]
     if not arguments or (arguments[0] == "-m" and len(arguments) < 2):
         sys.exit(f"usage: {VARIABLE}=DIRECTORY python -m ddp_notebook.record [-m] SCRIPT [ARGUMENT ...]")
@@ -104,6 +103,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    from ddp_notebook import record  # the module that scripts import, not this copy of it
+    from ddp_notebook import record  # the imported module, because `__main__` is a second copy of it
 
     record.main()

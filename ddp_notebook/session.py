@@ -1,4 +1,4 @@
-"""The session: a running group of ranks as the notebook sees it."""
+"""The session: a group of ranks that the notebook controls."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 
 Progress = Callable[[str], None]
 _SHARDING = "ddp_notebook.rank.sharding"
-_NOTHING = RecordOptions(level="off")  # the copies of the recording must not be measured
+_NOTHING = RecordOptions(level="off")  # the cells that copy a result must not be recorded
 _log = logging.getLogger(__name__)
 _current: Session | None = None
 _current_lock = threading.Lock()
@@ -74,9 +74,9 @@ class _Cell:
     """Checked arguments of `Session.run` and `Session.submit`.
 
     Attributes:
-        told: the message for the ranks, without the number of the cell.
-        asked: the ranks as the caller has written them.
-        ranks: their numbers now.
+        told: the message that is sent to the ranks; its cell number is not set yet.
+        asked: the `ranks` argument as given.
+        ranks: the rank numbers that `asked` selects now.
         timeout_s: limit in seconds; None: no limit.
         warnings: lines to show above the output.
     """
@@ -88,14 +88,14 @@ class _Cell:
     warnings: list[str]
 
 
-# `run` shows an interrupt itself: a wrapper would be a second frame of this package in the tracebacks of scripts.
+# `run` handles interrupts itself: a wrapper would add a second frame of this package to the tracebacks of scripts.
 @tells_interrupts({name: sentence for name, sentence in OF_SESSION.items() if name != "run"})
 class Session:
-    """A group of ranks. `start` makes one; `stop`, or leaving a `with` block, ends it.
+    """A group of ranks. `start` creates it; `stop`, or leaving a `with` block, ends it.
 
     Attributes:
-        options: of the start.
-        ranks: replace ranks, change their number, form their group again.
+        options: the options of the start.
+        ranks: operations on the ranks: replace them, change their number, form their group again.
     """
 
     def __init__(
@@ -105,13 +105,13 @@ class Session:
         refuse_on_rank("ranks start no ranks: call start")
         self.ranks = SessionRanks(lambda: self._parts)
         self._synced_first: Synced | None = None
-        self._remote = remote  # the keeper of a kept session
+        self._remote = remote  # connection to the keeper of a kept session
         self._assembled: SessionParts | None = None
-        self._memory: Memory | None = None  # the last measurement
+        self._memory: Memory | None = None  # result of the last call of `memory`
         self._cluster: Cluster | None = None
         self.options = options
         self._ready = False
-        self._host_ended = False  # closed, or given back
+        self._host_ended = False  # its processes were ended, or its ranks were released
         self._when_stopped: list[Callable[[], object]] = []
         with _current_lock:
             if _current is not None:
@@ -133,7 +133,8 @@ class Session:
             raise
 
     def _start(self, report: Progress) -> None:
-        with Interrupts(lambda: None) as interrupts:  # which raise where nothing is left half done
+        # `check` raises an interrupt, at points where nothing is half done
+        with Interrupts(lambda: None) as interrupts:
             try:
                 beginning = self._begin(interrupts.check, report)
                 self._hosts = beginning.hosts
@@ -144,7 +145,7 @@ class Session:
                     raise
                 return
             except KeyboardInterrupt:
-                pass  # told below, without our frames behind it
+                pass  # raised below, so that the traceback has no frames of this package
         raise keyboard_interrupt("the start was interrupted: nothing of it is left")
 
     def _begin(self, check: Callable[[], None], report: Progress) -> Startup:
@@ -183,17 +184,17 @@ class Session:
 
     @property
     def world_size(self) -> int:
-        """The number of ranks."""
+        """Number of ranks."""
         return self._parts.cluster.placement.world_size
 
     @property
     def backend(self) -> str:
-        """The backend of the default group, such as "gloo"."""
+        """Backend of the default group, such as "gloo"."""
         return self._parts.cluster.placement.backend
 
     @property
     def is_running(self) -> bool:
-        """Whether the ranks were started and not stopped, and their host server lives."""
+        """Return whether the ranks were started and not stopped, and their host servers are alive."""
         return self._cluster is not None and self._hosts.are_alive
 
     def __repr__(self) -> str:
@@ -221,29 +222,29 @@ class Session:
         record: RecordOptions | None = None,
         fold: bool | None = None,
     ) -> CellResult:
-        """Run code on ranks, as a cell of a notebook would, and wait for its end.
+        """Run code on ranks, as a notebook cell would, and wait until it has ended.
 
-        In the main thread the output appears live, `input()` can be answered, and the kernel's interrupt stops the
-        cell. In another thread nothing is shown. A second call waits in the queue.
+        In the main thread the output appears live, `input()` can be answered, and the stop button stops the cell. In
+        other threads nothing is shown. Concurrent calls wait in the run queue.
 
         Args:
-            code: an IPython cell, which may contain magics and top-level `await`.
-            ranks: "all", "0,2-3", "-1", "::2", a rank or several; None: all.
-            timeout_s: seconds after which the cell is stopped as by the stop button; None: no limit.
+            code: an IPython cell; magics and top-level `await` are allowed.
+            ranks: "all", "0,2-3", "-1", "::2", one rank or several; None: all.
+            timeout_s: seconds after which the cell is interrupted, as by the stop button; None: no limit.
             quiet: show no output.
-            execution_count: the number in `In [n]` that tracebacks show; None: that of the calling cell.
-            file: name of the cell's file that warnings show; "": one made from the code.
-            record: what to record of the cell; None: the level of the session.
+            execution_count: the number in `In [n]` of tracebacks; None: the number of the calling cell.
+            file: file name of the cell, for warnings; "": a name derived from the code.
+            record: recording options of the cell; None: the recording level of the session.
             fold: merge lines that are equal on several ranks or differ only in a few numbers. False: show each line of
-                each rank. None: the option of the start.
+                each rank. None: as set at the start.
 
         Raises:
-            UsageError: there is no such rank, or `timeout_s` is not a positive number.
-            RankError: the cell failed on at least one rank; the error has the results of all.
-            RankDiedError: the process of a rank ended.
-            CellTimeoutError: the limit was reached; the message says where each rank was.
+            UsageError: a rank does not exist, or an argument is invalid.
+            RankError: the cell failed on at least one rank; the error has the results of all ranks.
+            RankDiedError: a rank's process ended.
+            CellTimeoutError: `timeout_s` has passed; the message shows the line of each rank.
             KeyboardInterrupt: the cell was interrupted.
-            SessionBrokenError: a rank is dead, or still in an earlier cell.
+            SessionBrokenError: a rank is dead, or still busy with an earlier cell.
 
         Example:
             >>> session.run("total = torch.ones(1) * rank; dist.all_reduce(total); total")[0].result
@@ -255,7 +256,7 @@ class Session:
         try:
             return self._run(cell, target, self._beside(target, code))
         except (DDPNotebookError, KeyboardInterrupt) as error:
-            # In a script our frames would stand before what the ranks say.
+            # In a script, frames of this package would precede the errors of the ranks.
             raise error.with_traceback(None)  # noqa: B904 - the same error, whose context is the script's
 
     def submit(
@@ -272,16 +273,16 @@ class Session:
     ) -> Job:
         """Run code on ranks in the background.
 
-        The output appears in the cell that calls this. Interrupting the notebook does not end the job.
+        The output appears in the calling cell. Interrupting the notebook does not end the job.
 
         Args:
             code, ranks, timeout_s, quiet, execution_count, file, record, fold: see `run`.
 
         Returns:
-            A future of the result of `run`.
+            The job, a future whose result is that of `run`.
 
         Raises:
-            UsageError: there is no such rank, or `timeout_s` is not a positive number.
+            UsageError: a rank does not exist, or an argument is invalid.
             SessionBrokenError: a host server does not answer.
 
         Example:
@@ -291,7 +292,7 @@ class Session:
         cell = self._prepare(code, ranks, timeout_s, quiet, execution_count, file, record, fold)
         target = None if quiet else of_this_cell()
         beside = self._beside(target, code)
-        self._parts.liveness.check_host()  # before the thread of the job starts
+        self._parts.liveness.check_host()  # fail here, before the job's thread starts
 
         def run(job: Job) -> CellResult:
             return self._run(cell, target, beside, job)
@@ -316,7 +317,7 @@ class Session:
         record: RecordOptions | None,
         fold: bool | None,
     ) -> _Cell:
-        """Check the arguments of `run` and `submit`, and find mistakes in the code that would end in a hang."""
+        """Check the arguments of `run` and `submit`, and warn about code that would hang."""
         if not isinstance(code, str):
             raise UsageError(f"code is text, not {type(code).__name__}: session.run('print(rank)')")
         parts = self._parts
@@ -326,11 +327,11 @@ class Session:
         warnings: list[str] = []
         if not quiet:
             left = [rank for rank in chosen if rank not in dead]
-            with uninterrupted():  # a garbage collection calls callbacks, which swallow a KeyboardInterrupt
+            with uninterrupted():  # callbacks during a garbage collection would swallow a KeyboardInterrupt
                 warnings = foresee(code, left, self.world_size, dead, parts.cluster.placement.local_rank)
         if timeout_s is not None:
             check_timeout(timeout_s)
-        # A message with a value of another type would not be read by the ranks, and the cell would never end.
+        # Ranks cannot decode a message with a value of another type, so the cell would never end.
         if not isinstance(execution_count, int | None):
             raise UsageError(f"execution_count must be a whole number or None, got {short(execution_count)}")
         if not isinstance(file, str):
@@ -350,13 +351,13 @@ class Session:
     def _run(
         self, cell: _Cell, target: DisplayTarget | None, beside: SideView | None, job: Job | None = None
     ) -> CellResult:
-        """Run a prepared cell and wait for its end, in the queue of the cells.
+        """Run a prepared cell in the run queue, and wait until it has ended.
 
         Args:
             cell: from `_prepare`.
-            target: shows the output; None: nothing does.
+            target: shows the output; None: the output is not shown.
             beside: shows a view below the output.
-            job: which runs it; None: the notebook waits.
+            job: the job that runs the cell; None: the notebook waits for the cell.
         """
         parts = self._parts
 
@@ -383,7 +384,7 @@ class Session:
 
     @property
     def jobs(self) -> Jobs:
-        """The cells in the background: those of `submit` and of `%%on_all_ranks --background`.
+        """Cells in the background, started by `submit` or `%%on_all_ranks --background`.
 
         Example:
             >>> job = session.submit("1", quiet=True)
@@ -394,19 +395,19 @@ class Session:
         return jobs
 
     def interrupt(self, *, replace: bool = False) -> list[str]:
-        """End the cells that have not ended, as the stop button ends the one that the notebook waits for: those that
-        were given up and still run on some ranks, and those of `submit`. If there is none, end calls of
-        `session.client` on the ranks. Variables are kept.
+        """End all cells that have not ended, and keep the variables.
+
+        These are abandoned cells that still run on some ranks, and cells started by `submit`. If there are none, end
+        calls of `session.client` on the ranks.
 
         Args:
-            replace: give a new process, which begins without variables, to each rank that has not ended its cell after
-                2 s.
+            replace: give a new process without variables to each rank that has not ended its cell after 2 s.
 
         Returns:
-            What was done, in sentences; where it did not help, what the ranks are in.
+            Sentences that describe what was done. For ranks that could not be interrupted, the call in which they are.
 
         Raises:
-            StartError: a new process or the group did not come up.
+            StartError: a new process or the group could not be started.
 
         Example:
             >>> session.interrupt()
@@ -416,7 +417,7 @@ class Session:
 
     @functools.cached_property
     def files(self) -> SessionFiles:
-        """Send files to the ranks' hosts, and fetch files of the ranks."""
+        """Send files to the hosts of the ranks, and fetch files from them."""
         from ddp_notebook.run.files.files import SessionFiles
 
         return SessionFiles(lambda: self._parts, self._synced_first)
@@ -431,29 +432,28 @@ class Session:
         safe: bool = False,
         report: Callable[[str], None] = lambda _: None,
     ) -> RankValues:
-        """Return the value of a variable on ranks, by rank. Tensors of a GPU arrive on the CPU. `session["x"]` is the
-        same.
+        """Return the value of a variable by rank. GPU tensors arrive on the CPU. `session["x"]` is a short form.
 
-        The notebook unpickles the value. A pickle can run any program, so a rank on a host that was broken into can run
-        one in the notebook. With `safe=True` nothing is unpickled.
+        The notebook unpickles the value. A pickle can run any code, so a compromised host could run code in the
+        notebook. With `safe=True` nothing is unpickled.
 
-        While a job runs in the background, numbers, text, tensors, arrays and containers of them are copied between two
-        of its optimizer steps. Other values are read when the job has ended, and a line says so. If further jobs wait,
-        values are read behind them.
+        While a background job runs, numbers, text, tensors, arrays and containers of them are copied between two of its
+        optimizer steps. Other values are read after the job has ended, and a message says so. If more jobs wait, values
+        are read after the last of them.
 
         Args:
-            name: the variable.
-            ranks: which of them, as for `run`; None: all.
-            force: pull it even if it has more than 1 GB on a rank.
-            safe: receive only numbers, text, bytes, None, tensors, NumPy arrays of numbers, and lists, tuples, sets and
-                dicts of them. Everything else is refused.
-            report: told the size and the progress of large values, see `run.progress.ProgressLine`.
+            name: name of the variable.
+            ranks: selection of ranks, as for `run`; None: all.
+            force: pull the value even if it exceeds 1 GB on a rank.
+            safe: accept only numbers, text, bytes, None, tensors, NumPy arrays of numbers, and lists, tuples, sets and
+                dicts of them.
+            report: called with the size and progress of large values, see `run.progress.ProgressLine`.
 
         Raises:
-            UsageError: no such rank, or no name of a variable.
-            DDPNotebookError: a rank has no such variable, it is too large, or it cannot be sent; names the rank and
-                the type. With `safe`, also if a rank sends anything else than such a value.
-            KeyboardInterrupt: it was interrupted; nothing of it is kept.
+            UsageError: a rank does not exist, or `name` is not a valid variable name.
+            DDPNotebookError: a rank has no such variable, it is too large, or it cannot be sent; the message names the
+                rank and the type. With `safe`, also if a rank sends any other value.
+            KeyboardInterrupt: the call was interrupted, and nothing was stored.
 
         Example:
             >>> session.pull("rank")
@@ -473,19 +473,22 @@ class Session:
         force: bool = False,
         **values: Any,
     ) -> None:
-        """Set variables on ranks. Functions and classes of the notebook's cells travel by value, and tensors of a GPU
-        arrive on the CPU. `session["x"] = 1` is the same for all ranks.
+        """Set variables on ranks.
+
+        Functions and classes defined in notebook cells are sent by value. GPU tensors arrive on the CPU. `session["x"]
+        = 1` is a short form for all ranks.
 
         Args:
-            variables: names and values. A `RankValues` gives each rank its own.
-            ranks: which of them, as for `run`; None: all.
-            force: push them even if a rank gets more than 1 GB.
+            variables: names and values. A `RankValues` gives each rank its own value.
+            ranks: selection of ranks, as for `run`; None: all.
+            force: push the values even if a rank receives more than 1 GB.
             values: more names and values.
 
         Raises:
-            UsageError: no such rank, no name of a variable, more than 1 GB, or a `RankValues` that lacks a rank.
+            UsageError: a rank does not exist, a name is invalid, the values exceed 1 GB, or a `RankValues` lacks a
+                rank.
             DDPNotebookError: a value cannot be pickled, or a rank cannot unpickle it.
-            KeyboardInterrupt: it was interrupted; a rank may have them or not.
+            KeyboardInterrupt: the call was interrupted; each rank may or may not have the variables.
 
         Example:
             >>> session.push(lr=0.1, words=["a", "b"])
@@ -496,25 +499,27 @@ class Session:
         self._parts.exchange.push({**(variables or {}), **values}, ranks, force=force)
 
     def __getitem__(self, name: str) -> RankValues:
-        """`session["x"]`: see `pull`."""
+        """Return the value of a variable by rank, see `pull`."""
         return self.pull(name)
 
     def __setitem__(self, name: str, value: Any) -> None:
-        """`session["x"] = value`: see `push`."""
+        """Set a variable on all ranks, see `push`."""
         self.push({name: value})
 
     def peek(self, expression: str, ranks: RankSet = None) -> RankValues:
-        """Evaluate an expression on ranks, and return its value as text, by rank. While a job runs in the background,
-        that is done between two of its optimizer steps, where variables of the function that trains are found too.
+        """Evaluate an expression on ranks, and return its value as text, by rank.
+
+        While a background job runs, the expression is evaluated between two of its optimizer steps. It can then use
+        local variables of the training function, too.
 
         Args:
-            expression: of Python. It must not call a collective: ranks are not at the same step.
-            ranks: which of them, as for `run`; None: all.
+            expression: a Python expression. It must not call a collective, because ranks are at different steps.
+            ranks: selection of ranks, as for `run`; None: all.
 
         Raises:
-            UsageError: no such rank, or no expression.
-            DDPNotebookError: the expression raised something; names the rank and the error.
-            KeyboardInterrupt: the wait for a step was interrupted.
+            UsageError: a rank does not exist, or the expression is invalid.
+            DDPNotebookError: the expression raised an error; the message names the rank and the error.
+            KeyboardInterrupt: the wait for an optimizer step was interrupted.
 
         Example:
             >>> session.peek("rank + 10")
@@ -526,13 +531,13 @@ class Session:
     # ---- models
 
     def placement(self, name: str | object) -> Placements:
-        """Which rank holds which part of which parameter of a model, or of a tensor.
+        """Return which rank holds which part of each parameter of a model, or of a tensor.
 
         Args:
-            name: of a variable on the ranks, or of a part of one: "model", "model.blocks.0", "x".
+            name: name of a variable on the ranks, or of a part of one: "model", "model.blocks.0", "x".
 
         Raises:
-            UsageError: a rank has no such model or tensor; or the model itself was given, not its name.
+            UsageError: a rank has no such model or tensor, or `name` is not a string.
 
         Example:
             >>> session.placement("model").is_sharded
@@ -546,17 +551,17 @@ class Session:
         return placements_of(name, self._ask(f"shards.parts_or_error(globals(), {name!r})", "shards"))
 
     def memory(self, code: str = "") -> Memory:
-        """The memory of parameters, gradients, optimizer state, activations and temporary tensors on each rank. The
-        result has what was measured before beside it.
+        """Measure the memory of parameters, gradients, optimizer state, activations and temporary tensors on each rank.
 
-        The first three are counted where the optimizer steps, the others are the most that there were. All models and
-        optimizers that are variables count. Torch's trackers see every operation: the code runs some times slower.
+        The first three are counted at the optimizer step; the others are maxima. All models and optimizers in variables
+        count. Torch's trackers intercept every operation, so the code runs several times slower. The result also
+        contains the previous measurement, for comparison.
 
         Args:
-            code: runs on all ranks meanwhile, such as "step()"; empty: what is held now.
+            code: runs on all ranks during the measurement, such as "step()"; "": measure the memory in use now.
 
         Raises:
-            RankError: the code has failed, or torch's tracker cannot follow it.
+            RankError: the code failed, or torch's tracker does not support it.
 
         Source: torch.distributed._tools (`MemTracker`, `FSDPMemTracker`).
 
@@ -573,7 +578,7 @@ class Session:
         return found
 
     def _ask(self, expression: str, module: str) -> dict[int, Any]:
-        """Evaluate an expression with a module of the ranks' own, and return its value by rank."""
+        """Evaluate an expression with a module of `ddp_notebook.rank.sharding`, and return its value by rank."""
         load = f"__import__('importlib').import_module('{_SHARDING}.{module}')"
         call = expression.replace(f"{module}.", f"{load}.", 1)
         self.run(f"_ddp_told = {call}", quiet=True, record=_NOTHING)
@@ -582,14 +587,16 @@ class Session:
         return told
 
     def check(self, *names: str) -> Agreement:
-        """Whether ranks agree: in parameters, buffers, optimizer state, data length, random state and versions, or in
-        these variables. By checksums, so no data moves while they agree.
+        """Compare parameters, buffers, optimizer state, data length, random state and versions, or the given variables,
+        between ranks.
+
+        Ranks send checksums; data is sent only if the checksums differ.
 
         Args:
-            names: variables; none: all models, optimizers, loaders and what else has to be the same.
+            names: variables; none: all models, optimizers, loaders and all other state that must be equal.
 
         Raises:
-            SessionBrokenError: less than two ranks are there and have nothing else to do.
+            SessionBrokenError: fewer than two ranks are alive and idle.
 
         Example:
             >>> session.check("model")
@@ -601,7 +608,8 @@ class Session:
 
     @property
     def recording(self) -> Recording:
-        """What the ranks have recorded: metrics, collectives, steps. All of it up to now, or to the end of the session.
+        """Everything that the ranks have recorded until now, or until the end of the session: metrics, collectives,
+        steps.
 
         Example:
             >>> result = session.run("dist.barrier()\\ndist.all_reduce(torch.ones(1))", quiet=True)
@@ -621,15 +629,17 @@ class Session:
 
     @property
     def _level(self) -> str:
-        """How much the ranks record: "off", "meta", "values" or "all"."""
+        """Recording level: "off", "meta", "values" or "all"."""
         return self._recordings.level
 
     def record(self, level: str) -> None:
-        """Set how much the ranks record in the cells to come: "off", "meta" (no values of tensors), "values" (of a fast
-        training those of some steps: 20 collectives a second, at least one step) or "all".
+        """Set the recording level of the cells that follow.
+
+        "off" records nothing. "meta" records no tensor contents. "values" samples tensor contents when training is
+        fast: 20 collectives per second, at least one step. "all" records all contents.
 
         Raises:
-            UsageError: there is no such level.
+            UsageError: the level is unknown.
 
         Example:
             >>> session.record("meta")
@@ -637,10 +647,10 @@ class Session:
         self._recordings.set_level(level)
 
     def report(self, cell: int | None = None) -> Report:
-        """What the time of a training cell's steps went into, in words.
+        """Return a breakdown of the step time of a training cell.
 
         Args:
-            cell: its number; None: the last one that trained.
+            cell: number of the cell; None: the last training cell.
 
         Example:
             >>> print(session.report())
@@ -659,16 +669,17 @@ class Session:
         return report
 
     def baseline(self, steps: int = 30, limit_s: float = 20.0) -> None:
-        """Let rank 0 run the last training cell alone for some steps, which `%ddp_report` then compares with. Its
-        models, optimizers, random state and variables are afterwards what they were.
+        """Run the last training cell on rank 0 alone for some steps, as a baseline for `%ddp_report`.
+
+        Afterwards its models, optimizers, random state and variables are restored.
 
         Args:
             steps: number of steps after which the cell is ended.
-            limit_s: seconds after which it is ended at the next step.
+            limit_s: seconds after which the cell is ended at the next step.
 
         Raises:
-            UsageError: no cell has trained.
-            RankError: the cell cannot run alone.
+            UsageError: no training cell has run.
+            RankError: the cell cannot run on one rank alone.
         """
 
         from ddp_notebook.run.record import baseline
@@ -679,10 +690,10 @@ class Session:
         baseline.measure(self._recordings, self._cells, run, steps, limit_s)
 
     def log(self, rank: int) -> str:
-        """What a rank has written, as it came: the last 64 MB.
+        """Return the raw output of a rank: the last 64 MB.
 
         Raises:
-            UsageError: there is no such rank.
+            UsageError: the rank does not exist.
 
         Example:
             >>> result = session.run("print('epoch 3 done')")
@@ -695,15 +706,15 @@ class Session:
         return self._parts.arrivals.log(one)
 
     def trace(self, path: str | os.PathLike[str], cell: int | None = None) -> int:
-        """Write the recording as one Chrome trace, which https://ui.perfetto.dev opens, with what torch's profiler has
-        seen in cells that ran with `--profile`.
+        """Write the recording as a Chrome trace, which https://ui.perfetto.dev opens. It contains the torch profiles of
+        cells that ran with `--profile`.
 
         Args:
-            path: of the file; compressed if it ends in `.gz`.
-            cell: only this one; None: all.
+            path: path of the file; compressed if it ends in `.gz`.
+            cell: number of the cell; None: all cells.
 
         Returns:
-            The number of profiles that it holds.
+            The number of profiles in the file.
 
         Raises:
             UsageError: nothing was recorded, or the file cannot be written.
@@ -711,16 +722,16 @@ class Session:
         return len(self._write_trace(path, cell)[0])
 
     def _write_trace(self, path: str | os.PathLike[str], cell: int | None = None) -> tuple[list[int], list[int]]:
-        """The same. Returns the ranks whose profiles it holds, and those whose profiles are lost."""
+        """Write the trace, and return the ranks whose profiles it contains, and the ranks whose profiles are lost."""
         from ddp_notebook.run.record import chrome_trace
 
         return chrome_trace.write(self.recording, path, cell, self._recordings.profiles())
 
     def monitor(self, cell: int | None = None) -> None:
-        """Show what the ranks do, live: losses, gradient synchronisation, a timeline, tensors and ranks.
+        """Show the live monitor: losses, gradient synchronisation, a timeline, tensors and ranks.
 
         Args:
-            cell: only this one; None: all, those to come among them.
+            cell: number of the cell; None: all cells, including later ones.
 
         Raises:
             UsageError: nothing was recorded of this cell.
@@ -729,7 +740,7 @@ class Session:
 
     @property
     def _views(self) -> ViewPlacement:
-        """Where its monitors stand. `widgets.Monitor(session)` is one more."""
+        """Monitors of this session. `widgets.Monitor(session)` creates another one."""
         views: ViewPlacement | None = self._parts.hooks.need("monitor").views
         if views is None:
             raise UsageError("the ranks record nothing that a monitor could show: the feature recording is off")
@@ -744,8 +755,10 @@ class Session:
     # ---- ranks
 
     def status(self) -> Status:
-        """Return every rank's host, process, device, memory and state; the last training run; how well hosts' clocks
-        are known; the time left of a job."""
+        """Return the host, process, device, memory and state of every rank.
+
+        The result also has the last training run, the clock error of each host, and the time left of a cluster job.
+        """
         parts = self._parts
         cluster = parts.liveness.cluster
         recordings: Recordings | None = parts.hooks.features.get("recording")
@@ -764,41 +777,46 @@ class Session:
 
     @property
     def client(self) -> ipyparallel.Client:
-        """A plain `ipp.Client` of the same engines, for `%%px`, views and ipyparallel's own tools.
+        """A plain `ipp.Client` of the same engines, for `%%px`, views and ipyparallel tools.
 
-        Its controller is started at the first use, and one that is gone again at the next.
+        The controller is started at the first use, and started again if it has ended.
 
         Raises:
-            ClientError: it cannot be reached.
+            ClientError: the controller cannot be reached.
         """
         self._parts.liveness.check()
         return self._parts.client.get()
 
     @property
     def _trouble(self) -> str:
-        """What is wrong with the host server, by which the ranks get their cells, and what helps; "": nothing."""
+        """Description of a fault of the host servers, which pass cells to the ranks, with a remedy; "" if there is
+        none.
+        """
         return self._parts.liveness.cluster.trouble()
 
     # ---- sessions that outlive the notebook
 
     @property
     def _is_kept(self) -> bool:
-        """Whether its ranks outlive the notebook, see `keep_h`."""
+        """Return whether the ranks outlive the notebook, see `keep`."""
         return self._remote is not None
 
     @property
     def _kept_as(self) -> str:
-        """The name of a kept session, which `attach` takes; "" of another."""
+        """The name of a kept session, for `attach_session`; "" for other sessions."""
         return "" if self._remote is None else self._remote.welcome.name
 
     @property
     def _drives(self) -> bool:
-        """Whether this notebook runs the cells, and does not only look on."""
+        """Return whether this notebook runs the cells, and does not only observe."""
         return self._remote is None or (self._remote.welcome.drives and not self._remote.gone)
 
     @property
     def _outlives_stop(self) -> bool:
-        """Whether `stop` ends nothing: this notebook only looks on, has left, or another has taken the session over."""
+        """Return whether `stop` leaves the ranks running.
+
+        This is so if the notebook only observes, has detached, or another one has taken over.
+        """
         return self._remote is not None and self._remote.goes_on
 
     @property
@@ -806,7 +824,7 @@ class Session:
         return self._remote is not None and self._remote.ended_elsewhere
 
     def detach(self) -> None:
-        """Let the ranks of a kept session live on without this notebook, whose `stop` then ends nothing any more."""
+        """Detach from a kept session. `stop` then leaves the ranks running."""
         if self._remote is not None:
             self._remote.close("this notebook has left the session")
 
@@ -816,19 +834,21 @@ class Session:
         return recovered
 
     def _show_unseen(self, *, wait: bool = False, timeout_s: float = 30.0) -> list[str]:
-        """Show what cells have printed and displayed that an earlier notebook has sent and not shown to their end. One
-        that still runs goes on in the background: its output comes here, and it is one of `jobs`, as are those behind
-        it whose turn has not come.
+        """Show output that an earlier notebook has not shown completely.
+
+        A cell that still runs continues as a background job: its output appears in this notebook, and `jobs` contains
+        it. The same holds for cells that wait in the run queue.
 
         Args:
-            wait: for the end of one that runs. The stop button ends it then, unless it is in the background already.
-            timeout_s: how long what was kept may take to come.
+            wait: wait for the end of a running cell. The stop button ends the cell, unless it already is a background
+                job.
+            timeout_s: limit for receiving the stored output.
 
         Returns:
-            A line about each that runs or waits, and about ranks that the earlier notebook has left without variables.
+            A line about each running or waiting cell, and about ranks that the earlier notebook left without variables.
 
         Raises:
-            what `run` raises: of the first one that has not ended well.
+            RankError: the first cell that failed; or any other error of `run`.
 
         Example:
             >>> session._show_unseen(wait=True)
@@ -839,7 +859,7 @@ class Session:
         self._remote.told_all.wait(timeout_s)
         self._parts.pump.settle(timeout_s)
         jobs, adopted = self.jobs, self._recovered
-        wait = wait or is_run_by_program()  # which takes nothing that comes later
+        wait = wait or is_run_by_program()  # such a program drops output that arrives after the cell
         failed: BaseException | None = None
         try:
             adopted.show_ended(wait=wait)
@@ -862,9 +882,9 @@ class Session:
         ]
 
     def _queue_again(self) -> list[str]:
-        """Have the jobs in the queue here that waited in that of the earlier notebook. Returns a line about each."""
+        """Put the jobs that waited in the earlier notebook into the run queue of this one. Return a line about each."""
         adopted, said = self._recovered, []
-        while adopted.waiting and not adopted.asking:  # behind one that asks its user they go on waiting
+        while adopted.waiting and not adopted.asking:  # jobs behind a cell that waits for input keep waiting
             one = adopted.waiting.pop(0)
             cell = one.told
             which = f"cell [{cell.execution_count}], which waited in the queue of the earlier notebook,"
@@ -878,7 +898,7 @@ class Session:
                     record=cell.record,
                     fold=cell.folds,
                 )
-            except UsageError as error:  # there are fewer ranks now
+            except UsageError as error:  # the session has fewer ranks now
                 said.append(f"{which} cannot run: {error}")
                 continue
             adopted.jobs.add(job.number)
@@ -897,11 +917,13 @@ class Session:
     # ---- end
 
     def when_stopped(self, call: Callable[[], object]) -> None:
-        """Have this called once when the session is stopped, before its ranks end; at once if it is stopped already.
-        For what shows ranks.
+        """Register a callback for views that show ranks.
+
+        It is called once when the session stops, before its ranks end, or immediately if the session is stopped
+        already.
 
         Args:
-            call: what it raises is logged, and stops nothing.
+            call: the callback. Its errors are logged and ignored.
 
         Example:
             >>> session.when_stopped(lambda: print("the ranks end"))
@@ -918,10 +940,10 @@ class Session:
                 _log.exception("what was to be done at the end of the session has failed")
 
     def _check_restart(self) -> None:
-        """Check that the ranks could be started again, before they are ended.
+        """Check that the ranks could be started again, before the session ends them.
 
         Raises:
-            StartError: they could not; the message says why, and the session is unchanged.
+            StartError: they could not be started; the message has the reason, and the session is unchanged.
         """
         if not self.is_running:
             return
@@ -933,7 +955,7 @@ class Session:
             raise StartError(f"{error}. New ranks could not be started now, so none was ended: {left}") from error
 
     def stop(self) -> None:
-        """End every process of the session and all below them. Doing it twice is no error."""
+        """End all processes of the session and their descendants. Further calls do nothing."""
         global _current
         with uninterrupted("interrupted, but all ranks were ended"):
             with _current_lock:
@@ -968,7 +990,7 @@ class Session:
 
 
 def _lacking_in_words(ranks: list[int]) -> list[str]:
-    """The notebook that has resized the session ended before these had what they get."""
+    """Return a message about new ranks that have no variables, because the earlier notebook ended during a resize."""
     if not ranks:
         return []
     given = next(rank for rank in range(len(ranks) + 1) if rank not in ranks)

@@ -1,4 +1,4 @@
-"""Implements %ddp_start, %ddp_attach and %ddp_stop, and prints their messages."""
+"""Implement %ddp_start, %ddp_attach and %ddp_stop, and print their messages."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _RESTART = "%ddp_restart starts new ranks"
 
 
 def start(asked: StartOptions) -> None:
-    """Start ranks, or print that ranks with these options are already running.
+    """Start ranks, or report that ranks with these options are already running.
 
     Raises:
-        SessionExistsError: ranks with other options run; names the options.
+        SessionExistsError: ranks with other options are running; the message lists these options.
     """
     before = sessions.current()
     running = api.running()
@@ -45,10 +45,10 @@ def start(asked: StartOptions) -> None:
 
 
 def _already(asked: StartOptions, running: sessions.Session) -> str:
-    """Return the line about ranks that were started with the same options.
+    """Return the line about running ranks with the same options.
 
     Raises:
-        SessionExistsError: they were started with other options.
+        SessionExistsError: they have other options.
     """
     its = api.as_asked(asked, running)
     count = running.world_size
@@ -80,7 +80,7 @@ def _already(asked: StartOptions, running: sessions.Session) -> str:
 
 
 def _with_default(option: Option, asked: StartOptions) -> str:
-    """Return the option as on the line of `%ddp_start`, and whether it has that value by default.
+    """Return an option as written on the line of `%ddp_start`, marked if it has its default value.
 
     Example:
         >>> from ddp_notebook.launch.options import BY_NAME, StartOptions
@@ -96,7 +96,7 @@ def _is(count: int) -> str:
 
 
 def check(asked: StartOptions) -> None:
-    """Say whether ranks could be started."""
+    """Print whether ranks could be started."""
     from ddp_notebook.launch.preflight.check import survey
 
     with progress.shown("checking:") as report:
@@ -108,13 +108,13 @@ def attach(name: str, *, take_over: bool, look: bool, wait: bool) -> None:
     """Attach to a kept session or to a torchrun job.
 
     Args:
-        name: of it, or its stem; "": the only one.
-        take_over: from another notebook.
-        look: do not drive a session.
-        wait: for the end of the cell that runs.
+        name: name of the session or job, or its stem; "": the only one.
+        take_over: take it over from another notebook.
+        look: only observe the session.
+        wait: wait for the end of the running cell.
 
     Raises:
-        UsageError: there is none, or several; or it cannot be attached to like that.
+        UsageError: none matches, or several do, or an option does not apply to a job.
     """
     refuse_on_rank("ranks attach to nothing: call %ddp_attach")
     found = attach_commands.find(name)
@@ -144,10 +144,9 @@ def stop() -> None:
 
 
 def end(session: sessions.Session) -> str:
-    """End a session, and print which parts did not answer or run. Only detach from a session of another notebook.
+    """End a session and return a line that reports it. If another notebook has the session, only detach.
 
-    Returns:
-        What was done.
+    Print the host servers that do not answer and the jobs that have not ended.
     """
     if session._outlives_stop or session._ended_elsewhere:
         keep = "keeps" if session.world_size == 1 else "keep"
@@ -166,16 +165,16 @@ def end(session: sessions.Session) -> str:
 
 
 def has_session() -> bool:
-    """Whether there are ranks that cells can be sent to."""
+    """Return whether there are ranks that can run cells."""
     session = sessions.current()
     return session is not None and session.is_running and session._drives
 
 
 def restart(session: sessions.Session) -> None:
-    """End a session and start another one with the same options, if that can be started.
+    """End a session and start one with the same options, after a check that it can be started.
 
     Raises:
-        StartError: it could not be started; the session is unchanged.
+        StartError: it cannot be started; the session is unchanged.
     """
     session._check_restart()
     end(session)
@@ -187,21 +186,21 @@ def _ranks(session: sessions.Session) -> str:
 
 
 def shown() -> sessions.Session | TorchrunJob:
-    """Return the torchrun job to which the notebook is attached, or else the session. The notebook detaches from an
-    ended job at the next command for the session's ranks.
+    """Return the attached torchrun job, or else the session.
+
+    If the job has ended, the next command for the session's ranks detaches from it.
 
     Raises:
-        NoSessionError: there is neither.
+        NoSessionError: neither exists.
     """
     return attached_job.current() or of_session()
 
 
 def recorded() -> sessions.Session | TorchrunJob | EndedRecording:
-    """Return the session or job that has a recording. If there is none, return the recording of the last one, and
-    print that.
+    """Return the session or job that has a recording. Otherwise return the last recording, and print a note about it.
 
     Raises:
-        NoSessionError: there was none.
+        NoSessionError: nothing was recorded.
     """
     left = ended_recording.last()
     if left is None or attached_job.current() is not None or sessions.current() is not None:
@@ -211,10 +210,10 @@ def recorded() -> sessions.Session | TorchrunJob | EndedRecording:
 
 
 def of_session() -> sessions.Session:
-    """The session.
+    """Return the session.
 
     Raises:
-        NoSessionError: there is none.
+        NoSessionError: there is no session.
     """
     session = sessions.current()
     if session is not None:
@@ -240,16 +239,16 @@ def _stop_verb(session: sessions.Session) -> str:
 
 
 def _forget_ended_job() -> None:
-    """Detach from an ended job: a command for the session's ranks has come since, so reports are about these again."""
+    """Detach from an ended job, so that reports refer to the session's ranks again."""
     if (job := attached_job.current()) is not None and not job.is_running:
         attached_job.let_go()
         ended_recording.keep(None)
 
 
 def _let_go_of_job() -> bool:
-    """Whether there was one."""
+    """Detach from the attached job, and return whether there was one."""
     if done := attached_job.let_go():
         print(done)
     if sessions.current() is not None:
-        ended_recording.keep(None)  # reports are about the session's ranks
+        ended_recording.keep(None)  # reports refer to the session's ranks
     return bool(done)

@@ -1,4 +1,4 @@
-"""The state of every rank, as a table."""
+"""Table with the state of every rank."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from ddp_notebook.records.units import ms, size
 if TYPE_CHECKING:
     from ddp_notebook.observe.steps.run import TrainingRun
 
-_MOST_NAMED = 4  # hosts in a sentence, the worst ones
+_MOST_NAMED = 4  # hosts in a sentence, those with the largest clock errors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankStatus:
-    """One rank."""
+    """State of one rank."""
 
     rank: int
     host: str
@@ -25,11 +25,11 @@ class RankStatus:
     device_name: str
     state: str
     rss_bytes: int | None
-    device_bytes: int | None  # allocated and cached by torch on the rank's GPU
-    shortages: tuple[str, ...] = ()  # resources that the rank has none left of, a sentence for each
+    device_bytes: int | None  # memory that torch has allocated and cached on the rank's GPU
+    shortages: tuple[str, ...] = ()  # exhausted resources of the rank, a sentence for each
 
     def cells(self) -> tuple[str, ...]:
-        """The row of the table."""
+        """Return the row of the table."""
         memory = "?" if self.rss_bytes is None else size(self.rss_bytes)
         if self.device_bytes:
             memory += f" + {size(self.device_bytes)} on the GPU"
@@ -39,15 +39,15 @@ class RankStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
-    """All ranks of a session. Its `repr` is the table that `%ddp_status` shows."""
+    """State of all ranks of a session. Its `repr` is the table that `%ddp_status` shows."""
 
     backend: str
     epoch: int
     rows: tuple[RankStatus, ...]
-    trouble: str = ""  # of the host server, in a sentence
-    clock_errors_ns: Mapping[str, int] = field(default_factory=dict)  # by host: how well its clock is known
-    run: TrainingRun | None = None  # the last one that was recorded
-    tasks: str = ""  # of what has started the ranks' hosts, in a sentence: a job, and the time that it has left
+    trouble: str = ""  # description of a fault of the host servers
+    clock_errors_ns: Mapping[str, int] = field(default_factory=dict)  # clock error by host; 0: the notebook's own clock
+    run: TrainingRun | None = None  # the last recorded training run
+    tasks: str = ""  # description of the cluster job that has the hosts, with its time left
 
     def __repr__(self) -> str:
         table = [("rank", "host", "pid", "device", "memory", "state"), *(row.cells() for row in self.rows)]
@@ -60,7 +60,7 @@ class Status:
         return "\n".join([*as_table(table), *last])
 
     def _clocks(self) -> str:
-        """Of hosts that have not the notebook's clock; "" if all have."""
+        """Return a sentence about hosts with a clock error, or ""."""
         known = sorted(
             ((host, error) for host, error in self.clock_errors_ns.items() if error), key=lambda one: -one[1]
         )
@@ -72,7 +72,7 @@ class Status:
 
 
 def as_table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Lines of a table in columns.
+    """Return the lines of a table with aligned columns.
 
     Example:
         >>> as_table([("rank", "state"), ("0", "idle")])

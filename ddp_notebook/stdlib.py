@@ -1,13 +1,13 @@
-"""Copies of modules of Python's standard library that code in cells cannot change.
+"""Copies of standard library modules that code in cells cannot change.
 
-A cell shares its process with this package. It may replace `time.perf_counter`, freeze the clocks, or have `os.write`
-raise, and the end of the cell must still reach the notebook. So the code of a rank calls the functions that these
-modules had when they were first imported here:
+A cell shares its process with this package. It may replace `time.perf_counter`, freeze the clocks, or make `os.write`
+raise an error. The end of the cell must still reach the notebook. So the code of a rank calls the functions that these
+modules had when they were first imported through this module:
 
     from ddp_notebook.stdlib import os, time
 
-`sys` is not copied: its present state counts. A test checks that `rank`, `wire` and `records` import these modules from
-here.
+`sys` is not copied, because its present state is needed. A test checks that `rank`, `wire` and `records` import these
+modules from this one.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     import traceback as traceback
     import weakref as weakref
 
-# Python's functions. A module that imports this as `__builtins__` finds them here, whatever a cell does to `builtins`.
+# Builtins of Python. A module that imports them as `__builtins__` is safe from changes that a cell makes to `builtins`.
 BUILTINS = dict(vars(builtins))
 COPIED = {
     *(
@@ -66,7 +66,7 @@ COPIED = {
 
 
 def __getattr__(name: str) -> ModuleType:
-    """Copy a module the first time it is imported from here."""
+    """Copy a module at its first import through this module."""
     if name not in COPIED:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     original = importlib.import_module(name)

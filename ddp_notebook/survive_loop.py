@@ -1,4 +1,4 @@
-"""`survive`: training steps that go on when a rank dies."""
+"""`survive`: training loops that continue when a rank dies."""
 
 from __future__ import annotations
 
@@ -16,27 +16,29 @@ _EXAMPLE = "for step in ddp_notebook.survive(model, optimizer, loader, steps=500
 
 
 def survive(*members: Any, steps: int, on_loss: str = "replace", resume: str = "") -> Iterable[SurvivingStep]:
-    """Steps that survive the death of a rank: it gets a new process while the cell runs, and all do the step again that
-    was broken off. None is lost, none is done twice. In a cell on all ranks.
+    """Iterate over training steps, in a cell on all ranks, and survive the death of a rank.
 
-    All that a step does stands in `with step:`, and all that it changes is named here. Each step begins without
-    gradients, and with the batch `step.batch`.
+    The dead rank gets a new process while the cell runs, and all ranks repeat the interrupted step. No step is lost or
+    done twice.
 
-    A new process begins with the variables that its rank had when the loop began, at the cell's statement with the
-    loop. What this calls before the loop is not sent to the others.
+    A step must do all its work inside `with step:`, and `members` must contain everything that it changes. Each step
+    starts without gradients, and with the batch `step.batch`.
+
+    A new process starts at the cell's statement with the loop, with the variables that its rank had at that point. The
+    statement may call a function that contains the loop. Collectives that the function calls before the loop are not
+    sent to other ranks.
 
     Args:
-        members: the model and the optimizer; the loader or sampler whose batches the steps get; what else the steps
-            change: schedulers and whatever has a `state_dict`, lists, dicts, sets, tensors, arrays, generators.
-        steps: how many.
-        on_loss: "replace" the rank, or "shrink": the others go on without it, with numbers that have no gap, and share
-            the rest of each epoch's data among themselves.
-        resume: a folder that `%ddp_start --on-preempt save` names: begin with the last step that was saved there, or
-            with 0 if none was.
+        members: the model and the optimizer, the loader or sampler of the batches, and all other objects that the steps
+            change: schedulers and other objects with a `state_dict`, lists, dicts, sets, tensors, arrays, generators.
+        steps: number of steps.
+        on_loss: "replace" gives the rank a new process. "shrink" continues with the other ranks, which are renumbered
+            without a gap and share the rest of each epoch's data.
+        resume: the folder of `%ddp_start --on-preempt`: start with the last step that was saved there, or with 0.
 
     Raises:
-        UsageError: not on a rank, or not with an optimizer and its model; or "shrink" with something in shards, such as
-            a model in FSDP, whose parts on a lost rank are lost.
+        UsageError: this process is not a rank, an optimizer or its model is missing, or "shrink" is used with sharded
+            state. The shards of a dead rank are lost, for example in FSDP.
 
     Example:
         >>> for step in ddp_notebook.survive(model, optimizer, loader, losses, steps=500):  # doctest: +SKIP

@@ -1,3 +1,3 @@
-"""The version of this package, which notebook and hosts have in common."""
+"""Version of this package, which must be equal in the notebook and on all hosts."""
 
 __version__ = "0.1.0"
