@@ -1,4 +1,4 @@
-"""Ending cells that nobody waits for any more, or that another thread waits for: first without loss."""
+"""End cells that no thread or another thread waits for. The first attempt keeps all variables."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from ddp_notebook.run.cells.run_queue import QueueSlot, in_words
 from ddp_notebook.run.groups.recovery import replaced_in_words
 from ddp_notebook.wire.signals import INTERRUPT
 
-_END_S = 2.0  # what ranks get to end a cell when they were told to; longer than presses of stop that count as one
+_END_S = 2.0  # time for ranks to end an interrupted cell; longer than `ONE_PRESS_S`
 _REPLACE_S = 20.0
 _LOOK_S = 0.02
 
 
 class AbandonedCells:
-    """Ends cells that are under way.
+    """Ends running cells.
 
     Args:
         cluster: the ranks.
-        cells: theirs.
-        check: raises when there is nothing to end any more.
+        cells: cells of the session.
+        check: raises an error if the ranks are gone.
     """
 
     def __init__(self, cluster: Cluster, cells: Cells, check: Callable[[], object]) -> None:
@@ -37,10 +37,10 @@ class AbandonedCells:
         self._check = check
 
     def end(self, *, replace: bool, only: CellRun | None = None) -> list[str]:
-        """See `Session.interrupt`.
+        """End cells, see `Session.interrupt`.
 
         Args:
-            only: this one; None: all that have not ended.
+            only: end this cell only; None: all cells that have not ended.
         """
         self._check()
         with Interrupts(lambda: None) as interrupts:
@@ -52,7 +52,7 @@ class AbandonedCells:
                     said.append(f"{in_words(jobs)} come{'s' * (len(jobs) == 1)} next: %ddp_cancel all ends all jobs")
                 return said
             except KeyboardInterrupt:
-                pass  # told below, without our frames behind it
+                pass  # raised below, so that the traceback has no frames of this package
         raise keyboard_interrupt("interrupted: %ddp_status says which ranks are still in a cell")
 
     def _end(self, runs: list[CellRun], replace: bool, interrupts: Interrupts) -> list[str]:
@@ -73,13 +73,15 @@ class AbandonedCells:
         if left:
             return [*said, *self._who_is_left(runs)]
         with self._cells.run_queue.if_free() as is_ours:
-            if not is_ours:  # who waits for that cell forms the group, or a cell that has waited behind it
+            if not is_ours:  # the thread that waits for the cell, or the next cell, forms the group
                 return said
             self._check()
             return [*said, *self._cells.recovery.what_was_left(self._cells.busy, interrupts.check)]
 
     def _end_calls(self, interrupts: Interrupts) -> list[str]:
-        """Interrupt calls of `session.client`. Returns what was done, in sentences; nothing where no rank is in one."""
+        """Interrupt calls of `session.client`. Return sentences about what was done, or [] if no rank is in such a
+        call.
+        """
         in_call = self._cells.recovery.in_call
         if not (ranks := in_call()):
             return []
@@ -98,7 +100,9 @@ class AbandonedCells:
         return said
 
     def _press(self, run: CellRun, *, replaces: bool = False) -> None:
-        """As the stop button does: whoever waits for the cell ends it, and at a further press replaces its ranks."""
+        """Act as the stop button: the thread that waits for the cell ends it, and at a further press replaces its
+        ranks.
+        """
         watched = self._cells.watched
         if watched is not None and watched[0] is run and (replaces or not watched[1].count):
             watched[1].press()
@@ -116,13 +120,13 @@ class AbandonedCells:
         for run in runs:
             views = self._cells.inspect(run)
             said += [f"rank {rank} has not ended yet: {views[rank].doing}" for rank in run.pending if rank in views]
-        if not said:  # at this moment
+        if not said:  # the ranks have ended the cell since
             return []
         advice = "wait, or %ddp_interrupt --replace gives new processes to these ranks, which lose their variables"
         return [*said, advice]
 
     def _replace(self, runs: list[CellRun], interrupts: Interrupts) -> list[str]:
-        """New processes for the ranks on which these cells have not ended."""
+        """Give new processes to the ranks on which these cells have not ended."""
         before = {rank: self._cluster.process(rank) for rank in self._cluster.ranks}
         for run in runs:
             if run.is_watched:
@@ -131,14 +135,14 @@ class AbandonedCells:
         until = time.monotonic() + _REPLACE_S
         while not all(run.is_over for run in runs) and time.monotonic() < until:
             interrupts.check()
-            # A thread that waits for a cell may leave it at any moment, also right after it was pressed.
+            # A thread that waits for a cell may stop waiting at any moment, even right after the press.
             left = {rank for run in runs if not run.is_watched for rank in run.pending} - killed
             if left:
                 killed |= left
-                with contextlib.suppress(HostError):  # `_check` raises this error below
+                with contextlib.suppress(HostError):  # `_check` raises it below
                     self._cluster.signal(sorted(left), signal.SIGKILL)
             time.sleep(_LOOK_S)
-        with QueueSlot(self._cells.run_queue, is_next=True):  # a cell that waits would begin without these ranks
+        with QueueSlot(self._cells.run_queue, is_next=True):  # a waiting cell would start without these ranks
             self._check()
             notes = []
             if self._cluster.gone:

@@ -1,4 +1,4 @@
-"""One cell under way on a set of ranks: collects what comes back, from I/O threads, for one who waits."""
+"""A running cell: collects output and results from I/O threads for the thread that waits."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from ddp_notebook.records.operation import Operation
 from ddp_notebook.records.units import bundle_chars
 from ddp_notebook.run.cells.result import CellResult, RankResult
 
-_HIGH_WATER_CHARS = 4_000_000  # what waits to be shown, above which the ranks have to wait with theirs
-_EACH_CHARS = 400  # each piece counts so many besides its text: that is how long handling it takes
-_LINE_CHARS = 80  # each line counts so many besides
-_PIECE_CHARS = 8192  # longer text is split: a press of the stop button is noticed between two pieces
-_LAST_LINES = 30  # of a dying rank's words are repeated in the error; all were shown as they came
+_HIGH_WATER_CHARS = 4_000_000  # unshown output, above which back-pressure stops the ranks
+_EACH_CHARS = 400  # added for each piece of text, for the time that handling it takes
+_LINE_CHARS = 80  # added for each line
+_PIECE_CHARS = 8192  # longer text is split, so that the stop button is handled between two pieces
+_LAST_LINES = 30  # of a dying rank, repeated in the error
 STREAMS = {1: "stdout", 2: "stderr"}
 
 
 @dataclass(frozen=True, slots=True)
 class OutputItem:
-    """Something to show: text of a stream, a page, what a rank displayed, or a question of its `input()`."""
+    """Something to show: text of a stream, a page, a display of a rank, or a request of its `input()`."""
 
     rank: int
     text: str = ""
@@ -33,7 +33,7 @@ class OutputItem:
 
     @property
     def chars(self) -> int:
-        """How much it is."""
+        """Return the cost of showing it, in characters."""
         chars = _EACH_CHARS + len(self.text) + _LINE_CHARS * self.text.count("\n")
         return chars if self.display is None else chars + bundle_chars(self.display.content.get("data") or {})
 
@@ -41,8 +41,7 @@ class OutputItem:
 class CellRun:
     """A cell that was sent to ranks.
 
-    `shown` is a queue of what is to be shown, with None as a mere wake-up: when the cell is over, or when something
-    needs the waiting thread's attention.
+    `shown` is a queue of output items. None only wakes up the waiting thread: the cell is over, or needs attention.
     """
 
     def __init__(self, number: int, ranks: list[int], hold_text: Callable[[bool], None]) -> None:
@@ -51,30 +50,30 @@ class CellRun:
         self._held = False
         self._unshown_chars = 0
         self.name = "the cell"
-        self.folds: bool | None = None  # merge lines of ranks; None: the session's setting
-        self.is_watched = True  # somebody waits for it
+        self.folds: bool | None = None  # merge lines of ranks; None: as the session does
+        self.is_watched = True  # a thread waits for it
         self.began_s = time.monotonic()
-        self.asks = False  # on a rank, by `input()`, or has asked
-        self.is_patient = False  # nobody does now, but may later: what is shown then must not hold the ranks up
-        self.left_out_chars = 0  # of what waited to be shown
-        self.took: Callable[[int, Display], None] = lambda *_: None  # told of each display that was taken from `shown`
-        self.note: Callable[[str], None] = lambda _: None  # shows a sentence where its output is shown
-        self.is_cut_off = False  # no text of ranks comes, and so no mark of its end
-        self.has_failed = False  # on a rank, or a rank's process has died, while others go on
-        self.stopped_children: dict[int, str] = {}  # by rank that waits for one, in words
+        self.asks = False  # a rank waits or has waited for `input()`
+        self.is_patient = False  # no reader yet: keep the newest output without back-pressure
+        self.left_out_chars = 0  # characters dropped from `shown`
+        self.took: Callable[[int, Display], None] = lambda *_: None  # called with each display taken from `shown`
+        self.note: Callable[[str], None] = lambda _: None  # shows a sentence with the cell's output
+        self.is_cut_off = False  # no text arrives, and so no mark of the cell's end
+        self.has_failed = False  # the cell failed or a process died on a rank, while other ranks continue
+        self.stopped_children: dict[int, str] = {}  # by waiting rank: description of its stopped child process
         self.result = CellResult({rank: RankResult() for rank in ranks})
         self.shown: queue.SimpleQueue[OutputItem | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
-        self._open = {rank: {"text", "done"} for rank in ranks}  # what is still to come, by rank
+        self._open = {rank: {"text", "done"} for rank in ranks}  # outstanding parts by rank
 
     @property
     def ranks(self) -> list[int]:
-        """Its ranks."""
+        """Return the ranks of the cell."""
         return list(self.result.by_rank)
 
     @property
     def pending(self) -> list[int]:
-        """Ranks on which the cell has not ended."""
+        """Return the ranks on which the cell has not ended."""
         with self._lock:
             return sorted(self._open)
 
@@ -83,22 +82,22 @@ class CellRun:
         return not self._open
 
     def reads(self, rank: int) -> bool:
-        """Whether text of this rank is still to come."""
+        """Return whether more text of this rank is expected."""
         return "text" in self._open.get(rank, ())
 
     def wake(self) -> None:
-        """Wake the thread that waits. May be called from a signal handler."""
+        """Wake up the waiting thread. May be called from a signal handler."""
         self.shown.put(None)
 
     def on_text(self, rank: int, fd: int, text: str) -> None:
-        """Text that a rank wrote in this cell."""
+        """Add text that a rank wrote in this cell."""
         stream = STREAMS[fd]
         self.result[rank].text[stream].append(text)
         for at in range(0, len(text), _PIECE_CHARS):
             self._show(OutputItem(rank, text[at : at + _PIECE_CHARS], stream))
 
     def _show(self, item: OutputItem) -> None:
-        with self._lock:  # also around `_hold_text`: the last word that goes out must be the last that was meant
+        with self._lock:  # also around `_hold_text`, so that its calls keep the order of the decisions
             if not self.is_watched:
                 self._note_taken(item)
                 return
@@ -117,7 +116,7 @@ class CellRun:
             self.shown.put(item)
 
     def next_item(self, timeout_s: float) -> OutputItem | None:
-        """The next thing to show, or None: a wake-up, or nothing in time."""
+        """Return the next item to show. Return None after a wake-up or at the timeout."""
         try:
             item = self.shown.get(timeout=timeout_s)
         except queue.Empty:
@@ -132,7 +131,7 @@ class CellRun:
         return item
 
     def leave(self) -> None:
-        """Nobody waits any more: keep what still comes, and queue nothing."""
+        """Stop waiting: keep results that still arrive, but queue no output."""
         with self._lock:
             self.is_watched = False
             while not self.shown.empty():
@@ -146,24 +145,24 @@ class CellRun:
             self.took(item.rank, item.display)
 
     def on_text_end(self, rank: int, duration_s: float | None) -> None:
-        """All text of this cell has come. With a duration the cell ended well, and nothing else is to come."""
+        """Handle the end of a rank's text. With a duration the cell succeeded, and no `CellDone` follows."""
         if duration_s is not None:
             one = self.result[rank]
             one.status, one.duration_s = "ok", duration_s
         self._close(rank, *(("text",) if duration_s is None else ("text", "done")))
 
     def cut_off(self) -> None:
-        """No text comes any more, and no mark in it: the cell ends with what ranks say over the wire."""
+        """Stop expecting text and its marks: the cell ends when `CellDone` has arrived from all ranks."""
         self.is_cut_off = True
 
     def on_unheard_end(self, rank: int) -> None:
-        """The rank is not in the cell any more, or never was, and how it ended was not heard."""
+        """Handle a rank that is not in the cell any more, or never was, and whose result was not received."""
         if rank in self._open and self.result[rank].status == "running":
             self.result[rank].status, self.result[rank].place = "interrupted", "a place that was not heard"
         self._close(rank, "text", "done")
 
     def on_display(self, rank: int, display: Display) -> None:
-        """Something that a rank displayed in this cell."""
+        """Add a display of a rank."""
         data = display.content.get("data") or {}
         if display.msg_type == "execute_result" and data:
             self.result[rank].result = data.get("text/plain")
@@ -173,7 +172,7 @@ class CellRun:
         self._show(OutputItem(rank, display=display))
 
     def on_done(self, rank: int, done: CellDone) -> None:
-        """The cell ended on a rank; its text may still be on its way."""
+        """Store the result of a rank. Text of the rank may still arrive."""
         one = self.result[rank]
         one.status, one.duration_s, one.has_group = done.status, done.duration_s, done.has_group
         one.place, one.was_freed, one.group = done.place, done.was_freed, done.group
@@ -185,7 +184,7 @@ class CellRun:
             one.error = f"{done.ename}: {done.evalue}" if done.evalue else done.ename
             one.ename = done.ename
             one.traceback = done.traceback
-        for part in done.payload:  # `x?` shows a page, `%load` gives text for the next cell
+        for part in done.payload:  # `x?` shows a page, `%load` returns text for the next cell
             text = part["data"].get("text/plain", "") if part["source"] == "page" else part["text"]
             self._show(OutputItem(rank, text + "\n"))
         self._close(rank, "done")
@@ -195,9 +194,11 @@ class CellRun:
             self.wake()
 
     def on_died(self, rank: int, how: str, last_words: str = "") -> bool:
-        """The rank's process ended. Its text has come. Whether the cell's error tells its last words."""
+        """Handle the end of a rank's process, after all of its text. Return whether the cell's error includes its last
+        words.
+        """
         if rank not in self.result.by_rank:
-            return False  # it does not run this cell
+            return False  # the rank does not run this cell
         one = self.result[rank]
         is_told = rank in self._open and one.status == "running"
         if is_told:
@@ -209,7 +210,7 @@ class CellRun:
         return is_told
 
     def revive(self, ranks: Sequence[int]) -> None:
-        """Ranks that have died have new processes, which run this cell too: it goes on."""
+        """Expect results from new processes of dead ranks, which run this cell too."""
         with self._lock:
             for rank in ranks:
                 self.result.by_rank[rank] = RankResult(text=self.result[rank].text)
@@ -217,10 +218,10 @@ class CellRun:
             self._see_failures()
 
     def on_renumbered(self, stayed: Mapping[int, int]) -> None:
-        """There are fewer ranks, and the cell goes on without those that have died.
+        """Renumber the results: there are fewer ranks, and the cell continues without the dead ones.
 
         Args:
-            stayed: the former number of each rank that has stayed, by its new one.
+            stayed: former number of each remaining rank, by its new number.
         """
         with self._lock:
             self.result.by_rank = {now: self.result[before] for now, before in stayed.items()}
@@ -228,7 +229,7 @@ class CellRun:
             self._see_failures()
 
     def close_all(self) -> None:
-        """Nothing is to come from any rank."""
+        """Stop expecting anything from any rank."""
         for rank in self.ranks:
             self._close(rank, "text", "done")
 

@@ -1,4 +1,4 @@
-"""What ranks say of their cells, in I/O threads: it goes to its cell, or is kept for the head of the next one."""
+"""Route messages and text of ranks to their cells, in I/O threads. Text between cells is kept for the next cell."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from ddp_notebook.run.output.screen import Screen, display_id_of
 from ddp_notebook.wire.marks import CellEnd
 from ddp_notebook.wire.text import Ordered, Piece, TextSplitter
 
-_BETWEEN_CELLS_CHARS = 1 << 16  # text between cells that is kept for the head of the next one, per rank and stream
+_BETWEEN_CELLS_CHARS = 1 << 16  # text between cells kept for the next cell, per rank and stream
 
 
 class _Streams:
-    """What comes from one process: its text and displays, in their order, and what is kept of the text."""
+    """Text and displays of one process in their order, and its log."""
 
     def __init__(self, mark_token: str, log: RankLog) -> None:
         self.splitters = {fd: TextSplitter(mark_token) for fd in STREAMS}
@@ -29,52 +29,52 @@ class _Streams:
 
 
 class CellMessages:
-    """Text, displays, questions and ends of cells, as they come.
+    """Receives text, displays, input requests and results of cells.
 
     Args:
         cluster: the ranks, which need not have been started.
-        took: told of each display that needs no more memory here.
+        took: called with each display that needs no memory here any more.
     """
 
     def __init__(self, cluster: Cluster, took: Callable[[int, Display], None]) -> None:
         self.took = took
-        self.runs: dict[int, CellRun] = {}  # cells that have not ended everywhere, by number
+        self.runs: dict[int, CellRun] = {}  # cells that have not ended on all ranks, by number
         self._cluster = cluster
         self._between: dict[tuple[int, int], str] = {}  # text written between cells
-        self._order_lock = threading.Lock()  # text and displays come in two threads
+        self._order_lock = threading.Lock()  # text and displays arrive in two threads
         self._streams: dict[int, _Streams] = {}
-        self._logs = 0  # that there have been
+        self._logs = 0  # number of logs created so far
         self._is_closed = False
 
     # ---- for the thread that runs cells
 
     def log(self, rank: int) -> str:
-        """What is kept on disk of a rank's text."""
+        """Return the part of a rank's text that is kept on disk."""
         streams = self._streams.get(rank)
         return "" if streams is None else streams.log.read()
 
     def forget_text(self) -> None:
-        """What ranks wrote while they started is nobody's."""
+        """Drop text that ranks wrote during their start."""
         self._between.clear()
 
     def show_text_between_cells(self, screen: Screen) -> None:
-        """Show what ranks wrote since the last cell."""
+        """Show text that ranks wrote since the last cell."""
         with self._order_lock:
             between, self._between = self._between, {}
         if between:
             screen.show_between_cells({(rank, STREAMS[fd]): text for (rank, fd), text in sorted(between.items())})
 
     def on_replaced(self, rank: int) -> None:
-        """A new process has this rank: its text and displays begin anew."""
+        """Reset the text and displays of a rank, which has a new process."""
         with self._order_lock:
             log = self._of(rank).log
             self._streams[rank] = _Streams(self._cluster.mark_token, log)
 
     def on_renumbered(self, stayed: Mapping[int, int]) -> None:
-        """There are more or fewer ranks.
+        """Handle a change of the number of ranks.
 
         Args:
-            stayed: the former number of each rank that has stayed, by its new one.
+            stayed: former number of each remaining rank, by its new number.
         """
         with self._order_lock:
             streams = {now: self._of(before) for now, before in stayed.items()}
@@ -89,7 +89,7 @@ class CellMessages:
             one.log.close()
 
     def _of(self, rank: int) -> _Streams:
-        """Hold the lock."""
+        """Return the streams of a rank. The caller holds the lock."""
         if rank not in self._streams:
             log = RankLog(Path(self._cluster.directory), self._logs)
             self._logs += 1
@@ -97,13 +97,13 @@ class CellMessages:
         return self._streams[rank]
 
     def end_all(self, how: str) -> None:
-        """Nothing more will come of any cell."""
+        """Mark all ranks as dead in all cells: nothing more will arrive."""
         for run in list(self.runs.values()):
             for rank in run.pending:
                 run.on_died(rank, how)
 
     def close(self) -> None:
-        """The session ends: it ends the ranks itself, and what they leave unsaid is nobody's."""
+        """Ignore further text of ranks, because the session ends them."""
         with self._order_lock:
             self._is_closed = True
             for streams in self._streams.values():
@@ -113,16 +113,16 @@ class CellMessages:
 
     @property
     def handlers(self) -> Handlers:
-        """Handlers for the wire's thread, which return quickly."""
+        """Return the handlers that run in the wire's thread and return quickly."""
         return {InputRequest: self._on_input_request, ChildStopped: self._on_child_stopped}
 
     @property
     def slow_handlers(self) -> Handlers:
-        """Handlers that take longer. They keep the order in which a rank has sent the messages."""
+        """Return the handlers that take longer. They run in the order in which a rank has sent the messages."""
         return {CellDone: self._on_done, Display: self._on_display_message}
 
     def on_text(self, rank: int, fd: int, data: bytes) -> None:
-        """Text of a rank."""
+        """Receive text of a rank."""
         with self._order_lock:
             if self._is_closed:
                 return
@@ -132,7 +132,7 @@ class CellMessages:
                     self._on_piece(rank, its_fd, ready)
 
     def on_ended(self, rank: int, how: str) -> None:
-        """A rank's process ended."""
+        """Handle the end of a rank's process."""
         if self._is_closed:
             return
         process = self._cluster.process(rank)
@@ -141,10 +141,10 @@ class CellMessages:
                 self._on_piece(rank, fd, piece)
         words = process.last_words
         if any([run.on_died(rank, how, words) for run in list(self.runs.values())]):
-            process.forget_words()  # the error of a cell tells them
+            process.forget_words()  # the cell's error contains them
 
     def on_gone(self) -> None:
-        """The host server ended, and all with it."""
+        """Handle the end of the host server, which ends all ranks."""
         self.end_all("the host server ended")
 
     def _on_done(self, rank: int, done: CellDone) -> None:
@@ -179,7 +179,7 @@ class CellMessages:
             self._of(rank).log.write(piece)
             if (run := self._cell_of(rank)) is not None:
                 run.on_text(rank, fd, piece)
-            if run is None or not run.is_watched:  # nobody waits for that cell any more
+            if run is None or not run.is_watched:  # no thread waits for the cell any more
                 self._keep(rank, fd, piece)
         elif isinstance(piece, CellEnd):
             if (ended := self.runs.get(piece.cell)) is not None:
@@ -190,12 +190,12 @@ class CellMessages:
     def _on_display(self, rank: int, display: Display) -> None:
         data = display.content.get("data") or {}
         if set(data) == {"text/plain"} and display.msg_type != "update_display_data":
-            self._of(rank).log.write(f"{data['text/plain']}\n")  # such lines are folded as those of `print` are
+            self._of(rank).log.write(f"{data['text/plain']}\n")  # folded like lines of `print`
         if (run := self.runs.get(display.cell)) is not None:
             run.on_display(rank, display)
             return
         self.took(rank, display)
-        if display.msg_type == "update_display_data":  # a thread or a widget callback sent it after its cell
+        if display.msg_type == "update_display_data":  # sent by a thread or widget callback after its cell
             _update(rank, display)
         elif text := data.get("text/plain"):
             self._keep(rank, 1, f"{text}\n")
@@ -206,15 +206,18 @@ class CellMessages:
         self._between[rank, fd] = kept[-_BETWEEN_CELLS_CHARS:]
 
     def _cell_of(self, rank: int) -> CellRun | None:
-        """The cell that a rank's text belongs to now: the oldest whose text has not ended there; else one that it has
-        ended and that still runs elsewhere, from where other ranks may call it (RPC)."""
+        """Return the cell to which a rank's text belongs now.
+
+        This is the oldest cell whose text has not ended on the rank. If there is none, it is a cell that still runs on
+        other ranks, which may call this rank by RPC.
+        """
         runs = [run for run in list(self.runs.values()) if rank in run.result.ranks]
         own = next((run for run in runs if run.reads(rank)), None)
         return own or next((run for run in runs if not run.is_over), None)
 
 
 def _update(rank: int, display: Display) -> None:
-    """Change what a cell that has ended displayed, in this I/O thread: the main thread shows cells only."""
+    """Update a display of an ended cell, in this I/O thread: the main thread shows running cells only."""
     rate_limiter = RateLimiter()
     if rate_limiter.can_update:
         content = display.content

@@ -1,4 +1,4 @@
-"""The cells of a session: sends each to its ranks, one after the other."""
+"""Cells of a session: send each to its ranks, one after the other."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ from ddp_notebook.wire.signals import INTERRUPT, RELEASE
 if TYPE_CHECKING:
     from ddp_notebook.run.kept.foreign_cells import ForeignCell, ForeignCells
 
-_SILENT_S = 2.2  # without a word, until a rank is named: its agent speaks each second
+_SILENT_S = 2.2  # silence after which a rank is listed; its agent sends a message each second
 _CODES = 50  # cells whose code is kept
-_QUIET_S = 2.0  # without a word, until a host may be cut off: its text and marks come later, then
-_UNHEARD_S = 1.0  # what ranks get to end a cell while the host server does not answer
-_ANSWER_S = 0.3  # to answer a question
+_QUIET_S = 2.0  # silence after which a host may be disconnected; text and marks arrive later in that case
+_UNHEARD_S = 1.0  # time for ranks to end a cell while the host server does not answer
+_ANSWER_S = 0.3  # time for an answer
 _POLL_S = 0.02
-_SERVED_S = 0.3  # to end what a stopped cell has called by RPC
+_SERVED_S = 0.3  # time to end RPC calls of a stopped cell
 
 
 class CellHooks(Protocol):
-    """Features that add to cells, see `run.session_hooks.SessionFeature`."""
+    """Hooks of features for cells, see `run.session_hooks.SessionFeature`."""
 
     cell_begins: list[Callable[..., Any]]
     cell_named: list[Callable[..., Any]]
@@ -55,11 +55,11 @@ class Cells:
 
     Args:
         cluster: the ranks, which need not have been started.
-        arrivals: what comes back from them.
-        questions: to ask them.
-        check: raises when these ranks cannot take a cell.
-        notices: returns what is to be said of the ranks' hosts and was not said yet.
-        hooks: of features.
+        arrivals: receives the messages of cells.
+        questions: sends requests to the ranks.
+        check: raises an error if these ranks cannot run a cell.
+        notices: returns new messages about the hosts of the ranks.
+        hooks: hooks of features.
         grace_s, hang_after_s, heals, folds: see `StartOptions`.
     """
 
@@ -90,12 +90,12 @@ class Cells:
         self._folds = folds
         self._numbers = itertools.count(1)
         self._arrivals = arrivals
-        self._runs = arrivals.runs  # by number
-        self._codes: dict[int, str] = {}  # of the last cells
+        self._runs = arrivals.runs  # by cell number
+        self._codes: dict[int, str] = {}  # code of the last cells, by number
         self._watched: tuple[CellRun, Interrupts] | None = None
-        self.before_turn: Callable[[], list[str]] = lambda: []  # returns what is to be said above the next cell
-        self.on_shown: Callable[[int], object] = lambda _: None  # told of each cell that was shown
-        self.elsewhere: ForeignCells | None = None  # cells of the notebook that drives; None: this one does
+        self.before_turn: Callable[[], list[str]] = lambda: []  # returns messages to show above the next cell
+        self.on_shown: Callable[[int], object] = lambda _: None  # called with the number of each shown cell
+        self.elsewhere: ForeignCells | None = None  # cells of the driver; None: this notebook is the driver
         self._closed = False
 
     # ---- running one
@@ -116,16 +116,17 @@ class Cells:
         waiter: Waiter = NOTEBOOK,
         on_begin: Callable[[CellRun, Interrupts], object] | None = None,
     ) -> CellResult:
-        """Run a cell in its turn. See `Session.run`.
+        """Run a cell when the run queue reaches it. See `Session.run`.
 
         Args:
-            choose: returns the ranks that are to run it, and notes to show before; called when its turn has come.
-            target: where its output goes; None: nowhere.
+            choose: returns the ranks that run the cell, and notes to show before it; called at the head of the queue.
+            target: shows the output; None: the output is not shown.
             folds: merge equal lines of several ranks; None: as the session does.
-            beside: what is shown beside its output, where that is shown.
-            place: its place in the queue; None: the last one. One that does nothing: the caller has the turn.
-            waiter: who waits for it.
-            on_begin: gets the cell, and how to press stop for it, before it is sent.
+            beside: view below the output.
+            place: slot in the run queue; None: a new one at its end. Pass a context that does nothing if the caller
+                already has the ranks.
+            waiter: description of the waiting caller.
+            on_begin: called before the cell is sent, with the cell and the object that interrupts it.
         """
         earlier = self.before_turn() if place is None else []
         with place or QueueSlot(self.run_queue):
@@ -149,7 +150,7 @@ class Cells:
                     run.note = screen.note
                 self._codes[run.number] = code
                 self._codes.pop(run.number - _CODES, None)
-                if file:  # else no reader knows it by a prompt
+                if file:  # without a file name, readers do not know the cell by its prompt
                     self.name(run.number, f"In [{execution_count}]")
                 cell = RunCell(
                     cell=run.number,
@@ -168,7 +169,7 @@ class Cells:
                 if self._closed:
                     self.close()
                 self._cluster.put_in_inboxes(cell, ranks)
-                for rank in self._cluster.gone:  # who died since they were chosen has not been told to this cell
+                for rank in self._cluster.gone:  # ranks that died after `choose` were not reported to this cell
                     process = self._cluster.process(rank)
                     run.on_died(rank, process.how, process.last_words)
                 pending, notes = self.see_through(run, watch, interrupts, beside)
@@ -183,7 +184,7 @@ class Cells:
         beside: SideView | None,
         folds: bool | None = None,
     ) -> Screen:
-        """Where the output of a cell of these ranks goes. They clear nothing that a job or a view has shown there."""
+        """Return the screen for the output of a cell. Ranks cannot clear the output of a job or a view."""
         return Screen(
             ranks,
             target,
@@ -203,14 +204,15 @@ class Cells:
         waiter: Waiter,
         timeout_s: float | None = None,
     ) -> Watch:
-        """What follows a cell to its end."""
+        """Return the object that follows a cell to its end."""
         return Watch(run, self, interrupts, screen, timeout_s, self._grace_s, self._hang_after_s, beside, waiter)
 
     def see_through(
         self, run: CellRun, watch: Watch, interrupts: Interrupts, beside: SideView | None = None
     ) -> tuple[list[int], list[str]]:
-        """Follow a cell to its end, and do what that calls for. Returns the ranks on which it has not ended, and what
-        there is to say."""
+        """Follow a cell to its end, then recover from failures. Return the ranks on which it has not ended, and notes
+        to show.
+        """
         try:
             with self._watching(run, interrupts):
                 watch.follow()
@@ -224,7 +226,7 @@ class Cells:
         busy = self._cluster.ranks if run.is_cut_off else self.busy
         epoch = self._cluster.epoch
         notes = self.recovery.after(run.result, pending, watch.killed, busy, interrupts.after_this())
-        if self._cluster.epoch == epoch:  # else it has formed anew
+        if self._cluster.epoch == epoch:  # otherwise the group was formed again
             notes = [*self._lost_groups(run.result), *notes]
         return pending, notes
 
@@ -238,7 +240,7 @@ class Cells:
         notes: list[str],
         timeout_s: float | None = None,
     ) -> CellResult:
-        """Say what there is to say of a cell that is over or left, and raise it where it did not end well."""
+        """Show the notes of an ended or abandoned cell, and raise its error if it did not succeed."""
         if screen is not None:
             apart = [rank for rank, one in sorted(run.result.by_rank.items()) if one.trains_apart]
             if len(apart) > 1:
@@ -261,7 +263,9 @@ class Cells:
         return run.result
 
     def _still_served(self, cell: int, pending: Sequence[int]) -> list[str]:
-        """What ranks still execute for a stopped cell that has called it by RPC, after a moment in which it may end."""
+        """Return sentences about RPC calls that still run on other ranks for a stopped cell, after a short wait for
+        their end.
+        """
         ranks = [rank for rank in self._cluster.alive if rank not in pending]
         until = time.monotonic() + _SERVED_S
         while True:
@@ -272,23 +276,23 @@ class Cells:
             time.sleep(_POLL_S)
 
     def name(self, cell: int, prompt: str) -> None:
-        """A cell has this prompt, such as "In [6]"."""
+        """Set the prompt of a cell, such as "In [6]"."""
         for named in self._hooks.cell_named:
             named(cell, prompt)
 
     # ---- those of an earlier notebook (`run/kept`)
 
     def begin_behind(self, cell: int) -> None:
-        """The ranks have got this one last."""
+        """Set the number of the last cell that the ranks have received."""
         self._numbers = itertools.count(cell + 1)
 
     @property
     def took(self) -> Callable[[int, Display], None]:
-        """Told of each display that was taken from a cell's queue."""
+        """Return the callback for each display taken from a cell's queue."""
         return self._arrivals.took
 
     def add_recovered(self, run: CellRun, told: RunCell) -> None:
-        """Have a cell among those under way that an earlier notebook has sent."""
+        """Add a running cell of an earlier notebook."""
         self._codes[told.cell] = told.code
         self._runs[told.cell] = run
         for begins in self._hooks.cell_begins:
@@ -296,7 +300,7 @@ class Cells:
 
     @contextmanager
     def _watching(self, run: CellRun, interrupts: Interrupts) -> Iterator[None]:
-        """Let others press stop for the cell while the block runs, also before it is sent."""
+        """Allow other threads to interrupt the cell while the block runs, even before it is sent."""
         self._watched = run, interrupts
         try:
             yield
@@ -309,7 +313,7 @@ class Cells:
         try:
             return self.recovery.what_was_left(self.busy, interrupts.check)
         except KeyboardInterrupt:
-            pass  # told below, without our frames behind it
+            pass  # raised below, so that the traceback has no frames of this package
         raise keyboard_interrupt("interrupted while the group was formed again: the cell was not run")
 
     def _lost_groups(self, result: CellResult) -> list[str]:
@@ -317,7 +321,7 @@ class Cells:
         if not lost:
             return []
         reform = "ddp_notebook.current().ranks.reform()"
-        if set(self._cluster.alive) - set(lost):  # those say that theirs exists, and do not come to the new one
+        if set(self._cluster.alive) - set(lost):  # the other ranks have a group and would not join a new one
             return [f"{name_ranks(lost)}: no default process group after this cell; {reform} forms it again"]
         return [
             f"{name_ranks(lost)}: no default process group after this cell; dist.init_process_group() on all ranks "
@@ -326,26 +330,28 @@ class Cells:
 
     @property
     def under_way(self) -> CellRun | ForeignCell | None:
-        """The cell that has not ended everywhere: the one that somebody waits for, or else the last one; in a notebook
-        that only looks the one of the notebook that drives."""
+        """Return the cell that has not ended on all ranks: the one that a thread waits for, or else the last one.
+
+        In a notebook that only observes, return the cell of the driver.
+        """
         if self.elsewhere is not None:
             return self.elsewhere.under_way
         return next(reversed(self.unended()), None)
 
     @property
     def watched(self) -> tuple[CellRun, Interrupts] | None:
-        """The cell that somebody waits for, and how to press stop for it."""
+        """Return the cell that a thread waits for, and the object that interrupts it."""
         return self._watched
 
     def press_stop(self) -> str:
-        """What the stop button of a view does. Returns what was done, in words."""
+        """Act on the stop button of a view. Return a description of what was done."""
         if self.elsewhere is not None:
             return "this notebook only looks: the notebook that drives the session stops the cell"
         return press_for_all(self._watched and self._watched[1])
 
     def unended(self) -> list[CellRun]:
-        """The cells that have not ended everywhere, the oldest first."""
-        if not self._runs:  # before each cell, mostly
+        """Return the cells that have not ended on all ranks, the oldest first."""
+        if not self._runs:  # the usual case before a cell
             return []
         for run in list(self._runs.values()):
             if run.is_over:
@@ -353,24 +359,24 @@ class Cells:
         return list(self._runs.values())
 
     def to_end(self) -> list[CellRun]:
-        """As `unended`, with the cell that is about to be sent."""
+        """Return `unended`, and the cell that is about to be sent."""
         runs = self.unended()
         watched = self._watched
         return runs if watched is None or watched[0] in runs or watched[0].is_over else [*runs, watched[0]]
 
     @property
     def busy(self) -> list[int]:
-        """Ranks on which a cell has not ended."""
+        """Return the ranks on which a cell has not ended."""
         return sorted({rank for run in self.unended() for rank in run.pending})
 
     def check_idle(self, ranks: Sequence[int] | None = None) -> None:
-        """Check that no earlier cell is under way on these ranks.
+        """Check that no earlier cell is running on these ranks.
 
         Args:
-            ranks: None: all of them.
+            ranks: rank numbers; None: all ranks.
 
         Raises:
-            SessionBrokenError: one is; says what can be done.
+            SessionBrokenError: a cell is running; the message lists remedies.
         """
         all_busy = self.busy
         busy = all_busy if ranks is None else [rank for rank in all_busy if rank in ranks]
@@ -388,27 +394,30 @@ class Cells:
         )
 
     def code_of(self, cell: int) -> str | None:
-        """The code of one of the last cells."""
+        """Return the code of one of the last cells."""
         return self._codes.get(cell)
 
     def close(self) -> None:
-        """The session ends: nobody waits for ever."""
+        """End all waits, because the session ends."""
         self._closed = True
         self._arrivals.end_all("the session was stopped")
 
-    # ---- what can be done about one under way (`watch.Controls`)
+    # ---- control of a running cell (`watch.Controls`)
 
     @property
     def is_running(self) -> bool:
-        return self._cluster.is_running and not self._closed  # a host server may wait for the next session
+        return self._cluster.is_running and not self._closed  # an idle host server may wait for the next session
 
     def hosts(self) -> Sequence[Reached]:
-        """Those of the ranks that were not lost."""
+        """Return the hosts of the ranks, except lost ones."""
         return self._cluster.hosts
 
     def halts(self, run: CellRun) -> list[Halt]:
-        """Return a sentence for each process outside the cell that is stopped or does not answer, and for child
-        processes of its ranks. A cell on some ranks may call the others by RPC."""
+        """Return a sentence for each process outside the cell that is stopped or does not answer, and for each stopped
+        child process of its ranks.
+
+        A cell on some ranks may call the other ranks by RPC.
+        """
         cluster = self._cluster
         others = [rank for rank in cluster.ranks if rank not in run.result.ranks]
         halts = [Halt(process.name, process.stopped) for process in cluster.stopped(others)]
@@ -422,37 +431,39 @@ class Cells:
         return halts
 
     def halted_s(self, run: CellRun) -> float:
-        """Seconds for which a rank that is in the cell has been stopped or silent; 0.0 if none is."""
+        """Return the seconds for which a rank in the cell has been stopped or silent; 0.0 if none is."""
         pending = run.pending
         stopped = [process.stopped_s for process in self._cluster.stopped(pending) if process.kind == RANK]
         silent = [self._cluster.silent_s(rank) for rank in pending if rank not in self._cluster.unheard]
         return max([*stopped, *(seconds for seconds in silent if _SILENT_S < seconds < float("inf"))], default=0.0)
 
     def survive(self, run: CellRun, check: Callable[[], None]) -> bool:
-        """Whether the cell goes on though ranks of it have died, because they are replaced."""
+        """Return whether the cell continues although ranks died, because they are replaced."""
         return any([look(run, check) for look in self._hooks.survives])
 
     def interrupt(self, run: CellRun) -> None:
-        """Interrupt the cell on every rank that has not ended it, and what ranks execute for it by RPC.
+        """Interrupt the cell on every rank that has not ended it, and its RPC calls on other ranks.
 
-        The signals come from the host server, or where it does not answer from this process, so they reach a rank
-        whatever its agent does; ranks have them when `signal` returns, so they cannot hit a later cell. The message
-        stops a cell that has not begun.
+        The host server sends the signals, or this process if the host server does not answer. So they reach a rank even
+        if its agent is stuck. Ranks have received them when `signal` returns, so they cannot hit a later cell. The
+        message stops a cell that has not started.
         """
         pending = run.pending
         signals = (INTERRUPT,) if RELEASE is None else (INTERRUPT, RELEASE)
-        with suppress(HostError):  # the host server is gone: the watch sees that
+        with suppress(HostError):  # the watch detects a dead host server
             answers = self._cluster.signal(pending, *signals, value=run.number)
-            for rank in self._cluster.alive:  # any may serve the cell by RPC
+            for rank in self._cluster.alive:  # any rank may serve an RPC call of the cell
                 self._cluster.send(rank, Interrupt(cell=run.number))
-            self._cluster.replace_stopped_store()  # a rank that waits for an answer of it ends only with it
+            self._cluster.replace_stopped_store()  # a rank that waits for a stopped store would never end the cell
             trouble = "" if answers else self._cluster.trouble()
             if trouble and not any(host.silent_s > _QUIET_S for host in self._cluster.hosts):
                 run.note(trouble)
                 self._end_unheard(run)
 
     def _end_unheard(self, run: CellRun) -> None:
-        """Without the host server no text comes, and with it no mark of a cell's end: ask the ranks themselves."""
+        """Request the state of the cell from the ranks: without the host server no text and no mark of a cell's end
+        arrives.
+        """
         run.cut_off()
         until = time.monotonic() + _UNHEARD_S
         while run.pending and time.monotonic() < until:
@@ -463,15 +474,15 @@ class Cells:
             time.sleep(_POLL_S)
 
     def inspect(self, run: CellRun) -> Views:
-        """What every rank of the session does, as far as the cell is concerned."""
+        """Return the activity of every rank of the session, with respect to the cell."""
         return self.probe.inspect(run)
 
     def kill(self, ranks: list[int]) -> None:
-        """End ranks that do not answer. Those of a host that is not heard are given up with it."""
+        """Kill ranks that do not answer. Mark ranks of unreachable hosts as lost."""
         self._cluster.give_up("the stop button was pressed again", ranks)
         with suppress(HostError):
             self._cluster.signal([rank for rank in ranks if rank in self._cluster.alive], signal.SIGKILL)
 
     def answer(self, rank: int, answer: InputReply) -> None:
-        """What was typed for a rank's `input()`."""
+        """Send the answer to a rank's `input()`."""
         self._cluster.send(rank, answer)

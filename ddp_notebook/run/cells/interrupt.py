@@ -1,7 +1,7 @@
-"""The kernel's interrupt as a flag.
+"""Handle the kernel's interrupt as a flag.
 
-Catching KeyboardInterrupt around the read of a queue loses what was being read; a handler that counts and wakes the
-reader loses nothing.
+Catching KeyboardInterrupt around the read of a queue loses the item that was being read. A signal handler that counts
+and wakes up the reader loses nothing.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from typing import Any
 
 from ddp_notebook.run.notebook_kernel import kernel
 
-ONE_PRESS_S = 1.0  # presses of the stop button within so long count as one
+ONE_PRESS_S = 1.0  # presses of the stop button within this time count as one
 
 
 class Interrupts:
-    """While active, counts interrupts instead of raising. Outside the main thread no signal comes, only `press`.
+    """Counts interrupts instead of raising them, while active. In other threads than the main thread only `press`
+    counts.
 
     Args:
         wake: called at each interrupt, in the signal handler.
@@ -30,9 +31,9 @@ class Interrupts:
     def __init__(self, wake: Callable[[], None]) -> None:
         self.count = 0
         self._wake = wake
-        self.pressed_s = 0.0  # the last time
+        self.pressed_s = 0.0  # time of the last press
         self._previous: Any = None
-        self.takes_signals = threading.current_thread() is threading.main_thread()  # else `press` alone
+        self.takes_signals = threading.current_thread() is threading.main_thread()  # False: only `press` counts
 
     def __enter__(self) -> Interrupts:
         if self.takes_signals:
@@ -46,19 +47,21 @@ class Interrupts:
                 signal.signal(signal.SIGINT, self._on_late_press)
 
     def _on_late_press(self, _: int, __: FrameType | None) -> None:
-        """The second press of two, after the first has ended the cell. If it were raised while the kernel sends the
-        cell's reply, the reply would be lost, and the page would show the cell as running for ever. The kernel sets
-        its own handler when it is done with the cell."""
+        """Ignore the second of two presses, after the first has ended the cell.
+
+        If it were raised while the kernel sends the cell's reply, the reply would be lost, and the page would show the
+        cell as running forever. The kernel sets its own handler when it has finished the cell.
+        """
         if time.monotonic() - self.pressed_s > ONE_PRESS_S:
             raise KeyboardInterrupt
 
     def check(self) -> None:
-        """Raise KeyboardInterrupt if somebody has pressed stop. Call it where nothing is half done."""
+        """Raise KeyboardInterrupt if stop was pressed. Call it only where nothing is half done."""
         if self.count:
             raise KeyboardInterrupt
 
     def after_this(self) -> Callable[[], None]:
-        """A check that raises at the next press, not counting those that belong to the last one."""
+        """Return a check that raises at the next press, without presses that count as the last one."""
         count, pressed_s = self.count, self.pressed_s
 
         def check() -> None:
@@ -68,14 +71,14 @@ class Interrupts:
         return check
 
     def press(self) -> None:
-        """Count a press that came without a signal. From any thread."""
+        """Count a press that came without a signal. May be called in any thread."""
         self.count += 1
         self.pressed_s = time.monotonic()
         self._wake()
 
     @contextlib.contextmanager
     def raised(self) -> Iterator[None]:
-        """Let interrupts raise for a while, for a read that nothing else can end."""
+        """Raise interrupts inside the block, for a read that only an interrupt can end."""
         if not self.takes_signals:
             yield
             return
@@ -90,14 +93,15 @@ class Interrupts:
 
 
 def press_for_all(interrupts: Interrupts | None) -> str:
-    """Press stop from any thread: by a signal, where signals are taken, so that a wait for an answer of `input()` ends
-    too.
+    """Press stop from any thread.
+
+    If signals are handled, send one, so that a wait for `input()` ends too.
 
     Args:
-        interrupts: of what runs; None: nothing does.
+        interrupts: interrupts of the running cell; None: no cell is running.
 
     Returns:
-        What was done, in words.
+        A description of what was done.
     """
     main = threading.main_thread().ident
     if interrupts is None:
@@ -113,11 +117,12 @@ def press_for_all(interrupts: Interrupts | None) -> str:
 
 @contextlib.contextmanager
 def uninterrupted(message: str = "") -> Iterator[Interrupts]:
-    """Run the block to its end, and raise an interrupt that came meanwhile only then: code that ends processes would,
-    if it were cut off, leave the rest of them without an owner.
+    """Run the block to its end, and raise an interrupt only afterwards.
+
+    Interrupted code that ends processes would leave the rest of them without an owner.
 
     Args:
-        message: what the interrupt says in a notebook, instead of this package's frames.
+        message: message that a notebook shows instead of a traceback.
     """
     with Interrupts(lambda: None) as interrupts:
         yield interrupts
@@ -126,7 +131,7 @@ def uninterrupted(message: str = "") -> Iterator[Interrupts]:
 
 
 def keyboard_interrupt(message: str) -> KeyboardInterrupt:
-    """A KeyboardInterrupt that shows its message in a notebook instead of this package's frames."""
+    """Return a KeyboardInterrupt for which a notebook shows the message instead of a traceback."""
     error = KeyboardInterrupt(message)
     error._render_traceback_ = lambda: [f"KeyboardInterrupt: {message}"]  # type: ignore[attr-defined]
     return error

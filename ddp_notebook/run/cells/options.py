@@ -1,4 +1,4 @@
-"""What a cell's magic line asks for."""
+"""Options on the magic line of a cell."""
 
 from __future__ import annotations
 
@@ -18,22 +18,21 @@ if TYPE_CHECKING:
 
 _OPTION = re.compile(r"\s*(--[a-z][a-z-]*)(?:=(\S+))?(?=\s|$)")  # at the head of a line
 _VALUE = re.compile(r"""\s+("[^"]*"|'[^']*'|\S+)""")
-FULL_BYTES = 1 << 20  # of a tensor that `--tensors full` keeps whole
+FULL_BYTES = 1 << 20  # largest tensor that `--tensors full` keeps completely
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellOptions:
-    """How a cell is to be run.
+    """Options for running a cell.
 
     Args:
-        ranks: the set of ranks as written; None: all.
-        timeout_s: seconds after which it is stopped; None: no limit.
-        quiet: show nothing of what it prints and displays.
-        fold: show lines of several ranks as one that are equal or differ only in a few numbers; None: as the session
-            does.
-        here: run it in the notebook too, after the ranks.
-        background: do not wait for it.
-        record: what to record of it; None: what is always recorded.
+        ranks: set of ranks as written; None: all.
+        timeout_s: seconds after which the cell is stopped; None: no limit.
+        quiet: do not show output and displays.
+        fold: merge lines of several ranks that are equal or differ only in a few numbers; None: as the session does.
+        here: run the cell in the notebook too, after the ranks.
+        background: do not wait for the cell.
+        record: recording options; None: only what is always recorded.
     """
 
     ranks: str | None = None
@@ -93,10 +92,10 @@ def _add_options(parser: LineParser) -> None:
 
 
 def parse(line: str, declared: Callable[[], LineParser] = on_all_ranks) -> CellOptions:
-    """Read the line of `%%on_all_ranks` or `%%on_ranks`.
+    """Parse the line of `%%on_all_ranks` or `%%on_ranks`.
 
     Raises:
-        UsageError: says which option is wrong and how the line is to be written.
+        UsageError: an option is invalid; the message shows the syntax.
 
     Example:
         >>> parse("--ranks -1 --timeout 5").ranks
@@ -133,7 +132,7 @@ def parse_line(line: str) -> tuple[CellOptions, str]:
     """Split the line of `%on_all_ranks` into its options, which come first, and the code.
 
     Raises:
-        UsageError: says which option is wrong and how the line is to be written.
+        UsageError: an option is invalid; the message shows the syntax.
 
     Example:
         >>> options, code = parse_line("--ranks 1 --quiet x = 1")
@@ -170,16 +169,16 @@ def _is_python(code: str) -> bool:
 def what_to_record(
     tensors: str | None = None, watch: str | None = None, gradient: str | None = None, profile: bool = False
 ) -> RecordOptions:
-    """What a cell is to record beside what is always recorded.
+    """Return the recording options of a cell, in addition to what is always recorded.
 
     Args:
-        tensors: "full": keep whole tensors of up to 1 MB.
-        watch: names of variables to read after each optimizer step, with commas.
-        gradient: name of a parameter in DDP whose gradient to keep, local and averaged.
-        profile: run torch's profiler.
+        tensors: "full": keep complete tensors of up to 1 MB.
+        watch: names of variables to record after each optimizer step, separated by commas.
+        gradient: name of a DDP parameter whose gradient is kept, local and averaged.
+        profile: run the torch profiler.
 
     Raises:
-        UsageError: what is to be watched is no name.
+        UsageError: a watched name is not a valid variable name.
 
     Example:
         >>> what_to_record(watch="loss,acc").watch
@@ -196,10 +195,10 @@ def what_to_record(
 
 
 def check_timeout(seconds: float) -> float:
-    """Seconds that a cell may take.
+    """Check a time limit in seconds, and return it.
 
     Raises:
-        UsageError: no such time.
+        UsageError: it is not a positive number.
     """
     if not isinstance(seconds, int | float):
         raise UsageError(f"timeout must be a number of seconds, e.g. timeout=60, got {seconds!r}")

@@ -1,4 +1,4 @@
-"""The results of a cell by rank, and the errors that the notebook raises for them."""
+"""Results of a cell by rank, and the errors that the notebook raises for them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ddp_notebook.run.notebook_kernel import ipython
 
 _NOT_YET = "the cell goes on there until it ends by itself, or until %ddp_interrupt ends it"
 _UNDEFINED = re.compile(r"^NameError: name '(\w+)' is not defined")
-_ADVICE = (  # a pattern of the error message, and the advice
+_ADVICE = (  # pattern of the error message, advice
     (
         re.compile(r"not compiled with CUDA|no NVIDIA driver|No CUDA GPUs are available|_cuda_setDevice"),
         "These ranks have no GPU: write `device` where it says cuda, `.to(device)` for `.cuda()`, and no set_device. "
@@ -36,7 +36,7 @@ _ADVICE = (  # a pattern of the error message, and the advice
 
 
 class CellText:
-    """Text as it came; of a flood the last part is kept."""
+    """Text of a rank. If it exceeds the limit, its last part is kept."""
 
     def __init__(self, limit_chars: int = 5_000_000) -> None:
         self._parts: deque[str] = deque()
@@ -57,11 +57,12 @@ class CellText:
 
 
 class Displays(list[dict[str, Any]]):
-    """MIME bundles in order; one that was updated is there in its last form, and what was cleared is not there. Of a
-    flood the last part is kept.
+    """MIME bundles in order, with updates applied and cleared ones removed.
+
+    If they exceed the limit, the last part is kept.
 
     Attributes:
-        left_out: how many before these were not kept.
+        left_out: number of dropped displays before the first kept one.
     """
 
     def __init__(self, limit_chars: int = 50_000_000) -> None:
@@ -69,10 +70,10 @@ class Displays(list[dict[str, Any]]):
         self.left_out = 0
         self._limit_chars = limit_chars
         self._chars = 0
-        self._handles: dict[str, int] = {}  # display id -> number of the display
+        self._handles: dict[str, int] = {}  # by display id: number of the display
 
     def add_display(self, msg_type: str, data: dict[str, Any], handle: str | None) -> None:
-        """Take what a rank displayed."""
+        """Add a display of a rank."""
         if msg_type == "clear_output":
             self.clear()
             self._handles.clear()
@@ -91,7 +92,7 @@ class Displays(list[dict[str, Any]]):
             self._leave_out()
 
     def _leave_out(self) -> None:
-        """Keep the last half: one at a time would cost their number each time."""
+        """Keep the last half. Dropping one at a time would move all others each time."""
         number = 0
         while self._chars > self._limit_chars // 2 and number < len(self) - 1:
             self._chars -= bundle_chars(self[number])
@@ -100,11 +101,11 @@ class Displays(list[dict[str, Any]]):
         self.left_out += number
 
 
-_AUXILIARIES = {"": ("", ""), "be": ("was ", "were "), "have": ("has ", "have ")}  # for one rank, for several
+_AUXILIARIES = {"": ("", ""), "be": ("was ", "were "), "have": ("has ", "have ")}  # for one rank, for several ranks
 
 
 class Act(NamedTuple):
-    """What a rank did last: words to follow its name.
+    """Last activity of a rank: words that follow its name.
 
     Example:
         >>> Act("not ended yet", "have").of([2]), Act("not ended yet", "have").of([0, 1])
@@ -115,30 +116,28 @@ class Act(NamedTuple):
     auxiliary: str = ""
 
     def of(self, ranks: Sequence[int]) -> str:
-        """The sentence about these ranks."""
+        """Return the sentence about these ranks."""
         return f"{list_ranks(ranks)} {_AUXILIARIES[self.auxiliary][len(ranks) > 1]}{self.words}"
 
 
 @dataclass(slots=True, repr=False)
 class RankResult:
-    """What a cell left behind on one rank."""
+    """Result of a cell on one rank."""
 
-    status: str = "running"  # then "ok", "error", "interrupted" or "died"
+    status: str = "running"  # later "ok", "error", "interrupted" or "died"
     duration_s: float = 0.0
-    text: dict[str, CellText] = field(
-        default_factory=lambda: defaultdict(CellText)
-    )  # by stream; most cells write to none
+    text: dict[str, CellText] = field(default_factory=lambda: defaultdict(CellText))  # by stream; most cells have none
     displays: Displays = field(default_factory=Displays)
     result: str | None = None  # plain text of the last expression's value
     error: str = ""  # "ValueError: message"
     ename: str = ""  # "ValueError"
     traceback: list[str] = field(default_factory=list)
     has_group: bool = True  # False: the cell has destroyed the default group and formed no other
-    place: str = ""  # the place of the failure or interrupt: "cell line 7, in all_reduce"
-    operation: Operation | None = None  # that it failed in, or was freed from
-    was_freed: bool = False  # it did not fail by itself, but for want of others
-    group: dict[str, Any] = field(default_factory=dict)  # the state of its groups after a cell that did not end well
-    trains_apart: bool = False  # its optimizers have stepped, and nothing was sent to other ranks
+    place: str = ""  # where it failed or was interrupted: "cell line 7, in all_reduce"
+    operation: Operation | None = None  # operation in which it failed, or which was aborted
+    was_freed: bool = False  # it did not fail by itself: its operation was aborted because other ranks were missing
+    group: dict[str, Any] = field(default_factory=dict)  # state of its groups after a cell that did not succeed
+    trains_apart: bool = False  # its optimizers made steps, but it sent nothing to other ranks
 
     @property
     def failed_by_itself(self) -> bool:
@@ -146,10 +145,10 @@ class RankResult:
 
     @property
     def last_act(self) -> Act:
-        """What it was in when the cell ended there, for a sentence about its rank."""
+        """Return the activity of the rank when the cell ended there, for a sentence."""
         if self.status == "running":
             return Act("not ended yet", "have")
-        if self.status == "ok" and self.place:  # its code has caught the interrupt
+        if self.status == "ok" and self.place:  # the code caught the interrupt
             return Act(f"interrupted at {self.place}, and then ended", "be")
         if self.status == "ok":
             return Act("had ended")
@@ -175,7 +174,7 @@ class RankResult:
 
     @property
     def stdout(self) -> str:
-        return str(self.text.get("stdout", ""))  # it may be coming: nobody else makes one
+        return str(self.text.get("stdout", ""))  # `get`, because an I/O thread may be adding the stream
 
     @property
     def stderr(self) -> str:
@@ -184,7 +183,7 @@ class RankResult:
 
 @dataclass(slots=True)
 class CellResult:
-    """What a cell left behind on every rank that ran it.
+    """Result of a cell on all of its ranks.
 
     Example:
         >>> result = session.run("print('hi')")
@@ -201,7 +200,7 @@ class CellResult:
 
     @property
     def ok(self) -> bool:
-        """Whether the cell ended well on every rank."""
+        """Return whether the cell succeeded on every rank."""
         return all(one.status == "ok" for one in self.by_rank.values())
 
     def __getitem__(self, rank: int) -> RankResult:
@@ -229,17 +228,17 @@ def raise_if_bad(
     why: str = "",
     going_on: Sequence[str] = (),
 ) -> None:
-    """Raise what the cell's end calls for; nothing if it ended well on every rank.
+    """Raise the error of a cell. Return if it succeeded on every rank.
 
     Args:
-        result: what it left behind.
-        pending: ranks on which it has not ended.
-        interrupted: whether somebody pressed stop.
-        killed: ranks that did not answer that, and were ended.
-        timeout_s: the limit that it has exceeded; None: it has not.
-        views: what the ranks were doing when the limit was reached.
-        why: they did not get on, in a sentence, as far as is known.
-        going_on: what ranks still do for it, in sentences.
+        result: result of the cell.
+        pending: ranks on which the cell has not ended.
+        interrupted: whether stop was pressed.
+        killed: ranks that did not react to stop, and were killed.
+        timeout_s: the exceeded limit; None: no limit was exceeded.
+        views: activity of the ranks at the timeout.
+        why: sentence with the cause of the hang, if it is known.
+        going_on: sentences about calls that ranks still execute for the cell.
 
     Raises:
         RankDiedError, CellTimeoutError, KeyboardInterrupt, RankError
@@ -262,7 +261,7 @@ def raise_if_bad(
 
 
 def _error_of(result: CellResult, shown: Collection[int], pending: list[int], going_on: Sequence[str]) -> RankError:
-    """The error with the tracebacks of the ranks `shown`. `pending` and `going_on` as in `raise_if_bad`."""
+    """Return the error with the tracebacks of the ranks `shown`. See `raise_if_bad` for `pending` and `going_on`."""
     by_rank = result.by_rank
     errors = {rank: by_rank[rank].error for rank in shown}
     kind = RankDiedError if any(by_rank[rank].status == "died" for rank in shown) else RankError
@@ -274,17 +273,17 @@ def _error_of(result: CellResult, shown: Collection[int], pending: list[int], go
 
 
 def _acts(result: CellResult, ranks: set[int], killed: Sequence[int] = ()) -> list[str]:
-    """A line for each set of these ranks that did the same: `"ranks 0,1,3 waited in all_reduce #12 ..."`."""
+    """Return a line for each set of ranks with the same last activity: `"ranks 0,1,3 waited in all_reduce #12 ..."`."""
     acts = group_by_value({rank: _KILLED if rank in killed else result[rank].last_act for rank in sorted(ranks)})
     return [act.of(those) for act, those in acts.items()]
 
 
 def advice(errors: Iterable[str], names_here: Collection[str]) -> str:
-    """Return advice about the errors of a cell; "" if their messages suffice or no advice is known.
+    """Return advice about the errors of a cell, or "" if none is known or necessary.
 
     Args:
         errors: `"NameError: name 'x' is not defined"`.
-        names_here: the variables that the notebook has.
+        names_here: the variables of the notebook.
 
     Example:
         >>> advice(["NameError: name 'x' is not defined"], {"x": 1})

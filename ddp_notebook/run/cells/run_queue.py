@@ -1,4 +1,4 @@
-"""Whose turn it is: one cell, transfer or healing has the ranks at a time, in the order in which they came."""
+"""The run queue: one cell, transfer or healing at a time has the ranks, in the order of arrival."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from ddp_notebook.run.cells.interrupt import Interrupts, keyboard_interrupt
 from ddp_notebook.run.notebook_kernel import is_users_thread
 
 _LOOK_S = 0.2
-_SAY_S = 0.5  # a wait that is over sooner needs no word
+_SAY_S = 0.5  # shorter waits are not reported
 
 
 class GivenUpError(Exception):
-    """A place was given up before its turn came."""
+    """A queue slot was given up while it waited."""
 
 
 class QueueSlot:
-    """A place in the queue, from when it is made. A block that is entered with it waits for its turn, and has it.
+    """A slot in the queue, which it joins when it is created. As a context it waits for the head of the queue.
 
     Args:
         queue: the queue.
-        job: the number of the job that has it; None: a cell or a transfer that somebody waits for.
-        is_next: it is before all others that wait.
+        job: number of the job that owns the slot; None: a cell or transfer that a caller waits for.
+        is_next: join in front of all waiting slots.
     """
 
     def __init__(self, queue: RunQueue, job: int | None = None, *, is_next: bool = False) -> None:
@@ -37,11 +37,11 @@ class QueueSlot:
         queue.join(self, is_next=is_next)
 
     def __enter__(self) -> QueueSlot:
-        """Wait for the turn. An interrupt ends the wait, with a message that says so.
+        """Wait until the slot is at the head of the queue. An interrupt ends the wait.
 
         Raises:
-            KeyboardInterrupt: nothing was done.
-            GivenUpError: likewise.
+            KeyboardInterrupt: the wait was interrupted, and nothing was done.
+            GivenUpError: the slot was given up, and nothing was done.
         """
         if not self.wait_is_over.is_set():
             self._wait()
@@ -53,12 +53,12 @@ class QueueSlot:
         self._queue.leave(self)
 
     def give_up(self) -> bool:
-        """Leave the queue, unless it has its turn. Returns whether it has left."""
+        """Leave the queue if the slot still waits. Return whether it has left."""
         return self._queue.give_up(self)
 
     @property
     def ahead(self) -> list[int]:
-        """The jobs that come before it."""
+        """Return the jobs ahead of the slot."""
         return self._queue.jobs_before(self)
 
     def _wait(self) -> None:
@@ -87,7 +87,7 @@ class QueueSlot:
 
 
 class RunQueue:
-    """A queue of places. As a context, it takes a place of a cell or a transfer that somebody waits for.
+    """A queue of slots. As a context it uses a new slot of a cell or transfer that a caller waits for.
 
     Example:
         >>> queue = RunQueue()
@@ -99,7 +99,7 @@ class RunQueue:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._places: deque[QueueSlot] = deque()  # the first one has the turn
+        self._places: deque[QueueSlot] = deque()  # the first one has the ranks
 
     def __enter__(self) -> None:
         QueueSlot(self).__enter__()
@@ -109,28 +109,28 @@ class RunQueue:
 
     @contextmanager
     def if_free(self) -> Iterator[bool]:
-        """Take it without a wait. Yields whether that was possible."""
+        """Acquire the ranks without waiting. Yield whether that was possible."""
         place = QueueSlot(self)
-        if place.wait_is_over.is_set() or not place.give_up():  # its turn may come between the two
+        if place.wait_is_over.is_set() or not place.give_up():  # it may reach the head between the two checks
             with place:
                 yield True
         else:
             yield False
 
     def join(self, place: QueueSlot, *, is_next: bool) -> None:
-        """Put a place at the end of the queue, or behind the one that has its turn."""
+        """Add a slot at the end of the queue, or directly after its head."""
         with self._lock:
             self._places.insert(1 if is_next else len(self._places), place)
             self._tell_the_first()
 
     def leave(self, place: QueueSlot) -> None:
-        """The turn of a place is over, or nobody waits for it any more."""
+        """Remove a slot that is at the head or that no thread waits for."""
         with self._lock:
             self._places.remove(place)
             self._tell_the_first()
 
     def give_up(self, place: QueueSlot) -> bool:
-        """See `QueueSlot.give_up`."""
+        """Remove a waiting slot, see `QueueSlot.give_up`."""
         with self._lock:
             if place not in self._places or place is self._places[0]:
                 return False
@@ -140,7 +140,7 @@ class RunQueue:
             return True
 
     def jobs_before(self, place: QueueSlot) -> list[int]:
-        """See `QueueSlot.ahead`."""
+        """Return the jobs ahead of a slot, see `QueueSlot.ahead`."""
         with self._lock:
             if place not in self._places:
                 return []
@@ -149,7 +149,7 @@ class RunQueue:
 
     @property
     def waiting_jobs(self) -> list[int]:
-        """The jobs whose turn has not come."""
+        """Return the jobs that are not at the head of the queue."""
         with self._lock:
             return [place.job for place in list(self._places)[1:] if place.job is not None]
 
@@ -159,7 +159,7 @@ class RunQueue:
 
 
 def in_words(jobs: list[int]) -> str:
-    """`"jobs 1 and 2"`.
+    """Return a list of jobs as text, such as `"jobs 1 and 2"`.
 
     Example:
         >>> in_words([3]), in_words([1, 2, 5])

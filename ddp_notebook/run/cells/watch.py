@@ -1,12 +1,12 @@
-"""Waiting for a cell: showing what comes, answering `input()`, and ending the cell where it would not end by itself.
+"""Wait for a cell: show its output, answer `input()`, and end the cell if it would not end by itself.
 
-A cell is ended, by freeing and interrupting the ranks that are still in it, when
+A cell is ended by aborting the operations of its ranks and interrupting them, when
 
-- somebody presses stop: at once;
-- a rank has failed or died: after a grace, or as soon as the others can only wait for it;
-- its time is up.
+- stop is pressed: immediately;
+- a rank fails or dies: after the grace time, or as soon as all other ranks are blocked on it;
+- its time limit is reached.
 
-While a host is not heard none of these times runs.
+These times do not run while a host is unreachable.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from ddp_notebook.run.groups.diagnosis import Views, stuck, verdict
 from ddp_notebook.run.output.card import STOP
 from ddp_notebook.run.output.screen import Screen
 
-# A signal that comes between the interpreter's last look and the wait in `SimpleQueue.get` does not end the wait: its
+# A signal between the last check of the interpreter and the wait in `SimpleQueue.get` does not end the wait. Its
 # handler runs at the timeout.
 _LOOK_S = 0.2
-_REFRESH_S = 0.1  # what a flood brings is shown at least so often
-_FULL_S = 0.02  # between two looks whether the front end takes more displays
-_PIPES_S = 0.05  # what text gets to come through the pipes
-_END_S = 2.0  # what ranks get to end a cell when they were told to
-_END_EACH_S = 0.125  # where they are many
-_WAITING_S = 0.1  # between two looks whether the others can only wait
-_CARD_S = 1.0  # between two states of the card
-_NOTICES_S = 1.0  # between two looks whether there is something to say
-_HALTS_S = 0.5  # between two looks whether a process is stopped or hangs
-_LEAVE_S = 4.0  # from a press until the prompt is back where only ranks that do not answer are left
+_REFRESH_S = 0.1  # refresh interval during a flood of output
+_FULL_S = 0.02  # interval of checks for whether the front end accepts more displays
+_PIPES_S = 0.05  # time for text to arrive through the pipes
+_END_S = 2.0  # time for ranks to end an interrupted cell
+_END_EACH_S = 0.125  # the same per rank, for many ranks
+_WAITING_S = 0.1  # interval of checks for whether the other ranks are blocked
+_CARD_S = 1.0  # interval of updates of the card
+_NOTICES_S = 1.0  # interval of checks for new notices
+_HALTS_S = 0.5  # interval of checks for stopped or hanging processes
+_LEAVE_S = 4.0  # from a press until the prompt returns, if only ranks remain that do not answer
 
 
 class Reached(Protocol):
-    """A host that lives, as far as is known."""
+    """A host that is alive, as far as is known."""
 
     @property
     def name(self) -> str: ...
@@ -52,34 +52,36 @@ class Reached(Protocol):
 
 
 class Halt(NamedTuple):
-    """A process that is stopped, or does not answer."""
+    """A process that is stopped or does not answer."""
 
-    name: str  # of the process
-    sentence: str  # about it, with the remedy that loses least
+    name: str  # name of the process
+    sentence: str  # sentence about the process, with the remedy that loses least
 
 
 class Silence:
-    """Follows the hosts of a session during a cell.
+    """Follows unreachable hosts of a session during a cell.
 
     Args:
-        hosts: returns those that were not lost.
+        hosts: returns the hosts that are not lost.
         say: shows a sentence.
     """
 
     def __init__(self, hosts: Callable[[], Sequence[Reached]], say: Callable[[str], None]) -> None:
         self._hosts = hosts
         self._say = say
-        self._since: dict[str, float] = {}  # name of a silent host -> when it was heard last
-        self._counted_s = 0.0  # until when
+        self._since: dict[str, float] = {}  # by name of a silent host: time of its last message
+        self._counted_s = 0.0  # time up to which silence was counted
 
     @property
     def is_heard(self) -> bool:
-        """Return whether all hosts had sent something at the last look."""
+        """Return whether all hosts were reachable at the last poll."""
         return not self._since
 
     def poll(self) -> float:
-        """Say what has changed since the last look. Returns the seconds that have passed meanwhile in which a host was
-        not heard: no grace and no limit is to run then."""
+        """Show changes since the last poll. Return the seconds since then in which a host was unreachable.
+
+        The caller adds these seconds to all time limits.
+        """
         now, hosts = time.monotonic(), {host.name: host for host in self._hosts()}
         was_heard = self.is_heard
         for name, host in hosts.items():
@@ -89,7 +91,7 @@ class Silence:
         for name, since in list(self._since.items()):
             if name not in hosts or not hosts[name].unheard:
                 del self._since[name]
-                if name in hosts:  # a lost host is in the error of the cell
+                if name in hosts:  # the cell's error reports a lost host
                     self._say(f"{name} is back after {now - since:.0f} s")
         if was_heard and self.is_heard:
             return 0.0
@@ -98,20 +100,20 @@ class Silence:
 
 
 class Halts:
-    """Follows the processes of a session during a cell: each that is stopped, or does not answer, is named once.
+    """Follows stopped or hanging processes of a session during a cell. Each is reported once.
 
     Args:
-        look: returns a sentence for each of them that is no rank of the cell, without a wait.
+        look: returns a sentence for each of them outside the cell, without waiting.
         say: shows a sentence.
     """
 
     def __init__(self, look: Callable[[], Sequence[Halt]], say: Callable[[str], None]) -> None:
         self._look = look
         self._say = say
-        self._said: set[str] = set()  # names of processes
+        self._said: set[str] = set()  # names of reported processes
 
     def poll(self) -> None:
-        """Say what has changed since the last look."""
+        """Show changes since the last poll."""
         halts = self._look()
         for halt in halts:
             if halt.name not in self._said:
@@ -120,7 +122,7 @@ class Halts:
 
 
 class Controls(Protocol):
-    """What can be done about a cell under way."""
+    """Operations on a running cell."""
 
     @property
     def is_running(self) -> bool: ...
@@ -136,36 +138,36 @@ class Controls(Protocol):
 
 
 class SideView(Protocol):
-    """What is shown beside a cell's output, by the main thread."""
+    """A view below a cell's output, drawn by the main thread."""
 
     @property
     def is_shown(self) -> bool:
-        """Whether there is something."""
+        """Return whether the view shows something."""
 
     def holds(self, waits_s: float, quiet_s: float) -> bool:
-        """Return whether output waits, since a view may come above it.
+        """Return whether output must wait, because the view may appear above it.
 
         Args:
-            waits_s: for so long it has waited.
-            quiet_s: for so long nothing was sent before.
+            waits_s: seconds that the output has waited.
+            quiet_s: seconds without output before that.
         """
 
     def look(self, cell: int) -> None:
-        """The cell goes on; called often."""
+        """Update the view while the cell runs. Called often."""
 
     def end(self, cell: int) -> None:
-        """It is over, or left."""
+        """Finish the view: the cell has ended or was abandoned."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waiter:
-    """Who waits for a cell.
+    """Description of the caller that waits for a cell.
 
     Args:
-        name: what the cell is called.
-        ends: what ends it, in words.
-        replaces: what replaces ranks that do not end it; words before "it" or "them".
-        can_answer: whether somebody is asked at `input()`.
+        name: name of the cell in messages.
+        ends: action that ends the cell, as text.
+        replaces: action that replaces ranks which do not end the cell; text before "it" or "them".
+        can_answer: whether the user can answer `input()`.
     """
 
     name: str = "the cell"
@@ -182,14 +184,14 @@ class Watch:
 
     Args:
         run: the cell.
-        controls: the session's.
+        controls: operations on the cell.
         interrupts: presses of the stop button.
-        screen: where to show what comes; None: nowhere, and nobody can be asked for input.
+        screen: shows the output; None: no output, and `input()` cannot be answered.
         timeout_s: seconds after which the cell is stopped; None: no limit.
-        grace_s: seconds that the others get when a rank has failed; None: no limit.
-        hang_after_s: seconds that a rank waits in an operation before it is shown who waits for whom; None: never.
-        beside: what is shown beside the cell's output.
-        waiter: who waits for it.
+        grace_s: seconds for the other ranks after a rank failed; None: no limit.
+        hang_after_s: seconds that a rank waits in an operation before the card shows the waiting ranks; None: never.
+        beside: view below the cell's output.
+        waiter: description of the waiting caller.
     """
 
     def __init__(
@@ -204,10 +206,10 @@ class Watch:
         beside: SideView | None = None,
         waiter: Waiter = NOTEBOOK,
     ) -> None:
-        self.views: Views = {}  # what the ranks were doing when the time was up
-        self.why = ""  # they did not get on, as the last look says
+        self.views: Views = {}  # activity of the ranks at the timeout
+        self.why = ""  # cause of the hang according to the last inspection
         self.timed_out = False
-        self.killed: list[int] = []  # ranks that did not answer, and were given up
+        self.killed: list[int] = []  # ranks that did not answer and were killed
         self._run = run
         self._controls = controls
         self._interrupts = interrupts
@@ -221,23 +223,23 @@ class Watch:
         self._stop_at = float("inf") if timeout_s is None else now + timeout_s
         self._card_at = float("inf") if hang_after_s is None else now + hang_after_s
         self._grace_ends_at = float("inf")
-        self._look_at = float("inf")  # whether the others can only wait
-        self._stuck: dict[int, tuple[str, int]] = {}  # at the last look
+        self._look_at = float("inf")  # time of the next check for whether the other ranks are blocked
+        self._stuck: dict[int, tuple[str, int]] = {}  # result of the last check
         self._give_up_at = float("inf")
-        self._handled = 0  # interrupts
+        self._handled = 0  # number of handled interrupts
         self._released_at = float("inf")
         self._told = False
         self._silence = Silence(lambda: controls.hosts(), screen.note if screen is not None else lambda _: None)
         self._notices_at = now + _NOTICES_S
         self._halts = Halts(lambda: controls.halts(run), screen.note if screen is not None else lambda _: None)
         self._halts_at = now + _HALTS_S
-        self._halted_s = 0.0  # for which a rank of the cell has been stopped, or silent
-        self._leave_at = float("inf")  # only ranks that do not answer are left
-        self._asked: deque[tuple[int, InputRequest, float]] = deque()  # and since when
+        self._halted_s = 0.0  # seconds for which a rank of the cell has been stopped or silent
+        self._leave_at = float("inf")  # time to stop waiting if only ranks remain that do not answer
+        self._asked: deque[tuple[int, InputRequest, float]] = deque()  # rank, request, time of arrival
 
     @property
     def has_released(self) -> bool:
-        """Whether ranks were told to end the cell."""
+        """Return whether the cell was interrupted on its ranks."""
         return self._released_at != float("inf")
 
     def follow(self) -> None:
@@ -250,7 +252,8 @@ class Watch:
             if self._asked:
                 self._answer_next()
             now = time.monotonic()
-            talking = run.pending  # before the look whether all is shown: who is not in it has said everything
+            # read before checking that all output was shown: other ranks have sent all their output
+            talking = run.pending
             if screen is not None and (screen.is_full or run.shown.empty()):
                 pause, refreshed_s = screen.refresh(talking), now
             elif screen is not None and (screen.is_due or now - refreshed_s > _REFRESH_S):
@@ -270,24 +273,24 @@ class Watch:
             screen.finish()
 
     def _take_next(self, pause_s: float) -> None:
-        """Take the next item of the cell, if one comes before there is something else to do.
+        """Handle the next item of the cell, if one arrives before another deadline.
 
         Args:
-            pause_s: most seconds to wait.
+            pause_s: longest wait in seconds.
         """
         if self._screen is not None and self._screen.is_full:
             time.sleep(_FULL_S)
             return
         next_s = min(self._give_up_at, self._stop_at, self._grace_ends_at, self._look_at, self._card_at)
         left = next_s - time.monotonic()
-        if self._asked:  # a question overtakes the text before it
+        if self._asked:  # a request overtakes the text before it
             left = min(left, _PIPES_S)
         item = self._run.next_item(max(0.0, min(left, pause_s)))
         if item is not None:
             self._take(item)
 
     def _hear(self) -> None:
-        """Let no time run out while a host is not heard."""
+        """Extend all time limits by the time in which a host was unreachable."""
         if unheard_s := self._silence.poll():
             self._stop_at += unheard_s
             self._grace_ends_at += unheard_s
@@ -297,13 +300,14 @@ class Watch:
                 self._card_at += unheard_s
 
     def _act(self, now: float) -> None:
-        """End the cell if it is time, or say why it does not end, or that all will end."""
+        """End the cell if it is time, and report causes of a hang, dying ranks and notices."""
         if self._interrupts.count > self._handled:
             self._on_press(now)
         if now > self._stop_at:
             self._on_timeout(now)
         if not self.has_released and self._controls.survive(self._run, self._interrupts.check):
-            self._look_at = self._grace_ends_at = float("inf")  # a rank's end may be known before what others have said
+            # a rank's death may be known before the failures of others
+            self._look_at = self._grace_ends_at = float("inf")
         elif self._run.has_failed:
             self._on_failure(now)
         if self._handled and not self._told and now - self._released_at > ONE_PRESS_S:
@@ -327,7 +331,7 @@ class Watch:
         elif self._screen is not None:
             self._screen.show(item)
 
-    # ---- ending it
+    # ---- ending the cell
 
     def _release(self, now: float) -> None:
         self._asked.clear()
@@ -337,7 +341,7 @@ class Watch:
             self._controls.interrupt(self._run)
 
     def _on_press(self, now: float) -> None:
-        """Somebody pressed stop: the first time to end the cell, later to replace the ranks that do not end it."""
+        """Handle a press of stop: end the cell. A later press replaces the ranks that have not ended it."""
         # By when it was pressed: this thread may have been looking at the ranks meanwhile.
         again = self._handled and self._interrupts.pressed_s - self._released_at > ONE_PRESS_S
         self._handled = self._interrupts.count
@@ -358,7 +362,7 @@ class Watch:
         self._give_up_at = min(self._give_up_at, now + self._end_s)
 
     def _on_failure(self, now: float) -> None:
-        """A rank has failed: the others get a grace, unless they can only wait for it."""
+        """Give the other ranks the grace time after a failure, unless all are blocked on the failed rank."""
         if self._released_at != float("inf"):
             if self._give_up_at == float("inf") and not self._handled:
                 self._give_up_at = now + self._end_s
@@ -379,10 +383,10 @@ class Watch:
             self._release(now)
             self._give_up_at = now + self._end_s
 
-    # ---- saying why it does not end
+    # ---- reporting a hang
 
     def _look_for_halts(self, now: float) -> None:
-        """Name processes that are stopped or hang: those of ranks on the card."""
+        """Report stopped or hanging processes. Ranks of the cell appear on the card."""
         self._halts.poll()
         had_halted, self._halted_s = self._halted_s, self._controls.halted_s(self._run)
         if self._halted_s and not had_halted:
@@ -411,7 +415,7 @@ class Watch:
         self._screen.note(f"not ended yet: {states}. {wait}, or {self._waiter.replaces} {them}")
 
     def _on_no_progress(self) -> float:
-        """Show who waits for whom, if somebody does for long enough. Returns the seconds until the next look."""
+        """Show which ranks wait for which, if one has waited long enough. Return the seconds until the next check."""
         if self._screen is None or self._released_at != float("inf") or self._asked:
             return _CARD_S
         views = self._controls.inspect(self._run)
@@ -427,7 +431,7 @@ class Watch:
         return max(_REFRESH_S, min(_CARD_S, hang_after_s - longest))
 
     def _answer_next(self) -> None:
-        """Answer the lowest rank of those that have asked at the same time, once its text has come."""
+        """Answer the lowest of the ranks that requested input at the same time, after its text has arrived."""
         first_s = self._asked[0][2]
         asked = min((one for one in self._asked if one[2] - first_s < _PIPES_S), key=lambda one: one[0])
         rank, ask, since_s = asked
@@ -437,7 +441,7 @@ class Watch:
                 self._answer(rank, ask)
 
     def _answer(self, rank: int, ask: InputRequest) -> None:
-        """Have the user answer a rank's `input()`."""
+        """Let the user answer a rank's `input()`."""
         text, error = "", ""
         if self._screen is None or not self._waiter.can_answer:
             error = "input() can be answered only while the notebook waits for its cell: no --background, no --quiet"
@@ -450,6 +454,6 @@ class Watch:
             except KeyboardInterrupt:
                 self._interrupts.press()
                 return
-            except Exception as failure:  # nobody is there: nbclient, a script without a terminal
+            except Exception as failure:  # no user can type: nbclient, or a script without a terminal
                 error = f"input() cannot be answered here: {failure}"
         self._controls.answer(rank, InputReply(request=ask.request, text=text, error=error))
