@@ -17,7 +17,7 @@ _HIGH_WATER_CHARS = 4_000_000  # unshown output, above which back-pressure stops
 _EACH_CHARS = 400  # added for each piece of text, for the time that handling it takes
 _LINE_CHARS = 80  # added for each line
 _PIECE_CHARS = 8192  # longer text is split, so that the stop button is handled between two pieces
-_LAST_LINES = 30  # of a dying rank, repeated in the error
+_LAST_LINES = 30  # a dying rank's last lines, which the error repeats
 STREAMS = {1: "stdout", 2: "stderr"}
 
 
@@ -60,7 +60,9 @@ class CellRun:
         self.note: Callable[[str], None] = lambda _: None  # shows a sentence with the cell's output
         self.is_cut_off = False  # no text arrives, and so no mark of the cell's end
         self.has_failed = False  # the cell failed or a process died on a rank, while other ranks continue
-        self.stopped_children: dict[int, str] = {}  # by waiting rank: description of its stopped child process
+        self.stopped_children: dict[
+            int, str
+        ] = {}  # description of a stopped child process, by the rank that waits for it
         self.result = CellResult({rank: RankResult() for rank in ranks})
         self.shown: queue.SimpleQueue[OutputItem | None] = queue.SimpleQueue()
         self._lock = threading.Lock()

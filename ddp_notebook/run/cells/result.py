@@ -70,7 +70,7 @@ class Displays(list[dict[str, Any]]):
         self.left_out = 0
         self._limit_chars = limit_chars
         self._chars = 0
-        self._handles: dict[str, int] = {}  # by display id: number of the display
+        self._handles: dict[str, int] = {}  # number of the display, by display id
 
     def add_display(self, msg_type: str, data: dict[str, Any], handle: str | None) -> None:
         """Add a display of a rank."""
@@ -126,14 +126,16 @@ class RankResult:
 
     status: str = "running"  # later "ok", "error", "interrupted" or "died"
     duration_s: float = 0.0
-    text: dict[str, CellText] = field(default_factory=lambda: defaultdict(CellText))  # by stream; most cells have none
+    text: dict[str, CellText] = field(
+        default_factory=lambda: defaultdict(CellText)
+    )  # text by stream; most cells have none
     displays: Displays = field(default_factory=Displays)
     result: str | None = None  # plain text of the last expression's value
     error: str = ""  # "ValueError: message"
     ename: str = ""  # "ValueError"
     traceback: list[str] = field(default_factory=list)
     has_group: bool = True  # False: the cell has destroyed the default group and formed no other
-    place: str = ""  # where it failed or was interrupted: "cell line 7, in all_reduce"
+    place: str = ""  # line of the failure or interrupt: "cell line 7, in all_reduce"
     operation: Operation | None = None  # operation in which it failed, or which was aborted
     was_freed: bool = False  # it did not fail by itself: its operation was aborted because other ranks were missing
     group: dict[str, Any] = field(default_factory=dict)  # state of its groups after a cell that did not succeed

@@ -69,7 +69,7 @@ class Silence:
     def __init__(self, hosts: Callable[[], Sequence[Reached]], say: Callable[[str], None]) -> None:
         self._hosts = hosts
         self._say = say
-        self._since: dict[str, float] = {}  # by name of a silent host: time of its last message
+        self._since: dict[str, float] = {}  # time of the last message, by name of the silent host
         self._counted_s = 0.0  # time up to which silence was counted
 
     @property
@@ -342,7 +342,7 @@ class Watch:
 
     def _on_press(self, now: float) -> None:
         """Handle a press of stop: end the cell. A later press replaces the ranks that have not ended it."""
-        # By when it was pressed: this thread may have been looking at the ranks meanwhile.
+        # Compare the time of the press: this thread may have been inspecting the ranks since.
         again = self._handled and self._interrupts.pressed_s - self._released_at > ONE_PRESS_S
         self._handled = self._interrupts.count
         if again:

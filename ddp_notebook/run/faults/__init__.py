@@ -1,5 +1,5 @@
-"""Faults that the user injects on ranks.
+"""Fault injection on ranks.
 
 feature  declares `%ddp_fault`
-faults   makes ranks fail, to see what follows
+faults   makes ranks fail
 """

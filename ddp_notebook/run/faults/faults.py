@@ -1,4 +1,4 @@
-"""Makes something go wrong on ranks because the user has asked for it: `%ddp_fault`."""
+"""Inject faults on ranks at the user's request, for `%ddp_fault`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ddp_notebook.run.rank_requests import Questions
 from ddp_notebook.run.rank_sets import RankSet
 
 _MOST_S = 3600.0
-_DEATH_S = 5.0  # what the end of a process that was killed takes to be known, at most
+_DEATH_S = 5.0  # longest time until the death of a killed process is reported
 _LOOK_S = 0.005
 
 
@@ -23,8 +23,8 @@ class FaultInjector:
     """Makes ranks fail.
 
     Args:
-        liveness: the ranks.
-        questions: to tell them.
+        liveness: liveness checks of the ranks.
+        questions: sends requests to the ranks.
     """
 
     def __init__(self, liveness: Liveness, questions: Questions) -> None:
@@ -32,7 +32,7 @@ class FaultInjector:
         self._questions = questions
 
     def make(self, kind: str, ranks: RankSet, after_s: float | None, by_s: float) -> str:
-        """See `Session.fault`."""
+        """Inject a fault, see `SessionRanks.fault`."""
         if kind not in (*KINDS, OFF):
             raise UsageError(f"{kind!r} is not a fault; there are {', '.join(KINDS)}, and {OFF}\nusage: {_usage()}")
         for name, seconds in (("after", after_s), ("by", by_s)):
@@ -46,7 +46,7 @@ class FaultInjector:
         cluster = self._liveness.check(chosen)
         whose = list_ranks(chosen)
         if kind == "kill" and after_s is None:
-            with contextlib.suppress(HostError):  # it has ended, and they with it
+            with contextlib.suppress(HostError):  # the host server has ended, and its ranks with it
                 cluster.signal(chosen, signal.SIGKILL)
             until = time.monotonic() + _DEATH_S
             while set(chosen) & set(cluster.alive) and time.monotonic() < until:

@@ -1,4 +1,4 @@
-"""Declares `%ddp_fault`."""
+"""Declaration of `%ddp_fault`."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
-"""The ranks as one group: what they wait in, and how they come together again.
+"""The ranks as a process group: state, diagnosis of hangs, and recovery.
 
 ranks           methods of `session.ranks`: heal, resize, reform, fault
-liveness        which ranks live, and what is said where one does not
-probe           what each rank is doing: asked of it, or found out
-busy_cells      which cells keep ranks from answering
-rank_states     the same as the table of `%ddp_status`
-diagnosis       who waits for whom, in one sentence: the text of the hang card
-rpc_waits       what ranks wait for and serve by RPC, in words
-recovery        after a cell that failed: must the group be formed anew?
-healing         replacing ranks that died, with the variables of a living one; forming the group when the user asks
+liveness        liveness checks, and the errors for dead ranks
+probe           activity of each rank: from its own answer, or inspected from outside
+busy_cells      cells that keep ranks from answering
+rank_states     state of each rank as the table of `%ddp_status`
+diagnosis       which rank waits for which, as a sentence: the text of the hang card
+rpc_waits       sentences about RPC calls that ranks wait for or serve
+recovery        checks after a failed cell whether the group must be formed again, and does it
+healing         replaces dead ranks, copies variables of a living one, forms the group on request
 """

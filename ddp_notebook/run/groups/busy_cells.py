@@ -1,4 +1,4 @@
-"""The cells that keep ranks from answering, in words."""
+"""Sentences about the cells that keep ranks from answering."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ddp_notebook.records.words import list_ranks
 from ddp_notebook.run.cells.cell import CellRun
 from ddp_notebook.run.rank_requests import Questions
 
-_ANSWER_S = 0.3  # the agent of a rank takes some milliseconds
+_ANSWER_S = 0.3  # a rank's agent answers within milliseconds
 _LONG_S = 1.0  # a shorter cell may end before a message about it is read
 
 
@@ -22,10 +22,10 @@ class _Job(Protocol):
 
 
 class BusyCells:
-    """Asks ranks which cells they run.
+    """Finds the cells that ranks are running.
 
     Args:
-        questions: to ask the ranks.
+        questions: sends requests to the ranks.
         jobs: returns the jobs that have not ended.
     """
 
@@ -34,8 +34,10 @@ class BusyCells:
         self._jobs = jobs
 
     def cells(self, ranks: Collection[int]) -> str:
-        """Name the cells that these ranks have run for a second, and what ends each, in sentences; "" if there are
-        none. Ranks that do not answer in time are left out."""
+        """Return sentences about the cells that these ranks have run for more than a second, and how to end each.
+
+        Return "" if there are none. Ranks that do not answer in time are left out.
+        """
         answers: dict[int, Vitals] = self._questions.ask_for(ranks, lambda n: Probe(request=n), _ANSWER_S)
         return ". ".join(self._describe({rank: one for rank, one in answers.items() if one.running_s > _LONG_S}))
 

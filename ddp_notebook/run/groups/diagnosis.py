@@ -1,4 +1,4 @@
-"""Who waits for whom: what the ranks of a cell are in, which of them cannot go on, and why, in one sentence."""
+"""Diagnose a hang: the operations of the ranks, the blocked ranks, and the cause in one sentence."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ State = Literal["waiting", "running", "silent", "failed", "ended", "outside", "d
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankView:
-    """What one rank does, as the notebook knows it."""
+    """Activity of one rank, as far as the notebook knows it."""
 
     rank: int
-    state: State  # in an operation, in code, in something that does not answer, about to end, done with the cell, gone
-    place: str = ""  # "cell line 7, in all_reduce"; how it failed or died
-    operation: Operation | None = None  # that it waits in
-    host: str = ""  # where it is, if ranks are on several
-    thread: str = ""  # where another of its threads is in `operation`; the state is the main thread's
+    state: State  # in an operation, in code, unresponsive, about to fail, done with the cell, not in the cell, dead
+    place: str = ""  # "cell line 7, in all_reduce"; for a dead rank the cause of death
+    operation: Operation | None = None  # operation in which it waits
+    host: str = ""  # its host, if the ranks are on several hosts
+    thread: str = ""  # name of another thread if that one waits in `operation`; `state` is that of the main thread
     runs: Literal["cell", "script"] = "cell"
-    remote: OpenRemoteCalls = NOTHING_REMOTE  # what it waits for and serves by RPC
-    child: str = ""  # the command of the child process that the main thread waits for
-    child_s: float = 0.0  # for how long it has done so
+    remote: OpenRemoteCalls = NOTHING_REMOTE  # RPC calls that it waits for and serves
+    child: str = ""  # command of the child process that the main thread waits for
+    child_s: float = 0.0  # duration of that wait
 
     @property
     def since_s(self) -> float:
@@ -36,7 +36,7 @@ class RankView:
 
     @property
     def doing(self) -> str:
-        """In words, behind `"rank 3: "`."""
+        """Return its activity as text that follows `"rank 3: "`."""
         match self.state:
             case "waiting":
                 assert self.operation is not None
@@ -63,11 +63,13 @@ Views = Mapping[int, RankView]
 
 
 class Absences:
-    """The ranks that each waiting rank waits for. Those of a collective are the same for all that wait in it, and are
-    looked for once: of a thousand ranks each would otherwise look at all.
+    """The ranks that each waiting rank waits for.
+
+    The set of a collective is the same for all of its waiting ranks, and is computed once. Otherwise the cost would be
+    quadratic in the number of ranks.
 
     Args:
-        views: of all ranks.
+        views: activity of all ranks.
 
     Example:
         >>> call = Operation(name="barrier", number=1, group="default", ranks=(0, 1, 2))
@@ -86,7 +88,7 @@ class Absences:
         if operation.is_point_to_point:
             others = set(operation.ranks) - {rank} if operation.root is None else {operation.root}
             return frozenset(other for other in others if not _answers(self._views, other, rank, operation))
-        # With the ranks: all groups of one dimension of a mesh have the same title.
+        # The key contains the ranks, because all groups of one mesh dimension have the same title.
         key = operation.ranks, operation.group, operation.number, operation.name
         found = self._of_collective.get(key)
         if found is None:
@@ -96,11 +98,10 @@ class Absences:
 
 
 def stuck(views: Views) -> dict[int, tuple[str, int]]:
-    """The ranks that cannot go on whatever the running ones do, and the operation that each waits in.
+    """Return the ranks that are blocked whatever the running ranks do, and the operation in which each waits.
 
-    A waiting rank is stuck as long as some rank that it needs has ended the cell, is gone, or is stuck itself. All
-    waiting ranks count as stuck at first; those that need none of the stuck or absent ones are taken out, until nothing
-    changes.
+    A waiting rank is stuck if a rank that it needs has ended the cell, is dead, or is stuck itself. First assume that
+    all waiting ranks are stuck. Then remove ranks that need no stuck or absent rank, until nothing changes.
     """
     gone = {rank for rank, view in views.items() if view.state in ("failed", "ended", "outside", "died")}
     held = {rank: view.operation for rank, view in views.items() if view.operation and view.state == "waiting"}
@@ -119,7 +120,7 @@ def stuck(views: Views) -> dict[int, tuple[str, int]]:
 def _is_held(
     operation: Operation, needed: frozenset[int], unable: set[int], hold: Mapping[frozenset[int], bool]
 ) -> bool:
-    if operation.name == "recv" and operation.root is None:  # any of them will do
+    if operation.name == "recv" and operation.root is None:  # a recv from any rank needs only one of them
         return bool(needed) and needed <= unable
     return hold[needed]
 
@@ -128,7 +129,7 @@ def _takes_part(views: Views, other: int, operation: Operation) -> bool:
     theirs = views[other].operation if other in views else None
     if theirs is None or theirs.is_point_to_point or theirs.group != operation.group:
         return False
-    if theirs.number > operation.number:  # it is through with this one
+    if theirs.number > operation.number:  # it has completed this one
         return True
     return theirs.number == operation.number and theirs.name == operation.name
 
@@ -140,7 +141,7 @@ def _answers(views: Views, other: int, rank: int, operation: Operation) -> bool:
 
 
 def verdict(views: Views) -> str:
-    """Why ranks wait, in one sentence, or `""` where nothing is certain.
+    """Return the cause of a hang as one sentence, or `""` if it is not certain.
 
     Example:
         >>> names = ["all_reduce", "all_reduce", "broadcast"]
@@ -161,11 +162,11 @@ Waiting = Mapping[int, Operation]
 
 
 def _awaited(views: Views, waiting: Waiting, states: set[str]) -> tuple[list[int], list[int], Operation | None]:
-    """The awaited ranks in these states, who waits for them, and in what."""
+    """Return the ranks in these states that others wait for, the waiting ranks, and the operation of the first of them."""
     absences = Absences(views)
     in_states = {rank for rank, view in views.items() if view.state in states}
     missing: set[int] = set()
-    looked_at: dict[frozenset[int], bool] = {}  # whether any of these ranks is
+    looked_at: dict[frozenset[int], bool] = {}  # whether the set contains a rank in these states
     waiters = []
     for rank in waiting:
         absent = absences[rank]
@@ -196,7 +197,7 @@ def _mismatch(views: Views, waiting: Waiting) -> str:
 
 
 def _odd_ones(names: Mapping[int, str]) -> str:
-    """`"rank 2 is in broadcast #5, the others in all_reduce #5"`: the smaller sets first."""
+    """Return `"rank 2 is in broadcast #5, the others in all_reduce #5"`, the smaller sets first."""
     sets = sorted(group_by_value(names).items(), key=lambda item: len(item[1]))
     parts = [f"{list_ranks(ranks)} {_is(ranks)} in {name}" for name, ranks in sets]
     if len(sets) == 2 and len(sets[1][1]) > len(sets[0][1]):
@@ -237,7 +238,7 @@ def _ended(views: Views, waiting: Waiting) -> str:
 
 
 def _advice(operation: Operation) -> str:
-    """What to do where ranks leave a training loop at different times, or do not save what others do."""
+    """Return advice for ranks that leave a training loop at different times, or do not take part in a checkpoint."""
     if operation.origin == "ddp":
         return "; if it had less data, use Join: `with Join([model]):` around the loop"
     if operation.origin == "fsdp":
@@ -271,7 +272,7 @@ def _each_other(views: Views, waiting: Waiting) -> str:
 
 
 def _in_calls(views: Views) -> str:
-    """The rank that has waited longest for a remote call, if none waits in an operation."""
+    """Describe the rank that has waited longest for a remote call. Used if no rank waits in an operation."""
     rank = max(views, key=lambda one: views[one].remote.since_s, default=0)
     if rank not in views or not (remote := views[rank].remote).function:
         return ""
@@ -287,7 +288,7 @@ def _silent(views: Views) -> str:
 
 
 def _in_children(views: Views) -> str:
-    """The ranks that wait for child processes, which may be at work."""
+    """Describe the ranks that wait for child processes, which may be working."""
     ranks = group_by_value({rank: view.child for rank, view in views.items() if view.child_s})
     parts = [
         f"{list_ranks(those)} {_wait(those)} for {'a child process' if len(those) == 1 else 'child processes'}"
@@ -298,7 +299,7 @@ def _in_children(views: Views) -> str:
 
 
 def only_wait_for_children(views: Views) -> bool:
-    """Return whether ranks wait for child processes, and none waits for another rank.
+    """Return whether ranks wait for child processes, and none waits for another rank or is unresponsive.
 
     Example:
         >>> only_wait_for_children({0: RankView(rank=0, state="running", child="sleep 60", child_s=12.0)})
@@ -314,7 +315,7 @@ def _not_arrived(views: Views, waiting: Waiting) -> str:
         return ""
     acts = group_by_value({rank: views[rank].doing for rank in missing})
     parts = [
-        f"{list_with_host(views, ranks)} {_is(ranks)} {act}"  # "at cell line 7"
+        f"{list_with_host(views, ranks)} {_is(ranks)} {act}"  # "rank 2 is at cell line 7"
         if views[ranks[0]].state == "running"
         else f"{list_with_host(views, ranks)}: {act}"
         for act, ranks in acts.items()
@@ -323,7 +324,7 @@ def _not_arrived(views: Views, waiting: Waiting) -> str:
 
 
 def list_with_host(views: Views, ranks: Sequence[int]) -> str:
-    """Ranks, with the host that they share where ranks are on several.
+    """Return the ranks as text, with their host if they share one and the session has several.
 
     Example:
         >>> views = {r: RankView(rank=r, state="ended", host=host) for r, host in enumerate(["gpu1", "gpu1", "gpu2"])}
@@ -336,7 +337,7 @@ def list_with_host(views: Views, ranks: Sequence[int]) -> str:
 
 
 def by_what_they_do(views: Views, describe: Callable[[RankView], str]) -> list[tuple[list[int], str]]:
-    """Ranks that do the same, with the words for it."""
+    """Group ranks with the same description of their activity."""
     return [(ranks, text) for text, ranks in group_by_value({r: describe(view) for r, view in views.items()}).items()]
 
 

@@ -1,5 +1,4 @@
-"""What the user asks for the group: to replace ranks that have died, with the variables of a living one, and to form it
-anew."""
+"""Replace dead ranks, copy variables to them from a living rank, and form the group again."""
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ from ddp_notebook.run.values.transfers import PushedData, Transfers
 
 _MOST_NAMED = 8
 Buffer = bytearray | memoryview
-_DIES_S = 1.0  # from a signal that kills a rank to the report of its end, at most
+_DIES_S = 1.0  # longest time from a fatal signal to the report of the rank's death
 _POLL_S = 0.01
 
 
@@ -34,10 +33,10 @@ class Healing:
 
     Args:
         cluster: the ranks.
-        cells: whose turn it may be.
-        questions: to ask the ranks.
-        transfers: for what is large.
-        liveness: tells what is there to heal.
+        cells: cells of the session, with the run queue.
+        questions: sends requests to the ranks.
+        transfers: transfers large data.
+        liveness: liveness checks of the ranks.
     """
 
     def __init__(
@@ -50,7 +49,7 @@ class Healing:
         self._liveness = liveness
 
     def reform(self, timeout_s: float) -> list[str]:
-        """See `Session.reform`."""
+        """Form the group again, see `SessionRanks.reform`."""
         with self._cells.run_queue:
             self._liveness.check()
             self._cells.check_idle()
@@ -60,18 +59,18 @@ class Healing:
                 try:
                     return self._cells.recovery.form(timeout_s, interrupts.check)
                 except KeyboardInterrupt:
-                    pass  # told below, without our frames behind it
+                    pass  # raised below, so that the traceback has no frames of this package
         raise keyboard_interrupt("the forming of the group was interrupted: the next cell begins with it")
 
     def heal(self, from_rank: int | None, names: Sequence[str]) -> list[str]:
-        """See `Session.heal`."""
+        """Replace dead ranks, see `SessionRanks.heal`."""
         for name in names:
             check_name(name)
         with self._cells.run_queue:
             return self._heal(from_rank, names)
 
     def before_cell(self) -> list[str]:
-        """In a cell's turn: replace the ranks that are gone. Returns what was done, in sentences."""
+        """Replace dead ranks before a cell that is at the head of the run queue. Return sentences about what was done."""
         return self._heal(None, ()) if self._liveness.check_host().gone and not self._cells.busy else []
 
     def _heal(self, from_rank: int | None, names: Sequence[str]) -> list[str]:
@@ -108,15 +107,16 @@ class Healing:
                 self._cluster.note_supplied()
                 return [*replaced, *notes, *copied]
             except KeyboardInterrupt:
-                pass  # told below, without our frames behind it
+                pass  # raised below, so that the traceback has no frames of this package
         raise keyboard_interrupt(f"the healing was interrupted: {done}")
 
     def _ask_all(self) -> None:
-        """Ask every rank whether it lives: the death of one takes a while to be reported, and one that is stopped is in
-        the way of every group.
+        """Check that every rank answers.
+
+        The death of a rank is reported with a delay, and a stopped rank would block every group.
 
         Raises:
-            SessionBrokenError: a rank is stopped, or does not answer.
+            SessionBrokenError: a rank is stopped or does not answer.
         """
         cluster = self._cluster
         answers = self._cells.probe.vitals(cluster.alive)
@@ -148,7 +148,7 @@ class Healing:
             raise UsageError("no rank has died or was replaced, so none needs the variables of another")
 
     def _read(self, from_rank: int, names: Sequence[str], check: Check) -> tuple[Pulled, Buffer]:
-        """Read all in one pickle, so that an optimizer still has the parameters of its model."""
+        """Read all variables in one pickle, so that an optimizer keeps the parameters of its model."""
         pull = partial(Pull, name="", names=list(names), memory=self._transfers.memory_name)
         asked = self._questions.ask(from_rank, lambda n: pull(request=n))
         try:
@@ -189,8 +189,8 @@ class Healing:
         return lines
 
     def _own(self, names: Sequence[str], ranks: Sequence[int]) -> list[str]:
-        """Those of these variables that are not the same on ranks which were there before."""
-        if len(ranks) < 2:  # nobody to compare with
+        """Return the names of variables that differ between the ranks that were not replaced."""
+        if len(ranks) < 2:  # there is nothing to compare
             return []
         answers: dict[int, Checked] = self._questions.ask_all(ranks, lambda n: Inspect(request=n, compares=True))
         digests = [answer.facts.get("digests", {}) for answer in answers.values()]

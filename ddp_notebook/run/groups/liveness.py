@@ -1,4 +1,4 @@
-"""Which ranks live, and what is said where something needs one that does not."""
+"""Liveness checks, and the errors for dead ranks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _HEAL = "%ddp_heal replaces dead ranks; %ddp_restart starts new ranks"
 
 
 class Liveness:
-    """The ranks of a session, as far as they live.
+    """Checks which ranks of a session are alive.
 
     Args:
         cluster: the ranks, which need not have been started.
@@ -25,34 +25,34 @@ class Liveness:
         self.has_ended = False  # the session was stopped
 
     def end(self) -> None:
-        """The session was stopped."""
+        """Mark the session as stopped."""
         self.has_ended = True
 
-    # Each of the following raises SessionBrokenError where what it needs is not there.
+    # Each of the following methods raises SessionBrokenError if its requirement is not met.
 
     @property
     def cluster(self) -> Cluster:
-        """The ranks of a session that was not stopped."""
+        """Return the ranks of a session that was not stopped."""
         if self.has_ended:
             raise SessionBrokenError("this session was stopped; start another with %ddp_start")
         return self._cluster
 
     def check_host(self) -> Cluster:
-        """The ranks, if what has started them lives."""
+        """Return the ranks, if their host servers or keeper are alive."""
         cluster = self.cluster
         if not cluster.is_running:
             raise SessionBrokenError(cluster.trouble())
         return cluster
 
     def check(self, ranks: Sequence[int] | None = None) -> Cluster:
-        """The ranks, if every one of these lives; None: all."""
+        """Return the ranks, if these ranks are alive; None: all."""
         cluster = self.check_host()
         if gone := [rank for rank in cluster.gone if ranks is None or rank in ranks]:
             raise SessionBrokenError(f"{_how_they_died(cluster, gone)}\n{_HEAL}")
         return cluster
 
     def check_cells_arrive(self, ranks: Sequence[int] | None = None) -> None:
-        """Values travel without the host server, and cells by it, to these ranks; None: all."""
+        """Check that the host servers can pass cells to these ranks; None: all. Values do not need host servers."""
         cluster = self.check_host()
         unheard = cluster.unheard
         if reasons := dict.fromkeys(why for rank, why in unheard.items() if ranks is None or rank in ranks):
@@ -65,7 +65,7 @@ class Liveness:
             raise SessionBrokenError(why)
 
     def check_rank(self, rank: int) -> None:
-        """One rank."""
+        """Check that one rank is alive and not stopped."""
         cluster = self.check_host()
         process = cluster.process(rank)
         if not process.is_alive:
@@ -74,10 +74,10 @@ class Liveness:
             raise SessionBrokenError(why)
 
     def for_cell(self, ranks: RankSet) -> tuple[list[int], list[str]]:
-        """The ranks that a cell is for, without those that are gone if it is for all, and what to say about that.
+        """Return the ranks that run a cell, and notes about them. A cell for all ranks leaves out dead ranks.
 
         Raises:
-            UsageError: no such rank.
+            UsageError: a rank does not exist.
         """
         cluster = self.check_host()
         chosen = self.parse(ranks)
@@ -89,25 +89,25 @@ class Liveness:
             raise SessionBrokenError(f"{_how_they_died(cluster, gone)}\n{_HEAL}")
         return left, [f"{list_ranks(gone)} died: this cell runs on {list_ranks(left)}. {_HEAL}"]
 
-    # These do not.
+    # These methods do not raise it.
 
     def parse(self, ranks: RankSet) -> list[int]:
-        """A set of ranks as numbers, whether they live or not.
+        """Return a set of ranks as numbers, even of dead ranks.
 
         Raises:
-            UsageError: no such rank.
+            UsageError: a rank does not exist.
         """
         world_size = self._cluster.placement.world_size
         return list(range(world_size)) if ranks is None else parse_ranks(ranks, world_size)
 
     @property
     def to_ask(self) -> list[int] | None:
-        """The ranks that can answer. None: the session has ended, or what has started them."""
+        """Return the ranks that can answer requests. None: the session or its host servers have ended."""
         return None if self.has_ended or not self._cluster.is_running else self._cluster.alive
 
     @property
     def are_here(self) -> bool:
-        """All ranks are on the notebook's machine."""
+        """Return whether all ranks are on the notebook's machine."""
         return self._cluster.is_here
 
 

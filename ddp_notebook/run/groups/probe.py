@@ -1,4 +1,4 @@
-"""What the ranks of a cell do, asked of those that can answer, and found out about those that cannot."""
+"""Find out the activity of ranks: from their answers, or for unresponsive ranks from their host."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ if TYPE_CHECKING:
     from ddp_notebook.run.kept.foreign_cells import ForeignCell
 
 _CUT_OFF_S = 1.5  # seconds without an answer of the keeper
-_ANSWER_S = 0.3  # what ranks get to answer; the agent of one takes some milliseconds
+_ANSWER_S = 0.3  # time for an answer; a rank's agent answers within milliseconds
 _FRAME = re.compile(r'File "(?P<file>[^"]*)", line (?P<line>\d+) in (?P<function>.+)')
 _AGENT = re.compile(r'wire/endpoint\.py", line \d+ in _loop\b')
-_WAITS = {"poll", "_loop"}  # functions in which an agent without messages waits
+_WAITS = {"poll", "_loop"}  # functions in which an idle agent waits
 _NOT_THE_USERS = ("site-packages", "/lib/python", str(Path(__file__).parents[2]))
 _CELL_FILE = re.compile(r"ipykernel_\d+|ipython-input-")
 
 
 class RankProbe:
-    """Looks at ranks.
+    """Finds out the activity of ranks.
 
     Args:
         cluster: the ranks.
-        questions: to ask them.
+        questions: sends requests to the ranks.
     """
 
     def __init__(self, cluster: Cluster, questions: Questions) -> None:
@@ -45,24 +45,24 @@ class RankProbe:
         self._questions = questions
 
     def inspect(self, run: CellRun | ForeignCell) -> Views:
-        """Every rank of the session: those in the cell, those that have ended it, and those that are gone."""
+        """Return the activity of every rank of the session: in the cell, done with the cell, or dead."""
         pending = self._pending(run)
-        answers = self.vitals(self._cluster.alive)  # those that have ended it may serve others by RPC
+        answers = self.vitals(self._cluster.alive)  # ranks that have ended the cell may serve RPC calls
         return self.views(run, answers, why_silent(self._cluster, [rank for rank in pending if rank not in answers]))
 
     def vitals(self, ranks: Sequence[int]) -> dict[int, Vitals]:
-        """What these ranks say of themselves, as far as they answer."""
+        """Return the answers of these ranks about their state. Ranks that do not answer in time are left out."""
         return self._questions.ask_for(ranks, lambda n: Probe(request=n), _ANSWER_S)
 
     def ask(self, run: CellRun | ForeignCell) -> dict[int, Future[Vitals]]:
-        """Ask those in the cell, without a wait. `views` takes the answers."""
+        """Send requests to the ranks in the cell, without waiting. Pass the answers to `views`."""
         return {rank: self._questions.ask(rank, lambda n: Probe(request=n), lapses=True) for rank in self._pending(run)}
 
     def views(self, run: CellRun | ForeignCell, answers: Mapping[int, Vitals], silent: Mapping[int, str]) -> Views:
-        """What these answers say.
+        """Return the activity of all ranks, based on answers.
 
         Args:
-            silent: ranks that do not answer, and why.
+            silent: reasons of the ranks that do not answer.
         """
         views = {}
         for rank in self._cluster.ranks:
@@ -86,7 +86,7 @@ class RankProbe:
         return views if len(set(on.values())) < 2 else {rank: replace(views[rank], host=on[rank]) for rank in views}
 
     def gone(self) -> dict[int, str]:
-        """Ranks that have died, and how."""
+        """Return the dead ranks, with the cause of death."""
         processes = {rank: self._cluster.process(rank) for rank in self._cluster.gone}
         return {rank: process.how_it_ended().partition("\n")[0] for rank, process in processes.items()}
 
@@ -95,10 +95,10 @@ class RankProbe:
 
 
 def why_silent(cluster: Cluster, ranks: Sequence[int]) -> dict[int, str]:
-    """Why these ranks do not answer, in words that go behind "no answer: "; "" where that is not known.
+    """Return the reasons why ranks do not answer, as text that follows "no answer: "; "" if unknown.
 
-    A rank's agent cannot answer when the process is stopped, or while its main thread holds the GIL in one long call.
-    Its host sees that, and its stack.
+    A rank's agent cannot answer while the process is stopped, or while its main thread holds the GIL in one long call.
+    Its host can detect both, and reads its stack.
     """
     if cut_off := cluster.cut_off(_CUT_OFF_S):
         return dict.fromkeys(ranks, cut_off)
@@ -124,9 +124,9 @@ def _stopped(pid: int) -> str:
 
 
 def describe_silence(stack: str) -> str:
-    """Explain from the output of `faulthandler` why a rank whose process runs does not answer; "" if unknown.
+    """Explain from a `faulthandler` stack why a running rank does not answer; "" if unknown.
 
-    A stack that has not come to its end yet may lack the agent.
+    An incomplete stack may lack the agent's thread.
 
     Example:
         >>> describe_silence('Thread 0x1:\\n  File "/usr/lib/python3.11/threading.py", line 3 in wait')
@@ -149,14 +149,14 @@ def describe_silence(stack: str) -> str:
 
 
 def describe_stack(text: str) -> str:
-    """The line of the cell in what `faulthandler` wrote of a thread, or the innermost of a file of the user's.
+    """Return the cell line in a `faulthandler` stack of one thread, or else the innermost frame in user code.
 
     Example:
         >>> describe_stack('  File "/tmp/ipykernel_7/123.py", line 3 in <module>')
         'cell line 3'
     """
     frames = list(_FRAME.finditer(text))
-    if frames and frames[-1]["file"] == "<string>":  # the code of `python -c`, which started the process
+    if frames and frames[-1]["file"] == "<string>":  # code of `python -c`, which started the process
         frames.pop()
     for frame in frames:
         if _CELL_FILE.search(frame["file"]):
@@ -167,10 +167,10 @@ def describe_stack(text: str) -> str:
 
 
 def of_vitals(rank: int, vitals: Vitals, runs: Literal["cell", "script"] = "cell") -> RankView:
-    """What a rank says of itself.
+    """Return the activity of a rank, based on its answer.
 
     Args:
-        runs: what it is in.
+        runs: whether the rank runs a cell or a script.
     """
     if vitals.unread:
         return RankView(rank=rank, state="running", place=f"its state cannot be read: {vitals.unread}", runs=runs)

@@ -1,4 +1,4 @@
-"""The state of every rank: the table of `%ddp_status`."""
+"""State of every rank: the table of `%ddp_status`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ddp_notebook.wire.endpoint import SILENT_S
 if TYPE_CHECKING:
     from ddp_notebook.observe.tables.recorded import RecordedTables
 
-_ANSWER_S = 1.0  # what ranks get to answer a question for the table
+_ANSWER_S = 1.0  # time for an answer
 
 
 def status(
@@ -28,12 +28,12 @@ def status(
     *,
     lost: str,
 ) -> Status:
-    """Ask every rank. Returns what those say that answer, and what is known of the others.
+    """Return the state of all ranks, from their answers and from what their hosts report.
 
     Args:
-        tasks: what is said of what has started the hosts.
-        recording: of the session, with the clocks as they were compared; None: it has none.
-        lost: the state of all where no host is to be reached.
+        tasks: sentence about the cluster job that has the hosts.
+        recording: recording of the session, with the measured clocks; None: recording is off.
+        lost: state of all ranks if the hosts cannot be reached.
     """
     trouble = cluster.trouble()
     answers: dict[int, Vitals] = {}
@@ -43,9 +43,9 @@ def status(
 
     if cluster.is_running:
         answers = questions.ask_for(set(cluster.alive) - cluster.unheard.keys(), probe, _ANSWER_S)
-    halted = stopped(cluster)  # the keeper of a kept session reports a process a moment after it was stopped
+    halted = stopped(cluster)  # the keeper of a kept session reports a stopped process with a delay
     trouble = "\n".join(filter(None, [trouble, *halted]))
-    is_blocked = bool(halted or cluster.pulse())  # a notebook that only looks on is not blocked
+    is_blocked = bool(halted or cluster.pulse())  # a notebook that only observes is not blocked
     silent = [rank for rank in cluster.alive if rank not in answers and cluster.is_running]
     why = why_silent(cluster, silent) if silent else {}
     rows = []
@@ -71,7 +71,7 @@ def status(
 
         for row in rows:
             known[row.host] = max(known.get(row.host, 0), recording.clock.error_ns(row.rank) or 0)
-        with recording._as_it_is() if silent else nullcontext():  # else it would wait for ranks that do not answer
+        with recording._as_it_is() if silent else nullcontext():  # otherwise it would wait for unresponsive ranks
             run = run_of(recording)
     return Status(
         backend=placement.backend,
@@ -85,12 +85,12 @@ def status(
 
 
 def stopped(cluster: Cluster) -> list[str]:
-    """Return a sentence for each stopped process other than a rank; ranks have a state in the table."""
+    """Return a sentence for each stopped process other than a rank. The state of ranks is in the table."""
     return [process.stopped for process in cluster.stopped([])]
 
 
 def _state(cluster: Cluster, rank: int, vitals: Vitals | None, why: str, is_blocked: bool) -> str:
-    """Return the state of a rank, in words. "idle" means that a next cell begins at once.
+    """Return the state of a rank as text. "idle" means that the next cell starts immediately.
 
     Args:
         is_blocked: a process that the next cell may need is stopped or does not answer.

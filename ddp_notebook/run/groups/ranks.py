@@ -21,20 +21,22 @@ class SessionRanks:
         self._parts = parts
 
     def heal(self, from_rank: int | None = None, names: Sequence[str] = ()) -> list[str]:
-        """Replace ranks that have died: a new process takes the number, the device and the environment, and the group
-        forms again. The other ranks keep what they have.
+        """Replace dead ranks, and form the group again.
+
+        A new process takes the number, the device and the environment of a dead rank. The other ranks keep their
+        variables.
 
         Args:
-            from_rank: a living rank whose variables the new ranks get; None: they begin empty. Where no rank has died,
-                the ranks that were replaced last get them.
-            names: which variables; none: all that can be pickled.
+            from_rank: a living rank whose variables are copied to the new ranks; None: they start without variables. If
+                no rank is dead, copy to the ranks that were replaced last.
+            names: names of variables; none: all that can be pickled.
 
         Returns:
-            What was done, in sentences.
+            Sentences that describe what was done.
 
         Raises:
-            UsageError: `from_rank` is no living rank, or has no such variable.
-            StartError: a process or the group did not come up.
+            UsageError: `from_rank` is not a living rank, or has no such variable.
+            StartError: a process or the group could not be started.
 
         Example:
             >>> session.ranks.heal(from_rank=0)
@@ -43,22 +45,25 @@ class SessionRanks:
         return self._parts().healing.heal(from_rank, names)
 
     def resize(self, world_size: int, *, build: str | None = None, without: RankSet = None) -> list[str]:
-        """Have more or fewer ranks. Those that stay keep every variable; those that come get what is the same on all
-        ranks, from the first one. The group forms again, and models in DDP go on in it.
+        """Change the number of ranks, and form the group again.
+
+        Remaining ranks keep all variables. New ranks get the variables that are equal on all ranks, from the first one.
+        DDP models use the new group.
 
         Args:
-            world_size: how many.
-            build: name of a function of a cell that builds what is in shards (FSDP, DTensor, device meshes) anew, and
-                returns it by names: `{"model": model, "optimizer": optimizer}`. The state goes over.
-            without: ranks that leave; None: the last ones. Ranks that have died leave before others.
+            world_size: new number of ranks.
+            build: name of a function defined in a cell. It rebuilds sharded objects (FSDP, DTensor, device meshes) and
+                returns them by name: `{"model": model, "optimizer": optimizer}`. Their state is transferred.
+            without: ranks that leave; None: the last ones. Dead ranks leave first.
 
         Returns:
-            What was done, in sentences; what new ranks did not get.
+            Sentences that describe what was done, and which variables the new ranks did not get.
 
         Raises:
-            UsageError: there is no room for so many; or something is in shards, or RPC runs. Nothing was changed.
+            UsageError: the hosts have no room for so many ranks, state is sharded, or RPC is running. Nothing was
+                changed.
             SessionBrokenError: a cell has not ended.
-            StartError: a process did not come up, and nothing was changed; or the group did not.
+            StartError: a process could not be started, and nothing was changed; or the group could not be formed.
 
         Example:
             >>> session.ranks.resize(3)
@@ -70,36 +75,36 @@ class SessionRanks:
         return resizing.resize(world_size, build, without)
 
     def reform(self, timeout_s: float = 60.0) -> list[str]:
-        """Form the process group anew: same ranks, every variable kept. A store that is gone is replaced.
+        """Form the process group again with the same ranks. All variables are kept; a dead store is replaced.
 
-        What holds a group (a model in DDP or FSDP, a device mesh, a variable) goes on with it. After an interrupt or a
-        failed cell this happens by itself.
+        Objects that hold a group continue to work: DDP and FSDP models, device meshes, variables. After an interrupt or
+        a failed cell the group is formed again automatically.
 
         Returns:
-            What could not be had again, in sentences.
+            Sentences about resources that could not be restored.
 
         Raises:
-            SessionBrokenError: a rank is gone; `heal` replaces it.
-            StartError: it did not form.
+            SessionBrokenError: a rank is dead; `heal` replaces it.
+            StartError: the group could not be formed.
         """
         return self._parts().healing.reform(timeout_s)
 
     def fault(self, kind: str, ranks: RankSet = None, *, after_s: float | None = None, by_s: float = 0.1) -> str:
-        """Let something go wrong on ranks, to see what your code and this session make of it.
+        """Inject a fault on ranks, to test how your code and this session react.
 
         Args:
-            kind: "kill": the process ends, at once or `after_s`. "hang": the code of a cell stands still until a stop
-                or a grace frees it. "raise": it raises. "slow": each optimizer step, and each collective that is no
-                backward's, takes `by_s` longer. "off": what was asked for and has not happened is forgotten.
-            ranks: which of them.
-            after_s: seconds into the cell that runs, or the next one; None: at its beginning.
+            kind: "kill": the process ends, immediately or `after_s`. "hang": the cell's code blocks until a stop or the
+                grace time ends it. "raise": it raises an error. "slow": each optimizer step and each collective outside
+                of backward takes `by_s` longer. "off": pending faults are cancelled.
+            ranks: ranks that fail.
+            after_s: seconds from the start of the running or next cell; None: at its start.
 
         Returns:
-            What will happen, in a sentence.
+            A sentence that describes the fault.
 
         Raises:
-            UsageError: no such fault, rank or time.
-            SessionBrokenError: one of the ranks is gone.
+            UsageError: the fault or a rank does not exist, or a time is out of range.
+            SessionBrokenError: one of the ranks is dead.
 
         Example:
             >>> session.ranks.fault("slow", 1, by_s=0.05)
@@ -112,9 +117,9 @@ class SessionRanks:
 
     @property
     def epoch(self) -> int:
-        """Number of the group: raised each time it is formed anew."""
+        """Number of the group, increased each time it is formed."""
         return self._parts().liveness.cluster.epoch
 
     def pids(self, kind: str = "rank") -> list[int]:
-        """Process ids of the living "rank", "store" or "controller" processes, or of the "host server"."""
+        """Return the process ids of the living "rank", "store" or "controller" processes, or of the "host server"."""
         return self._parts().hosts.pids if kind == "host server" else self._parts().liveness.cluster.pids(kind)

@@ -1,4 +1,4 @@
-"""After a cell that did not end well: are the ranks still in step, and if not, forming their group anew."""
+"""Check after a failed cell whether the ranks are still in step, and if not, form their group again."""
 
 from __future__ import annotations
 
@@ -15,50 +15,51 @@ from ddp_notebook.records.words import group_by_value, list_ranks
 from ddp_notebook.run.cells.result import CellResult
 from ddp_notebook.run.rank_requests import Questions
 
-_ASK_S = 2.0  # what idle ranks get to say how they are
+_ASK_S = 2.0  # time for idle ranks to report their state
 _FORM_S = 60.0
-_CALL_S = 1.0  # a call of session.client has this time to end before a group forms
+_CALL_S = 1.0  # a call of session.client has this time to end before the group is formed
 _CALL_ANSWER_S = 0.3  # ranks have this time to report such a call
 _LOOK_S = 0.05
 
 
 class Recovery:
-    """Brings the ranks together again.
+    """Restores the process group.
 
     Args:
         cluster: the ranks.
-        questions: to ask them.
-        on_replaced: told of each rank that has a new process.
-        heals: whether ranks that have died are replaced by themselves.
+        questions: sends requests to the ranks.
+        on_replaced: called with each rank that gets a new process.
+        heals: whether dead ranks are replaced automatically.
     """
 
     def __init__(
         self, cluster: Cluster, questions: Questions, on_replaced: Callable[[int], None], *, heals: bool
     ) -> None:
-        self.replaced: list[int] = []  # by the last healing
+        self.replaced: list[int] = []  # ranks that the last healing replaced
         self.on_healed: Callable[[], None] = lambda: None
-        self.on_moved: Callable[[int], None] = lambda _: None  # told of each rank that is on another host then
+        self.on_moved: Callable[[int], None] = lambda _: None  # called with each rank that was moved to another host
         self._cluster = cluster
         self._questions = questions
         self._on_replaced = on_replaced
         self._heals = heals
-        self._is_due = False  # the group has to be formed, once the ranks are idle and alive
-        self._told: set[int] = set()  # ranks that are gone, as the user knows
+        self._is_due = False  # the group must be formed when all ranks are idle and alive
+        self._told: set[int] = set()  # dead ranks that were reported to the user
 
     def after(
         self, result: CellResult, pending: list[int], killed: list[int], busy: Collection[int], check: Check
     ) -> list[str]:
-        """Do what the end of a cell calls for. Returns what the user has to know.
+        """Recover from the end of a cell. Return notes for the user.
 
         Args:
-            result: of the cell.
-            pending: ranks on which it has not ended.
-            killed: ranks that were ended since they did not answer; they are replaced.
-            busy: ranks that are in this cell or an earlier one: no group forms with them.
-            check: called often while the group forms; a KeyboardInterrupt that it raises leaves that for later.
+            result: result of the cell.
+            pending: ranks on which the cell has not ended.
+            killed: unresponsive ranks that were killed; they are replaced.
+            busy: ranks that are in this cell or an earlier one, so that no group can be formed.
+            check: called often while the group is formed; a KeyboardInterrupt that it raises postpones this.
         """
         bad = [rank for rank, one in result.by_rank.items() if one.status not in ("ok", "running")]
-        is_broken = any(one.group.get("is_cut") for one in result.by_rank.values())  # the cell may have caught it
+        # the cell may have caught the error
+        is_broken = any(one.group.get("is_cut") for one in result.by_rank.values())
         if not bad and not pending and not is_broken:
             return []
         if gone := self._cluster.gone:
@@ -78,7 +79,7 @@ class Recovery:
         return diverged
 
     def _replace_killed(self, gone: list[int], check: Check) -> list[str]:
-        """Replace ranks that were ended since they did not answer. Returns what the user has to know."""
+        """Replace unresponsive ranks that were killed. Return notes for the user."""
         try:
             notes = self.heal(check)
         except StartError as error:
@@ -88,7 +89,7 @@ class Recovery:
         return [replaced_in_words(gone, len(self._cluster.ranks)), *notes]
 
     def _report_dead(self, gone: list[int]) -> list[str]:
-        """A sentence about dead ranks that are not replaced now; none if an earlier cell has reported them."""
+        """Return a sentence about dead ranks that are not replaced now; [] if an earlier cell has reported them."""
         it = "it" if len(gone) == 1 else "them"
         if self._heals:
             return [f"{list_ranks(gone)} died. The next cell begins with replacing {it}, and so does %ddp_heal"]
@@ -100,11 +101,12 @@ class Recovery:
         return [f"{list_ranks(gone)} died. %ddp_heal replaces {it}{until if is_any_left else ''}"]
 
     def what_was_left(self, busy: Collection[int], check: Check) -> list[str]:
-        """Form the group before the next cell if an earlier cell was in the way of it, or if the store is gone: the
-        next `new_group` needs one. Returns what `form` does.
+        """Form the group before the next cell, if it was postponed or the store is dead.
+
+        The next `new_group` needs a store. Return the notes of `form`.
 
         Raises:
-            KeyboardInterrupt: `check` has raised it.
+            KeyboardInterrupt: raised by `check`.
         """
         cannot = self._cluster.gone or busy or self._cluster.unheard
         is_due = self._is_due or not self._cluster.pids("store")
@@ -117,11 +119,11 @@ class Recovery:
             return [f"the group could not be formed again, and collectives cannot run: {error}"]
 
     def form(self, timeout_s: float = _FORM_S, check: Check = lambda: None) -> list[str]:
-        """Form the group again. Returns sentences about resources that were not restored, and about a replaced store.
+        """Form the group again. Return sentences about resources that were not restored, and about a replaced store.
 
         Raises:
-            StartError: it did not form.
-            whatever `check` raises: the next cell forms it.
+            StartError: the group could not be formed.
+            KeyboardInterrupt: raised by `check`; the next cell forms the group.
         """
         self._is_due = True
         self.check_calls(check)
@@ -131,11 +133,11 @@ class Recovery:
         return [*notes, *stores]
 
     def check_calls(self, check: Check = lambda: None) -> None:
-        """Wait a moment for calls of `session.client` to end: the main thread of a rank joins no group during one.
+        """Wait a moment for calls of `session.client` to end, because a rank cannot join a group during such a call.
 
         Raises:
-            StartError: a call goes on.
-            whatever `check` raises.
+            StartError: a call has not ended.
+            KeyboardInterrupt: raised by `check`.
         """
         until = time.monotonic() + _CALL_S
         while in_call := self.in_call():
@@ -149,22 +151,23 @@ class Recovery:
             time.sleep(_LOOK_S)
 
     def in_call(self) -> list[int]:
-        """The ranks whose main thread is in a call of `session.client`, as far as they answer."""
+        """Return the ranks whose main thread is in a call of `session.client`. Ranks that do not answer are left out."""
         heard = [rank for rank in self._cluster.alive if rank not in self._cluster.unheard]
         answers: dict[int, Vitals] = self._questions.ask_for(heard, lambda n: Probe(request=n), _CALL_ANSWER_S)
         return [rank for rank, vitals in answers.items() if vitals.client_call_s]
 
     def stopped_stores(self) -> list[str]:
-        """Return a sentence for a store that is stopped: the next group gets another one."""
+        """Return a sentence for each stopped store, which the next group replaces."""
         pids = [process.pid for process in self._cluster.stopped([]) if process.kind == STORE]
         return [f"the store (process {pid}) was stopped, and was replaced; no variable is lost" for pid in pids]
 
     def heal(self, check: Check) -> list[str]:
-        """Replace the ranks that are gone, and form the group of all. Returns what could not be had again.
+        """Replace the dead ranks, and form the group of all ranks. Return sentences about resources that were not
+        restored.
 
         Raises:
-            StartError: a process or the group did not come up.
-            whatever `check` raises: they are gone as before.
+            StartError: a process or the group could not be started.
+            KeyboardInterrupt: raised by `check`; the dead ranks are unchanged.
         """
         gone = self._cluster.gone
         self.check_calls(check)
@@ -189,12 +192,12 @@ class Recovery:
         check: Check,
         renumbered: Callable[[Mapping[int, int]], object],
     ) -> list[str]:
-        """More or fewer ranks, see `Cluster.resize`. Returns what could not be had again.
+        """Change the number of ranks, see `Cluster.resize`. Return sentences about resources that were not restored.
 
         Raises:
-            StartError: a process did not come up, and nothing was changed; or the group did not form, and the next cell
-                forms it.
-            whatever `check` raises: the same holds.
+            StartError: a process could not be started, and nothing was changed; or the group could not be formed, and
+                the next cell forms it.
+            KeyboardInterrupt: raised by `check`, with the same consequences.
         """
 
         def now_due(stayed: Mapping[int, int]) -> None:
@@ -203,13 +206,13 @@ class Recovery:
             renumbered(stayed)
 
         self.check_calls(check)
-        self._told.clear()  # they have other numbers
+        self._told.clear()  # the rank numbers have changed
         notes = self._cluster.resize(stay, placement, time.monotonic() + _FORM_S, check, now_due)
         self._is_due = False
         return notes
 
     def _states(self, result: CellResult) -> dict[int, dict[str, Any]]:
-        """The state of the groups by rank: what ranks said at the end of the cell, or say now."""
+        """Return the state of the groups by rank: from the end of the cell, or from a new request."""
         states = {rank: one.group for rank, one in result.by_rank.items() if one.group}
         others = [rank for rank in self._cluster.ranks if rank not in states]
         answers: dict[int, Vitals] = self._questions.ask_for(others, lambda n: Probe(request=n), _ASK_S)
@@ -217,7 +220,7 @@ class Recovery:
 
 
 def replaced_in_words(ranks: list[int], world_size: int) -> str:
-    """What has happened to ranks that got a new process, and what to do."""
+    """Return a sentence about ranks that got a new process, with advice."""
     one = len(ranks) == 1
     whose = f"{list_ranks(ranks)} {'was' if one else 'were'} replaced and begin{'s' * one} without variables"
     copy = ", or copy them with %ddp_heal --from RANK" if len(ranks) < world_size else ""
@@ -225,11 +228,13 @@ def replaced_in_words(ranks: list[int], world_size: int) -> str:
 
 
 def are_in_step(states: Mapping[int, Mapping[str, Any]]) -> bool:
-    """Whether the groups can be used as they are: none was cut, nothing is under way, all ranks have made as many,
-    every collective was begun by all members, and every message has its receive.
+    """Return whether the groups can be used unchanged.
+
+    No group was aborted, no operation is pending, and all ranks have created the same number of groups. All members
+    have started every collective, and every sent message has its receive.
 
     Args:
-        states: of the groups, by rank, see `rank.group.network`.
+        states: state of the groups by rank, see `rank.group.network`.
     """
     if any(state["is_cut"] or state["is_busy"] for state in states.values()):
         return False
@@ -237,7 +242,7 @@ def are_in_step(states: Mapping[int, Mapping[str, Any]]) -> bool:
         return False
     if not any(state["has_communicated"] for state in states.values()):
         return True
-    if any(state["has_models"] for state in states.values()):  # a backward may have been left half done
+    if any(state["has_models"] for state in states.values()):  # a backward pass may be incomplete
         return False
     groups: dict[str, dict[int, Any]] = {}
     for rank, state in states.items():
@@ -247,7 +252,9 @@ def are_in_step(states: Mapping[int, Mapping[str, Any]]) -> bool:
 
 
 def _is_even(counts: Mapping[int, Mapping[str, Any]]) -> bool:
-    """Whether the members of one group have begun as many collectives, and every message has its receive."""
+    """Return whether the members of a group have started the same number of collectives, and every sent message has its
+    receive.
+    """
     if len({one["collective"] for one in counts.values()}) > 1:
         return False
     sent_to = {rank: sum(one["sent"].get(str(rank), 0) for one in counts.values()) for rank in counts}
@@ -255,7 +262,7 @@ def _is_even(counts: Mapping[int, Mapping[str, Any]]) -> bool:
 
 
 def _divergence(states: Mapping[int, Mapping[str, Any]]) -> list[str]:
-    """Ranks that have taken different numbers of optimizer steps."""
+    """Return a sentence about ranks with different numbers of optimizer steps, or []."""
     steps = group_by_value({rank: str(state["steps"]) for rank, state in states.items()})
     if len(steps) < 2:
         return []
@@ -268,7 +275,7 @@ def _after_divergence(kinds: Collection[str]) -> str:
     """Return advice after different numbers of optimizer steps on the ranks.
 
     Args:
-        kinds: how the ranks' parameters are spread, see `Models.kind_of`.
+        kinds: how the parameters are distributed, see `Models.kind_of`.
     """
     if "sharded" in kinds:
         return (

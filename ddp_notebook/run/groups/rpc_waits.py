@@ -1,4 +1,4 @@
-"""What ranks wait for and serve by RPC, in words."""
+"""Sentences about RPC calls that ranks wait for or serve."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenRemoteCalls:
-    """Of one rank.
+    """Open RPC calls of one rank.
 
     Args:
-        function, to, callee, number, since_s: of the call that its main thread waits for, such as `"train"`,
-            `"worker1 (rank 1)"`, 1, 7 and 12.3; "", -1 and 0: it waits for none. Without a number it is no call.
-            The callee is a rank; -1: a worker that is none.
-        serves: functions that it executes for others, where each is, and for how many seconds it has run.
-        exhausted: why it can serve nobody, in words.
-        going_on: functions that it executes still though their cell was stopped, and the cell's number.
+        function, to, callee, number, since_s: the call that the main thread waits for, such as `"train"`, `"worker1
+            (rank 1)"`, 1, 7 and 12.3. "", -1 and 0: it waits for none. `number` is 0 for waits that are not calls.
+            `callee` is -1 if the called worker is not a rank.
+        serves: functions that it executes for other ranks: name, current line, seconds.
+        exhausted: reason why it cannot serve calls, as text.
+        going_on: functions that it still executes although their cell was stopped: name, cell number.
     """
 
     function: str = ""
@@ -31,7 +31,7 @@ class OpenRemoteCalls:
 
     @classmethod
     def of_vitals(cls, told: Mapping[str, Any]) -> OpenRemoteCalls:
-        """What a rank says of itself."""
+        """Create it from a rank's answer."""
         return cls(
             serves=tuple((function, place, since_s) for function, place, since_s in told.get("serves", ())),
             exhausted=told.get("exhausted", ""),
@@ -41,7 +41,7 @@ class OpenRemoteCalls:
 
     @property
     def serving(self) -> str:
-        """What it does for others; "" if nothing.
+        """Description of the calls that it serves; "" if there are none.
 
         Example:
             >>> OpenRemoteCalls(serves=(("train", "cell line 5 in train", 12.0),)).serving
@@ -53,11 +53,11 @@ class OpenRemoteCalls:
         return f"runs {function} for another rank" + (f", at {place}" if place else "")
 
     def why(self, callee: OpenRemoteCalls, is_silent: bool) -> str:
-        """Why it waits, behind the name of its rank.
+        """Return a description of its wait, to follow the name of its rank.
 
         Args:
-            callee: what the rank that it has called does.
-            is_silent: that one does not answer.
+            callee: open calls of the called rank.
+            is_silent: the called rank does not answer.
 
         Example:
             >>> caller = OpenRemoteCalls(function="train", to="worker1 (rank 1)", callee=1, number=7, since_s=12.3)
@@ -77,7 +77,7 @@ class OpenRemoteCalls:
 
 
 def still_running(views: Mapping[int, OpenRemoteCalls], cell: int) -> list[str]:
-    """A sentence for each rank that still executes something for a stopped cell.
+    """Return a sentence for each rank that still executes calls of a stopped cell.
 
     Example:
         >>> still_running({1: OpenRemoteCalls(going_on=(("nap", 7),))}, cell=7)

@@ -1,6 +1,6 @@
-"""Cells in the background: the prompt is back at once, and their output goes on under them.
+"""Cells in the background: the prompt returns immediately, and their output appears below their cell.
 
 feature  declares `%ddp_jobs`, `%ddp_wait` and `%ddp_cancel`
-job      one of them: a future of its result, and the line that says how it is
-jobs     those of a session: started, listed, waited for, cancelled
+job      one job: a future of its result, with a status line
+jobs     all jobs of a session: starts, lists, waits, cancels
 """

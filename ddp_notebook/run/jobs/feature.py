@@ -1,4 +1,4 @@
-"""Declares `%ddp_jobs`, `%ddp_wait` and `%ddp_cancel`."""
+"""Declaration of `%ddp_jobs`, `%ddp_wait` and `%ddp_cancel`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A cell in the background: a future of its result, and the line above its output that says how it is."""
+"""A cell in the background: a future of its result, with a status line above its output."""
 
 from __future__ import annotations
 
@@ -30,23 +30,22 @@ _log = logging.getLogger(__name__)
 
 @tells_interrupts(OF_JOB)
 class Job(Future[CellResult]):
-    """A cell that the notebook does not wait for. `await job` waits for it too, and leaves it alone when that is
-    stopped.
+    """A cell that runs in the background. `await job` waits for it; cancelling that wait does not cancel the job.
 
     Args:
-        number: by which `%ddp_jobs` names it.
-        ranks: that it is for.
-        code: of the cell.
-        prompt: the number in its cell's `In [n]`.
-        place: in the queue of cells.
-        target: where its output goes; None: nowhere.
-        cancel: cancels it.
-        waiting: what it is while it waits, for who runs it if this process ends.
-        telling: held while somebody is told which jobs wait.
+        number: its number in `%ddp_jobs`.
+        ranks: ranks that run it.
+        code: code of the cell.
+        prompt: number in the `In [n]` of its cell.
+        place: slot in the run queue.
+        target: shows its output; None: the output is not shown.
+        cancel: cancels the job.
+        waiting: description of the waiting job, for a keeper that runs it if this process ends.
+        telling: lock that is held while waiting jobs are reported to the keeper.
 
     Attributes:
         state: "waiting", "running", "done", "failed" or "cancelled".
-        seconds: for how long it has run.
+        seconds: run time so far.
 
     Example:
         >>> job = session.submit("import time; time.sleep(0.1); rank", quiet=True)
@@ -67,7 +66,7 @@ class Job(Future[CellResult]):
         telling: AbstractContextManager[object],
     ) -> None:
         super().__init__()
-        self.set_running_or_notify_cancel()  # from now on it is cancelled by `cancel` alone
+        self.set_running_or_notify_cancel()  # from now on only `cancel` cancels it
         self.number = number
         self._ranks = list(ranks)
         self.code = code
@@ -80,8 +79,8 @@ class Job(Future[CellResult]):
             can_answer=False,
         )
         self.place = place
-        self.run: CellRun | None = None  # its cell, once that has begun
-        self.reason = ""  # why it was cancelled, where not by the user
+        self.run: CellRun | None = None  # its cell, once that has started
+        self.reason = ""  # reason of a cancellation that the user did not request
         self._target = target
         self._line: DisplayHandle | None = None
         self._error: BaseException | None = None
@@ -104,8 +103,10 @@ class Job(Future[CellResult]):
         return (self._ended_s or time.monotonic()) - self._began_s if self._began_s else 0.0
 
     def cancel(self) -> bool:
-        """End it, or take it out of the queue. Returns whether it is cancelled; a rank that does not end it may still
-        be in it, and `session.interrupt(replace=True)` replaces that."""
+        """End the job, or remove it from the queue. Return whether it is cancelled.
+
+        A rank that does not end the cell may still be in it; `session.interrupt(replace=True)` replaces that rank.
+        """
         self._cancel(self)
         return self.state == "cancelled"
 
@@ -114,7 +115,7 @@ class Job(Future[CellResult]):
 
     @property
     def waits(self) -> str:
-        """What a waiting job waits for: `"waits for job 3"`."""
+        """Description of the wait of a waiting job: `"waits for job 3"`."""
         ahead = self.place.ahead
         return f"waits for {in_words(ahead) if ahead else 'its turn'}"
 
@@ -132,7 +133,7 @@ class Job(Future[CellResult]):
     # ---- for its thread
 
     def _work(self, run: Callable[[], CellResult]) -> None:
-        """Run the cell, and tell how it ended."""
+        """Run the cell, and publish its result or error."""
         try:
             result = run()
         except BaseException as error:
@@ -142,7 +143,7 @@ class Job(Future[CellResult]):
             self.set_result(result)
 
     def _on_begin(self, run: CellRun, interrupts: Interrupts) -> None:
-        """Its turn has come."""
+        """Handle the start of the cell."""
         self._began_s = run.began_s
         with self._telling:
             self.run = run
@@ -154,14 +155,14 @@ class Job(Future[CellResult]):
         self._show_state()
 
     def _press(self) -> None:
-        """End it as the stop button ends a cell. Once only: a second press would replace ranks."""
+        """End the cell like the stop button, only once: a second press would replace ranks."""
         with self._pressing:
             self._is_pressed, was_pressed = True, self._is_pressed
             if self._interrupts is not None and not was_pressed:
                 self._interrupts.press()
 
     def _show_state(self) -> None:
-        """Say above its output how it is."""
+        """Update the status line above its output."""
         if self._target is None:
             return
         n = self.number
@@ -181,16 +182,16 @@ class Job(Future[CellResult]):
             self.set_exception(JobCancelledError("\n".join([repr(self), *where])))
             return
         if isinstance(error, DDPNotebookError):
-            error.__traceback__ = None  # the frames of this thread, and the data in them
+            error.__traceback__ = None  # drop the frames of this thread, and the data in them
         self._error = error
         self._end("failed")
         self.set_exception(error)
 
     def _end(self, state: str, *where: str) -> None:
-        """Show how it has ended.
+        """Show the end of the job.
 
         Args:
-            where: lines that say what its ranks were in.
+            where: lines with the last activity of its ranks.
         """
         self._ended_s = time.monotonic()
         self._began_s = self._began_s or self._ended_s
@@ -201,7 +202,7 @@ class Job(Future[CellResult]):
                 self._write("\n".join(where))
             if self._error is not None and self._target is not None:
                 self._target.fail(self._error)
-        except Exception:  # who waits for it matters more
+        except Exception:  # callers that wait for the job must still get its result
             _log.exception("the end of job %s was not shown", self.number)
 
     def _write(self, text: str) -> None:

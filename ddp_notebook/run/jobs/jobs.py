@@ -1,4 +1,4 @@
-"""The cells of a session that run in the background: started, listed, waited for, cancelled."""
+"""Background cells of a session: start, list, wait, cancel."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ if TYPE_CHECKING:
     from ddp_notebook.run.kept.foreign_cells import ForeignCells
     from ddp_notebook.run.session_parts import SessionParts
 
-_KEPT = 20  # of those that have ended; each holds what its cell has printed
+_KEPT = 20  # number of ended jobs that are kept; each holds the output of its cell
 _LOOK_S = 0.2
-_END_S = 2.0  # what ranks get to end a cell when the session is stopped
-_MOST_CODE_CHARS = 50  # of the first line, in the table
+_END_S = 2.0  # time for ranks to end a cell when the session is stopped
+_MOST_CODE_CHARS = 50  # shown characters of the first line of code
 
 
 @tells_interrupts(OF_JOBS)
 class Jobs:
-    """Numbered from 1, the oldest first. Its `repr` is the table that `%ddp_jobs` shows.
+    """Jobs of a session, numbered from 1, the oldest first. Its `repr` is the table that `%ddp_jobs` shows.
 
     Args:
-        cells: theirs wait in one queue with all others.
-        unended: ends them.
+        cells: cells of the session, whose run queue the jobs share.
+        unended: ends running cells.
 
     Example:
         >>> job = session.submit("1", quiet=True)
@@ -53,10 +53,10 @@ class Jobs:
         self._cells = cells
         self._unended = unended
         self._jobs: dict[int, Job] = {}
-        self.ranks_live_on = False  # when this process ends
-        self.on_queue: Callable[[list[Waiting]], object] = lambda _: None  # told which jobs wait
-        self.elsewhere: ForeignCells | None = None  # cells of the notebook that drives, if this one only looks
-        self.before: list[str] = []  # how cells of an earlier notebook have ended, in words
+        self.ranks_live_on = False  # the ranks outlive this process
+        self.on_queue: Callable[[list[Waiting]], object] = lambda _: None  # called with the waiting jobs
+        self.elsewhere: ForeignCells | None = None  # cells of the driver, if this notebook only observes
+        self.before: list[str] = []  # sentences about ended cells of an earlier notebook
         self._telling = threading.Lock()
         self._last = 0
         self._waited_for: set[int] = set()
@@ -70,15 +70,15 @@ class Jobs:
         run: Callable[[Job], CellResult],
         waiting: Waiting | None = None,
     ) -> Job:
-        """Take a place in the queue, and have the cell run in a thread of its own.
+        """Add a job to the run queue, and start a thread that runs it.
 
         Args:
-            ranks: that it is for.
-            code: of the cell.
-            prompt: the number in its `In [n]`.
-            target: where its output goes; None: nowhere.
-            run: runs the cell when its turn has come.
-            waiting: what it is while it waits, for who runs it if this process ends.
+            ranks: ranks that run it.
+            code: code of the cell.
+            prompt: number in its `In [n]`.
+            target: shows its output; None: the output is not shown.
+            run: runs the cell at the head of the queue.
+            waiting: description of the waiting job, for a keeper that runs it if this process ends.
         """
         if not self._jobs:
             atexit.register(self._at_exit)
@@ -94,7 +94,7 @@ class Jobs:
             if not place.wait_is_over.is_set():
                 self._tell_queue()
             thread_of_this_cell(functools.partial(self._work, job, run), f"ddp-job-{number}").start()
-        except BaseException:  # nobody would leave its place
+        except BaseException:  # without a thread, the slot would never be released
             del self._jobs[number]
             if not job.place.give_up():
                 self._cells.run_queue.leave(job.place)
@@ -103,7 +103,7 @@ class Jobs:
 
     def _work(self, job: Job, run: Callable[[Job], CellResult]) -> None:
         job._work(functools.partial(run, job))
-        if job.run is None:  # it has left the queue, and nobody is to run it
+        if job.run is None:  # it has left the queue and will not run
             self._tell_queue()
 
     def _tell_queue(self) -> None:
@@ -135,20 +135,20 @@ class Jobs:
 
     @property
     def unended(self) -> list[Job]:
-        """Those that wait or run."""
+        """Return the jobs that wait or run."""
         return [job for job in self if not job.done()]
 
     def wait(self, *numbers: int, report: Callable[[Job], object] = lambda job: None) -> list[Job]:
-        """Wait until jobs have ended. One that was cancelled is no error.
+        """Wait until jobs have ended. Cancelled jobs raise no error.
 
         Args:
-            numbers: which; none: all that were not waited for yet.
-            report: told each one that has ended, in order.
+            numbers: numbers of jobs; none: all jobs that were not waited for yet.
+            report: called with each ended job, in order.
 
         Raises:
-            UsageError: there is no such job.
-            KeyboardInterrupt: the wait was interrupted; the jobs go on.
-            what the first one that has failed has raised.
+            UsageError: a job does not exist.
+            KeyboardInterrupt: the wait was interrupted; the jobs continue.
+            RankError: the error of the first failed job, or any other error of `Session.run`.
         """
         chosen = [self[n] for n in numbers] or [job for job in self if job.number not in self._waited_for]
         with Interrupts(lambda: None) as interrupts:
@@ -167,19 +167,19 @@ class Jobs:
         return chosen
 
     def cancel(self, *numbers: int) -> list[str]:
-        """End jobs, as the stop button ends a cell, and take those that wait out of the queue. Variables are kept.
+        """End running jobs like the stop button, and remove waiting jobs from the queue. Variables are kept.
 
         Args:
-            numbers: which; none: all that have not ended.
+            numbers: numbers of jobs; none: all jobs that have not ended.
 
         Returns:
-            What was done, in sentences; where a rank does not end it, what that is in.
+            Sentences that describe what was done. For ranks that have not ended a cell, their last activity.
 
         Raises:
-            UsageError: there is no such job.
+            UsageError: a job does not exist.
         """
         chosen = [self[n] for n in numbers] or self.unended
-        said = {job.number: self._cancel(job) for job in reversed(chosen)}  # none is to begin for a moment
+        said = {job.number: self._cancel(job) for job in reversed(chosen)}  # reversed, so that no waiting job starts
         return [line for job in chosen for line in said[job.number]]
 
     def _cancel(self, job: Job) -> list[str]:
@@ -194,7 +194,7 @@ class Jobs:
         return [repr(job)]
 
     def close(self, why: str) -> None:
-        """The session ends: none is to begin any more, and the one that runs gets a moment to end."""
+        """End all jobs with the session. The running job gets a moment to end."""
         atexit.unregister(self._at_exit)
         for job in reversed(left := self.unended):
             job.reason = why
@@ -203,8 +203,10 @@ class Jobs:
         futures.wait(left, _END_S)
 
     def _at_exit(self) -> None:
-        """The ranks end with this process: say so of those that do not end before. Ranks that a keeper has live on, in
-        the cell that they run, and what waits has its turn there."""
+        """End jobs when this process exits, and report those that have not ended.
+
+        If a keeper has the ranks, they continue the running cell, and the keeper starts the waiting jobs.
+        """
         if self.ranks_live_on:
             self.on_queue = lambda _: None
             for job in reversed(self.unended):
@@ -215,7 +217,7 @@ class Jobs:
         self.join()
 
     def join(self) -> None:
-        """Nothing comes from the ranks any more: let all be said of the jobs."""
+        """Wait until the end of all jobs was reported, after the last message of the ranks."""
         futures.wait(self.unended, _END_S)
 
 

@@ -1,5 +1,5 @@
-"""Cells that go on when a rank dies in them (`ddp_notebook.survive`).
+"""Cells that continue when a rank dies (`ddp_notebook.survive`).
 
-feature         declares what this adds to a session
-survived_cells  replacing ranks that died while their cell runs, and saving before a machine is taken away
+feature         declares the part in a session
+survived_cells  replaces dead ranks while their cell runs, and saves before a preemption
 """

@@ -1,4 +1,4 @@
-"""Declares what `ddp_notebook.survive` adds to a session."""
+"""Declaration of the part of `ddp_notebook.survive` in a session."""
 
 from __future__ import annotations
 

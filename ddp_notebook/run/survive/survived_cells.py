@@ -1,9 +1,8 @@
-"""A rank has died in a cell whose loop survives that (`ddp_notebook.survive`): it is replaced while the cell runs, or
-the others go on without it.
+"""Handle the death of a rank in a `ddp_notebook.survive` loop: replace it while the cell runs, or continue without it.
 
-The others come to a stop by themselves and say which step they have begun. When all have, the dead ones get new
-processes, the group forms anew, the new ones run the cell from its loop on, and all are told which step to do again.
-A loop that is to go on with fewer ranks is a resize in place of the healing.
+The other ranks stop by themselves and report the step that they have started. When all have reported, the dead ranks
+get new processes and the group is formed again. The new processes run the cell from its loop on. Then all ranks are
+notified which step to repeat. With `on_loss="shrink"`, the session is resized and not healed.
 """
 
 from __future__ import annotations
@@ -25,33 +24,34 @@ if TYPE_CHECKING:
     from ddp_notebook.launch.preemption import Preemption
     from ddp_notebook.run.session_parts import SessionParts
 
-_MOST_TRIES = 10  # in a row: a process that comes may be killed too
-_SETTLE_S = 0.5  # from when all wait and none is known to have died, until they are brought together as they are
+_MOST_TRIES = 10  # attempts in a row, because a new process may be killed too
+# time after the last report in which a death may still be noticed; then the group is formed with the same ranks
+_SETTLE_S = 0.5
 
 
 class CellSurvival(SessionFeature):
-    """The loops of `survive` in the running cell, as far as ranks have reported them."""
+    """State of the `survive` loops in the running cell, as reported by ranks."""
 
     def __init__(self, parts: SessionParts) -> None:
         super().__init__(parts)
         self._cluster = parts.cluster
         self._recovery = parts.cells.recovery
         self._preemption: Preemption | None = None
-        self._begin: RunCell | None = None  # the cell
-        self._at: Survives | None = None  # the loop that ranks are in
-        self._loops: set[int] = set()  # ranks that are in it
-        self._stalled: dict[int, Stalls] = {}  # by rank that waits
-        self._joining: set[int] = set()  # ranks with new processes that are not in their loop yet
+        self._begin: RunCell | None = None  # the running cell
+        self._at: Survives | None = None  # the loop in which ranks are
+        self._loops: set[int] = set()  # ranks in the loop
+        self._stalled: dict[int, Stalls] = {}  # reports by waiting ranks
+        self._joining: set[int] = set()  # ranks with new processes that have not reached their loop yet
         self._stalled_s = 0.0
         self._tries = 0
-        self._cannot = ""  # why the cell has to fail
+        self._cannot = ""  # reason why the cell must fail
         if (folder := parts.options.on_preempt) is not None:
             from ddp_notebook.launch.preemption import Preemption
 
             self._preemption = Preemption(folder, self._cluster, lambda: self.is_in_loop)
 
     def started(self, *, is_attached: bool) -> None:
-        if self._preemption is not None and not is_attached:  # else the keeper handles the warnings
+        if self._preemption is not None and not is_attached:  # otherwise the keeper handles the warnings
             self._preemption.begin()
             self.parts.hosts.tell_of_warnings(self._preemption.hear)
 
@@ -65,7 +65,7 @@ class CellSurvival(SessionFeature):
 
     @property
     def is_in_loop(self) -> bool:
-        """Whether ranks are in a loop now."""
+        """Return whether ranks are in a loop now."""
         return bool(self._loops)
 
     # ---- I/O threads
@@ -91,13 +91,13 @@ class CellSurvival(SessionFeature):
     # ---- the thread that waits for the cell
 
     def survives(self, run: CellRun, check: Check) -> bool:
-        """Do what the cell needs to go on.
+        """Replace dead ranks, or remove them, so that the cell can continue.
 
         Args:
             check: called often; a KeyboardInterrupt that it raises ends the healing.
 
         Returns:
-            Whether it goes on, though ranks have died: it is not to be ended for that.
+            Whether the cell continues although ranks died.
         """
         gone = [rank for rank in self._cluster.gone if rank in run.result.by_rank]
         if not (gone or self._stalled) or self._cannot:
@@ -111,9 +111,9 @@ class CellSurvival(SessionFeature):
             return False
         stalled = dict(self._stalled)
         if any(rank not in stalled for rank in living):
-            return True  # they notice it at their next operation
+            return True  # the other ranks will notice the death at their next operation
         if not gone and time.monotonic() - self._stalled_s < _SETTLE_S:
-            return True  # whose end they have seen is not known yet
+            return True  # the death that they noticed was not reported yet
         self._cannot = self._why_not(gone, living, stalled)
         if not self._cannot:
             self._bring_together(run, gone, living, check)
@@ -162,13 +162,13 @@ class CellSurvival(SessionFeature):
             self._cannot = f"{list_ranks(gone)} died. {error}. The cell ends"
             return
         except KeyboardInterrupt:
-            return  # the press is seen next
+            return  # the caller handles the press next
         self._tries = 0
         stalled = {rank: one for rank, one in self._stalled.items() if rank not in newcomers}
         step = max(one.step for one in stalled.values())
         source = min(rank for rank, one in stalled.items() if one.step == step)
         resume = Resume(step=step, source=source, newcomers=newcomers, line=self._at.line, loop=self._at.loop)
-        self._stalled.clear()  # all wait, so nothing new comes
+        self._stalled.clear()  # all wait, so no new report arrives
         self._loops -= set(newcomers)
         self._joining |= set(newcomers)
         run.revive(newcomers)
@@ -189,7 +189,7 @@ class CellSurvival(SessionFeature):
             run.note(note)
 
     def _shrink(self, run: CellRun, stay: list[int], check: Check) -> list[str]:
-        """Let the others be all. Returns what could not be had again."""
+        """Continue with the remaining ranks. Return sentences about resources that were not restored."""
         placement = self._cluster.place(stay, len(stay), may_share=True)
         for before in self.parts.hooks.before_renumbering:
             before()
@@ -204,7 +204,7 @@ class CellSurvival(SessionFeature):
 
 
 def _fewer(stay: Sequence[int], were: int) -> str:
-    """How many go on, and who has another number.
+    """Return a phrase with the number of remaining ranks, and the renumbered ones.
 
     Example:
         >>> _fewer([0, 2], 3)

@@ -1,6 +1,6 @@
-"""Variables between the notebook and its ranks.
+"""Variables sent between the notebook and its ranks.
 
-exchange   pulled by name, pushed by value
-transfers  large ones: they end with their rank, and with the stop button
-values     what the user holds: one value per rank
+exchange   pulls variables by name, and pushes values
+transfers  transfers large data; a transfer ends when its rank dies or stop is pressed
+values     values by rank, as returned to the user
 """

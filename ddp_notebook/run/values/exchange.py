@@ -1,4 +1,4 @@
-"""Variables between the notebook and its ranks: pulled from them by name, pushed to them by value."""
+"""Pull variables from ranks by name, and push values to ranks."""
 
 from __future__ import annotations
 
@@ -38,23 +38,23 @@ from ddp_notebook.run.values.values import RankValues
 from ddp_notebook.wire import bulk, safe
 from ddp_notebook.wire.buffers import join, split
 
-_MARGIN = 1.1  # a value on the wire may be so much larger than its rank has estimated
-_MOST_SHOWN = 1000  # characters of a rank's text in one line
+_MARGIN = 1.1  # a value on the wire may exceed the rank's estimate by this factor
+_MOST_SHOWN = 1000  # characters of a rank's text that are shown in one line
 _DDP = "DistributedDataParallel"
 _SAY_S = 0.5  # shorter waits are not reported
-_TOLD_BYTES = 10_000_000  # the size of a value is reported from so many bytes on
+_TOLD_BYTES = 10_000_000  # values of at least this size are reported
 _T = TypeVar("_T")
-Report = Callable[[str], None]  # receives progress texts; one that starts with \r replaces the last
+Report = Callable[[str], None]  # receives progress texts; a text that starts with \r replaces the previous one
 
 
 class Exchange:
-    """Pulls and pushes variables, in turn with the cells.
+    """Pulls and pushes variables, in the run queue of the cells.
 
     Args:
-        cells: whose turn it may be.
-        questions: to ask the ranks.
-        transfers: for what is large.
-        liveness: tells which ranks can answer.
+        cells: cells of the session, with the run queue.
+        questions: sends requests to the ranks.
+        transfers: transfers large data.
+        liveness: liveness checks of the ranks.
     """
 
     def __init__(self, cells: Cells, questions: Questions, transfers: Transfers, liveness: Liveness) -> None:
@@ -68,10 +68,10 @@ class Exchange:
     def pull(
         self, name: str, ranks: RankSet, *, force: bool, safe: bool, report: Report = lambda _: None
     ) -> RankValues:
-        """See `Session.pull`."""
+        """Pull a variable, see `Session.pull`."""
         chosen = self._liveness.parse(ranks)
         check_name(name)
-        # Behind jobs that wait it keeps its place in the queue: it is to see what they have done.
+        # Behind waiting jobs, pull in the order of the queue: the value must include what these jobs have done.
         if (job := self._job_on(chosen)) is not None and not self._cells.run_queue.waiting_jobs:
             found = self._between_steps(job, chosen, lambda: self._pull(name, chosen, force, safe, report, job))
             if found is not None:
@@ -82,7 +82,7 @@ class Exchange:
             return found
 
     def peek(self, expression: str, ranks: RankSet) -> RankValues:
-        """See `Session.peek`."""
+        """Evaluate an expression, see `Session.peek`."""
         chosen = self._liveness.parse(ranks)
         if not expression.strip():
             raise UsageError("peek needs an expression of Python, such as history[-5:]")
@@ -106,7 +106,7 @@ class Exchange:
         return RankValues(texts, texts | about)
 
     def _job_on(self, ranks: Sequence[int]) -> CellRun | None:
-        """The cell of a job that runs on some of these ranks; None if none does."""
+        """Return the cell of a job that runs on some of these ranks, or None."""
         watched = self._cells.watched
         if watched is None or watched[1].takes_signals:  # the notebook waits for it, in another thread of the program
             return None
@@ -123,11 +123,11 @@ class Exchange:
         try:
             return read()
         except KeyboardInterrupt as error:
-            error.__traceback__ = None  # IPython keeps the last error: not the frames, and the data in them
+            error.__traceback__ = None  # IPython keeps the last error; drop the frames and the data in them
             raise keyboard_interrupt(f"interrupted: nothing was read, and {job.name} goes on") from None
 
     def _answers(self, asked: Mapping[int, Future[Pulled]], job: CellRun | None) -> dict[int, Pulled]:
-        """The answers of ranks. A line says what is waited for where a job takes no step for a while."""
+        """Return the answers of ranks. Print a line if a job makes no optimizer step for a while."""
         if job is not None:
             waiting = futures.wait(asked.values(), _SAY_S).not_done
             if waiting:
@@ -143,10 +143,10 @@ class Exchange:
     def _pull(
         self, name: str, ranks: list[int], force: bool, is_safe: bool, report: Report, job: CellRun | None = None
     ) -> RankValues | None:
-        """The values; None if they can be copied only when the job has ended, which a line says."""
+        """Return the values. If they can only be copied after the job has ended, print a line and return None."""
         memory = self._transfers.memory_name
         pull = Pull(request=0, name=name, force=force, safe=is_safe, memory=memory, at_step=job is not None)
-        asked: dict[int, Future[Pulled]] = {}  # what is still to be fetched, or to be dropped
+        asked: dict[int, Future[Pulled]] = {}  # answers whose data was not fetched yet
         began_s = time.monotonic()  # ranks copy large values before they answer
         try:
             with uninterrupted():
@@ -157,7 +157,7 @@ class Exchange:
                 _check_answer(rank, name, answer, force)
             if job is not None and (kinds := {one.waits_for_cell for one in answers.values() if one.waits_for_cell}):
                 what = f"{name!r} ({printable(', '.join(sorted(kinds)))})"
-                if kinds == {_DDP} and not _has_group():  # it would be refused after the wait
+                if kinds == {_DDP} and not _has_group():  # the value could not be unpickled after the wait
                     raise DDPNotebookError(
                         f"{what} cannot be pulled: it needs the process group of the ranks. Its inner model can be "
                         f"pulled when {job.name} has ended: %on_all_ranks inner = {name}.module, then %ddp_pull inner"
@@ -183,13 +183,13 @@ class Exchange:
                 report(f"{name}: {size(whole)}{each} in {time.monotonic() - began_s:.1f} s")
             return RankValues(values, {rank: printable(answer.about) for rank, answer in answers.items()})
         finally:
-            for rank, future in asked.items():  # now, or when the answer comes
+            for rank, future in asked.items():  # immediately, or when the answer arrives
                 future.add_done_callback(partial(self._transfers.drop_answer, rank))
 
     # ---- to the ranks
 
     def push(self, variables: Mapping[str, Any], ranks: RankSet, *, force: bool) -> None:
-        """See `Session.push`."""
+        """Push variables, see `Session.push`."""
         chosen = self._liveness.parse(ranks)
         differ = False  # whether ranks get different values
         for name, value in variables.items():
@@ -226,22 +226,22 @@ class Exchange:
 
     @contextmanager
     def turn(self, ranks: list[int]) -> Iterator[None]:
-        """Wait until ranks are there and have nothing else to do, for a transfer that ends with the block."""
+        """Wait until the ranks are alive and idle, and reserve them for a transfer while the block runs."""
         try:
             with self._cells.run_queue:
                 self._liveness.check(ranks)
                 self._cells.check_idle(ranks)
                 yield
         except KeyboardInterrupt as error:
-            error.__traceback__ = None  # IPython keeps the last error: not the frames, and the data in them
+            error.__traceback__ = None  # IPython keeps the last error; drop the frames and the data in them
             raise keyboard_interrupt("interrupted: the transfer was dropped, the ranks go on") from None
 
 
 def check_name(name: object) -> str:
-    """The name, if a variable can have it.
+    """Check that a variable can have this name, and return it.
 
     Raises:
-        UsageError: none can.
+        UsageError: it is not a valid name.
     """
     if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name):
         raise UsageError(f"{name!r} is not a name of a variable; give one such as 'x'")
@@ -291,8 +291,10 @@ def _raise_errors(answers: Mapping[int, Pulled | Pushed], what: str = "") -> Non
 
 @contextmanager
 def _importing() -> Iterator[None]:
-    """Import without interruption, since a half-imported torch cannot be imported again, and in a directory that
-    exists: oneMKL ends a process that imports torch in a removed one."""
+    """Import without interruption, in a directory that exists.
+
+    A partly imported torch cannot be imported again. oneMKL ends a process that imports torch in a removed directory.
+    """
     with uninterrupted():
         try:
             os.getcwd()
@@ -310,7 +312,7 @@ def _importing() -> Iterator[None]:
 
 
 class _Unpickler(pickle.Unpickler):
-    """Imports what it needs."""
+    """Unpickler that imports modules safely, see `_importing`."""
 
     def find_class(self, module: str, name: str) -> Any:
         if module in sys.modules:
@@ -320,7 +322,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 class _Reader:
-    """Memory as a file to unpickle from. `io.BytesIO` would copy it first."""
+    """Memory as a file to unpickle from. `io.BytesIO` would copy it."""
 
     def __init__(self, data: memoryview) -> None:
         self._rest = data
@@ -334,7 +336,7 @@ class _Reader:
         return len(piece)
 
     def readline(self) -> bytes:
-        raise pickle.UnpicklingError("not a pickle of protocol 5")  # older ones have lines
+        raise pickle.UnpicklingError("not a pickle of protocol 5")  # only older protocols have lines
 
     def _take(self, size: int) -> memoryview:
         piece, self._rest = self._rest[:size], self._rest[size:]
@@ -342,7 +344,7 @@ class _Reader:
 
 
 def _has_group() -> bool:
-    """Return whether this process has a process group of torch. The notebook imports no torch for this."""
+    """Return whether this process has a process group of torch, without importing torch."""
     dist = sys.modules.get("torch.distributed")
     return dist is not None and dist.is_available() and dist.is_initialized()
 
@@ -377,7 +379,7 @@ def _read_safely(rank: int, name: str, data: bytearray | memoryview) -> Any:
 
 
 def _check_answer(rank: int, name: str, answer: Any, force: bool) -> None:
-    """Raise unless an answer has the right types and a plausible size: it may come from a rank that was broken into."""
+    """Check that an answer has the right types and a plausible size, because a rank may be compromised."""
     is_right = (
         isinstance(answer, Pulled)
         and all(isinstance(text, str) for text in (answer.error, answer.about, answer.waits_for_cell))
@@ -396,7 +398,7 @@ def _check_answer(rank: int, name: str, answer: Any, force: bool) -> None:
 
 
 def printable(text: str) -> str:
-    """A rank's text for one line: without control characters, and not longer than 1,000 characters.
+    """Return a rank's text for one line: without control characters, at most 1,000 characters.
 
     Example:
         >>> printable("a\\x1b[2Jb")

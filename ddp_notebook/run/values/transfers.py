@@ -1,6 +1,6 @@
-"""Data between the notebook and a rank: in a message, in shared memory, or in pieces on the wire.
+"""Transfer data between the notebook and a rank: in a message, in shared memory, or in pieces on the wire.
 
-A transfer ends when the rank dies, and at the stop button.
+A transfer ends when the rank dies or stop is pressed.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ from ddp_notebook.wire.memory import SealedMemory, new_name, open_at
 
 
 class Transfers:
-    """Moves data, one transfer at a time.
+    """Transfers data, one transfer at a time.
 
     Args:
         cluster: the ranks.
-        questions: to ask the ranks.
-        check_rank: raises when this rank cannot answer.
+        questions: sends requests to the ranks.
+        check_rank: raises an error if this rank cannot answer.
     """
 
     def __init__(self, cluster: Cluster, questions: Questions, check_rank: Callable[[int], None]) -> None:
         self._cluster = cluster
         self._questions = questions
         self._check_rank = check_rank
-        self.memory_name = new_name()  # the name of ranks' shared memory for this notebook
+        self.memory_name = new_name()  # name of the ranks' shared memory for this notebook
 
     def fetch(self, rank: int, answer: Pulled) -> bytearray | memoryview:
-        """The data of an answer: it is in the answer, in the rank's shared memory, or on the rank.
+        """Return the data of an answer, which is in the answer itself, in shared memory, or still on the rank.
 
         Raises:
             SessionBrokenError: the rank died.
-            DDPNotebookError: the rank sent something else, or there is no memory for the data.
-            KeyboardInterrupt: the stop button was pressed. The rank has forgotten the transfer.
+            DDPNotebookError: the rank sent invalid data, or the notebook has not enough memory.
+            KeyboardInterrupt: stop was pressed. The rank has dropped the data.
         """
         if not answer.transfer:
             return bytearray(answer.data)
@@ -66,11 +66,11 @@ class Transfers:
         of_rank: int = -1,
         check: Callable[[], None] = lambda: None,
     ) -> dict[int, Pushed]:
-        """Set variables on ranks, and wait for their answers. Data that ranks cannot open as shared memory is put on
+        """Set variables on ranks, and wait for their answers. Data goes through shared memory if possible, else over
         the wire.
 
         Args:
-            outgoing: by rank.
+            outgoing: data by rank.
             of_rank: see `Push`.
             check: see `Questions.wait_for`.
 
@@ -100,18 +100,20 @@ class Transfers:
         return self._questions.ask(rank, lambda number: replace(message, request=number))
 
     def drop(self, rank: int, transfer: int) -> None:
-        """Let a rank forget what is not wanted any longer. Never waits."""
+        """Let a rank drop the data of a transfer. Returns immediately."""
         self._cluster.drop(rank, transfer)
 
     def drop_answer(self, rank: int, answer: Future[Pulled]) -> None:
-        """Have a rank forget what an answer tells of, once it has come: for one that nobody waits for any more."""
+        """Let a rank drop the data of an answer that is no longer needed, after the answer has arrived."""
         if transfer := answer.result().transfer:
             self.drop(rank, transfer)
 
     @contextmanager
     def _interruptible(self, rank: int) -> Iterator[Callable[[], None]]:
-        """Yields a check that raises an interrupt between two messages of a transfer. Inside a message, it would leave
-        the rest of that message in the socket, for the next transfer."""
+        """Yield a check that raises an interrupt between two messages of a transfer.
+
+        An interrupt inside a message would leave the rest of that message in the socket, for the next transfer.
+        """
         with Interrupts(lambda: None) as interrupts:
 
             def check() -> None:
@@ -120,7 +122,7 @@ class Transfers:
                     raise KeyboardInterrupt
 
             yield check
-        if interrupts.count:  # behind the last piece
+        if interrupts.count:  # after the last piece
             raise KeyboardInterrupt
 
 
@@ -140,7 +142,9 @@ class PushedData:
             self.whole = b"".join(chunks)
 
     def message(self, of_rank: int) -> Push:
-        """The message to a rank, without its number. One without data is answered by a request for it."""
+        """Return the message to a rank, without its number. The rank answers a message without data with a request for
+        it.
+        """
         if isinstance(self.whole, SealedMemory):
             return Push(request=0, memory=self.whole.place, nbytes=len(self.whole), of_rank=of_rank)
         if len(self.whole) <= INLINE_BYTES:
@@ -148,6 +152,6 @@ class PushedData:
         return Push(request=0, of_rank=of_rank)
 
     def close(self) -> None:
-        """Free the memory. Ranks that have it mapped keep it."""
+        """Free the memory. Ranks that have mapped it keep it."""
         if isinstance(self.whole, SealedMemory):
             self.whole.close()

@@ -1,4 +1,4 @@
-"""The values that a variable has on the ranks: a mapping that shows itself in one line per rank, and as a plot."""
+"""Values of a variable by rank: a mapping with a compact repr and a plot."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_MARKED_POINTS = 50  # up to so many points of a line are shown as points too
+_MARKED_POINTS = 50  # up to this number of points a line also has markers
 
 
 @tells_interrupts(OF_VALUES)
 class RankValues(Mapping[int, Any]):
-    """A value for each rank. `Session.pull` makes one; one's own are for `Session.push`.
+    """Values by rank. `Session.pull` returns them, and `Session.push` accepts them.
 
     Args:
         values: by rank.
-        about: by rank, what is said about the value; where nothing is, its own repr, cut short.
+        about: description of each value, by rank; values without one show their own repr, shortened.
 
     Example:
         >>> session.pull("x")
@@ -51,11 +51,13 @@ class RankValues(Mapping[int, Any]):
         return "\n".join(folded) or "<RankValues of no rank>"
 
     def plot(self) -> Figure:
-        """Numbers as bars, 1-D tensors as a line per rank, 2-D ones as small maps: blue below 0, white at 0, red
-        above, on one scale for all ranks.
+        """Plot the values.
+
+        Numbers are bars, 1-D tensors are lines. 2-D tensors are maps: blue below 0, white at 0, red above, with one
+        scale for all ranks.
 
         Raises:
-            UsageError: there is nothing to plot, or not the same kind on all ranks.
+            UsageError: there is nothing to plot, or ranks have different kinds of values.
 
         Example:
             >>> session.pull("losses").plot().savefig("loss.png")
@@ -79,11 +81,11 @@ def _short(value: Any) -> str:
 
 
 def _array(rank: int, value: Any) -> np.ndarray:
-    """A value as an array of floats."""
+    """Return a value as an array of floats."""
     import numpy as np
 
     try:
-        if hasattr(value, "detach"):  # a tensor, perhaps of a kind that NumPy has not: bfloat16
+        if hasattr(value, "detach"):  # a tensor, perhaps of a type that NumPy does not have: bfloat16
             value = value.detach().cpu()
             value = value if value.is_complex() else value.double()
         array = np.asarray(value)
@@ -136,7 +138,7 @@ def _maps(arrays: Mapping[int, np.ndarray]) -> Figure:
 
 
 def _finished(figure: Figure) -> Figure:
-    """The figure, taken from pyplot: a notebook would show it twice, at the end of the cell and as its value."""
+    """Detach a figure from pyplot, and return it. Otherwise a notebook would show it twice."""
     from matplotlib import pyplot
 
     pyplot.close(figure)
