@@ -169,7 +169,7 @@ def _is_python(code: str) -> bool:
 def what_to_record(
     tensors: str | None = None, watch: str | None = None, gradient: str | None = None, profile: bool = False
 ) -> RecordOptions:
-    """Return the recording options of a cell, in addition to what is always recorded.
+    """Return the recording options of a cell, in addition to the default recording.
 
     Args:
         tensors: "full": keep complete tensors of up to 1 MB.

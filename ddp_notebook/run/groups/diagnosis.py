@@ -162,11 +162,11 @@ Waiting = Mapping[int, Operation]
 
 
 def _awaited(views: Views, waiting: Waiting, states: set[str]) -> tuple[list[int], list[int], Operation | None]:
-    """Return the ranks in these states that others wait for, the waiting ranks, and the operation of the first of them."""
+    """Return the awaited ranks in these states, the ranks that wait for them, and the operation of the first waiter."""
     absences = Absences(views)
     in_states = {rank for rank, view in views.items() if view.state in states}
     missing: set[int] = set()
-    looked_at: dict[frozenset[int], bool] = {}  # whether the set contains a rank in these states
+    looked_at: dict[frozenset[int], bool] = {}  # True if the set contains a rank in these states
     waiters = []
     for rank in waiting:
         absent = absences[rank]

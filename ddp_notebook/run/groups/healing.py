@@ -70,7 +70,7 @@ class Healing:
             return self._heal(from_rank, names)
 
     def before_cell(self) -> list[str]:
-        """Replace dead ranks before a cell that is at the head of the run queue. Return sentences about what was done."""
+        """Replace dead ranks before a cell at the head of the run queue. Return sentences that report it."""
         return self._heal(None, ()) if self._liveness.check_host().gone and not self._cells.busy else []
 
     def _heal(self, from_rank: int | None, names: Sequence[str]) -> list[str]:

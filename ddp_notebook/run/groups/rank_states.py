@@ -28,7 +28,7 @@ def status(
     *,
     lost: str,
 ) -> Status:
-    """Return the state of all ranks, from their answers and from what their hosts report.
+    """Return the state of all ranks, from their answers and the reports of their hosts.
 
     Args:
         tasks: sentence about the cluster job that has the hosts.

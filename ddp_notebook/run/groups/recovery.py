@@ -151,7 +151,7 @@ class Recovery:
             time.sleep(_LOOK_S)
 
     def in_call(self) -> list[int]:
-        """Return the ranks whose main thread is in a call of `session.client`. Ranks that do not answer are left out."""
+        """Return the ranks whose main thread is in a call of `session.client`, without ranks that do not answer."""
         heard = [rank for rank in self._cluster.alive if rank not in self._cluster.unheard]
         answers: dict[int, Vitals] = self._questions.ask_for(heard, lambda n: Probe(request=n), _CALL_ANSWER_S)
         return [rank for rank, vitals in answers.items() if vitals.client_call_s]

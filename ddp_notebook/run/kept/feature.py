@@ -1,4 +1,4 @@
-"""Declares `%ddp_attach`."""
+"""Declaration of `%ddp_attach`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ddp_notebook.run.interrupted import OF_FUNCTIONS
 
 
 def _names() -> list[str]:
-    """Return the names that `%ddp_attach` takes."""
+    """Return the names that `%ddp_attach` accepts."""
     from ddp_notebook.registry import lookup
 
     return [one.name for one in lookup.everything()]

@@ -1,4 +1,4 @@
-"""The running cells of another notebook, as a notebook that only looks at its kept session has them."""
+"""The running cells of a kept session's driver, in a notebook that only observes the session."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForeignCell:
-    """One running cell. `RankProbe` takes it where it takes a `CellRun`."""
+    """One running cell. `RankProbe` accepts it in place of a `CellRun`."""
 
     number: int
     told: RunCell
@@ -26,10 +26,10 @@ class ForeignCell:
 
 
 class ForeignCells:
-    """All running and waiting cells of the notebook that drives.
+    """All running and waiting cells of the driver.
 
     Args:
-        on_prompt: gets the number and the prompt of each cell.
+        on_prompt: called with the number and the prompt of each cell.
     """
 
     def __init__(self, on_prompt: Callable[[int, str], object]) -> None:
@@ -38,7 +38,7 @@ class ForeignCells:
         self._waiting: list[Waiting] = []
 
     def update(self, running: list[RunningCell], waiting: list[Waiting]) -> None:
-        """Replace what is known by the keeper's message. Called in the thread that reads from it."""
+        """Replace the cells by those in the keeper's message. Called in the thread that reads it."""
         now = time.monotonic()
         for one in running:
             if one.told.file:
@@ -53,7 +53,7 @@ class ForeignCells:
 
     @property
     def under_way(self) -> ForeignCell | None:
-        """The newest running cell."""
+        """Return the newest running cell."""
         running = self._running
         return running[-1] if running else None
 

@@ -1,4 +1,4 @@
-"""Cells that an earlier notebook has sent, and has not shown to their end."""
+"""Cells that an earlier notebook has sent, and whose output it has not shown completely."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ if TYPE_CHECKING:
 
 
 class RecoveredCells:
-    """Those that nobody follows yet, the oldest first.
+    """Recovered cells that no thread follows yet, the oldest first.
 
     Args:
         cluster: the ranks.
-        cells: theirs.
+        cells: cells of the session.
 
     Attributes:
-        jobs: numbers of those in which cells are followed that were let go.
-        ended: how those have ended that were shown, in words.
-        waiting: jobs that have not begun, and that nobody has in a queue here yet.
+        jobs: numbers of the jobs that follow released cells.
+        ended: sentences about the end of shown cells.
+        waiting: jobs that have not started and are not in this notebook's run queue yet.
     """
 
     def __init__(self, cluster: Cluster, cells: Cells) -> None:
@@ -50,7 +50,7 @@ class RecoveredCells:
         self._left: list[tuple[CellRun, RunCell]] = []
 
     def add(self, told: Sequence[tuple[RunCell, list[int], float]]) -> None:
-        """Have these cells, see `Welcome.cells`. Call it before anything of them comes."""
+        """Add cells, see `Welcome.cells`. Call it before any message of them arrives."""
         for cell, ranks, for_s in told:
             run = CellRun(cell.cell, ranks, self._cluster.hold_text)
             run.folds = cell.folds
@@ -62,13 +62,13 @@ class RecoveredCells:
             self._left.append((run, cell))
 
     def show_ended(self, *, wait: bool = False) -> None:
-        """Show what those have printed and displayed that have ended, as cells of one's own.
+        """Show the output of ended cells, like that of this notebook's cells.
 
         Args:
-            wait: for those too that still run, which the stop button ends then.
+            wait: also wait for cells that still run. The stop button ends them.
 
         Raises:
-            what `Cells.run` raises: of the first one that did not end well.
+            RankError: the first cell that failed, or any other error of `Cells.run`.
         """
         while self._left and (wait or self._left[0][0].is_over):
             run, cell = self._left.pop(0)
@@ -83,7 +83,7 @@ class RecoveredCells:
                 self.ended.append(f"cell [{cell.execution_count}] of the earlier notebook {how}, and was shown here")
 
     def notes(self) -> list[str]:
-        """Show those that have ended. Returns how, where one has failed, no fault of the next cell."""
+        """Show ended cells. Return a note if one has failed, because that is not an error of the next cell."""
         try:
             self.show_ended()
         except (DDPNotebookError, KeyboardInterrupt) as error:
@@ -91,15 +91,17 @@ class RecoveredCells:
         return []
 
     def let_go(self) -> list[tuple[CellRun, RunCell]]:
-        """Those that run, for who follows them from now on; without one that asks its user, whom it would not find in
-        the background."""
+        """Release the running cells, and return them, to be followed as jobs.
+
+        A cell that waits for input is not released, because a background job cannot be answered.
+        """
         going = [(run, cell) for run, cell in self._left if not run.asks]
         self._left = [(run, cell) for run, cell in self._left if run.asks]
         return going
 
     @property
     def asking(self) -> list[RunCell]:
-        """Those that have called `input()` and wait for somebody who follows them."""
+        """Return the cells that wait for `input()`."""
         return [cell for run, cell in self._left if run.asks]
 
     def follow(
@@ -111,7 +113,7 @@ class RecoveredCells:
         beside: SideView | None = None,
         on_begin: Callable[[CellRun, Interrupts], object] = lambda *_: None,
     ) -> CellResult:
-        """Follow one to its end. The arguments are those of `Cells.run`."""
+        """Follow a cell to its end. The arguments are those of `Cells.run`."""
         with place:
             run.is_patient = False
             run.name = waiter.name
@@ -130,7 +132,7 @@ class RecoveredCells:
 
 
 class KeptCells(SessionFeature):
-    """The cells of other notebooks in one session. A session without a keeper has none."""
+    """Cells of other notebooks in one session. A session without a keeper has none."""
 
     def __init__(self, parts: SessionParts) -> None:
         super().__init__(parts)

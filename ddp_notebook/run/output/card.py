@@ -1,4 +1,4 @@
-"""The hang card of a cell that makes no progress: who waits where, and why. A display that is updated in place."""
+"""The hang card of a cell without progress: waiting ranks, and the cause. The display is updated in place."""
 
 from __future__ import annotations
 
@@ -9,35 +9,35 @@ from ddp_notebook.run.groups.diagnosis import Views, by_what_they_do, list_with_
 from ddp_notebook.run.output.rate_limiter import RateLimiter, new_id
 
 STOP = "The stop button ends the cell"
-_ROWS = 12  # at most
+_ROWS = 12  # largest number of rows
 
 
 class Card:
     """Shows, updates and removes the card.
 
     Args:
-        rate_limiter: the cell's.
-        ends: what ends the cell.
+        rate_limiter: the rate limiter of the cell's output.
+        ends: action that ends the cell, as text.
     """
 
     def __init__(self, rate_limiter: RateLimiter, ends: str = STOP) -> None:
         self._rate_limiter = rate_limiter
         self._ends = ends
         self._display_id = ""
-        self._said = ""  # the last verdict in a terminal
+        self._said = ""  # the last verdict that was printed, in a terminal
 
     @property
     def is_shown(self) -> bool:
-        """Whether there is a display to update."""
+        """Return whether there is a display to update."""
         return bool(self._display_id)
 
     def show(self, views: Views, seconds: float, why: str) -> None:
-        """Show what the ranks do.
+        """Show the activity of the ranks.
 
         Args:
-            views: by rank.
-            seconds: how long the rank that has waited longest has done so.
-            why: the verdict on that.
+            views: activity by rank.
+            seconds: longest wait of a rank.
+            why: the verdict on the wait.
         """
         if not self._rate_limiter.can_update:
             if why != self._said:
@@ -55,7 +55,7 @@ class Card:
         self._rate_limiter.drain()
 
     def remove(self) -> None:
-        """The cell goes on, or is over."""
+        """Remove the card: the cell makes progress again, or is over."""
         if self._display_id:
             self._rate_limiter.update({"text/plain": "", "text/html": ""}, None, self._display_id)
             self._rate_limiter.drain()
@@ -63,7 +63,7 @@ class Card:
 
 
 def _rows(views: Views) -> list[tuple[list[int], str, str]]:
-    """Sets of ranks, what they do, and for how long."""
+    """Return sets of ranks, with their activity and its duration."""
     rows = []
     for ranks, doing in by_what_they_do(views, lambda view: view.doing):
         longest = max(max(views[rank].since_s, views[rank].child_s) for rank in ranks)
@@ -72,18 +72,18 @@ def _rows(views: Views) -> list[tuple[list[int], str, str]]:
 
 
 def _title(views: Views, seconds: float, why: str) -> str:
-    # A child process may be at work, such as a download.
+    # A child process may be working, for example on a download.
     what = "waiting" if only_wait_for_children(views) else "no progress"
     return f"{what} for {seconds:.0f} s" + (f": {why}" if why else "")
 
 
 def as_text(views: Views, seconds: float, why: str, ends: str = STOP) -> str:
-    """The card in a terminal.
+    """Return the card as plain text for a terminal.
 
     Args:
-        views: by rank.
+        views: activity by rank.
         seconds, why: as for `Card.show`.
-        ends: what ends the cell, in words.
+        ends: action that ends the cell, as text.
     """
     rows = [
         f"  {list_with_host(views, ranks)}: {doing}" + (f", for {since}" if since else "")
@@ -101,7 +101,7 @@ def _what_to_do(views: Views, ends: str) -> str:
 
 
 def as_html(views: Views, seconds: float, why: str, ends: str = STOP) -> str:
-    """The card on a page. Arguments as those of `as_text`."""
+    """Return the card as HTML. The arguments are those of `as_text`."""
     cell = "padding:1px 12px 1px 0;text-align:left;vertical-align:top;background:none"
     rows = "".join(
         f'<tr style="background:none"><td style="{cell}"><code>[{format_ranks(ranks)}]</code>'

@@ -1,4 +1,4 @@
-"""Widgets of the ranks in the notebook: each comm of a rank has a stand-in in the notebook's kernel."""
+"""Widgets of ranks in the notebook: each comm of a rank has a proxy in the notebook's kernel."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ddp_notebook.run.output.message_rate import FRONT_END
 
 
 class WidgetState:
-    """A widget's state as its rank and its user have last set it, so that a page can have it without the rank.
+    """State of a widget, as its rank and its user have last set it. A page can get it without the rank.
 
     Example:
         >>> state = WidgetState()
@@ -26,7 +26,7 @@ class WidgetState:
 
     def __init__(self) -> None:
         self._state: dict[str, Any] = {}
-        self._buffers: dict[tuple[Any, ...], Any] = {}  # binary values, by path; they are not in the state
+        self._buffers: dict[tuple[Any, ...], Any] = {}  # binary values by path; the state does not contain them
 
     def __repr__(self) -> str:
         return f"<WidgetState: {len(self._state)} values, {len(self._buffers)} buffers>"
@@ -37,7 +37,7 @@ class WidgetState:
         return bool(self._state)
 
     def take(self, data: Mapping[str, Any], buffers: Sequence[Any]) -> None:
-        """An opening, or a message, of either side."""
+        """Update the state with an opening or a message of either side."""
         if data.get("method", "update") not in ("update", "echo_update") or "state" not in data:
             return
         paths = [tuple(path) for path in data.get("buffer_paths", ())]
@@ -47,47 +47,46 @@ class WidgetState:
         self._buffers.update(zip(paths, buffers, strict=False))
 
     def told(self) -> tuple[dict[str, Any], list[Any]]:
-        """The answer to a page that asks for it: its data, and its buffers."""
+        """Return the reply to a state request of a page: its data and its buffers."""
         paths = [list(path) for path in self._buffers]
         return {"method": "update", "state": self._state, "buffer_paths": paths}, list(self._buffers.values())
 
 
 _CONTROL = "jupyter.widget.control"
-_BYTES_EACH = 60_000  # so much of buffers counts as one message: 50 MB in a second
+_BYTES_EACH = 60_000  # buffer bytes that count as one message: 50 MB per second
 
 
 class Comms:
     """Passes messages between widgets and the browser. Without a kernel, as in a terminal, it does nothing.
 
-    A rank's message goes to the front end in the pump's thread, so that a widget's model is there before its view,
-    which the main thread displays. An answer names the message that it answers; everything else belongs to the
-    cell that runs.
+    The pump's thread sends a rank's messages to the front end, so that a widget's model exists before the main thread
+    displays its view. A reply has the request as its parent message; other messages have the running cell.
 
-    A page that is loaded again asks each comm, and shows no widget before all have answered. So it is answered here: a
-    rank may be in a cell for hours, or be gone.
+    A reloaded page requests the state of each comm, and shows no widget before all have replied. This class replies,
+    because a rank may be busy for hours or dead.
 
     Args:
-        send: hands a message to a rank, in order with the cells; from any thread.
-        took: told of each message that was published.
+        send: sends a message to a rank, in order with the cells; may be called in any thread.
+        took: called with each published message.
     """
 
     def __init__(self, send: Callable[[int, Comm], None], took: Callable[[int, Comm], None]) -> None:
         self._send = send
         self._took = took
-        self._stand_ins: dict[str, Any] = {}  # by comm id, which is the same on both sides
-        self._rank_of: dict[str, int] = {}  # by comm id
-        self._states: dict[str, WidgetState] = {}  # by comm id
+        self._stand_ins: dict[str, Any] = {}  # proxies by comm id, which is the same on both sides
+        self._rank_of: dict[str, int] = {}  # rank by comm id
+        self._states: dict[str, WidgetState] = {}  # state by comm id
         self._lock = threading.Lock()
         self._kernel = kernel()
         self._has_ended = False
 
     def on_message(self, rank: int, message: Comm) -> None:
-        """A message of a rank's end of a comm. May sleep."""
+        """Handle a message from the rank's side of a comm. May sleep."""
         try:
             self._pass_on(rank, message)
             if message.msg_type != "comm_open" and self._kernel is not None:
                 FRONT_END.add(1 + sum(map(len, message.buffers)) / _BYTES_EACH)
-                time.sleep(FRONT_END.wait_s("comms"))  # and the ranks wait for that
+                time.sleep(FRONT_END.wait_s("comms"))  # back-pressure makes the ranks wait
         finally:
             self._took(rank, message)
 
@@ -111,21 +110,23 @@ class Comms:
                 self._publish(comm_id, message.msg_type, message.content, message.metadata, buffers, parent)
 
     def on_renumbered(self, stayed: Mapping[int, int]) -> None:
-        """There are more or fewer ranks. Widgets of those that have left stay on the page as they are.
+        """Handle a change of the number of ranks. Widgets of removed ranks stay on the page unchanged.
 
         Args:
-            stayed: the former number of each rank that has stayed, by its new one.
+            stayed: former number of each remaining rank, by its new number.
         """
         now = {before: rank for rank, before in stayed.items()}
         with self._lock:
             self._rank_of = {comm_id: now[rank] for comm_id, rank in self._rank_of.items() if rank in now}
 
     def close(self) -> None:
-        """The ranks end. Their widgets stay as they are, such as finished bars, also if the page is loaded again."""
+        """Detach the widgets when the ranks end. They stay on the page, even if it is reloaded, for example finished
+        bars.
+        """
         with self._lock:
             self._has_ended = True
             self._rank_of.clear()
-            self._send = lambda rank, message: None  # the kernel keeps the stand-ins, and they this
+            self._send = lambda rank, message: None  # the kernel keeps the proxies, which keep this object
 
     def _forget(self, comm_id: str) -> Any:
         self._rank_of.pop(comm_id, None)
@@ -156,7 +157,7 @@ class Comms:
             comm_id=content["comm_id"],
             target_name=content.get("target_name", ""),
             target_module=content.get("target_module"),
-            primary=False,  # do not open it yet: the browser may answer at once
+            primary=False,  # do not open it yet, because the browser may reply immediately
         )
         stand_in.on_msg(self._to_rank)
         stand_in.on_close(self._to_rank)
@@ -166,7 +167,7 @@ class Comms:
         return stand_in
 
     def _to_rank(self, message: dict[str, Any]) -> None:
-        """A message of the browser. The kernel calls this in the thread in which it reads comms."""
+        """Handle a message of the browser. The kernel calls this in the thread that reads comms."""
         header, content = message["header"], message["content"]
         comm_id, data = content["comm_id"], content.get("data") or {}
         with self._lock:
@@ -179,7 +180,7 @@ class Comms:
                 return
             elif state is not None:
                 state.take(data, message.get("buffers") or ())
-        if rank is None:  # it has left
+        if rank is None:  # the rank was removed
             return
         self._send(
             rank,
@@ -194,8 +195,11 @@ class Comms:
 
 
 def _comm_maker() -> Callable[..., Any]:
-    """What makes a comm of this kernel. Before 6.18 (on Colab and Kaggle) ipykernel had comms of its own, and those of
-    the package `comm`, where that is installed, reach no front end."""
+    """Return the function that creates a comm of this kernel.
+
+    Before version 6.18, as on Colab and Kaggle, ipykernel had its own comms. Those of the package `comm` do not reach
+    the front end then.
+    """
     from ipykernel._version import version_info
 
     if version_info < (6, 18):
@@ -208,6 +212,9 @@ def _comm_maker() -> Callable[..., Any]:
 
 
 def _refuse(comm: Any, _: dict[str, Any]) -> None:
-    """A reloaded page asks ipywidgets for the state of all widgets at once, but that knows only those of the kernel. If
-    refused, the page asks each comm, and so those of ranks too."""
+    """Refuse the request of a reloaded page for the state of all widgets.
+
+    ipywidgets would reply with the widgets of the kernel only. After the refusal the page requests the state of each
+    comm.
+    """
     comm.close()

@@ -1,4 +1,4 @@
-"""Where output goes: where the main thread's own goes, or under one cell, also when that has ended."""
+"""Destinations of output: that of the main thread, or one cell, even after its end."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from ddp_notebook.run.notebook_kernel import has_front_end, ipython, is_marimo, 
 class DisplayTarget(Protocol):
     """Destination of text and displays."""
 
-    can_update: bool  # a display that is shown can be changed
-    is_captured: bool  # text goes to something else than the front end, as under %%capture: it must stay text
+    can_update: bool  # a shown display can be changed
+    is_captured: bool  # text does not go to the front end, as under %%capture, and must stay text
 
     @property
     def is_live(self) -> bool:
-        """Return whether a person can see it now. False if a program runs the notebook."""
+        """Return whether a user can see it now. False if a program runs the notebook."""
 
     def write(self, stream: str, text: str) -> None:
         """Show text of "stdout" or "stderr"."""
@@ -26,20 +26,20 @@ class DisplayTarget(Protocol):
         """Flush the written text."""
 
     def publish(self, data: dict[str, Any], metadata: dict[str, Any], display_id: str | None, update: bool) -> None:
-        """Show a MIME bundle, or change the one with this id."""
+        """Show a MIME bundle, or update the display with this id."""
 
     def clear(self, wait: bool) -> None:
-        """Remove what is shown; with `wait` when something else comes."""
+        """Remove all output; with `wait` only when new output arrives."""
 
     def fail(self, error: BaseException) -> None:
-        """Show an error as a cell does that ends with it."""
+        """Show an error like a cell that ends with it."""
 
 
 class ThreadTarget:
-    """Where the output of this thread goes: under the cell that runs, to the terminal, to whatever captures it."""
+    """Destination of this thread's output: the running cell, the terminal, or an object that captures it."""
 
     def __init__(self) -> None:
-        self.can_update = kernel() is not None  # a terminal cannot change what it has shown
+        self.can_update = kernel() is not None  # a terminal cannot change shown text
         self.is_captured = _is_captured()
 
     @property
@@ -67,21 +67,25 @@ class ThreadTarget:
 
     def fail(self, error: BaseException) -> None:
         text = "\n".join(_traceback_of(error)) + "\n"
-        self.write("stderr", text if ipython() or is_marimo() else COLORS.sub("", text))  # of a script, perhaps a log
+        self.write("stderr", text if ipython() or is_marimo() else COLORS.sub("", text))  # a script may write to a log
         self.flush("stderr")
 
 
 class MarimoTarget(ThreadTarget):
-    """Under the cell of marimo's that has made the thread. There that is what the notebook's own `print` does, which
-    marimo replaces, and not what is written to `sys.stdout`."""
+    """Destination under the marimo cell that has started this thread.
+
+    marimo routes the `print` of the notebook's module to this cell, but not text written to `sys.stdout`.
+    """
 
     def write(self, stream: str, text: str) -> None:
         vars(sys.modules["__main__"]).get("print", print)(text, end="", flush=True)
 
 
 class CellTarget:
-    """Under the cell that has made it, from any thread, also when it has ended: messages name the request that they
-    belong to, and front ends put them there. (nbclient takes them only until the cell ends.)
+    """Destination under the cell that has created it, from any thread, even after the cell's end.
+
+    Messages name the request of their cell, and front ends show them there. nbclient only accepts them until the cell
+    ends.
 
     Args:
         running: the kernel.
@@ -99,7 +103,7 @@ class CellTarget:
         self._send("stream", {"name": stream, "text": text}, f"stream.{stream}")
 
     def flush(self, stream: str) -> None:
-        """Nothing was kept back."""
+        """Do nothing: all text was sent immediately."""
 
     def publish(self, data: dict[str, Any], metadata: dict[str, Any], display_id: str | None, update: bool) -> None:
         kind = "update_display_data" if update else "display_data"
@@ -110,22 +114,22 @@ class CellTarget:
         self._send("clear_output", {"wait": wait}, "clear_output")
 
     def fail(self, error: BaseException) -> None:
-        if not self.is_live:  # the cell waits, and raises it itself
+        if not self.is_live:  # the cell waits, and raises the error itself
             return
         content = {"ename": type(error).__name__, "evalue": str(error), "traceback": _traceback_of(error)}
         self._send("error", content, "error")
 
     def _send(self, kind: str, content: dict[str, Any], topic: str) -> None:
-        socket = self._kernel.iopub_socket  # sends in a thread of its own
+        socket = self._kernel.iopub_socket  # sends in its own thread
         self._kernel.session.send(socket, kind, content, parent=self._parent, ident=topic.encode())
 
 
 class DisplayHandle:
-    """A display of a sink, shown at the first update; as IPython's handles are, as far as they are needed.
+    """A display that is shown at the first update, compatible with IPython's handles as far as needed.
 
     Args:
-        target: where it is shown.
-        display_id: that no other display has.
+        target: destination of the display.
+        display_id: unique id of the display.
     """
 
     def __init__(self, target: DisplayTarget, display_id: str) -> None:
@@ -134,14 +138,14 @@ class DisplayHandle:
         self._is_shown = False
 
     def update(self, data: dict[str, Any], *, raw: bool = True) -> None:
-        """Show this MIME bundle instead of what is there."""
+        """Show a MIME bundle, or replace the shown one with it."""
         assert raw
         self._target.publish(data, {}, self._display_id, update=self._is_shown)
         self._is_shown = True
 
 
 def of_this_cell() -> DisplayTarget:
-    """Where output goes that comes later, from another thread."""
+    """Return the destination for later output of another thread that belongs to the running cell."""
     running = kernel()
     if running is not None and all(hasattr(running, name) for name in ("get_parent", "iopub_socket", "session")):
         return CellTarget(running)
@@ -149,13 +153,13 @@ def of_this_cell() -> DisplayTarget:
 
 
 def _is_captured() -> bool:
-    """Whether this thread's text goes to something else than the kernel's streams."""
+    """Return whether text of this thread goes elsewhere than to the kernel's streams."""
     streams = getattr(sys.modules.get("ipykernel.iostream"), "OutStream", None)
     return streams is not None and not all(isinstance(one, streams) for one in (sys.stdout, sys.stderr))
 
 
 def _traceback_of(error: BaseException) -> list[str]:
-    """The lines that a notebook shows for it."""
+    """Return the lines that a notebook shows for an error."""
     render = getattr(error, "_render_traceback_", None)
     if render is not None:
         return list(render())

@@ -1,14 +1,14 @@
-"""Lines of many ranks, folded: a line that several ranks write appears once, with the set of those ranks.
+"""Fold lines of several ranks: a line that several ranks write is shown once, with the set of these ranks.
 
-Each rank's lines keep their order. Between ranks they are aligned as a person would align them. From
+The lines of one rank keep their order. Lines of different ranks are aligned by their text. The output
 
     rank 0   epoch 1   loss 0.51   done
     rank 1   epoch 1   loss 0.48   done
 
-follow "epoch 1" of both, "loss 0.51 | 0.48", and "done" of both. A line waits a moment for the other ranks; a rank
-that is later can still join the tail, the lines that were shown last.
+becomes "epoch 1" of both, "loss 0.51 | 0.48", and "done" of both. A line waits a moment for the other ranks. A late
+rank can still join the tail, which are the lines shown last.
 
-Pure bookkeeping: no clock, no thread, no output.
+This module has no clock, no threads and no output.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from dataclasses import dataclass, field
 from ddp_notebook.messages.ranks import Display
 from ddp_notebook.run.output.numbers import LinePattern, form_of, merged
 
-TWINS_S = 0.05  # a line without numbers waits so long for equal lines of other ranks
-OTHERS_S = 0.5  # a line with numbers, a display or a value waits so long for those of the other ranks
-LATE_S = 2.0  # lines that were shown without all ranks are remembered for so long
-_TOGETHER_S = 0.02  # lines that are due so soon are shown together with lines that are due now
+TWINS_S = 0.05  # time that a line without numbers waits for equal lines of other ranks
+OTHERS_S = 0.5  # time that a line with numbers, a display or a value waits for those of other ranks
+LATE_S = 2.0  # time for which lines that were shown without all ranks are remembered
+_TOGETHER_S = 0.02  # lines that are due within this time are shown together with lines that are due now
 _LOOK_S = 0.01
 _MOST_ALONE = 1000  # kinds of lines known to come from some ranks only
 _DISPLAYS, _VALUES = "displays", "values"
@@ -32,14 +32,14 @@ _DISPLAYS, _VALUES = "displays", "values"
 
 @dataclass(slots=True)
 class Item:
-    """A line of text, or a display, whose only text is its label. Items with equal keys are twins.
+    """A line of text, or a display, whose only text is its label. Items with equal keys are duplicates.
 
-    What follows from the text is found when it is needed: lines that are equal on all ranks never need it.
+    Properties that follow from the text are computed on demand: lines that are equal on all ranks never need them.
 
     Attributes:
         family: equal for items that may be shown together.
-        marker: equal for items of several ranks that belong together: the text of a line without what is measured.
-        form: of a line that may be merged with lines that differ in numbers.
+        marker: equal for items of several ranks that belong together: the text of a line without measured values.
+        form: pattern of a line that may be merged with lines that differ in numbers.
     """
 
     key: str
@@ -53,17 +53,17 @@ class Item:
 
     @classmethod
     def line(cls, stream: str, text: str, waits_s: float = TWINS_S) -> Item:
-        """A line, without its end."""
+        """Create an item for a line, given without its line end."""
         return cls(f"{stream}:{text}", stream, text, waits_s=waits_s)
 
     @classmethod
     def displayed(cls, rank: int, display: Display) -> Item:
-        """A display. One with a handle belongs to its rank, which alone can update it."""
+        """Create an item for a display. A display with a handle belongs to its rank, which alone can update it."""
         handle = (display.content.get("transient") or {}).get("display_id")
         owner = "" if handle is None else f"{rank}:{handle}:"
         data = display.content.get("data") or {}
         content = json.dumps(data, sort_keys=True, default=str)
-        is_new = display.msg_type in ("display_data", "execute_result")  # an update waits for nothing
+        is_new = display.msg_type in ("display_data", "execute_result")  # an update does not wait
         key = f"display:{display.msg_type}:{owner}{content}"
         return cls(key, display=display, waits_s=OTHERS_S if is_new else TWINS_S)
 
@@ -85,7 +85,7 @@ class Item:
 
 @dataclass(slots=True)
 class Folded:
-    """An item, and the ranks that have it."""
+    """An item, and the ranks that have written it."""
 
     item: Item
     ranks: list[int]
@@ -96,20 +96,20 @@ class Tail:
     """The lines shown last, as long as late ranks may join them."""
 
     entries: list[Folded] = field(default_factory=list)
-    changed: bool = False  # since it was shown
-    joined: bool = False  # some rank has joined
-    _next: dict[int, int] = field(default_factory=dict)  # by rank: the first entry that may be its next line
+    changed: bool = False  # changed since it was shown
+    joined: bool = False  # a rank has joined
+    _next: dict[int, int] = field(default_factory=dict)  # by rank, the first entry that may be its next line
     _in_time: set[int] = field(default_factory=set)  # ranks that were not late
 
     def extend(self, entries: list[Folded]) -> None:
-        """Add entries that were shown right after it."""
+        """Add entries that were shown directly after it."""
         for entry in entries:
             self.entries.append(entry)
             self._in_time.update(entry.ranks)
             self._next.update(dict.fromkeys(entry.ranks, len(self.entries)))
 
     def join(self, rank: int, item: Item) -> bool:
-        """Let a rank join an entry that is its line too. Returns whether there is one."""
+        """Let a rank join an entry that equals its line. Return whether there is such an entry."""
         for number in range(self._next.get(rank, 0), len(self.entries)):
             entry = self.entries[number]
             if entry.item.key == item.key:
@@ -120,8 +120,10 @@ class Tail:
         return False
 
     def insert(self, late: Folded) -> bool:
-        """Put a line of late ranks between the others, in the order of ranks. Returns False if these ranks are not
-        late: their line comes after what is shown here."""
+        """Insert a line of late ranks between the entries, in the order of ranks.
+
+        Return False if these ranks are not late: then their line comes after the shown lines.
+        """
         if not self._in_time.isdisjoint(late.ranks):
             return False
         at = max(self._next.get(rank, 0) for rank in late.ranks)
@@ -135,7 +137,7 @@ class Tail:
 
 
 class _Queue:
-    """The items of one rank that wait, with a count of their markers as far as that was needed."""
+    """Waiting items of one rank. Their markers are counted on demand."""
 
     def __init__(self) -> None:
         self._counted: deque[tuple[float, Item]] = deque()
@@ -163,7 +165,7 @@ class _Queue:
         return marker in self._counts
 
     def pop(self) -> Item:
-        """Take the first item."""
+        """Remove the first item, and return it."""
         if not self._counted:
             item = self._fresh.popleft()[1]
         else:
@@ -176,10 +178,10 @@ class _Queue:
 
 
 class Fold:
-    """Collects items by rank and gives them out folded.
+    """Collects items by rank, and returns them folded.
 
     Args:
-        folds: merge what several ranks write; False: each line of each rank is its own, and does not wait.
+        folds: merge items of several ranks. False: show each line of each rank separately, without waiting.
 
     Example:
         >>> fold = Fold()
@@ -192,14 +194,14 @@ class Fold:
     def __init__(self, folds: bool = True) -> None:
         self._folds = folds
         self._queues: dict[int, _Queue] = {}
-        self._alone: dict[str, set[int]] = {}  # for each family: the only ranks that have shown such items
-        self._passed: dict[str, tuple[float, dict[int, int]]] = {}  # for each marker: last time, count by rank
+        self._alone: dict[str, set[int]] = {}  # by family, the only ranks that have shown such items
+        self._passed: dict[str, tuple[float, dict[int, int]]] = {}  # by marker: last time, count by rank
 
     def __bool__(self) -> bool:
         return any(self._queues.values())
 
     def add(self, rank: int, item: Item, now: float) -> None:
-        """Add an item of a rank, which came at `now` (seconds)."""
+        """Add an item of a rank, which arrived at `now` (seconds)."""
         if not self._folds and (item.display is None or item.is_display):
             is_value = item.waits_s == OTHERS_S
             item.key = f"{rank}:{item.key}"
@@ -212,18 +214,18 @@ class Fold:
     def take(
         self, now: float, talking: Collection[int], join: Callable[[int, Item], bool] = lambda *_: False
     ) -> list[Folded]:
-        """The items that need not wait any longer, in the order in which to show them.
+        """Return the items that need not wait any longer, in display order.
 
         Args:
-            now: seconds; items that have waited long enough wait no more.
+            now: seconds; items that have waited long enough are returned.
             talking: ranks that may still write.
-            join: adds an item of a rank to what was shown last, and returns whether that was possible. It is called
+            join: adds an item of a rank to the lines shown last, and returns whether that was possible. It is called
                 until something new is to be shown.
         """
         taken: list[Folded] = []
         if not self._queues:  # no rank has written anything yet
             return taken
-        due_s = now  # what is due then is due
+        due_s = now  # latest due time of items to return
         if any(queue and now >= self._due_s(queue) for queue in self._queues.values()):
             due_s += _TOGETHER_S
         while True:
@@ -236,13 +238,13 @@ class Fold:
                 taken += self._fold(ranks, has_waited, now, talking)
 
     def take_all(self) -> list[Folded]:
-        """All items: nothing more can come."""
+        """Return all items, because no more can arrive."""
         return self.take(float("inf"), ())
 
     def wait_s(self, now: float) -> float | None:
-        """Seconds until `take` has to look again; None: nothing waits."""
+        """Return the seconds until `take` must be called again; None: no items wait."""
         waits = [self._due_s(queue) - now for queue in self._queues.values() if queue]
-        # an item that is due and still here waits for a twin that is behind an item that is not due
+        # An item that is due and was not returned waits for a duplicate, which is behind an item that is not due.
         return min((wait_s for wait_s in waits if wait_s > 0), default=_LOOK_S if waits else None)
 
     # ---- which items are ready
@@ -253,7 +255,7 @@ class Fold:
                 queue.pop()
 
     def _ready(self, now: float, due_s: float, talking: Collection[int]) -> Iterator[tuple[list[int], bool]]:
-        """The ranks whose first items are to be shown together, and whether they have waited for others in vain."""
+        """Yield the ranks whose first items are shown together, and whether they waited for other ranks in vain."""
         heads = {rank: queue.head[1] for rank, queue in sorted(self._queues.items()) if queue}
         if not heads:
             return
@@ -275,8 +277,8 @@ class Fold:
         due_s: float,
         talking: Collection[int],
     ) -> Iterator[tuple[list[int], bool]]:
-        """As `_ready`, where the ranks do not all have the same first item. `heads`: the first item of each rank."""
-        most = len({*talking, *heads})  # ranks that could have it
+        """Do the work of `_ready` if the first items of the ranks differ. `heads`: the first item of each rank."""
+        most = len({*talking, *heads})  # number of ranks that may have such an item
         is_all = len(heads) == most
         crossed: list[tuple[float, list[int]]] = []
         groups = 0
@@ -302,12 +304,12 @@ class Fold:
             yield min(crossed, key=lambda one: one[0])[1], False
 
     def _comes_elsewhere(self, marker: str, ranks: Collection[int], heads: Collection[int]) -> bool:
-        """Whether the queue of another rank has such an item, after its first one."""
+        """Return whether the queue of another rank has such an item, after its first one."""
         others = () if len(ranks) == len(heads) else [rank for rank in heads if rank not in ranks]
         return any(self._queues[rank].has(marker) for rank in others)
 
     def _families(self, heads: dict[int, Item]) -> dict[str, list[int]]:
-        """The ranks whose first items may be shown together, by the name of their family."""
+        """Return the ranks whose first items may be shown together, by the name of their family."""
         families: dict[str, list[int]] = {}
         for rank, item in heads.items():
             if not item.family:
@@ -320,27 +322,29 @@ class Fold:
         return families
 
     def _due_s(self, queue: _Queue) -> float:
-        """When the first item of a queue waits no more."""
+        """Return the time at which the first item of a queue stops waiting."""
         came_s, item = queue.head
         if item.waits_s == 0.0:
             return came_s
         if not item.family:
             item.look()
-        if item.waits_s == OTHERS_S and item.display is None:  # a value: mostly the last word of its rank
+        if item.waits_s == OTHERS_S and item.display is None:  # a value, usually the last output of its rank
             return came_s + OTHERS_S
         may_wait = item.waits_s == OTHERS_S or item.form is not None
         return came_s + (OTHERS_S if may_wait and item.family not in self._alone else TWINS_S)
 
     def _is_complete(self, ranks: list[int], heads: dict[int, Item], talking: Collection[int]) -> bool:
-        """Return whether no other rank can have such items next: each has something else, which these ranks have too,
-        but further down."""
+        """Return whether no other rank can have such items next.
+
+        This is so if each other rank has a different first item, which one of these ranks has later in its queue.
+        """
         others = set(talking).difference(ranks)
         return bool(others) and all(
             other in heads and any(self._queues[rank].has(heads[other].marker) for rank in ranks) for other in others
         )
 
     def _late(self, ranks: list[int], heads: dict[int, Item], now: float) -> list[int]:
-        """The ranks whose lines with numbers come after those of the other ranks were shown."""
+        """Return the ranks whose lines with numbers arrived after those of the other ranks were shown."""
         late: list[int] = []
         for marker, its_ranks in _by_marker(ranks, heads).items():
             if (passed := self._passed.get(marker)) is not None and now - passed[0] <= LATE_S:
@@ -351,7 +355,7 @@ class Fold:
     # ---- how they are folded
 
     def _fold(self, ranks: list[int], has_waited: bool, now: float, talking: Collection[int]) -> list[Folded]:
-        """Take the first items of ranks, and fold them."""
+        """Remove the first items of ranks, and fold them."""
         items = {rank: self._queues[rank].pop() for rank in ranks}
         first = items[ranks[0]]
         is_for_all = len(ranks) >= len(talking) and set(ranks).issuperset(talking)
@@ -375,7 +379,7 @@ class Fold:
         self._alone.setdefault(name, set()).update(ranks)
 
     def _remember_passed(self, items: dict[int, Item], now: float, is_for_all: bool) -> None:
-        """Count lines with numbers that are shown without all ranks: a rank whose line comes later is late."""
+        """Count lines with numbers that are shown without all ranks. A rank whose line arrives later is late."""
         if now == float("inf"):
             return
         while self._passed and now - next(iter(self._passed.values()))[0] > LATE_S:
@@ -388,7 +392,7 @@ class Fold:
             if item.form is not None and (not is_for_all or item.marker in self._passed):
                 counts = self._passed.pop(item.marker, (now, {}))[1]
                 counts[rank] = counts.get(rank, 0) + 1
-                self._passed[item.marker] = now, counts  # the last one: they are in the order of their times
+                self._passed[item.marker] = now, counts  # inserted last, because the dict is ordered by time
 
 
 def _by_marker(ranks: Iterable[int], heads: dict[int, Item]) -> dict[str, list[int]]:
@@ -399,7 +403,7 @@ def _by_marker(ranks: Iterable[int], heads: dict[int, Item]) -> dict[str, list[i
 
 
 def _merged(ranks: list[int], items: dict[int, Item]) -> list[Folded]:
-    """Merge items of one shape, or return each by itself."""
+    """Merge items of one shape, or return each separately."""
     first = items[ranks[0]]
     forms = [form for rank in ranks if (form := items[rank].form) is not None]
     is_different = len(forms) == len(ranks) and any(items[rank].key != first.key for rank in ranks)

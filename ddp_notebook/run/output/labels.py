@@ -1,4 +1,4 @@
-"""The label of a line: the ranks that wrote it, in front of its text."""
+"""Labels of lines: the ranks that wrote a line, in front of its text."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Sequence
 
 from ddp_notebook.records.words import format_ranks
 
-LONGEST_LABEL = 20  # characters, about: a longer one is cut
+LONGEST_LABEL = 20  # approximate limit in characters; longer labels are shortened
 
 
 def label(ranks: Sequence[int]) -> str:
-    """The label of a line.
+    """Return the label of a line.
 
     Args:
-        ranks: in order.
+        ranks: in ascending order.
 
     Example:
         >>> label([0, 1, 2, 5])
@@ -26,7 +26,7 @@ def label(ranks: Sequence[int]) -> str:
 
 
 def labelled(ranks: Sequence[int], text: str) -> str:
-    """A line with its label. Further lines of the text are indented as far as its first; without text only the label.
+    """Return a line with its label. Further lines of the text are indented; without text only the label is returned.
 
     Example:
         >>> labelled([0, 1], "a\\nb")

@@ -1,7 +1,7 @@
-"""The rate of messages to the front end. Jupyter Server drops those that exceed 1000 a second on average over 3 s.
+"""Rate of messages to the front end. Jupyter Server drops messages above 1000 per second, averaged over 3 s.
 
 Source: `iopub_msg_rate_limit` and `rate_limit_window` of jupyter_server's `ZMQChannelsWebsocketConnection`, which does
-not count the openings of comms.
+not count comm openings.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ import threading
 import time
 
 _PER_S = 800.0  # with `BURST` of displays and some text: at most 3000 in any 3 s
-# Messages above the rate. Widgets, and changes from stdout to stderr or back, leave room for displays.
+# Messages allowed above the rate. Widgets, and changes between stdout and stderr, leave room for displays.
 BURST = {"comms": 300, "changes": 300, "displays": 590}
 
 
 class MessageRate:
-    """Counts the messages that were sent above the rate.
+    """Counts messages sent above the rate.
 
     Example:
         >>> pace = MessageRate()
@@ -30,7 +30,7 @@ class MessageRate:
         self._counted_s = time.monotonic()
 
     def add(self, messages: float) -> None:
-        """Count messages that were sent. From any thread."""
+        """Count sent messages. May be called in any thread."""
         with self._lock:
             self._ahead = self._now_ahead() + messages
             self._counted_s = time.monotonic()

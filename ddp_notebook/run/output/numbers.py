@@ -3,8 +3,8 @@
     loss 0.661  and  loss 0.676   ->   loss 0.661 | 0.676
 
 The text around the numbers must be equal. Addresses, dates, clock times and units belong to the numbers. Some lines are
-easier to read when they are not merged: lines in which more than four numbers differ, or several numbers of one list or
-tensor. A line without a letter is not merged either: two bare numbers may mean different things.
+easier to read unmerged: those in which more than four numbers differ, or several numbers of one list or tensor. A line
+without a letter is not merged either, because two bare numbers may mean different things.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from typing import NamedTuple
 
 from ddp_notebook.records.words import format_ranks
 
-MOST_LISTED = 8  # ranks whose values are listed; of more ranks the minimum, mean and maximum are shown
-_MOST_DIFFERENT = 4  # numbers of a line that differ; a line with more is easier to read when it is not merged
+MOST_LISTED = 8  # ranks whose values are listed; for more ranks the minimum, mean and maximum are shown
+_MOST_DIFFERENT = 4  # lines in which more numbers differ are not merged
 _LONGEST_CHARS = 1000  # longer lines are not merged
 _MOST_NUMBERS = 40  # lines with more numbers are not merged
 _TIMES = {"ns": 1e-9, "µs": 1e-6, "μs": 1e-6, "us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
 _SIZES = {"B": 1.0, "kB": 1e3, "KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
 _SIZES |= {"KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30, "TiB": 2.0**40}
 _UNITS = _TIMES | _SIZES
-# A number is not part of a longer token, such as 10.0.0.1 or 3-5. `*+` and `(?>` keep it from being a shorter part.
+# A number is not part of a longer token, such as 10.0.0.1 or 3-5. `*+` and `(?>` prevent matches of shorter parts.
 _NUMBER = re.compile(
     r"""(?=[-+\ \d.niNI])(?P<space>(?<!\ )\ *+)(?:        # a quick check; spaces are read once
     (?P<address>0x[0-9a-fA-F]+\b)
@@ -53,7 +53,7 @@ class LinePattern:
 
     Args:
         shape: the text around the numbers. Lines of one shape differ only in numbers.
-        marker: the same with the integers, which mostly count steps: lines of one marker are of one step.
+        marker: the shape with the integers, which mostly count steps. Lines with one marker belong to one step.
         parts: text, and for each number the groups of `_NUMBER` and the text after it.
     """
 
@@ -63,7 +63,9 @@ class LinePattern:
 
 
 class NumberInLine(NamedTuple):
-    """A number of a line, as it was written, without the spaces before it. One of the first three is not None."""
+    """A number in a line, as written, without spaces before it. One of the first three or the last field is
+    not None.
+    """
 
     address: str | None
     clock: str | None
@@ -77,12 +79,12 @@ class NumberInLine(NamedTuple):
 
     @property
     def value(self) -> float:
-        """The number, in seconds or bytes where it has a unit."""
+        """Return the number, in seconds or bytes if it has a unit."""
         return float(self.text.replace(",", "")) * _UNITS.get(self.unit.strip(), 1.0)
 
 
 def form_of(line: str) -> LinePattern | None:
-    """Split a line at its numbers. Returns None if the line cannot be merged with others.
+    """Split a line at its numbers. Return None if the line cannot be merged with others.
 
     Example:
         >>> form_of("step 4 loss 0.5").shape
@@ -110,14 +112,14 @@ def form_of(line: str) -> LinePattern | None:
 
 
 def merged(ranks: Sequence[int], forms: Sequence[LinePattern]) -> str | None:
-    """Write the lines of several ranks as one.
+    """Return the lines of several ranks as one.
 
     Args:
-        ranks: in order.
-        forms: the line of each, all of one shape.
+        ranks: in ascending order.
+        forms: the line of each rank, all with the same shape.
 
     Returns:
-        The line; None if too many numbers differ, in all or in one list.
+        The line, or None if too many numbers differ, in total or in one list.
 
     Example:
         >>> lines = ["loss 0.661", "loss 0.676"]
@@ -153,13 +155,13 @@ def merged(ranks: Sequence[int], forms: Sequence[LinePattern]) -> str | None:
 
 
 def _merged_number(ranks: Sequence[int], numbers: Sequence[NumberInLine], before: str) -> str | None:
-    """One number of a line, as the ranks have it. Returns None if they are of different kinds, or if they have no mean.
+    """Return one number of a line, merged from all ranks. Return None if the numbers have different kinds or no mean.
 
     Args:
         before: the text before the number.
     """
     if len(numbers) > MOST_LISTED and before.endswith(("[", "(")) and any("," in one.text for one in numbers):
-        return None  # they may be several numbers
+        return None  # each may be several numbers
     if all(one.address for one in numbers):
         return "0x…"
     if clocks := [one.clock for one in numbers if one.clock]:
@@ -178,7 +180,7 @@ def _values(ranks: Sequence[int], numbers: Sequence[NumberInLine]) -> str:
 
 
 def _summary(numbers: Sequence[NumberInLine]) -> str:
-    """The minimum, mean and maximum of many ranks."""
+    """Return the minimum, mean and maximum over many ranks."""
     finite = sorted((one for one in numbers if math.isfinite(one.value)), key=lambda one: one.value)
     others: dict[str, int] = {}
     for one in numbers:
@@ -193,7 +195,7 @@ def _summary(numbers: Sequence[NumberInLine]) -> str:
 
 
 def _mean(numbers: Sequence[NumberInLine]) -> str:
-    """The mean of finite numbers, in the unit of the last one."""
+    """Return the mean of finite numbers, in the unit of the last one."""
     texts = [one.text.replace(",", "") for one in numbers]
     comma = "," if any("," in one.text for one in numbers) else ""
     if len({one.unit for one in numbers}) == 1 and all(text.lstrip("+-").isdecimal() for text in texts):

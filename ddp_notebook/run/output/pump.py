@@ -1,7 +1,7 @@
-"""The thread that handles what may take long: displays and widget messages, and the ends of cells after them.
+"""Thread for messages that take long to handle: displays, widget messages, and the cell results after them.
 
-The wire's thread only puts them into a queue. So replies, clocks and acknowledgements never wait for output. The queue
-is short, since ranks send only a few messages ahead (`receipts`).
+The wire's thread only puts them into a queue, so replies, clocks and acknowledgements never wait for output. The queue
+is short, because ranks send only a few messages ahead (`receipts`).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Pump:
         """Wait until all messages that arrived before this call are handled.
 
         Args:
-            timeout_s: how long to wait at most.
+            timeout_s: longest wait in seconds.
         """
         if self._thread is not None and threading.current_thread() is not self._thread:
             handled = threading.Event()
@@ -52,12 +52,12 @@ class Pump:
             handled.wait(timeout_s)
 
     def close(self) -> None:
-        """End the thread when it has handled what came before."""
+        """End the thread after it has handled the messages in the queue."""
         self._waiting.put(None)
 
     def _put(self, rank: int, message: Message) -> None:
         self._waiting.put((rank, message))
-        if self._thread is None:  # the first message; they all come in one thread
+        if self._thread is None:  # the first message; all messages arrive in the same thread
             self._thread = threading.Thread(target=self._run, name="ddp-output", daemon=True)
             self._thread.start()
 
@@ -69,5 +69,5 @@ class Pump:
             rank, message = item
             try:
                 self._targets[type(message)](rank, message)
-            except Exception:  # the next messages are others
+            except Exception:  # keep handling the next messages
                 _log.exception("a message of rank %d was lost: %.200r", rank, message)

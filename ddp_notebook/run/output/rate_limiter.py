@@ -1,8 +1,8 @@
 """Limit the output to the front end to the rate that Jupyter accepts: text in pieces, and displays.
 
-Jupyter Server drops all output above 1 MB of text or 1000 messages a second, on average over 3 s, and a message in the
-user's cell says so. So text leaves at most 20 times a second, and after the first 0.3 MB at 0.7 MB a second. The bytes
-of displays are limited for the browser's sake.
+Jupyter Server drops all output above 1 MB of text or 1000 messages per second, averaged over 3 s, and shows a message
+in the cell. So text is sent at most 20 times per second, and after the first 0.3 MB at 0.7 MB per second. The bytes of
+displays are limited to protect the browser.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from ddp_notebook.run.output.display_target import DisplayTarget, ThreadTarget
 from ddp_notebook.run.output.message_rate import FRONT_END
 
 FLUSH_S = 0.05
-_TEXT_BYTES = 300_000  # text above the rate: 2.4 MB in any 3 s, since a busy server counts the text of more than 3 s
-_DISPLAY_BYTES = 2_000_000  # displays above the rate
+_TEXT_BYTES = 300_000  # text above the rate: 2.4 MB in any 3 s, because a busy server counts the text of more than 3 s
+_DISPLAY_BYTES = 2_000_000  # bytes of displays above the rate
 _BYTES_PER_S = 700_000
-_PIECE_CHARS = 50_000  # longer text is cut, so that a piece exceeds what is allowed by little
-_BYTES_AFTER_STOP = 200_000  # waiting text that a press of stop leaves; it is sent within 0.3 s
-_FRAMING_BYTES = 600  # of a message on iopub, measured
-_MOST_DISPLAYS = 200  # limit of waiting displays; as many are kept after a press of stop
-_PROCESS = secrets.token_hex(4)  # a notebook keeps outputs across restarts of its kernel
+_PIECE_CHARS = 50_000  # longer text is split, so that a piece exceeds the limit only slightly
+_BYTES_AFTER_STOP = 200_000  # waiting text that is kept after a press of stop; it is sent within 0.3 s
+_FRAMING_BYTES = 600  # of an iopub message, measured
+_MOST_DISPLAYS = 200  # limit of waiting displays; the same number is kept after a press of stop
+_PROCESS = secrets.token_hex(4)  # part of display ids: a notebook keeps outputs across kernel restarts
 _ids = itertools.count(1)
 
 
@@ -37,7 +37,7 @@ class _Text:
 
     @property
     def cost(self) -> int:
-        """Bytes on iopub, where a newline takes two and an escape six."""
+        """Return the bytes on iopub, where a newline takes two and an escape six."""
         return len(self.text.encode("utf-8", "replace")) + self.text.count("\n") + 5 * self.text.count("\x1b")
 
 
@@ -60,17 +60,17 @@ class _Clear:
 
 
 def new_id() -> str:
-    """An id that no display has."""
+    """Return a new display id."""
     return f"ddp-{_PROCESS}-{next(_ids)}"
 
 
 class RateLimiter:
-    """Shows text and displays in order. For one thread alone.
+    """Shows text and displays in order. Not thread-safe.
 
     Args:
-        target: where they go; None: where the output of the thread goes.
-        holds: returns whether `flush` keeps what waits, given the seconds since the first of it came and the seconds
-            for which nothing was sent before.
+        target: destination; None: the destination of the thread's output.
+        holds: returns whether `flush` must keep waiting output. Its arguments are the seconds since the first waiting
+            output arrived, and the seconds without output before that.
     """
 
     def __init__(
@@ -80,14 +80,14 @@ class RateLimiter:
         self.can_update = self.target.can_update
         self.can_change_text = self.can_update and not self.target.is_captured  # text can be shown as a display
         self.is_live = self.target.is_live
-        self.has_shown = False  # since it was cleared
+        self.has_shown = False  # since the last clear
         self._waiting: deque[_Text | _Data | _Clear] = deque()
         self._allowed_text, self._allowed_displays = float(_TEXT_BYTES), float(_DISPLAY_BYTES)
         self._refilled_s = time.monotonic()
         self._flushed_s = 0.0
         self._holds = holds
         self._waits_since_s = 0.0
-        self._has_sent = False  # since it was cleared
+        self._has_sent = False  # since the last clear
 
     def write(self, stream: str, text: str) -> None:
         """Show text. `flush` sends it to the front end."""
@@ -100,12 +100,12 @@ class RateLimiter:
             self._waiting.append(_Text(stream, text[at : at + _PIECE_CHARS]))
 
     def show(self, data: dict[str, Any], metadata: dict[str, Any] | None = None, display_id: str | None = None) -> None:
-        """Display a MIME bundle; with an id it can be updated later. Only where `can_update`."""
+        """Display a MIME bundle, which can be updated if it has an id. Requires `can_update`."""
         self._begin()
         self._waiting.append(_Data(data, metadata or {}, display_id, update=False))
 
     def update(self, data: dict[str, Any], metadata: dict[str, Any] | None, display_id: str) -> None:
-        """Change the display with this id. An earlier change that still waits is replaced."""
+        """Update the display with this id. An earlier waiting update is replaced."""
         self._note_waiting()
         for part in self._waiting:
             if isinstance(part, _Data) and part.update and part.display_id == display_id:
@@ -114,10 +114,10 @@ class RateLimiter:
         self._waiting.append(_Data(data, metadata or {}, display_id, update=True))
 
     def clear(self, wait: bool) -> None:
-        """Remove all that is shown.
+        """Remove all output.
 
         Args:
-            wait: only when something else comes.
+            wait: only when new output arrives.
         """
         if not wait:
             self._drop()
@@ -126,7 +126,7 @@ class RateLimiter:
         self.has_shown = False
 
     def _begin(self) -> None:
-        """Something is shown: what waits and would be cleared by it need not be."""
+        """Drop waiting output that the next output would clear."""
         if self._waiting and isinstance(last := self._waiting[-1], _Clear):
             self._drop()
             self._waiting.append(last)
@@ -138,11 +138,11 @@ class RateLimiter:
             self._waits_since_s = time.monotonic()
 
     def _drop(self) -> None:
-        """Give up what waits, but for changes of displays, which may be an earlier cell's."""
+        """Drop waiting output, except updates of displays, which may belong to an earlier cell."""
         self._waiting = deque(part for part in self._waiting if isinstance(part, _Data) and part.update)
 
     def flush(self, now: float) -> float | None:
-        """Send what may go now. Returns seconds until the rest may go; None: nothing is left."""
+        """Send output within the limits. Return the seconds until the next call; None: nothing waits."""
         if not self._waiting:
             return None
         if (wait_s := self._flushed_s + FLUSH_S - now) > 0:
@@ -154,12 +154,12 @@ class RateLimiter:
 
     def _is_held(self, now: float) -> bool:
         if self.is_full or (self._has_sent and any(isinstance(part, _Clear) for part in self._waiting)):
-            return False  # a clear would also remove what is shown before it is sent
+            return False  # a clear would also remove output that precedes the held view
         since_s = self._waits_since_s
         return self._holds(now - since_s, since_s - self._flushed_s)
 
     def hurry(self) -> None:
-        """Drop waiting output except for its end."""
+        """Drop waiting output except its end."""
         text_bytes = display_bytes = displays = 0
         for number in range(len(self._waiting) - 1, -1, -1):
             part = self._waiting[number]
@@ -170,20 +170,20 @@ class RateLimiter:
             if text_bytes > _BYTES_AFTER_STOP or display_bytes > _DISPLAY_BYTES or displays > _MOST_DISPLAYS:
                 dropped = [self._waiting.popleft() for _ in range(number + 1)]
                 self._waiting.appendleft(_Text("stderr", "... output left out after the interrupt ...\n"))
-                # changes of displays that are shown: the last value of each is wanted
+                # keep updates of shown displays, because the last value of each is needed
                 self._waiting.extendleft(part for part in dropped if isinstance(part, _Data) and part.update)
                 break
-        self._allowed_displays = float(_DISPLAY_BYTES)  # text keeps to its rate: Jupyter would drop it
+        self._allowed_displays = float(_DISPLAY_BYTES)  # text keeps its rate, because Jupyter would drop it
 
     @property
     def is_full(self) -> bool:
-        """Return whether so many displays wait that the notebook should accept no more."""
+        """Return whether so many displays wait that the notebook must accept no more."""
         if len(self._waiting) <= _MOST_DISPLAYS:
             return False
         return sum(not isinstance(part, _Text) for part in self._waiting) > _MOST_DISPLAYS
 
     def drain(self, is_stopped: Callable[[], bool] = lambda: False) -> None:
-        """Send everything, or only its end once somebody has pressed stop."""
+        """Send all output, or only its end after a press of stop."""
         while self._waiting:
             if is_stopped():
                 self.hurry()
@@ -196,12 +196,12 @@ class RateLimiter:
         self._allowed_text = min(_TEXT_BYTES, self._allowed_text + refilled)
         self._allowed_displays = min(_DISPLAY_BYTES, self._allowed_displays + refilled)
         self._refilled_s = self._flushed_s = now
-        written: dict[str, None] = {}  # streams that were not flushed since, in order
+        written: dict[str, None] = {}  # streams written since the last flush, in order
         while self._waiting and (self._may_leave(self._waiting[0]) or not self.can_update):
             if self._changes_stream(written):
                 if self.can_update and FRONT_END.wait_s("changes"):
                     self._gather()
-                else:  # Jupyter keeps a buffer for each stream, and would put one text before the other
+                else:  # Jupyter buffers each stream separately, and would change the order of the texts
                     self._flush_streams(written)
             part = self._waiting.popleft()
             if isinstance(part, _Text):
@@ -222,7 +222,7 @@ class RateLimiter:
         self._flush_streams(written)
 
     def _may_leave(self, part: _Text | _Data | _Clear) -> bool:
-        """Return whether the limits allow a part to leave now."""
+        """Return whether the limits allow to send a part now."""
         if isinstance(part, _Text):
             return self._allowed_text > 0
         return self._allowed_displays > 0 and not FRONT_END.wait_s("displays")
@@ -240,7 +240,7 @@ class RateLimiter:
         written.clear()
 
     def _gather(self) -> None:
-        """Put waiting text into one piece for each stream, where the stream changes more often than Jupyter takes."""
+        """Combine waiting text into one piece per stream, if the stream changes more often than Jupyter accepts."""
         texts: dict[str, list[str]] = {}
         chars = 0
         while self._waiting and isinstance(part := self._waiting[0], _Text) and chars < _PIECE_CHARS:

@@ -1,10 +1,10 @@
-"""Output of a cell's ranks in the notebook: live, folded, each line labelled with the ranks that it comes from.
+"""Output of a cell's ranks in the notebook: live, folded, each line labelled with its ranks.
 
     [0-3] epoch 1
     [0-3] loss 0.51 | 0.48 | 0.55 | 0.49
     [0] saved
 
-All text goes out as text: nothing that a rank prints is taken as markup.
+All text is sent as plain text, so nothing that a rank prints is interpreted as markup.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ddp_notebook.run.output.rate_limiter import RateLimiter, new_id
 from ddp_notebook.run.output.slots import Bundle, OpenRow, OpenRows, Row
 from ddp_notebook.run.output.unfinished import MOST_CHARS_OF_RANK, UPDATE_S, Unfinished
 
-_LONGEST_CHARS = 100_000  # shown in one piece
+_LONGEST_CHARS = 100_000  # longer lines are split
 
 
 def visible(line: str) -> str:
@@ -41,7 +41,7 @@ def visible(line: str) -> str:
 
 
 def redrawn(text: str) -> str:
-    """The last state of an unfinished line, kept for its next redraw.
+    """Return the last state of an unfinished line, kept for its next redraw.
 
     Example:
         >>> redrawn("10 %\\r20 %\\r")
@@ -51,7 +51,7 @@ def redrawn(text: str) -> str:
 
 
 def pieces(line: str) -> list[str]:
-    """A long line as several, cut at the same places on every rank.
+    """Split a long line, at the same positions on every rank.
 
     Example:
         >>> [len(piece) for piece in pieces("x" * 250_000)]
@@ -62,34 +62,34 @@ def pieces(line: str) -> list[str]:
     return [line[at : at + _LONGEST_CHARS] for at in range(0, len(line), _LONGEST_CHARS)]
 
 
-_LATE_S = 2.0  # lines of late ranks are inserted between lines that were shown not longer ago
-_OPEN_ROW_S = 5.0  # displays of late ranks have their slots in a row that was shown not longer ago
-_PARTIAL_LINE_S = 0.1  # a line without its end is shown after so long
-_TAIL_CHARS = 4000  # most text of lines that may be shown again with another label
-_MOST_CHARS = 5_000_000  # of a cell's text that are shown, without labels; more is a flood
-_MOST_LINES_OF_RANK = 50_000  # lines that a cell shows, times its ranks (8 at most): each takes 20 us
-_MOST_SENT_BYTES = 10_000_000  # of text, with its labels
-_MOST_DISPLAY_CHARS = 5_000_000  # of displays that do not replace another one
-_LABEL_BYTES = 8  # of a line on iopub: its label and its end
-_HURRY_CHARS = 20_000  # still shown after stop was pressed
-_LINE_CHARS = 20  # each line counts so many besides its text
-_MOST_LINES = 2000  # more are not added before the next refresh: until then no press is noticed
-_LAST_LINES = 10  # of a flood, from each rank
+_LATE_S = 2.0  # lines of late ranks are inserted between lines that were shown within this time
+_OPEN_ROW_S = 5.0  # displays of late ranks get slots in a row that was shown within this time
+_PARTIAL_LINE_S = 0.1  # a line without a line end is shown after this time
+_TAIL_CHARS = 4000  # limit of text that may be shown again with another label
+_MOST_CHARS = 5_000_000  # shown text of a cell, without labels; more output counts as a flood
+_MOST_LINES_OF_RANK = 50_000  # shown lines of a cell, times its ranks (8 at most): each takes 20 us
+_MOST_SENT_BYTES = 10_000_000  # text with its labels
+_MOST_DISPLAY_CHARS = 5_000_000  # displays that do not replace another one
+_LABEL_BYTES = 8  # of a line on iopub: label and line end
+_HURRY_CHARS = 20_000  # text that is still shown after a press of stop
+_LINE_CHARS = 20  # added for each line
+_MOST_LINES = 2000  # lines that are added before the next refresh; a press of stop is noticed after it
+_LAST_LINES = 10  # shown from the end of a flood, for each rank
 _LONGEST_PAUSE_S = 64.0
 
 
 class Screen:
-    """Shows what comes from the ranks of one cell.
+    """Shows the output of one cell's ranks.
 
     Args:
-        ranks: the ranks that run it.
-        target: where it goes; None: where the output of this thread goes.
-        ends: what ends the cell, for the hang card.
-        is_stopped: tells whether somebody has pressed stop while the rest of a cell that is over is shown.
-        may_clear: tells whether nothing else stands under the cell that its ranks may not clear away.
-        holds: tells whether output waits for something that is to stand above it, see `RateLimiter`.
+        ranks: the ranks that run the cell.
+        target: destination of the output; None: the destination of this thread's output.
+        ends: action that ends the cell, for the hang card.
+        is_stopped: returns whether stop was pressed while the remaining output of an ended cell is shown.
+        may_clear: returns whether its ranks may clear the output, because nothing else is shown under the cell.
+        holds: returns whether output waits for a view above it, see `RateLimiter`.
         folds: merge equal lines, and lines that differ only in numbers.
-        log: where all text can be read, in words.
+        log: description of the place that has the complete text.
     """
 
     def __init__(
@@ -111,31 +111,31 @@ class Screen:
         self._is_stopped = is_stopped
         self.card = Card(self._rate_limiter, ends)
         self._fold = Fold(folds)
-        self._is_grid = self._rate_limiter.is_live  # programs that convert a notebook take images, not HTML
-        self._partial: dict[tuple[int, str], tuple[str, float]] = {}  # (rank, stream) -> text, since when
+        self._is_grid = self._rate_limiter.is_live  # programs that convert a notebook handle images, but not HTML
+        self._partial: dict[tuple[int, str], tuple[str, float]] = {}  # by rank and stream: text, start time
         self._unfinished = Unfinished(self._rate_limiter)
         self._tail: Tail | None = None
         self._tail_id = ""
         self._tail_updated_s = 0.0
         self._tail_began_s = 0.0
-        self._tail_late_s = 0.0  # when the last line was added to it
+        self._tail_late_s = 0.0  # time when the last line was inserted
         self._no_tail_until_s = 0.0
-        self._no_tail_for_s = 1.0  # doubled each time that no rank has joined a tail: displays are expensive
-        self._rows: dict[int, list[Row]] = {}  # for each rank: the rows with its displays
-        self._cleared: dict[int, list[Row]] = {}  # for each rank: rows that it has cleared and not replaced yet
+        self._no_tail_for_s = 1.0  # doubled each time that no rank has joined a tail, because displays are expensive
+        self._rows: dict[int, list[Row]] = {}  # by rank: the rows with its displays
+        self._cleared: dict[int, list[Row]] = {}  # by rank: cleared rows that were not replaced yet
         self._replaces: set[int] = set()  # ranks that have displayed something since they cleared their output
         self._open_rows = OpenRows()
-        self._has_notes = False  # which ranks may not clear away
-        self._chars = self._display_chars = 0  # shown
-        self._sent_bytes = 0  # of text, estimated
-        self._received_chars = 0  # of text, before it is folded
+        self._has_notes = False  # shown notes, which ranks must not clear
+        self._chars = self._display_chars = 0  # shown characters
+        self._sent_bytes = 0  # estimated bytes of sent text
+        self._received_chars = 0  # characters of text before folding
         self._received_lines = 0
-        self._cost = 0  # the time of handling it, in characters
+        self._cost = 0  # handling time, in characters
         self._hurries_at = float("inf")
-        self._new_lines = 0  # since the last refresh
+        self._new_lines = 0  # lines since the last refresh
         self._most_received_chars = _MOST_CHARS * min(8, len(ranks))
         self._most_received_lines = _MOST_LINES_OF_RANK * min(8, len(ranks))
-        self._hidden: dict[int, int] = {}  # characters of a flood that were not shown
+        self._hidden: dict[int, int] = {}  # characters of a flood that were not shown, by rank
         self._hidden_displays = 0
         self._last_lines: dict[int, deque[str]] = {}
 
@@ -163,7 +163,7 @@ class Screen:
             self._partial[key] = redrawn(rest), now if lines else since
 
     def show_between_cells(self, texts: Mapping[tuple[int, str], str]) -> None:
-        """Show text that ranks wrote while no cell ran, by rank and stream."""
+        """Show text that ranks wrote while no cell was running, by rank and stream."""
         self._has_notes |= bool(texts)
         for (rank, stream), text in texts.items():
             for line in text.splitlines():
@@ -171,10 +171,10 @@ class Screen:
         self._emit(self._fold.take_all())
 
     def refresh(self, talking: Collection[int]) -> float | None:
-        """Bring to the front end what may be shown now. Returns seconds until the next call; None: no further call.
+        """Send output that may be shown now. Return the seconds until the next call; None: no further call.
 
         Args:
-            talking: ranks from which more can come.
+            talking: ranks that may send more output.
         """
         now = time.monotonic()
         self._new_lines = 0
@@ -188,18 +188,18 @@ class Screen:
         return min((wait_s for wait_s in waits if wait_s is not None), default=None)
 
     def hurry(self) -> None:
-        """Stop was pressed: show what is there, and only the end of a flood."""
+        """Show the waiting output, but only the end of a flood, after a press of stop."""
         self._hurries_at = self._cost + _HURRY_CHARS
         self._rate_limiter.hurry()
 
     @property
     def is_full(self) -> bool:
-        """True if more displays wait than the front end takes now, so that the ranks have to wait."""
+        """Return whether more displays wait than the front end accepts now, so that back-pressure is needed."""
         return self._rate_limiter.is_full
 
     @property
     def is_due(self) -> bool:
-        """True if the lines that have come should be shown before more are taken."""
+        """Return whether the new lines should be shown before more are accepted."""
         return self._new_lines > _MOST_LINES
 
     def _is_flood(self) -> bool:
@@ -212,20 +212,20 @@ class Screen:
         )
 
     def note(self, text: str) -> None:
-        """Show a line of our own."""
+        """Show a line of this package."""
         self.finish()
         self._has_notes = True
         self._rate_limiter.write("stderr", text + "\n")
         self._rate_limiter.drain()
 
     def write(self, stream: str, text: str) -> None:
-        """Show text that no rank has written, without a label."""
+        """Show text that does not come from a rank, without a label."""
         if text:
             self._close_tail()
             self._rate_limiter.write(stream, text)
 
     def finish(self) -> None:
-        """The cell is over: show all that is left, and end the last line."""
+        """Show all remaining output, and end the last line, because the cell is over."""
         for (rank, stream), (text, _) in self._partial.items():
             self._add_line(rank, stream, text, 0.0)
         self._partial.clear()
@@ -250,9 +250,9 @@ class Screen:
         return entries
 
     def _join(self, rank: int, item: Item) -> bool:
-        """Add an item of a late rank to the lines or displays shown last. Returns whether it was added."""
+        """Add an item of a late rank to the lines or displays shown last. Return whether it was added."""
         if self._tail is not None and self._tail.join(rank, item):
-            self._open_rows.pass_by([rank])  # it has a line below the rows now
+            self._open_rows.pass_by([rank])  # the rank now has a line below the rows
             return True
         return self._open_rows.join(rank, item)
 
@@ -304,7 +304,7 @@ class Screen:
             self._note_shown(tail)
 
     def _note_shown(self, entries: list[Folded]) -> None:
-        """Something of these ranks stands below what was shown before."""
+        """Record that these ranks now have output below earlier output."""
         for entry in entries:
             self._chars += len(entry.item.text) + 1
             self._sent_bytes += len(entry.item.text) + _LABEL_BYTES
@@ -313,7 +313,7 @@ class Screen:
             self._unfinished.pass_by(entry.ranks)
 
     def _put_between(self, entries: list[Folded], now: float) -> list[Folded]:
-        """Put lines of late ranks between those that were shown last. Returns the other entries."""
+        """Insert lines of late ranks between those that were shown last. Return the other entries."""
         if self._tail is None or now - self._tail_late_s > _LATE_S:
             return entries
         chars = sum(len(entry.item.text) + LONGEST_LABEL for entry in self._tail.entries)
@@ -327,10 +327,10 @@ class Screen:
         return []
 
     def _new_tail(self, entries: list[Folded], now: float, talking: Collection[int]) -> list[Folded]:
-        """The last lines, if other ranks may still write them and the front end can change what it shows.
+        """Return the last lines, if other ranks may still write them and the front end can update its output.
 
-        Lines of stderr are never among them: JupyterLab shows a display with the MIME type of stderr in red, but
-        exported HTML and other readers of a saved notebook take it for plain text.
+        Lines of stderr are never part of the tail. JupyterLab shows a display with the MIME type of stderr in red, but
+        exported HTML and other readers of a saved notebook treat it as plain text.
         """
         if not self._rate_limiter.can_change_text or not talking or now < self._no_tail_until_s:
             return []
@@ -345,7 +345,7 @@ class Screen:
         return tail
 
     def _goes_on(self, tail: list[Folded], entries: list[Folded], now: float) -> bool:
-        """Whether these lines continue the tail of a moment ago: lines of one burst that were cut by chance."""
+        """Return whether these lines continue the current tail: a burst of lines that was split by chance."""
         assert self._tail is not None
         chars = sum(len(entry.item.text) + LONGEST_LABEL for entry in [*self._tail.entries, *entries])
         return len(tail) == len(entries) and chars < _TAIL_CHARS and now - self._tail_began_s < UPDATE_S
@@ -372,7 +372,7 @@ class Screen:
         return None
 
     def _update_unfinished(self, now: float) -> float | None:
-        """Show lines that have not ended for a while: bars that are redrawn, dots, questions."""
+        """Show lines that have not ended for some time: progress bars, dots, prompts."""
         soonest: float | None = None
         for (rank, stream), (text, since) in self._partial.items():
             if (wait_s := since + _PARTIAL_LINE_S - now) > 0:
@@ -412,8 +412,11 @@ class Screen:
             self._fold.add(rank, Item.displayed(rank, display), now)
 
     def _clear(self, ranks: list[int], content: Mapping[str, Any]) -> None:
-        """These ranks clear their output. What all of them clear is gone, unless something of ours stands there too;
-        else lines stay, and the next displays take the places of the last ones."""
+        """Clear the output of these ranks.
+
+        If all ranks clear all of it, it is removed, unless a note or a view of this package is below the cell.
+        Otherwise lines stay, and the next displays replace the last ones.
+        """
         is_whole = len(ranks) == len(self._ranks) and not content.get("inside")
         has_ours = self._has_notes or self.card.is_shown or not self._may_clear()
         if is_whole and not has_ours and not self._hidden:
@@ -434,7 +437,7 @@ class Screen:
         self._open_rows.pass_by(ranks)
 
     def _drop_cleared(self, rank: int) -> None:
-        """Remove what a rank has cleared and not replaced."""
+        """Remove rows that a rank has cleared and not replaced."""
         for row in self._cleared.pop(rank, []):
             row.remove(rank)
 
@@ -475,7 +478,7 @@ class Screen:
         self._open_rows.add(OpenRow(shown[0], others, now + _OPEN_ROW_S, self._note_row, self._cleared))
 
     def _replaced(self, ranks: list[int], data: dict[str, Any]) -> Row | None:
-        """Return the row that takes this display in place of one that these ranks have cleared."""
+        """Return the row in which this display replaces one that these ranks have cleared."""
         rows = {rank: self._cleared[rank][0] for rank in ranks if self._cleared.get(rank)}
         self._replaces.update(ranks)
         if not rows:
@@ -495,7 +498,7 @@ class Screen:
             self._rows.setdefault(rank, []).append(row)
 
     def _show_display(self, rank: int, display: Display) -> None:
-        """Show a display that has a handle, by which its rank updates it, or update it."""
+        """Show or update a display with a handle, by which its rank updates it."""
         handle = _handle(display)
         assert handle is not None
         display_id = display_id_of(rank, handle)
@@ -521,7 +524,7 @@ class Screen:
         kept.extend(line[-_TAIL_CHARS:] for line in lines)
 
     def _tell_hidden(self) -> None:
-        """Say how much of a flood is missing, and show its end."""
+        """Report the size of a flood's dropped output, and show its end."""
         parts = [f"{size(chars)} of rank {rank}" for rank, chars in sorted(self._hidden.items())]
         if len(parts) > 4:
             parts = [f"{size(sum(self._hidden.values()))} of {len(parts)} ranks"]
@@ -558,7 +561,7 @@ def _handle(display: Display) -> str | None:
 
 
 def _one_row(entries: list[Folded]) -> list[Folded]:
-    """The first of these entries that are displays of different ranks."""
+    """Return the longest prefix of these entries with displays of different ranks."""
     row: list[Folded] = []
     ranks: set[int] = set()
     for entry in entries:
@@ -576,5 +579,5 @@ def _plain(entries: list[Folded]) -> dict[str, Any]:
 
 
 def display_id_of(rank: int, handle: str) -> str:
-    """The notebook's id for a display that has a handle on a rank."""
+    """Return the notebook's id of a display that has a handle on a rank."""
     return f"rank{rank}-{handle}"

@@ -1,8 +1,8 @@
-"""Displays of several ranks in one place: in the order of the ranks, next to each other where there is room.
+"""Displays of several ranks in one row: in the order of the ranks, side by side if there is room.
 
-A front end shows the outputs of a cell one below the other, in the order in which they came. So pictures and tables of
-several ranks are one display, which is updated when a rank comes later. Other displays are one below the other; when a
-rank comes later, they move, so that all are in the order of the ranks again.
+A front end shows the outputs of a cell one below the other, in the order of arrival. So images and tables of several
+ranks are one display, which is updated when the display of a late rank arrives. Other displays are one below the other.
+Those of a late rank move them, so that all are in the order of the ranks.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from ddp_notebook.run.output.rate_limiter import RateLimiter, new_id
 _IMAGES = ("image/png", "image/jpeg", "image/gif", "image/webp", "image/svg+xml")
 _ACTIVE = ("<script", "<iframe", "<object", "<embed", "<link")  # HTML that would run or load again at each update
 _OTHER_VIEWS = ("application/", "text/latex", "text/markdown")  # types that only the front end can draw
-_MOST_CHARS = 4_000_000  # most characters of a row: an update may send the whole row
+_MOST_CHARS = 4_000_000  # limit of characters of a row, because an update may send the whole row
 _LABEL = "font-family:var(--jp-code-font-family,monospace);font-size:var(--jp-code-font-size,13px);text-align:left"
 _MOST_OPEN = 50  # rows with slots for late ranks
-_LEAST_PX = 250  # width of a slot, where there is room for several
+_LEAST_PX = 250  # least width of a slot, if several fit
 
 Bundle = tuple[dict[str, Any], dict[str, Any]]  # data and metadata
 _EMPTY: Bundle = ({"text/plain": ""}, {})
 
 
 class Row:
-    """One place, with a slot for each rank that displays something there.
+    """A row with a slot for each rank that displays something in it.
 
     Args:
-        rate_limiter: where it is displayed.
-        is_grid: slots may be next to each other, in one display.
+        rate_limiter: shows the row.
+        is_grid: slots may be side by side, in one display.
         handle: id of the display, by which its rank updates it; "": none.
     """
 
@@ -48,28 +48,29 @@ class Row:
 
     @property
     def ranks(self) -> list[int]:
-        """The ranks that have a slot."""
+        """Return the ranks that have a slot."""
         return sorted(self._bundles)
 
     def takes(self, ranks: Sequence[int], data: dict[str, Any]) -> bool:
-        """Return whether these ranks can have this as their display here."""
+        """Return whether these ranks can have this display in the row."""
         rest = [bundle[0] for rank, bundle in self._bundles.items() if rank not in ranks]
         return not rest or (not self._handle and sum(map(_chars, [data, *rest])) < _MOST_CHARS)
 
     def put(self, ranks: Sequence[int], data: dict[str, Any], metadata: dict[str, Any]) -> None:
-        """Set the display of these ranks. `show` brings it to the front end."""
+        """Set the display of these ranks. `show` sends it to the front end."""
         self._bundles.update(dict.fromkeys(ranks, (data, metadata)))
 
     def remove(self, rank: int) -> None:
-        """Take away what a rank has displayed."""
+        """Remove the display of a rank."""
         if self._bundles.pop(rank, None) is not None:
             self.show()
 
     def show(self) -> None:
-        """Bring it to the front end."""
+        """Send the row to the front end."""
         slots = self._slots()
         if slots and slots[0][0] and self._outputs and not self._outputs[0].has_label:
-            self._outputs.pop(0).show("", _EMPTY)  # a grid, whose labels are in it: the outputs below have labels
+            # was a grid, which contained its labels; the outputs below have their own
+            self._outputs.pop(0).show("", _EMPTY)
         for number, (text, bundle) in enumerate(slots):
             if number == len(self._outputs):
                 self._outputs.append(_Output(self._rate_limiter, self._handle, has_label=bool(text)))
@@ -78,18 +79,18 @@ class Row:
             output.show("", _EMPTY)
 
     def _slots(self) -> list[tuple[str, Bundle]]:
-        """The outputs that the front end is to show, with their labels."""
+        """Return the outputs that the front end must show, with their labels."""
         groups = self._groups()
-        has_label = not self._outputs or self._outputs[0].has_label  # the first one; further ones always have
+        has_label = not self._outputs or self._outputs[0].has_label  # of the first output; others always have a label
         is_grid = self._is_grid and len(groups) > has_label and all(_fits(data) for _, (data, _) in groups)
         if not is_grid:
             return [(label(ranks).rstrip(), bundle) for ranks, bundle in groups]
         text = "\n".join(labelled(ranks, str(data.get("text/plain", ""))) for ranks, (data, _) in groups)
         grid: Bundle = ({"text/html": _grid(groups), "text/plain": text}, {})
-        return [("", grid)]  # the labels are in it
+        return [("", grid)]  # the grid contains the labels
 
     def _groups(self) -> list[tuple[list[int], Bundle]]:
-        """Equal displays, with their ranks."""
+        """Return different displays, each with its ranks."""
         groups: list[tuple[list[int], Bundle]] = []
         for rank, bundle in sorted(self._bundles.items()):
             for ranks, other in groups:
@@ -102,7 +103,7 @@ class Row:
 
 
 class _Output:
-    """An output of the front end, with a label above it, which can be changed."""
+    """An output of the front end that can be changed, with a label above it."""
 
     def __init__(self, rate_limiter: RateLimiter, handle: str, *, has_label: bool) -> None:
         self._rate_limiter = rate_limiter
@@ -113,7 +114,7 @@ class _Output:
         self._bundle: Bundle | None = None
 
     def show(self, text: str, bundle: Bundle) -> None:
-        """Show this, or replace what is shown by it."""
+        """Show this label and display, or replace the shown ones."""
         is_new = self._bundle is None
         if self.has_label and text != self._label:
             self._send({"text/plain": text}, {}, self._label_id, is_new)
@@ -129,14 +130,14 @@ class _Output:
 
 
 class OpenRow:
-    """A row in which ranks that come later may have their slots.
+    """A row in which late ranks may get slots.
 
     Args:
         row: the row.
-        ranks: those that have shown nothing in it or below it.
-        until_s: when it is too late, in seconds.
-        took: called with the ranks that were given a slot, and the row.
-        cleared: what ranks have cleared, by rank, and will replace.
+        ranks: ranks that have shown nothing in or below the row.
+        until_s: time after which it is closed, in seconds.
+        took: called with the ranks that got a slot, and the row.
+        cleared: by rank, cleared rows that the rank will replace.
     """
 
     def __init__(
@@ -155,7 +156,7 @@ class OpenRow:
         self.has_changed = False  # since it was shown
 
     def join(self, rank: int, item: Item) -> bool:
-        """Give a display its slot. Returns False if it has none here."""
+        """Add a display in its slot. Return False if it has no slot in this row."""
         display = item.display
         if rank not in self.ranks or display is None or not item.is_display or self._cleared.get(rank):
             return False
@@ -169,15 +170,17 @@ class OpenRow:
         return True
 
     def show(self) -> None:
-        """Bring what has changed to the front end."""
+        """Send changes to the front end."""
         if self.has_changed:
             self.has_changed = False
             self._row.show()
 
 
 class OpenRows:
-    """The rows that were shown last. The first display of a late rank has its slot in the first of them, its second
-    display in the second, and so on."""
+    """The rows shown last.
+
+    The first display of a late rank gets its slot in the first row, its second display in the second row, and so on.
+    """
 
     def __init__(self) -> None:
         self._rows: list[OpenRow] = []
@@ -192,12 +195,12 @@ class OpenRows:
         self._rows.clear()
 
     def close_until(self, now_s: float) -> None:
-        """Close the rows for which it is too late now. A rank without a slot in one of them has none in later rows."""
+        """Close the rows whose time has passed. A rank without a slot in one of them has none in later rows."""
         while self._rows and now_s > self._rows[0].until_s:
             self.pass_by(self._rows.pop(0).ranks)
 
     def pass_by(self, ranks: Collection[int]) -> None:
-        """These ranks have shown something below all rows."""
+        """Record that these ranks have shown something below all rows."""
         if not self._rows:
             return
         for row in self._rows:
@@ -205,7 +208,7 @@ class OpenRows:
         self._rows = [row for row in self._rows if row.ranks or row.has_changed]
 
     def join(self, rank: int, item: Item) -> bool:
-        """Give a display its slot in the first row that takes it. Returns False if it has none."""
+        """Add a display in its slot of the first row that accepts it. Return False if there is none."""
         for number, row in enumerate(self._rows):
             if row.join(rank, item):
                 for earlier in self._rows[:number]:
@@ -214,7 +217,7 @@ class OpenRows:
         return False
 
     def show(self) -> None:
-        """Bring what has changed to the front end."""
+        """Send changes to the front end."""
         for row in self._rows:
             row.show()
 
@@ -244,7 +247,7 @@ def _grid(groups: list[tuple[list[int], Bundle]]) -> str:
 
 
 def _width(count: int) -> str:
-    """Four slots in a line where there is room for four, else two, else one; three where there are three."""
+    """Return the CSS of a slot: up to four slots in a line if they fit, else two, else one."""
     columns = min(count, 4)
     share = f"{100 / columns:.4f}%"
     wide, narrow = columns * _LEAST_PX, 2 * _LEAST_PX
@@ -271,7 +274,7 @@ def _content(data: dict[str, Any], metadata: dict[str, Any]) -> str:
 
 
 def _size(value: object) -> str:
-    """The value of a width or height attribute, such as "40" or "50%". Returns "" if there is none."""
+    """Return the value of a width or height attribute, such as "40" or "50%", or "" if there is none."""
     if isinstance(value, str) or (isinstance(value, int | float) and math.isfinite(value)):
         return html.escape(str(value), quote=True)
     return ""

@@ -1,4 +1,4 @@
-"""Lines that are still being written, in a display that changes in its place: bars, dots, text that clears itself."""
+"""Unfinished lines, in a display that is updated in place: progress bars, dots, text that clears itself."""
 
 from __future__ import annotations
 
@@ -7,37 +7,38 @@ from collections.abc import Iterable
 from ddp_notebook.run.output.labels import labelled
 from ddp_notebook.run.output.rate_limiter import RateLimiter, new_id
 
-UPDATE_S = 0.1  # between two changes of what is shown
-_MOST_CHARS = 4000  # of one update
-MOST_CHARS_OF_RANK = 2000  # a longer line is shown when it has ended
+UPDATE_S = 0.1  # interval of updates
+_MOST_CHARS = 4000  # limit of characters of one update
+MOST_CHARS_OF_RANK = 2000  # a longer line is shown after its end
 Key = tuple[int, str]  # rank, stream
 
 
 class Unfinished:
-    """One display with the unfinished line of each rank, in the order of the ranks; equal ones are folded.
+    """One display with the unfinished line of each rank, in the order of the ranks. Equal lines are folded.
 
-    Its place is fixed when it first shows something. When all its lines have ended, ranks that have had no line in it
-    and have shown nothing below it may still begin theirs in it; lines of other ranks get a new place, and so do all
-    when it is full. After a rank clears its output, its text appears here as long as it is short.
+    Its position is fixed when it first shows something. After all its lines have ended, a rank may start a new line in
+    it if the rank has no line in it and no output below it. Lines of other ranks get a new display, as do all lines
+    when it is full. After a rank clears its output, its text appears in this display while it is short.
 
     Args:
-        rate_limiter: where it is displayed.
+        rate_limiter: shows the display.
     """
 
     def __init__(self, rate_limiter: RateLimiter) -> None:
         self._rate_limiter = rate_limiter
-        self._above: list[tuple[int, str]] = []  # lines that have ended, as (rank, text)
-        self._lines: dict[Key, str] = {}  # the last line of each, open or ended
+        self._above: list[tuple[int, str]] = []  # ended lines, as (rank, text)
+        self._lines: dict[Key, str] = {}  # last line of each stream, unfinished or ended
         self._open: set[Key] = set()
-        self._passed: set[int] = set()  # ranks that have shown something below
-        self._later: set[Key] = set()  # those written since their rank cleared its output
-        self._clearing: dict[int, bool] = {}  # ranks that clear their output -> whether to, before the next text
+        self._passed: set[int] = set()  # ranks that have output below the display
+        self._later: set[Key] = set()  # streams written since their rank cleared its output
+        # by rank that clears its output: whether its next text replaces the old one
+        self._clearing: dict[int, bool] = {}
         self._display_id = ""
         self._shown = ""
         self._updated_s = 0.0
 
     def set_line(self, rank: int, stream: str, text: str) -> None:
-        """An unfinished line has this text now."""
+        """Set the text of an unfinished line."""
         key = (rank, stream)
         if not self._open and (rank in self._passed or any(other == rank for other, _ in self._lines)):
             if (shown := self._render(self._above, self._lines)) != self._shown:
@@ -50,7 +51,9 @@ class Unfinished:
         self._later.add(key)
 
     def end_line(self, rank: int, stream: str, text: str) -> bool:
-        """A line has ended. Returns whether it is shown here: it was begun here, or its rank clears its output."""
+        """Handle the end of a line. Return whether the display shows it, because it started in it or its rank clears
+        its output.
+        """
         key = (rank, stream)
         if rank in self._clearing:
             before = "" if self._clearing[rank] else self._lines.get(key, "") + "\n"
@@ -67,20 +70,20 @@ class Unfinished:
         if key not in self._open:
             return False
         self._open.discard(key)
-        if len(text) > MOST_CHARS_OF_RANK:  # too long to be shown here
+        if len(text) > MOST_CHARS_OF_RANK:  # too long for this display
             del self._lines[key]
             return False
         self._lines[key] = text
         return True
 
     def clear(self, rank: int) -> None:
-        """The rank's next text replaces the text that it has here."""
+        """Replace the rank's text in this display with its next text."""
         if self._rate_limiter.can_update:
             self._clearing[rank] = True
             self._later = {key for key in self._later if key[0] != rank}
 
     def cleared(self) -> None:
-        """All that was shown has been removed: what ranks have written since they cleared it is shown again."""
+        """Handle the removal of all output: show text again that ranks have written since they cleared it."""
         self._lines = {key: text for key, text in self._lines.items() if key in self._later}
         self._open &= self._lines.keys()
         self._above.clear()
@@ -88,8 +91,8 @@ class Unfinished:
         self._display_id, self._shown, self._updated_s = "", "", 0.0
 
     def refresh(self, now: float) -> float | None:
-        """Show what has changed. Returns seconds until the next change may be shown; None: there is none."""
-        if not (self._lines or self._above or self._shown):  # in most cells
+        """Show changes. Return the seconds until the next change may be shown; None: there is none."""
+        if not (self._lines or self._above or self._shown):  # true in most cells
             return None
         text = self._render(self._above, self._lines)
         if text == self._shown:
@@ -104,12 +107,12 @@ class Unfinished:
         return None
 
     def pass_by(self, ranks: Iterable[int]) -> None:
-        """Something else of these ranks was shown."""
+        """Record that these ranks have other output below the display."""
         if self._shown:
             self._passed.update(ranks)
 
     def close(self) -> None:
-        """What is shown stays; the next line gets a new place."""
+        """Keep the display as it is. The next line gets a new one."""
         self._passed.clear()
         self._lines.clear()
         self._open.clear()
@@ -117,7 +120,7 @@ class Unfinished:
         self._display_id = self._shown = ""
 
     def _turn_page(self) -> None:
-        """Leave what has ended where it is, and take the open lines to a new place."""
+        """Keep the ended lines in the display, and move the unfinished ones to a new display."""
         ended = {key: text for key, text in self._lines.items() if key not in self._open}
         self._show(self._render(self._above, ended))
         self._lines = {key: text for key, text in self._lines.items() if key in self._open}

@@ -1,4 +1,4 @@
-"""What one rank reaches alone: the last training cell once more, on rank 0, without communication."""
+"""Baseline of one rank: the last training cell again, on rank 0, without communication."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from ddp_notebook.run.record.recordings import Recordings
 
 
 def alone(steps: Sequence[Step]) -> dict[str, Any]:
-    """The baseline that steps of one rank alone come to: see `Recording.baseline`.
+    """Compute the baseline from steps of one rank alone: see `Recording.baseline`.
 
     Args:
-        steps: at least one, all of the same cell.
+        steps: at least one; all of the same cell.
     """
     numbers, lasted = (np.array(some) for some in zip(*((one.step, one.duration_ns) for one in steps), strict=True))
     kept, _ = counted(numbers, lasted)
@@ -33,7 +33,7 @@ def alone(steps: Sequence[Step]) -> dict[str, Any]:
     }
 
 
-_ENDED = "EnoughStepsError"  # by which a rank ends the cell, see `rank.record.solo`
+_ENDED = "EnoughStepsError"  # raised on a rank to end the cell, see `rank.record.solo`
 
 
 def measure(
@@ -43,10 +43,10 @@ def measure(
     steps: int,
     seconds: float,
 ) -> None:
-    """Put the baseline into the recording. See `Session.baseline`.
+    """Measure the baseline, and store it in the recording. See `Session.baseline`.
 
     Args:
-        run: runs code on rank 0: gets what to record, and the seconds after which it is stopped.
+        run: runs code on rank 0; its arguments are the code, the recording options and the time limit in seconds.
     """
     trained = max((step.cell for step in recordings.now.steps(rank=0)), default=0)
     code = cells.code_of(trained)

@@ -1,4 +1,4 @@
-"""The recording as a Chrome trace, with the profiles that cells have left in the session's folder."""
+"""Write the recording as a Chrome trace, with the profiles that cells have stored in the session's folder."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from ddp_notebook.observe.trace.trace import save
 def write(
     recording: Recording, path: str | os.PathLike[str], cell: int | None, profiles: Iterable[Path]
 ) -> tuple[list[int], list[int]]:
-    """Write it. See `Session.trace`.
+    """Write the trace. See `Session.trace`.
 
     Args:
-        profiles: the files that cells have left.
+        profiles: the files that cells have stored.
 
     Returns:
-        The ranks whose profiles it holds, and those whose profiles are lost.
+        The ranks whose profiles it contains, and those whose profiles are lost.
     """
     last: dict[int, tuple[int, Path]] = {}  # the last profile of each rank
     for file in profiles:
@@ -33,7 +33,7 @@ def write(
     for rank, (_, file) in sorted(last.items()):
         try:
             found[rank] = read(rank, file)
-        except UsageError:  # the disk was full, or the rank has died: the rest is worth its file
+        except UsageError:  # the disk was full, or the rank died; write the rest anyway
             lost.append(rank)
     save(recording, path, cell, found)
     return list(found), lost

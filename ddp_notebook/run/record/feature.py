@@ -1,4 +1,4 @@
-"""Declares `%ddp_record`, `%ddp_report` and `%ddp_trace`."""
+"""Declaration of `%ddp_record`, `%ddp_report` and `%ddp_trace`."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""`Recording` and `load` with a line about an interrupt. `observe` is also used without a notebook, and knows no
-interrupts of commands."""
+"""`Recording` and `load` with a message after an interrupt.
+
+`observe` is also used without a notebook, and does not handle interrupts of commands.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much the cells of a session record, and its recording up to now."""
+"""Recording level of a session's cells, and the recording up to now."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from ddp_notebook.launch.keep.remote import KeeperClient
     from ddp_notebook.run.session_parts import SessionParts
 
-_ANSWER_S = 1.0  # what ranks get to pass on what they have recorded
-_FAR_ANSWER_S = 6.0  # and on other hosts: a cell's end may come through a connection that is back before the wire's is
+_ANSWER_S = 1.0  # time for ranks to send their records
+_FAR_ANSWER_S = 6.0  # on other hosts: a cell's end may arrive over a connection that recovers before the wire
 _KINDS = get_type_hints(RecordOptions)
 
 
@@ -35,14 +35,14 @@ class Recordings(SessionFeature):
     def __init__(self, parts: SessionParts) -> None:
         super().__init__(parts)
         cluster = parts.cluster
-        self._usual = RecordOptions(level="values")  # what is recorded where a cell does not say it
+        self._usual = RecordOptions(level="values")  # used if a cell has no options
         self.observer = Observer(
             parts.world_size, cluster.send, lambda: cluster.alive, lambda: cluster.placement.names_of_machines
         )
         self._questions = parts.questions
         self._cells = parts.cells
         self._liveness = parts.liveness
-        self._has_news = False  # a cell has run since the recording was brought up to date
+        self._has_news = False  # a cell has run since the recording was last completed
         self.observer.recording.catch_up = self._catch_up
 
     def handlers(self) -> Handlers:
@@ -58,7 +58,8 @@ class Recordings(SessionFeature):
 
     def close(self) -> None:
         self.observer.close()
-        self.observer.recording.catch_up = None  # a reader who keeps the recording keeps nothing else of the session
+        # a caller that keeps the recording must not keep other parts of the session
+        self.observer.recording.catch_up = None
 
     def cell_begins(self, cell: RunCell) -> None:
         self._has_news = True
@@ -76,27 +77,27 @@ class Recordings(SessionFeature):
         self.observer.on_renumbered(stayed, self.parts.cluster.placement.world_size)
 
     def profiles(self) -> Iterator[Path]:
-        """Return the profiles that cells have left; none once the session was stopped."""
+        """Return the profiles that cells have stored; none after the end of the session."""
         return iter(()) if self._liveness.has_ended else iter(self.parts.cluster.files(PROFILES))
 
     def set_level(self, level: str) -> None:
-        """See `Session.record`."""
+        """Set the recording level, see `Session.record`."""
         _check_level(level)
         self._usual = RecordOptions(level=level)
 
     @property
     def level(self) -> str:
-        """How much is recorded where a cell does not say it."""
+        """Recording level of cells without options."""
         return self._usual.level
 
     def for_cell(self, asked: RecordOptions | None) -> RecordOptions:
-        """What a cell that begins now is to record.
+        """Return the recording options of a cell that starts now.
 
         Args:
-            asked: for this cell; None: nothing beside what is always recorded.
+            asked: options of this cell; None: the options of the session.
 
         Raises:
-            UsageError: it is something else, or names no level.
+            UsageError: an option or the level is invalid.
         """
         if asked is None:
             return self._usual
@@ -106,7 +107,7 @@ class Recordings(SessionFeature):
             )
         if asked.level:
             _check_level(asked.level)
-        # Ranks would fail at the beginning or the end of the cell, without a sentence about the argument.
+        # Ranks would fail at the start or end of the cell, with an error that does not mention the argument.
         for name, kind in _KINDS.items():
             if not fits(value := getattr(asked, name), kind):
                 raise UsageError(f"RecordOptions: {name} must be {in_words(kind)}, got {short(value)}")
@@ -118,7 +119,7 @@ class Recordings(SessionFeature):
 
     @property
     def now(self) -> Recording:
-        """See `Session.recording`."""
+        """Return the complete recording, see `Session.recording`."""
         if (ranks := self._liveness.to_ask) is not None:
 
             def ask(request: int) -> ClockProbe:
@@ -130,10 +131,11 @@ class Recordings(SessionFeature):
         return self.observer.recording
 
     def _catch_up(self) -> None:
-        """A recording that is kept in a variable is asked again after a cell."""
+        """Complete a recording that the user keeps in a variable, at an access after a cell."""
         is_users = is_users_thread()
         watched = self._cells.watched
-        if is_users and self._has_news and (watched is None or not watched[1].takes_signals):  # not beside a cell here
+        # not during a cell of this notebook
+        if is_users and self._has_news and (watched is None or not watched[1].takes_signals):
             _ = self.now
 
 
@@ -143,7 +145,7 @@ def _check_level(level: str) -> None:
 
 
 def _folder_of(cluster: Cluster) -> str:
-    """Return the folder in which ranks leave profiles.
+    """Return the folder in which ranks store profiles.
 
     Raises:
         UsageError: they are on other machines.

@@ -1,5 +1,5 @@
-"""More or fewer ranks in a running session.
+"""Change of the number of ranks in a running session.
 
 feature     declares `%ddp_resize`
-resizing    what is in the way, which ranks stay, and what new ranks get
+resizing    checks for blockers, selects the ranks that stay, copies variables to new ranks
 """

@@ -1,4 +1,4 @@
-"""Declares `%ddp_resize`."""
+"""Declaration of `%ddp_resize`."""
 
 from __future__ import annotations
 

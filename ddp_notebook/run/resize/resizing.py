@@ -1,4 +1,4 @@
-"""More or fewer ranks: what is in the way, who stays, and what new ranks get."""
+"""Change the number of ranks: check for blockers, select the ranks that stay, copy variables to new ranks."""
 
 from __future__ import annotations
 
@@ -31,33 +31,35 @@ _NOTHING = RecordOptions(level="off")
 
 
 class Sharded:
-    """State in shards that moves when the number of ranks changes. Cells move it, so a move that hangs or fails ends as
-    any other cell. The caller holds the queue.
+    """Moves sharded state when the number of ranks changes.
+
+    Cells do this, so an error or a hang is handled like that of any other cell. The caller is at the head of the run
+    queue.
 
     Args:
-        cells: run them.
+        cells: runs the cells.
         cluster: the ranks.
     """
 
     def __init__(self, cells: Cells, cluster: Cluster) -> None:
-        self.is_left = False  # state that was gathered, and is not in a model again
+        self.is_left = False  # gathered state was not restored into a model yet
         self._cells = cells
         self._cluster = cluster
 
     def gather(self, build: str, names: Sequence[str]) -> None:
-        """Bring these variables together, in rank 0's memory.
+        """Gather these variables in rank 0's memory.
 
         Raises:
-            RankError: it failed, or there is no such function; nothing was changed.
+            RankError: this failed, or the function does not exist; nothing was changed.
         """
         self._run(f"{_MODULE}.gather(globals(), {build!r}, {list(names)!r})")
         self.is_left = True
 
     def build(self, build: str) -> list[str]:
-        """Build the models again. Returns sentences about it.
+        """Rebuild the models. Return sentences about it.
 
         Raises:
-            RankError: it failed, and can be tried again: rank 0 has what was gathered.
+            RankError: this failed and can be repeated: rank 0 has the gathered state.
         """
         try:
             self._run(f"{_MODULE}.build(globals(), {build!r})")
@@ -82,14 +84,14 @@ _OF_RANDOM = "random state of "
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Plan:
-    """What is to be done."""
+    """Plan of a resize."""
 
-    before: int  # ranks
-    stay: list[int]  # in the order of their new numbers
+    before: int  # number of ranks
+    stay: list[int]  # old ranks in the order of their new numbers
     placement: Placement
     same: list[str]  # variables and random states that new ranks get
-    own: list[str]  # those that they do not get: ranks have their own
-    sharded: list[str]  # variables that are built anew
+    own: list[str]  # variables that differ between ranks, which new ranks do not get
+    sharded: list[str]  # sharded variables, which are rebuilt
 
     @property
     def new(self) -> list[int]:
@@ -108,10 +110,10 @@ class Resizing(SessionFeature):
         self._may_share = parts.options.share_gpus
         self._sharded = Sharded(parts.cells, parts.cluster)
         self._meetings = itertools.count(1)
-        self._own: set[str] = set()  # variables that ranks had their own of, when there were several to compare
+        self._own: set[str] = set()  # variables that differed at the last comparison of several ranks
 
     def resize(self, world_size: int, build: str | None, without: RankSet) -> list[str]:
-        """See `Session.resize`."""
+        """Change the number of ranks, see `SessionRanks.resize`."""
         if isinstance(world_size, bool) or not isinstance(world_size, int):
             raise UsageError(
                 "world_size must be a positive integer, as in %ddp_resize 4 (session.ranks.resize(4)), got "
@@ -124,7 +126,7 @@ class Resizing(SessionFeature):
         if build is not None:
             check_name(build)
         earlier = self._cells.before_turn()
-        with self._turn():  # one for all, so that no other cell comes between the plan and what it was made for
+        with self._turn():  # one slot for all steps, so that no cell runs between the plan and its execution
             plan = self._plan(world_size, without, build)
             if plan is None:
                 if build is not None and self._sharded.is_left:
@@ -160,10 +162,10 @@ class Resizing(SessionFeature):
     # ---- before anything changes
 
     def _plan(self, world_size: int, without: RankSet, build: str | None) -> _Plan | None:
-        """What is to be done; None: nothing.
+        """Return the plan, or None if nothing changes.
 
         Raises:
-            UsageError: it cannot be.
+            UsageError: the change is not possible.
         """
         ranks = self._cluster.ranks
         leave = {*self._cluster.gone, *([] if without is None else self._liveness.parse(without))}
@@ -191,8 +193,10 @@ class Resizing(SessionFeature):
         return {rank: answer.facts for rank, answer in answers.items()}
 
     def _compare(self, digests: Mapping[int, Mapping[str, str]], giver: int) -> tuple[list[str], list[str]]:
-        """The names of what is the same on all ranks, and of what is not: where there is one only, what was not when
-        there were more."""
+        """Return the names of variables that are equal on all ranks, and of those that differ.
+
+        With one rank, those differ that differed when the session had more ranks.
+        """
         everywhere = digests[giver]
         names = sorted({name for of_rank in digests.values() for name in of_rank})
         if len(digests) > 1:
@@ -221,11 +225,11 @@ class Resizing(SessionFeature):
             except StartError as error:
                 raise StartError(f"{error}. {done[0].upper()}{done[1:]}" if done else str(error)) from error
             except KeyboardInterrupt:
-                pass  # told below, without our frames behind it
+                pass  # raised below, so that the traceback has no frames of this package
         raise keyboard_interrupt(f"the resizing was interrupted: {done or 'nothing was changed'}")
 
     def _settle(self, plan: _Plan, check: Check) -> list[str]:
-        """Let new ranks have what they get, and samplers go over all ranks."""
+        """Send new ranks their variables, and adapt samplers to the number of ranks."""
         meeting = f"handover-{next(self._meetings)}"
         new = plan.new
 
@@ -255,7 +259,7 @@ class Resizing(SessionFeature):
 
 
 def _refuse(others: Sequence[str], sharded: Mapping[str, str], build: str | None) -> None:
-    """Raise UsageError if something is in the way."""
+    """Raise UsageError if something blocks the change."""
     if others:
         raise UsageError(f"the number of ranks cannot change now: {'; '.join(dict.fromkeys(others))}")
     if sharded and build is None:
@@ -268,7 +272,7 @@ def _refuse(others: Sequence[str], sharded: Mapping[str, str], build: str | None
 
 
 def _now(plan: _Plan) -> str:
-    """How many ranks there are, and which have come, gone, or have another number."""
+    """Return a sentence with the number of ranks, and the new, removed and renumbered ones."""
     count = plan.placement.world_size
     parts = []
     if left := [rank for rank in range(plan.before) if rank not in plan.stay]:
@@ -287,7 +291,7 @@ def _copy_later(plan: _Plan) -> str:
 
 
 def _copied(plan: _Plan, about: Mapping[str, Any]) -> list[str]:
-    """What new ranks have got, and what not."""
+    """Return sentences about the variables that new ranks got, and those that they did not get."""
     names, to = about["names"], list_ranks(plan.new)
     variables = "1 variable" if len(names) == 1 else f"{len(names)} variables"
     lines = [f"{variables} of rank 0 copied to {to}: {_few(names)}"] if names else []
@@ -301,7 +305,7 @@ def _copied(plan: _Plan, about: Mapping[str, Any]) -> list[str]:
 
 
 def _of_samplers(plan: _Plan, by_rank: Mapping[int, Sequence[dict[str, Any]]]) -> list[str]:
-    """The changes of samplers. A new rank may lack the sampler that other ranks have."""
+    """Return sentences about changed samplers. A new rank may lack the sampler of other ranks."""
     changes = {rank: [SamplerChange.of_json(one) for one in told] for rank, told in by_rank.items()}
     said = []
     for change in dict.fromkeys(one for of_rank in changes.values() for one in of_rank):

@@ -1,6 +1,6 @@
-"""Models that are spread over ranks: who holds what, and the memory that it takes.
+"""Models that are sharded over ranks: their parts, and their memory.
 
 feature     declares `%ddp_memory`
 placements  which rank holds which part of which tensor
-memory      bytes by what they are for, on each rank
+memory      memory by category, on each rank
 """

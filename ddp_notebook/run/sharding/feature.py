@@ -1,4 +1,4 @@
-"""Declares `%ddp_memory`."""
+"""Declaration of `%ddp_memory`."""
 
 from __future__ import annotations
 

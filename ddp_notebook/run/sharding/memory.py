@@ -1,4 +1,4 @@
-"""Bytes by what they are for, on each rank."""
+"""Memory by category, on each rank."""
 
 from __future__ import annotations
 
@@ -11,15 +11,17 @@ from ddp_notebook.records.words import group_by_value, list_ranks
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankMemory:
-    """Of one rank, in bytes: the most of each kind, at times of their own. The peak may be less than their sum."""
+    """Memory of one rank in bytes: the maximum of each category. The maxima may occur at different times, so the peak
+    may be less than their sum.
+    """
 
     parameters: int
     buffers: int
     gradients: int
     optimizer_state: int
     activations: int
-    temporary: int  # gradients of activations; DDP's buckets; what FSDP has gathered
-    peak: int  # the most of all together
+    temporary: int  # gradients of activations, DDP buckets, parameters that FSDP has gathered
+    peak: int  # maximum of the total
 
 
 _COLUMNS = tuple(field.name for field in fields(RankMemory))
@@ -27,16 +29,16 @@ _COLUMNS = tuple(field.name for field in fields(RankMemory))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """What a piece of training takes on each rank. Its `repr` is what `%ddp_memory` shows.
+    """Memory of a piece of training on each rank. Its `repr` is the table that `%ddp_memory` shows.
 
     Example:
         >>> session.memory()[0].parameters
         16
     """
 
-    code: str  # that ran; "": what was held at that moment
+    code: str  # the measured code; "": memory in use at that moment
     by_rank: Mapping[int, RankMemory]
-    before: Memory | None = None  # what was measured before this one
+    before: Memory | None = None  # the previous measurement
 
     def __getitem__(self, rank: int) -> RankMemory:
         return self.by_rank[rank]

@@ -16,36 +16,36 @@ _MOST_SHOWN = 12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """What one rank has of a tensor."""
+    """Part of a tensor on one rank."""
 
-    offset: tuple[int, ...]  # of its first element, in each dimension
+    offset: tuple[int, ...]  # index of its first element, by dimension
     size: tuple[int, ...]
     nbytes: int
 
     def __str__(self) -> str:
-        """Such as `"[0:8, 0:4]"`."""
+        """Return the slices, such as `"[0:8, 0:4]"`."""
         return "[" + ", ".join(f"{at}:{at + n}" for at, n in zip(self.offset, self.size, strict=True)) + "]"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorPlacement:
-    """One tensor, and which part of it each rank has."""
+    """One tensor, and the part of it on each rank."""
 
     name: str  # "blocks.0.weight"
     dtype: str
-    shape: tuple[int, ...]  # of the whole
-    placements: tuple[str, ...]  # by dimension of the mesh: "Shard(0)", "Replicate", "Partial"; (): no DTensor
-    mesh: tuple[tuple[str, int], ...]  # (name, size) of its dimensions
-    parts: Mapping[int, Part]  # by rank
+    shape: tuple[int, ...]  # shape of the complete tensor
+    placements: tuple[str, ...]  # "Shard(0)", "Replicate" or "Partial" by mesh dimension; (): not a DTensor
+    mesh: tuple[tuple[str, int], ...]  # (name, size) of each mesh dimension
+    parts: Mapping[int, Part]  # parts by rank
 
     @property
     def is_sharded(self) -> bool:
-        """Whether some rank has a part only."""
+        """Return whether a rank has only a part."""
         return any(part.size != self.shape for part in self.parts.values())
 
     @property
     def is_partial(self) -> bool:
-        """Whether the parts are to be added up."""
+        """Return whether the tensor is the sum of the parts."""
         return "Partial" in self.placements
 
     def __str__(self) -> str:
@@ -60,7 +60,7 @@ class TensorPlacement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placements:
-    """A model's tensors, or one tensor, over the ranks. `lessons.placement` draws it.
+    """Tensors of a model, or one tensor, on all ranks. `lessons.placement` draws it.
 
     Example:
         >>> session.placement("model")
@@ -77,7 +77,7 @@ class Placements:
         return tuple(sorted({rank for tensor in self.tensors for rank in tensor.parts}))
 
     def nbytes(self, rank: int) -> int:
-        """What a rank has of all these tensors."""
+        """Return the bytes of all these tensors on a rank."""
         return sum(tensor.parts[rank].nbytes for tensor in self.tensors if rank in tensor.parts)
 
     @property
@@ -97,7 +97,7 @@ class Placements:
 
 
 def placements_of(name: str, by_rank: Mapping[int, Mapping[str, Any]]) -> Placements:
-    """Put together what `rank.sharding.parts.told` said on each rank.
+    """Combine the results of `rank.sharding.parts.told` of all ranks.
 
     Raises:
         UsageError: a rank has no such model or tensor.

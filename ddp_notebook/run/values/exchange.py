@@ -191,7 +191,7 @@ class Exchange:
     def push(self, variables: Mapping[str, Any], ranks: RankSet, *, force: bool) -> None:
         """Push variables, see `Session.push`."""
         chosen = self._liveness.parse(ranks)
-        differ = False  # whether ranks get different values
+        differ = False  # True if ranks get different values
         for name, value in variables.items():
             if check_name(name) in RESERVED_NAMES:
                 raise UsageError(f"`{name}` cannot be pushed: {_why_reserved(name)}. Push it under another name")
