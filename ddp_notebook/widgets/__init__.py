@@ -1,22 +1,22 @@
-"""The live monitor: what a recording holds, drawn while it grows.
+"""The live monitor: draws a recording while it grows.
 
 feature          declares `%ddp_monitor`
 monitor          the widget
-session_views    the monitors of one session, and its recording after its end
-view_placement   where views appear: under a running cell, at %ddp_monitor
-ended_session    what a session has recorded, for the magics behind its end
-under_cell       when one comes under a running cell
-placed_views     what stands at a place: a widget, a picture
-picture_renewal  when the picture of %ddp_monitor in a saved notebook is drawn again
-frontend_probe   whether views answer, and whether while a cell runs
-publisher        the one thread that sends
-live_status      what the ranks do at this moment
-bundles          the JavaScript that `hatch_build.py` makes
+session_views    the monitors of one session, and its recording after the session has ended
+view_placement   places views: under a running cell, at %ddp_monitor
+ended_session    the recording of an ended session, for the magics
+under_cell       decides when a view appears under a running cell
+placed_views     the views that can be placed: a widget, a picture
+picture_renewal  decides when the picture of %ddp_monitor in a saved notebook is drawn again
+frontend_probe   measures if views answer, and if they can do so while a cell runs
+publisher        the only thread that sends to views
+live_status      the current state of the ranks
+bundles          the JavaScript that `hatch_build.py` builds
 
-feed/            what travels to the browser, and when
+feed/            selects the data for the browser, and the time to send it
 html/            the monitor without JavaScript, redrawn in place
-still/           what stays: a text, a picture, a page
-simulated/       ranks that do not exist
+still/           the static forms of a view: a text, a picture, a page
+simulated/       recordings of simulated ranks
 js/              the monitor in the browser
 """
 

@@ -1,4 +1,4 @@
-"""The JavaScript that `hatch_build.py` makes."""
+"""The JavaScript that `hatch_build.py` builds."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ MONITOR = Path(__file__).with_name("static") / "monitor.js"
 
 
 def monitor() -> str:
-    """The monitor's bundle.
+    """Return the monitor's bundle.
 
     Raises:
-        MissingBuildError: it was not built.
+        MissingBuildError: The bundle was not built.
     """
     return read(MONITOR, "the monitor")
 
@@ -22,12 +22,12 @@ def read(file: Path, whose: str, more: str = "") -> str:
     """Read a bundle.
 
     Args:
-        file: where it should be.
-        whose: "the monitor".
-        more: what to add to the error.
+        file: Path of the bundle.
+        whose: Name of the bundle in the error, such as "the monitor".
+        more: Text to add to the error.
 
     Raises:
-        MissingBuildError: it was not built.
+        MissingBuildError: The bundle was not built.
     """
     try:
         return file.read_text(encoding="utf-8")

@@ -1,6 +1,8 @@
-"""What a session or a job of torchrun's has recorded, once the notebook has its ranks no more: `%ddp_report`,
-`%ddp_monitor` and `%ddp_trace` show it until ranks are there again. The recording, whose memory is bounded, is all that
-is kept."""
+"""Recording of an ended session or torchrun job.
+
+`%ddp_report`, `%ddp_monitor` and `%ddp_trace` show it until the notebook has ranks again. Only the recording is kept.
+Its memory is bounded.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +19,14 @@ if TYPE_CHECKING:
 
 
 class EndedSession:
-    """What is left of a session, or of a job.
+    """Recording of a session or job that has ended.
 
     Args:
-        recording: its.
-        whose: that its ranks are gone, in words.
-        title: of the session or the job.
-        profiled: the ranks whose profiles by torch went with it.
-        draws_html: no widget has answered, or none was wanted.
+        recording: Recording of the session or job.
+        whose: Reason why the ranks are gone, for messages.
+        title: Title of the session or the job.
+        profiled: Ranks whose torch profiles are no longer available.
+        draws_html: Draw views as HTML, because no widget has answered or because the user asked for HTML.
     """
 
     def __init__(self, recording: Recording, whose: str, title: str, profiled: list[int], *, draws_html: bool) -> None:
@@ -46,14 +48,14 @@ class EndedSession:
         self._shown = self._view(cell)
 
     def _write_trace(self, path: str | os.PathLike[str]) -> tuple[list[int], list[int]]:
-        """See `Session.trace`. There are no profiles of torch's any more."""
+        """See `Session.trace`. The torch profiles are no longer available."""
         from ddp_notebook.run.record import chrome_trace
 
         chrome_trace.write(self.recording, path, None, ())
         return [], self._profiled
 
     def close(self) -> None:
-        """What is shown becomes a picture."""
+        """Replace the shown view by a picture."""
         shown, self._shown = self._shown, None
         if shown is not None:
             shown.freeze(self.recording, shown.cell)

@@ -1,4 +1,4 @@
-"""Declares `%ddp_monitor`."""
+"""Declaration of `%ddp_monitor`."""
 
 from __future__ import annotations
 

@@ -1,10 +1,12 @@
-"""Whether views in a front end answer, and when the kernel reads what they say: measured, not asked of the kernel.
+"""Measures if views in a front end answer, and if the kernel can read their messages while a cell runs.
 
-A view says that it is there as soon as its JavaScript runs, and some times more until it is answered. Where the front
-end sends that to a subshell, the kernel reads it in a thread beside the cell; else in its main thread, where it waits
-for the cell. A kernel alone knows only what it offers: VS Code, and JupyterLab before 4.4, send nothing to subshells,
-whatever the kernel has. JupyterLab's first messages may go to the main thread too, until it has its subshell: so it is
-the last one that tells.
+A view sends `here` as soon as its JavaScript runs, and repeats it until it gets an answer. If the front end sends this
+message to a subshell, the kernel reads it in another thread while the cell runs. If not, the main thread reads it after
+the cell.
+
+The kernel cannot know this in advance. VS Code, and JupyterLab before 4.4, send nothing to subshells even if the kernel
+offers them. JupyterLab also sends its first messages to the main thread until it has created its subshell. So only the
+last `here` message is conclusive.
 """
 
 from __future__ import annotations
@@ -14,18 +16,18 @@ from typing import Literal
 
 from ddp_notebook.run.notebook_kernel import is_users_thread
 
-ANSWER_S = 2.0  # what a view gets to say that it is there
+ANSWER_S = 2.0  # time in which a view must send its first message
 
 Answers = Literal["", "now", "after the cell"]
-_before: Answers = ""  # what is known of this process' front end from earlier sessions
+_before: Answers = ""  # result of earlier sessions in this process
 
 
 class FrontendProbe:
-    """What is known of the front end, from what its views have said."""
+    """State of the front end, derived from the messages of its views."""
 
     def __init__(self) -> None:
-        self.when = _before  # what a view says is answered; "": not known yet
-        self.is_there = _before != ""  # a view has answered
+        self.when = _before  # when a view gets answers; "": not known yet
+        self.is_there = _before != ""  # at least one view has answered
         self._was_overdue = False
 
     def __repr__(self) -> str:
@@ -35,17 +37,17 @@ class FrontendProbe:
 
     @property
     def is_missing(self) -> bool:
-        """Whether a view had its time, and none has answered since."""
+        """Return whether a view was overdue and no view has answered since."""
         return self._was_overdue and not self.is_there
 
     def heard(self, *, is_last: bool = False) -> Answers:
-        """A view has said something. To be called in the thread that reads it.
+        """Record that a message of a view was received. Must be called in the thread that reads the message.
 
         Args:
-            is_last: it will not say again that it is there.
+            is_last: The view will not repeat its `here` message.
 
         Returns:
-            When it is answered; "" as long as this is not certain.
+            When the view gets answers; "" if this is not certain yet.
         """
         global _before
         self.is_there = True
@@ -56,10 +58,12 @@ class FrontendProbe:
         return self.when
 
     def is_overdue(self, shown_s: float) -> bool:
-        """Whether a view that was shown then should have answered by now; from then on they are missing.
+        """Return whether a view that was shown at this time should have answered by now.
+
+        If so, views count as missing until one answers.
 
         Args:
-            shown_s: of `time.monotonic()`.
+            shown_s: Time of `time.monotonic()`.
         """
         if time.monotonic() > shown_s + ANSWER_S:
             self._was_overdue = True

@@ -1,4 +1,7 @@
-"""What the ranks do at this moment, a row for each: their agents answer while a cell runs, even where it hangs."""
+"""Current state of the ranks, one row each.
+
+The ranks' agents answer while a cell runs, even if it hangs.
+"""
 
 from __future__ import annotations
 
@@ -18,27 +21,29 @@ from ddp_notebook.run.groups.diagnosis import Absences, RankView, Views, list_wi
 from ddp_notebook.widgets.feed.feed import Feed
 from ddp_notebook.widgets.feed.tables import empty
 
-LEFT = "left"  # state of a rank that is not in the group any more
-_PERIOD_S = 1.0  # between two looks
-_ANSWER_S = 0.3  # how long ranks have to answer
-_SELDOM = 50  # times as long as they take, until the numbers of a run are computed again
-_STUCK_S = 3.0  # a rank that waits longer makes the cell stuck
+LEFT = "left"  # state of a rank that has left the group
+_PERIOD_S = 1.0  # between two probes
+_ANSWER_S = 0.3  # time in which ranks must answer
+_SELDOM = 50  # the numbers of a run are computed again after this many times the duration of one computation
+_STUCK_S = 3.0  # a cell is stuck if a rank waits longer
 
 
 class MonitorSource(Protocol):
-    """What is asked of whatever a monitor shows: `run.cells.cells.Cells` is one, a session's, and
-    `torchrun.shown.ShownJob`."""
+    """Interface of the sources that a monitor shows.
+
+    Implemented by `run.cells.cells.Cells` for a session and by `torchrun.shown.ShownJob`.
+    """
 
     @property
     def is_running(self) -> bool: ...
     @property
     def under_way(self) -> Any:
-        """What runs, by its `number`; None: nothing."""
+        """Return the running cell, identified by its `number`; None if no cell runs."""
 
     @property
     def probe(self) -> ProbeSource: ...
     def press_stop(self) -> str:
-        """What the stop button of a view does. Returns what was done, in words. From any thread."""
+        """Handle the stop button of a view. Return a message about the result. Thread-safe."""
 
 
 class ProbeSource(Protocol):
@@ -50,12 +55,14 @@ class ProbeSource(Protocol):
 
 
 class LiveStatus:
-    """The state of a session's ranks. It never waits: one look asks, and a later one takes the answers.
+    """State of the ranks of a session.
+
+    Never blocks: one call of `look` sends the requests, and a later call collects the answers.
 
     Args:
-        feed: sends the rows.
-        session: None: there is none, and only what was recorded last is known.
-        title: of the session, for people.
+        feed: Feed that sends the rows.
+        session: Source of the state; None for a recording without a session.
+        title: Title of the session.
     """
 
     def __init__(self, feed: Feed, session: MonitorSource | None, title: str) -> None:
@@ -64,22 +71,21 @@ class LiveStatus:
         self._title = title
         self._asked: tuple[Any, float, dict[int, Future[Vitals]]] | None = None
         self._next_s = 0.0
-        self._alone = "running" if feed.is_live else "recorded"  # of a recording without a session
+        self._alone = "running" if feed.is_live else "recorded"  # state of a recording without a session
         self._cell = feed.cell
         self._state, self._why = self._alone if session is None else "idle", ""
         self._has_ended = False
         self._numbers = _Numbers(feed)
 
     def end(self) -> None:
-        """The session ends."""
+        """Mark the session as ended."""
         self._has_ended = self._session is not None
 
     def head(self) -> dict[str, Any]:
         """Return the part of a message header that describes the session.
 
-        `label` is the cell's name for its reader, "In [6]". `training` has the numbers of the training run that is
-        shown (`TrainingRun.to_json`), of which `per_step` and `definition` are shown as they are; None where there is
-        none.
+        `label` is the name of the cell, such as "In [6]". `training` holds the numbers of the shown training run
+        (`TrainingRun.to_json`), or None if there is none. Views show its `per_step` and `definition` unchanged.
         """
         session, state, cell = self._session, self._state, self._cell
         if session is not None and (self._has_ended or not session.is_running):
@@ -102,7 +108,7 @@ class LiveStatus:
         }
 
     def behind_s(self) -> float | None:
-        """Return the seconds until newer numbers of the training run may be computed; None if they are current."""
+        """Return new rows of `rank`; None if no probe is due, or if answers are still missing."""
         return self._numbers.behind_s()
 
     def look(self, now_s: float) -> Rows | None:
@@ -171,7 +177,7 @@ class LiveStatus:
         return rows
 
     def _words(self, view: RankView | None, words: _Words, how_it_died: str | None) -> tuple[str, str, str]:
-        """The state of a rank, where it is, and whom it waits for."""
+        """Return the state of a rank, the line it executes, and the call and ranks it waits for."""
         if view is None:
             if how_it_died is not None:
                 return "died", how_it_died, ""
@@ -206,10 +212,10 @@ class _Numbers:
         return max(0.0, self._next_s - time.monotonic())
 
     def look(self, cell: int) -> dict[str, Any]:
-        """`label` and `training`.
+        """Return `label` and `training`.
 
         Args:
-            cell: that runs or was the last one; 0: none.
+            cell: The running cell, or else the last one; 0 if there is none.
         """
         recording, now_s = self._feed.recording, time.monotonic()
         end = recording.store.rings["span"].end
@@ -226,7 +232,7 @@ class _Numbers:
 
 
 class _Words:
-    """Whom ranks wait for, in words that many of them share."""
+    """Texts that list the ranks which a rank waits for. Ranks share these texts."""
 
     def __init__(self, views: Views) -> None:
         self._views = views

@@ -1,4 +1,4 @@
-"""The widget: its JavaScript, and the messages from and to the browser."""
+"""The widget: its JavaScript, and its messages to and from the browser."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ _ROUTE = "_reply_subshell_for"  # a private attribute of `ipykernel.comm.comm.Ba
 
 
 def hear_at_once(comm: Any) -> None:
-    """Let what the browser says to this comm through while a cell runs, where it can be.
+    """Allow the kernel to handle messages of the browser to this comm while a cell runs, if the front end supports it.
 
     Args:
-        comm: of a widget.
+        comm: Comm of a widget.
     """
     if hasattr(comm, _ROUTE):
         setattr(comm, _ROUTE, _where_it_was_sent)
@@ -49,46 +49,46 @@ _log = logging.getLogger(__name__)
 
 @runtime_checkable
 class Watchable(Protocol):
-    """A running session, as `ddp_notebook.start` makes one."""
+    """A running session as returned by `ddp_notebook.start`."""
 
     @property
     def _views(self) -> Views: ...
 
 
 class Views(Protocol):
-    """The methods that monitors of a session call; `widgets.view_placement.ViewPlacement` has them."""
+    """Methods that the monitors of a session call. Implemented by `widgets.view_placement.ViewPlacement`."""
 
     def publisher_apart(self, cell: int | None) -> Publisher: ...
     def interrupt(self) -> str: ...
 
 
 class Monitor(anywidget.AnyWidget):
-    """What ranks do, live: losses, gradient synchronisation, a timeline, tensors, ranks.
+    """Live view of the ranks: losses, gradient synchronisation, a timeline, tensors, the state of the ranks.
 
-    `%ddp_monitor` shows the running session's. Without that magic, as in marimo, or to show any other recording:
+    `%ddp_monitor` shows the running session. Without that magic, as in marimo, or to show any other recording:
 
         Monitor(session)
         Monitor(ddp_notebook.load("run.npz"))
 
     Args:
-        recording: what is shown; a session's is live, and one that `simulate(live=True)` feeds.
-        cell: this one only; None: all.
-        live: the recording grows.
-        compact: lower, as under a running cell.
-        publisher: sends it messages; None: one of its own.
-        interrupt: does what the stop button does, and says what it did; None: what the session does, if there is one.
-        answering: learns from what the view says; None: one of its own.
-        group: the same word for all monitors of a session; "": it has nothing to do with others.
-        place: the cell that shows the full monitor: "In [2]"; "": not known.
+        recording: Recording or session to show. A session, or a simulation of `simulate(live=True)`, is shown live.
+        cell: Show only this cell; None for all cells.
+        live: The recording grows.
+        compact: Use the lower layout of views under a running cell.
+        publisher: Publisher that sends messages to this widget; None to create one.
+        interrupt: Function of the stop button, which returns a message; None to use the session's, if there is one.
+        answering: Probe that is notified of messages of the view; None to create one.
+        group: Id that all monitors of a session share; "" if this monitor has no relation to others.
+        place: Label of the cell that shows the full monitor, such as "In [2]"; "" if it is not known.
 
     Raises:
-        UsageError: it is nothing that a monitor could show.
-        MissingBuildError: the JavaScript was not built.
+        UsageError: The object is neither a recording nor a session.
+        MissingBuildError: The JavaScript was not built.
     """
 
     compact = traitlets.Bool(False).tag(sync=True)
-    key = traitlets.Unicode().tag(sync=True)  # all views of this widget find its store in the page by this key
-    group = traitlets.Unicode().tag(sync=True)  # id of its session: a compact view finds the full view by it
+    key = traitlets.Unicode().tag(sync=True)  # all views of this widget find their common store in the page by this key
+    group = traitlets.Unicode().tag(sync=True)  # id of the session; a compact view uses it to find the full view
     place = traitlets.Unicode().tag(sync=True)  # cell of the full view: "In [2]"
 
     def __init__(
@@ -115,11 +115,11 @@ class Monitor(anywidget.AnyWidget):
                 publisher = _publisher_of(recording, cell, live)
         self._interrupt = interrupt
         self._publisher = publisher
-        # After what `close` needs: a widget whose making fails is closed too.
+        # After the attributes that `close` uses: Python closes a widget even if its constructor fails.
         super().__init__(_esm=bundles.monitor(), compact=compact, key=uuid.uuid4().hex, group=group, place=place)
         hear_at_once(self.comm)
         self.on_msg(self._on_message)
-        # At once, not when the browser asks: its question may be heard only after the cell.
+        # Send now, without a request of the browser: the kernel may read that request only after the cell.
         publisher.add(self._tell, may_miss=True)
 
     def __repr__(self) -> str:
@@ -128,15 +128,15 @@ class Monitor(anywidget.AnyWidget):
         return f"<Monitor of {_title(recording)}{cell}>"
 
     def leave(self) -> None:
-        """Tell it nothing more; what it says is still heard. Doing it twice is no error."""
-        if not hasattr(self, "_publisher"):  # the making has failed, and Python closes what it drops
+        """Stop sending to this widget. Its messages are still read. Idempotent."""
+        if not hasattr(self, "_publisher"):  # the constructor failed, and Python calls `close`
             return
         self._publisher.remove(self._tell)
         if self._is_own:
             self._publisher.close()
 
     def close(self) -> None:
-        """Take it off the page. Doing it twice is no error."""
+        """Remove the widget from the page. Idempotent."""
         self.leave()
         super().close()
 
@@ -144,11 +144,11 @@ class Monitor(anywidget.AnyWidget):
         header = {**message.header, "only": self._cell}
         if "notes" in header:
             header["notes"] = {**header["notes"], "answers": self._answering.when}
-        if self.comm is not None:  # else closed by another thread
+        if self.comm is not None:  # None if another thread has closed it
             self.send(header, [message.data] if message.data else None)
 
     def _on_message(self, _: Any, content: Any, __: Any) -> None:
-        """Answer the browser. In the main thread; in another one where it has sent this to a subshell."""
+        """Answer the browser. Runs in the main thread, or in a subshell thread if the front end uses subshells."""
         try:
             self._publisher.heard(self._tell)
             match content:
@@ -167,7 +167,7 @@ class Monitor(anywidget.AnyWidget):
 
     def _answer(self, content: dict[str, Any], ask: Callable[[Feed, int], FeedMessage]) -> None:
         try:
-            # Sent before the thread can send more: the rows of metrics take the place of those that were sent before.
+            # Send this before the thread can send more: these rows replace the metrics that were sent before.
             self._publisher.with_feed(lambda feed, now_ns: self._tell(ask(feed, now_ns)))
         except Exception as error:
             self._tell(FeedMessage({"kind": "answer", "request": content.get("request"), "error": str(error)}, b""))
@@ -186,7 +186,7 @@ def _check(recording: object) -> None:
 
 
 def _publisher_of(recording: RecordedTables | Simulation, cell: int | None, live: bool) -> Publisher:
-    """Of a recording without a session."""
+    """Return a publisher for a recording without a session."""
     if not isinstance(recording, RecordedTables):
         recording, live = recording.recording, True
     feed = Feed(recording, cell, is_live=live)

@@ -1,4 +1,4 @@
-"""What stands at one place of a notebook: a widget, a picture where nobody looks, or the HTML of `html.view`."""
+"""The views that a notebook can show: a widget, a static picture, or the HTML of `html.view`."""
 
 from __future__ import annotations
 
@@ -19,30 +19,30 @@ _log = logging.getLogger(__name__)
 
 
 class View(Protocol):
-    """A view of one cell, or of all (None)."""
+    """View of one cell, or of all cells (None)."""
 
     cell: int | None
-    is_live: bool  # it shows rows as they come
+    is_live: bool  # shows new rows as they arrive
 
     @property
     def publisher(self) -> Publisher | None:
-        """Sends it what is new; None: nothing comes."""
+        """Return the publisher of this view; None if no data arrives any more."""
 
     def look(self, now_s: float) -> None:
-        """To be called often, in the main thread."""
+        """Redraw if necessary. Called often, in the main thread."""
 
     def freeze(self, recording: RecordedTables, cell: int | None) -> None:
-        """Leave what stands in the saved notebook, and without a kernel."""
+        """Leave an output that works in the saved notebook and without a kernel."""
 
 
 class WidgetView:
-    """A monitor on the page.
+    """View that shows the monitor widget.
 
     Args:
-        monitor: the widget.
-        cell: the one that it shows; None: all.
-        publisher: sends it rows as they come; None: none come.
-        has_picture: a picture stands behind the widget in the saved notebook; `keep_picture` draws it.
+        monitor: The widget.
+        cell: Cell that the widget shows; None for all cells.
+        publisher: Publisher that sends rows as they arrive; None if no rows arrive.
+        has_picture: Add a picture for the saved notebook, which `keep_picture` draws.
     """
 
     def __init__(
@@ -54,32 +54,32 @@ class WidgetView:
         self.is_live = publisher is not None
         self.publisher = publisher
         self.monitor = monitor
-        # Not `display(monitor)`: ipywidgets 7, as Colab has it, shows a widget itself, without the display's id.
+        # Not `display(monitor)`: ipywidgets 7, as in Colab, shows a widget itself, without the display's id.
         shown = monitor._repr_mimebundle_()
         data = shown[0] if isinstance(shown, tuple) else shown
         self.handle = display(data, raw=True, display_id=True)  # type: ignore[no-untyped-call,unused-ignore]
         self._picture = None
-        if has_picture:  # now: later nothing can be added to the cell
+        if has_picture:  # display it now: nothing can be added to the cell later
             data = _behind(monitor.key, {"text/plain": _NO_PICTURE})
             self._picture = display(data, raw=True, display_id=True)  # type: ignore[no-untyped-call,unused-ignore]
         self.shown_s = time.monotonic()
 
     def look(self, _: float) -> None:
-        """Its publisher tells it what is new."""
+        """Do nothing: the publisher sends new data."""
 
     def keep_picture(self, recording: RecordedTables) -> None:
-        """Draw the picture that the saved notebook has: the widget is nothing without its kernel."""
+        """Draw the picture for the saved notebook, because a widget shows nothing without its kernel."""
         if self._picture is not None:
             self._picture.update(_behind(self.monitor.key, _static(recording, self.cell)), raw=True)
 
     def drop_picture(self) -> None:
-        """Something else takes its place."""
+        """Clear the picture, because another output replaces it."""
         picture, self._picture = self._picture, None
         if picture is not None:
             picture.update({"text/plain": "", "text/html": ""}, raw=True)
 
     def freeze(self, recording: RecordedTables, cell: int | None) -> None:
-        """Leave a picture and a text in its place."""
+        """Replace the widget by a picture and a text."""
         try:
             if self.handle is not None:
                 self.handle.update(_static(recording, cell), raw=True)
@@ -89,7 +89,7 @@ class WidgetView:
 
 
 class StillView:
-    """A picture where there is no front end: of what is there now, and of everything when the session ends."""
+    """Static picture for notebooks without a front end. Drawn once now and once when the session ends."""
 
     is_live = False
     publisher = None
@@ -101,18 +101,18 @@ class StillView:
         self._handle = display(_static(recording, cell), raw=True, display_id=True)  # type: ignore[no-untyped-call,unused-ignore]
 
     def look(self, _: float) -> None:
-        """Nobody looks."""
+        """Do nothing."""
 
     def freeze(self, recording: RecordedTables, cell: int | None) -> None:
-        """Draw it anew."""
+        """Draw the picture again."""
         if self._handle is not None:
             self._handle.update(_static(recording, cell), raw=True)
 
 
 def _behind(key: str, data: dict[str, Any]) -> dict[str, Any]:
-    """Return a display that is seen only where the widget with this key is not on the page.
+    """Return a display that is visible only if the widget with this key is not on the page.
 
-    JupyterLab shows "model not found" in the place of a widget without its kernel: that line is hidden, too.
+    JupyterLab shows "model not found" for a widget without its kernel. The rules hide that line too.
     """
     still = f'.ddpm-still[data-key="{key}"]'
     is_live = f':root:has(.ddpm[data-key="{key}"])'
@@ -137,6 +137,6 @@ def _static(recording: RecordedTables, cell: int | None) -> dict[str, Any]:
     try:
         data["text/plain"], draw = saved_summary.text_and_picture(recording, cell)
         data["image/png"] = base64.b64encode(draw()).decode()
-    except Exception:  # a text alone, or nothing, is better than a dead view
+    except Exception:  # a text alone, or no output, is better than an exception
         _log.exception("no picture of the run could be made")
     return data

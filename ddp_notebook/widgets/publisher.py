@@ -1,4 +1,4 @@
-"""The one thread that sends views what is new in a recording: at most ten times a second, once a second if idle."""
+"""The thread that sends new data of a recording to the views: at most ten times a second, once a second if idle."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from ddp_notebook.widgets.feed.messages import FeedMessage
 from ddp_notebook.widgets.live_status import LiveStatus
 
 PERIOD_S = 0.1
-_IDLE_S = 0.5  # between two looks at a session in which nothing is recorded
-_QUIET = {"resource"}  # tables that need no message of their own
+_IDLE_S = 0.5  # between two polls of a session that records nothing
+_QUIET = {"resource"}  # tables that do not trigger a message
 _CLOSE_S = 2.0
-# After so long a view of which nothing was heard gets a snapshot again. What is sent before its JavaScript runs may be
-# lost (marimo keeps none of it), and where the kernel hears it only after the cell, it cannot ask.
+# Times after which a view without any message gets its snapshot again. Messages are lost if they arrive before the
+# JavaScript of the view runs (marimo keeps none), and the view cannot request them if the kernel reads only after the
+# cell.
 _AGAIN_S = (0.5, 1.5, 2.5, 4.0, 6.0, 9.0)
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -26,19 +27,20 @@ Sink = Callable[[FeedMessage], None]
 
 
 class Publisher:
-    """Sends one recording's news to its views. Sleeps while there is no view, and while no rows come.
+    """Sends new data of one recording to its views. Sleeps while there is no view, and while no rows arrive.
 
     Args:
-        feed: makes the messages.
-        present: the state of the ranks.
+        feed: Feed that creates the messages.
+        present: State of the ranks.
     """
 
     def __init__(self, feed: Feed, present: LiveStatus) -> None:
         self._feed = feed
         self._present = present
         self._sinks: list[Sink] = []
-        self._unheard: dict[Sink, list[float]] = {}  # when each gets a snapshot again
-        self._lock = threading.Lock()  # around the feed and the sinks: so messages leave in the order of their numbers
+        self._unheard: dict[Sink, list[float]] = {}  # for each view without a message: times to send the snapshot again
+        # protects the feed and the sinks, so that messages are sent in the order of their numbers
+        self._lock = threading.Lock()
         self._news = threading.Event()
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
@@ -52,10 +54,10 @@ class Publisher:
         return self._feed
 
     def add(self, sink: Sink, *, may_miss: bool = False) -> None:
-        """Add a view. It gets a snapshot, and from then on what is new.
+        """Add a view. It gets a snapshot, and then all new data.
 
         Args:
-            may_miss: it may not listen yet: it gets a snapshot again some times, until `heard`.
+            may_miss: The view may not be ready yet. Repeat the snapshot a few times until `heard` is called.
         """
         with self._lock:
             sink(self.snapshot())
@@ -77,12 +79,12 @@ class Publisher:
                 self._sinks.remove(sink)
 
     def heard(self, sink: Sink) -> None:
-        """A view has said something, so it listens, and asks for what it lacks."""
+        """Note that a view has sent a message. It is ready and requests missing data itself."""
         with self._lock:
             self._unheard.pop(sink, None)
 
     def head(self) -> dict[str, Any]:
-        """What a message's header says of the session now."""
+        """Return the part of a message header that describes the current state of the session."""
         return self._present.head()
 
     def behind_s(self) -> float | None:
@@ -90,7 +92,7 @@ class Publisher:
         return self._present.behind_s()
 
     def catch_up(self, sink: Sink) -> None:
-        """Send a view that has missed something a snapshot."""
+        """Send a snapshot to a view that has missed messages."""
         with self._lock:
             sink(self.snapshot())
 
@@ -100,12 +102,12 @@ class Publisher:
         return self._feed.snapshot(self._now_ns(), self._present.head())
 
     def with_feed(self, ask: Callable[[Feed, int], T]) -> T:
-        """Ask the feed while the thread does not use it."""
+        """Call a function with the feed while the thread does not use it."""
         with self._lock:
             return ask(self._feed, self._now_ns())
 
     def close(self, *, session_ends: bool = False) -> None:
-        """Send the views what is left to send, and end the thread."""
+        """Send the remaining data to the views, and stop the thread."""
         if session_ends:
             self._present.end()
         self._closing.set()
@@ -129,7 +131,7 @@ class Publisher:
             try:
                 with self._lock:
                     self._tick()
-            except Exception:  # one message is lost; the views must go on
+            except Exception:  # one message is lost; the views must continue
                 _log.exception("the monitor was not told something")
             self.cpu_s = time.thread_time()
             waits = self._feed.has_news() or self._present.is_asking
@@ -156,5 +158,5 @@ class Publisher:
         for sink in list(sinks):
             try:
                 sink(message)
-            except Exception:  # the other views must have it
+            except Exception:  # the other views must still get the message
                 _log.exception("a view was not told something")

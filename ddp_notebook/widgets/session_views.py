@@ -1,4 +1,4 @@
-"""The monitors of one session, and its recording after its end."""
+"""The monitors of one session, and its recording after the session has ended."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class SessionViews(SessionFeature):
-    """Without a recording there are none."""
+    """The views of a session. There are none without a recording."""
 
     def __init__(self, parts: SessionParts) -> None:
         super().__init__(parts)
@@ -31,7 +31,7 @@ class SessionViews(SessionFeature):
             self.views = ViewPlacement(
                 recordings.observer.recording, lambda: recordings.now, parts.cells, self._title, parts.options.live
             )
-            self.side_view = self.views.beside  # type: ignore[method-assign] # each cell calls it: one frame less
+            self.side_view = self.views.beside  # type: ignore[method-assign] # saves one frame in every cell
 
     def _title(self) -> str:
         placement = self.parts.cluster.placement
@@ -52,7 +52,7 @@ class SessionViews(SessionFeature):
         if self.views is None:
             return
         try:
-            if ipython() is not None:  # in a script no magic can show the recording
+            if ipython() is not None:  # in a script, no magic can show the recording
                 ended_recording.keep(self._ended(self.views))
         finally:
             self.views.close()

@@ -1,4 +1,4 @@
-"""What goes beside the output of one cell while it runs: a compact view comes, and views are redrawn."""
+"""View under the output of a running cell: decides when a compact view appears, and redraws views."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ if TYPE_CHECKING:
     from ddp_notebook.run.output.display_target import DisplayTarget
     from ddp_notebook.widgets.view_placement import ViewPlacement
 
-_AFTER_S = 1.0  # a cell that is over sooner needs no view
+_AFTER_S = 1.0  # a shorter cell needs no view
 _LOOK_S = 0.2
-_HOLD_S = 0.4  # output waits so long for rows of the step that has printed it
-_QUIET_S = 1.0  # it only does if nothing was printed for so long
-# Code that may train: only its output waits for a view.
+_HOLD_S = 0.4  # longest time that output waits for the rows of the step that printed it
+_QUIET_S = 1.0  # output waits only if nothing was printed for this long
+# Code that may train. Only output of such code waits for a view.
 _MAY_TRAIN = re.compile(
     r"(?<![.\w])log\(|\bbackward\(|\.step\(|\b\w*(train|fit|epoch|learn)\w*\(|\bmain\(|^\s*%run\b", re.MULTILINE | re.I
 )
 _SYNCHRONISES = [ORIGINS.index(name) for name in ("ddp", "ddp hook", "fsdp")]
-_MOST_ROWS = 2000  # calls that are searched for one of these
+_MOST_ROWS = 2000  # calls that are searched for such a synchronisation
 _log = logging.getLogger(__name__)
 
 
 class UnderCell:
-    """A `run.cells.watch.Beside`.
+    """View under one cell. Implements `run.cells.watch.Beside`.
 
     Args:
-        placing: has the views.
-        recording: the session's.
-        code: of the cell.
-        may_come: a compact view comes under the cell, once there is something to see.
-        elsewhere: where it comes, for a cell that another thread runs than the main one; None: here.
+        placing: Owner of the views.
+        recording: Recording of the session.
+        code: Code of the cell.
+        may_come: Show a compact view under the cell as soon as there is data.
+        elsewhere: Output of a cell that runs in another thread than the main thread; None to display directly.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class UnderCell:
         self._placing = placing
         self._elsewhere = elsewhere
         self._recording = recording
-        self._began_s: float | None = None  # it has its turn: from the first look on
+        self._began_s: float | None = None  # time of the first `look`, when the cell starts to run
         self._looked_s = 0.0
         rings = self._recording.store.rings
         self._ends = {name: rings[name].end for name in ("metric", "call")}
@@ -63,9 +63,9 @@ class UnderCell:
         self.is_shown = self._has_failed = False
 
     def holds(self, waits_s: float, quiet_s: float) -> bool:
-        """Return whether output waits, so that the view stands above it and not between its lines.
+        """Return whether output waits, so that the view appears above it and not between its lines.
 
-        No output waits once there is a view, or if none may come.
+        Output never waits after a view is shown, or if no view may appear.
         """
         if self._is_decided or self._has_failed:
             return False
@@ -86,9 +86,9 @@ class UnderCell:
             self._placing.look()
             if not self._is_decided:
                 self._decide(cell, now_s - self._began_s)
-        except MissingBuildError:  # %ddp_monitor says so
+        except MissingBuildError:  # %ddp_monitor reports it
             self._is_decided = True
-        except Exception:  # the cell matters more than its view
+        except Exception:  # an error of the view must not stop the cell
             self._has_failed = True
             _log.exception("no view is shown under the cell, and those that are there stand still")
 

@@ -1,8 +1,14 @@
-"""Where views appear: by themselves under a running cell, and at `%ddp_monitor`; and what stays of them.
+"""Places views: automatically under a running cell, and at `%ddp_monitor`; and replaces them by static output at the
+end.
 
-Which kind of view: a widget; HTML that is redrawn, where that was asked for or no widget answers; a picture, where
-nobody looks. A widget that does not answer in time is replaced in its display, so there is one view all the same; if
-it answers later, the views to come are widgets again.
+There are three kinds of views:
+
+- a widget
+- HTML that is redrawn, if the user asked for it or no widget answers
+- a picture, if there is no front end
+
+A widget that does not answer in time is replaced by HTML in the same display, so there is always exactly one view. If
+the widget answers later, new views are widgets again.
 """
 
 from __future__ import annotations
@@ -37,19 +43,19 @@ if TYPE_CHECKING:
     from ddp_notebook.widgets.monitor import Monitor
     from ddp_notebook.widgets.publisher import Publisher
 
-_MOST_NAMED = 8  # cells, in a message
-_AGAIN_S = 0.5  # at least, until the next look at numbers that are not current
+_MOST_NAMED = 8  # cells in an error message
+_AGAIN_S = 0.5  # shortest time until `look` checks numbers again that are not current
 _log = logging.getLogger(__name__)
 
 
 class ViewPlacement:
-    """Where the views of one session stand: one under the running cell, one of `%ddp_monitor`.
+    """Views of one session: one under the running cell, and one of `%ddp_monitor`.
 
     Args:
-        recording: the session's.
-        flushed: brings all that ranks have recorded into it.
-        cells: the session's.
-        title: tells that of the session.
+        recording: Recording of the session.
+        flushed: Function that collects all recorded rows from the ranks.
+        cells: Cells of the session.
+        title: Function that returns the title of the session.
         mode: `StartOptions.live`.
     """
 
@@ -67,38 +73,39 @@ class ViewPlacement:
         self._title = title
         self._mode = mode
         self._answering = FrontendProbe()
-        self._publishers: dict[int | None, Publisher] = {}  # for views here: publisher of one cell; None: of all cells
+        self._publishers: dict[int | None, Publisher] = {}  # publishers of the placed views, by cell; None: all cells
         self._group = secrets.token_hex(4)
-        self._shown: View | None = None  # of %ddp_monitor
-        self._under: View | None = None  # the cell that runs
-        self._apart: dict[int | None, Publisher] = {}  # of monitors that the user has made, by cell
-        self._replaced: list[Monitor] = []  # widgets that have not answered yet; when they do, widgets are shown again
-        self._instead: HtmlView | None = None  # the last view in the place of such a widget
-        self._lock = threading.RLock()  # a cell in the background looks in a thread of its own
-        self._loop: asyncio.AbstractEventLoop | None = None  # the kernel's own
-        self._importing: threading.Thread | None = None  # what its picture will need
-        self._again_s = math.inf  # when `_look_again` has asked for a look
-        self._renewal: PictureRenewal | None = None  # redraws the picture behind a live %ddp_monitor
+        self._shown: View | None = None  # view of %ddp_monitor
+        self._under: View | None = None  # view under the running cell
+        self._apart: dict[int | None, Publisher] = {}  # publishers of monitors that the user has created, by cell
+        # widgets without an answer so far; if one answers, new views are widgets again
+        self._replaced: list[Monitor] = []
+        self._instead: HtmlView | None = None  # the latest HTML view that replaced a widget
+        self._lock = threading.RLock()  # a background cell calls `look` in another thread
+        self._loop: asyncio.AbstractEventLoop | None = None  # event loop of the kernel
+        self._importing: threading.Thread | None = None  # imports the modules that a picture needs
+        self._again_s = math.inf  # time of the next `look` that `_look_again` has scheduled
+        self._renewal: PictureRenewal | None = None  # redraws the picture of a live %ddp_monitor
 
     def prepare(self) -> None:
-        """Import what the first view needs, in a thread, before anybody waits for it."""
+        """Import the modules of the first view in a thread, before they are needed."""
         if self._mode != "off" and has_front_end():
             what = _import_html if self._mode == "html" else _import
             threading.Thread(target=what, name="ddp-monitor-import", daemon=True).start()
 
     @property
     def draws_html(self) -> bool:
-        """Whether views to come are HTML."""
+        """Return whether new views are HTML."""
         return self._mode == "html" or self._answering.is_missing
 
     # ---- beside a running cell
 
     def beside(self, target: DisplayTarget, code: str) -> UnderCell | None:
-        """What goes beside the output of a cell that begins now; None: nothing.
+        """Return the view for the output of a starting cell; None if it gets no view.
 
         Args:
-            target: where the output goes.
-            code: of the cell.
+            target: Target of the output.
+            code: Code of the cell.
         """
         may_come = self._mode != "off"
         if not has_front_end() or not (may_come or self._shown is not None):
@@ -107,10 +114,10 @@ class ViewPlacement:
         return UnderCell(self, self._recording, code, may_come=may_come, elsewhere=elsewhere)
 
     def look(self) -> float | None:
-        """Redraw what has changed, and replace a widget that does not answer.
+        """Redraw changed views, and replace a widget that does not answer.
 
         Returns:
-            Seconds until it should be called again though no cell runs here; None if that is not needed.
+            Seconds until the next call is needed although no cell runs; None if no call is needed.
         """
         now_s = time.monotonic()
         with self._lock:
@@ -124,16 +131,19 @@ class ViewPlacement:
         return None
 
     def prepare_picture(self) -> None:
-        """Import what a picture needs while the cell runs: its end, or the stop button, would wait for that for 0.5 s
-        (2 cores)."""
+        """Import the modules for a picture while the cell runs.
+
+        Without this, the end of the cell or the stop button would wait 0.5 s for the import (2 cores).
+        """
         self._importing = threading.Thread(target=_import_for_picture, name="ddp-picture-import", daemon=True)
         self._importing.start()
 
     def show_under(self, cell: int, elsewhere: DisplayTarget | None) -> None:
-        """Show a compact view under the cell that runs.
+        """Show a compact view under the running cell.
 
         Args:
-            elsewhere: where, for a cell in the background; that is HTML, which any thread can draw. None: here.
+            elsewhere: Output of a background cell, which gets HTML because any thread can draw it; None to display
+                directly.
         """
         with self._lock:
             if elsewhere is None:
@@ -142,13 +152,13 @@ class ViewPlacement:
                 self._under = self._html_view(cell, self._publisher_of(cell), DisplayHandle(elsewhere, new_id()))
 
     def end(self, cell: int) -> None:
-        """The cell is over."""
+        """Finish the views of a cell that has ended."""
         with self._lock:
             view, self._under = self._under, None
             if view is not None:
                 self._freeze(view, cell)
             else:
-                self._close_unused()  # there is one if a view could not be made
+                self._close_unused()  # a publisher exists even if the view could not be created
                 if self._importing is not None:
                     before_next_cell(self._await_import)
             if self._shown is not None:
@@ -159,14 +169,14 @@ class ViewPlacement:
     # ---- %ddp_monitor
 
     def show(self, cell: int | None = None) -> None:
-        """Show the full view, in the place of the one before.
+        """Show the full view, and freeze the previous one.
 
         Args:
-            cell: of this cell only; None: of all, future ones too.
+            cell: Show only this cell; None for all cells, including future ones.
 
         Raises:
-            UsageError: nothing was recorded of this cell.
-            MissingBuildError: the JavaScript was not built.
+            UsageError: The recording has nothing of this cell.
+            MissingBuildError: The JavaScript was not built.
         """
         check_cell(self._recording, cell)
         with self._lock:
@@ -183,7 +193,7 @@ class ViewPlacement:
                 self._shown = StillView(self._recording_now(), cell)
 
     def on_resized(self) -> None:
-        """There are more or fewer ranks: what is shown becomes a picture, and a full view is made anew."""
+        """Freeze the shown view after a change of world_size, and show a new one."""
         with self._lock:
             shown, self._shown = self._shown, None
             while self._apart:
@@ -193,7 +203,7 @@ class ViewPlacement:
                 self.show(shown.cell)
 
     def close(self) -> None:
-        """The session ends: what is shown becomes static."""
+        """Freeze all views, because the session ends."""
         with self._lock:
             views = [view for view in (self._under, self._shown) if view is not None]
             self._under = self._shown = None
@@ -208,21 +218,21 @@ class ViewPlacement:
             self._close_replaced()
 
     def interrupt(self) -> str:
-        """What the stop button of a view does. Returns what was done, in words."""
+        """Handle the stop button of a view. Return a message about the result."""
         return self._cells.press_stop()
 
     # ---- views
 
     def _view(self, cell: int | None, *, compact: bool) -> View:
         run = self._cells.under_way
-        is_live = cell is None or (run is not None and run.number == cell)  # else nothing comes any more
+        is_live = cell is None or (run is not None and run.number == cell)  # otherwise no more rows arrive
         recording = self._recording if is_live else self._recording_now()
         if self.draws_html:
             return self._html_view(cell, self._publisher_of(cell) if is_live else None, recording=recording)
         from ddp_notebook.widgets.monitor import Monitor
 
         self._close_replaced()
-        # A widget takes what it shows of one cell from the rows of all, where another one has them already.
+        # A widget of one cell can filter the rows of all cells, so it shares that publisher if it exists.
         publisher = self._publisher_of(None if None in self._publishers else cell) if is_live else None
         monitor = Monitor(
             recording,
@@ -251,7 +261,7 @@ class ViewPlacement:
         return HtmlView(recording or self._recording, cell, self._title(), publisher, handle)
 
     def _checked(self, view: View) -> View:
-        """Return the same view, or HTML in the place of a widget that does not answer."""
+        """Return the same view, or an HTML view that replaces a widget without an answer."""
         if self._instead is not None and view is self._instead and self._answering.is_there:
             self._instead.note("the widget in this place answered late: %ddp_monitor shows one with all panels")
         if not isinstance(view, WidgetView) or not self._answering.is_overdue(view.shown_s):
@@ -260,7 +270,7 @@ class ViewPlacement:
         self._instead = instead
         view.drop_picture()
         view.monitor.leave()
-        self._replaced.append(view.monitor)  # open, so that it is heard if it answers after all
+        self._replaced.append(view.monitor)  # not closed, so that a late answer is still received
         return instead
 
     def _close_replaced(self) -> None:
@@ -268,15 +278,15 @@ class ViewPlacement:
             self._replaced.pop().close()
 
     def _look_later(self, after_s: float) -> None:
-        """Look again when no cell runs, in the kernel's own event loop and so in the main thread."""
-        with contextlib.suppress(RuntimeError):  # there is none in this thread
+        """Schedule `look` in the kernel's event loop, and so in the main thread, when no cell runs."""
+        with contextlib.suppress(RuntimeError):  # this thread has no event loop
             self._loop = asyncio.get_running_loop()
-        with contextlib.suppress(RuntimeError):  # it was closed
-            if self._loop is not None:  # else the next cell looks
+        with contextlib.suppress(RuntimeError):  # the event loop was closed
+            if self._loop is not None:  # if there is none, the next cell calls `look`
                 self._loop.call_soon_threadsafe(self._loop.call_later, after_s + 0.05, self._look_alone)
 
     def _look_again(self, after_s: float) -> None:
-        """Look again when no cell runs, unless a look is due by then."""
+        """Schedule `look` when no cell runs, unless an earlier call is already scheduled."""
         if (at_s := time.monotonic() + after_s) < self._again_s:
             self._again_s = at_s
             self._look_later(after_s)
@@ -291,7 +301,8 @@ class ViewPlacement:
             _log.exception("the monitor is as it was")
 
     def _look_until_current(self) -> None:
-        """Look again if HTML shows older numbers of the run than the ranks have sent: nothing else redraws it now."""
+        """Schedule `look` while HTML shows older numbers of the run than the ranks have sent. Nothing else redraws it
+        now."""
         view = self._shown
         if view is None or isinstance(view, WidgetView) or view.publisher is None or self._cells.under_way is not None:
             return
@@ -304,8 +315,10 @@ class ViewPlacement:
         return self._publishers[cell]
 
     def publisher_apart(self, cell: int | None) -> Publisher:
-        """One for all monitors of a cell that the user makes: a cell that is run again makes one more each time, and
-        nobody closes the one before."""
+        """Return the publisher that all monitors of a cell share which the user creates.
+
+        A repeated cell creates another monitor each time, and the earlier ones are never closed.
+        """
         if cell not in self._apart:
             self._apart[cell] = self._new_publisher(cell)
         return self._apart[cell]
@@ -315,11 +328,12 @@ class ViewPlacement:
         from ddp_notebook.widgets.live_status import LiveStatus
         from ddp_notebook.widgets.publisher import Publisher
 
-        feed = Feed(self._recording, cell, is_live=self._cells.is_running)  # behind the session's end nothing comes
+        # after the end of the session no rows arrive
+        feed = Feed(self._recording, cell, is_live=self._cells.is_running)
         return Publisher(feed, LiveStatus(feed, self._cells, self._title()))
 
     def _await_import(self) -> None:
-        """Let the import of what a picture needs end: two threads that import matplotlib find it half made."""
+        """Wait for the import that a picture needs. Two threads that import matplotlib get an incomplete module."""
         if self._importing is not None:
             self._importing.join()
             self._importing = None
@@ -330,7 +344,7 @@ class ViewPlacement:
         self._close_unused(but_for=view)
 
     def _close_unused(self, but_for: View | None = None) -> None:
-        """Close the publishers that no view but this one has."""
+        """Close the publishers that no other view uses."""
         used = [view.publisher for view in (self._under, self._shown) if view is not None and view is not but_for]
         for cell, publisher in list(self._publishers.items()):
             if publisher not in used:
@@ -351,9 +365,10 @@ class ViewPlacement:
             renewal.close()
 
     def _keep_picture(self) -> float | None:
-        """Draw the picture if it is stale. Returns the seconds until the next try; None if it is current.
+        """Draw the picture if it is stale. Return the seconds until the next attempt; None if it is current.
 
-        It is drawn when no cell runs, or while the next one does; not so often then that drawing takes 5 % of the time.
+        The picture is drawn when no cell runs, or during the next cell. During a cell, drawing takes at most 5 % of the
+        time.
         """
         view, renewal = self._shown, self._renewal
         if renewal is None or not renewal.is_stale or not isinstance(view, WidgetView):
@@ -366,7 +381,7 @@ class ViewPlacement:
         runs = self._cells.under_way is not None
         if (waits_s := renewal.waits_s(time.monotonic(), runs=runs)) > 0:
             return waits_s
-        if not is_users_thread():  # a job's thread: matplotlib may be in use in the main thread, which looks later
+        if not is_users_thread():  # a background thread; the main thread may use matplotlib now, and draws later
             return SETTLE_S
         renewal.begin()
         try:
@@ -377,16 +392,16 @@ class ViewPlacement:
         return None
 
     def _recording_now(self) -> RecordedTables:
-        with contextlib.suppress(Exception):  # the ranks may be gone: then what has come must do
+        with contextlib.suppress(Exception):  # if the ranks are gone, the rows so far must suffice
             self._flushed()
         return self._recording
 
 
 def check_cell(recording: RecordedTables, cell: int | None) -> None:
-    """Something is recorded of this cell; None: of whichever.
+    """Check that the recording has something of this cell; None accepts any cell.
 
     Raises:
-        UsageError: nothing is; says of which cells there is something.
+        UsageError: The recording has nothing of it. The error lists the recorded cells.
     """
     if cell is None or cell in (known := _cells(recording)):
         return
@@ -394,11 +409,12 @@ def check_cell(recording: RecordedTables, cell: int | None) -> None:
 
 
 def find_cell(recording: RecordedTables, number: int) -> int:
-    """The last recorded cell with this number in its prompt, `In [6]`; where none has, the cell that has no prompt and
-    this number in the recording.
+    """Return the last recorded cell with this number in its prompt, `In [6]`.
+
+    If there is none, return the cell without a prompt that has this number in the recording.
 
     Raises:
-        UsageError: nothing is recorded of such a cell; says of which cells there is something.
+        UsageError: No such cell was recorded. The error lists the recorded cells.
     """
     prompts = {cell: prompt_of(recording, cell) for cell in _cells(recording)}
     if cells := [cell for cell, prompt in prompts.items() if prompt == f"In [{number}]"]:
@@ -410,7 +426,7 @@ def find_cell(recording: RecordedTables, number: int) -> int:
 
 
 def _cells(recording: RecordedTables) -> list[int]:
-    """The cells of which something is recorded, in their order."""
+    """Return the recorded cells, ascending."""
     found = [np.unique(recording.rows(table)["cell"]) for table in ("call", "span", "metric")]
     return [cell for cell in np.unique(np.concatenate(found)).tolist() if cell]
 
@@ -431,7 +447,7 @@ def _import_html() -> None:
 
 
 def _import_for_picture() -> None:
-    with contextlib.suppress(Exception):  # who draws it says what is wrong
+    with contextlib.suppress(Exception):  # the drawing code reports the error
         import matplotlib.backends.backend_agg  # noqa: F401
         import PIL.PngImagePlugin  # noqa: F401
 

@@ -1,14 +1,14 @@
-"""What of a recording travels to the browser, and when.
+"""Selects the parts of a recording for the browser, and the time to send them.
 
-feed              follows a recording: what is new, and all that is there for a view that opens late
-messages          what a view gets, and the texts behind its numbers
-tables            the tables that travel: their columns, and how they are packed
-table_rows        rows of a recording as rows of these tables
-whole_steps       which steps are whole on all ranks, and what their time went into
-timeline          which spans and calls travel, and when
-remote            which remote calls travel, and when
-values            which values of tensors travel
-courses           which rows of metrics travel: the lowest and the highest of neighbours
-budget            what is left out where there is too much
-browser_requests  what a view asks for beside that: a window, a step, the values of a collective
+feed              follows a recording: messages with new rows, and snapshots for views that open late
+messages          the messages to a view, and their numbered texts
+tables            the tables in messages: their columns, and their packed form
+table_rows        converts rows of a recording to rows of these tables
+whole_steps       steps that are complete on all ranks, and how their time was spent
+timeline          selects spans and calls, and the time to send them
+remote            selects remote calls, and the time to send them
+values            selects values of tensors
+courses           selects rows of metrics: the lowest and the highest of neighbours
+budget            thins data above a rate limit
+browser_requests  answers requests of a view: a window, a step, the values of a collective
 """

@@ -17,16 +17,16 @@ from ddp_notebook.widgets.feed.feed import Feed
 from ddp_notebook.widgets.feed.messages import FeedMessage
 from ddp_notebook.widgets.feed.tables import empty
 
-_SPANS = 4000  # of an answer
-_METRICS = 20_000  # rows of an answer at most
-_WHOLE_BYTES = 8 << 20  # of whole tensors, as float32
+_SPANS = 4000  # spans per answer
+_METRICS = 20_000  # most rows of an answer
+_WHOLE_BYTES = 8 << 20  # whole tensors of an answer, as float32
 
 
 def answer(asked: dict[str, Any], feed: Feed, now_ns: int) -> FeedMessage:
-    """The answer to a request.
+    """Return the answer to a request.
 
     Raises:
-        ValueError, KeyError, TypeError: the request makes no sense.
+        ValueError, KeyError, TypeError: The request is invalid.
     """
     request = asked.get("request")
     match asked["what"]:
@@ -51,7 +51,8 @@ def answer(asked: dict[str, Any], feed: Feed, now_ns: int) -> FeedMessage:
 
 
 def _spans(feed: Feed, t0_ms: float, t1_ms: float, ranks: Any) -> tuple[Rows, int]:
-    """The spans and calls that overlap a window; if too many, the longest, which are those that can be seen."""
+    """Return the spans and calls that overlap a window. If there are too many, return the longest: only those are
+    visible."""
     begin_ns, end_ns = feed.start_ns + int(t0_ms * 1e6), feed.start_ns + int(t1_ms * 1e6)
     recording = feed.recording
     spans, calls = _rows(feed, "span"), _rows(feed, "call")
@@ -75,7 +76,7 @@ def _spans(feed: Feed, t0_ms: float, t1_ms: float, ranks: Any) -> tuple[Rows, in
 
 
 def _calls(recording: RecordedTables) -> dict[str, Any]:
-    """The first calls between ranks of the last cell that made some, as plain data, and how many there were."""
+    """Return the first calls between ranks of the last cell that made some, as plain data, and their total number."""
     found = [call for call in remote.calls(recording) if call.dst >= 0]
     cell = max((call.cell for call in found), default=0)
     found = [call for call in found if call.cell == cell]
@@ -85,7 +86,7 @@ def _calls(recording: RecordedTables) -> dict[str, Any]:
 
 
 def _values(feed: Feed, cell: int, group: int, number: int, op: int) -> tuple[dict[str, Rows], bytes]:
-    """What was in the tensors of a collective, whole ones where they were kept."""
+    """Return the values of the tensors of a collective. Whole tensors are included if they were recorded."""
     recording = feed.recording
     calls = _rows(feed, "call")
     is_it = (calls["cell"] == cell) & (calls["group"] == group) & (calls["number"] == number) & (calls["op"] == op)

@@ -1,4 +1,4 @@
-"""What is left out where there is too much: whole steps, so that no step is shown in part.
+"""Limits the data rate by leaving out whole steps, so that no step is shown in part.
 
 A step is shown, on all ranks, if `every` divides its number. `every` is a power of two, so each step that is shown at a
 coarser rate is also shown at a finer one.
@@ -10,14 +10,14 @@ import numpy as np
 import numpy.typing as npt
 
 _COARSEST = 1 << 16
-_SMOOTH_S = 2.0  # rates are means over about so long
+_SMOOTH_S = 2.0  # time constant of the mean rates
 
 
 class DrawingBudget:
-    """Which steps (or collectives, or rows of a metric) are shown, for a bound on the bytes per second.
+    """Selects the steps (or collectives, or rows of a metric) to show, within a limit of bytes per second.
 
     Args:
-        bytes_per_s: how much all that is shown may take.
+        bytes_per_s: Limit for all shown data.
 
     Example:
         >>> thinning = DrawingBudget(bytes_per_s=1000)
@@ -28,29 +28,30 @@ class DrawingBudget:
 
     def __init__(self, bytes_per_s: float, every: int = 1) -> None:
         self.bytes_per_s = bytes_per_s
-        self._from = [np.iinfo(np.int64).min]  # from this step on ...
-        self._every = [every]  # ... one of so many
+        self._from = [np.iinfo(np.int64).min]  # first step of each rate
+        self._every = [every]  # one of so many steps is shown
         self.coarsest = every  # the largest `every` so far
-        self._rate: float | None = None  # bytes a second if all were shown
+        self._rate: float | None = None  # bytes per second if all steps were shown
 
     @property
     def every(self) -> int:
         return self._every[-1]
 
     def keep(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-        """(n,) which rows are shown, by the number of their step."""
+        """Return (n,) flags of the rows to show, by the numbers of their steps."""
         if len(self._every) == 1:
             return numbers % self._every[0] == 0 if self._every[0] > 1 else np.ones(len(numbers), bool)
         every = np.array(self._every)[np.searchsorted(self._from, numbers, "right") - 1]
         return numbers % every == 0
 
     def adapt(self, numbers: npt.NDArray[np.int64], nbytes: float, seconds: float) -> None:
-        """Adapt the rate to what all rows of this time would have taken, shown or not.
+        """Adapt the rate to the size of all rows since the last call, shown or not.
 
         Args:
-            numbers: (n,) of their steps. A new rate applies to later ones; also to these if they are far too many.
-            nbytes: of all of them.
-            seconds: since the last time.
+            numbers: (n,) Steps of the rows. A new rate applies to later steps, and also to these if there are far too
+                many.
+            nbytes: Size of all rows.
+            seconds: Time since the last call.
         """
         if not len(numbers):
             return
@@ -65,7 +66,7 @@ class DrawingBudget:
             while every < wanted and every < _COARSEST:
                 every *= 2
         if every != self.every:
-            # A flood that begins would be through before the mean has seen it.
+            # React at once to a burst at its start: the mean rate would notice it too late.
             is_flood = nbytes / self.every > self.bytes_per_s / 2
             self._change(int(numbers.min() if is_flood and every > self.every else numbers.max() + 1), every)
 

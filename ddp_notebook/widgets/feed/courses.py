@@ -1,7 +1,7 @@
-"""Courses of metrics. A course is all that the ranks have logged under one name in one cell.
+"""Courses of metrics. A course holds all values that the ranks have logged under one name in one cell.
 
-Where a course has more rows than may travel, neighbouring rows of each rank form a bin, and the lowest and the highest
-of each bin travel. So a picture keeps every peak, and no value is drawn that was not logged.
+If a course has more rows than may be sent, neighbouring rows of each rank form a bin. Only the lowest and the highest
+row of each bin are sent. So a picture keeps every peak, and every drawn value was logged.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from ddp_notebook.records.schema import METRIC, Rows
 from ddp_notebook.widgets.feed.tables import empty
 
 ROW_BYTES = 13.0  # bytes per row of `metric` in a message, measured by tests/benchmarks/monitor.py
-_LEAST = 4  # rows of one rank from which its course can be drawn: the first, the lowest, the highest, the last
-MOST_NAMES = 256  # names of one cell that views draw
-_MOST_COURSES = 256  # whose sizes a message has
+_LEAST = 4  # fewest rows to draw the course of one rank: first, lowest, highest, last
+MOST_NAMES = 256  # most names of one cell that views draw
+_MOST_COURSES = 256  # courses whose sizes a message contains
 _MOST_WAITING = 1 << 17  # rows
-_CELLS = 4  # newest cells whose names are counted
+_CELLS = 4  # newest cells whose left-out names are counted
 
 
 def thinned(rows: Rows, most: int) -> Rows:
     """Return about `most` rows of one course, in their order.
 
-    Each rank keeps its first and its last row, and of each bin the lowest and the highest value and the first value
-    that is not finite. A rank with few rows keeps them all.
+    Each rank keeps its first and last row. From each bin it keeps the lowest value, the highest value and the first
+    value that is not finite. A rank with few rows keeps them all.
 
     Args:
-        rows: (n,) of `records.METRIC`, of one metric in one cell.
-        most: rows of all ranks together.
+        rows: (n,) Rows of `records.METRIC`, of one metric in one cell.
+        most: Limit for the rows of all ranks together.
 
     Example:
         >>> rows = np.zeros(100, METRIC)
@@ -59,14 +59,14 @@ def thinned(rows: Rows, most: int) -> Rows:
 
 
 def newest_first(rows: Rows, most: int) -> Rows:
-    """Return about `most` rows of all courses.
+    """Return about `most` rows of all courses, mainly of the newest cells.
 
-    The courses of the newest cell get what they need, or half of what is left, each metric the same share. Then comes
-    the cell before. Of the oldest cells no rows are left; `courses` tells that they exist.
+    The courses of the newest cell get all rows that they need, or half of the remaining room, in equal shares. Then
+    follows the cell before it. The oldest cells may get no rows; `courses` still lists them.
 
     Args:
-        rows: (n,) of `records.METRIC`.
-        most: rows of all courses together.
+        rows: (n,) Rows of `records.METRIC`.
+        most: Limit for the rows of all courses together.
     """
     if len(rows) <= most:
         return rows
@@ -85,17 +85,18 @@ def newest_first(rows: Rows, most: int) -> Rows:
 
 
 def evenly(rows: Rows, most: int) -> Rows:
-    """Return about `most` rows of all courses. Each gets the same share, and what shorter ones leave.
+    """Return about `most` rows of all courses. Each course gets an equal share, and the room that shorter courses
+    leave.
 
     Args:
-        rows: (n,) of `records.METRIC`.
-        most: rows of all courses together.
+        rows: (n,) Rows of `records.METRIC`.
+        most: Limit for the rows of all courses together.
     """
     return rows if len(rows) <= most else _shared([rows[at] for at in _split(rows)], most)
 
 
 def _shared(parts: list[Rows], room: int) -> Rows:
-    """Return the thinned rows of some courses; none of a course whose share is too small to show its course."""
+    """Return the thinned rows of some courses. A course gets no rows if its share is too small to show its shape."""
     found = [parts[0][:0]]
     parts = sorted(parts, key=len)
     for place, course in enumerate(parts):
@@ -108,11 +109,13 @@ def _shared(parts: list[Rows], room: int) -> Rows:
 
 
 def courses(rows: Rows) -> Rows:
-    """Return rows of the table `course`: how many points each course has, its first and its last step, whether the
-    program gave all steps, and what the steps count.
+    """Return one row of the table `course` for each course.
+
+    A row has the number of points, the first and the last step, the unit of the steps, and whether the program passed
+    all steps.
 
     Args:
-        rows: (n,) of `records.METRIC`, before they are thinned.
+        rows: (n,) Rows of `records.METRIC`, before they are thinned.
     """
     return _sizes(rows)[-_MOST_COURSES:]
 
@@ -127,7 +130,7 @@ def _sizes(rows: Rows) -> Rows:
 
 
 def _added(sizes: Rows) -> Rows:
-    """Return one row for each course, by cell and name, of several rows of the table `course`."""
+    """Merge several rows of the table `course` into one row for each course, sorted by cell and name."""
     if not len(sizes):
         return sizes
     key = _keys(sizes)
@@ -141,7 +144,7 @@ def _added(sizes: Rows) -> Rows:
 
 
 def of_cells(rows: Rows, name: int | None, cells: Iterable[int] | None) -> Rows:
-    """Return the rows of one metric in some cells; None: of all."""
+    """Return the rows of one metric in some cells; None for all."""
     if name is not None:
         rows = rows[rows["name"] == name]
     return rows if cells is None else rows[np.isin(rows["cell"], [*cells])]
@@ -157,13 +160,13 @@ def _split(rows: Rows) -> list[npt.NDArray[np.int64]]:
 
 
 def _keys(rows: Rows) -> npt.NDArray[np.int64]:
-    """Return one number for the course of each row; it sorts by cell and name."""
+    """Return the key of the course of each row. Keys sort by cell and name."""
     key: npt.NDArray[np.int64] = rows["cell"].astype(np.int64) << 32 | rows["name"]
     return key
 
 
 class DrawnNames:
-    """Chooses the names that views draw: the first `MOST_NAMES` of each cell.
+    """Selects the names that views draw: the first `MOST_NAMES` of each cell.
 
     Example:
         >>> names = DrawnNames()
@@ -175,13 +178,13 @@ class DrawnNames:
 
     def __init__(self) -> None:
         self._chosen: dict[int, npt.NDArray[np.int64]] = {}  # by cell
-        self._refused: dict[int, npt.NDArray[np.bool_]] = {}  # flags by cell and number of the text
+        self._refused: dict[int, npt.NDArray[np.bool_]] = {}  # flags by the number of the name, for each cell
 
     def choose(self, rows: Rows) -> Rows:
         """Return the rows whose names are drawn.
 
         Args:
-            rows: (n,) of `records.METRIC`.
+            rows: (n,) Rows of `records.METRIC`.
         """
         if not len(rows):
             return rows
@@ -198,7 +201,7 @@ class DrawnNames:
         return rows[np.isin(keys, np.concatenate(chosen))]
 
     def _take(self, cell: int, courses: npt.NDArray[np.int64]) -> bool:
-        """Take in courses of one cell. Returns whether all of them are drawn."""
+        """Add courses of one cell. Return whether all of them are drawn."""
         chosen = self._chosen.get(cell, courses[:0])
         new = courses[~np.isin(courses, chosen)]
         room = MOST_NAMES - len(chosen)
@@ -218,7 +221,10 @@ class DrawnNames:
 
     @property
     def left_out(self) -> tuple[int, int]:
-        """Return the newest cell with more names than are drawn, and how many are not; zeros if there is none."""
+        """Return the newest cell that has more names than are drawn, and the number of its names that are not drawn.
+
+        Returns zeros if there is no such cell.
+        """
         if not self._refused:
             return 0, 0
         cell = max(self._refused)
@@ -226,10 +232,10 @@ class DrawnNames:
 
 
 class Flow:
-    """Limits the rows of metrics that travel while they come.
+    """Rate limiter for the rows of metrics.
 
     Args:
-        bytes_per_s: of all metrics together.
+        bytes_per_s: Limit for all metrics together.
 
     Example:
         >>> flow = Flow(bytes_per_s=1000)
@@ -247,22 +253,22 @@ class Flow:
         self._waiting = np.zeros(0, METRIC)
         self._sizes = empty("course")  # sizes of the first `_counted` waiting rows
         self._counted = 0
-        self._least = 0.0  # bytes that the waiting rows need at least; rows that come do not make them fewer
+        self._least = 0.0  # minimum size of the waiting rows in bytes; new rows never reduce it
         self._most_waiting = _MOST_WAITING
 
     @property
     def is_waiting(self) -> bool:
-        """Return whether rows wait until there is room for them."""
+        """Return whether rows wait until they may be sent."""
         return len(self._waiting) > 0
 
     def add(self, rows: Rows) -> None:
-        """Take in rows that have come."""
+        """Add new rows."""
         self._waiting = np.concatenate((self._waiting, rows)) if self.is_waiting else rows
         if len(self._waiting) > self._most_waiting and self._bytes_per_s < np.inf:
             self._thin()
 
     def _thin(self) -> None:
-        """Halve the rows that wait: the ranks of a large session log faster than their courses may travel."""
+        """Halve the waiting rows, because the ranks of a large session log faster than rows may be sent."""
         self._count()
         parts = _split(self._waiting)
         share = max(1, _MOST_WAITING // 2 // len(parts))
@@ -275,14 +281,15 @@ class Flow:
         self._counted = len(self._waiting)
 
     def take(self, seconds: float) -> tuple[Rows, Rows]:
-        """Return all that wait, thinned if there is too little room for them; nothing, if there is room for less than
-        the first, lowest, highest and last of each.
+        """Return all waiting rows, thinned to the available room.
+
+        Returns no rows if there is not even room for the first, lowest, highest and last row of each course.
 
         Args:
-            seconds: since the last time.
+            seconds: Time since the last call.
 
         Returns:
-            Rows of `records.METRIC`, and rows of `course` for all that have come, thinned or not.
+            Rows of `records.METRIC`, and rows of `course` for all rows that were added, sent or not.
         """
         rows = self._waiting
         if not len(rows):

@@ -1,4 +1,4 @@
-"""Follows a recording for the monitor: what is new since the last look, and snapshots for views that open late."""
+"""Follows a recording for the monitor: messages with new rows, and snapshots for views that open late."""
 
 from __future__ import annotations
 
@@ -21,32 +21,33 @@ from ddp_notebook.widgets.feed.tables import FEED_TABLES, FIRST, empty, pack
 from ddp_notebook.widgets.feed.timeline import Timeline
 from ddp_notebook.widgets.feed.values import ValueFeed
 
-# What may travel: with the 5 kB of `values`, the headers and the states of ranks, less than 60 kB in any second.
+# Rate limits. With the 5 kB/s of `values`, the headers and the states of ranks, the total is below 60 kB/s.
 TIMELINE_BYTES_PER_S, METRIC_BYTES_PER_S, REMOTE_BYTES_PER_S = 27_000.0, 12_000.0, 8_000.0
-_BURST_BYTES = 8_000.0  # of the timeline that may travel at once
-_TIMELINE_BYTES = {"step": 42.0, "bucket": 14.0, "span": 28.0}  # of a row, measured by tests/benchmarks/monitor.py
-_TIMELINE_PERIOD_S = 0.18  # at every second message: a look costs the same however much is new
-_HISTORY = 20_000  # rows of the timeline that are read when the recording is there already
-_KEPT = {"step": 1 << 13, "bucket": 1 << 14, "span": 1 << 14, "value": 1 << 10}  # rows, for snapshots
-_SNAPSHOT = {"metric": 1600, "step": 240, "bucket": 300, "span": 220, "value": 32}  # rows that a snapshot has
+_BURST_BYTES = 8_000.0  # part of the timeline that may be sent at once
+_TIMELINE_BYTES = {"step": 42.0, "bucket": 14.0, "span": 28.0}  # per row, measured by tests/benchmarks/monitor.py
+_TIMELINE_PERIOD_S = 0.18  # every second message: the cost of reading does not depend on the number of rows
+_HISTORY = 20_000  # rows of the timeline to read from a recording that already exists
+_KEPT = {"step": 1 << 13, "bucket": 1 << 14, "span": 1 << 14, "value": 1 << 10}  # rows kept for snapshots
+_SNAPSHOT = {"metric": 1600, "step": 240, "bucket": 300, "span": 220, "value": 32}  # rows per snapshot
 _SNAPSHOT_VALUES = 1200  # first values of tensors in a snapshot
 _VALUES = ("cell", "kind", "group", "number")
-_COUNTS = {"step": ("cell", "step"), "bucket": ("cell", "step"), "value": _VALUES}  # of whole ones
-_EDGE = 1 << 12  # rows at the beginning and the end of a table, which tell when it begins and ends
-_MOST_WAITING_S = 4.0  # longest wait of a row
+# columns that identify a whole step or collective
+_COUNTS = {"step": ("cell", "step"), "bucket": ("cell", "step"), "value": _VALUES}
+_EDGE = 1 << 12  # rows at the start and the end of a table that are searched for its first and last time
+_MOST_WAITING_S = 4.0  # longest time that a row waits
 _MOST_PROMPTS = 256  # most prompts in a snapshot
-_NEW_PROMPTS = 4  # the newest prompts, in a message that follows a snapshot
-_CELLS = 4  # cells whose rows may still come
+_NEW_PROMPTS = 4  # most prompts in a message after a snapshot
+_CELLS = 4  # cells whose rows may still arrive
 
 
 class Feed:
-    """Makes the messages about one recording. To be used by one thread at a time.
+    """Creates the messages about one recording. Not thread-safe.
 
     Args:
-        recording: may grow.
-        only: this cell only; None: all.
-        is_live: rows will come; if not, only what a snapshot has no room for is left out.
-        start_ns: the time from which its messages count; None: of the first row.
+        recording: Recording, which may grow.
+        only: Send only this cell; None for all cells.
+        is_live: New rows will arrive. If false, only the limits of a snapshot apply.
+        start_ns: Origin of the times in messages; None for the time of the first row.
 
     Example:
         >>> feed = Feed(RecordedTables(world_size=2), is_live=False)
@@ -65,8 +66,8 @@ class Feed:
         self.start_ns, self.end_ns = bounds_ns(recording)
         if start_ns is not None:
             self.start_ns = start_ns
-        self.last = np.zeros(recording.world_size, CALL)  # the last collective of each rank
-        self.resources = np.zeros(recording.world_size, RESOURCE)  # the last memory and load of each rank
+        self.last = np.zeros(recording.world_size, CALL)  # last collective of each rank
+        self.resources = np.zeros(recording.world_size, RESOURCE)  # last memory and load of each rank
         self._ends = {name: ring.end for name, ring in recording.store.rings.items()}
         self.texts = FeedTexts(recording)
         self.values = ValueFeed(recording, self._ends["value"])
@@ -74,13 +75,13 @@ class Feed:
         self._remote = RemoteCalls(recording, self.texts, only)
         self._metrics = courses.Flow(METRIC_BYTES_PER_S if is_live else np.inf)
         self._names = courses.DrawnNames()
-        self._metrics_end = self._ends["metric"]  # end of the rows that the views have, whole or thinned
-        self._waiting = {name: empty(name) for name in _TIMELINE_BYTES}  # rows of the timeline that may not go yet
+        self._metrics_end = self._ends["metric"]  # end of the metric rows that the views have received, thinned or not
+        self._waiting = {name: empty(name) for name in _TIMELINE_BYTES}  # rows of the timeline above the rate limit
         self._allowance = _BURST_BYTES
         self._looked_s: float | None = None
         self._timeline_s = 0.0
-        self._rows_left_out, self._coarsest = 0, 1  # in cells that have no timeline any more
-        self._is_history_whole = True  # all rows of before were read
+        self._rows_left_out, self._coarsest = 0, 1  # rows and thinning of cells whose timeline was dropped
+        self._is_history_whole = True  # all rows of the existing recording were read
         self._kept = {name: RingBuffer(FEED_TABLES[name], count) for name, count in _KEPT.items()}
         self._ranks: Rows = empty("rank")
         self._layouts: list[dict[str, Any]] = []
@@ -89,7 +90,7 @@ class Feed:
 
     @property
     def cell(self) -> int:
-        """The cell of the latest rows; 0: there are none."""
+        """Return the cell of the latest rows; 0 if the recording is empty."""
         if self.only is not None:
             return self.only
         metrics, _, _ = self.recording.follow("metric", self._ends["metric"] - 1, 1)
@@ -98,7 +99,8 @@ class Feed:
     # ---- what is new
 
     def has_news(self) -> bool:
-        """Whether rows have come or wait for those of other ranks; not memory and load, which `present` sends."""
+        """Return whether new rows exist or rows wait for other ranks. Ignores memory and load, which `present`
+        sends."""
         rings = self.recording.store.rings
         return (
             any(rings[name].end > self._ends[name] for name in ("metric", "call", "span", "rpc", "layout"))
@@ -110,12 +112,12 @@ class Feed:
         )
 
     def delta(self, now_ns: int, head: Mapping[str, Any], ranks: Rows | None = None) -> FeedMessage | None:
-        """What has come since the last one; None: nothing.
+        """Return a message with the changes since the last one; None if there are none.
 
         Args:
-            now_ns: of the notebook's clock.
-            head: what the header says of the session: `state`, `cell`, `title`, ...
-            ranks: rows of `rank`, if they are new.
+            now_ns: Time of the notebook's clock.
+            head: Session part of the header: `state`, `cell`, `title`, ...
+            ranks: Rows of `rank`, if they are new.
         """
         tables = self._look(now_ns / 1e9)
         if ranks is not None:
@@ -132,7 +134,8 @@ class Feed:
     def snapshot(self, now_ns: int, head: Mapping[str, Any]) -> FeedMessage:
         """Return the first message of a view: the latest rows, and the thinned metrics of the newest cells."""
         tables = {name: self._latest(name) for name in _KEPT}
-        values = tables["value"]  # with many ranks not all first values have room; `count` says how many are there
+        # with many ranks not all first values fit; `count` has the number of sent values
+        values = tables["value"]
         values["count"] = np.minimum(values["count"], min(FIRST, 1 + _SNAPSHOT_VALUES // max(1, len(values))))
         tables |= self.metrics(_SNAPSHOT["metric"])
         tables["rank"] = self._ranks
@@ -143,7 +146,7 @@ class Feed:
         return self._message("snapshot", now_ns, said, tables, self.texts.of(tables, self._layouts))
 
     def answer(self, request: Any, now_ns: int, tables: Mapping[str, Rows], **more: Any) -> FeedMessage:
-        """A message with rows that a view has asked for."""
+        """Return a message with rows that a view has requested."""
         data = more.pop("data", b"")
         made = self._message("answer", now_ns, {"request": request, **more}, tables, self.texts.of(tables))
         if data:
@@ -151,13 +154,15 @@ class Feed:
         return FeedMessage(made.header, made.data + data)
 
     def kept(self, table: str) -> Rows:
-        """The latest rows of the timeline's tables, of `only` where that is set, as many as are kept."""
+        """Return the kept rows of a table of the timeline, only of the cell `only` if it is set."""
         rows = self._kept[table].all()
         return rows if self.only is None else rows[rows["cell"] == self.only]
 
     def steps(self) -> tuple[dict[str, Rows], int]:
-        """Rows of steps and buckets, and of how many steps one is among them. A live feed thins them; the recording may
-        still hold all: then they are measured again."""
+        """Return rows of steps and buckets, and the thinning factor of the steps.
+
+        A live feed thins steps. If the recording still holds all of them, they are computed again without thinning.
+        """
         is_thinned = self._steps_left_out > 0
         source = Feed(self.recording, self.only, start_ns=self.start_ns) if is_thinned else self
         every = max([self._coarsest, *(one.coarsest for one in self._timelines.values())])
@@ -165,22 +170,25 @@ class Feed:
 
     @property
     def world_size(self) -> int:
-        """Of which it tells. When a session is resized its recording has the new number before this feed, which began
-        with another one, has its successor."""
+        """Return the number of ranks in the messages.
+
+        After a resize, the recording has the new number at once. This feed keeps the old one until another feed
+        replaces it.
+        """
         return min(len(self.last), self.recording.world_size)
 
     @property
     def ranks(self) -> Rows:
-        """Rows of `rank`: how each was when that was looked at last; none before."""
+        """Return the latest rows of `rank`; empty before the first ones."""
         return self._ranks
 
     @property
     def _steps_left_out(self) -> int:
-        """Rows of the timeline."""
+        """Return the number of left-out rows of the timeline."""
         return self._rows_left_out + sum(one.left_out for one in self._timelines.values())
 
     def notes(self) -> dict[str, Any]:
-        """What is left out."""
+        """Return the notes about left-out data."""
         latest = next(reversed(self._timelines.values()), None)
         cell, names = self._names.left_out
         return {
@@ -196,13 +204,14 @@ class Feed:
         }
 
     def metrics(self, most: int, name: int | None = None, cells: Sequence[int] | None = None) -> dict[str, Rows]:
-        """Rows of `metric`, at most about `most`, and of `course`. They are as old as the last message of `delta`, so
-        that a view can put them in the place of what it has.
+        """Return about `most` rows of `metric`, and rows of `course`.
+
+        The rows are as old as the last message of `delta`, so that a view can replace its own rows by them.
 
         Args:
-            most: rows of `metric`.
-            name: this metric only; None: all.
-            cells: these only, which get equal shares; None: all, of which the newest get the most.
+            most: Limit for the rows of `metric`.
+            name: Only this metric; None for all.
+            cells: Only these cells, in equal shares; None for all cells, where the newest get the most rows.
         """
         rows = self.recording._metrics_until(self._metrics_end)
         rows = courses.of_cells(rows[rows["rank"] < self.world_size], name, cells)
@@ -225,7 +234,7 @@ class Feed:
             remote = empty("span")
         else:
             self._timeline_s = now_s
-            spans = self._follow("span")  # before the calls: they have come before the spans that they lie in
+            spans = self._follow("span")  # before the calls: calls arrive before the spans that contain them
             calls = self._follow("call")
             if self.recording.store.rings["layout"].end > self._ends["layout"]:
                 self._read_layouts()
@@ -245,12 +254,12 @@ class Feed:
     def _follow(self, table: str) -> Rows:
         rows, self._ends[table], _ = self.recording.follow(table, self._ends[table])
         rows = rows[rows["rank"] < self.world_size]
-        # Of a remote call the caller's side says which cell's it is.
+        # For a remote call, the row of the caller names the cell.
         return rows if self.only is None or table == "rpc" else rows[rows["cell"] == self.only]
 
     def _timelines_take(self, spans: Rows, calls: Rows, now_s: float) -> tuple[dict[str, Rows], Rows]:
         if len(calls):
-            self.last[calls["rank"]] = calls  # the last one of each rank stays
+            self.last[calls["rank"]] = calls  # keeps the last call of each rank
         cells = {*np.unique(spans["cell"]).tolist(), *np.unique(calls["cell"]).tolist()}
         for cell in sorted(cells - set(self._timelines)):
             self._timelines[cell] = self._timeline(cell, TIMELINE_BYTES_PER_S if self.is_live else None)
@@ -273,7 +282,8 @@ class Feed:
         return {name: np.concatenate([one[name] for one in found]) for name in names}, np.concatenate(whole)
 
     def _paced(self, tables: dict[str, Rows], seconds: float) -> dict[str, Rows]:
-        """As much of the timeline as may travel now, steps first. The rest waits: a step of many ranks is a lot."""
+        """Return the rows of the timeline that may be sent now, steps first. The rest waits: a step of many ranks is
+        large."""
         self._allowance = min(self._allowance + TIMELINE_BYTES_PER_S * seconds, _BURST_BYTES)
         going = {}
         for name, nbytes in _TIMELINE_BYTES.items():
@@ -292,11 +302,11 @@ class Feed:
     # ---- what is there already
 
     def _read_history(self) -> None:
-        """The last rows of a recording that was there before its feed."""
+        """Read the last rows of a recording that existed before this feed."""
         now_s = 0.0
         found = {}
         for table, begun in (("span", "start_ns"), ("call", "issue_ns"), ("rpc", "start_ns")):
-            # Live rows are nearly in the order of time; in a file, ranks may stand one behind the other.
+            # Live rows are nearly sorted by time. A file may store the rows rank by rank.
             since = max(0, self._ends[table] - _HISTORY) if self.is_live else 0
             self._ends[table] = since
             rows = self._follow(table)
@@ -317,7 +327,7 @@ class Feed:
         for cell in np.union1d(spans["cell"], calls["cell"]).tolist():
             history = self._timelines[cell] = self._timeline(cell, None)
             tables, whole = history.take(spans[spans["cell"] == cell], calls[calls["cell"] == cell], now_s)
-            late, more = history.take(np.zeros(0, SPAN), np.zeros(0, CALL), now_s + 10.0)  # nothing is waited for
+            late, more = history.take(np.zeros(0, SPAN), np.zeros(0, CALL), now_s + 10.0)  # no row waits here
             tables = {name: np.concatenate((rows, late[name])) for name, rows in tables.items()}
             shown.append(tables.pop("span"))
             tables["value"] = self.values.of(_by_collective(np.concatenate((whole, more)))[-_KEPT["value"] :])
@@ -331,13 +341,13 @@ class Feed:
             self._timelines.pop(next(iter(self._timelines)))
 
     def _latest(self, table: str) -> Rows:
-        """The latest rows for a snapshot: whole steps, and whole collectives."""
+        """Return the latest rows for a snapshot, with whole steps and whole collectives only."""
         kept = self._kept[table].all()
         if self.only is not None and "cell" in (FEED_TABLES[table].names or ()):
             kept = kept[kept["cell"] == self.only]
         most = _SNAPSHOT[table] * (1 if self.world_size > 1 else 2)
         if table in _COUNTS and len(kept):
-            most = max(most, int(_is_same(kept, kept[-1], table).sum()))  # always one at least
+            most = max(most, int(_is_same(kept, kept[-1], table).sum()))  # always at least one
         if len(kept) <= most:
             return kept
         rows = kept[-most:]
@@ -384,12 +394,12 @@ class Feed:
 
 
 def _is_same(rows: Rows, one: Any, table: str) -> npt.NDArray[np.bool_]:
-    """(n,) which rows are of the same step or collective as this one."""
+    """Return (n,) flags of the rows that belong to the same step or collective as `one`."""
     return np.logical_and.reduce([rows[name] == one[name] for name in _COUNTS[table]])
 
 
 def _by_collective(calls: Rows) -> Rows:
-    """In the order in which collectives began on their last rank; not rank by rank."""
+    """Sort calls by the time when their collective began on the last rank, and not rank by rank."""
     _, of = np.unique(calls[["cell", "group", "op", "number"]], return_inverse=True)
     begun_ns = np.zeros(len(calls), np.int64)
     np.maximum.at(begun_ns, of, calls["issue_ns"])
@@ -397,7 +407,7 @@ def _by_collective(calls: Rows) -> Rows:
 
 
 def bounds_ns(recording: RecordedTables) -> tuple[int, int]:
-    """The first and the last time in a recording, judged by its first and last rows; now if it has none."""
+    """Return the first and the last time of a recording, from its first and last rows; the current time if empty."""
     found = []
     for table, columns in TIMES.items():
         end = recording.store.rings[table].end

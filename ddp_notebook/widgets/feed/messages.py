@@ -1,4 +1,4 @@
-"""What a view gets: a message, and the texts that stand behind the numbers in its tables."""
+"""Messages to a view, and the numbered texts of their tables."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from ddp_notebook.observe.tables.recorded import RecordedTables
 from ddp_notebook.records.schema import Rows
 from ddp_notebook.widgets.feed.tables import TEXTS
 
-OWN_TEXTS = 1 << 24  # texts that are not the recording's are numbered from here
-_MOST_OWN_TEXTS = 1 << 12  # the oldest is forgotten; one that comes again later gets another number
+OWN_TEXTS = 1 << 24  # first number of texts that are not in the recording
+_MOST_OWN_TEXTS = 1 << 12  # above this, the oldest text is dropped; it gets a new number if it is needed again
 
 
 @dataclass(frozen=True, slots=True)
 class FeedMessage:
-    """What a view gets: JSON, and bytes."""
+    """Message to a view: a JSON header and binary data."""
 
     header: dict[str, Any]
     data: bytes
@@ -31,10 +31,10 @@ class FeedMessage:
 
 
 class FeedTexts:
-    """Texts by number: those of a recording, those that only views need, and which of them every view knows.
+    """Texts by number: those of a recording, and additional texts for views. Tracks the texts that all views know.
 
     Args:
-        recording: whose tables travel.
+        recording: Recording whose tables are sent.
 
     Example:
         >>> texts = FeedTexts(RecordedTables(world_size=2))
@@ -44,13 +44,13 @@ class FeedTexts:
 
     def __init__(self, recording: RecordedTables) -> None:
         self._recording = recording
-        self._known: set[int] = set()  # numbers that every view has been told
+        self._known: set[int] = set()  # numbers of the texts that all views have received
         self._own_numbers: dict[str, int] = {}
         self._own_texts: dict[int, str] = {}
         self._next_own = OWN_TEXTS
 
     def own(self, text: str) -> int:
-        """The number of a text that is not the recording's."""
+        """Return the number of a text that is not in the recording."""
         if not text:
             return 0
         number = self._own_numbers.get(text)
@@ -63,29 +63,29 @@ class FeedTexts:
         return number
 
     def text(self, number: int) -> str:
-        """The text of a number; of a group its title."""
+        """Return the text of a number. For a group, return its title."""
         if number >= OWN_TEXTS:
             return self._own_texts.get(number, "")
         text = self._recording.text(number)
         return str(self._recording.group_of(number)["title"]) if text.startswith('{"name"') else text
 
     def of(self, tables: Mapping[str, Rows], layouts: Iterable[dict[str, Any]] = ()) -> list[list[Any]]:
-        """Number and text of all that these rows and layouts name."""
+        """Return the numbers and texts that these rows and layouts refer to."""
         return [[number, self.text(number)] for number in _numbers(tables, layouts)]
 
     def untold(self, tables: Mapping[str, Rows], layouts: Iterable[dict[str, Any]]) -> list[list[Any]]:
-        """Those of them that not every view knows yet. From now on they do."""
+        """Return the texts of these rows and layouts that not all views know, and mark them as known."""
         new = [number for number in _numbers(tables, layouts) if number not in self._known]
         self._known.update(new)
         return [[number, self.text(number)] for number in new]
 
     def forget_told(self) -> None:
-        """A new view knows the texts of its snapshot only."""
+        """Mark all texts as unknown, because a new view knows only the texts of its snapshot."""
         self._known.clear()
 
 
 def _numbers(tables: Mapping[str, Rows], layouts: Iterable[dict[str, Any]]) -> list[int]:
-    """The numbers of all texts in these rows, ascending, without that of the empty text."""
+    """Return the numbers of all texts in these rows, ascending, without the empty text."""
     columns: list[npt.NDArray[Any]] = [
         np.unique(rows[name]) for table, rows in tables.items() for name in TEXTS[table] if len(rows)
     ]

@@ -1,4 +1,4 @@
-"""Remote calls on the timeline: a bar on each of their two ranks, which travel together."""
+"""Remote calls on the timeline: one bar on each of the two ranks, sent together."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ _CALLER, _CALLEE = map(RPC_SIDES.index, ("caller", "callee"))
 _TORCHS = RPC_KINDS.index("torch")
 _REMOTE_CALL, _EXECUTION = map(KINDS.index, ("remote call", "execution"))
 _ISSUED, _DONE, _FAILED = map(STATES.index, ("issued", "done", "failed"))
-_LATE_S = 0.3  # a caller whose callee has not told by then travels alone: of operators and fetches none does
-_FORGOTTEN_S = 3.0  # a callee whose caller has not told by then is left out: such as one of torch's own calls
-_CALL_BYTES = 64.0  # of both bars, measured by tests/benchmarks/monitor.py
-_MOST = 1.5  # of the rate: what may travel at once
+_LATE_S = 0.3  # after this time a caller row is sent without its callee row
+_FORGOTTEN_S = 3.0  # after this time a callee row without a caller row is dropped, such as an internal call of torch
+_CALL_BYTES = 64.0  # size of both bars, measured by tests/benchmarks/monitor.py
+_MOST = 1.5  # size of a burst, as a multiple of one period's share of the rate
 
 
 class RemoteCalls:
-    """Chooses the calls that travel: with both of their sides, and no more than there is room for.
+    """Selects the calls to send: with both sides, and within the rate limit.
 
     Args:
-        recording: whose rows come.
-        texts: numbers the kinds of calls.
-        only: those of this cell; None: of all.
+        recording: Recording that the rows come from.
+        texts: Texts, which number the kinds of calls.
+        only: Only calls of this cell; None for all cells.
     """
 
     def __init__(self, recording: RecordedTables, texts: FeedTexts, only: int | None) -> None:
@@ -36,35 +36,35 @@ class RemoteCalls:
         self._thin = DrawingBudget(np.inf)
         self._rows, self._came_s = np.zeros(0, RPC), np.zeros(0)
         self._looked_s: float | None = None
-        self._chosen = 0  # calls that might have travelled so far
-        self.cell = 0  # of the latest call
-        self.left_out = 0  # calls
+        self._chosen = 0  # number of calls considered so far
+        self.cell = 0  # cell of the latest call
+        self.left_out = 0  # number of left-out calls
 
     @property
     def every(self) -> int:
-        """One call in so many travels."""
+        """Return n if one of n calls is sent."""
         return self._thin.every
 
     @property
     def is_waiting(self) -> bool:
-        """Whether calls wait for their other side."""
+        """Return whether calls wait for their other side."""
         return len(self._rows) > 0
 
     def bound(self, bytes_per_s: float) -> None:
-        """Set how much may travel from now on; before, all may."""
+        """Set the rate limit. There is none before the first call."""
         self._thin.bytes_per_s, self._looked_s = bytes_per_s, None
 
     def take(self, rows: Rows, now_s: float, start_ns: int) -> Rows:
-        """The bars that travel now that these rows have come.
+        """Return the bars to send after these rows have arrived.
 
         Args:
-            rows: of `rpc`.
-            now_s: of any clock that does not stand still.
-            start_ns: of the recording.
+            rows: Rows of `rpc`.
+            now_s: Time of a monotonic clock.
+            start_ns: Start of the recording.
         """
         seconds = 0.1 if self._looked_s is None else max(now_s - self._looked_s, 0.02)
         self._looked_s = now_s
-        rows = rows[rows["end_ns"] >= 0]  # one that is under way comes again
+        rows = rows[rows["end_ns"] >= 0]  # a running call has another row later
         is_one = rows["kind"] != _TORCHS
         if self._only is not None:
             is_one &= rows["cell"] == self._only
@@ -83,7 +83,7 @@ class RemoteCalls:
         return bars(self._recording, self._texts, self._thinned(rows[goes], seconds), start_ns)
 
     def _thinned(self, rows: Rows, seconds: float) -> Rows:
-        """Without the calls for which there is no room."""
+        """Remove the calls that exceed the rate limit."""
         callers = rows[rows["side"] == _CALLER]
         if not len(callers):
             return rows
@@ -101,8 +101,10 @@ class RemoteCalls:
 
 
 def bars(recording: RecordedTables, texts: FeedTexts, rows: Rows, start_ns: int) -> Rows:
-    """Bars of the calls among these rows of `rpc` that their caller tells of, as they began: one of the caller, from
-    sending to the answer, and one of the callee, where that tells too."""
+    """Return the bars of calls that have a caller row, in the order of their start.
+
+    The caller's bar lasts from sending to the answer. The callee's bar is added if the callee's row exists.
+    """
     callers = rows[(rows["side"] == _CALLER) & (rows["kind"] != _TORCHS)]
     callers = callers[callers["start_ns"].argsort(kind="stable")]
     callees = rows[rows["side"] == _CALLEE]
@@ -133,7 +135,7 @@ def bars(recording: RecordedTables, texts: FeedTexts, rows: Rows, start_ns: int)
 
 
 def within(rows: Rows, begin_ns: int, end_ns: int, only: int | None) -> Rows:
-    """Both sides of the calls that are under way in a stretch of time, of one cell or of all."""
+    """Return both sides of the calls that overlap an interval, of one cell or of all."""
     rows = latest(rows)
     is_caller = rows["side"] == _CALLER
     if only is not None:

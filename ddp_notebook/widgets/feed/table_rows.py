@@ -1,4 +1,4 @@
-"""Rows of a recording as rows of the tables that travel."""
+"""Convert rows of a recording to rows of the tables in messages."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from ddp_notebook.widgets.feed.tables import FIRST, KINDS, empty
 
 Times = npt.NDArray[np.int64]
 _COLLECTIVE, _PIPELINE = map(KINDS.index, ("collective", "pipeline"))
-_DRAWN_AS = {"workers": "input", "evaluation": "forward", "checkpoint": "block"}  # kinds of spans that have no own bar
+_DRAWN_AS = {"workers": "input", "evaluation": "forward", "checkpoint": "block"}  # span kinds without their own bar
 _KINDS = np.array([KINDS.index(kind) if (kind := _DRAWN_AS.get(one, one)) in KINDS else 0 for one in SPANS], np.uint8)
 _FUTURE = SPANS.index("future")
 
 
 def ms(times_ns: Any, start_ns: int) -> npt.NDArray[np.float64]:
-    """(n,) milliseconds since the start; NaN where the time is not known."""
+    """Return (n,) milliseconds since the start; NaN if the time is not known."""
     return np.where(times_ns >= 0, (times_ns - start_ns) / 1e6, np.nan)
 
 
 def metrics(rows: Rows, start_ns: int) -> Rows:
-    """Rows of `records.METRIC`."""
+    """Convert rows of `records.METRIC`."""
     found = empty("metric", len(rows))
     for name in ("rank", "name", "cell", "step", "value"):
         found[name] = rows[name]
@@ -33,9 +33,9 @@ def metrics(rows: Rows, start_ns: int) -> Rows:
 
 
 def spans(rows: Rows, start_ns: int) -> Rows:
-    """Rows of `records.SPAN`, without steps of pipelines and waits for answers of remote calls.
+    """Convert rows of `records.SPAN`, without pipeline steps and waits for answers of remote calls.
 
-    A step of a pipeline is as long as its actions. Waits for answers have separate bars.
+    The duration of a pipeline step equals that of its actions. Waits for answers have separate bars.
     """
     rows = rows[(rows["kind"] != _PIPELINE) & (rows["kind"] != _FUTURE)]
     found = empty("span", len(rows))
@@ -48,10 +48,10 @@ def spans(rows: Rows, start_ns: int) -> Rows:
 
 
 def calls(recording: RowSource, rows: Rows, waited_ns: npt.NDArray[Any], start_ns: int) -> Rows:
-    """Rows of `records.CALL`.
+    """Convert rows of `records.CALL`.
 
     Args:
-        waited_ns: (n,) for the last rank; negative: not known.
+        waited_ns: (n,) Time each call waited for the last rank; negative if not known.
     """
     found = empty("span", len(rows))
     for name in ("rank", "cell", "step", "thread", "op", "group", "number", "call", "origin", "site"):
@@ -61,7 +61,7 @@ def calls(recording: RowSource, rows: Rows, waited_ns: npt.NDArray[Any], start_n
     found["kind"] = _kinds(recording, rows["op"])
     found["nbytes"] = np.maximum(rows["nbytes_in"], rows["nbytes_out"])
     begun, ended = arrivals(rows), rows["end_ns"]
-    # gloo does not say when a receive has ended, only for how long somebody waited for it.
+    # gloo does not report the end of a receive, only how long the caller waited for it.
     ended = np.where((ended < 0) & (rows["blocked_ns"] > 0), begun + rows["blocked_ns"], ended)
     found["start"], found["end"] = ms(begun, start_ns), ms(ended, start_ns)
     found["wait"] = np.where(waited_ns >= 0, waited_ns / 1e6, np.nan)
@@ -69,10 +69,10 @@ def calls(recording: RowSource, rows: Rows, waited_ns: npt.NDArray[Any], start_n
 
 
 def values(recording: RowSource, rows: Rows, of_calls: Rows) -> Rows:
-    """Rows of `records.VALUE`.
+    """Convert rows of `records.VALUE`.
 
     Args:
-        of_calls: (n,) the row of `records.CALL` of each.
+        of_calls: (n,) Row of `records.CALL` for each value.
     """
     found = empty("value", len(rows))
     for name in ("rank", "call", "side", "dtype", "numel", "looked_at", "low", "high", "mean", "nans", "infs"):
@@ -90,7 +90,7 @@ def values(recording: RowSource, rows: Rows, of_calls: Rows) -> Rows:
 
 
 def _kinds(recording: RowSource, ops: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
-    """(n,) whether these are collectives, sends or receives."""
+    """Return (n,) kinds: collective, send or recv."""
     found = np.full(len(ops), _COLLECTIVE, np.uint8)
     for number in np.unique(ops).tolist():
         if (op := recording.text(number)) in KINDS:
@@ -99,14 +99,14 @@ def _kinds(recording: RowSource, ops: npt.NDArray[Any]) -> npt.NDArray[np.uint8]
 
 
 def _first(rows: Rows, dtype: str) -> npt.NDArray[np.float32]:
-    """(n, up to 32) the first elements of tensors of one type; the modulus if complex."""
+    """Return (n, up to 32) the first elements of tensors of one dtype; the modulus of complex values."""
     data = np.frombuffer(np.ascontiguousarray(rows["first"]).tobytes(), np.uint8).reshape(len(rows), FIRST_BYTES)
     found = as_floats(data[:, :FIRST_BYTES].tobytes(), dtype).reshape(len(rows), -1)
     return found[:, :FIRST]
 
 
 def as_floats(data: bytes, dtype: str) -> npt.NDArray[np.float32]:
-    """The elements of a torch tensor from its bytes, rounded to float32; the modulus if complex."""
+    """Return the elements of a torch tensor from its bytes, rounded to float32; the modulus of complex values."""
     found = as_array(data, dtype)
     with np.errstate(over="ignore", invalid="ignore"):
         return (np.abs(found) if np.iscomplexobj(found) else found).astype("<f4")

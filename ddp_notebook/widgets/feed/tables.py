@@ -1,17 +1,17 @@
-"""The tables that travel to the browser: their columns, and how they become few bytes.
+"""Tables in messages to the browser: their columns and their compact encoding.
 
 Times are milliseconds since the start of the recording, durations milliseconds, sizes bytes. A column of type `TEXT`
-holds the number of a text. What is not known is NaN, or -1 of samples.
+holds the number of a text. Unknown values are NaN; an unknown number of samples is -1.
 
-| table | a row is |
+| table | one row |
 |---|---|
 | `metric` | one number that a rank has logged |
-| `course` | how much was logged under one name in one cell, on all ranks, whether its rows of `metric` travel or not |
-| `step` | what one step took on one rank |
-| `bucket` | one bucket of gradients of one step on one rank |
-| `span` | a stretch of the timeline: a part of a step, a collective, a message, one end of a remote call, a cell |
-| `value` | what was in the tensors of one side of a collective |
-| `rank` | how a rank is now |
+| `course` | size of one metric in one cell on all ranks, whether its rows of `metric` are sent or not |
+| `step` | durations of one step on one rank |
+| `bucket` | one gradient bucket of one step on one rank |
+| `span` | an interval of the timeline: a part of a step, a collective, a message, one end of a remote call, a cell |
+| `value` | values of the tensors of one side of a collective |
+| `rank` | current state of a rank |
 | `whole` | a whole tensor, whose elements are in the same message |
 """
 
@@ -26,12 +26,12 @@ import numpy.typing as npt
 from ddp_notebook.records.schema import Rows
 
 TEXT = "<u4"
-KINDS = (  # of spans
+KINDS = (  # kinds of spans
     *("cell", "forward", "backward", "optimizer", "input", "input gradient", "weight gradient", "pipeline", "block"),
-    "execution",  # of a remote call, by its callee
+    "execution",  # remote call, on its callee
     *("collective", "send", "recv", "remote call"),
 )
-FIRST = 32  # values of a tensor that travel
+FIRST = 32  # values of a tensor that are sent
 
 PARTS = ("input", "forward", "backward", "optimizer", "compute", "overlapped", "exposed", "waiting", "rest")
 
@@ -47,7 +47,7 @@ FEED_TABLES: dict[str, np.dtype[np.void]] = {
             ("begin", "<f8"),
             ("end", "<f8"),
             ("is_given", "u1"),
-            ("unit", "u1"),  # what the steps count, an index of `records.STEP_UNITS`
+            ("unit", "u1"),  # unit of the steps, an index of `records.STEP_UNITS`
         ]
     ),
     "step": np.dtype(
@@ -93,7 +93,7 @@ FEED_TABLES: dict[str, np.dtype[np.void]] = {
             ("site", TEXT),
             ("state", "u1"),
             ("left_out", "u1"),
-            ("peer", "<i4"),  # the callee of a remote call, or its caller; -1: none
+            ("peer", "<i4"),  # the other rank of a remote call; -1: none
         ]
     ),
     "value": np.dtype(
@@ -151,27 +151,28 @@ TEXTS = {
     "whole": ("dtype", "shape"),
 }
 _ALIGNMENT = 8
-_RESOLUTIONS = (1e-4, 1e-3)  # ms, of times: 0.1 us where a message covers less than seven minutes
+_RESOLUTIONS = (1e-4, 1e-3)  # ms; times have a resolution of 0.1 us if a message covers less than seven minutes
 UNSIGNED = (np.dtype("u1"), np.dtype("<u2"), np.dtype("<u4"))
 
 
 def empty(table: str, count: int = 0) -> Rows:
-    """So many rows, all zero."""
+    """Return `count` rows of zeros."""
     return np.zeros(count, FEED_TABLES[table])
 
 
 def pack(tables: Mapping[str, Rows]) -> tuple[dict[str, Any], bytes]:
-    """Tables as what the header says of them, and one buffer.
+    """Pack tables into a description for the header and one buffer.
 
-    A column that has one value throughout travels in the header. Whole numbers and times travel as their difference
-    from the minimum, in as few bytes as hold it. Times are exact to 0.1 us, everything else is exact.
+    A column with a single value is stored in the header. Whole numbers and times are stored as differences from the
+    minimum, in the smallest type that holds them. Times are exact to 0.1 us, everything else is exact.
 
     Args:
-        tables: by name, rows of `FEED_TABLES`. Those without rows are left out.
+        tables: Rows of `FEED_TABLES` by table name. Tables without rows are left out.
 
     Returns:
-        By name `{"rows": n, "columns": [...]}`. A column is `[name, value]`; `[name, dtype, offset]`; or
-        `[name, dtype, offset, scale, base]`, whose values are `raw * scale + base`, and the greatest raw number is NaN.
+        Description by table name, `{"rows": n, "columns": [...]}`, and the buffer. A column is `[name, value]`,
+        `[name, dtype, offset]`, or `[name, dtype, offset, scale, base]`. The values of the last form are
+        `raw * scale + base`, and the greatest raw number means NaN.
 
     Example:
         >>> rows = empty("metric", 2)
@@ -201,7 +202,7 @@ def pack(tables: Mapping[str, Rows]) -> tuple[dict[str, Any], bytes]:
 
 
 class _Raw:
-    """A column with a value for each row."""
+    """Column with one value for each row."""
 
     __slots__ = ("dtype", "scaling", "values")
 
@@ -212,7 +213,7 @@ class _Raw:
 
 
 def _pack(column: npt.NDArray[Any]) -> Any:
-    """The one value of a column, or the column."""
+    """Return the value of a constant column, or the packed column."""
     first = column[0].item()
     if (column == first).all() and first - first == 0:  # JSON has no infinity
         return first
@@ -239,7 +240,7 @@ def _pack(column: npt.NDArray[Any]) -> Any:
 
 
 def _narrow(raw: npt.NDArray[Any], most: float, scale: float, base: float, column: npt.NDArray[Any]) -> _Raw:
-    """Whole numbers from 0 to `most`, NaN among them, in as few bytes as hold them."""
+    """Store integers from 0 to `most`, which may include NaN, in the smallest unsigned type that holds them."""
     for dtype in UNSIGNED:
         greatest = np.iinfo(dtype).max
         if dtype.itemsize < column.dtype.itemsize and most + 1 < greatest:
@@ -250,6 +251,6 @@ def _narrow(raw: npt.NDArray[Any], most: float, scale: float, base: float, colum
 
 
 def _pack_first(rows: Rows) -> Any:
-    """The first values of tensors, as wide as the row with the most."""
+    """Pack the first values of tensors, with the width of the longest row."""
     width = max(1, int(rows["count"].max()))
     return _Raw(np.ascontiguousarray(rows["first"][:, :width]), width=width)

@@ -1,4 +1,4 @@
-"""Which of one cell's spans and calls travel, and when: at once, or when the other ranks' part has come too."""
+"""Selects the spans and calls of one cell to send: immediately, or after the rows of the other ranks have arrived."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from ddp_notebook.widgets.feed.budget import DrawingBudget
 from ddp_notebook.widgets.feed.tables import empty
 from ddp_notebook.widgets.feed.whole_steps import Cutter
 
-_LATE_S = 0.3  # a call whose other ranks have not come by then travels without them
-_LATE_IN_LOOP_S = 1.5  # the same in loops, where ranks send once a second, see `rank.record.flusher`
-_ROW_BYTES = 32.0  # of a span with its share of steps and buckets, measured by tests/benchmarks/monitor.py
+_LATE_S = 0.3  # after this time a call is sent without the rows of the other ranks
+_LATE_IN_LOOP_S = 1.5  # the same limit in loops, where ranks send once a second, see `rank.record.flusher`
+_ROW_BYTES = 32.0  # size of a span and its share of steps and buckets, measured by tests/benchmarks/monitor.py
 _MOST_KEPT = 1 << 13  # rows of a cell without steps that are kept for the first step
 _CELL = SPANS.index("cell")
 
 
 class Timeline:
-    """Chooses the rows of one cell that travel.
+    """Selects the rows of one cell to send.
 
     Args:
-        recording: whose rows come.
-        cell: its number.
-        start_ns: of the recording.
-        bytes_per_s: how much may travel; None: all of it.
-        every: at first one step in so many is shown.
+        recording: Recording that the rows come from.
+        cell: Number of the cell.
+        start_ns: Start of the recording.
+        bytes_per_s: Rate limit; None for no limit.
+        every: Initial thinning factor of the steps.
     """
 
     def __init__(
@@ -40,13 +40,13 @@ class Timeline:
         self._is_bounded = bytes_per_s is not None
         self._cutter = Cutter(recording, cell)
         self._thin = DrawingBudget(bytes_per_s or np.inf, every)  # by step
-        self._thin_loose = DrawingBudget(bytes_per_s or np.inf, every)  # calls without steps, by their numbers
+        self._thin_loose = DrawingBudget(bytes_per_s or np.inf, every)  # for calls without steps, by call number
         self._spans, self._calls = np.zeros(0, SPAN), np.zeros(0, CALL)
         self._span_sent, self._call_sent = np.zeros(0, bool), np.zeros(0, bool)
         self._came_s = np.zeros(0)
-        self._waited = np.zeros(0, np.int64)  # nanoseconds for the last rank; -1: not known
+        self._waited = np.zeros(0, np.int64)  # nanoseconds that each call waited for the last rank; -1: not known
         self._looked_s: float | None = None
-        self.left_out = 0  # rows
+        self.left_out = 0  # number of rows
 
     @property
     def every(self) -> int:
@@ -54,21 +54,22 @@ class Timeline:
 
     @property
     def coarsest(self) -> int:
-        """The largest value of `every` so far."""
+        """Return the largest value of `every` so far."""
         return max(self._thin.coarsest, self._thin_loose.coarsest)
 
     @property
     def is_waiting(self) -> bool:
-        """Whether calls wait for those of other ranks."""
+        """Return whether calls wait for the rows of other ranks."""
         return not self._call_sent.all()
 
     def bound(self, bytes_per_s: float) -> None:
-        """Set how much may travel from now on."""
+        """Set the rate limit."""
         self._is_bounded = True
         self._thin.bytes_per_s = self._thin_loose.bytes_per_s = bytes_per_s
 
     def take(self, spans: Rows, calls: Rows, now_s: float) -> tuple[dict[str, Rows], Rows]:
-        """What travels now that these rows have come: tables, and the collectives that are known on all their ranks."""
+        """Return the tables to send after these rows have arrived, and the collectives that are complete on all their
+        ranks."""
         self._cutter.add(spans)
         spans, calls = self._thinned(spans, calls, now_s)
         self._spans = np.concatenate((self._spans, spans))
@@ -103,7 +104,7 @@ class Timeline:
         return latest(self._recording.rows("rpc"))
 
     def _thinned(self, spans: Rows, calls: Rows, now_s: float) -> tuple[Rows, Rows]:
-        """Without the steps that are left out."""
+        """Remove the steps that exceed the rate limit."""
         has_steps = self._cutter.has_steps
         thin = self._thin if has_steps else self._thin_loose
         if has_steps:
@@ -124,7 +125,8 @@ class Timeline:
         return spans[keep_spans], calls[keep_calls]
 
     def _matched(self, now_s: float) -> tuple[Rows, Rows]:
-        """Collectives that are known on all their ranks; rows of these, and of calls that waited too long."""
+        """Return the collectives that are complete on all their ranks, and the rows of these and of calls that are
+        late."""
         chosen = np.flatnonzero(~self._call_sent)
         calls = self._calls[chosen]
         waited = np.full(len(calls), -1, np.int64)
@@ -149,7 +151,7 @@ class Timeline:
         return np.array(sizes, np.int64)[back]
 
     def _forget(self, before_ns: npt.NDArray[np.int64]) -> None:
-        """Forget rows that have travelled and that ended before their rank's time."""
+        """Drop sent rows that ended before the given time of their rank."""
         keep = ~self._span_sent | (self._spans["end_ns"] >= before_ns[self._spans["rank"]])
         self._spans, self._span_sent = self._spans[keep], self._span_sent[keep]
         until_ns = np.maximum(self._calls["end_ns"], self._calls["issue_ns"])

@@ -1,4 +1,4 @@
-"""Which values of tensors travel: those of the newest collectives, as many as there is room for."""
+"""Selects the tensor values to send: those of the newest collectives, within the rate limit."""
 
 from __future__ import annotations
 
@@ -12,36 +12,37 @@ from ddp_notebook.records.schema import CALL, Rows
 from ddp_notebook.widgets.feed import table_rows
 from ddp_notebook.widgets.feed.tables import empty
 
-VALUE_BYTES_PER_S = 5_000.0  # of the budget in `feed`
-_ROW_BYTES = 24.0  # and four for each first value
-_LOOKS = 18  # looks at values in which those of a call have come, from all ranks: 2 s
+VALUE_BYTES_PER_S = 5_000.0  # part of the budget of `feed`
+_ROW_BYTES = 24.0  # plus four for each first value
+_LOOKS = 18  # looks at new values until the values of a call have arrived from all ranks: 2 s
 
 
 class ValueFeed:
-    """The values of one recording's tensors, as they come.
+    """Values of the tensors of one recording.
 
     Args:
-        recording: that may grow.
-        end: index in its table of values; those before have travelled.
+        recording: Recording, which may grow.
+        end: Index in its table of values. Earlier rows were already sent.
     """
 
     def __init__(self, recording: RecordedTables, end: int) -> None:
         self._recording = recording
         self._ends: deque[int] = deque([end], maxlen=_LOOKS)
         self._allowance = VALUE_BYTES_PER_S
-        self._late: tuple[Rows, int] = np.zeros(0, CALL), 0  # calls whose values had to wait, and since which index
+        # calls whose values had to wait, and the index of their first value
+        self._late: tuple[Rows, int] = np.zeros(0, CALL), 0
 
     @property
     def is_waiting(self) -> bool:
-        """Whether values wait until there is room."""
+        """Return whether values wait for the rate limit."""
         return len(self._late[0]) > 0
 
     def take(self, calls: Rows, seconds: float) -> Rows:
-        """Rows of `value` of the newest of these calls, as many as may travel.
+        """Return rows of `value` of the newest of these calls, within the rate limit.
 
         Args:
-            calls: of collectives that have become known on all their ranks.
-            seconds: since the last time.
+            calls: Calls of collectives that are now complete on all their ranks.
+            seconds: Time since the last call.
         """
         store = self._recording.store
         since = self._ends[0]
@@ -54,7 +55,7 @@ class ValueFeed:
             newest = calls[np.argmax(calls["issue_ns"])]
             mine = (calls["group"] == newest["group"]) & (calls["number"] == newest["number"])
             mine &= (calls["op"] == newest["op"]) & (calls["cell"] == newest["cell"])
-            is_last = len(found) == 1  # the very last collective always travels, if not now then later
+            is_last = len(found) == 1  # the newest collective is always sent, now or later
             if is_last:
                 self._late = (calls[mine], since) if self._allowance <= 0 else (calls[:0], 0)
             if self._allowance <= 0:
@@ -66,10 +67,10 @@ class ValueFeed:
         return np.concatenate(found[::-1])
 
     def of(self, calls: Rows, since: int = 0) -> Rows:
-        """Rows of `value` of these calls, in their order.
+        """Return rows of `value` of these calls, in their order.
 
         Args:
-            since: index in the table of values; earlier rows are not looked at.
+            since: Index in the table of values. Earlier rows are ignored.
         """
         store = self._recording.store
         keys, end, _ = store.value_keys.since(since)

@@ -1,8 +1,8 @@
-"""The steps of one cell as they come: which are whole on all ranks, and what their time went into.
+"""Steps of one cell as they arrive: when they are complete on all ranks, and how their time was spent.
 
-`observe.steps.cycles` and `observe.steps.steps` measure a cell that is over; this measures the same parts bit by bit
-and for all ranks at once. One thing is simpler: where several optimizers take turns, a step ends with the one that
-joined last, from its first turn on.
+`observe.steps.cycles` and `observe.steps.steps` measure a finished cell. This module measures the same parts
+incrementally and for all ranks at once. One rule is simpler: if several optimizers alternate, a step ends with the
+optimizer that was first used last.
 """
 
 from __future__ import annotations
@@ -18,43 +18,45 @@ from ddp_notebook.widgets.feed.table_rows import ms
 from ddp_notebook.widgets.feed.tables import empty
 
 _OPTIMIZER, _CELL = SPANS.index("optimizer"), SPANS.index("cell")
-_KEPT = 8  # steps behind the last measured one, for rows that come late
-_GONE_S = 2.0  # how long ranks that have not taken a step are waited for
+_KEPT = 8  # steps kept before the last measured one, for late rows
+_GONE_S = 2.0  # longest wait for ranks that have not taken a step
 _NEVER = np.iinfo(np.int64).max
 Numbers = npt.NDArray[np.int64]
 
 
 class Cutter:
-    """Where the steps of one cell begin and end on each rank.
+    """Boundaries of the steps of one cell on each rank.
 
     Args:
-        recording: whose rows these are.
-        cell: its number.
+        recording: Recording that the rows come from.
+        cell: Number of the cell.
     """
 
     def __init__(self, recording: RowSource, cell: int) -> None:
-        self.world_size = world_size = recording.world_size  # as it is now
+        self.world_size = world_size = recording.world_size  # current value
         self._cell = cell
         self.skips_first = False  # rows of the first step were left out
-        self._edges: list[list[int]] = [[] for _ in range(world_size)]  # begin of the first step, then each end
-        self._begins: list[list[int]] = [[] for _ in range(world_size)]  # begin of the step that ends at the next edge
+        # start of the first step, then the end of each step
+        self._edges: list[list[int]] = [[] for _ in range(world_size)]
+        self._begins: list[list[int]] = [[] for _ in range(world_size)]  # start of the step that ends at the next edge
         self._pauses = [Pauses() for _ in range(world_size)]
-        self._first = [0] * world_size  # the number of the step that begins at the first of them
-        self._begin_ns = np.full(world_size, _NEVER)  # of the first thing that the rank has done
-        self._names: dict[tuple[int, int], list[int]] = {}  # of optimizers by rank and thread, as they joined
-        self._waits_since_s: float | None = None  # for ranks that lack a step which others have taken
-        self._next = 0  # the first step that was not measured
+        self._first = [0] * world_size  # number of the step that starts at the first edge
+        self._begin_ns = np.full(world_size, _NEVER)  # start of the rank's first span
+        # optimizers by rank and thread, in the order of their first step
+        self._names: dict[tuple[int, int], list[int]] = {}
+        self._waits_since_s: float | None = None  # since when the measurement waits for ranks that lack a step
+        self._next = 0  # first step that was not measured yet
 
     @property
     def has_steps(self) -> bool:
         return any(self._edges)
 
     def add(self, spans: Rows) -> None:
-        """Take in spans that have come."""
+        """Add new spans."""
         spans = spans[(spans["end_ns"] >= 0) & (spans["kind"] != _CELL) & (spans["rank"] < len(self._edges))]
         np.minimum.at(self._begin_ns, spans["rank"], spans["start_ns"])
         ends = spans[spans["kind"] == _OPTIMIZER]
-        if (ends["name"] != ends["name"][:1]).any():  # one around another steps once
+        if (ends["name"] != ends["name"][:1]).any():  # an optimizer that wraps another one counts once
             ranks = np.unique(ends["rank"]).tolist()
             ends = np.concatenate([outermost(ends[ends["rank"] == rank]) for rank in ranks])
         others = spans[spans["kind"] != _OPTIMIZER]
@@ -62,7 +64,7 @@ class Cutter:
             self._add_to(rank, ends[ends["rank"] == rank], others[others["rank"] == rank])
 
     def _add_to(self, rank: int, ends: Rows, others: Rows) -> None:
-        """Take in spans of one rank, in the order of time: a step ends before what begins then."""
+        """Add spans of one rank in the order of time. If times are equal, a step ends before the next span starts."""
         threads = [thread for its, thread in self._names if its == rank] or np.unique(ends["thread"]).tolist()
         others = others[np.isin(others["thread"], threads)] if threads else others
         events = [(end_ns, 0, row) for *row, end_ns in ends[["thread", "name", "step", "end_ns"]].tolist()]
@@ -75,7 +77,7 @@ class Cutter:
                 self._step(rank, thread, name, step, time_ns)
 
     def _step(self, rank: int, thread: int, name: int, step: int, end_ns: int) -> None:
-        """An optimizer has stepped."""
+        """Record the step of an optimizer."""
         edges = self._edges[rank]
         names = self._names.setdefault((rank, thread), [])
         if name not in names:
@@ -92,12 +94,12 @@ class Cutter:
         edges.append(end_ns)
 
     def _is_stepping(self, rows: Rows) -> npt.NDArray[np.bool_]:
-        """(n,) which of these spans or calls are of a thread that steps."""
+        """Return (n,) flags of the spans or calls in threads that run optimizer steps."""
         stepping = np.array([rank << 32 | thread for rank, thread in self._names], np.int64)
         return np.isin(rows["rank"].astype(np.int64) << 32 | rows["thread"], stepping)
 
     def numbers(self, ranks: Numbers, times_ns: Numbers) -> Numbers:
-        """(n,) the step that each time lies in; a time before the first step gets the number before it."""
+        """Return (n,) the step that contains each time. A time before the first step gets the number before it."""
         if not len(times_ns):
             return np.zeros(0, np.int64)
         ranks, low = ranks.astype(np.int64), int(times_ns.min())
@@ -111,7 +113,8 @@ class Cutter:
         return np.asarray(found + np.array(self._first)[ranks], np.int64)
 
     def ready(self, now_s: float) -> range:
-        """The steps not measured yet that all ranks of the cell have taken, or some of them long enough ago."""
+        """Return the unmeasured steps that all ranks of the cell have taken, or that some have taken long enough
+        ago."""
         taken = [
             first + max(len(edges) - 1, 0) if edges else 0
             for first, edges, begin_ns in zip(self._first, self._edges, self._begin_ns.tolist(), strict=True)
@@ -129,15 +132,15 @@ class Cutter:
     def measure(
         self, numbers: Numbers, spans: Rows, calls: Rows, waited: Numbers, remote: Rows, start_ns: int
     ) -> tuple[Rows, Rows]:
-        """Rows of `step` and of `bucket` for these steps on all ranks that have them.
+        """Return rows of `step` and `bucket` for these steps on all ranks that have them.
 
-        They are in the order of the steps, each on all its ranks, so that the last rows are the last steps.
+        They are sorted by step, so that the last rows belong to the last steps of all ranks.
 
         Args:
-            spans, calls: of these steps; further ones do no harm.
-            waited: (n,) nanoseconds for which each call waited for other ranks.
-            remote: remote calls of all cells; of each side of a call one row.
-            start_ns: of the recording.
+            spans, calls: Rows of these steps. Rows of other steps are ignored.
+            waited: (n,) Nanoseconds that each call waited for other ranks.
+            remote: Remote calls of all cells, one row for each side of a call.
+            start_ns: Start of the recording.
         """
         found = [
             (rank, number, begins[number - first], edges[number - first + 1])
@@ -165,7 +168,7 @@ class Cutter:
         apart = max(int(one.max(initial=0)) for one in times) - origin + 1 + int(calls["blocked_ns"].max(initial=0))
 
         def moved(of_rank: Numbers, times_ns: Numbers) -> Numbers:
-            """Times with the ranks one behind the other: one sweep measures all."""
+            """Shift the times of each rank so that the ranks follow each other, and one sweep measures all of them."""
             return np.where(times_ns < 0, -1, times_ns - origin + of_rank.astype(np.int64) * apart)
 
         for column in ("start_ns", "end_ns"):
@@ -204,7 +207,7 @@ class Cutter:
         return steps, buckets[np.argsort(buckets["step"], kind="stable")]
 
     def done(self, before: int) -> npt.NDArray[np.int64]:
-        """Forget the steps before this one. Returns for each rank the time before which no row is needed."""
+        """Drop the steps before this one. Return for each rank the time before which no row is needed."""
         self._next = max(self._next, before)
         needed = np.full(len(self._edges), -1, np.int64)
         for rank, edges in enumerate(self._edges):

@@ -1,13 +1,13 @@
-"""The monitor without JavaScript: HTML and SVG, redrawn in place where no widget is shown, or on demand.
+"""The monitor without JavaScript: HTML and SVG that are redrawn in place. Used if no widget is shown, or on demand.
 
-view           where it stands, and when it is redrawn
-page           one redraw: everything on it, and no more than 20 kB
-sources        what a page is drawn from: a feed, and the courses of metrics
-series         the course of one metric on all ranks, in bounded memory
+view           the display of the page, and the times of its redraws
+page           one redraw of the whole page, at most 20 kB
+sources        the data of a page: a feed, and the series of metrics
+series         one metric on all ranks, in bounded memory
 metric_curves  a metric by step
-step_bars      what the time of each step went into
-rank_table     how each rank is; of many ranks the worst, and the others together
-axes           a chart's ticks, and where a value lies
-markup         elements whose texts are escaped, and paths in few bytes
-style.css   colours are the page's, or read on light and on dark ones
+step_bars      how the time of each step was spent
+rank_table     the state of each rank; with many ranks the worst ones, and a summary of the others
+axes           ticks of a chart, and the positions of values
+markup         elements with escaped texts, and compact paths
+style.css      colours of the page, or colours that are readable on light and on dark pages
 """

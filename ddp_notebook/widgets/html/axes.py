@@ -1,4 +1,4 @@
-"""The frame of a chart: where a value lies, ticks and their labels.
+"""The frame of a chart: positions of values, ticks and their labels.
 
 Charts are drawn in half pixels: `viewBox` is twice as large as the chart appears on a page of the usual width.
 """
@@ -12,19 +12,19 @@ from dataclasses import dataclass
 from ddp_notebook.widgets.html.markup import Markup, element, join
 
 WIDTH, HEIGHT = 960, 336
-LEFT, RIGHT, TOP, BOTTOM = 100, 926, 14, 270  # of the frame
-_DIGITS = 14  # of a tick, which is a multiple of its step, but for the last bits
-_LEAST_RATIO = 1e-9  # of an axis' length to its values, below which all of them are the same
+LEFT, RIGHT, TOP, BOTTOM = 100, 926, 14, 270  # edges of the frame
+_DIGITS = 14  # digits of a tick; removes rounding errors of the multiple of its step
+_LEAST_RATIO = 1e-9  # smallest ratio of an axis' length to its values; below it, all values count as equal
 
 
 @dataclass(frozen=True, slots=True)
 class Axes:
-    """Where values lie.
+    """Value ranges of the axes.
 
     Args:
-        x: the first and the last, on the axis.
-        y: the lowest and the highest that are drawn.
-        is_log: the y axis is logarithmic; both values are more than 0.
+        x: First and last value of the x axis.
+        y: Lowest and highest drawn value.
+        is_log: The y axis is logarithmic; both values of `y` are positive.
     """
 
     x: tuple[float, float]
@@ -32,23 +32,23 @@ class Axes:
     is_log: bool = False
 
     def at_x(self, value: float) -> int:
-        """In the chart, from its left."""
+        """Return the distance from the left edge of the chart."""
         return round(LEFT + (RIGHT - LEFT) * _part(value, *self.x))
 
     def at_y(self, value: float) -> int:
-        """From its top; what lies beyond the axis lies on its end."""
+        """Return the distance from the top of the chart. Values beyond the axis are moved to its end."""
         low, high = self.y
         if self.is_log:
             value, low, high = (math.log10(max(one, low)) for one in (value, low, high))
         return round(BOTTOM - (BOTTOM - TOP) * min(max(_part(value, low, high), 0.0), 1.0))
 
     def frame(self, x_label: str, x_ticks: Sequence[tuple[float, str]] | None = None, unit: str = "") -> Markup:
-        """The grid, the ticks and what is below them.
+        """Return the grid, the ticks and their labels.
 
         Args:
-            x_label: what the x axis counts.
-            x_ticks: places on it, and what stands below them; None: whole numbers.
-            unit: of the y axis; it stands at the highest tick.
+            x_label: Label of the x axis.
+            x_ticks: Values on the x axis and their labels; None for whole numbers.
+            unit: Unit of the y axis, shown at the highest tick.
         """
         y_ticks = log_ticks(*self.y) if self.is_log else ticks(*self.y, 4)
         if x_ticks is None:
@@ -74,7 +74,7 @@ def _part(value: float, low: float, high: float) -> float:
 
 
 def room(low: float, high: float) -> tuple[float, float]:
-    """The ends of an axis with room for these values, also where they are all the same.
+    """Return the limits of an axis with a margin around these values, also if they are equal.
 
     Example:
         >>> room(1.0, 3.0), room(2.0, 2.0), room(0.0, 0.0)
@@ -89,7 +89,7 @@ def room(low: float, high: float) -> tuple[float, float]:
 
 
 def ticks(low: float, high: float, most: int) -> list[float]:
-    """Round values from low to high, at most so many.
+    """Return at most `most` round values from low to high.
 
     Example:
         >>> ticks(0.0, 2.31, 4), ticks(0, 4999, 6)
@@ -104,7 +104,7 @@ def ticks(low: float, high: float, most: int) -> list[float]:
 
 
 def log_ticks(low: float, high: float) -> list[float]:
-    """Powers of ten from low to high, at most five.
+    """Return at most five powers of ten from low to high.
 
     Example:
         >>> log_ticks(0.0004, 25.0)
@@ -115,7 +115,7 @@ def log_ticks(low: float, high: float) -> list[float]:
 
 
 def written(value: float) -> str:
-    """A tick's label.
+    """Return the label of a tick.
 
     Example:
         >>> written(1000.0), written(0.25), written(2e6), written(1e-05)

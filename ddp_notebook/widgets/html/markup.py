@@ -1,4 +1,4 @@
-"""A small writer of HTML and SVG: elements whose texts are escaped, and paths in few bytes."""
+"""A small HTML and SVG writer: elements with escaped texts, and compact paths."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ Point = tuple[int, int]
 
 
 class Markup(str):
-    """Text that is HTML already; all other text is escaped where it becomes part of an element."""
+    """Text that is already HTML. All other text is escaped when it becomes part of an element."""
 
     __slots__ = ()
 
 
 def element(name: str, *content: str | None, **attributes: object) -> Markup:
-    """An element.
+    """Return an element.
 
     Args:
-        name: of its tag.
-        content: elements, or texts, which are escaped. None is left out.
-        attributes: `_` stands for `-`, and one behind a name is left out; those that are None are left out.
+        name: Name of the tag.
+        content: Elements, or texts, which are escaped. None is left out.
+        attributes: `_` becomes `-`, and a trailing `_` is removed. Attributes with the value None are left out.
 
     Example:
         >>> element("th", "a < b", class_="x", scope="row", stroke_width=None)
@@ -35,7 +35,7 @@ def element(name: str, *content: str | None, **attributes: object) -> Markup:
 
 
 def join(*content: str | None) -> Markup:
-    """Elements and texts one behind the other.
+    """Concatenate elements and texts.
 
     Example:
         >>> join("a & b", element("b", "c"), None)
@@ -45,7 +45,7 @@ def join(*content: str | None) -> Markup:
 
 
 def shorten(text: str, most: int) -> str:
-    """A text of at most so many characters, the middle left out: of a place the file and the function say most.
+    """Shorten a text to `most` characters by removing its middle: in a location, the file and the function matter most.
 
     Example:
         >>> shorten("a/very/long/path/model.py:88 in forward", 24)
@@ -57,7 +57,7 @@ def shorten(text: str, most: int) -> str:
 
 
 def line(points: Sequence[Point]) -> str:
-    """A path through these points, each relative to the one before, which takes half the bytes.
+    """Return a path through these points. Relative coordinates halve its size.
 
     Example:
         >>> line([(10, 50), (14, 53), (18, 51)])
@@ -74,7 +74,7 @@ def line(points: Sequence[Point]) -> str:
 
 
 def boxes(rectangles: Iterable[tuple[int, int, int, int]]) -> str:
-    """One path of rectangles: left, top, width, height.
+    """Return one path for several rectangles: left, top, width, height.
 
     Example:
         >>> boxes([(1, 2, 3, 4), (5, 2, 3, 4)])
@@ -84,5 +84,5 @@ def boxes(rectangles: Iterable[tuple[int, int, int, int]]) -> str:
 
 
 def _numbers(values: Iterable[int]) -> str:
-    """Separated where the minus does not do it."""
+    """Join numbers with spaces, except before a minus sign."""
     return "".join(str(one) if one < 0 else f" {one}" for one in values).strip()

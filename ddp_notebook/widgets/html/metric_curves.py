@@ -1,4 +1,4 @@
-"""A metric by step: a line for each rank, or of many ranks the range, the median and those furthest from it."""
+"""Chart of a metric by step: one line for each rank, or for many ranks the range, the median and the furthest ranks."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ from ddp_notebook.widgets.html.markup import Markup, element, line, shorten
 from ddp_notebook.widgets.html.series import Series, Values
 
 _MOST_LINES = 8
-_MOST_TOLD = 5  # further metrics
-_WORST = 3  # lines beside the range where there are more
-_MOST = 1e300  # larger values are drawn there: else the end of an axis may be no number
-_LOG_FROM = 100.0  # the largest over the smallest value from which the axis is logarithmic
-_NAME = 40  # characters of a metric's name
-_RANKS = 28  # of a set of ranks
+_MOST_TOLD = 5  # further metrics in the caption
+_WORST = 3  # lines in addition to the range
+_MOST = 1e300  # larger values are clipped, so that the limits of the axis stay finite
+_LOG_FROM = 100.0  # ratio of the largest to the smallest value from which the axis is logarithmic
+_NAME = 40  # most characters of a metric's name
+_RANKS = 28  # most characters of a set of ranks
 
 
 class _Line(NamedTuple):
     label: str
-    end: str  # its last value, or what is wrong with it
+    end: str  # last value, or the first wrong value and its step
     steps: Values  # (n,)
-    values: Values  # (n,) NaN where there is none
+    values: Values  # (n,) NaN for missing values
     colour: str
     first_wrong: tuple[int, float] | None = None
 
 
 def chart(name: str, course: Series, others: Mapping[str, Series]) -> Markup:
-    """A metric's chart.
+    """Return the chart of a metric.
 
     Args:
-        name: of the metric.
-        course: with at least one value.
-        others: further metrics; of the first ones the last value is told.
+        name: Name of the metric.
+        course: Series with at least one value.
+        others: Further metrics. The caption shows the last value of the first ones.
     """
     steps = course.steps
     lines, band = _lines(course, steps)
@@ -67,7 +67,7 @@ def chart(name: str, course: Series, others: Mapping[str, Series]) -> Markup:
 
 
 def in_words(course: Series) -> str:
-    """The first and the last value, mean of the ranks.
+    """Return the first and the last value, as means of the ranks.
 
     Example:
         >>> course = Series(world_size=2)
@@ -90,7 +90,7 @@ def _end(course: Series) -> str:
 
 
 def _mean(values: Values) -> float:
-    """Of the ranks that have one."""
+    """Return the mean of the ranks that have a value."""
     known = values[np.isfinite(values)]
     return float(known.mean()) if len(known) else math.nan
 
@@ -121,10 +121,11 @@ def _missing(course: Series, is_band: bool) -> str:
 
 
 def _lines(course: Series, steps: Values) -> tuple[list[_Line], tuple[Values, Values] | None]:
-    """What is drawn, and the lowest and the highest of all ranks where they are too many for a line each."""
+    """Return the lines to draw. If there are too many ranks for one line each, also return the lowest and highest
+    values."""
     known = [rank for rank in range(course.world_size) if course.has(rank)]
     points = {rank: course.points(rank) for rank in known}
-    alike: dict[bytes, list[int]] = {}  # a metric that was averaged is the same on all ranks
+    alike: dict[bytes, list[int]] = {}  # an averaged metric is equal on all ranks
     for rank in known:
         own = b"".join(one.tobytes() for one in points[rank])
         alike.setdefault(own + repr(course.first_wrong.get(rank)).encode(), []).append(rank)
@@ -180,7 +181,7 @@ def _draw(course: Series, steps: Values, lines: list[_Line], band: tuple[Values,
 
 
 def _mark(places: list[tuple[int, int]], axes: Axes, one: _Line) -> Markup:
-    """A single point; or the last one before what is no number."""
+    """Draw a circle for a single point, or a cross at the last finite point."""
     if one.first_wrong is None:
         return element("circle", cx=places[0][0], cy=places[0][1], r=6, fill=one.colour)
     before = [place for place in places if place[0] <= axes.at_x(one.first_wrong[0])]
@@ -200,7 +201,7 @@ def _places(axes: Axes, steps: Values, values: Values) -> list[tuple[int, int]]:
 
 
 def _of_ranks(find: Callable[..., Any], means: Values) -> Values:
-    """(n,) of the ranks that have a value."""
+    """Reduce over the ranks that have a value. Return (n,)."""
     found: Values = np.full(means.shape[1], np.nan)
     is_there = np.isfinite(means).any(axis=0)
     if is_there.any():
@@ -209,7 +210,7 @@ def _of_ranks(find: Callable[..., Any], means: Values) -> Values:
 
 
 def _of_steps(distance: Values) -> npt.NDArray[np.float64]:
-    """(R,) mean of each rank's steps; 0 where it has none."""
+    """Return (R,) the mean over the steps of each rank; 0 for ranks without values."""
     is_there = np.isfinite(distance)
     return np.where(is_there, distance, 0.0).sum(axis=1) / np.maximum(is_there.sum(axis=1), 1)
 

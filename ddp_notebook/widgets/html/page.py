@@ -1,4 +1,4 @@
-"""One redraw of the monitor as HTML, of at most 20 kB."""
+"""One redraw of the monitor as HTML, at most 20 kB."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from ddp_notebook.widgets.html.sources import PageState, Sources
 from ddp_notebook.widgets.live_status import LiveStatus
 
 MOST_BYTES = 20_000
-# Rows of the table and bars of steps: fewer where texts are long, or lines have many corners.
+# Rows of the table and bars of steps, from the largest to the smallest page. Long texts and lines need space.
 _PARTS = ((MOST_ROWS, step_bars.MOST_BARS), (MOST_ROWS, 24), (6, 24), (2, 12))
-_WHY = 300  # characters
+_WHY = 300  # most characters of the reason
 _TELLS = {"stuck": "hangs"}
 
 
 def draw(shown: PageState, key: str) -> str:
-    """The page.
+    """Return the page.
 
     Args:
-        shown: what there is now.
-        key: a word that no other page in the notebook has.
+        shown: State to show.
+        key: Id that is unique in the notebook.
     """
     name, *_ = [*shown.courses, ""]
     lines = []
@@ -45,12 +45,12 @@ def draw(shown: PageState, key: str) -> str:
 
 
 def of_recording(recording: RecordedTables, cell: int | None, title: str, key: str) -> str:
-    """The page of what was recorded: what stays of a cell.
+    """Return the page of a finished recording, which stays in the notebook.
 
     Args:
-        cell: this one only; None: all.
-        title: of the session.
-        key: as for `draw`.
+        cell: Show only this cell; None for all cells.
+        title: Title of the session.
+        key: See `draw`.
     """
     feed = Feed(recording, cell, is_live=False)
     present = LiveStatus(feed, None, title)

@@ -1,4 +1,4 @@
-"""How each rank is: a row for each, or of many ranks a row for the worst and one for all others."""
+"""Table of the ranks: a row for each, or for many ranks a row for each of the worst and one for all others."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ from ddp_notebook.widgets.html.step_bars import MOST_BARS
 
 _MISSING = "\N{EN DASH}"
 MOST_ROWS = 12
-_WORST = 8  # rows of their own where there are more ranks
-_HOST = "Host"  # where ranks are on several
+_WORST = 8  # rows of single ranks if not all fit
+_HOST = "Host"  # shown if ranks are on several hosts
 _TROUBLE = ("died", "silent", "failed")
-_LINE, _WAITS_FOR, _RANKS, _METRIC = 44, 64, 80, 20  # characters
+_LINE, _WAITS_FOR, _RANKS, _METRIC = 44, 64, 80, 20  # most characters
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankRow:
-    """What is known of a rank; None and "" where nothing is."""
+    """Known facts about a rank. Unknown values are None or ""."""
 
     rank: int
     host: str = ""
     state: str = ""
     line: str = ""
     waits_for: str = ""
-    metric: float | None = None  # its last value
-    step: int | None = None  # the last that it has ended
-    step_ms: float | None = None  # a step's duration, mean of the last ones
-    waiting: float | None = None  # share of it that it waited for slower ranks
-    cpu: float | None = None  # of one core, 0 to 1
+    metric: float | None = None  # last value of the metric
+    step: int | None = None  # last finished step
+    step_ms: float | None = None  # mean duration of the last steps
+    waiting: float | None = None  # share of the step time spent waiting for slower ranks
+    cpu: float | None = None  # load of one core, 0 to 1
     rss: float | None = None  # bytes
     gpu_bytes: float | None = None
 
     @property
     def own_ms(self) -> float:
-        """What a step takes without waiting for others: the slowest rank has the most."""
+        """Return the step time without waiting for other ranks. It is highest on the slowest rank."""
         return (self.step_ms or 0.0) * (1.0 - (self.waiting or 0.0))
 
 
@@ -47,19 +47,20 @@ class RankRow:
 class _Column:
     title: str
     of: Callable[[RankRow], str]
-    value: Callable[[RankRow], float | None] | None = None  # numbers, of which the others' median is shown
+    # for numeric columns; the row of the others shows the median
+    value: Callable[[RankRow], float | None] | None = None
     write: Callable[[float], str] = str
 
 
 def table(rows: Sequence[RankRow], metric: str, most: int = MOST_ROWS) -> Markup:
-    """The table.
+    """Return the table.
 
     Args:
-        rows: of all ranks, in their order.
-        metric: the name of the one whose last value is shown; "": none.
-        most: rows.
+        rows: All ranks, in their order.
+        metric: Name of the metric whose last value is shown; "" for none.
+        most: Limit for the number of rows.
     """
-    is_live = any(row.state for row in rows)  # then columns of words do not come and go
+    is_live = any(row.state for row in rows)  # during a cell, text columns stay visible even if they are empty
     known = [
         column
         for column in _columns(metric)
@@ -95,10 +96,10 @@ def table(rows: Sequence[RankRow], metric: str, most: int = MOST_ROWS) -> Markup
 
 
 def choose(rows: Sequence[RankRow], most: int) -> tuple[list[RankRow], list[RankRow]]:
-    """Those that get a row of their own, and the others.
+    """Return the ranks that get their own row, and the others.
 
-    First come ranks that have died or do not answer, then those that do what the fewest do, as one that all others wait
-    for; then the slowest.
+    Dead ranks and ranks that do not answer come first. Then come the ranks in the rarest state, such as one that all
+    others wait for. Then come the slowest.
 
     Example:
         >>> rows = [RankRow(rank=rank, state="waiting", waits_for="rank 7 in all_reduce #5") for rank in range(64)]
@@ -152,7 +153,7 @@ def _class(column: _Column) -> str | None:
 
 
 def _together(column: _Column, rows: Iterable[RankRow]) -> str:
-    """What others have in a column: the median, or the words that most have."""
+    """Return the summary of several ranks in a column: the median, or the most frequent texts."""
     if column.value is not None:
         found = [value for row in rows if (value := column.value(row)) is not None]
         return column.write(statistics.median(found)) if found else ""

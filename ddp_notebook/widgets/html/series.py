@@ -1,4 +1,4 @@
-"""The course of one metric on all ranks, in bounded memory, to be drawn again and again."""
+"""One metric on all ranks, in bounded memory, for repeated drawing."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ Values = npt.NDArray[np.float64]
 
 
 class Series:
-    """The lowest and the highest value that each rank has logged in every `width` steps, in the newest run.
+    """Lowest and highest value that each rank has logged in every `width` steps of the newest run.
 
-    When the slots are full, `width` doubles. A run is one cell, or several whose program gave steps that go on from one
-    cell to the next.
+    If the slots are full, `width` doubles. A run is one cell, or several cells whose program passed step numbers that
+    continue from one cell to the next.
 
     Args:
-        world_size: how many ranks there are.
+        world_size: Number of ranks.
 
     Example:
         >>> course = Series(world_size=1)
@@ -33,14 +33,14 @@ class Series:
         self._clear()
 
     def _clear(self) -> None:
-        self.cells: set[int] = set()  # of the run
-        self._is_given = True  # the program gave all steps of the run
-        self._unit = 0  # what its steps count, an index of `records.STEP_UNITS`
-        self.width = 2  # steps of a slot, which holds both values as long as each step has one
-        self.logged = np.zeros(self.world_size, np.int64)  # (R,) values
-        self.first_wrong: dict[int, tuple[int, float]] = {}  # by rank: the first value that is not finite, and its step
+        self.cells: set[int] = set()  # cells of the run
+        self._is_given = True  # the program passed all step numbers of the run
+        self._unit = 0  # unit of the steps, an index of `records.STEP_UNITS`
+        self.width = 2  # steps per slot; a slot keeps both values if each step has one value
+        self.logged = np.zeros(self.world_size, np.int64)  # (R,) number of values
+        self.first_wrong: dict[int, tuple[int, float]] = {}  # first value of each rank that is not finite, and its step
         self.begin = np.full((self.world_size, 2), np.nan)  # (R, 2) step and value of the first point of each rank
-        self.end_point = np.full((self.world_size, 2), np.nan)  # the same of the last one
+        self.end_point = np.full((self.world_size, 2), np.nan)  # (R, 2) step and value of the last point of each rank
         self.first_step, self.last_step = 0, -1
         self._origin = 0  # step at which the first slot begins
         # (R, SLOTS, 2) step and value
@@ -51,7 +51,7 @@ class Series:
 
     @property
     def unit(self) -> str:
-        """What its steps count, see `Metric.unit_of`."""
+        """Return the unit of the steps, see `Metric.unit_of`."""
         return STEP_UNITS[self._unit]
 
     @property
@@ -68,13 +68,13 @@ class Series:
         is_given: bool = False,
         unit: int = 0,
     ) -> None:
-        """Add the values that were logged in one cell. Rows of a cell of an earlier run are left out.
+        """Add values that were logged in one cell. Rows of a cell of an earlier run are ignored.
 
         Args:
-            ranks, steps, values: (n,) in the order in which they came.
-            cell: its number.
-            is_given: the program gave all steps.
-            unit: what the steps count, an index of `records.STEP_UNITS`.
+            ranks, steps, values: (n,) In the order of their arrival.
+            cell: Number of the cell.
+            is_given: The program passed all step numbers.
+            unit: Unit of the steps, an index of `records.STEP_UNITS`.
         """
         if not len(steps) or (cell not in self.cells and cell < max(self.cells, default=0)):
             return
@@ -112,7 +112,7 @@ class Series:
             table[place] = np.where(_is_further(new, before, sign), new, before)
 
     def _make_room(self, low: int, high: int) -> None:
-        """Slots for these steps."""
+        """Extend the slots to cover these steps."""
         while low < self._origin or high >= self._origin + SLOTS * self.width:
             before = -(-max(0, self._origin - low) // self.width)  # slots that are missing at the front
             used = int(np.flatnonzero(self._counts.any(axis=0)).max(initial=-1)) + 1
@@ -136,11 +136,11 @@ class Series:
             table[:, : SLOTS // 2] = joined
 
     def has(self, rank: int) -> bool:
-        """Whether the rank has logged anything."""
+        """Return whether the rank has logged anything."""
         return rank in self.first_wrong or not np.isnan(self.end[rank])
 
     def points(self, rank: int) -> tuple[Values, Values]:
-        """Return the steps and the values that are drawn of a rank: (n,) each, by step."""
+        """Return the steps and the values of the drawn points of a rank: (n,) each, by step."""
         ends = np.stack((self.begin[rank], self.end_point[rank]))
         found = np.concatenate((self._lowest[rank], self._highest[rank], ends))
         found = np.unique(found[np.isfinite(found).all(axis=1)], axis=0)
@@ -153,40 +153,40 @@ class Series:
 
     @property
     def _used(self) -> npt.NDArray[np.bool_]:
-        """(SLOTS,) where a rank has a value."""
+        """Return (SLOTS,) flags of the slots in which a rank has a value."""
         return np.any(self._counts > 0, axis=0)
 
     @property
     def steps(self) -> Values:
-        """(n,) the middle of the steps of each slot that has a value."""
+        """Return (n,) the middle step of each slot that has a value."""
         slots = np.flatnonzero(self._used).astype(np.float64)
         return self._origin + self.width * slots + (self.width - 1) / 2
 
     @property
     def means(self) -> Values:
-        """(R, n) the mean of each rank in those slots; NaN where it has none."""
+        """Return (R, n) the mean of each rank in these slots; NaN if it has no value."""
         with np.errstate(invalid="ignore"):
             means: Values = self._sums[:, self._used] / self._counts[:, self._used]
         return means
 
     @property
     def reach(self) -> tuple[Values, Values]:
-        """(R, n) each: the lowest and the highest of each rank in those slots; NaN where it has none."""
+        """Return (R, n) each: the lowest and the highest value of each rank in these slots; NaN if it has no value."""
         return self._lowest[:, self._used, 1], self._highest[:, self._used, 1]
 
 
 def _is_further(new: Values, before: Values, sign: float) -> npt.NDArray[np.bool_]:
-    """(..., 1) whether a point lies above the one before it, or with `sign` -1 below it, or there was none."""
+    """Return (..., 1) flags of the points that are above the point before, or below it if `sign` is -1, or first."""
     further = (sign * new[..., 1:] > sign * before[..., 1:]) | np.isnan(before[..., 1:])
     return further & ~np.isnan(new[..., 1:])
 
 
 def add_rows(courses: dict[int, Series], rows: Rows, world_size: int, most: int) -> None:
-    """Take in rows of `records.METRIC`.
+    """Add rows of `records.METRIC`.
 
     Args:
-        courses: by the number of the metric's name, in the order in which they came first.
-        most: metrics that are followed.
+        courses: Series by the number of the metric's name, in the order of their first rows.
+        most: Limit for the number of metrics.
     """
     if not len(rows):
         return

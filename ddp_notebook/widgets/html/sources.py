@@ -1,4 +1,4 @@
-"""What a page is drawn from: a feed, which somebody else brings up to date, and the courses of metrics."""
+"""Data of a page: a feed, which its owner keeps up to date, and the series of metrics."""
 
 from __future__ import annotations
 
@@ -17,40 +17,40 @@ from ddp_notebook.widgets.html.rank_table import RankRow
 from ddp_notebook.widgets.html.series import Series, add_rows
 from ddp_notebook.widgets.live_status import LEFT
 
-_MOST_METRICS = 32  # that are followed
-_STATES = ("running", "stuck")  # in which ranks are somewhere
+_MOST_METRICS = 32  # metrics that are kept
+_STATES = ("running", "stuck")  # states in which ranks execute a line
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageState:
-    """What one redraw shows."""
+    """Content of one redraw."""
 
-    title: str  # of the session
+    title: str  # title of the session
     state: str  # "running", "stuck", "idle", "stopped" or "recorded"
-    cell: str  # "In [5]"; "": none
-    why: str  # it hangs, in a sentence
-    courses: Mapping[str, Series]  # the main one first
-    steps: Rows  # of the feed's table `step`, of one cell
-    run: Mapping[str, Any] | None  # the numbers of its training run, see `LiveStatus.head`
+    cell: str  # "In [5]"; "" if there is none
+    why: str  # reason why the cell hangs
+    courses: Mapping[str, Series]  # main metric first
+    steps: Rows  # rows of the feed's table `step`, of one cell
+    run: Mapping[str, Any] | None  # numbers of the training run, see `LiveStatus.head`
     ranks: list[RankRow]
-    notes: list[str]  # what is left out
+    notes: list[str]  # notes about left-out data
 
 
 class Sources:
-    """Reads what is shown of one recording. For one thread at a time, as its feed.
+    """Reads the content of pages from one recording. Not thread-safe, like its feed.
 
     Args:
-        feed: of the recording.
+        feed: Feed of the recording.
     """
 
     def __init__(self, feed: Feed) -> None:
         self._feed = feed
-        self._end = 0  # of the metrics that were read
+        self._end = 0  # end of the metric rows that were read
         self._courses: dict[int, Series] = {}  # the series of a metric, by the number of its name
         self._names = np.zeros(0, np.int64)  # numbers of all names that were logged
 
     def look(self, head: Mapping[str, Any]) -> PageState:
-        """What there is now.
+        """Return the current content.
 
         Args:
             head: `LiveStatus.head()`.
@@ -58,7 +58,7 @@ class Sources:
         feed, recording = self._feed, self._feed.recording
         if self._end:
             rows, self._end, _ = recording.follow("metric", self._end)
-        else:  # also those that the table has given up
+        else:  # include rows that the table has already dropped
             self._end = recording.store.rings["metric"].end
             rows = recording._metrics_until(self._end)
         rows = rows[rows["rank"] < feed.world_size]
@@ -84,12 +84,12 @@ class Sources:
         )
 
     def _ranks(self, steps: Rows, main: Series | None, *, has_places: bool) -> list[RankRow]:
-        """A row for each rank, also for one that has left, if it has logged or taken steps here.
+        """Return a row for each rank. A rank that has left gets one if it has logged or taken steps.
 
         Args:
-            steps: of one cell.
-            main: the metric whose last value is told.
-            has_places: a cell runs, so that ranks are somewhere.
+            steps: Steps of one cell.
+            main: Metric whose last value is shown.
+            has_places: A cell runs, so that ranks execute a line.
         """
         text, world_size = self._feed.texts.text, self._feed.world_size
         now, hosts = self._feed.ranks, self._feed.recording.hosts
@@ -102,7 +102,7 @@ class Sources:
             state = text(int(now["state"][rank]))
             row = RankRow(
                 rank=rank,
-                host=hosts[rank] if rank < len(hosts) else "",  # it may have left
+                host=hosts[rank] if rank < len(hosts) else "",  # the rank may have left
                 metric=float(main.end[rank]) if main is not None and main.has(rank) else None,
                 rss=_known(now["rss"][rank]),
                 gpu_bytes=_known(now["gpu_allocated"][rank]),
@@ -120,12 +120,12 @@ class Sources:
 
 
 def _of_steps(steps: Rows, world_size: int) -> dict[int, dict[str, Any]]:
-    """What `RankRow` has of the last steps, by rank."""
+    """Return the step fields of `RankRow`, by rank."""
     last = steps[steps["step"].astype(np.int64) > int(steps["step"].max(initial=0)) - step_bars.MOST_BARS]
     found: dict[int, dict[str, Any]] = {}
     for rank in np.unique(last["rank"]).tolist():
         mine = last[last["rank"] == rank]
-        if len(mine) > 1:  # the first step of a cell is not like the others
+        if len(mine) > 1:  # the first step of a cell differs from the others
             mine = mine[mine["step"] > 0]
         duration = float(mine["duration"].mean())
         found[rank] = {"step": int(mine["step"].max()), "step_ms": duration}
@@ -135,20 +135,20 @@ def _of_steps(steps: Rows, world_size: int) -> dict[int, dict[str, Any]]:
 
 
 def _cpu(percent: Any) -> float | None:
-    """Of one core. A rank that waits uses none of it, which is known."""
+    """Return the load of one core; 0 is a valid value, because a waiting rank uses no CPU time."""
     return None if np.isnan(percent) else float(percent) / 100
 
 
 def _known(value: Any) -> float | None:
-    """None where it is not known, or where there is nothing."""
+    """Return the value, or None if it is not positive and so not known."""
     return float(value) if value > 0 else None
 
 
 def _notes(notes: Mapping[str, Any], names: int) -> list[str]:
-    """Return what was left out, in words, as the monitor in the browser has it (parts/notices.js).
+    """Return notes about left-out data, with the same texts as the monitor in the browser (parts/notices.js).
 
     Args:
-        names: of metrics that are not drawn here.
+        names: Number of metrics that are not drawn.
     """
     found = [f"the first {_MOST_METRICS} metrics are drawn; {names:,} more are not"] if names else []
     if (every := notes["units_shown_of"]) > 1:

@@ -1,4 +1,4 @@
-"""What the time of each step went into, mean of the ranks: a bar for each of the last steps."""
+"""Chart of the last steps: a bar for each, which shows how its time was spent (mean of the ranks)."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from ddp_notebook.widgets.html.axes import HEIGHT, LEFT, RIGHT, TOP, WIDTH, Axes
 from ddp_notebook.widgets.html.markup import Markup, boxes, element
 
 MOST_BARS = 48
-_MOST_LABELS = 8  # below them
+_MOST_LABELS = 8  # labels below the bars
 _FAINT = "0.15"
-_TOLD = 0.005  # share of a step from which a part is named
+_TOLD = 0.005  # smallest share of a step that is named
 _HEADROOM = 1.13  # height of the axis relative to its cut-off bars
-_OVER = 1.5  # a bar that is so many times as high as nine of ten others is cut off
+_OVER = 1.5  # a bar is cut off above this multiple of the 90th percentile
 
 Numbers = npt.NDArray[np.float64]
 
 
 def chart(rows: Rows, pattern: str, most: int = MOST_BARS, run: Mapping[str, Any] | None = None) -> Markup:
-    """The chart of the last steps.
+    """Return the chart of the last steps.
 
     Args:
-        rows: of the feed's table `step`, of one cell, at least one.
-        pattern: an id for the hatch, which nothing else on the page has.
-        most: bars.
-        run: the numbers of the whole training run, see `LiveStatus.head`; None: they are not known.
+        rows: Rows of the feed's table `step` of one cell, at least one.
+        pattern: Id of the hatch, unique on the page.
+        most: Limit for the number of bars.
+        run: Numbers of the whole training run, see `LiveStatus.head`; None if they are not known.
     """
     numbers, parts = means(rows)
     numbers, parts = numbers[-most:], parts[-most:]
@@ -49,7 +49,7 @@ def chart(rows: Rows, pattern: str, most: int = MOST_BARS, run: Mapping[str, Any
         role="img",
     )
     key = [
-        element("li", f"{steps}:"),  # the caption is about the whole run
+        element("li", f"{steps}:"),  # the caption describes the whole run
         *(
             element("li", _swatch(part), FILLS[part].words, " ", element("b", percent(shares[at])))
             for at, part in enumerate(STEP_PARTS)
@@ -62,7 +62,10 @@ def chart(rows: Rows, pattern: str, most: int = MOST_BARS, run: Mapping[str, Any
 
 
 def means(rows: Rows) -> tuple[npt.NDArray[np.int64], Numbers]:
-    """(n,) numbers of steps, ascending, and (n, parts) milliseconds, mean of the ranks that have ended the step."""
+    """Return (n,) numbers of steps, ascending, and (n, parts) milliseconds.
+
+    The milliseconds are means over the ranks that have finished the step.
+    """
     numbers, of, counts = np.unique(rows["step"], return_inverse=True, return_counts=True)
     sums = np.zeros((len(numbers), len(STEP_PARTS)))
     hidden = np.minimum(rows["overlapped"], rows["compute"])
@@ -76,9 +79,9 @@ def _draw(numbers: npt.NDArray[np.int64], parts: Numbers, pattern: str) -> list[
     whole = parts.sum(axis=1)
     top = 1.1 * float(whole.max())
     usual = 1.15 * float(np.percentile(whole, 90))
-    is_cut = top > _OVER * usual  # the first step is often much longer than all others, which would not be seen
-    # Bars stand side by side: the numbers below them are those of the steps that were measured, which may have gaps.
-    # Above the bars that are cut is room for the length of the longest.
+    is_cut = top > _OVER * usual  # the first step is often much longer than all others and would hide them
+    # Bars are adjacent. Their labels are the numbers of the measured steps, which may have gaps. Above cut-off bars
+    # there is space for the length of the longest one.
     axes = Axes(x=(-0.5, len(numbers) - 0.5), y=(0.0, (_HEADROOM * usual if is_cut else top) or 1.0))
     most = usual if is_cut else np.inf
     width = (RIGHT - LEFT) / len(numbers)
@@ -107,7 +110,7 @@ def _draw(numbers: npt.NDArray[np.int64], parts: Numbers, pattern: str) -> list[
 
 
 def _paint(part: str, pattern: str) -> dict[str, str]:
-    """How an area is filled; waiting is the page's own colour in an outline, since nothing happens."""
+    """Return the fill of an area. Waiting gets only an outline, because the rank does nothing."""
     if part == "overlapped":
         return {"fill": f"url(#{pattern})"}
     if part == "waiting":
@@ -126,7 +129,7 @@ def _swatch(part: str) -> Markup:
 
 
 def _hatch(pattern: str) -> Markup:
-    """Of compute while data moves."""
+    """Return the hatch for compute that overlaps communication."""
     fill = FILLS["overlapped"]
     stripe = element("path", d="M-2 2l4-4M0 12l12-12M10 14l4-4", stroke=fill.edge, style="stroke-width:3")
     ground = element("path", d="M0 0h12v12h-12z", fill=fill.face)

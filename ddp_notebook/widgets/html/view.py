@@ -1,4 +1,4 @@
-"""Where the monitor stands as HTML: drawn anew in its display, in the main thread, as often as there is news."""
+"""View of the monitor as HTML: redraws its display in the main thread when there is new data."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _log = logging.getLogger(__name__)
 
 
 class HtmlView:
-    """A display that is updated with the page as it is now.
+    """Display that is updated with the current page.
 
     Args:
-        recording: the session's.
-        cell: the one that it shows; None: all.
-        title: of the session.
-        publisher: tells it that there is news; None: nothing comes any more.
-        handle: the display in whose place it stands; None: one of its own.
+        recording: Recording of the session.
+        cell: Cell to show; None for all cells.
+        title: Title of the session.
+        publisher: Publisher that notifies this view; None if no more data arrives.
+        handle: Display to replace; None to create one.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class HtmlView:
             return
         if not self._has_news and self._publisher.behind_s() != 0.0:
             return
-        self._has_news = False  # before the look: what comes during it is drawn the next time
+        self._has_news = False  # before the look, so that data which arrives during it triggers another redraw
         self._drawn_s = now_s
         shown = self._publisher.with_feed(self._look)
         words = f"{shown.title}, {shown.state}"
@@ -79,7 +79,7 @@ class HtmlView:
             self._note, self._has_news = words, True
 
     def freeze(self, recording: RecordedTables, cell: int | None) -> None:
-        """Leave what was recorded: it stands in the saved notebook, and without a kernel."""
+        """Leave the final page, which works in the saved notebook and without a kernel."""
         if self._publisher is not None:
             self._publisher.remove(self.on_news)
             self._publisher = None
@@ -87,7 +87,7 @@ class HtmlView:
         self._show(self._final())
 
     def on_news(self, _: FeedMessage) -> None:
-        """There is something that was not drawn yet. From any thread."""
+        """Note that there is new data. Thread-safe."""
         self._has_news = True
 
     def _look(self, feed: Feed, _: int) -> PageState:
@@ -104,7 +104,7 @@ class HtmlView:
         try:
             data["text/plain"] = saved_summary.text(self._recording, self.cell)
             data["text/html"] = page.of_recording(self._recording, self.cell, self._title, self._key)
-        except Exception:  # what was drawn last is better than nothing
+        except Exception:  # the last drawing is better than no output
             _log.exception("the last state of the run could not be drawn")
         return data
 

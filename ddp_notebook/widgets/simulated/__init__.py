@@ -1,10 +1,10 @@
-"""Ranks that do not exist.
+"""Recordings of simulated ranks.
 
-simulation   `simulate`: a recording of them, for documentation, talks and tests
-training     what they would have sent
-shape        what is simulated: the model, and what happens in which step
-schedule     when everything happens
+simulation   `simulate`: such a recording, for documentation, talks and tests
+training     the batches that the ranks would have sent
+shape        parameters: the model, and the events of each step
+schedule     the times of all events
 rows         rows of all ranks at once
-collectives  their collectives and messages
-values       what would have been in the tensors
+collectives  collectives and messages
+values       values of the tensors
 """

@@ -1,4 +1,4 @@
-"""The calls of simulated ranks: buckets of gradients, an all_reduce of the cell's own, messages to the next rank."""
+"""Calls of simulated ranks: gradient buckets, an all_reduce in the code of the cell, messages to the next rank."""
 
 from __future__ import annotations
 
@@ -14,42 +14,42 @@ from ddp_notebook.widgets.simulated.shape import BUCKETS, MODEL, Shape, has_mess
 
 
 class SimulatedCalls(NamedTuple):
-    """Rows of `records.CALL` by what they are for."""
+    """Rows of `records.CALL` by purpose."""
 
     ddp: Rows  # (world_size, steps, BUCKETS)
     sums: Rows  # (world_size, n)
     messages: Rows  # (world_size, n, 2): a send and a receive
 
     def in_order(self) -> Rows:
-        """(world_size, n) all of them, in the order of their issue."""
+        """Return (world_size, n) all calls, in the order of their issue."""
         world = len(self.ddp)
         calls = np.concatenate([self.ddp.reshape(world, -1), self.sums, self.messages.reshape(world, -1)], axis=1)
         return calls[:, np.argsort(calls["call"][0], kind="stable")]
 
 
 class CallMaker:
-    """Numbers the calls of one training.
+    """Creates and numbers the calls of one training run.
 
     Args:
-        shape: what is simulated.
-        make: makes the rows.
-        elements: (BUCKETS,) of each bucket.
+        shape: Parameters of the simulation.
+        make: Creates rows.
+        elements: (BUCKETS,) Elements of each bucket.
     """
 
     def __init__(self, shape: Shape, make: RowMaker, elements: Times) -> None:
         self._shape = shape
         self._make = make
         self._elements = elements
-        self._calls = self._sums = self._messages = 0  # counts of each rank, which are the same on all
+        self._calls = self._sums = self._messages = 0  # counts per rank, equal on all ranks
 
     def calls(self, times: StepTimes, cell: int, cell_step: int, spans: int) -> SimulatedCalls:
-        """The calls of the next steps.
+        """Return the calls of the next steps.
 
         Args:
-            times: of these steps.
-            cell: number of their cell.
-            cell_step: steps of the cell before them.
-            spans: of each rank before them.
+            times: Times of these steps.
+            cell: Number of their cell.
+            cell_step: Number of earlier steps in the cell.
+            spans: Number of earlier spans of each rank.
         """
         count, world = len(times.numbers), self._shape.world_size
         counted = np.flatnonzero([has_sum(number) for number in times.numbers.tolist()])
@@ -59,7 +59,8 @@ class CallMaker:
         own = sums.copy()
         own[passed] += 2
         first = self._calls + 1 + np.cumsum(own) - own  # the first call of each step
-        numbers = self._sums + 1 + np.cumsum(sums) - sums  # the first collective, which are counted on their own
+        # first collective of each step; collectives have separate numbers
+        numbers = self._sums + 1 + np.cumsum(sums) - sums
 
         step = cell_step + np.arange(count)
         group = json.dumps({"name": "0", "title": "default", "ranks": list(range(world))})

@@ -1,4 +1,4 @@
-"""Rows of all simulated ranks at once, and the texts that they name."""
+"""Rows of all simulated ranks, and their texts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ddp_notebook.records.schema import TABLES, TEXTS, Rows
 
 
 class RowMaker:
-    """Makes rows, a line of them for each rank: (world_size, n). All ranks number their texts alike."""
+    """Creates rows of shape (world_size, n). All ranks use the same numbers for texts."""
 
     def __init__(self, world_size: int) -> None:
         self.world_size = world_size
@@ -18,7 +18,7 @@ class RowMaker:
         self._told = 0
 
     def rows(self, table: str, count: int, **columns: Any) -> Rows:
-        """So many rows of each rank, with these values in all of them; the others are zero. Texts are given as such."""
+        """Return `count` rows of each rank with these values. Other columns are zero. Pass texts as strings."""
         rows = np.zeros((self.world_size, count), TABLES[table])
         rows["rank"] = np.arange(self.world_size)[:, None]
         for name, value in columns.items():
@@ -26,10 +26,10 @@ class RowMaker:
         return rows
 
     def text(self, text: str) -> int:
-        """The number of a text."""
+        """Return the number of a text."""
         return self._texts.setdefault(text, len(self._texts))
 
     def new_texts(self) -> dict[int, str]:
-        """Those that have come since the last time, by number."""
+        """Return the texts that are new since the last call, by number."""
         told, self._told = self._told, len(self._texts) - 1
         return {number: text for text, number in self._texts.items() if number > told}

@@ -1,7 +1,7 @@
-"""When everything in simulated steps happens.
+"""Times of all events in simulated steps.
 
-The backward has its gradients ready bucket by bucket; a bucket's all-reduce begins when every rank has issued it and
-the one before it is through. So waiting, hidden and exposed communication come out as on a network:
+The backward pass completes the gradients bucket by bucket. The all-reduce of a bucket starts when every rank has issued
+it and the previous one has finished. So waiting, hidden and exposed communication are as on a real network:
 
     rank 0   |in|forward    |backward  .b0  .b1  .b2|~~waits~~|=exposed=|opt|
     rank 2   |in|forward, slower         |backward  .b0  .b1  .b2|=exposed=|opt|
@@ -19,14 +19,14 @@ from ddp_notebook.widgets.simulated.shape import BUCKETS, Shape, has_messages, h
 Times = npt.NDArray[np.int64]
 
 _INPUT_MS, _BETWEEN_MS, _FORWARD_MS, _BACKWARD_MS, _OPTIMIZER_MS = 1.2, 0.3, 10.0, 20.0, 2.5
-_TRANSFERS_MS = 21.0  # of all buckets one after the other
+_TRANSFERS_MS = 21.0  # all buckets in sequence
 _LATENCY_MS = 0.06
-_FIRST_STEP = 5.0  # times a usual one: the first pass makes buffers, and compiles
-_SLOW = 1.8  # times the others' forward
+_FIRST_STEP = 5.0  # duration relative to other steps: the first one allocates buffers and compiles
+_SLOW = 1.8  # duration of the slow forward relative to the others
 
 
 class StepTimes(NamedTuple):
-    """When everything happens, in nanoseconds: (steps, world_size) where nothing else is said."""
+    """Times of all events in nanoseconds, of shape (steps, world_size) unless noted otherwise."""
 
     numbers: npt.NDArray[np.int64]  # (steps,)
     start: Times
@@ -37,27 +37,27 @@ class StepTimes(NamedTuple):
     through: Times  # (steps, BUCKETS)
     optimizer: Times
     end: Times
-    summed: Times  # the end of the cell's own all_reduce, in steps that have one
-    passed: Times  # the end of its messages
+    summed: Times  # end of the all_reduce in the code of the cell, in steps that have one
+    passed: Times  # end of the messages in the code of the cell
 
 
 def times_of(
     shape: Shape, numbers: npt.NDArray[np.int64], now_ns: Times, elements: Times, random: np.random.Generator
 ) -> tuple[StepTimes, Times]:
-    """The times of the next steps, and when each rank is through with them.
+    """Return the times of the next steps, and the time when each rank has finished them.
 
     Args:
-        shape: what is simulated.
-        numbers: (steps,) of the steps in the training.
-        now_ns: (world_size,) when each rank begins.
-        elements: (BUCKETS,) of each bucket.
-        random: what jitter is drawn from.
+        shape: Parameters of the simulation.
+        numbers: (steps,) Numbers of the steps in the training run.
+        now_ns: (world_size,) Start time of each rank.
+        elements: (BUCKETS,) Elements of each bucket.
+        random: Source of the jitter.
     """
     count, world, ms = len(numbers), shape.world_size, shape.scale * 1e6
-    took = np.empty((count, 5, world))  # input, between, forward, backward, optimizer; a rank's own time
+    took = np.empty((count, 5, world))  # input, between, forward, backward, optimizer: time of the rank without waiting
     took[:] = np.array([_INPUT_MS, _BETWEEN_MS, _FORWARD_MS, _BACKWARD_MS, _OPTIMIZER_MS])[:, None]
     took *= np.exp(random.normal(0, 0.02, took.shape))
-    # Now and then something else gets the core.
+    # Occasionally another process uses the core.
     took += random.exponential(2.5, took.shape) * (random.random(took.shape) < 0.002)
     if shape.straggler is not None:
         took[numbers >= shape.slow_from, 2, shape.straggler] *= _SLOW
@@ -65,7 +65,7 @@ def times_of(
     input_ns, between_ns, forward_ns, backward_ns, optimizer_ns = (took * ms).astype(np.int64).swapaxes(0, 1)
     transfer_ms = _TRANSFERS_MS * elements / elements.sum()
     transfer_ns = (transfer_ms * np.exp(random.normal(0, 0.05, (count, BUCKETS))) * ms).astype(np.int64)
-    parts = np.cumsum(random.dirichlet(np.full(BUCKETS, 200.0), (count, world)), axis=2)  # of the backward
+    parts = np.cumsum(random.dirichlet(np.full(BUCKETS, 200.0), (count, world)), axis=2)  # shares of the backward pass
     latency_ns = int(_LATENCY_MS * ms)
 
     start, forward, backward = (np.empty((count, world), np.int64) for _ in range(3))
@@ -85,6 +85,7 @@ def times_of(
         if has_sum(number):
             summed[at] = now = np.full(world, int(now.max()) + latency_ns)
         if has_messages(number, world):
-            passed[at] = now = np.maximum(now, np.roll(now, 1)) + 2 * latency_ns  # what the rank before sends
+            # wait for the message of the previous rank
+            passed[at] = now = np.maximum(now, np.roll(now, 1)) + 2 * latency_ns
     ends = (optimizer, end, summed, passed)
     return StepTimes(numbers, start, start + input_ns, forward, backward, issued, through, *ends), now

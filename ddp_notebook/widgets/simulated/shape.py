@@ -1,42 +1,42 @@
-"""What is simulated: how long each part of a step takes, and the model whose gradients are synchronised."""
+"""Parameters of a simulation: the duration of each part of a step, and the model whose gradients are synchronised."""
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
 BUCKETS = 6
-STEP_MS = 41.0  # of a step without a slow rank, about
+STEP_MS = 41.0  # approximate duration of a step without a slow rank
 MODEL, LOADER, OPTIMIZER = "DistributedDataParallel(Transformer)", "DataLoader", "AdamW"
-_WIDTH, _LAYERS, _VOCABULARY, _CONTEXT = 512, 6, 96, 256  # of a transformer of 19 M parameters
-_SUMS_EVERY, _MESSAGES_EVERY = 10, 25  # steps between the cell's own all_reduce, and between its messages
+_WIDTH, _LAYERS, _VOCABULARY, _CONTEXT = 512, 6, 96, 256  # a transformer with 19 M parameters
+_SUMS_EVERY, _MESSAGES_EVERY = 10, 25  # steps between two all_reduce calls of the cell, and between two messages
 
 
 class Shape(NamedTuple):
-    """What is simulated. See `simulate`."""
+    """Parameters of a simulation. See `simulate`."""
 
     world_size: int
-    steps: int | None  # None: without end
+    steps: int | None  # None: unlimited
     seed: int
     straggler: int | None
     slow_from: int  # the first step of the second cell
-    scale: float  # of all durations
+    scale: float  # factor for all durations
     nan_at: tuple[int, int] | None  # a rank, and a step
     values: bool
     course: float  # steps in which the loss falls by a factor of e
 
 
 def has_sum(step: int) -> bool:
-    """Whether the cell calls an all_reduce of its own after this step of the training."""
+    """Return whether the cell calls all_reduce after this step of the training run."""
     return step % _SUMS_EVERY == _SUMS_EVERY - 1
 
 
 def has_messages(step: int, world_size: int) -> bool:
-    """Whether each rank sends to the next one after this step of the training."""
+    """Return whether each rank sends to the next one after this step of the training run."""
     return step % _MESSAGES_EVERY == _MESSAGES_EVERY - 1 and world_size > 1
 
 
 def layout() -> list[dict[str, Any]]:
-    """The parameters of a transformer in buckets, the last layer first, as DDP has them.
+    """Return the parameters of a transformer in buckets, the last layer first, as in DDP.
 
     Example:
         >>> [round(bucket["nbytes"] / 1e6) for bucket in layout()]

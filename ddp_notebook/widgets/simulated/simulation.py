@@ -1,4 +1,4 @@
-"""A recording of ranks that do not exist, for documentation, talks and tests of whatever draws recordings."""
+"""Recordings of simulated ranks, for documentation, talks and tests of code that draws recordings."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from ddp_notebook.observe.recording import Recording
 from ddp_notebook.widgets.simulated.shape import STEP_MS, Shape
 from ddp_notebook.widgets.simulated.training import SimulatedRanks
 
-_BEGIN_NS = 1_000_000_000_000  # where a recording that was made at once begins
+_BEGIN_NS = 1_000_000_000_000  # start of recordings that are not live
 _STEPS = 120
-_SLOW_FROM = 150  # of a training without end
+_SLOW_FROM = 150  # first slow step of an unlimited run
 _COURSE = 100.0
-_BLOCK_S = 0.1  # what ranks send together: they send as often
+_BLOCK_S = 0.1  # ranks send once per period
 _BEHIND_NS = 500_000_000
 _log = logging.getLogger(__name__)
 
@@ -61,23 +61,23 @@ def simulate(
     values: bool = True,
     live: bool = False,
 ) -> Recording | Simulation:
-    """Training of a transformer of 19 million parameters in DDP, as so many ranks would have recorded it.
+    """Simulate the training of a transformer with 19 million parameters in DDP, and return its recording.
 
-    Its first half is cell 1; it goes on in cell 2, where one rank takes nearly twice as long for its forward. The same
-    arguments give the same recording (if live, apart from the times).
+    The first half is cell 1. The second half is cell 2, where the forward of one rank takes nearly twice as long. The
+    same arguments give the same recording (except for the times of a live one).
 
     Args:
-        world_size: ranks.
-        steps: optimizer steps in all; None: 120, or without end if live (cell 2 begins at step 150).
-        seed: of everything random.
-        straggler: the rank that becomes slow; None, or a rank that does not exist: none does.
-        nan_at: a rank and a step in which its gradients are not a number; a step later nobody's loss is one.
-        rate: steps per second, about; None: 24. All durations scale with it.
-        values: whether the values of tensors are recorded too, which are three quarters of all rows' bytes.
-        live: feed the recording in a thread, as time passes.
+        world_size: Number of ranks.
+        steps: Optimizer steps in total. None for 120, or for no limit if live (cell 2 starts at step 150).
+        seed: Seed of the random numbers.
+        straggler: Rank that becomes slow. None, or a rank that does not exist, for no slow rank.
+        nan_at: A rank and a step in which its gradients become NaN. From the next step on, all losses are NaN.
+        rate: Approximate steps per second; None for 24. Scales all durations.
+        values: Record the values of tensors too, which make up three quarters of the bytes.
+        live: Feed the recording in a thread, in real time.
 
     Raises:
-        UsageError: there are no ranks or no steps to simulate.
+        UsageError: `world_size`, `steps` or `rate` is not positive.
 
     Example:
         >>> recording = simulate(world_size=4)
@@ -85,7 +85,7 @@ def simulate(
         <Recording of 4 ranks: 2960 calls, 1928 spans, 960 values of metrics>
         >>> print(recording.straggler().evidence)
         rank 2 came last in 58 of 58 steps, and the others waited 8.06 ms of each step for it (mean); its forward \
-takes 18.1 ms, theirs 10.0 ms (medians)
+    takes 18.1 ms, theirs 10.0 ms (medians)
     """
     for name, value in (("world_size", world_size), ("steps", steps), ("rate", rate)):
         if value is not None and value <= 0:
@@ -107,14 +107,14 @@ takes 18.1 ms, theirs 10.0 ms (medians)
         return Simulation(shape)
     recording = Recording(world_size)
     ranks = SimulatedRanks(shape, _BEGIN_NS)
-    while not ranks.is_over:  # as often as ranks send, so that rows come in the order of time
+    while not ranks.is_over:  # same block size as ranks use, so that rows arrive in the order of time
         for batch in ranks.batches(_block(shape)):
             recording.feed(batch)
     return recording
 
 
 class Simulation:
-    """Simulated ranks that go on until they are stopped, or their steps are over. Made by `simulate(live=True)`.
+    """Simulated ranks that run until they are stopped, or until their steps are over. Created by `simulate(live=True)`.
 
     Example:
         >>> with simulate(world_size=2, live=True, rate=50) as simulation:
@@ -144,11 +144,11 @@ class Simulation:
 
     @property
     def is_running(self) -> bool:
-        """Whether more comes."""
+        """Return whether more data will be fed."""
         return self._thread.is_alive()
 
     def stop(self) -> None:
-        """Feed no more. What was fed stays."""
+        """Stop feeding. The recording keeps its data."""
         self._is_stopped.set()
         self._thread.join()
 
@@ -163,10 +163,10 @@ class Simulation:
             for batch in batches:
                 self.recording.feed(batch)
             behind_ns = time.monotonic_ns() - int(ranks.now_ns.max())
-            if behind_ns > _BEHIND_NS:  # this machine is too slow for so many
+            if behind_ns > _BEHIND_NS:  # this machine is too slow for this rate
                 ranks.delay(behind_ns)
 
 
 def _block(shape: Shape) -> int:
-    """Steps that are sent together."""
+    """Return the number of steps per batch."""
     return max(1, round(_BLOCK_S / (STEP_MS * shape.scale / 1000)))

@@ -1,7 +1,7 @@
-"""Data-parallel training that never ran, as the batches that its ranks would have sent.
+"""Simulated data-parallel training, as the batches that its ranks would have sent.
 
-Each step of a rank is input, forward, backward and optimizer, with some jitter. Training goes on in a second cell, in
-which one rank is slow in its forward.
+Each step of a rank consists of input, forward, backward and optimizer, with some jitter. Training continues in a second
+cell, where one rank has a slow forward.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _GPU_BYTES = 80 << 30
 
 
 class SimulatedRanks:
-    """The ranks of one simulated training, and what they send.
+    """The ranks of one simulated training run.
 
     Args:
-        shape: what to simulate.
-        begin_ns: when the first cell begins.
+        shape: Parameters of the simulation.
+        begin_ns: Start of the first cell.
     """
 
     def __init__(self, shape: Shape, begin_ns: int) -> None:
@@ -36,11 +36,11 @@ class SimulatedRanks:
         self.step = 0  # steps so far
         self.now_ns: Times = np.full(shape.world_size, begin_ns, np.int64)
         self._random = np.random.default_rng(shape.seed)
-        self._spans = 0  # of each rank
+        self._spans = 0  # spans of each rank so far
         self._cell, self._cell_step = 1, 0
         self._cell_began_ns = self.now_ns.copy()
         self._looked_ns = begin_ns - 1_000_000_000
-        self._bias = self._random.normal(0, 0.02, shape.world_size)  # ranks have data of their own
+        self._bias = self._random.normal(0, 0.02, shape.world_size)  # each rank has different data
         self._layout = layout()
         self._elements = np.array([bucket["nbytes"] // 4 for bucket in self._layout])
         self._make = RowMaker(shape.world_size)
@@ -50,9 +50,9 @@ class SimulatedRanks:
     # ---- what the ranks send
 
     def batches(self, count: int) -> Iterator[Batch]:
-        """Go on by up to so many steps: one batch of each rank, until there are no more steps."""
+        """Simulate up to `count` steps. Yield one batch of each rank, or nothing after the last step."""
         tables: dict[str, list[Rows]] = {name: [] for name in TABLES}
-        for _ in range(2):  # the border of the cells may lie within
+        for _ in range(2):  # the steps may belong to two cells
             left = count if self.shape.steps is None else min(count, self.shape.steps - self.step)
             if self.step < self.shape.slow_from:
                 left = min(left, self.shape.slow_from - self.step)
@@ -73,7 +73,7 @@ class SimulatedRanks:
         return self.shape.steps is not None and self.step >= self.shape.steps
 
     def delay(self, ns: int) -> None:
-        """The ranks were held up for so long."""
+        """Delay all ranks."""
         self.now_ns += ns
 
     def _go_on(self, count: int, tables: dict[str, list[Rows]]) -> None:
@@ -138,17 +138,17 @@ class SimulatedRanks:
         noise = np.exp(self._random.normal(0, 0.03, (world, count)) + self._bias[:, None])
         loss = (0.1 + 2.2 * falls) * noise
         accuracy = np.clip(1 - 0.9 * falls - 0.05 * loss, 0, 1)
-        if self.shape.nan_at is not None:  # one step later all ranks have it in their parameters
+        if self.shape.nan_at is not None:  # one step later, the parameters of all ranks are NaN
             loss[:, times.numbers > self.shape.nan_at[1]] = np.nan
         rows = self._make.rows("metric", 2 * count, cell=self._cell).reshape(world, count, 2)
         rows["name"] = [self._make.text("loss"), self._make.text("accuracy")]
         rows["step"], rows["time_ns"] = times.numbers[:, None], times.end.T[..., None]
-        rows["is_given"] = True  # they go on in the second cell
+        rows["is_given"] = True  # the step numbers continue in the second cell
         rows["value"] = np.stack([loss, accuracy], axis=2)
         return rows.reshape(world, -1)
 
     def _resources(self, times: StepTimes) -> Rows | None:
-        """A look at memory and load each second."""
+        """Sample memory and load once per second."""
         seconds = np.arange(self._looked_ns + 1_000_000_000, int(times.end.max()) + 1, 1_000_000_000)
         if not len(seconds):
             return None

@@ -1,4 +1,4 @@
-"""What would have been in the tensors of simulated calls: their first elements, and the range of the others."""
+"""Values of the tensors of simulated calls: the first elements, and the range of the others."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ Floats = npt.NDArray[np.float64]
 
 
 class ValueMaker:
-    """Draws the values of one training.
+    """Draws the tensor values of one training run.
 
     Args:
-        shape: what is simulated.
-        make: makes the rows.
-        elements: (BUCKETS,) of each bucket.
-        random: what they are drawn from.
+        shape: Parameters of the simulation.
+        make: Creates rows.
+        elements: (BUCKETS,) Elements of each bucket.
+        random: Source of the values.
     """
 
     def __init__(self, shape: Shape, make: RowMaker, elements: Times, random: np.random.Generator) -> None:
@@ -34,12 +34,12 @@ class ValueMaker:
         self._random = random
 
     def values(self, times: StepTimes, calls: SimulatedCalls, steps_before: int) -> Rows:
-        """(world_size, n) rows of `records.VALUE` of these calls.
+        """Return (world_size, n) rows of `records.VALUE` of these calls.
 
         Args:
-            times: of the calls' steps.
-            calls: of these steps.
-            steps_before: of the training before the cell of these steps.
+            times: Times of the steps.
+            calls: Calls of these steps.
+            steps_before: Steps of the training run before the cell of these steps.
         """
         parts = [
             self._gradients(times, calls.ddp),
@@ -49,7 +49,7 @@ class ValueMaker:
         return np.concatenate(parts, axis=1)
 
     def _gradients(self, times: StepTimes, calls: Rows) -> Rows:
-        """Gradients of each bucket: every rank's share of the mean (DDP divides before it adds up), and their sum."""
+        """Return the gradients of each bucket: the share of every rank (DDP divides before it sums), and the sum."""
         world, count = self._shape.world_size, len(times.numbers)
         size = (0.02 * np.exp(-times.numbers / self._shape.course) + 0.002) / world  # (count,)
         shares = self._random.standard_normal((world, count, BUCKETS, _FIRST), np.float32)
@@ -72,7 +72,7 @@ class ValueMaker:
         return rows.reshape(world, -1)
 
     def _look(self, rows: Rows, first: npt.NDArray[np.float32], spread: Floats) -> None:
-        """The range of a tensor of which these are the first elements, and the others as large as `spread`."""
+        """Set the range of a tensor with these first elements. The others have the standard deviation `spread`."""
         rows["first"] = np.ascontiguousarray(first).view(f"V{FIRST_BYTES}")[..., 0]
         rows["first_count"] = _FIRST
         is_nan = np.isnan(first[..., 0])
@@ -83,10 +83,10 @@ class ValueMaker:
         rows["nans"] = np.where(is_nan, rows["looked_at"], 0)
 
     def _counts(self, calls: Rows, steps_before: int) -> Rows:
-        """What the cell's own all_reduce adds up: right answers and answers of four classes."""
+        """Return the values of the cell's all_reduce: numbers of correct and of all answers, for four classes."""
         world, count = calls.shape
         asked = self._random.integers(200, 300, (world, count, 1, 4))
-        steps = calls["step"].astype(np.int64) + steps_before  # of the whole training
+        steps = calls["step"].astype(np.int64) + steps_before  # steps of the whole training run
         known = 1 - 0.9 * np.exp(-steps / self._shape.course)[..., None, None]
         right = np.minimum(asked, np.round(asked * known * self._random.uniform(0.95, 1.0, asked.shape)))
         table = np.concatenate([right, asked], axis=2).reshape(world, count, 8).astype(np.float32)
@@ -97,7 +97,7 @@ class ValueMaker:
         return rows.reshape(world, -1)
 
     def _passed(self, calls: Rows) -> Rows:
-        """What each rank sends to the next one, and gets from the one before."""
+        """Return the values that each rank sends to the next one, and receives from the previous one."""
         world, count, _ = calls.shape
         sent = self._random.standard_normal((world, count, _FIRST), np.float32)
         rows = self._make.rows("value", count * 2, dtype="float32").reshape(world, count, 2)
@@ -109,7 +109,7 @@ class ValueMaker:
 
 
 def _small(rows: Rows, table: npt.NDArray[np.float32]) -> None:
-    """The values of tensors that are shown whole."""
+    """Set the values of tensors that are shown completely."""
     padded = np.zeros((*table.shape[:-1], _FIRST), np.float32)
     padded[..., : table.shape[-1]] = table
     rows["first"] = padded.view(f"V{FIRST_BYTES}")[..., 0]

@@ -1,7 +1,7 @@
-"""A recording as one page that anybody can open: the monitor itself with its data, without a kernel or a network.
+"""A recording as one HTML page: the monitor with its data. The page needs no kernel and no network.
 
-The page holds the bundled JavaScript and the messages of a monitor, compressed. It shows the picture and the text of
-`summary` until these are read, and where no script runs.
+The page contains the bundled JavaScript and the messages of a monitor, compressed. It shows the picture and the text of
+`saved_summary` until the messages are read, and if scripts are disabled.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from ddp_notebook.widgets.feed.timeline import Timeline
 from ddp_notebook.widgets.live_status import LiveStatus
 from ddp_notebook.widgets.still import saved_summary
 
-# Rows that a page has at most, the newest: as many as the browser keeps (js/data/tables.js). 12 MB in all.
+# Row limits of a page, which keeps the newest rows. Same as in the browser (js/data/tables.js). 12 MB in total.
 MOST = {"span": 131_072, "step": 65_536, "bucket": 65_536, "value": 32_768, "metric": 262_144}
 _PAGE = Path(__file__).with_name("page.html")
 
@@ -46,7 +46,7 @@ def save(recording: RecordedTables, path: str | os.PathLike[str]) -> Path:
 
 
 def html_of(recording: RecordedTables) -> str:
-    """The page."""
+    """Return the page."""
     words = saved_summary.text(recording)
     found = message(recording)
     return Template(_PAGE.read_text(encoding="utf-8")).substitute(
@@ -59,14 +59,14 @@ def html_of(recording: RecordedTables) -> str:
 
 
 def message(recording: RecordedTables) -> FeedMessage:
-    """All that a recording holds, as the snapshot that a view begins with."""
+    """Return a snapshot message with all data of a recording."""
     feed = Feed(recording, is_live=False)
     present = LiveStatus(feed, None, saved_summary.text(recording))
     feed.delta(feed.end_ns, present.head(), present.look(0.0))
     base = feed.snapshot(feed.end_ns, present.head()).header
     tables, begins_ms = _tables(feed)
     tables |= feed.metrics(MOST["metric"])
-    if (ranks := present.look(10.0)) is not None:  # its texts are the feed's own
+    if (ranks := present.look(10.0)) is not None:  # its texts are in the feed
         tables["rank"] = ranks
     notes: dict[str, Any] = {
         "dropped_rows": sum(recording.dropped.values()),
@@ -81,10 +81,10 @@ def message(recording: RecordedTables) -> FeedMessage:
 
 
 def _tables(feed: Feed) -> tuple[dict[str, Rows], float]:
-    """Rows of the timeline and of tensors, and the time since which they are there."""
+    """Return rows of the timeline and of tensors, and the time of the first rows."""
     recording = feed.recording
     spans, calls, values = (recording.rows(table) for table in ("span", "call", "value"))
-    values = values[values["side"] < 2]  # the others are gradients, which are asked for by name
+    values = values[values["side"] < 2]  # others are gradients, which views request by name
     calls_between = latest(recording.rows("rpc"))
     begin_ns = _begin_ns(spans, calls, calls_between)
     spans = spans[(spans["end_ns"] < 0) | (spans["end_ns"] >= begin_ns)]
@@ -95,7 +95,8 @@ def _tables(feed: Feed) -> tuple[dict[str, Rows], float]:
         its_spans, its_calls = spans[spans["cell"] == cell], calls[calls["cell"] == cell]
         for more in (
             timeline.take(its_spans, its_calls, 0.0)[0],
-            timeline.take(np.zeros(0, SPAN), np.zeros(0, CALL), 10.0)[0],  # what waits for rows that never came
+            # the rest, which waits for rows that will not arrive
+            timeline.take(np.zeros(0, SPAN), np.zeros(0, CALL), 10.0)[0],
         ):
             for name, rows in more.items():
                 found[name].append(rows)
@@ -108,14 +109,14 @@ def _tables(feed: Feed) -> tuple[dict[str, Rows], float]:
 
 
 def _begin_ns(spans: Rows, calls: Rows, remote_calls: Rows) -> int:
-    """The time since which there are at most as many rows as a page has."""
+    """Return the time from which on there are at most as many rows as a page holds."""
     ends = np.concatenate((spans["end_ns"], arrivals(calls), remote_calls["end_ns"]))
     most = MOST["span"]
     return int(np.partition(ends, -most)[-most]) if len(ends) > most else -1
 
 
 def _values(recording: RecordedTables, values: Rows, calls: Rows) -> Rows:
-    """Rows of `value`, in the order of their calls, and so the last ones of all ranks."""
+    """Return rows of `value` in the order of their calls, so that a limit keeps the last ones of all ranks."""
     if not len(calls) or not len(values):
         return empty("value")
     calls = calls[calls["call"] > 0]
@@ -130,12 +131,12 @@ def _values(recording: RecordedTables, values: Rows, calls: Rows) -> Rows:
 
 
 def _packed(data: bytes) -> str:
-    """Data as the content of a script element, where no byte may have a meaning. Equal data gives equal text."""
+    """Encode data for a script element, without characters that have a meaning in HTML. The result is deterministic."""
     return base64.b64encode(gzip.compress(data, 6, mtime=0)).decode()
 
 
 def _as_json(value: Any) -> str:
-    """JSON as the content of a script element, which ends at the first `</script`, wherever that stands.
+    """Encode JSON for a script element, which would end at the first `</script`.
 
     Example:
         >>> _as_json("</script>")

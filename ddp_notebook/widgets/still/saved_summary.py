@@ -1,4 +1,4 @@
-"""What stays of a live view in a saved notebook: one line of text that states the result, and a picture."""
+"""Static output of a live view in a saved notebook: one line of text with the result, and a picture."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ from ddp_notebook.widgets.feed.courses import MOST_NAMES
 if TYPE_CHECKING:
     from ddp_notebook.observe.figures.drawing import Picture
 
-_MOST_MEASURED = 8_000  # steps, of all ranks together, the last ones
-_MOST_DRAWN = 3000  # the same
+_MOST_MEASURED = 8_000  # last steps to measure, of all ranks together
+_MOST_DRAWN = 3000  # last steps to draw, of all ranks together
 _MOST_COLUMNS = 100
 _MOST_LINES = 8
 _HEIGHT = 3.1  # inches
-_TITLE_LETTERS = 95  # a line of the title has at most so many
-_MOST_TITLE_LINES = 4  # a longer title covers the axes
+_TITLE_LETTERS = 95  # most characters in a line of the title
+_MOST_TITLE_LINES = 4  # a longer title would cover the axes
 _DPI = 144
-_LETTER = 0.0085  # width of one at the end of a line, of the picture's
-_COLOURS = 128  # of the picture: a third of the bytes
+_LETTER = 0.0085  # width of a character at the end of a line, relative to the picture
+_COLOURS = 128  # colours of the picture; reduces its size to a third
 
 
 def text(recording: RecordedTables, cell: int | None = None) -> str:
-    """The result in one line, each part only where the recording has it.
+    """Return the result in one line. Each part appears only if the recording has it.
 
     Args:
-        recording: what the ranks have recorded.
-        cell: of this cell; None: of the last training run, or of all that was recorded where nothing was trained.
+        recording: Recording of the ranks.
+        cell: Cell to describe; None for the last training run, or for the whole recording if there was no training.
 
     Example:
         >>> from ddp_notebook.widgets import simulate
@@ -55,15 +55,15 @@ def text(recording: RecordedTables, cell: int | None = None) -> str:
 
 
 def picture(recording: RecordedTables, cell: int | None = None) -> bytes:
-    """The loss of each rank and what the time of its steps went into, as a PNG that reads on light and dark pages.
+    """Return a PNG with the loss of each rank and the parts of its step times, readable on light and dark pages.
 
-    Arguments as those of `text`, which is the picture's title, and its description for readers who cannot see it.
+    Takes the arguments of `text`. That text is the picture's title, and its description for screen readers.
     """
     return _picture(_Facts.of(recording, cell))
 
 
 def text_and_picture(recording: RecordedTables, cell: int | None = None) -> tuple[str, Callable[[], bytes]]:
-    """Return the text, and a function that draws the picture of the same rows. The prompt waits for both."""
+    """Return the text, and a function that draws the picture of the same rows. The next prompt is delayed by both."""
     facts = _Facts.of(recording, cell)
     return facts.words(), lambda: _picture(facts)
 
@@ -78,7 +78,7 @@ def _picture(facts: _Facts) -> bytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Facts:
-    """What the text and the picture show."""
+    """Content of the text and the picture."""
 
     world_size: int
     hosts: tuple[str, ...]
@@ -86,7 +86,7 @@ class _Facts:
     label: str  # label of the chosen cell, or of the newest run; "" if all cells are shown
     run: TrainingRun | None
     metric: Metric | None
-    metrics: int  # names of the cell, or of all cells
+    metrics: int  # number of names in the cell, or in all cells
     measured: StepTable  # the last steps
     straggler: Straggler | None
     calls: int
@@ -153,12 +153,12 @@ class _Facts:
 
 
 def _in(rows: Rows, cell: int | None) -> npt.NDArray[np.bool_]:
-    """(n,) which rows are of a cell; None: of any."""
+    """Return (n,) flags of the rows of a cell; None selects all rows."""
     return np.ones(len(rows), bool) if cell is None else rows["cell"] == cell
 
 
 class _Since(RecordingPart):
-    """The end of a recording, from a time on."""
+    """The last part of a recording, from a given time on."""
 
     def __init__(self, recording: RowSource, begin_ns: int) -> None:
         super().__init__(recording)
@@ -174,7 +174,7 @@ class _Since(RecordingPart):
 
 
 def _metric(metrics: Mapping[str, Metric]) -> Metric | None:
-    """The metric to show; only its last cells if their steps do not continue those of the cells before."""
+    """Return the metric to show. If its steps do not continue from cell to cell, only its last cells are included."""
     if not metrics:
         return None
     metric = metrics[main_metric(metrics)]
@@ -186,7 +186,7 @@ def _metric(metrics: Mapping[str, Metric]) -> Metric | None:
 
 
 def _course(metric: Metric | None) -> list[str]:
-    """Its first and last value, mean of the ranks."""
+    """Return a text with the first and the last value, as means of the ranks."""
     if metric is None:
         return []
     name = readable(metric.name)
@@ -210,12 +210,12 @@ def _draw(facts: _Facts) -> Picture:
     from ddp_notebook.observe.figures.drawing import key, label_ends, picture
 
     last = facts.measured.number.max(initial=0) - _MOST_DRAWN // max(len(facts.measured.ranks), 1)
-    steps = replace(facts.measured[facts.measured.number > last], buckets=()).steps()  # no bucket is drawn
-    before = _steps_before(facts)  # a bar has the step of the value that was logged in it
+    steps = replace(facts.measured[facts.measured.number > last], buckets=()).steps()  # buckets are not drawn
+    before = _steps_before(facts)  # a bar has the same step number as the value logged in that step
     numbers = [step.step + (before or 0) for step in steps]
     has_steps = len(set(numbers)) > 1
     columns = [1.0] * ((facts.metric is not None) + has_steps)
-    height = _HEIGHT if columns else 0.4  # a line of text, and nothing below it
+    height = _HEIGHT if columns else 0.4  # only a line of text
     figure, found = picture(facts.words(), height, columns=columns or [1.0], layout=None, title_pt=10)
     if not columns:
         found[0].remove()
@@ -245,9 +245,9 @@ def _draw(facts: _Facts) -> Picture:
 
 
 def _steps_before(facts: _Facts) -> int | None:
-    """Return the number that the program gave to the first step of the cell.
+    """Return the number that the program passed for the first step of the cell.
 
-    0 if it gave none; None if the numbers that it gave do not count the steps of the cell.
+    Returns 0 if it passed none, and None if the numbers do not count the steps of the cell.
     """
     metric, run = facts.metric, facts.run
     if metric is None or run is None:
@@ -264,7 +264,7 @@ def _steps_before(facts: _Facts) -> int | None:
 
 
 def _small(png: io.BytesIO, about: Mapping[str, str]) -> bytes:
-    """The same picture with few colours."""
+    """Return the same picture with fewer colours."""
     from PIL import Image
     from PIL.PngImagePlugin import PngInfo
 
