@@ -1,29 +1,29 @@
-"""All that runs inside a rank. Imports nothing of the notebook's side.
+"""Modules that run inside a rank. They import nothing of the notebook's side.
 
 process             the rank's process: its main thread forms groups and runs cells
-engine              that main thread's kernel, ipyparallel's, made before there is a controller
-own_signals         the session's signals, which a cell can neither replace nor block
-agent               a thread that answers the notebook even while the main thread is stuck
-files               its files, for the notebook to fetch
-threads             how many it has
-reserve             file descriptors and memory that a rank holds back for its own work
-shortage            resources that the rank has run out of, in sentences
-pymp                the folder of sockets of `multiprocessing`, which is removed with the rank
-gpu                 whether it uses one, and when that may be asked
-imports             does something right after a module was imported, and nothing before
-hooks               the places where features add to what the core does, and the list of features
-faults              what goes wrong in it because somebody has asked for it
-remote_calls        remote calls as data, which `rpc` writes and `record` sends
-patching            a function of a library's, replaced in every module that has it
-hide_from_profiler  what is ours does not show in the user's profiles and traces
+engine              the ipyparallel engine of the main thread; it needs no controller
+own_signals         the session's signals; a cell can neither replace nor block them
+agent               the thread that answers the notebook even while the main thread is stuck
+files               lists and reads the rank's files for the notebook
+threads             the number of threads of torch and NumPy
+reserve             file descriptors and memory that the rank holds back for its own work
+shortage            sentences about exhausted resources
+pymp                the socket folder of `multiprocessing`, which is removed with the rank
+gpu                 whether the rank uses a GPU, and when a thread may query it
+imports             calls a function right after a module was imported
+hooks               the hooks of features in the core, and the list of features
+faults              faults that `%ddp_fault` injects
+remote_calls        remote calls as data: `rpc` writes them, `record` sends them
+patching            replaces a library function in every module that imported it
+hide_from_profiler  hides our operators from the user's profiles and traces
 
-cell/               one cell, with everything that ipykernel does around one
-group/              process groups: their operations seen, compared, freed, formed anew
-rpc/                calls between ranks, in cells that are run again
-sharding/           what the rank holds of models that are spread over ranks
-resize/             what is done where the ranks get more or fewer
-survive/            training that goes on when a rank dies
-record/             what the rank does, as rows
-script/             a rank of torchrun's, which a notebook may look at
-variables/          its variables: as bytes, compared, copied
+cell/               runs one cell, with everything that ipykernel does around a cell
+group/              process groups: observe, compare, abort and reconnect their operations
+rpc/                calls between ranks, in cells that can run again
+sharding/           the rank's shards of distributed models
+resize/             changes the number of ranks
+survive/            training that continues when a rank dies
+record/             records the rank's activity as rows
+script/             a rank of a torchrun job, to which a notebook can attach
+variables/          the rank's variables: serialized, compared, copied
 """

@@ -1,4 +1,4 @@
-"""The thread that speaks for a rank, also while its main thread is stuck in a collective."""
+"""Thread that communicates with the notebook, even while the rank's main thread is stuck in a collective."""
 
 from __future__ import annotations
 
@@ -21,15 +21,16 @@ from ddp_notebook.wire.endpoint import Endpoint
 
 
 class RankAgent:
-    """Connects to the notebook, says hello, answers probes, and passes the rest on. What it is given is called in its
-    thread, from `start` on.
+    """Connection of a rank to the notebook. It sends `Hello`, answers probes and passes other messages on.
+
+    The agent's thread calls the given functions, from `start` on.
 
     Args:
-        address: where the notebook is, and this process's keys.
+        address: the notebook's address, and this process's keys.
         process: this process's number on its host.
-        on_message: takes every message that the agent does not answer itself.
+        on_message: handles each message that the agent does not answer itself.
         vitals: returns the fields of `Vitals` that do not describe the process. Its argument is `with_shortages`.
-        on_asked: told that a notebook asks for the time, and whether what was recorded is to be passed on first.
+        on_asked: called when a notebook requests the time. With `flush`, it must send recorded data first.
     """
 
     def __init__(
@@ -52,7 +53,7 @@ class RankAgent:
         self.endpoint.serve(self.bulk.socket, self.bulk.handle)
 
     def start(self) -> None:
-        """Say hello, and answer from now on."""
+        """Start the thread and send `Hello`."""
         self.endpoint.start()
         self.send(
             Hello(
@@ -88,8 +89,9 @@ class RankAgent:
 
 
 def _resident_bytes() -> int | None:
-    """Return the resident memory of this process; None if it cannot be read, as without a file descriptor."""
+    """Return the resident memory of this process in bytes; None if it cannot be read, for example without a
+    descriptor."""
     try:
         return int(reserve.use(lambda: psutil.Process(os.getpid()).memory_info().rss))
-    except Exception:  # the errors of the system, and those of psutil
+    except Exception:  # errors of the system and of psutil
         return None

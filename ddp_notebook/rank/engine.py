@@ -1,4 +1,4 @@
-"""The rank as an ipyparallel engine, made before there is a controller, whose text stays in the pipes."""
+"""The rank as an ipyparallel engine that needs no controller. Output of the rank's own cells stays in its pipes."""
 
 from __future__ import annotations
 
@@ -24,31 +24,37 @@ if TYPE_CHECKING:
     from ddp_notebook.rank.process import Rank
 
 _OF_REGISTRATION = ["self", "msg", "connect", "maybe_tunnel"]
-_UNREGISTER_MS = 5000  # what the controller gets to forget an engine
+_UNREGISTER_MS = 5000  # time limit for the controller to remove an engine
 _NEEDED_DESCRIPTORS = 20  # measured: 14 stay open
 _LATER_DESCRIPTORS = 4  # to register again
-_LINGER_MS = 20_000  # what the controller gets to hear that an engine registers
+_LINGER_MS = 20_000  # time limit for the registration to reach the controller
 
 
 class RankEngine(IPEngine):
-    """An engine that lets `%%px` and our cells live side by side, and needs no controller until somebody asks for one:
-    its kernel is made as ipyparallel makes it after a registration, but its sockets are connected by `enroll`."""
+    """ipyparallel engine of a rank, for `%%px` and for this package's cells.
+
+    It needs no controller at first. Its kernel is made as ipyparallel makes one after a registration. `enroll` connects
+    its sockets later.
+    """
 
     def __init__(self, *, rank: Rank | None = None, **kwargs: Any) -> None:
-        log = logging.Logger(type(self).__name__, logging.CRITICAL)  # traitlets would set up all of Python's logging
+        log = logging.Logger(type(self).__name__, logging.CRITICAL)  # traitlets would configure all of `logging`
         log.addHandler(logging.StreamHandler())
         super().__init__(log=log, **kwargs)
         self._rank = rank
-        self._connect: Callable[..., Any] | None = None  # a socket to an address, in ipyparallel's way
-        self._unconnected: list[tuple[Any, str, dict[str, Any]]] = []  # socket, address, and what its connection needs
-        self._at_leaves: tuple[Any, set[str]] | None = None  # the socket of broadcasts, and where it is connected
+        self._connect: Callable[..., Any] | None = None  # ipyparallel's function that connects a socket to an address
+        self._unconnected: list[tuple[Any, str, dict[str, Any]]] = []  # socket, address, and options of the connection
+        self._at_leaves: tuple[Any, set[str]] | None = None  # the broadcast socket, and its connected addresses
         self._heart: tuple[Any, ...] = ()
         self._is_to_end = False
-        self._publishers: dict[str, Any] = {}  # of what `%%px` shows, by what that is
+        self._publishers: dict[str, Any] = {}  # publishers of `%%px` output, by stream or kind of output
 
     @default("work_dir")
     def _where_the_rank_is(self) -> str:
-        """ipyparallel goes back to where its module was imported: in the host server, perhaps long ago."""
+        """Return the current directory.
+
+        ipyparallel would return the directory in which its module was imported: that of the host server at that time.
+        """
         return os.getcwd()
 
     @default("out_stream_factory")
@@ -56,17 +62,20 @@ class RankEngine(IPEngine):
         return _TextOfPx
 
     def parse_command_line(self, argv: Any = None) -> None:
-        """There is none: a parser of all that an engine could be told takes 20 ms to make."""
+        """Parse nothing: there is no command line, and the parser of an engine's options takes 20 ms to make."""
 
     def init_signal(self) -> None:
-        """End as ipyparallel has it at SIGTERM, but when the host server asks for it. SIGINT is the runner's."""
+        """Let the SIGTERM handler of ipyparallel run when the host server stops this rank.
+
+        The runner handles SIGINT.
+        """
         super().init_signal()
         stop = signal.getsignal(signal.SIGTERM)
         assert callable(stop)
         signal_handlers.end_by(self._before(stop))
 
     def _before(self, ends: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap a function: after its call `start` no longer restarts the event loop."""
+        """Return a function that calls `ends`. After that call, `start` no longer restarts the event loop."""
 
         @wraps(ends)
         def end(*args: Any) -> Any:
@@ -76,9 +85,11 @@ class RankEngine(IPEngine):
         return end
 
     def start(self) -> None:
-        """Serve until the host server or a client asks for the end. If a cell's callback stops the event loop or raises
-        SystemExit, the loop is started again, and also if it failed without a function that a thread has replaced in
-        `builtins`."""
+        """Serve until the host server or a client stops the engine.
+
+        The event loop restarts if a callback of a cell stops it or raises SystemExit. It also restarts if it failed
+        because a thread replaced a function in `builtins`.
+        """
         loop: Any = self.loop
         run = loop.asyncio_loop.run_forever
 
@@ -93,14 +104,14 @@ class RankEngine(IPEngine):
                 except Exception:
                     if self._is_to_end or self._rank is None or not self._rank.put_replaced_back():
                         raise
-                if not self._publishers:  # it has no kernel yet: ipyparallel has stopped the loop
+                if not self._publishers:  # ipyparallel stopped the loop: the kernel does not exist yet
                     return
 
         loop.asyncio_loop.run_forever = run_forever
         super().start()
 
     async def _start(self) -> None:
-        """From ipyparallel 9 on: what the event loop runs for, which may fail."""
+        """Run the engine. From ipyparallel 9 on, the event loop runs this coroutine, which may fail."""
         try:
             await super()._start()
         finally:
@@ -110,7 +121,7 @@ class RankEngine(IPEngine):
         """Make the kernel as if the controller had answered.
 
         Returns:
-            From ipyparallel 9 on a coroutine.
+            A coroutine from ipyparallel 9 on.
         """
         if not can_wait():
             return super().register()
@@ -119,7 +130,7 @@ class RankEngine(IPEngine):
         answered = self.session.serialize(reply), self._connect_later, maybe_tunnel
         if inspect.iscoroutinefunction(self.complete_registration):
             return self._make_kernel(answered)
-        return self.loop.add_callback(self.complete_registration, *answered)  # 8 expects no answer within this call
+        return self.loop.add_callback(self.complete_registration, *answered)  # 8 expects the answer later
 
     async def _make_kernel(self, answered: tuple[Any, ...]) -> None:
         with kernel_api.without_modules():
@@ -131,12 +142,12 @@ class RankEngine(IPEngine):
             self._at_leaves = socket, {address}
 
     def _leaves(self) -> list[str]:
-        """The addresses of ipyparallel's schedulers of broadcasts. Each has the engines of some ids."""
+        """Return the addresses of the broadcast schedulers of ipyparallel. Each serves some engine ids."""
         connection = self.connection_info
         return [f"{connection['interface']}:{port}" for port in connection["broadcast"]]
 
     def _other_leaf(self, engine_id: int) -> list[tuple[Any, str, dict[str, Any]]]:
-        """What is to be connected where the engine gets this id: it was made for another one."""
+        """Return the connection to add if the new engine id belongs to another broadcast scheduler."""
         leaves = self._leaves()
         leaf = leaves[engine_id % len(leaves)]
         if self._at_leaves is None or leaf in self._at_leaves[1]:
@@ -145,28 +156,29 @@ class RankEngine(IPEngine):
         return [(self._at_leaves[0], leaf, {})]
 
     def start_heartbeat(self, *heart: Any) -> None:
-        """Not before there is a controller."""
+        """Start the heartbeat, or store its addresses until there is a controller."""
         if self._connect is None:
             super().start_heartbeat(*heart)
         else:
             self._heart = heart
 
     def enroll(self, engine_id: int, *, replaces: bool, reached_at: Mapping[str, str]) -> str:
-        """There is a controller: connect to it, and register. A socket is connected by the thread that uses it.
+        """Connect to the new controller and register. The thread that uses a socket also connects it.
 
         Args:
-            engine_id: the rank, which may be another one than before.
-            replaces: take the engine of a rank that has died from its list first, as its nanny process would do: the
-                controller would take minutes to miss it, and give us another id.
-            reached_at: by addresses of the controller, where they are reached from here if not there.
+            engine_id: number of the rank, which may differ from the earlier one.
+            replaces: unregister the engine of a dead rank first, as its nanny process would. Otherwise the controller
+                takes
+                minutes to miss that engine, and gives this one another id.
+            reached_at: for each address of the controller that differs on this host, the address to connect to.
 
         Returns:
-            Why the engine cannot connect, in a sentence; "" if it can. Then the call can be repeated.
+            The reason why the engine cannot connect, as a sentence; the call can then be repeated. "" on success.
         """
-        if self._connect is None:  # it has registered in ipyparallel's own way
+        if self._connect is None:  # the engine has registered as ipyparallel does it
             return ""
-        # ZeroMQ would end this process if it found no descriptor for the sockets of the heartbeat. The reserve is no
-        # help: the controller may just be starting, and sockets open their descriptors when it listens.
+        # ZeroMQ would abort this process if it found no descriptor for the sockets of the heartbeat. The reserve does
+        # not help: if the controller is still starting, sockets open their descriptors only when it listens.
         needed = _NEEDED_DESCRIPTORS if self._heart else _LATER_DESCRIPTORS
         if why := shortage.of_descriptors(needed, "ipyparallel's engine"):
             return why
@@ -194,12 +206,15 @@ class RankEngine(IPEngine):
             self._connect(registrar, reached_at.get(self.registration_url, self.registration_url))
             if replaces:
                 self.session.send(registrar, "unregistration_request", content={"id": self.id})
-                self.session.send(registrar, "connection_request")  # which is answered, and after that one
+                self.session.send(registrar, "connection_request")  # its reply comes after the unregistration
                 registrar.poll(_UNREGISTER_MS)
             self.session.send(registrar, "registration_request", content={"uuid": self.ident, "id": self.id})
 
     def _complete_registration(self, *args: Any) -> None:
-        """Of ipyparallel 8, which takes the standard streams by itself, and does not ask `redirect_output`."""
+        """Complete the registration, but keep the standard streams.
+
+        Only ipyparallel 8 calls this. It replaces the streams itself and does not call `redirect_output`.
+        """
         before = sys.stdout, sys.stderr
         with kernel_api.without_modules():
             super()._complete_registration(*args)
@@ -207,8 +222,10 @@ class RankEngine(IPEngine):
         self.redirect_output(self.kernel.iopub_socket)
 
     def redirect_output(self, iopub_socket: Any) -> None:
-        """The last step of registration. ipyparallel sends all text to its client here; we do so for its own cells
-        only, since ours go to the pipes."""
+        """Capture the text of cells that ipyparallel runs. This is the last step of registration.
+
+        ipyparallel would send all text to its client. Text of this package's cells goes to the pipes.
+        """
         streams = {name: _TextOfPx(self.session, iopub_socket, name) for name in ("stdout", "stderr")}
         hook = self.display_hook_factory(self.session, iopub_socket)
         self._publishers = {**streams, "execute_result": hook, "displaypub": self.kernel.shell.display_pub}
@@ -225,10 +242,10 @@ class RankEngine(IPEngine):
             publisher.topic = f"engine.{self.id}.{name}".encode()
 
     def restore_output(self) -> None:
-        """Nothing to restore: the standard streams were never replaced."""
+        """Do nothing: the standard streams were never replaced."""
 
     def _on_signal_request(self, stream: Any, ident: Any, parent: dict[str, Any]) -> None:
-        """`Client.send_signal` and the interrupt of `%%px`: ipyparallel's nanny process would answer this."""
+        """Handle `Client.send_signal` and the interrupt of `%%px` in place of the nanny process of ipyparallel."""
         sent = parent["content"]["sig"]
         number = getattr(signal, sent) if isinstance(sent, str) else sent
         os.kill(os.getpid(), {signal.SIGINT: INTERRUPT, signal.SIGTERM: END}.get(number, number))
@@ -236,7 +253,7 @@ class RankEngine(IPEngine):
 
 
 def can_wait() -> bool:
-    """Whether engines of this ipyparallel can be made before there is a controller."""
+    """Return whether this version of ipyparallel can make engines before there is a controller."""
     return list(inspect.signature(IPEngine.complete_registration).parameters) == _OF_REGISTRATION
 
 
@@ -245,7 +262,8 @@ def _here(call: Callable[[], object]) -> None:
 
 
 def _threads(kernel: Any) -> dict[str, Callable[[Callable[[], object]], object]]:
-    """What calls a function in the thread of a kernel's socket, for those that are not the main thread's."""
+    """Return, by name of a kernel's socket, the function that schedules calls in its thread. Main-thread sockets are
+    absent."""
     threads: dict[str, Callable[[Callable[[], object]], object]] = {"iopub": kernel.iopub_socket.schedule}
     if (control := getattr(kernel, "control_thread", None)) is not None:
         threads["control"] = control.io_loop.add_callback
@@ -253,17 +271,17 @@ def _threads(kernel: Any) -> dict[str, Callable[[Callable[[], object]], object]]
 
 
 class _TextOfPx(OutStream):
-    """Sends text to ipyparallel's client, and leaves fd 1 and 2 to the pipes."""
+    """Output stream that sends text to the ipyparallel client. It leaves fd 1 and 2 to the pipes."""
 
     def __init__(self, session: Any, iopub: Any, name: str) -> None:
         super().__init__(session, iopub, name, watchfd=False)
 
 
 def _capture_text(kernel: Any, streams: dict[str, Any], put_replaced_back: Callable[[], object]) -> None:
-    """Send the text of `%%px` cells and `apply` calls to ipyparallel's client.
+    """Send the text of `%%px` cells and `apply` calls to the ipyparallel client.
 
     Args:
-        put_replaced_back: called after each, before ipykernel sends the reply.
+        put_replaced_back: called after each of them, before ipykernel sends the reply.
     """
 
     class to_client:

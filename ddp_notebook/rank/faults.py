@@ -1,7 +1,7 @@
-"""What goes wrong on a rank because somebody has asked for it, to see what follows: `%ddp_fault`.
+"""Faults that `%ddp_fault` injects into a rank.
 
-A rank strikes itself, so the moment does not depend on the notebook. What happens to the main thread happens in the
-code of a cell, where a stop can end it: never between the lines of this package, nor where a lock would stay taken.
+A rank injects its faults itself, so their timing does not depend on the notebook. A fault of the main thread strikes in
+the code of a cell, where a stop can end it. It never strikes in this package's code, nor while a lock is held.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ _LOOK_S = 0.02
 
 
 class InjectedFaultError(RuntimeError):
-    """`%ddp_fault raise` has asked for it."""
+    """Error that `%ddp_fault raise` injects."""
 
 
 class Faults:
-    """The faults of one rank. Made in its main thread.
+    """Faults of one rank. Made in its main thread.
 
     Args:
-        recorder: tells of each operation before it begins.
-        where: knows which code is a cell's.
+        recorder: calls a function before each operation.
+        where: recognizes the code of cells.
     """
 
     def __init__(self, recorder: Recorder, where: CurrentLine) -> None:
         self._recorder = recorder
         self._where = where
         self._lock = threading.Lock()
-        self._waiting: list[Fault] = []  # for a cell
-        self._clocks: dict[Fault, threading.Timer] = {}  # of the cell that runs
-        self._runs = False  # a cell does
-        self._due: Fault | None = None  # for the main thread, as soon as it is in a cell
-        self._by_s = 0.0  # what each step takes longer
+        self._waiting: list[Fault] = []  # until a cell starts
+        self._clocks: dict[Fault, threading.Timer] = {}  # timers of the running cell
+        self._runs = False  # a cell is running
+        self._due: Fault | None = None  # strikes the main thread as soon as it runs cell code
+        self._by_s = 0.0  # delay of each step, in seconds
         self._main = threading.main_thread().ident or 0
         own_signals.handle(FAULT, self._on_signal)
         register_optimizer_step_pre_hook(lambda *_: self._sleep())
@@ -56,7 +56,7 @@ class Faults:
     # ---- the agent's thread
 
     def add(self, fault: Fault) -> None:
-        """Let this happen in the cell that runs, or in the next one."""
+        """Inject this fault into the running cell, or into the next one."""
         with self._lock:
             if fault.kind == OFF:
                 self._forget()
@@ -84,7 +84,7 @@ class Faults:
     # ---- the main thread
 
     def begin(self) -> None:
-        """A cell begins."""
+        """Prepare the faults of a starting cell."""
         self._runs = True
         if self._waiting:
             with self._lock:
@@ -96,7 +96,7 @@ class Faults:
                         self._strike_at_once(fault)
 
     def end(self) -> None:
-        """It has ended, and with it what was to happen in it."""
+        """Cancel the faults that have not struck when the cell ends, and print a message about each."""
         with self._lock:
             self._runs = False
             missed = [*self._clocks, *([] if self._due is None else [self._due])]
@@ -106,11 +106,11 @@ class Faults:
         sys.settrace(None)
         for fault in missed:
             when = f" {fault.after_s:g} s into it" if fault.after_s else ""
-            with contextlib.suppress(Exception):  # the cell may have closed it
+            with contextlib.suppress(Exception):  # the cell may have closed stderr
                 print(f"%ddp_fault {fault.kind}{when}: the cell ended before, and nothing happens", file=sys.stderr)
 
     def _strike_at_once(self, fault: Fault) -> None:
-        """However short the cell is."""
+        """Inject a fault at the start of the cell, even if the cell is very short."""
         if fault.kind in ("kill", "slow"):
             self._happen_to_process(fault)
         else:
@@ -118,7 +118,7 @@ class Faults:
             sys.settrace(self._on_call)
 
     def _on_call(self, frame: FrameType, *_: object) -> Callable[..., Any] | None:
-        """A function begins, or a statement of the cell's."""
+        """Trace the lines of a new frame if it runs code of a cell."""
         return self._on_line if frame.f_code.co_filename in self._where.cells else None
 
     def _on_line(self, *_: object) -> None:
@@ -130,12 +130,12 @@ class Faults:
             time.sleep(self._by_s)
 
     def _before_operation(self) -> None:
-        """Those of a backward are no steps of their own: there may be one or fifty of them."""
-        if torch._C._current_graph_task_id() == -1:  # else this thread runs a backward, perhaps one of autograd's own
+        """Delay an operation, except in a backward pass: its number of operations is not the number of steps."""
+        if torch._C._current_graph_task_id() == -1:  # else this thread runs a backward, maybe for autograd
             self._sleep()
 
     def _on_signal(self, _: int, frame: FrameType | None) -> None:
-        if self._is_in_cell(frame):  # else it comes again
+        if self._is_in_cell(frame):  # otherwise the signal is sent again
             self._happen()
 
     def _happen(self) -> None:
@@ -144,7 +144,7 @@ class Faults:
             return
         if fault.kind == "raise":
             raise InjectedFaultError(f"rank {os.environ.get('RANK', '?')} fails, as %ddp_fault has asked for")
-        while True:  # until a stop raises here, or a grace ends
+        while True:  # until a stop raises here or a grace period ends
             time.sleep(_LOOK_S)
 
     def _is_in_cell(self, innermost: FrameType | None) -> bool:
@@ -162,7 +162,7 @@ class Faults:
     def _strike(self, fault: Fault) -> None:
         with self._lock:
             if self._clocks.pop(fault, None) is None:
-                return  # its cell has ended meanwhile
+                return  # its cell has ended
             if fault.kind in ("kill", "slow"):
                 self._happen_to_process(fault)
                 return
@@ -178,7 +178,7 @@ class Faults:
 
 
 class FaultFeature(Feature):
-    """`%ddp_fault` on a rank."""
+    """Rank side of `%ddp_fault`."""
 
     def __init__(self, core: Core) -> None:
         super().__init__(core)

@@ -1,4 +1,4 @@
-"""Files of a rank, for the notebook to fetch: which there are by a name, and what is in them."""
+"""List and read a rank's files for the notebook."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ddp_notebook.stdlib import json, os
 
 
 class CannotFetchError(Exception):
-    """Files that cannot be fetched: says which, and why."""
+    """Files that cannot be fetched. The message names them and the reason."""
 
 
 Entry = tuple[str, str, int, int, int, int, str]
@@ -25,14 +25,18 @@ _END_BYTES = 4096
 
 
 def find(pattern: str) -> list[Entry]:
-    """The files that a name or pattern stands for, those in folders too: path, name below the place where the pattern
-    begins, size in bytes, time in ns, permissions, number in its file system, digest of its beginning and its end.
+    """Return the files that a path or pattern matches, including files in matching folders.
 
     Args:
-        pattern: a file, a folder, or what `glob` takes, from the working directory.
+        pattern: a file, a folder or a `glob` pattern, relative to the working directory.
+
+    Returns:
+        For each file: path, name relative to the folder where the pattern starts, size in bytes, modification time in
+            ns,
+        permissions, inode, and a digest of its first and last bytes.
 
     Raises:
-        CannotFetchError: there are none.
+        CannotFetchError: no file matches.
     """
     whole = os.path.expanduser(pattern)
     is_one = os.path.lexists(whole)
@@ -48,7 +52,7 @@ def find(pattern: str) -> list[Entry]:
 
 
 def _fixed_part(pattern: str) -> str:
-    """The folder above the first part of a pattern that stands for several."""
+    """Return the folder above the first part of the path that has a wildcard."""
     parts = os.path.abspath(pattern).split(os.sep)
     first = next(i for i, part in enumerate([*parts, "*"]) if glob.has_magic(part))
     return os.sep.join(parts[:first]) or os.sep
@@ -63,7 +67,7 @@ def _files(path: str) -> Iterator[str]:
 
 
 def _entry(path: str, base: str) -> Entry | None:
-    """None: it is no file, or a link to none."""
+    """Return the entry of a file; None for a broken link, and if it is not a regular file."""
     try:
         its = os.stat(path)
     except OSError:
@@ -76,23 +80,26 @@ def _entry(path: str, base: str) -> Entry | None:
 
 
 def _ends(path: str, size: int) -> str:
-    """Two hosts may write a file each at the same path in the same tick of the clock, with the same number."""
+    """Return a digest of the first and last bytes of a file; "" if it cannot be read.
+
+    Two hosts may each write a file with the same path, timestamp and inode.
+    """
     try:
         with open(path, "rb", buffering=0) as file:
             ends = [os.pread(file.fileno(), _END_BYTES, at) for at in (0, max(0, size - _END_BYTES))]
-    except OSError:  # told when it is read
+    except OSError:  # `read` reports the error
         return ""
     return hashlib.blake2b(b"".join(ends), digest_size=8).hexdigest()
 
 
 def read(parts: Sequence[Sequence[Any]]) -> bytes:
-    """Parts of files, one behind the other.
+    """Return parts of files, joined in the given order.
 
     Args:
-        parts: of each the path, offset and number of bytes, and the size and time that the file had.
+        parts: for each part: path, offset, number of bytes, and the size and modification time of the file.
 
     Raises:
-        CannotFetchError: a file cannot be read, or is another one by now.
+        CannotFetchError: a file cannot be read, or has changed.
     """
     data = []
     for path, offset, nbytes, size, mtime_ns in parts:
@@ -108,7 +115,7 @@ def read(parts: Sequence[Sequence[Any]]) -> bytes:
 
 
 class FileTransfer(Feature):
-    """`%ddp_fetch` on a rank."""
+    """Rank side of `%ddp_fetch`."""
 
     def questions(self) -> Mapping[type[Message], Callable[[Any], Coroutine[Any, Any, None]]]:
         return {ListFiles: self._read, ReadFiles: self._read}
@@ -118,7 +125,7 @@ class FileTransfer(Feature):
             data = json.dumps(find(message.path)).encode() if isinstance(message, ListFiles) else read(message.parts)
         except CannotFetchError as error:
             self.core.send(Pulled(request=message.request, error=str(error)))
-        except Exception as error:  # such as a working directory that is gone; the notebook waits for an answer
+        except Exception as error:  # such as a deleted working directory; the notebook waits for an answer
             self.core.send(Pulled(request=message.request, error=with_type(error)))
         else:
             memory = "" if isinstance(message, ListFiles) else message.memory

@@ -1,9 +1,9 @@
-"""Whether this process uses a GPU, and when a thread may ask one.
+"""GPU usage of this process, and when a thread may query the GPU.
 
-Nothing that a host server imports asks the driver: a thread that it leaves would forbid forking. So what matters is
-whether CUDA is in use, not whether there is a device.
+No module that a host server imports queries the driver: that would start a thread, and the server could not fork any
+more. So the code checks whether CUDA is in use, not whether there is a device.
 
-While a thread captures a CUDA graph, any question of another thread would break the capture, so those wait.
+While one thread captures a CUDA graph, a query from another thread would break the capture. So queries wait.
 Source: https://docs.nvidia.com/cuda/cuda-c-programming-guide/#prohibited-and-unhandled-operations
 """
 
@@ -16,24 +16,25 @@ import torch
 
 from ddp_notebook.stdlib import contextlib, functools, threading
 
-IS_BUILT = torch.version.cuda is not None or torch.version.hip is not None  # else there is nothing to ask
-_PATIENCE_S = 5.0  # one who asks for so long is held up by the device, and a capture would fail anyway
+IS_BUILT = torch.version.cuda is not None or torch.version.hip is not None  # False: torch without GPU support
+_PATIENCE_S = 5.0  # a query that takes longer is blocked by the device, and a capture would fail anyway
 _changing = threading.Condition()
 _askers = _captures = 0
 _is_watching = False
 
 
 def is_in_use() -> bool:
-    """Whether this process has used a GPU: else no tensor of one is here."""
+    """Return whether this process has initialized CUDA. Otherwise it has no tensor on a GPU."""
     return IS_BUILT and torch.cuda.is_initialized()
 
 
 def reserved_bytes(device: str | None = None) -> int:
-    """Device memory that torch's allocator holds in this process; 0 if it has used no device, or is a plug-in that does
-    not report it.
+    """Return the device memory in bytes that the allocator of torch holds in this process.
+
+    Returns 0 if the process has used no device, or if the device is a plug-in that does not report it.
 
     Args:
-        device: None is the present one of this thread.
+        device: the device; None for the current device of this thread.
 
     Source: https://docs.pytorch.org/docs/stable/accelerator.html#memory-management
     """
@@ -52,7 +53,7 @@ def reserved_bytes(device: str | None = None) -> int:
 
 
 def watch_captures() -> None:
-    """See captures of graphs as they begin and end."""
+    """Track the start and the end of graph captures."""
     global _is_watching
     if IS_BUILT and not _is_watching:
         _is_watching = True
@@ -63,8 +64,10 @@ def watch_captures() -> None:
 
 @contextlib.contextmanager
 def asking() -> Iterator[bool]:
-    """Whether a thread that does not capture may ask the GPU now; no capture begins as long as it does. Several may:
-    what ends a hang must not wait for a thread that is held up."""
+    """Yield whether a thread that does not capture may query the GPU now. No capture starts inside the block.
+
+    Several threads may be inside at once: the code that ends a hang must not wait for a blocked thread.
+    """
     global _askers
     with _changing:
         may_ask = not _captures
@@ -82,7 +85,7 @@ def _beginning(begin: Any) -> Any:
     def capture_begin(*args: Any, **named: Any) -> Any:
         global _captures
         with _changing:
-            _captures += 1  # from here on nobody begins to ask
+            _captures += 1  # from now on no thread starts a query
             _changing.wait_for(lambda: not _askers, _PATIENCE_S)
         try:
             return begin(*args, **named)

@@ -1,8 +1,8 @@
-"""What is ours does not show in what torch tells the user of a program: its profiles, its traces, its flight recorder.
+"""Hide our operators from the torch profilers, traces and flight recorder.
 
-torch's profilers are told of each operator by callbacks, which a thread can switch off for itself (0.3 us for off and
-on), and a user's modes of torch functions and operators can be stepped around. The flight recorder, which knows of no
-thread, is filtered where it is read.
+torch's profilers see each operator through callbacks, which a thread can switch off for itself (0.3 us for off and on).
+The user's torch function modes and dispatch modes are disabled as well. The flight recorder is not per thread, so its
+dumps are filtered.
 """
 
 from __future__ import annotations
@@ -17,33 +17,33 @@ from ddp_notebook.stdlib import functools, json, pickle, threading
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
-_ours: set[int] = set()  # groups of the guard in the flight recorder: their entries may be gone, and their state not
-_NAMELESS = ""  # the flight recorder's name of a group that torch has not registered: the guard's
+_ours: set[int] = set()  # ids of the guard's groups, kept since entries may disappear first
+_NAMELESS = ""  # the flight recorder's name of a group that torch has not registered, such as the guard's
 
 
 def _keep_seeing(_: bool) -> None:
-    """Stands in for torch's switch where that is gone."""
+    """Do nothing; used if this torch has no such switch."""
 
 
 _let_see: Callable[[bool], None] = getattr(torch._C._autograd, "_enable_record_function", _keep_seeing)
-# How many modes of the user's see functions or operators of torch in this thread.
+# Return the numbers of the user's torch function modes and dispatch modes in this thread.
 function_modes, operator_modes = torch._C._len_torch_function_stack, torch._C._len_torch_dispatch_stack
 
 
 class _Here(threading.local):
-    depth = 0  # of `unseen` in `unseen`
+    depth = 0  # nested calls of `unseen`
 
 
 _here = _Here()
 
 
 def is_possible() -> bool:
-    """Whether this torch lets a thread's operators be left out of a profile."""
+    """Return whether this torch can hide a thread's operators from a profile."""
     return _let_see is not _keep_seeing
 
 
 def unseen(work: Callable[_P, _R], *args: _P.args, **named: _P.kwargs) -> _R:
-    """Call a function whose operators no profiler, trace or mode of the user's sees. Takes 0.6 us.
+    """Call a function and hide its operators from the user's profilers, traces and modes. Takes 0.6 us.
 
     Example:
         >>> with torch.autograd.profiler.profile() as profile:
@@ -53,11 +53,11 @@ def unseen(work: Callable[_P, _R], *args: _P.args, **named: _P.kwargs) -> _R:
     """
     _here.depth += 1
     try:
-        _let_see(False)  # in here: an interrupt may come as soon as it has happened
+        _let_see(False)  # inside the try: an interrupt may arrive right after this call
         if operator_modes():
             with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
                 return work(*args, **named)
-        if function_modes():  # `torch.set_default_device` leaves one; DTensors must find their operators all the same
+        if function_modes():  # `torch.set_default_device` adds such a mode; DTensors must still find their operators
             with torch._C.DisableTorchFunction():
                 return work(*args, **named)
         return work(*args, **named)
@@ -68,7 +68,7 @@ def unseen(work: Callable[_P, _R], *args: _P.args, **named: _P.kwargs) -> _R:
 
 
 def filter_flight_recorder() -> None:
-    """Leave the guard's operations out of what torch's flight recorder is asked for in Python."""
+    """Remove the guard's operations from the flight recorder's dumps in Python."""
     for name, read, write in (
         ("_dump_fr_trace", pickle.loads, functools.partial(pickle.dumps, protocol=2)),
         ("_dump_fr_trace_json", json.loads, lambda traces: json.dumps(traces, separators=(",", ":")).encode()),

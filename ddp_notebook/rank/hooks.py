@@ -1,14 +1,14 @@
-"""Hooks: the places where features add to what the core of a rank does.
+"""Hooks through which features extend the core of a rank.
 
 The core starts the rank, runs cells, sends their output, stops them and forms the group. Everything else is a feature.
 A feature is a subclass of `Feature` in its own module, which overrides the hooks that it needs. `FEATURES` lists these
 modules in the order in which their hooks are called; only `cell_ends` is called in the opposite order. The order
 matters here:
 
-- `faults` comes first. A fault at the first line of a cell strikes before anything else of that cell is prepared, and
-  the recording of a cell has ended before a fault that did not strike is reported.
-- `sharding` comes before `recording`. Both wrap DTensor's autograd functions, and the recording's wrapper has to be the
-  outer one: it notes the module that sharding reads.
+- `faults` comes first. A fault at the first line of a cell strikes before anything else of that cell is prepared. At
+  the end of a cell, its recording ends before `faults` reports a fault that did not strike.
+- `sharding` comes before `recording`. Both wrap DTensor's autograd functions. The recording's wrapper must be the outer
+  one, since it notes the module that sharding reads.
 - `recording` comes before `rpc`, which writes its calls to the recording's event buffer.
 - `survive` comes last. In a new process it waits for variables of another rank before a cell's code runs.
 """
@@ -44,18 +44,19 @@ FEATURES = {
 
 @dataclass
 class Core:
-    """The parts of the core that features use.
+    """Parts of the core that features use.
 
     Args:
-        network: the groups, the operations in them, and how their waits are ended.
+        network: the groups, their operations, and the release from blocked waits.
         send: sends a message to the notebook, from any thread.
-        answer: sends bytes as the answer to a question. Takes the number of the question, the bytes, notes about them
-            as JSON, and the name of shared memory for large ones.
+        answer: answers a request with bytes. Takes the number of the request, the bytes, notes about them as JSON, and
+            the
+            name of shared memory for large ones.
         place: returns the rank's place in the group; None before it has one.
         take_place: takes another place, in the main thread.
-        running: returns the running cell's number and since when it runs; None if no cell runs.
+        running: returns the running cell's number and its start time; None if no cell runs.
         is_busy: returns whether too many messages wait for the notebook.
-        hand_on: handles a message as if it had just come.
+        hand_on: handles a message as if it had just arrived.
     """
 
     network: Network
@@ -66,13 +67,13 @@ class Core:
     running: Callable[[], tuple[int, float] | None]
     is_busy: Callable[[], bool]
     hand_on: Callable[[Message], None]
-    between: BetweenSteps = field(default_factory=BetweenSteps, init=False)  # filled by the core, emptied by recording
+    between: BetweenSteps = field(default_factory=BetweenSteps, init=False)  # tasks of the core, run by recording
     shell: Any = field(default=None, init=False)  # the InteractiveShell, from `engine_ready` on
     recording: RankRecording | None = field(default=None, init=False)  # None if that feature is off
 
 
 class Feature:
-    """One feature of a rank. The methods are the hooks; a feature overrides those that it needs.
+    """One feature of a rank. The methods are hooks; a feature overrides those that it needs.
 
     A feature is made in the main thread when the rank starts, before there is an engine or a group.
     """
@@ -82,26 +83,26 @@ class Feature:
 
     @classmethod
     def prepare(cls) -> Iterable[Callable[..., Any]]:
-        """Do before the fork what takes time. Returns the functions of libraries that the feature will replace."""
+        """Do slow work before the fork. Return the library functions that the feature will replace."""
         return ()
 
     def engine_ready(self) -> None:
-        """The engine has its shell, and cells can run from now on."""
+        """Prepare for cells. Called when the engine has its shell."""
 
     # ---- cells, in the main thread
 
     def cell_begins(self, cell: RunCell) -> None:
-        """A cell begins."""
+        """Prepare for a cell. Called before its code runs."""
 
     def cell_code(self, code: str) -> str:
         """Return the code to run in place of a cell's code."""
         return code
 
     def cell_ends(self) -> None:
-        """The cell has ended. An `Exception` is reported under the cell, which stays as it is."""
+        """Clean up after a cell. An `Exception` is reported under the cell, whose result does not change."""
 
     def variables(self) -> Mapping[str, object]:
-        """Return variables that each cell finds, unless the user has others with these names."""
+        """Return variables that each cell finds, unless the user has other variables with these names."""
         return {}
 
     def explain(self, error: BaseException) -> str:
@@ -111,20 +112,20 @@ class Feature:
     # ---- groups
 
     def group_forms(self, place: Form) -> None:
-        """The group is about to form, for the first time or again. In the thread that forms it."""
+        """Prepare for a group that is about to form, also for a re-formed one. Called in the thread that forms it."""
 
     def group_formed(self, place: Form) -> None:
-        """The group has formed. In the thread that forms it, before operations are allowed again."""
+        """Act on a newly formed group, before operations are allowed again. Called in the thread that forms it."""
 
     def ranks_lost(self) -> None:
-        """Other ranks have died. In the agent's thread."""
+        """Act on the death of other ranks. Called in the agent's thread."""
 
     # ---- messages and questions
 
     def at_once(self) -> Mapping[type[Message], Callable[[Any], object]]:
         """Return handlers that are called in the agent's thread, even while the main thread is stuck.
 
-        A handler that returns True has dealt with its message; otherwise the next handler gets the message as well.
+        If a handler returns True, no further handler gets the message.
         """
         return {}
 
@@ -137,19 +138,20 @@ class Feature:
         return {}
 
     def vitals(self) -> Mapping[str, Any]:
-        """Return fields of `Vitals`. From any thread."""
+        """Return fields of `Vitals`. Called from any thread."""
         return {}
 
     def facts(self, namespace: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return what `Check` is to report besides variables, as JSON; empty if there is nothing."""
+        """Return facts for `Check` besides those of variables, as JSON values; empty if there are none."""
         return {}
 
     def on_asked(self, flush: bool) -> None:
-        """A notebook asks for the time. With `flush`, send what waits first. In the agent's thread."""
+        """Act on a notebook's request for the time. With `flush`, send buffered data first. Called in the agent's
+        thread."""
 
 
 class Hooks:
-    """The features of this rank, and for each hook the methods of those that override it. Made in the main thread."""
+    """Features of this rank, and the methods that override each hook. Made in the main thread."""
 
     def __init__(self, core: Core) -> None:
         self.core = core
@@ -171,18 +173,18 @@ class Hooks:
         self._variables = self._of("variables")
 
     def _of(self, hook: str) -> list[Callable[..., Any]]:
-        """Return the methods of the features that override a hook: a hook that nobody needs costs nothing."""
+        """Return the methods of the features that override a hook. A hook without overrides costs nothing."""
         features = self._features.values()
         return [getattr(one, hook) for one in features if getattr(type(one), hook) is not getattr(Feature, hook)]
 
     def engine_ready(self, shell: Any) -> None:
-        """The engine has its shell."""
+        """Store the shell and call the `engine_ready` hooks."""
         self.core.shell = shell
         for ready in self._of("engine_ready"):
             ready()
 
     def handlers(self, hook: str) -> list[tuple[type[Message], Callable[[Any], Any]]]:
-        """Return the handlers of messages that features add: of `at_once`, `in_main_thread` or `questions`."""
+        """Return the message handlers of features, for the hook `at_once`, `in_main_thread` or `questions`."""
         return [pair for messages in self._of(hook) for pair in messages().items()]
 
     def variables(self) -> dict[str, object]:
@@ -190,20 +192,20 @@ class Hooks:
         return {name: value for variables in self._variables for name, value in variables().items()}
 
     def explain(self, error: BaseException) -> str:
-        """Return the first sentence of a feature about the cause of an error; "" if no feature knows one."""
+        """Return the first feature's sentence about the cause of an error; "" if no feature has one."""
         return next(filter(None, (explain(error) for explain in self._explain)), "")
 
 
 def load() -> dict[str, type[Feature]]:
-    """Import the features that are on. Returns their classes, in the order of `FEATURES`."""
+    """Import the enabled features. Return their classes in the order of `FEATURES`."""
     off = switches.without()
     return {name: importlib.import_module(module).FEATURE for name, module in FEATURES.items() if name not in off}
 
 
 def prepare() -> list[Callable[..., Any]]:
-    """Import the features before a fork. Returns the functions that they will replace."""
+    """Import the features before a fork. Return the functions that they will replace."""
     replaced: list[Callable[..., Any]] = []
     for feature in load().values():
-        with contextlib.suppress(Exception):  # a rank reports it
+        with contextlib.suppress(Exception):  # the rank reports the error
             replaced += feature.prepare()
     return replaced

@@ -1,5 +1,7 @@
-"""Does something right after a module was imported: a script that sets variables before it imports torch finds that
-they count, and one that imports no torch does not pay for it."""
+"""Call a function right after a module was imported.
+
+A script can then set environment variables before it imports torch. A script that never imports torch pays nothing.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +14,11 @@ from typing import Any
 
 
 def after_import(name: str, act: Callable[[], object]) -> None:
-    """Act once: in the thread that imports it, when all of it is there; now, if it is there already.
+    """Call a function once after a module was imported, in the importing thread; now if it is imported already.
 
     Args:
-        name: of a module.
-        act: what it raises is raised by the import.
+        name: name of the module.
+        act: the function. The import raises its exceptions.
 
     Example:
         >>> after_import("sys", lambda: print("it is there"))
@@ -29,7 +31,7 @@ def after_import(name: str, act: Callable[[], object]) -> None:
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds one module as the finders behind it do, and has what loads it act afterwards."""
+    """Finder of one module through the other finders. Its loader calls a function afterwards."""
 
     def __init__(self, name: str, act: Callable[[], object]) -> None:
         self._name = name
@@ -46,7 +48,7 @@ class _Finder(importlib.abc.MetaPathFinder):
             load, loader = spec.loader.exec_module, spec.loader
 
             def exec_module(module: ModuleType) -> None:
-                del loader.exec_module  # the class's own again
+                del loader.exec_module  # restores the method of the class
                 load(module)
                 self._act()
 

@@ -1,12 +1,12 @@
 """The session's own signals in a rank: handlers that a cell cannot replace, block or consume.
 
-The default action of these signals ends the process, and programs reset signals that they do not know: Lightning's
-Trainer puts all handlers back after each fit. So there are three layers.
+The default action of these signals ends the process. Some programs reset signals that they do not know: Lightning's
+Trainer restores all handlers after each fit. So there are three layers.
 
-1. `protect` wraps the functions of Python's `_signal` and `faulthandler` that change handlers and masks: they skip our
-   signals. All Python code uses these, also through the module `signal`.
-2. C code can still change a signal's action. `put_back` restores handlers, actions and masks before the next cell, and
-   `put_back_actions` restores the actions from any thread, before a rank sends a signal to itself.
+1. `protect` wraps the functions of Python's `_signal` and `faulthandler` that change handlers and masks. They skip our
+   signals. All Python code uses these functions, also through the module `signal`.
+2. C code can still change a signal's action. `put_back` restores handlers, actions and masks before the next cell.
+   `put_back_actions` restores the actions from any thread, before a rank sends itself a signal.
 3. `wire.signals.send` sends no signal whose default action would end the process.
 """
 
@@ -29,10 +29,10 @@ _get_handler: Callable[[int], Any] = _signal.getsignal
 _change_mask: Callable[[int, Iterable[int]], set[int]] = _signal.pthread_sigmask
 _send_to_thread: Callable[[Any, int], None] = _signal.pthread_kill
 _signals = frozenset(OURS)
-_ACTION_BYTES = 512  # more than a `struct sigaction` has anywhere
+_ACTION_BYTES = 512  # larger than `struct sigaction` on any system
 _libc = ctypes.CDLL(None)
-_handlers: dict[int, Handler] = {}  # handlers in Python, by signal
-_actions: dict[int, Any] = {}  # the system's: a `struct sigaction` for each
+_handlers: dict[int, Handler] = {}  # Python handlers, by signal
+_actions: dict[int, Any] = {}  # actions of the system, by signal: one `struct sigaction` each
 _stack_fd = -1  # file to which `STACK` writes the stacks of all threads
 
 
@@ -42,7 +42,7 @@ def set_handler(number: int, handler: Any) -> None:
 
 
 def handler_of(number: int) -> Any:
-    """Return the Python handler of any signal. As a number, not an enumeration, where it is SIG_DFL or SIG_IGN."""
+    """Return the Python handler of any signal. SIG_DFL and SIG_IGN are returned as numbers, not as enumerations."""
     return _get_handler(number)
 
 
@@ -59,7 +59,7 @@ def write_stacks_to(path: str) -> None:
     if STACK is None:
         return
     _stack_fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    os.fchmod(_stack_fd, 0o600)  # a umask may have taken bits away
+    os.fchmod(_stack_fd, 0o600)  # a umask may have removed bits
     faulthandler.register(STACK, file=_stack_fd, all_threads=True)
     _note_action(STACK)
 
@@ -71,7 +71,7 @@ def _note_action(number: int) -> None:
 
 
 def put_back() -> None:
-    """Restore the handlers. Call it in the main thread, between cells."""
+    """Restore the Python handlers and the actions. Call it in the main thread, between cells."""
     for number, handler in _handlers.items():
         if _get_handler(number) is not handler:
             _set_handler(number, handler)
@@ -84,7 +84,7 @@ def _set_actions() -> None:
 
 
 def put_back_actions() -> None:
-    """Restore what the system does at our signals. From any thread."""
+    """Restore the actions of our signals. Callable from any thread."""
     _set_actions()
     if any(_get_handler(number) is not handler for number, handler in _handlers.items()):
         # only the main thread may set a Python handler: it does so before its next line
@@ -101,20 +101,22 @@ def _put_back_later(_: int | None) -> int:
 
 
 def send_to_main(number: int) -> None:
-    """Restore the handlers, then send a signal of the session to the main thread. Works in any thread."""
+    """Restore the handlers, then send a signal of the session to the main thread. Callable from any thread."""
     put_back_actions()
     ctypes.pythonapi.Py_AddPendingCall(_put_back_later, None)  # the main thread may block our signals
     _send_to_thread(threading.main_thread().ident, number)
 
 
 def block(numbers: Iterable[int]) -> None:
-    """Block signals in this thread, also ours."""
+    """Block signals in this thread, including ours."""
     _change_mask(_signal.SIG_BLOCK, numbers)
 
 
 def mask() -> set[int]:
-    """The signals that this thread blocks. Called for each cell: Python's `signal` makes enumerations, ten times as
-    slow."""
+    """Return the signals that this thread blocks.
+
+    It is called for each cell. Python's `signal` makes enumerations, which takes ten times as long.
+    """
     return _change_mask(_signal.SIG_BLOCK, ())
 
 
@@ -140,7 +142,7 @@ def protect() -> None:
 
 
 def _without_ours(function: Callable[..., Any], instead: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, whose first argument is a signal; for ours it calls `instead`."""
+    """Return `function`, but call `instead` if the first argument is one of our signals."""
 
     @functools.wraps(function)
     def for_others(signalnum: Any, *args: Any, **kwargs: Any) -> Any:
@@ -150,7 +152,7 @@ def _without_ours(function: Callable[..., Any], instead: Callable[..., Any]) -> 
 
 
 def _refuse_handler(signalnum: int, handler: Any) -> Any:
-    """Keep ours, and return it: a program that puts handlers back will set it again."""
+    """Keep and return our handler. A program that restores handlers later will set it again."""
     kept = _get_handler(signalnum)
     if callable(handler) and handler is not kept and signalnum not in _refused:
         _refused.add(signalnum)
@@ -175,7 +177,7 @@ def _pthread_sigmask(how: int, mask: Iterable[int]) -> set[int]:
 
 
 def _waits_for_others(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that waits for a set of signals, without ours: it would consume them."""
+    """Return a function that waits for a set of signals without ours, which it would consume."""
 
     @functools.wraps(function)
     def wait(sigset: Iterable[int], *args: Any) -> Any:

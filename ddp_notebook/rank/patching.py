@@ -1,8 +1,8 @@
-"""A function of a library's, replaced in every module that has it: `from torch.distributed import init_process_group`
-has made references to it, in torch itself too.
+"""Replace a library function in every module that has a reference to it.
 
-A look into each of some thousand modules takes milliseconds, and a rank that was forked gets its own copy of every
-page that it looks at. So the host server looks before it forks, and a rank only into what it has imported since.
+`from torch.distributed import init_process_group` makes such references, also in torch itself. A search through a
+thousand modules takes milliseconds, and copies each page that it touches in a forked rank. So the host server searches
+before it forks, and a rank searches only the modules that it has imported since.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from itertools import takewhile
 from types import ModuleType
 from typing import Any
 
-_found: dict[Callable[..., Any], list[ModuleType]] = {}  # who has a function that was looked for
-_last: ModuleType | None = None  # the last module that was looked into
+_found: dict[Callable[..., Any], list[ModuleType]] = {}  # modules that have the function
+_last: ModuleType | None = None  # last searched module
 
 
 def look_for(originals: Iterable[Callable[..., Any]]) -> None:
-    """Find the modules that have these functions, which are to be replaced after a fork."""
+    """Find the modules that have these functions. Call it before the fork."""
     global _last
     modules = list(sys.modules.values())
     for original in originals:

@@ -59,11 +59,11 @@ from ddp_notebook.wire.bulk import INLINE_BYTES, unpickled
 from ddp_notebook.wire.memory import SealedMemory, open_at
 
 _CELL = re.compile(rb'\["RunCell", \{"cell": (\d+)')
-_MOST_WAITING = 50  # messages that the notebook has not acknowledged, before no further batch is sent
+_MOST_WAITING = 50  # maximum of unacknowledged messages; above it no further batch is sent
 
 
 class Rank:
-    """One rank: its place in the group, its agent, and its engine once it has one."""
+    """One rank: its place in the group, its agent and its engine."""
 
     def __init__(self, spec: RankSpec) -> None:
         kernel_api.settle_environment()
@@ -76,7 +76,7 @@ class Rank:
         self._calling = threading.Lock()
         self._forming = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._to_do: queue.SimpleQueue[Message] = queue.SimpleQueue()  # until the engine's loop runs
+        self._to_do: queue.SimpleQueue[Message] = queue.SimpleQueue()  # messages before the loop runs
         self.agent = RankAgent(
             spec.address, spec.process, on_message=self._on_message, vitals=self._vitals, on_asked=self._on_asked
         )
@@ -92,8 +92,8 @@ class Rank:
             hand_on=self._on_message,
         )
         self._hooks = Hooks(self._core)
-        # Handlers of messages: in the agent's thread, where the first that returns True is the last, and in the main
-        # thread, where cells are known once there is an engine.
+        # Handlers of messages. In the agent's thread, a handler that returns True is the last one called. The main
+        # thread can handle cells once there is an engine.
         self._at_once: dict[type[Message], list[Callable[[Any], object]]] = {}
         for kind, at_once in [*self._hooks.handlers("at_once"), *self._core_at_once()]:
             self._at_once.setdefault(kind, []).append(at_once)
@@ -101,17 +101,17 @@ class Rank:
         self.agent.start()
 
     def serve(self) -> None:
-        """The main thread's life: be told the place, then be an engine until the end."""
+        """Run the main thread: wait for the place in the group, then serve as an engine until the end."""
         message = self._to_do.get()
         while not isinstance(message, Engine):
             self._handle(message)
             message = self._to_do.get()
         profile = os.path.join(self._directory, "profile")
-        private.restore(profile)  # ipyparallel makes none that is named so
+        private.restore(profile)  # ipyparallel does not create this folder
         settings = {
             "id": message.engine_id,
-            "enable_nanny": False,  # the host server is our parent: it knows when we die
-            "max_heartbeat_misses": 0,  # a lost controller must not end us
+            "enable_nanny": False,  # the host server is the parent process: it detects the end of this one
+            "max_heartbeat_misses": 0,  # a lost controller must not end the rank
             "timeout": 60,
         }
         app = RankEngine.instance(
@@ -127,7 +127,7 @@ class Rank:
         app.start()
 
     def adopt(self, app: RankEngine) -> None:
-        """The engine has its kernel: cells can run from now on."""
+        """Prepare to run cells: the engine has its kernel."""
         assert self.place is not None
         self.runner = Runner(
             app.kernel,
@@ -166,7 +166,7 @@ class Rank:
         self._loop.call_soon(self.agent.send, Ready())
 
     def _handlers(self, runner: Runner) -> dict[type[Message], Callable[[Any], object]]:
-        """Return the handlers in the main thread once cells can run."""
+        """Return the main thread's handlers for the time when cells can run."""
 
         def in_turn(answer: Callable[[Any], Coroutine[Any, Any, None]]) -> Callable[[Any], object]:
             return lambda message: kernel_api.run_in_turn(RankEngine.instance().kernel, answer, message)
@@ -186,7 +186,7 @@ class Rank:
     # ---- the agent's thread
 
     def _core_at_once(self) -> list[tuple[type[Message], Callable[[Any], object]]]:
-        """Return the core's handlers in the agent's thread, which come after those of features."""
+        """Return the core's handlers in the agent's thread. They come after those of features."""
         return [
             (Lost, self._lose),
             (Interrupt, self._tell_runner),
@@ -197,7 +197,8 @@ class Rank:
         ]
 
     def _on_message(self, message: Message) -> None:
-        """Handle here what the main thread cannot do, which may be stuck; the main thread does the rest in its turn."""
+        """Call the handlers of the agent's thread. The main thread, which may be stuck, handles all other messages
+        later."""
         for handle in self._at_once.get(type(message), ()):
             if handle(message):
                 return
@@ -218,8 +219,13 @@ class Rank:
         return True
 
     def _answer_at_next_step(self, message: Peek | Pull) -> bool:
-        """Answer between two steps of the cell that runs. If none does, answer in the kernel's turn, or at a step of a
-        cell that begins before that. Returns False if the message is not for a step."""
+        """Answer between two steps of the running cell.
+
+        If no cell runs, the kernel answers between cells, or a cell that starts before that answers at its first step.
+
+        Returns:
+            False if a `Pull` message is not meant for a step, or if the rank cannot run cells yet.
+        """
         if self.runner is None or (isinstance(message, Pull) and not message.at_step):
             return False
         is_in_cell = self._core.between.put(partial(self._at_step, message))
@@ -234,7 +240,7 @@ class Rank:
 
     def _vitals(self, *, with_shortages: bool) -> dict[str, Any]:
         cell, since = (self.runner and self.runner.running) or (0, time.monotonic())
-        # The current device of this thread is always the first.
+        # The current device of this thread is always device 0.
         device = None if self.place is None or self.place.device == "cpu" else self.place.device
         fields = {
             "device_bytes": gpu.reserved_bytes(device),
@@ -268,7 +274,7 @@ class Rank:
         return self.runner is not None and self.runner.put_replaced_back()
 
     def _on_lost_cell(self, head: bytes) -> None:
-        """End a cell that could not be read for lack of memory, so that the notebook does not wait for it."""
+        """End a cell whose code could not be read for lack of memory. Otherwise the notebook would wait for it."""
         if (found := _CELL.match(head)) and self.runner is not None:
             self.runner.lose(int(found[1]))
 
@@ -282,8 +288,11 @@ class Rank:
         self.agent.send(Registered(error=why))
 
     def _take_place(self, place: Form) -> None:
-        """Take a place. The group forms in a thread of its own, since that is mostly waiting: the engine starts
-        meanwhile (64 ranks on two cores: 8 s instead of 13)."""
+        """Take a place in the group, and start a thread that forms the group.
+
+        Forming mostly waits, so the engine starts at the same time. With 64 ranks on two cores this takes 8 s instead
+        of 13 s.
+        """
         self.place = place
         try:
             shortage.settle(place.rank)
@@ -302,13 +311,13 @@ class Rank:
             self._form_with_reserve(place)
 
     def _form_with_reserve(self, place: Form) -> None:
-        with self._calling:  # one thread at a time cuts connections
+        with self._calling:  # one thread at a time closes connections
             if self.place is not place:  # a later group may be connected already: leave its connections open
                 return
             self._network.take_over(self._forming)
         try:
             if self.place is not place:
-                return  # a later epoch has been called meanwhile
+                return  # a later epoch has started
             notes = self._network.form(place, self._hooks.group_forms, self._hooks.group_formed)
         except Exception as error:
             lacks_others = not shortage.now() and is_timeout_of_store(error)
@@ -320,7 +329,7 @@ class Rank:
             self._forming.release()
 
     def _name_place(self) -> None:
-        """The names that every cell finds."""
+        """Set the variables that every cell finds."""
         assert self.place is not None and self.runner is not None
         place = self.place
         self.runner.names = {
@@ -334,7 +343,7 @@ class Rank:
         names = RankEngine.instance().kernel.shell.user_ns
         names.update(self.runner.names)
         for name, value in self._hooks.variables().items():
-            if name not in names or logs.is_log(names[name]):  # else it is the user's, from math for example
+            if name not in names or logs.is_log(names[name]):  # else the user's, from math for example
                 names[name] = value
             self.runner.names[name] = value
 
@@ -345,8 +354,8 @@ class Rank:
         """Answer between two steps of a cell.
 
         Args:
-            variables: of the user's functions around the optimizer, which hide those of the cell.
-            steps: that the cell has taken; -1: no cell runs.
+            variables: variables of the user's functions that called the optimizer. They hide those of the cell.
+            steps: number of steps of the cell so far; -1 if no cell runs.
         """
         try:
             namespace = {**RankEngine.instance().kernel.shell.user_ns, **variables}
@@ -437,7 +446,7 @@ class Rank:
                 facts = unseen(summary.fingerprints, namespace, message.names)
                 for more in self._hooks.facts:
                     if found := unseen(more, namespace):
-                        facts[""] = {**facts.get("", {}), **found}  # of no variable
+                        facts[""] = {**facts.get("", {}), **found}  # facts that belong to no variable
         except (Exception, SystemExit) as error:  # from a user's object
             self.agent.send(Checked(request=message.request, error=with_type(error)))
         else:
@@ -445,13 +454,16 @@ class Rank:
 
 
 def _in_words(error: BaseException) -> str:
-    """Return why the group did not form, first with the resource that has run out if one has."""
+    """Return why the group did not form. Exhausted resources come first."""
     return "; ".join([*shortage.now(), with_type(error)])
 
 
 def _report(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Report what a callback or task of the event loop has raised, as asyncio does. A cell may have replaced what
-    asyncio's report needs, the functions of logging for example, and a report that fails would end the rank."""
+    """Report an exception of a callback or task of the event loop, as asyncio does.
+
+    A cell may have replaced functions that asyncio's report needs, for example those of logging. An exception in the
+    report would end the rank.
+    """
     try:
         loop.default_exception_handler(context)
     except Exception:
@@ -459,8 +471,8 @@ def _report(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
 
 
 def main(spec: RankSpec, threads_of_torch: int) -> None:
-    """Be a rank, from the first step after the fork (or spawn) to the end."""
-    faulthandler.enable(file=2, all_threads=False)  # a segmentation fault leaves its Python lines among the last words
+    """Run a rank, from the first step after the fork (or spawn) to its end."""
+    faulthandler.enable(file=2, all_threads=False)  # a segmentation fault writes its Python lines to the last output
     own_signals.write_stacks_to(spec.stack_file)
     signal_handlers.begin()
     threads.give(threads_of_torch)

@@ -1,9 +1,9 @@
-"""A folder for the Unix sockets of `multiprocessing` that is removed with the rank.
+"""Folder for the Unix sockets of `multiprocessing`, which is removed with the rank.
 
-`multiprocessing` makes a folder `pymp-...` in the directory for temporary files where a DataLoader's workers or a
-Manager hand over descriptors. It removes it when the process exits, which a killed process and a rank that `os._exit`
-ends do not. In a rank the folder is in the host server's, which removes it. The name of the folder is in a private
-dictionary of `multiprocessing`; where that is missing, `pymp-...` folders of killed processes stay.
+`multiprocessing` makes a folder `pymp-...` in the temporary directory when DataLoader workers or a Manager pass
+descriptors. It removes the folder when the process exits, but not if the process is killed or calls `os._exit`. A rank
+uses a folder inside that of the host server, which removes it. Its name is in a private dictionary of
+`multiprocessing`. If that is missing, `pymp-...` folders of killed processes remain.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import multiprocessing.process
 from ddp_notebook.registry import private
 from ddp_notebook.stdlib import contextlib, os
 
-_LONGEST = 80  # bytes: the path of a Unix socket in it may have 108
+_LONGEST = 80  # bytes; the path of a Unix socket in the folder can have at most 108
 _folder = ""
 
 
 def settle(folder: str) -> None:
-    """Use this folder from now on. Child processes inherit it."""
+    """Use this folder from now on. Child processes inherit the setting."""
     global _folder
     config = getattr(multiprocessing.process.current_process(), "_config", None)
     if isinstance(config, dict) and len(os.fsencode(folder)) <= _LONGEST:
@@ -29,5 +29,5 @@ def settle(folder: str) -> None:
 def restore() -> None:
     """Make the folder again if a cleaner has removed it."""
     if _folder and not os.path.isdir(_folder):
-        with contextlib.suppress(Exception):  # then `multiprocessing` says that it cannot make a socket
+        with contextlib.suppress(Exception):  # `multiprocessing` then reports that it cannot make a socket
             private.restore(_folder)

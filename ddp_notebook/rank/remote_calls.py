@@ -1,6 +1,6 @@
 """Remote calls, references and contexts of distributed autograd as data, and the columns of their rows.
 
-`rank/rpc` writes this data, also for calls that are not recorded, and `rank/record` sends it. Neither needs the other.
+`rank/rpc` writes this data, also for calls that are not recorded. `rank/record` sends it. Neither imports the other.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ NO_WORKER = NO_RANK = -1
 
 
 class Sent:
-    """A call on its caller's side."""
+    """A call on the caller's side."""
 
     __slots__ = (
         *("number", "function", "to", "callee", "worker", "cell", "thread", "sent_ns", "came", "reference_future"),
@@ -47,14 +47,14 @@ class Sent:
     number: int
     function: str
     to: str  # "worker1 (rank 1)"
-    callee: int  # its rank; NO_RANK: a call to no rank, or to several
-    worker: int  # number of the process that received the call; NO_WORKER: a call of a cell that itself sends calls
-    cell: int  # that it was made for
-    thread: int  # that has made it
+    callee: int  # rank of the callee; NO_RANK for a call to no rank or to several
+    worker: int  # number of the process that received the call; NO_WORKER if a cell itself sends calls
+    cell: int  # number of the cell that made the call
+    thread: int  # the calling thread
     sent_ns: int
-    came: list[SimpleQueue[Any]]  # it gets something when the answer has come; none: somebody waits by it
+    came: list[SimpleQueue[Any]]  # one queue, filled when the answer arrives; empty if a thread waits on it
     reference_future: Any  # future of an `rpc.remote`; None for other calls
-    is_recorded: bool  # else it has nothing of what follows
+    is_recorded: bool  # otherwise the following fields are not set
     kind: int
     src: int
     dst: int
@@ -65,32 +65,32 @@ class Sent:
     reference: int
     error: str
     moment: Moment
-    returned_ns: int  # -1: its answer has not come
-    is_told: bool  # as one whose answer has not
+    returned_ns: int  # -1 until the answer arrives
+    is_told: bool  # already sent as an open call
     context: int  # of distributed autograd
 
 
 @dataclass(slots=True, eq=False)
 class Ran:
-    """A call on its callee's side."""
+    """A call on the callee's side."""
 
     function: str
-    cell: int  # of its caller, that it was made for
-    number: int  # 0: it is not recorded
+    cell: int  # number of the caller's cell
+    number: int  # 0 if it is not recorded
     context: int  # of distributed autograd
     thread: int
     begun_ns: int
-    outer: Ran | None = None  # that the same thread was executing
+    outer: Ran | None = None  # the call that this thread was executing when this one started
     is_stopped: bool = False
     moment: Moment | None = None
-    ended_ns: int = -1  # -1: it runs
-    done_ns: int = -1  # -1: its result was there when its function ended
+    ended_ns: int = -1  # -1 while it runs
+    done_ns: int = -1  # -1 if the result was complete when the function returned
     error: str = ""
-    is_told: bool = False  # as one that runs
+    is_told: bool = False  # already sent as a running call
 
 
 class ReferenceEvent(NamedTuple):
-    """Something has happened to a remote reference."""
+    """One event of a remote reference."""
 
     event: int
     reference: int
@@ -104,7 +104,7 @@ class ReferenceEvent(NamedTuple):
 
 
 class ContextEvent(NamedTuple):
-    """Something has happened in a context of distributed autograd."""
+    """One event in a context of distributed autograd."""
 
     event: int
     context: int
@@ -130,14 +130,15 @@ _OF_RAN = attrgetter("number", "error", "moment.cell", "begun_ns", "ended_ns", "
 def columns_of_sent(
     calls: Sequence[Sent], rank: int, texts: TextNumbers, thread_of: Callable[[int], int]
 ) -> tuple[Iterable[Any], ...]:
-    """The columns of the rows of some calls on their caller's side, in the order of their table. For all rows at once,
-    since a row alone takes five times as long.
+    """Return the columns of the rows of some calls on the caller's side, in the order of the table.
+
+    Building rows one by one takes five times as long.
 
     Args:
-        calls: at least one.
-        rank: this one.
-        texts: numbers them.
-        thread_of: numbers threads.
+        calls: at least one call.
+        rank: number of this rank.
+        texts: numbers the texts.
+        thread_of: numbers the threads.
     """
     number, kind, src, dst, function, site, title, parent, nbytes, back, *rest = zip(*map(_OF_SENT, calls), strict=True)
     reference, error, cell, sent, returned, thread = rest
@@ -151,7 +152,7 @@ def columns_of_sent(
 def columns_of_ran(
     calls: Sequence[Ran], rank: int, texts: TextNumbers, thread_of: Callable[[int], int]
 ) -> tuple[Iterable[Any], ...]:
-    """The same of calls on their callee's side, which tells nothing that their caller does."""
+    """Return these columns on the callee's side. They leave out what the caller's row contains."""
     number, error, cell, begun, ended, done, thread = zip(*map(_OF_RAN, calls), strict=True)
     nothing, unknown = repeat(0), repeat(-1)
     return (
@@ -165,12 +166,12 @@ COLUMNS: dict[type, Callable[..., tuple[Iterable[Any], ...]]] = {Sent: columns_o
 
 
 def row(record: ReferenceEvent | ContextEvent, rank: int, texts: TextNumbers) -> tuple[Any, ...]:
-    """The columns of another record's row, in the order of its table.
+    """Return the columns of the row of another record, in the order of its table.
 
     Args:
-        record: of one of the kinds of `TABLES`.
-        rank: this one.
-        texts: numbers them.
+        record: a record of one of the kinds in `TABLES`.
+        rank: number of this rank.
+        texts: numbers the texts.
     """
     match record:
         case ReferenceEvent():

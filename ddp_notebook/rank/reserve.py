@@ -1,7 +1,7 @@
-"""File descriptors and memory that a rank holds back, so that it can work where a cell has used up the rest.
+"""File descriptors and memory that a rank holds back, so that it still works when a cell has used up the rest.
 
-The reserve is held while code of the user runs. It is lent where the rank answers the notebook, shows a traceback or
-forms a group, and is taken back afterwards, as far as there is room again. Memory is also lent between cells, since
+The rank holds the reserve while user code runs. It lends the reserve while it answers the notebook, shows a traceback
+or forms a group. Afterwards it takes back as much as there is room for. It also lends memory between cells, since
 almost every step of a rank needs some.
 """
 
@@ -16,13 +16,13 @@ from typing import TypeVar
 from ddp_notebook.records import shortages
 from ddp_notebook.stdlib import contextlib, fcntl, os, threading, time
 
-_DESCRIPTORS = 48  # sockets and files of a group that forms, besides those to the other ranks
-_MEMORY_BYTES = 64 << 20  # address space, without used pages. A group that forms starts threads with stacks of 8 MiB
+_DESCRIPTORS = 48  # sockets and files of a forming group, without those to the other ranks
+_MEMORY_BYTES = 64 << 20  # address space, no used pages. A forming group starts threads with 8 MiB stacks
 _PIECE_BYTES = 4 << 20  # small pieces still fit if one large block does not
-_KEPT = 2  # so many pieces are lent for the shortest steps only: threads of the user may take what is lent
+_KEPT = 2  # number of pieces that are lent only for the shortest steps: user threads may take lent memory
 _MEMORY_LIMITS = (resource.RLIMIT_AS, resource.RLIMIT_DATA)
-_SHARE = 4  # at most so much of the limit is held: a quarter
-_TRIES = 3  # another thread may take what was lent
+_SHARE = 4  # at most a quarter of the limit is held
+_TRIES = 3  # another thread may take the lent resources
 _PAUSE_S = 0.02
 T = TypeVar("T")
 
@@ -32,15 +32,15 @@ _wanted = 0
 _file_number = -1  # inode of the file that all reserved descriptors refer to
 _memory: list[mmap.mmap] = []
 _kept: list[mmap.mmap] = []
-_lent = 0  # to so many at the same time
-_held_bytes = 0  # memory that was held last
+_lent = 0  # number of current loans
+_held_bytes = 0  # most recently held memory
 _runs_cell = False
-_used = 0  # descriptors when it was lent, if none was left then
+_used = 0  # descriptors in use at the time of the loan, if none was free
 _pid = 0
 
 
 def hold(world_size: int) -> None:
-    """Hold what groups of so many ranks need. A further call changes the number."""
+    """Hold resources for groups with this number of ranks. A further call changes the number."""
     global _wanted, _pid
     with _lock:
         if not _pid:
@@ -53,7 +53,7 @@ def hold(world_size: int) -> None:
 
 
 class Loan:
-    """A block in which this process may use the reserve. A class, since a generator needs memory before it gives any.
+    """Block in which this process may use the reserve. A class, since a generator needs memory itself before it starts.
 
     Example:
         >>> with lent():
@@ -86,15 +86,15 @@ _LOAN, _LAST = Loan(is_last=False), Loan(is_last=True)
 
 
 def lent() -> Loan:
-    """Let this process use the reserve in a `with` block."""
+    """Return a context manager in which this process may use the reserve."""
     return _LOAN
 
 
 def use(function: Callable[[], T]) -> T:
-    """Call a function, and again with the reserve where it fails for want of descriptors or memory.
+    """Call a function. If it fails for lack of descriptors or memory, call it again with the reserve.
 
     Raises:
-        what the function raises.
+        Any exception of the function.
     """
     for _ in range(_TRIES - 1):
         try:
@@ -113,13 +113,13 @@ def use(function: Callable[[], T]) -> T:
 
 
 def use_patiently(function: Callable[[], T], until: float = float("inf")) -> T:
-    """Call a function as `use` does, and again until a time: a thread of the user may take what was lent.
+    """Call a function as `use` does, and repeat it on MemoryError: a user's thread may take the lent memory.
 
     Args:
-        until: seconds of `time.monotonic`. Without it the call returns when there is memory again.
+        until: time limit in seconds of `time.monotonic`. Without it, the call returns when there is memory again.
 
     Raises:
-        what the function raises, and MemoryError after that time.
+        Any exception of the function; MemoryError after the time limit.
     """
     while True:
         try:
@@ -131,7 +131,7 @@ def use_patiently(function: Callable[[], T], until: float = float("inf")) -> T:
 
 
 def used_descriptors() -> int:
-    """Return how many descriptors are in use, with those of the reserve, if none is left for a cell; 0: some are."""
+    """Return the number of used descriptors, including the reserve, if none is free for a cell; otherwise 0."""
     with _lock:
         if _lent:
             return _used
@@ -142,7 +142,7 @@ def used_descriptors() -> int:
 
 
 def begin_cell() -> None:
-    """Hold memory from now on: code of the user runs."""
+    """Hold memory from now on, while user code runs."""
     global _runs_cell
     with _lock:
         _runs_cell = True
@@ -151,8 +151,7 @@ def begin_cell() -> None:
 
 
 def end_cell() -> None:
-    """Lend most of the memory until the next cell if this process has a limit of memory. Without one this takes no
-    time."""
+    """Lend most of the memory until the next cell if this process has a memory limit. Otherwise return at once."""
     global _runs_cell
     with _lock:
         _runs_cell = False
@@ -161,7 +160,7 @@ def end_cell() -> None:
 
 
 def lent_bytes() -> int:
-    """Return how much memory is lent now. For a cell it counts as used."""
+    """Return the number of lent bytes. For a cell they count as used."""
     return max(0, _held_bytes - sum(map(len, _memory)) - sum(map(len, _kept)))
 
 
@@ -202,7 +201,7 @@ def _note_and_give() -> None:
     if is_exhausted:
         try:
             _used = shortages.open_descriptors() + count
-        except OSError:  # the limit is lower than the numbers of all that are open, so the reserve does not help
+        except OSError:  # the limit is lower than the numbers of the open descriptors, so the reserve does not help
             _used = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 
@@ -216,7 +215,7 @@ def _is_exhausted() -> bool:
 
 def _give() -> None:
     for descriptor in _descriptors:
-        with contextlib.suppress(OSError):  # code of the user has closed it, and may have opened another file there
+        with contextlib.suppress(OSError):  # user code has closed it, and may have opened another file with this number
             if os.fstat(descriptor).st_ino == _file_number:
                 os.close(descriptor)
     _descriptors.clear()
@@ -238,7 +237,7 @@ def _take() -> None:
 
 
 def _new_file() -> int:
-    """Open a file that no other descriptor of this process is for."""
+    """Open a file that no other descriptor of this process refers to."""
     if hasattr(os, "memfd_create"):
         return os.memfd_create("ddp_notebook-reserve")
     reading, writing = os.pipe()
@@ -247,7 +246,7 @@ def _new_file() -> int:
 
 
 def _drop() -> None:
-    """In a forked child: it has its own limits, and nothing to do for the notebook."""
+    """Release everything in a forked child: it has its own limits and does no work for the notebook."""
     global _lock, _lent, _wanted
     _lock, _lent, _wanted = threading.RLock(), 0, 0
     _close(_memory)

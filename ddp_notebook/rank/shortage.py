@@ -1,5 +1,4 @@
-"""Resources that this rank has run out of, as sentences for an error, for `%ddp_status` and for a group that does not
-form."""
+"""Sentences about exhausted resources of this rank, for errors, `%ddp_status` and failed group formation."""
 
 from __future__ import annotations
 
@@ -18,13 +17,13 @@ _rank = -1
 
 
 def settle(rank: int) -> None:
-    """Tell this module the rank of this process."""
+    """Set the rank of this process for the sentences."""
     global _rank
     _rank = rank
 
 
 def of_error(error: BaseException) -> str:
-    """Return the sentence that explains an error by a resource that has run out; "" if none has."""
+    """Return a sentence that explains an error by an exhausted resource; "" if there is none."""
     wanted: set[str] = set()
     paths: list[str] = []
     has_failed = False
@@ -37,11 +36,13 @@ def of_error(error: BaseException) -> str:
 
 
 def now() -> list[str]:
-    """Return a sentence for each resource that has run out now, in about 1 ms. Called in the agent's thread, which must
-    never wait: a file system of a network is not looked at."""
+    """Return a sentence for each exhausted resource. Takes about 1 ms.
+
+    The agent's thread calls it and must never block, so network file systems are skipped.
+    """
     paths = [SHM]
     with contextlib.suppress(OSError):
-        paths.insert(0, tempfile.gettempdir())  # it looks for a folder if nothing has called it before
+        paths.insert(0, tempfile.gettempdir())  # this searches for a folder at its first call
     with contextlib.suppress(OSError):
         if _is_local(folder := os.getcwd()):
             paths.append(folder)
@@ -54,12 +55,13 @@ def lacks_memory() -> bool:
 
 
 def of_descriptors(needed: int, what: str) -> str:
-    """Return the sentence that refuses something which needs more descriptors than are free; "" if there are enough.
+    """Return a sentence if there are fewer free descriptors than needed; "" if there are enough.
+
     The reserve counts as free if it is lent.
 
     Args:
-        needed: how many it needs.
-        what: the thing, for the sentence.
+        needed: required number of descriptors.
+        what: name of their user, for the sentence.
     """
     try:
         free = shortages.free_descriptors()
@@ -92,7 +94,7 @@ def _look(wanted: Collection[str], paths: Collection[str], *, has_failed: bool =
 
 
 def _is_local(path: str) -> bool:
-    """Return whether the file system of a path is one of this machine, by the system's list of mounts."""
+    """Return whether a path is on a local file system, according to the list of mounts."""
     best, kind = "", ""
     with open("/proc/self/mounts") as mounts:
         for line in mounts:

@@ -1,5 +1,5 @@
-"""The threads of a rank: torch and NumPy get an equal share of the cores, unless a cell sets another number. A trial
-tells whether further threads can be started."""
+"""The number of threads of a rank. torch and NumPy get an equal share of the cores, unless a cell sets another
+number."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ import torch
 
 from ddp_notebook.stdlib import os, threading
 
-_given = 0  # 0: none yet
+_given = 0  # 0 before the first call
 
 
 def give(count: int) -> None:
-    """Have so many from now on, in the main thread. What a cell has set by `torch.set_num_threads` stays."""
+    """Set the number of threads. Call it in the main thread. A number that a cell set by `torch.set_num_threads`
+    stays."""
     global _given
     if count == _given or (_given and torch.get_num_threads() != _given):
         return
@@ -21,15 +22,15 @@ def give(count: int) -> None:
 
         threadpool_limits(limits=count, user_api="blas")  # NumPy's pool was made with one thread
     if os.environ.get("OMP_NUM_THREADS") == str(_given):
-        os.environ["OMP_NUM_THREADS"] = str(count)  # for what is started here
+        os.environ["OMP_NUM_THREADS"] = str(count)  # for child processes
     _given = count
 
 
 def check_startable(count: int) -> None:
-    """Check that so many threads can be started now, by starting them.
+    """Check that this number of threads can be started now, by starting them.
 
     Raises:
-        RuntimeError: they cannot, for want of threads or of memory for their stacks.
+        RuntimeError: they cannot be started, for lack of threads or of memory for their stacks.
     """
     done = threading.Event()
     started: list[threading.Thread] = []
