@@ -1,23 +1,23 @@
-"""Process groups on a rank: their operations seen, compared, freed, and their connections made anew.
+"""Process groups on a rank: observe and compare their operations, abort them and reconnect the groups.
 
-network            ties the rest together
+network            connects the other modules
 join               takes a place in the default group
-arguments          checks the arguments of `init_process_group` by torch's own code
-local_collectives  answers operations without other ranks
-recorder           every collective, send and receive, as it happens
-kernels/           run before torch's operators, and tell it of each call
-calls              one of them: its operator, its group, what is kept of it
-operators          torch's operators, and what their arguments mean
-call_site          whose call it is, and from which line
-modules            which module it is for, where DTensor and tensor parallel call
-sequences          the same of a step whose forward was not marked
-guard/             do all ranks call the same?
-release            ends what the main thread waits in
-waiting            waits in C++ that Python's interrupt can end
-connections/       gloo's connections: known, cut, and made anew behind the groups
-deferred_destroy   destroyed groups live on for a while
+arguments          checks the arguments of `init_process_group` with torch's own code
+local_collectives  completes operations without other ranks
+recorder           observes every collective, send and receive
+kernels/           kernels before torch's operators, which report each call to the recorder
+calls              one call: its operator, its group and its recorded data
+operators          torch's operators, and the meaning of their arguments
+call_site          the calling line, and the library that made the call
+modules            the module that a call of DTensor or tensor parallel belongs to
+sequences          the same for steps whose forward was not observed
+guard/             compares calls between ranks before they start
+release            releases the main thread from a blocked wait
+waiting            replaces waits in C++ by waits that Python's interrupt can end
+connections/       gloo connections: track, close, and reconnect them without new group objects
+deferred_destroy   keeps destroyed groups alive for a while
 stores             clients of the session's store
-authentication     MACs for pickles that travel over gloo
-cell_progress      how far a rank has come: optimizer steps, gradients averaged
-cpp_log            what torch's C++ side writes about connections that were cut
+authentication     MACs for pickles that are sent over gloo
+cell_progress      the rank's progress: optimizer steps, averaged gradients
+cpp_log            suppresses torch's C++ messages about closed connections
 """

@@ -1,8 +1,8 @@
-"""Check the arguments of `init_process_group`, and those of the rendezvous of `init_rpc`, with the code of torch.
+"""Check the arguments of `init_process_group` and of the rendezvous of `init_rpc` with the code of torch.
 
-The default group of a rank usually exists, and torch's function refuses a second call before it reads any argument. So
-copies of torch's functions run, in which the steps that would meet other ranks or form a group are replaced. They raise
-what torch raises, in the version that is installed.
+The default group of a rank usually exists, and torch refuses a second call before it reads any argument. So copies of
+torch's functions run, in which the steps that meet other ranks or form a group are replaced. They raise the errors of
+the installed version of torch.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ _SHORTEST = timedelta(milliseconds=1)  # timeouts have this resolution
 
 
 class Requested(NamedTuple):
-    """The arguments of a call that torch accepts.
+    """Arguments of a call that torch accepts.
 
     Args:
-        backend: as the call names it; "" if it names none.
+        backend: as passed; "" if not passed.
         backends: backend of each device type.
-        timeout: None if the call names none.
-        address: the `init_method`; "" if the call names none or "env://".
-        world_size, rank: with "env://" those of the rank's place.
+        timeout: None if not passed.
+        address: the `init_method`; "" if not passed, or "env://".
+        world_size, rank: with "env://", those of the rank's place.
     """
 
     backend: str
@@ -59,13 +59,13 @@ class _Accepted(BaseException):
 
 
 class InitArguments:
-    """Reads the arguments of `init_process_group`.
+    """Reader of the arguments of `init_process_group`.
 
     Args:
         place: returns the place of this rank.
 
     Raises:
-        AttributeError: this torch has no such functions.
+        AttributeError: this version of torch has other functions.
     """
 
     def __init__(self, place: Callable[[], Form | None]) -> None:
@@ -102,7 +102,7 @@ class InitArguments:
         """Check the arguments of a call as torch does.
 
         Raises:
-            whatever `init_process_group` raises for them in a process without a group.
+            Any exception that `init_process_group` raises for them in a process without a group.
         """
         try:
             self._init(*args, **kwargs)
@@ -133,7 +133,7 @@ class InitArguments:
             rank, world_size: as `init_rpc` takes them.
 
         Raises:
-            whatever torch raises for them before workers meet.
+            Any exception that torch raises for them before workers meet.
         """
         next(
             self._meet(address, rank=rank, world_size=world_size)
@@ -142,7 +142,7 @@ class InitArguments:
         )
 
     def _form(self, world_size: int, rank: int, ranks: list[int], backend: Any, *args: Any, **options: Any) -> NoReturn:
-        """Replace the function that forms a group."""
+        """Validate the arguments of a group that torch would form. It replaces torch's function in the copies."""
         try:
             self._accept(world_size, rank, ranks, backend, *args, **options)
         except _Accepted:
@@ -151,7 +151,8 @@ class InitArguments:
         raise AssertionError("torch has formed a group")
 
     def _environment(self) -> SimpleNamespace:
-        """Replace the module `os` for `env://`: a script may set RANK and MASTER_ADDR for processes of its own."""
+        """Return a replacement of the module `os` for `env://`: a script may set RANK and MASTER_ADDR for its own
+        processes."""
 
         def get(name: str, default: Any = None) -> Any:
             place = self._place()
@@ -161,14 +162,14 @@ class InitArguments:
         return SimpleNamespace(environ=SimpleNamespace(get=get))
 
     def _registered(self, _: str, **__: Any) -> Iterator[tuple[Any, int, int]]:
-        """Replace a handler that a program has registered."""
+        """Meet at once, in place of a rendezvous handler that a program has registered."""
         place = self._place()
         assert place is not None
         yield HashStore(), place.rank, place.world_size
 
 
 class _Handlers(NamedTuple):
-    """The handlers of addresses, by scheme."""
+    """Handlers of addresses, by scheme."""
 
     torchs: dict[str, Any]
     ours: dict[str, Any]
@@ -182,7 +183,7 @@ class _Handlers(NamedTuple):
 
 
 def _copy(module: Any, name: str, **replaced: Any) -> Any:
-    """Copy a function, with other values for some of the names that it uses.
+    """Copy a function, with other values for some of its global names.
 
     Raises:
         AttributeError: the module has no such function, or the function does not use such a name.
@@ -204,7 +205,7 @@ def _accepted(prefix: str, store: Any) -> NoReturn:
 
 
 def _file(path: str, *_: Any) -> Any:
-    """Check that a `FileStore` could be at this path, without making its file."""
+    """Check that a `FileStore` could be at this path, without creating its file."""
     folder = os.path.dirname(path) or "."
     if os.path.isdir(path) or not os.access(path if os.path.exists(path) else folder, os.W_OK):
         raise dist.DistStoreError(f"init_method: no file can be written at {path}")
@@ -212,12 +213,12 @@ def _file(path: str, *_: Any) -> Any:
 
 
 def _backends(named: Any) -> dict[str, str]:
-    """The backend of each device type.
+    """Return the backend of each device type.
 
     Raises:
-        ValueError: the text cannot be read.
+        ValueError: the text cannot be parsed.
         AssertionError: a backend is unknown.
-        RuntimeError: a backend is not built in, or there is no such device type.
+        RuntimeError: a backend is not built in, or the device type is unknown.
     """
     known = distributed_c10d.Backend
     named = known(named)

@@ -1,8 +1,8 @@
 """MACs for the pickles that ranks send each other over gloo.
 
-gloo accepts connections of every user. While a group forms, another process can take the place of a rank and send
-arbitrary bytes, and loading a pickle of another user executes code of that user. The store of the session admits only
-processes of the session, so ranks exchange a key there.
+gloo accepts connections from every user. While a group forms, a foreign process can connect in place of a rank and send
+arbitrary bytes. Loading its pickle would execute its code. The store of the session admits only processes of the
+session, so ranks exchange a key there.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _KEY = "key"
 
 
 class NotAuthenticError(RuntimeError):
-    """Data did not come from a rank of the session."""
+    """Received data did not come from a rank of the session."""
 
 
 def publish_key(store: Store) -> None:
@@ -51,10 +51,10 @@ def mac(key: bytes, parts: Iterable[Any]) -> bytes:
 
 
 def check(key: bytes, received: bytes, parts: Iterable[Any], sender: str) -> None:
-    """Compare the MAC of a message with the one that came with it.
+    """Check the MAC of a received message.
 
     Args:
-        sender: the expected sender, as an error names it.
+        sender: description of the expected sender, for the error.
 
     Raises:
         NotAuthenticError: the MACs differ.

@@ -1,7 +1,7 @@
-"""Whose call an operation is (the user's, DDP's, FSDP's, DTensor's), and which line of the user's code has led to it.
+"""The library that made a call (user, DDP, FSDP, DTensor), and the line of the user's code that led to it.
 
-Frames are told apart by their files, whose makers are remembered: 0.1 us a frame. (Looking up a code object in a dict
-takes longer: its hash is computed each time.)
+Frames are classified by their file, with a cache of files: 0.1 us a frame. (A lookup of the code object in a dict takes
+longer, since its hash is computed each time.)
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from ddp_notebook.stdlib import os
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 USER = "user"
-_NOBODY = "nobody"  # frames of neither the user nor torch: ours, and wrappers
+_NOBODY = "nobody"  # frames of neither the user nor torch: this package and wrappers
 _FUNCTIONAL = "functional"
-REDUCER = "reducer"  # C++ code below a backward, perhaps in a thread of autograd
+REDUCER = "reducer"  # C++ code in a backward pass, perhaps in an autograd thread
 _MAKERS = {
     "nn/parallel/": "ddp",
     "distributed/fsdp/": "fsdp",
@@ -36,47 +36,47 @@ _MAKERS = {
     "autograd/": "torch",
 }
 _FOR_MODULES = frozenset(("fsdp", "dtensor", _FUNCTIONAL))
-MARKED = ("dtensor", _FUNCTIONAL)  # whose modules are known in a backward by marks only
+MARKED = ("dtensor", _FUNCTIONAL)  # in a backward pass, only marks tell their modules
 _TRANSPARENT = ("typing_extensions.py", "contextlib.py")
-_KNOW_MODULES = frozenset(("fsdp", "dtensor"))  # some of their frames know their module
-_PARAM_GROUP = "_fsdp_param_group.py"  # FSDP's: it knows its module
-# Functions that users do not call themselves.
+_KNOW_MODULES = frozenset(("fsdp", "dtensor"))  # some of their frames contain the module
+_PARAM_GROUP = "_fsdp_param_group.py"  # file of FSDP whose frames contain the module
+# Functions that users do not call directly.
 _WRAPPERS = frozenset(
     (
         *("wrapper", "_wrapped_call_impl", "_call_impl", "inner", "decorate_context", "nonrecursive_disable_wrapper"),
-        *("wait", "<lambda>"),  # the hooks of tensor parallel are such
+        *("wait", "<lambda>"),  # the hooks of tensor parallel are lambdas
     )
 )
-_makers: dict[str, str] = {}  # by file; "": a file of torch that has no maker in `_MAKERS`
+_makers: dict[str, str] = {}  # maker of each file; "" for other files of torch
 
 
 class CallSite(NamedTuple):
-    """Where an operation comes from: references, from which words are made later."""
+    """Source of an operation. The fields are references, which are described in text later."""
 
     origin: str
-    api: CodeType | None  # torch's function that the user's code has called
-    code: CodeType | None  # of the user's frame
-    instruction: int  # in that code
-    cell: tuple[CodeType, int] | None  # code and instruction of the cell's frame, if that is another one
-    module: str  # that FSDP, DTensor or tensor parallel has called for
+    api: CodeType | None  # torch function that the user's code called
+    code: CodeType | None  # code of the user's frame
+    instruction: int  # offset in that code
+    cell: tuple[CodeType, int] | None  # code and offset of the cell's frame, if it is another frame
+    module: str  # module for which FSDP, DTensor or tensor parallel made the call
 
 
-SiteFields = tuple[str, CodeType | None, CodeType | None, int, tuple[CodeType, int] | None, str]  # of a `CallSite`
+SiteFields = tuple[str, CodeType | None, CodeType | None, int, tuple[CodeType, int] | None, str]  # as in `CallSite`
 
-Line = tuple[int, int, tuple[int, int] | None]  # by ids of code objects, since hashing one takes 2 us
+Line = tuple[int, int, tuple[int, int] | None]  # ids of code objects, since hashing one takes 2 us
 
 
 def line_of(site: SiteFields) -> Line:
-    """What tells one line of the user's from another."""
+    """Return a key that distinguishes the line of this site from others."""
     cell = site[4]
     return id(site[2]), site[3], None if cell is None else (id(cell[0]), cell[1])
 
 
 def origin(depth: int = 1) -> str:
-    """`"user"`, or who in torch has called.
+    """Return `"user"`, or the name of the torch library that made the call.
 
     Args:
-        depth: frames to skip, from the caller's on.
+        depth: number of frames to skip, starting with the caller.
     """
     frame: FrameType | None = sys._getframe(depth)
     while frame is not None:
@@ -88,24 +88,26 @@ def origin(depth: int = 1) -> str:
 
 
 class CallSites:
-    """Where calls come from.
+    """Finder of the call sites of operations.
 
     Args:
-        cells: the files of cells.
-        modules: knows their names.
+        cells: files of cells.
+        modules: names of modules.
     """
 
     def __init__(self, cells: dict[str, int], modules: Modules) -> None:
         self._modules = modules
         self._cells = cells
-        # See `site`. By the id of the code, since hashing it takes 2 us; the code is kept so that its id stays its own.
+        # See `site`. The key is the id of the code, since hashing it takes 2 us. The code is kept so that its id is not
+        # reused.
         self._near: dict[int, tuple[int, CodeType]] = {}
 
     def site(self, depth: int) -> SiteFields:
-        """The fields of a `CallSite`: where the call of the frame `depth` levels above comes from.
+        """Return the fields of a `CallSite` for the call of the frame `depth` levels above.
 
-        Each frame costs 0.4 us. So once a cell has called a function of torch, past the wrappers that torch defines it
-        with, the frame at that distance is tried first: it is probably a cell's again.
+        Each frame costs 0.4 us. So the distance is noted when a cell has called a torch function through torch's own
+        wrappers only. The next call of that function tries the frame at this distance first, since it probably belongs
+        to a cell again.
         """
         try:
             frame: FrameType | None = sys._getframe(depth)
@@ -117,13 +119,13 @@ class CallSites:
         if near is not None:
             try:
                 user = sys._getframe(depth + near[0])
-            except ValueError:  # in a thread that begins here
+            except ValueError:  # in a thread that starts here
                 user = frame
             if user.f_code.co_filename in self._cells:
                 return USER, first, user.f_code, user.f_lasti, None, ""
         makers, wrappers, innermost = _makers, _WRAPPERS, frame
         api: CodeType | None = None
-        caller: FrameType | None = None  # that has called the innermost module's forward
+        caller: FrameType | None = None  # the caller of the innermost module's forward
         while frame is not None:
             code = frame.f_code
             try:
@@ -147,8 +149,8 @@ class CallSites:
         return REDUCER, api, None, 0, None, ""
 
     def _note_distance(self, first: FrameType, user: FrameType) -> None:
-        """Note the distance between the first frame and that of a cell, if there are only wrappers of torch's between
-        them: then it is always the same."""
+        """Note the distance from the first frame to that of a cell. It is constant if only torch's wrappers are between
+        them."""
         levels, frame = 1, first.f_back
         while frame is not None and frame is not user:
             if frame.f_code.co_name != "wrapper" or not frame.f_code.co_filename.startswith(_TORCH):
@@ -159,16 +161,16 @@ class CallSites:
     def _through_libraries(
         self, frame: FrameType | None, origin: str, api: CodeType | None, caller: FrameType | None
     ) -> SiteFields:
-        """The fields of a `CallSite` for a call that comes from torch's parallel libraries or from autograd.
+        """Return the fields of a `CallSite` for a call of the parallel libraries of torch or of autograd.
 
         Args:
-            frame: the innermost one of such a library.
+            frame: the innermost frame of such a library.
             origin: that library.
-            api, caller: of the frames further inside, as in `site`.
+            api, caller: from the frames further inside, as in `site`.
         """
         makers, wrappers = _makers, _WRAPPERS
         module = ""
-        is_in_backward = False  # of a module: one further out is not the one that the call is for
+        is_in_backward = False  # inside the backward of a module: modules further out are not the right ones
         while frame is not None:
             code = frame.f_code
             try:
@@ -184,7 +186,7 @@ class CallSites:
                 elif maker is REDUCER:
                     is_in_backward |= caller is None
                 else:
-                    if origin is _FUNCTIONAL:  # DTensor calls those
+                    if origin is _FUNCTIONAL:  # DTensor calls functional collectives
                         origin = maker
                     if not module and maker in _KNOW_MODULES:
                         module = self._module_at(frame, maker, caller)
@@ -201,7 +203,7 @@ class CallSites:
         return origin, api, user, instruction, cell, module
 
     def _module_at(self, frame: FrameType, maker: str, caller: FrameType | None) -> str:
-        """The module that a frame of FSDP or DTensor knows; "": none."""
+        """Return the module that a frame of FSDP or DTensor contains; "" if it contains none."""
         if maker == "fsdp":
             if not frame.f_code.co_filename.endswith(_PARAM_GROUP):
                 return ""
@@ -210,7 +212,7 @@ class CallSites:
         return (caller is None and self._modules.noted(frame)) or ""
 
     def of_thread(self, thread: int) -> SiteFields:
-        """Where a thread is that waits for what others call, such as autograd's backward."""
+        """Return the call site of a thread that waits for other threads' calls, such as a backward pass of autograd."""
         frame, api = sys._current_frames().get(thread), None
         while frame is not None:
             code, maker = frame.f_code, _maker_of(frame)
@@ -223,7 +225,7 @@ class CallSites:
         return REDUCER, None, None, 0, None, ""
 
     def line(self, frame: FrameType | None) -> Line:
-        """The line of the site of this frame, for less than the site."""
+        """Return the line of the call site of this frame. It is faster than the whole site."""
         makers = _makers
         while frame is not None:
             code = frame.f_code
@@ -238,12 +240,12 @@ class CallSites:
         return id(None), 0, None
 
     def is_of_cell(self, site: SiteFields) -> bool:
-        """Whether a cell has led to it, in its own thread."""
+        """Return whether a cell led to the call, in the cell's thread."""
         code, cell = site[2], site[4]
         return cell is not None or (code is not None and code.co_filename in self._cells)
 
     def _cell_above(self, frame: FrameType) -> tuple[CodeType, int] | None:
-        """The cell that has called a module's function, if one has."""
+        """Return the cell that called this function of a module; None if no cell did."""
         back = frame.f_back
         while back is not None:
             if back.f_code.co_filename in self._cells:

@@ -1,4 +1,4 @@
-"""One collective, send or receive on this rank: its operator, its group, and what is kept of it."""
+"""One collective, send or receive on this rank: its operator, its group and its recorded data."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ddp_notebook.records.operation import Operation
 from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
 from ddp_notebook.stdlib import itertools, threading, time, weakref
 
-_LONGEST = timedelta(days=36_500)  # gloo adds it to the clock, in nanoseconds of 64 bits
+_LONGEST = timedelta(days=36_500)  # gloo adds it to the clock, in 64-bit nanoseconds
 
 if TYPE_CHECKING:
     from ddp_notebook.rank.group.guard.board import Board
@@ -30,27 +30,28 @@ if TYPE_CHECKING:
     from ddp_notebook.rank.record.previews import Copy
 
 
-KINDS = ("collective", "send", "recv")  # each counted by itself
+KINDS = ("collective", "send", "recv")  # each kind has its own count
 ISSUED, DONE, FAILED, UNWAITED = range(4)  # indices of `records.STATES`
-NOT_ASKED_FOR, KEPT, LEFT_OUT = range(3)  # the values of its tensors
+NOT_ASKED_FOR, KEPT, LEFT_OUT = range(3)  # states of a call's tensor values
 
 
 class CollectiveMismatchError(RuntimeError):
-    """Ranks call different collectives, or the same on different tensors. Nothing was sent; the group can be used."""
+    """Ranks call different collectives, or the same one on different tensors. No data was sent; the group remains
+    usable."""
 
 
 class BackwardSpan(Protocol):
-    """The backward in which a call was made, see `record.training.buckets`."""
+    """The backward pass in which a call was made, see `record.training.buckets`."""
 
-    number: int  # of its span
-    end_ns: int  # 0: it is under way
-    is_over: bool  # it has ended without an error, and so have its calls
+    number: int  # number of its span
+    end_ns: int  # 0 while it runs
+    is_over: bool  # ended without an error, and so have its calls
 
 
 class Call:
-    """One operation under way: references only, so that it is cheap to make."""
+    """One operation in progress. It stores only references, so that it is cheap to make."""
 
-    # With defaults in the class instead of slots, each access would take 0.05 us.
+    # Class defaults instead of slots would make each access 0.05 us slower.
     __slots__ = (
         *("kernel", "group", "number", "arguments", "thread", "since_ns", "work", "check", "shapes"),
         *("moment", "backward", "site", "rest", "serial", "state", "end_ns", "ends", "blocked_ns"),
@@ -68,29 +69,32 @@ class Call:
         self.thread = thread
         self.since_ns = since_ns
         self.work: Any = None
-        self.over: Any = None  # an event of the GPU's that happens after it, once its caller goes on
+        self.over: Any = None  # GPU event that happens after the operation, once the caller has continued
         self.check: Callable[[Work], None] | None = None  # called in `Work.wait`, before it returns
-        # After `compact`: the type of its tensors, and the shapes of the input and of the output.
+        # After `compact`: the dtype of the tensors, and the shapes of the input and of the output.
         self.shapes: tuple[torch.dtype | None, Sequence[torch.Size], Sequence[torch.Size]] | None = None
         # For the recording, see `event_buffer`.
-        self.moment: Moment | None = None  # None: it is not recorded
+        self.moment: Moment | None = None  # None if the call is not recorded
         self.backward: BackwardSpan | None = None  # in which it was called
-        self.site: Any = None  # the fields of a `Site`
-        self.rest: tuple[Any, ...] = ()  # after `compact`: the arguments behind the group
+        self.site: Any = None  # fields of a `Site`
+        self.rest: tuple[Any, ...] = ()  # after `compact`: arguments that follow the group
         self.serial = self.state = self.end_ns = self.blocked_ns = 0
-        self.ends: list[int] | None = None  # of a bucket: the time of its end, once it is over
+        self.ends: list[int] | None = None  # list for the end time, if this is a bucket
         self.bucket: tuple[str, int] | None = None
         self.input: Copy | None = None
         self.output: Copy | None = None
         self.values = NOT_ASKED_FOR
-        self.meaning = ""  # what a message carries, in words, where that is known
+        self.meaning = ""  # description of a message's content, if known
         self.whole: tuple[tuple[int, Copy], ...] = ()
         self.marks: Marks | None = None
         self.tells_its_end = self.is_waited_for = self.is_of_backward = self.is_left = False
 
     @property
     def is_done(self) -> bool:
-        """Whether it is known to be over. gloo reports the end of a send, receive or reduce_scatter only in `wait`."""
+        """Return whether the operation is known to be complete.
+
+        gloo reports the end of a send, receive or reduce_scatter only in `wait`.
+        """
         work, over = self.work, self.over  # another thread may set the work to None
         if work is None and over is None:
             return False
@@ -99,57 +103,63 @@ class Call:
         with gpu.asking() as may_ask:
             try:
                 return may_ask and bool(work.is_completed() if over is None else over.query())
-            except RuntimeError:  # the GPU has failed, and does nothing more
+            except RuntimeError:  # the GPU has failed and executes nothing more
                 return True
 
     @property
     def is_on_gpu(self) -> bool:
-        """Whether it is known that a GPU does it."""
+        """Return whether the operation is known to run on a GPU."""
         return self.over is not None or self.marks is not None or bool(self.arguments and not self.is_on_cpu())
 
     def goes_on(self) -> bool:
-        """Whether its caller goes on while a GPU has still to do it, as NCCL lets it: only what the caller queues there
-        next waits. What is kept to see its end then holds no tensors."""
+        """Return whether the caller continues before a GPU completes the operation, as with NCCL.
+
+        Only GPU work that the caller queues next waits for it. In this case an event is recorded, which holds no
+        tensors.
+        """
         tensor = self._tensor()
         if tensor is None or not tensor.is_cuda or torch.cuda.is_current_stream_capturing():
             return False
         try:
             over = torch.cuda.Event()
             over.record(torch.cuda.current_stream(tensor.device))
-        except RuntimeError:  # the GPU has failed, which the user is told of
+        except RuntimeError:  # the GPU has failed; the user gets that error
             return False
-        self.over = over  # now: one that was not recorded has happened
+        self.over = over  # only now: an event that was not recorded counts as complete
         return True
 
     @property
     def is_given_up(self) -> bool:
-        """Whether it is a send that nobody can wait for any more: the user has dropped the work."""
+        """Return whether this is a send that no code can wait for, since the user has dropped its work."""
         return self.work is not None and self.kernel.spec.kind == "send" and not self._is_held
 
     @property
     def is_to_be_told(self) -> bool:
-        """Whether somebody can still wait for it, and hears only then that the other ranks have called another one."""
+        """Return whether user code can still wait for this call.
+
+        Only that wait would raise the error that the other ranks have called another operation.
+        """
         return self.check is not None and self._is_held
 
     @property
     def _is_held(self) -> bool:
-        """Whether the user has its work."""
+        """Return whether the user holds a reference to the work."""
         return self.work is not None and _references(self) > _OWN_REFERENCES
 
     def is_on_cpu(self) -> bool:
-        """Whether its tensors are on the CPU, as far as that is known."""
+        """Return whether the tensors are on the CPU, as far as that is known."""
         tensor = self._tensor()
         return not gpu.is_in_use() if tensor is None else tensor.is_cpu
 
     def _tensor(self) -> torch.Tensor | None:
-        """The first of its tensors, as long as it has them."""
+        """Return the first tensor; None if the call has none, or not any more."""
         at, arguments = self.kernel.at_tensors, self.arguments
         tensors = flat(arguments[at]) if arguments and at is not None else ()
         return tensors[0] if tensors else None
 
     @property
     def has_failed(self) -> bool:
-        """Whether it is known to have failed, though nobody in Python has waited for it."""
+        """Return whether the operation is known to have failed, even if no Python code has waited for it."""
         work = self.work
         if work is None:
             return False
@@ -159,8 +169,11 @@ class Call:
             return "does not support" not in str(error) and "not implemented" not in str(error)  # no future
 
     def compact(self) -> None:
-        """Drop its tensors and its group: perhaps nobody ever waits for it, and a reference to a group keeps gloo's
-        threads alive past the group's end."""
+        """Drop the tensors and the group.
+
+        Possibly no code ever waits for the call, and a reference to the group would keep gloo's threads alive after its
+        end.
+        """
         if self.shapes is None:
             kernel, arguments = self.kernel, self.arguments
             self.shapes = kernel.shapes_of(arguments)
@@ -168,7 +181,7 @@ class Call:
             self.arguments = ()
 
     def describe(self) -> Operation:
-        """The operation in words and numbers."""
+        """Return a description of the operation."""
         kernel, group = self.kernel, self.group
         rest = self.rest or self.arguments[kernel.at_rest :]
         dtype, inputs, outputs = self.shapes or kernel.shapes_of(self.arguments)
@@ -191,8 +204,10 @@ class Call:
         )
 
     def _what_for(self) -> tuple[str, str]:
-        """Return the parallel library of torch that has called it, and the purpose with the module. Both are "" if
-        none has, and for calls that are not recorded."""
+        """Return the parallel library of torch that made the call, and the purpose with the module.
+
+        Both are "" if no library made it, and for calls that are not recorded.
+        """
         if self.site is None:
             return "", ""
         if self.moment is not None and self.moment.sequence is not None:
@@ -205,7 +220,7 @@ class Call:
 
 
 def is_failed(future: Any) -> bool:
-    """Whether a future is known to have failed."""
+    """Return whether a future is known to have failed."""
     if future is None or not future.done():
         return False
     try:
@@ -216,7 +231,7 @@ def is_failed(future: Any) -> bool:
 
 
 def _references(call: Any) -> int:
-    """How many references there are to its work, this call's own among them."""
+    """Return the number of references to the call's work, including the call's own."""
     return sys.getrefcount(call.work)
 
 
@@ -227,62 +242,66 @@ _serials = itertools.count()
 
 
 class Group:
-    """What is known of a process group. Holds only a weak reference to it. Held after its end, it would keep the
-    connections of its successor."""
+    """Data of a process group, with only a weak reference to the group.
+
+    A strong reference would keep the connections of the group's successor after the group's end.
+    """
 
     def __init__(self, group: ProcessGroup) -> None:
-        self.serial = next(_serials)  # no other group of this process has it
+        self.serial = next(_serials)  # unique in this process
         self.reference = weakref.ref(group)
         self.name: str = group.group_name
-        self.ranks: tuple[int, ...] = tuple(map(int, _ranks(group)))  # the user may have given NumPy's integers
+        self.ranks: tuple[int, ...] = tuple(map(int, _ranks(group)))  # the user may have passed NumPy integers
         self.title = _title(group, self.ranks)
-        self.retired = ""  # why it cannot be used any more
-        self.successor: ProcessGroup | None = None  # the group whose connections its operations use
-        self.connections: Any = None  # the successor, as operators take it
-        self.board: Board[Any] | None = None  # where the guard compares its calls
+        self.retired = ""  # reason why it cannot be used any more
+        self.successor: ProcessGroup | None = None  # the group whose connections the operations use
+        self.connections: Any = None  # the successor, boxed for operators
+        self.board: Board[Any] | None = None  # on which the guard compares calls
         self.counts = dict.fromkeys(KINDS, 0)
-        self.sent: dict[int, int] = {}  # sends to each rank of the group
-        # Calls of one kind are numbered and compared one after the other, whatever thread they come from. A send does
-        # not wait for a collective: another rank may begin that collective only after it has received.
+        self.sent: dict[int, int] = {}  # number of sends to each rank of the group
+        # Calls of one kind are numbered and compared one after the other, also between threads. A send does not wait
+        # for a collective: another rank may start that collective only after it has received.
         self.locks = {kind: threading.RLock() for kind in self.counts}
 
     def go_through(self, successor: ProcessGroup) -> None:
-        """Send operations through the connections of another group from now on.
+        """Route operations through the connections of another group from now on.
 
         Args:
-            successor: that group.
+            successor: the other group.
         """
         self.successor, self.connections = successor, successor.boxed()
 
     def reset_counts(self) -> None:
-        """Number calls from the beginning."""
+        """Restart the numbering of calls."""
         self.counts = dict.fromkeys(self.counts, 0)
         self.sent.clear()
 
     def session_rank(self, rank: int | None) -> int | None:
-        """A rank of this group as one of the session."""
+        """Return a rank of this group as a rank of the session."""
         return self.ranks[rank] if rank is not None and 0 <= rank < len(self.ranks) else None
 
 
 def timeout_of(group: ProcessGroup) -> timedelta:
-    """The timeout of its operations."""
+    """Return the timeout of a group's operations."""
     backend = group._get_backend(group._device_types[0])
     return backend.options._timeout
 
 
 def check_longest(timeout: Any) -> None:
-    """Refuse a timeout that is too long for gloo, whose operations would fail at once.
+    """Refuse a timeout that is too long for gloo: all operations would fail at once.
 
     Raises:
-        RuntimeError: it is too long. Operations of such a group raise this type too.
+        RuntimeError: it is too long. Operations of such a group raise the same type.
     """
     if isinstance(timeout, timedelta) and timeout > _LONGEST:
         raise RuntimeError(f"timeout={timeout} is too long: give at most {_LONGEST.days:,} days")
 
 
 def timeout_setter() -> tuple[Callable[..., None], list[tuple[Any, str]]]:
-    """torch's function that sets the timeout of a group's operations, and the modules and the name that it has there:
-    `set_timeout` from torch 2.14 on, where the private one of before warns."""
+    """Return the torch function that sets the timeout of a group, with its modules and its name there.
+
+    This is `set_timeout` from torch 2.14 on, where the earlier private function warns.
+    """
     if hasattr(distributed_c10d, "set_timeout"):
         return distributed_c10d.set_timeout, [(distributed_c10d, "set_timeout"), (dist, "set_timeout")]
     return distributed_c10d._set_pg_timeout, [(distributed_c10d, "_set_pg_timeout")]
@@ -291,7 +310,7 @@ def timeout_setter() -> tuple[Callable[..., None], list[tuple[Any, str]]]:
 def _ranks(group: ProcessGroup) -> list[int]:
     try:
         return get_process_group_ranks(group)
-    except (ValueError, KeyError, RuntimeError):  # made behind torch's back, or destroyed
+    except (ValueError, KeyError, RuntimeError):  # a group that torch did not register, or a destroyed one
         return list(range(group.size()))
 
 
@@ -304,12 +323,14 @@ def _title(group: ProcessGroup, ranks: tuple[int, ...]) -> str:
     return f"[{','.join(map(str, ranks[:8]))}{',...' if len(ranks) > 8 else ''}]"
 
 
-NOW_NS = iter(time.monotonic_ns, None)  # `next` of it is the time; one for all, since making it took longer
+NOW_NS = iter(time.monotonic_ns, None)  # `next` of it is the time; shared, since making one takes longer
 
 
 def noting_time(into: list[int]) -> Callable[..., None]:
-    """A callback for a thread of gloo's that appends the time, in builtins only: for its first Python function a thread
-    that is not Python's own gets a stack each time, and frees it again (4 to 24 us a call instead of 1 to 4).
+    """Return a callback for a gloo thread that appends the current time to `into`.
+
+    It uses only builtins. A foreign thread gets a new stack for its first Python function each time and frees it again,
+    which takes 4 to 24 us a call instead of 1 to 4.
 
     Example:
         >>> ends = []

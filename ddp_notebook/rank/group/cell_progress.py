@@ -1,4 +1,4 @@
-"""How far a rank has come in its cell, to notice ranks that were stopped at different places or train apart."""
+"""Progress of a rank in its cell, to detect ranks that stopped at different points or train without synchronization."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from ddp_notebook.stdlib import threading, weakref
 
 
 class Progress:
-    """Counts optimizer steps and operations of the cell under way. Made in the main thread."""
+    """Counter of optimizer steps and operations of the running cell. Made in the main thread."""
 
     def __init__(self, recorder: Recorder) -> None:
         self.steps = 0
-        self.sees_operations = True  # False: the recorder could not be installed
+        self.sees_operations = True  # False if the recorder could not be installed
         self._recorder = recorder
-        self._begun = 0  # operations, before the cell
-        self._since = 0  # likewise before its first step: a model in DDP may be made, or data read, in the same cell
+        self._begun = 0  # operations before the cell
+        self._since = 0  # operations before the first step: the cell may create a DDP model or read data first
         self._main = threading.get_ident()
-        self._optimizer: Callable[[], Optimizer | None] = lambda: None  # the first one to step in the cell
-        self._stepped: set[int] = set()  # ids of optimizers that have stepped since the last operation
-        self._depth = 0  # of the main thread's steps: an optimizer may step inside another one's step, or its own
-        self._steps_twice = False  # one of them has stepped again
-        self._is_decided = False  # it is known whether the ranks train apart in this cell: skip further steps
+        self._optimizer: Callable[[], Optimizer | None] = lambda: None  # the first optimizer to step in the cell
+        self._stepped: set[int] = set()  # ids of optimizers that stepped after the last operation
+        self._depth = 0  # nested steps of the main thread: a step may call the same or another optimizer
+        self._steps_twice = False  # an optimizer has stepped twice
+        self._is_decided = False  # it is known whether the ranks train without synchronization: skip further steps
         register_optimizer_step_pre_hook(self._before_step)
         register_optimizer_step_post_hook(self._after_step)
 
     def begin(self) -> None:
-        """A cell begins."""
+        """Reset the counters for a new cell."""
         begun = self._recorder.begun
         if begun != self._begun:
             self._stepped.clear()
@@ -45,18 +45,21 @@ class Progress:
 
     @property
     def stepped(self) -> Optimizer | None:
-        """The optimizer that has stepped first in the cell; None: none has, or it is gone."""
+        """Return the optimizer that stepped first in the cell; None if none has, or if it was deleted."""
         return self._optimizer()
 
     @property
     def has_communicated(self) -> bool:
-        """Whether the cell has begun an operation."""
+        """Return whether the cell has started an operation."""
         return self._recorder.begun != self._begun
 
     @property
     def trains_apart(self) -> bool:
-        """Whether the main thread trains and sends nothing: an optimizer has stepped twice, and from the first step on
-        the cell has begun no operation. A single step may use gradients that were averaged before."""
+        """Return whether the main thread trains without communication.
+
+        This holds if an optimizer has stepped twice, and the cell has started no operation since the first step. A
+        single step may use gradients that were averaged before.
+        """
         return self._steps_twice and self.sees_operations and self._recorder.begun == self._since
 
     def _before_step(self, _: Optimizer, __: tuple[Any, ...], ___: dict[str, Any]) -> None:
@@ -84,7 +87,7 @@ class Progress:
 
 
 def _uses_rpc() -> bool:
-    """Whether gradients may travel by RPC, which the recorder does not see."""
+    """Return whether gradients may be sent by RPC, which the recorder does not see."""
     try:
         rpc.get_worker_info()
     except RuntimeError:

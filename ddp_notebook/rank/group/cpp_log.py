@@ -1,4 +1,4 @@
-"""The log of torch's C++ side on fd 2: silent about connections that are cut on purpose (40 lines of frames each)."""
+"""Suppress the C++ log of torch on fd 2 for connections that are closed on purpose (40 lines of frames each)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ASKED_FOR = "TORCH_CPP_LOG_LEVEL"
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Let torch's C++ side log only fatal errors. If its level cannot be reached, nothing is hidden.
+    """Let the C++ code of torch log only fatal errors. Does nothing if the log level cannot be accessed.
 
     `TORCH_CPP_LOG_LEVEL` is read when torch is imported, and nothing public changes the level afterwards.
     """
@@ -32,8 +32,11 @@ def quiet() -> Iterator[None]:
 
 
 def hush() -> None:
-    """The same for good, unless the user has asked for a level. When a rank dies, NCCL's watchdog writes 40 lines into
-    the others' output, of what the cell's error says in one."""
+    """Log only fatal errors from now on, unless the user has set a level.
+
+    When a rank dies, NCCL's watchdog writes 40 lines into the output of the other ranks. The cell's error contains the
+    same in one line.
+    """
     if _ASKED_FOR not in os.environ and (level := _level()) is not None:
         level.value = _FATAL
 

@@ -1,9 +1,9 @@
-"""Destroyed groups are kept for a while.
+"""Keep destroyed groups alive for a while.
 
-Freeing a group joins gloo's thread while holding the GIL; that thread may need the GIL to release the last all_reduce.
-A model in DDP that ends after its group, as in `cleanup()` of torch's tutorial, hangs that way. Even without us a
-script with 100 such groups hangs within its first ones (torch 2.13, two cores). With the recorder it nearly always
-hangs, since the end of each operation calls Python.
+Freeing a group joins gloo's thread while it holds the GIL. That thread may need the GIL to release the last all_reduce.
+A DDP model that is deleted after its group, as in `cleanup()` of torch's tutorial, hangs that way. Even without this
+package, a script with 100 such groups hangs within the first ones (torch 2.13, two cores). With the recorder it nearly
+always hangs, since the end of each operation calls Python.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ import torch.distributed as dist
 from ddp_notebook.rank.patching import replace
 from ddp_notebook.stdlib import functools, threading, time
 
-_QUIET_S = 0.05  # for gloo's threads to release their last operation
+_QUIET_S = 0.05  # time for the gloo threads to release their last operation
 _KEPT = 4
 _ended: deque[list[Any]] = deque()
 TORCHS = dist.destroy_process_group
 
 
 def keep(group: Any) -> None:
-    """Keep a group, or several, that nobody uses any more. What was kept longest is freed in a thread, since that waits
-    for gloo's once for each connection."""
+    """Keep one or several unused groups. Free the oldest ones in a thread, since that waits for gloo once per
+    connection."""
     _ended.append([group])
     if len(_ended) > _KEPT:
-        threading.Thread(target=_ended.popleft().clear, name="ddp-free").start()  # a script ends after it
+        threading.Thread(target=_ended.popleft().clear, name="ddp-free").start()  # scripts join it at exit
 
 
 @functools.wraps(TORCHS)
@@ -36,7 +36,7 @@ def _destroy_and_keep(group: Any = None) -> None:
     try:
         TORCHS(group)
     finally:
-        if isinstance(ended, dist.ProcessGroup):  # else torch has refused it
+        if isinstance(ended, dist.ProcessGroup):  # otherwise torch has refused it
             keep(ended)
 
 
@@ -46,7 +46,7 @@ def install() -> None:
 
 
 def let_go() -> None:
-    """Free the groups, before the process ends: gloo's threads must not outlive it."""
+    """Free the groups before the process ends: gloo's threads must not outlive it."""
     if _ended:
         time.sleep(_QUIET_S)
         _ended.clear()

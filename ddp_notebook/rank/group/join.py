@@ -1,4 +1,4 @@
-"""Take a place in the default process group. `connections.renewal` forms it anew."""
+"""Take a place in the default process group. `connections.reconnect` re-forms the group."""
 
 from __future__ import annotations
 
@@ -26,14 +26,16 @@ TORCHS = dist.init_process_group
 
 
 def enter(place: Form) -> None:
-    """Take the place: its variables, and its device in this thread. For the main thread, where cells run, before
-    another one connects: see `kernel_api.settle_environment`."""
+    """Set the environment variables of the place, and its device in this thread.
+
+    Call it in the main thread, where cells run, before another thread connects. See `kernel_api.settle_environment`.
+    """
     os.environ.update(environment(place))
     use_device(place)
 
 
 def use_device(place: Form) -> None:
-    """Make the place's GPU, if it has one, the present one of this thread."""
+    """Select the place's GPU, if it has one, as this thread's current device."""
     device = torch.device(place.device)
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -44,18 +46,18 @@ def use_device(place: Form) -> None:
 def join(place: Form, prefix: str, *, backend: str = "", timeout: timedelta | None = None, **options: Any) -> None:
     """Form the default group of the session's ranks. They meet at the session's store, under a prefix of this group.
 
-    Without a timeout the group forms with a short one, which is raised to torch's default afterwards. With a wrong
-    network interface one rank fails at once and the others wait five times the timeout (measured: 25 s for 5 s), which
-    would be 2.5 hours with torch's half an hour.
+    Without `timeout`, the group forms with a short timeout, which is raised to torch's default afterwards. With a wrong
+    network interface, one rank fails at once and the others wait for five times the timeout (measured: 25 s for 5 s).
+    With torch's default of 30 minutes this would be 2.5 hours.
 
     Args:
-        prefix: the same on all ranks, and of no earlier group.
-        backend: if empty, the session's.
-        timeout: of the group, also while it forms.
+        prefix: the same on all ranks, and different for each group.
+        backend: the session's backend if empty.
+        timeout: timeout of the group, also while it forms.
         options: further arguments of `init_process_group`.
 
     Raises:
-        whatever `init_process_group` raises; then the rank is in no group.
+        Any exception of `init_process_group`. The rank is then in no group.
     """
     clear()
     backend = backend or place.backend
@@ -65,7 +67,7 @@ def join(place: Form, prefix: str, *, backend: str = "", timeout: timedelta | No
     if backend == "nccl":
         cpp_log.hush()
     is_bound = backend == "nccl" and place.device != "cpu" and "device_id" not in options
-    if is_bound:  # then it connects now, and not at its first operation
+    if is_bound:  # the group connects now, and not at its first operation
         options["device_id"] = torch.device(place.device)
     try:
         TORCHS(backend, store=prefixed, rank=place.rank, world_size=place.world_size, timeout=forming, **options)
@@ -74,8 +76,8 @@ def join(place: Form, prefix: str, *, backend: str = "", timeout: timedelta | No
             dist.destroy_process_group()
         raise
     if is_bound and dist.group.WORLD is not None:
-        # Bound, other groups would be split from it: in torch 2.11 a second mesh of one shape then fails ("A process
-        # group is already registered under the name"), and a group whose connections are new has nothing to split.
+        # If it stays bound, torch splits other groups from it. Then in torch 2.11 a second mesh of the same shape fails
+        # ("A process group is already registered under the name"), and a reconnected group cannot be split.
         with contextlib.suppress(AttributeError):
             dist.group.WORLD.bound_device_id = None
     if timeout is None and dist.group.WORLD is not None:
@@ -83,11 +85,11 @@ def join(place: Form, prefix: str, *, backend: str = "", timeout: timedelta | No
 
 
 def clear() -> None:
-    """Let nothing be left of a default group that did not form, or was not destroyed to its end, as where a stop came.
+    """Remove the rest of a default group that did not form or was not completely destroyed, for example after a stop.
 
-    torch numbers groups, and ranks meet under that number: a rank that has tried alone would never meet the others
-    again. Destroying a default group resets the count, here one of this rank alone. Done before the next group and not
-    after the failure, where the stop is still under way.
+    torch numbers groups, and ranks meet under this number. A rank that has tried alone would never meet the others
+    again. Destroying a default group, here one of this rank only, resets the count. This is done before the next group
+    and not after the failure, since the stop may still be in progress then.
     """
     world = distributed_c10d._world
     if not is_initialized() and (world.group_count or world.pg_map):
@@ -96,7 +98,7 @@ def clear() -> None:
 
 
 def not_of_child(rank: int) -> str:
-    """The error of a process that a rank has forked and that uses the group."""
+    """Return the error for a process that a rank has forked and that uses the group."""
     return (
         f"this process was forked from rank {rank}, whose group it cannot use. The ranks exist already: "
         "call the function in the cell, without a Process around it, and every rank runs it"
@@ -104,7 +106,7 @@ def not_of_child(rank: int) -> str:
 
 
 def default_timeout(backend: str) -> timedelta:
-    """Return the timeout that a group has by default."""
+    """Return the default timeout of a group."""
     return distributed_c10d._get_default_timeout(dist.Backend(backend))
 
 
@@ -112,7 +114,7 @@ def set_timeout(group: dist.ProcessGroup, timeout: timedelta, *stores: Store) ->
     """Set the timeout of a group, and of the stores where later groups meet.
 
     Args:
-        stores: by default that of the group.
+        stores: the group's store if empty.
     """
     set_of_group, _ = timeout_setter()
     set_of_group(timeout, group)
@@ -121,23 +123,25 @@ def set_timeout(group: dist.ProcessGroup, timeout: timedelta, *stores: Store) ->
 
 
 def environment(place: Form) -> dict[str, str]:
-    """torchrun's variables, the interface that gloo, NCCL and RPC are to use, and what accelerate asks for.
+    """Return the environment variables of a place: those of torchrun, network interfaces, and those for accelerate and
+    NCCL.
 
-    TORCHELASTIC_RUN_ID tells Lightning that it need not start the ranks. TORCHELASTIC_USE_AGENT_STORE is not set:
-    processes that a rank starts would inherit it, and if they form a group at an address of their own, all of them
-    would wait for a store that none of them starts.
+    With TORCHELASTIC_RUN_ID, Lightning does not start the ranks itself. TORCHELASTIC_USE_AGENT_STORE is not set. Child
+    processes of a rank would inherit it. If they formed a group at their own address, all of them would wait for a
+    store that none of them starts.
 
-    accelerate and transformers take ranks without a GPU for single processes unless ACCELERATE_USE_CPU is set, as
-    `accelerate launch --cpu` does. FORK_LAUNCHED says that a notebook has started the rank, which lives on: then
-    `Accelerator.end_training` keeps the group, which the next `Accelerator` of the process expects to exist.
+    accelerate and transformers treat ranks without a GPU as single processes unless ACCELERATE_USE_CPU is set, as
+    `accelerate launch --cpu` does. FORK_LAUNCHED means that a notebook has started the rank, which continues to run.
+    `Accelerator.end_training` then keeps the group, which the next `Accelerator` of the process expects to exist.
 
-    NCCL refuses ranks that share a GPU unless it takes them for ranks of different hosts, which then talk by sockets.
+    NCCL refuses ranks that share a GPU, unless NCCL_HOSTID makes them ranks of different hosts. They then communicate
+    by sockets.
 
     Source: https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables,
         https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-hostid
     """
     names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
-    interface = dict.fromkeys(names, place.interface) if place.interface else {}  # else each finds one by itself
+    interface = dict.fromkeys(names, place.interface) if place.interface else {}  # else libraries choose one
     defaults = {**interface, "FORK_LAUNCHED": "1"}
     if place.shares_gpu:
         defaults["NCCL_HOSTID"] = uuid.uuid4().hex
@@ -147,7 +151,7 @@ def environment(place: Form) -> dict[str, str]:
 
 
 def of_torchrun(place: Form) -> dict[str, str]:
-    """Return the variables by which torchrun tells a process its rank."""
+    """Return the variables with which torchrun describes the rank of a process."""
     return {
         "RANK": str(place.rank),
         "LOCAL_RANK": str(place.local_rank),

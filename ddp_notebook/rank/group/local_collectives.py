@@ -1,4 +1,4 @@
-"""Operations that send nothing: each returns at once, with the rank's own input in place of the other ranks'."""
+"""Collectives that send nothing: they return at once, with this rank's input in place of the other ranks' inputs."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from ddp_notebook.rank.group.operators import Operator, flat
 
 
 class LocalCollectives:
-    """Answers operations without other ranks."""
+    """Replacement for collectives that needs no other ranks."""
 
     def __init__(self) -> None:
-        # According to torch's stub its constructor needs a timeout, and its methods are those of `ProcessGroup`.
+        # torch's stub differs: it requires a timeout, and lists only the methods of `ProcessGroup`.
         self._group: Any = ProcessGroupGloo(HashStore(), 0, 1, timeout=timedelta(seconds=60))
 
     def run(self, kernel: Operator, arguments: tuple[Any, ...]) -> Any:
-        """Run an operator that sends nothing, and return what it would."""
+        """Run an operator without communication, and return a result of the operator's type."""
         _answer_oneself(kernel, arguments)
         out = [] if kernel.at_output is None else [one for one in flat(arguments[kernel.at_output]) if one.is_cpu]
-        # In a group of one rank, so the value of this work is the result.
+        # The group has one rank, so the value of this work is the result.
         work = self._group.allreduce([(out or [torch.zeros(1)])[0].detach()])
         work.wait()
         boxed = work.boxed()
@@ -38,5 +38,5 @@ def _answer_oneself(kernel: Operator, arguments: tuple[Any, ...]) -> None:
     for one in flat(arguments[at_out]):
         if sent and one.numel():
             target, source = one.detach().view(-1), sent[0].detach().reshape(-1)
-            for part in target.split(max(1, source.numel())):  # several ranks' parts in one tensor
+            for part in target.split(max(1, source.numel())):  # one tensor can hold the parts of several ranks
                 part.copy_(source[: part.numel()])

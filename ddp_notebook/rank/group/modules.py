@@ -1,9 +1,9 @@
-"""Which module a collective is made for: FSDP tells it by itself, DTensor and tensor parallel do not.
+"""Find the module that a collective belongs to. FSDP provides it; DTensor and tensor parallel do not.
 
-A forward has `Module._call_impl` on the stack, whose innermost one is the module and outermost one the model. A
-backward has neither. So the contexts of DTensor's own autograd functions are marked with the module in a forward where
-their backward may communicate, and both find the mark. In most steps of a long training loop torch's functions are put
-back, since already to pass through ours takes time; `rank.group.sequences` names the backwards of such steps.
+During a forward, `Module._call_impl` is on the stack. The innermost one belongs to the module, the outermost one to the
+model. During a backward it is absent. So in the forward, the contexts of DTensor's autograd functions are marked with
+the module if their backward may communicate. The backward finds the mark. In most steps of a long training loop torch's
+functions are restored, since even a wrapper takes time. `rank.group.sequences` names the backwards of such steps.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ import torch
 from ddp_notebook.stdlib import functools, re, weakref
 
 ROOT = "(root)"
-CALL_IMPL = torch.nn.Module._call_impl.__code__  # of a module whose forward is on the stack
-_MARK = "_ddp_notebook_module"  # of an autograd function's context
+CALL_IMPL = torch.nn.Module._call_impl.__code__  # code of the frame that runs a module's forward
+_MARK = "_ddp_notebook_module"  # attribute of an autograd function's context
 _WRAPPERS = re.compile(r"\b(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)(\.|$)")
 
 
 class Modules:
-    """Names of modules, worked out once for each module and line of a cell.
+    """Names of modules, determined once for each module and line of a cell.
 
     Example:
         >>> model = torch.nn.Sequential(torch.nn.Linear(1, 1))
@@ -33,17 +33,17 @@ class Modules:
     """
 
     def __init__(self) -> None:
-        self._names: dict[int, tuple[weakref.ref[torch.nn.Module], str]] = {}  # by id, in the largest model seen
+        self._names: dict[int, tuple[weakref.ref[torch.nn.Module], str]] = {}  # names by id, in the largest known model
         self.found: dict[tuple[int, int, int], tuple[weakref.ref[torch.nn.Module], str]] = {}  # see `name`
-        self._marked: set[int] = set()  # ids of codes whose `ctx` may have a mark; they live as long as torch
-        self._watched: list[tuple[Any, Any, Any]] = []  # autograd functions, their own forward and the one that marks
+        self._marked: set[int] = set()  # ids of code objects whose `ctx` may have a mark; torch keeps the code alive
+        self._watched: list[tuple[Any, Any, Any]] = []  # autograd functions, their own forward, and the marking forward
         self.marks = True  # forwards are marked
 
     def watch(self, is_on: Callable[[], bool]) -> None:
-        """Mark what DTensor's autograd functions do in a forward.
+        """Mark the contexts of DTensor's autograd functions in forwards.
 
         Args:
-            is_on: whether somebody asks for names now.
+            is_on: returns whether names are needed now.
 
         Raises:
             ImportError, AttributeError: this torch has no such functions.
@@ -55,24 +55,27 @@ class Modules:
         self._mark(Redistribute, is_on, _changes)
 
     def mark(self, on: bool) -> None:
-        """Whether forwards are marked from now on. An autograd function looks for its forward at each call."""
+        """Set whether forwards are marked from now on. An autograd function looks up its forward at each call."""
         self.marks = on
         for function, torchs, ours in self._watched:
-            if function.forward is (torchs if on else ours):  # else somebody has wrapped it too
+            if function.forward is (torchs if on else ours):  # otherwise other code has wrapped it too
                 function.forward = staticmethod(ours if on else torchs)
 
     def noted(self, frame: FrameType) -> str | None:
-        """The module that was marked in this frame's context; None if it is no frame of a function with marks, or this
-        is no step with marks: already to look at the context takes time."""
+        """Return the module that is marked in the context of this frame.
+
+        Returns None if the frame's function has no marks, or if this step is not marked: even an access to the context
+        takes time.
+        """
         if not self.marks or id(frame.f_code) not in self._marked:
             return None
         return getattr(frame.f_locals["ctx"], _MARK, None)
 
     def of_context(self, ctx: Any, frame: FrameType) -> str:
-        """The module for which DTensor's autograd function of this context runs.
+        """Return the module for which DTensor's autograd function with this context runs.
 
         Args:
-            frame: the innermost one to look at, if there is no mark.
+            frame: the first frame of the search if there is no mark.
         """
         mark = getattr(ctx, _MARK, None)
         return self.name(frame, None, 0) if mark is None else mark
@@ -83,8 +86,8 @@ class Modules:
 
         @functools.wraps(original)
         def forward(ctx: Any, tensor: Any, mesh: Any, placements: Any, *rest: Any) -> Any:
-            # torch.compile knows the first of these while it traces, and so traces nothing but the original.
-            # Without a gradient there will be no backward, and a forward's own collectives find their module anyway.
+            # torch.compile evaluates the first condition while it traces, so it traces only the original. Without a
+            # gradient there is no backward, and collectives of a forward find their module anyway.
             if (
                 not torch.compiler.is_compiling()
                 and ctx.needs_input_grad[0]
@@ -99,11 +102,12 @@ class Modules:
         self._watched.append((function, original, forward))
 
     def name(self, frame: FrameType | None, code: CodeType | None, instruction: int) -> str:
-        """The module whose forward is on the stack, or was when this backward's forward ran; "" if there is none.
+        """Return the module whose forward is on the stack, or was when the forward of this backward ran; "" if there is
+        none.
 
         Args:
-            frame: the innermost one to look at.
-            code, instruction: the user's line. The same module may be called by two models.
+            frame: the first frame of the search.
+            code, instruction: the user's line. Two models may call the same module.
         """
         call_impl, marked = CALL_IMPL, self._marked
         while frame is not None:
@@ -120,8 +124,10 @@ class Modules:
         return self._name(frame, code, instruction)
 
     def _caller(self) -> str:
-        """The module in whose forward DTensor's function runs that has an autograd function call our caller. Each frame
-        that is looked at is made for it first, so the three that are known are passed over."""
+        """Return the module in whose forward a DTensor function calls the caller's autograd function.
+
+        Each inspected frame is first created, so the three known frames are skipped.
+        """
         try:
             frame: FrameType | None = sys._getframe(4)
         except ValueError:  # in a thread that C++ has started
@@ -132,7 +138,7 @@ class Modules:
         return "" if frame is None else self._name(frame, None, 0)
 
     def _name(self, frame: FrameType, code: CodeType | None, instruction: int) -> str:
-        """The name of a module, by the frame that calls its forward."""
+        """Return the name of a module, given the frame that calls its forward."""
         module = frame.f_locals["self"]
         key = id(module), id(code), instruction
         known = self.found.get(key)
@@ -150,16 +156,16 @@ class Modules:
         around = self._names.get(id(model))
         if around is None or around[0]() is not model:
             self.index(model)
-        elif (known := self._names.get(id(module))) is None or known[0]() is not module:  # added since
+        elif (known := self._names.get(id(module))) is None or known[0]() is not module:  # added later
             self.index(model, around[1])
         known = self._names.get(id(module))
-        return "" if known is None else known[1]  # not of the model: somebody calls it besides
+        return "" if known is None else known[1]  # not part of the model: other code calls it
 
     def index(self, model: torch.nn.Module, name: str = ROOT) -> dict[int, tuple[weakref.ref[torch.nn.Module], str]]:
-        """Give a model's modules their names. Returns the names of all that live, by id.
+        """Name the modules of a model. Return the names of all living modules, by id.
 
         Args:
-            name: the model's own.
+            name: name of the model itself.
         """
         self._names = {key: known for key, known in self._names.items() if known[0]() is not None}
         if isinstance(model, torch.nn.parallel.DistributedDataParallel):
@@ -173,10 +179,11 @@ class Modules:
 
 
 def _is_replicated(_: Any, placements: Any) -> bool:
-    """Whether the gradient of a tensor that becomes a DTensor may be partial sums, which its backward adds up."""
+    """Return whether the gradient of a tensor that becomes a DTensor may be partial sums, which its backward
+    reduces."""
     return any(placement.is_replicate() for placement in placements)
 
 
 def _changes(tensor: Any, placements: Any) -> bool:
-    """Whether a redistribution has something to do."""
+    """Return whether a redistribution changes the placements."""
     return tensor.placements != placements

@@ -1,4 +1,4 @@
-"""What a rank does with the others: its groups, the operations under way in them, and how their waits are ended."""
+"""The rank's process groups: form them, observe their operations, and release the rank from blocked waits."""
 
 from __future__ import annotations
 
@@ -30,29 +30,29 @@ from ddp_notebook.stdlib import os, re, threading, time
 
 
 class GroupNames:
-    """Names such groups after their ranks, and how many of these ranks there were before: on both members agree."""
+    """Names for process groups. All members derive the same name, from the group's ranks and a count."""
 
     def __init__(self) -> None:
         self._epoch = 0
-        self._given: set[str] = set()  # of this epoch: destroyed groups have left their addresses in the store
+        self._given: set[str] = set()  # names of this epoch: destroyed groups leave their addresses in the store
 
     def begin(self, epoch: int) -> None:
-        """The groups have formed anew, and all ranks start counting again: one that has joined knows of no earlier one.
+        """Start a new epoch: all ranks count from 0, since a joining rank knows no earlier groups.
 
         Args:
-            epoch: the same on all ranks.
+            epoch: the same number on all ranks.
         """
         self._epoch = epoch
         self._given.clear()
 
     def watch(self, connections: Connections) -> None:
-        """Name groups from now on. A torch that names them elsewhere keeps its own names."""
+        """Name groups from now on. A torch version that names them elsewhere keeps its own names."""
         if hasattr(distributed_c10d, "_hash_ranks_to_str"):
             distributed_c10d._hash_ranks_to_str = self.name
             connections.on_group = lambda group: self._given.add(group.group_name)
 
     def name(self, ranks: Sequence[int]) -> str:
-        """The name of the next group of these ranks. One that could not be made leaves its name to the next one.
+        """Return the name of the next group with these ranks. If that group cannot be made, the next one gets its name.
 
         Example:
             >>> names = GroupNames()
@@ -69,14 +69,15 @@ class GroupNames:
         return hashlib.sha1(words.encode(), usedforsecurity=False).hexdigest()
 
 
-# Errors of operations whose peer is gone: the words of gloo, of NCCL and of a store, and ours.
+# Errors of operations whose peer is dead: messages of gloo, NCCL, stores and this package.
 _PEER_IS_GONE = re.compile(
     r"gloo/transport|Connection (closed|reset) by peer|Broken pipe|Failed to recv, got 0 bytes|"
     rf"ncclRemoteError|NCCL.*abort|{WORDS}"
 )
-# A limit has run out, which somebody else's end does not make: gloo also says so of one that it cannot connect to.
+# A timeout, which the death of another rank does not cause. gloo also reports one if it cannot connect to a peer.
 _TIMED_OUT = re.compile(r"imed out(?! connecting)")
-# After any of these gloo refuses all further operations of the group: it is formed anew even if somebody caught them.
+# After any of these errors gloo refuses all further operations of the group. So the group is re-formed even if user
+# code caught the error.
 _GROUP_IS_BROKEN = re.compile(rf"gloo/|pair closure|Connection (closed|reset) by peer|ncclRemoteError|NCCL|{WORDS}")
 Hook = Callable[[Form], object]
 _LOOK_S = 0.02
@@ -84,15 +85,18 @@ _GLOO_S = 0.0005
 
 
 def _let_gloo_finish() -> None:
-    """Before a fork. Python 3.11 leaves the child waiting for ever if just then another thread makes or frees its own
-    thread state, as gloo's do when they let go of an operation's tensors (seen once, in a worker of a DataLoader).
-    Source: `PyOS_AfterFork_Child`, which takes a lock before it makes it anew; from 3.12 on the other way round."""
+    """Sleep before a fork until the gloo threads have released the tensors of their last operation.
+
+    In Python 3.11 the child hangs if another thread creates or frees its thread state during the fork, as gloo's
+    threads do. This was seen once, in a DataLoader worker.
+    Source: `PyOS_AfterFork_Child`, which takes a lock before it recreates it; 3.12 recreates it first.
+    """
     if sys.version_info < (3, 12) and is_initialized():
         time.sleep(_GLOO_S)
 
 
 class Network:
-    """The network of one rank. Made once, in its main thread."""
+    """Network of one rank. Made once, in its main thread."""
 
     def __init__(self) -> None:
         self.where = CurrentLine()
@@ -107,7 +111,7 @@ class Network:
         self._progress = Progress(self.recorder)
         self._cell: int | None = None
         self._main = threading.main_thread().ident or 0
-        self._is_broken = False  # an operation has failed in a way that breaks its group
+        self._is_broken = False  # an operation failed and broke its group
         try:
             self.recorder.install()
             self.connections.watch()
@@ -115,7 +119,7 @@ class Network:
             self._models.watch()
             waiting.install()
             stores.install()
-        except (AttributeError, RuntimeError, TypeError) as error:  # another torch than this was written for
+        except (AttributeError, RuntimeError, TypeError) as error:  # an unknown version of torch
             self._progress.sees_operations = False
             print(
                 f"ddp_notebook: torch {torch.__version__} does not let operations be observed ({error}): messages do "
@@ -129,7 +133,7 @@ class Network:
                 file=sys.stderr,
             )
         self.release.start()
-        # The module itself: the threads of cells look for the hook there, and not in its copy.
+        # The module itself, not its copy: the threads of cells look up the hook there.
         python_threading: Any = sys.modules["threading"]
         self._show_end_of_thread = python_threading.excepthook
         python_threading.excepthook = self._on_end_of_thread
@@ -138,14 +142,17 @@ class Network:
     # ---- groups
 
     def form(self, place: Form, before: Iterable[Hook] = (), after: Iterable[Hook] = ()) -> list[str]:
-        """Be in the group of `place.epoch`. Returns what the user has to know.
+        """Form the group of `place.epoch`.
 
         Args:
             before: called with the place before the group forms.
             after: called with the place once it has formed, before operations are allowed again.
 
+        Returns:
+            Notes for the user.
+
         Raises:
-            whatever torch raises when a group does not form.
+            Any exception of torch if the group does not form.
         """
         join.use_device(place)
         notes: list[str] = []
@@ -165,27 +172,36 @@ class Network:
         return notes
 
     def take_over(self, forming: threading.Lock) -> None:
-        """Acquire this lock, which is held while a group forms. If a group of an earlier epoch still forms, nobody
-        waits for it any more, and it is ended now instead of at its timeout."""
+        """Acquire the lock that is held while a group forms.
+
+        If a group of an earlier epoch is still forming, no rank needs it any more. It is aborted now instead of at its
+        timeout.
+        """
         if forming.acquire(blocking=False):
             return
         with quiet():
-            while not forming.acquire(timeout=_LOOK_S):  # it may not be connected yet
+            while not forming.acquire(timeout=_LOOK_S):  # the group may not be connected yet
                 self.connections.cut_groups()
                 self.connections.cut_session_store()
 
     def _leave(self) -> None:
-        """In a forked child, which has the rank's connections but not gloo's threads: an operation would never end."""
+        """Disable the groups in a forked child.
+
+        It has the rank's connections, but not gloo's threads, so an operation would never end.
+        """
         if is_initialized():
             self.recorder.retire(join.not_of_child(get_rank()))
 
     def on_message(self, message: Lost) -> None:
-        """Takes what the notebook says about the other ranks. Called by the agent."""
+        """Handle the notebook's message about lost ranks. The agent calls this."""
         self.release.lose(message.why)
 
     def _on_end_of_thread(self, end: threading.ExceptHookArgs) -> None:
-        """A thread of the user's has failed. If that is because we have cut its connection, no traceback is shown: the
-        message about the stop says what it was in."""
+        """Handle an exception that ended a thread of the user.
+
+        No traceback is shown if this package has closed the thread's connection: the message about the stop names its
+        operation.
+        """
         is_ours = any(
             isinstance(error, KeyboardInterrupt) or _PEER_IS_GONE.search(known_words(error))
             for error in chain(end.exc_value)
@@ -196,19 +212,22 @@ class Network:
     # ---- cells
 
     def begin_cell(self, cell: int) -> None:
-        """A cell begins."""
+        """Prepare for a cell."""
         self._cell = cell
         self.children.seen = None
         self._progress.begin()
         self.release.begin()
 
     def end_cell(self, failure: BaseException | None, *, before_stop: bool = False) -> dict[str, Any]:
-        """The cell has ended. Returns fields of `CellDone`: none after a cell that ended well by itself, unless its
-        ranks train apart.
+        """Clean up after a cell.
 
         Args:
-            failure: by which.
-            before_stop: a stop came later than that, if one came.
+            failure: the exception that ended the cell.
+            before_stop: the cell had failed before any stop.
+
+        Returns:
+            Fields of `CellDone`. Empty after a cell that ended normally, unless its ranks train without
+                synchronization.
         """
         self._cell = None
         apart = {"trains_apart": True} if self._progress.trains_apart else {}
@@ -240,7 +259,7 @@ class Network:
         }
 
     def vitals(self) -> dict[str, Any]:
-        """What the main thread is in. From any thread."""
+        """Return the fields of `Vitals` about the main thread's current operation. Callable from any thread."""
         doing = self.release.now()
         return {
             "where": doing.place,
@@ -252,7 +271,7 @@ class Network:
         }
 
     def state(self) -> dict[str, Any]:
-        """Whether this rank is in step with others, as JSON."""
+        """Return, as JSON, the state that shows whether this rank is in step with the others."""
         return {
             "counts": self.recorder.counts,
             "made": self.connections.groups_made,
@@ -265,7 +284,7 @@ class Network:
         }
 
     def _failed_in(self, failure: BaseException | None, unwaited: Call | None) -> Doing:
-        """Where a cell has failed, and in which operation: the one that raised, or the first one that has failed."""
+        """Return the place and the operation of a failure: the operation that raised, or the first failed one."""
         failed, place = self.recorder.failed, self._place_of(failure)
         if failed is not None and any(error is failed.error for error in chain(failure)):
             return Doing(place, failed.call.describe())
@@ -275,10 +294,10 @@ class Network:
         return self.where.of_traceback(None if failure is None else failure.__traceback__)
 
     def is_broken_off(self, failure: BaseException, *, in_our_own_wait: bool) -> bool:
-        """Whether code failed because others are gone, and not by a stop.
+        """Return whether code failed because other ranks are dead or stopped, and not by a stop of this rank.
 
         Args:
-            in_our_own_wait: no code of the user's has failed.
+            in_our_own_wait: the failure came from a wait of this package, not from user code.
         """
         if self.release.is_under_way:
             return False
@@ -294,7 +313,7 @@ class Network:
 
 
 def _lacks_others(failure: BaseException) -> bool:
-    """Whether a cell failed in an operation because other ranks did not take part."""
+    """Return whether a cell failed in an operation because other ranks did not take part."""
     if issubclass(type(failure), CollectiveMismatchError) or _TIMED_OUT.search(known_words(failure)):
         return False
     return any(

@@ -1,15 +1,15 @@
-"""Every collective, send and receive of this process, as it happens: what is under way, and who waits in it.
+"""Observe every collective, send and receive of this process: which are in progress, and which threads wait for them.
 
-Kernels at the dispatch key `BackendSelect` of torch's `c10d` operators see all of them: the user's and those of DDP's
-reducer, FSDP, DTensor and object collectives, from every thread, and cost nothing elsewhere. A kernel stores
-references and goes on to the real operator; what they mean is worked out only on request. The end of an operation is
-seen in `Work.wait`, which is wrapped, or on request.
+Kernels at the dispatch key `BackendSelect` of torch's `c10d` operators see all calls, from every thread: those of the
+user, DDP's reducer, FSDP, DTensor and object collectives. Other operators have no overhead. A kernel stores references
+and calls the real operator; their meaning is worked out only on request. The end of an operation is observed in the
+wrapped `Work.wait`, or on request.
 
-A kernel may also refuse the operation (`refusal`), check it first (`guard`), and send it through other connections
+A kernel may also refuse the operation (`refusal`), check it first (`guard`), and route it through other connections
 than those that its group was made with (`connections`).
 
-Two traps, both of which hang or abort only sometimes: a kernel at the key `CPU` would hold the GIL while gloo's worker
-waits for it, and a strong reference to a group keeps gloo's threads alive past the group's end.
+Two designs hang or abort only sometimes. A kernel at the key `CPU` would hold the GIL while gloo's worker waits for it.
+A strong reference to a group would keep gloo's threads alive after the group's end.
 """
 
 from __future__ import annotations
@@ -37,11 +37,12 @@ if TYPE_CHECKING:
     from ddp_notebook.rank.record.event_buffer import EventBuffer
     from ddp_notebook.rank.record.training.buckets import Backward
 
-_MOST_LIVE = 64  # operations that nobody has waited for; those that are over are dropped much earlier
-# Which the short way does not know. (The guard looks at no bucket, and a meaning is a message's.)
+_MOST_LIVE = 64  # kept operations without a wait; completed ones are dropped much earlier
+# Hooks that the fast path of repeated calls does not support. (The guard does not check buckets, and only messages have
+# a meaning.)
 _HOOKS = frozenset(("refusal", "pause", "instead", "look"))
 _set = object.__setattr__
-_PRUNE_AT = 16  # operations that may be over; more if many are really under way
+_PRUNE_AT = 16  # possibly completed operations; more if many are in progress
 
 
 class FailedCollective(NamedTuple):
@@ -49,11 +50,11 @@ class FailedCollective(NamedTuple):
 
     call: Call
     error: BaseException
-    at_ns: int  # monotonic
+    at_ns: int  # monotonic clock
 
 
 class Recorder:
-    """Sees the operations of this process from `install` to `remove`.
+    """Observer of the operations of this process, from `install` to `remove`.
 
     Example:
         >>> recorder = Recorder()
@@ -66,49 +67,49 @@ class Recorder:
     def __init__(self) -> None:
         self.repeating = Repeating()
         self.modules = Modules()
-        # Seven hooks, set from outside and looked at in every call.
-        self.refusal: Callable[[Group | None], BaseException] | None = None  # makes what operations raise instead
-        self.pause: Callable[[], None] | None = None  # called before each one
-        # Called before each one begins; may raise, or give tensors to begin a message with in place of its own.
+        # Seven hooks, set from outside and read in every call.
+        self.refusal: Callable[[Group | None], BaseException] | None = None  # makes the exception that operations raise
+        self.pause: Callable[[], None] | None = None  # called before each operation
+        # Called before each operation. It may raise, or return the tensors with which a message starts.
         self.guard: Callable[[Call], Sequence[torch.Tensor] | None] | None = None
-        self.instead: Callable[[Kernel, tuple[Any, ...]], Any] | None = None  # called in place of every operation
-        self.meaning: Callable[[Call], str] | None = None  # what a message carries
-        self.look: Callable[[Call], None] | None = None  # called as each one begins, and raises nothing
-        self.event_buffer: EventBuffer | None = None  # where calls are left for the recording
-        # Changed by methods only.
-        self.failed: FailedCollective | None = None  # the last one
-        self.is_torn = False  # a message was counted and interrupted: whether it is under way is not known
-        self.live: dict[int, Call] = {}  # by id; calls that may not be over
-        self.waiting: dict[int, Call] = {}  # by thread that is in a call, or waits for it
-        self.by_work: dict[int, Call] = {}  # by id of the work
-        self.unwaited: dict[int, Call] = {}  # by thread: a synchronous call that was issued and is not waited for yet
+        self.instead: Callable[[Kernel, tuple[Any, ...]], Any] | None = None  # called instead of every operation
+        self.meaning: Callable[[Call], str] | None = None  # returns a description of a message's content
+        self.look: Callable[[Call], None] | None = None  # called at the start of each operation; never raises
+        self.event_buffer: EventBuffer | None = None  # receives the recorded calls
+        # Changed only by methods.
+        self.failed: FailedCollective | None = None  # the last failure
+        self.is_torn = False  # a message was counted and then interrupted, so it may or may not be in progress
+        self.live: dict[int, Call] = {}  # calls by id; they may not be complete
+        self.waiting: dict[int, Call] = {}  # calls by the thread that executes them or waits for them
+        self.by_work: dict[int, Call] = {}  # calls by id of their work
+        self.unwaited: dict[int, Call] = {}  # issued synchronous calls before their wait, by thread
         self.prune_at = _PRUNE_AT
         self._kept: list[Any] = []
         self._boards: weakref.WeakKeyDictionary[ProcessGroup, Board[Any] | None] = weakref.WeakKeyDictionary()
-        self._knowing = threading.Lock()  # groups, and their boards, may be new in several threads at once
-        self.groups: dict[int, Group] = {}  # by id of the process group
+        self._knowing = threading.Lock()  # several threads may register groups and boards at once
+        self.groups: dict[int, Group] = {}  # groups by id of the process group
         self._libraries: list[Any] = []
         self._waits: dict[type, Any] = {}
 
     def __setattr__(self, name: str, value: Any) -> None:
         _set(self, name, value)
-        if name in _HOOKS and value is not None:  # there is more to do in a call than to note it
+        if name in _HOOKS and value is not None:  # a call must do more than record itself
             self.repeating.backward = None
 
     def repeat(self, backward: Backward) -> None:
-        """Let the buckets of this backward take the short way, see `repeats`."""
-        self.repeating.backward = backward  # before the look: another thread may set a hook just now
+        """Let the buckets of this backward pass use the fast path, see `repeats`."""
+        self.repeating.backward = backward  # set before the check: another thread may set a hook at this moment
         if not (self.refusal is None and self.pause is None and self.instead is None and self.look is None):
             self.repeating.backward = None
 
     def note_failure(self, call: Call, error: BaseException) -> None:
-        """An operation has raised."""
+        """Store the failure of an operation."""
         if call.kernel.spec.kind != "collective" and isinstance(error, KeyboardInterrupt):
             self.is_torn = True
         self.failed = FailedCollective(call, error, time.monotonic_ns())
 
     def install(self) -> None:
-        """Put the kernels before the operators."""
+        """Register the kernels before the operators, and wrap `Work.wait`."""
         library, functional = torch.library.Library("c10d", "IMPL"), torch.library.Library("_c10d_functional", "IMPL")
         self._libraries = [library, functional]
         after = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect)
@@ -118,20 +119,21 @@ class Recorder:
         gpu.watch_captures()
         functional.impl("wait_tensor", self._around_wait_tensor(after), "BackendSelect", with_keyset=True)
         kinds: list[type] = [Work, *Work.__subclasses__()]
-        for kind in kinds:  # the work of the fake backend has a `wait` of its own
+        for kind in kinds:  # the work of the fake backend has its own `wait`
             if "wait" in kind.__dict__:
                 self._waits[kind] = kind.__dict__["wait"]  # not `getattr`, which loses the descriptor
                 kind.wait = self._around_wait(kind.wait)  # type: ignore[attr-defined]
 
     def remove(self) -> None:
-        """Take the kernels away."""
+        """Remove the kernels and wrappers."""
         for library in self._libraries:
             library._destroy()
         for kind, wait in self._waits.items():
             kind.wait = wait  # type: ignore[attr-defined]
 
     def group(self, group: ProcessGroup) -> Group:
-        """What is known of a process group, from its first call on: its ranks are not known before it is made."""
+        """Return the data of a process group. It is made at the group's first call, since the ranks are unknown
+        before."""
         with self._knowing:
             if (known := self._known(group)) is None:
                 known = self.groups[id(group)] = Group(group)
@@ -145,14 +147,16 @@ class Recorder:
         return known if known is not None and known.reference() is group else None
 
     def registered(self) -> dict[str, Group]:
-        """torch's groups by name, in the order in which they were made."""
+        """Return the registered torch groups by name, in the order of their creation."""
         names = distributed_c10d._world.pg_names
         groups = {name: self.group(group) for group, name in list(names.items()) if group.size() > 0}
         return dict(sorted(groups.items(), key=lambda item: (not item[0].isdigit(), len(item[0]), item[0])))
 
     def retire(self, why: str) -> None:
-        """In a forked child: no group can be used any more, and operations raise these words. Nothing of a group may
-        be freed here, since gloo would join threads that this process does not have."""
+        """Disable all groups in a forked child; operations raise this text.
+
+        No group may be freed here: gloo would join threads that this process does not have.
+        """
         self.repeating.backward = None
         self._kept += [*self.groups.values(), *self._boards.values()]
         for group in self.registered().values():
@@ -161,19 +165,19 @@ class Recorder:
     # ---- the guard's boards
 
     def keep_board(self, group: ProcessGroup, board: Board[Any] | None) -> None:
-        """This is a group's board from now on. Of a group that is being made its `Group` cannot be made yet."""
+        """Set a group's board. The `Group` of a group that is still being made does not exist yet."""
         with self._knowing:
             self._boards[group] = board
             if (known := self._known(group)) is not None:
                 known.board = board
 
     def board_of(self, group: ProcessGroup) -> Board[Any] | None:
-        """A group's board, if any."""
+        """Return a group's board; None if it has none."""
         with self._knowing:
             return self._boards.get(group)
 
     def cut_boards(self) -> None:
-        """End every wait at the boards, here and on the other ranks. From any thread."""
+        """End every wait at the boards, on this rank and the others. Callable from any thread."""
         with self._knowing:
             boards = [board for board in self._boards.values() if board is not None]
         for board in boards:
@@ -181,8 +185,10 @@ class Recorder:
 
     @property
     def is_cut(self) -> bool:
-        """Whether ranks were interrupted while their calls were compared: they may have posted different numbers. From
-        any thread."""
+        """Return whether ranks were interrupted while they compared calls: their posted call numbers may differ.
+
+        Callable from any thread.
+        """
         for group in list(distributed_c10d._world.pg_names):
             known, board = self._known(group), self.board_of(group)
             if board is not None and board.is_cut and not (known is not None and known.retired):
@@ -193,8 +199,10 @@ class Recorder:
 
     @property
     def counts(self) -> dict[str, dict[str, Any]]:
-        """How many operations of each kind were begun in each group, by its name: whether ranks are in step. A group
-        that was never used counts too, since another rank may have. From any thread."""
+        """Return the number of started operations of each kind, by name of the group. Ranks in step have equal counts.
+
+        It includes unused groups, since another rank may have used them. Callable from any thread.
+        """
         counts: dict[str, dict[str, Any]] = {}
         for group, name in list(distributed_c10d._world.pg_names.items()):
             if group.size() > 0:
@@ -206,11 +214,11 @@ class Recorder:
 
     @property
     def begun(self) -> int:
-        """How many operations were begun, in all groups."""
+        """Return the number of started operations in all groups."""
         return sum(sum(group.counts.values()) for group in list(self.groups.values()))
 
     def reset_counts(self) -> None:
-        """The groups were formed anew: count from the beginning, and forget the operations of the old connections."""
+        """Restart all counts after the groups were re-formed, and forget operations of the old connections."""
         for group in list(self.groups.values()):
             group.reset_counts()
         self.is_torn = False
@@ -219,7 +227,7 @@ class Recorder:
         self.failed = None
 
     def queued(self, call: Call) -> None:
-        """A call is queued on the current stream of a GPU, and nobody waits for it in Python."""
+        """Record a call that is queued on the current GPU stream, without a wait in Python."""
         if not unseen(call.goes_on):
             self.live.pop(id(call), None)
         if call.moment is not None and self.event_buffer is not None:
@@ -228,12 +236,12 @@ class Recorder:
             call.compact()
 
     def leave(self, thread: int) -> None:
-        """The code of a thread has ended: it waits in nothing, though it may have been stopped before a wait."""
+        """Clear the wait of a thread whose code has ended. It may have been stopped before its wait."""
         self.unwaited.pop(thread, None)
         self.waiting.pop(thread, None)
 
     def first_failed(self) -> Call | None:
-        """The first operation that failed without raising anywhere in Python: in DDP's backward, for example."""
+        """Return the first operation that failed without an exception in Python, for example in a DDP backward pass."""
         return next((call for call in list(self.live.values()) if call.has_failed), None)
 
     def forget_failure(self) -> None:
@@ -241,10 +249,10 @@ class Recorder:
         self.failed = None
 
     def compact(self, thread: int) -> None:
-        """Drop the tensors of operations that nobody has waited for.
+        """Drop the tensors of operations that no code has waited for.
 
         Args:
-            thread: has begun all of its own. An operation of another thread without a work is still to begin.
+            thread: has started all its own operations. Another thread's operation without a work has yet to start.
         """
         if not self.live:
             return
@@ -254,11 +262,11 @@ class Recorder:
                 call.compact()
 
     def prune(self) -> None:
-        """Forget what is over, so that its tensors live no longer than the user keeps them."""
+        """Forget completed operations, so that their tensors live no longer than the user keeps them."""
         for key, call in list(self.live.items()):
             if (call.is_done or call.is_given_up) and not call.is_to_be_told:
                 self._forget(key, call)
-        # Those that are over on a GPU hold no tensors.
+        # Operations that complete on a GPU hold no tensors.
         left = [item for item in list(self.live.items()) if item[1].over is None and not item[1].is_to_be_told]
         left.sort(key=lambda item: item[1].since_ns)
         for key, call in left[: max(0, len(left) - _MOST_LIVE)]:
@@ -273,12 +281,12 @@ class Recorder:
             self.event_buffer.forgotten(call)
 
     def operations(self) -> list[Call]:
-        """The operations under way, the oldest first. From any thread."""
+        """Return the operations in progress, oldest first. Callable from any thread."""
         under_way = [call for call in list(self.live.values()) if not call.is_done]
-        return sorted(under_way, key=lambda call: call.since_ns)  # a call that is made again has kept its place
+        return sorted(under_way, key=lambda call: call.since_ns)  # a repeated call keeps its position
 
     def waits_in(self, thread: int) -> Call | None:
-        """The operation that a thread waits in, as far as Python sees it. From any thread."""
+        """Return the operation that a thread waits for, as far as Python sees it. Callable from any thread."""
         return self.waiting.get(thread)
 
     def _around_wait(self, wait: Callable[..., bool]) -> Callable[..., bool]:
@@ -292,13 +300,13 @@ class Recorder:
                 call = unwaited.pop(thread, None)
                 if call is None:  # its group is not recorded
                     return wait(work) if timeout is None else wait(work, timeout)
-                call.is_waited_for = True  # first: another thread may see that it is over and forget it
+                call.is_waited_for = True  # set first: another thread may find it complete and forget it
                 call.work = work
             elif call.work is not work:
                 return wait(work) if timeout is None else wait(work, timeout)
             if timeout is None and call.kernel.spec.kind != "collective" and unseen(call.is_on_cpu):
-                # gloo would use the timeout that its group was formed with, whatever was set since. (With a timeout,
-                # NCCL blocks the thread until the device is done.)
+                # gloo would use the group's initial timeout even if another one was set since. (With a timeout, NCCL
+                # blocks the thread until the device is done.)
                 group = call.group.reference()
                 timeout = None if group is None else timeout_of(group)
             call.is_waited_for = not call.end_ns
@@ -316,7 +324,7 @@ class Recorder:
                 waiting.pop(thread, None)
                 if failed or not (gpu.is_in_use() and unseen(call.goes_on)):
                     live.pop(id(call), None)
-                elif call.moment is None:  # else it is about to be kept without its tensors
+                elif call.moment is None:  # otherwise the recording keeps it without tensors
                     call.compact()
                 by_work.pop(id(work), None)
                 if call.moment is not None and (event_buffer := self.event_buffer) is not None:
@@ -326,8 +334,11 @@ class Recorder:
         return recorded_wait
 
     def _around_wait_tensor(self, after: Any) -> Callable[..., torch.Tensor]:
-        """Functional collectives, and so DTensor's, are waited for in C++ by their output tensor. They are waited for
-        here first, so that C++ finds them over."""
+        """Return a kernel that waits for a functional collective in Python first.
+
+        Functional collectives, including DTensor's, are waited for in C++ by their output tensor. After the wait in
+        Python, C++ finds them complete.
+        """
         wait = torch.ops._c10d_functional.wait_tensor.default.redispatch
 
         def wait_tensor(keys: Any, tensor: torch.Tensor) -> torch.Tensor:
@@ -339,7 +350,7 @@ class Recorder:
         return wait_tensor
 
     def _that_fills(self, tensor: torch.Tensor) -> Call | None:
-        """The operation under way whose output a tensor is."""
+        """Return the operation in progress that writes its output to this tensor; None if there is none."""
         if type(tensor) is not torch.Tensor:  # a tensor of torch.compile has no data
             return None
         at_data = tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided else 0

@@ -1,8 +1,8 @@
 """Clients of the session's store, as `torch.distributed.Store`.
 
-torch and gloo call a client as any other store: their C++ side finds the Python methods by their names. Every wait is
-in Python, so an interrupt ends it. Requests of a process go over a few connections that all of its clients share; a
-request that waits has one of its own, and holds up no other.
+torch and gloo use a client like any other store: their C++ code calls the Python methods by name. Every wait is in
+Python, so an interrupt ends it. All clients of a process share a few connections for their requests. A waiting request
+has its own connection and blocks no other.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from ddp_notebook.stdlib import contextlib, functools, os, socket, threading
 from ddp_notebook.wire import store as protocol
 from ddp_notebook.wire.store import Sealing, StoreAddress, StoreRefusedError
 
-_TIMEOUT = timedelta(seconds=300)  # torch's own for a store
+_TIMEOUT = timedelta(seconds=300)  # torch's default for a store
 _CONNECT_S = 10.0
-_ANSWER_S = 30.0  # for a request that waits for no key: a store that takes longer is stopped or gone
-_MOST_IDLE = 4  # connections
+_ANSWER_S = 30.0  # for a request that waits for no key: a slower store is suspended or dead
+_MOST_IDLE = 4  # idle connections
 _MILLISECOND = timedelta(milliseconds=1)
-_LONGEST_S, _SHORTEST_S = 20 * 86400.0, 0.001  # a socket counts 25 days in milliseconds, and 0 is no wait
-_TIMED_OUT = "wait timeout after"  # torch's words
+_LONGEST_S, _SHORTEST_S = 20 * 86400.0, 0.001  # a socket's limit is 25 days in milliseconds, and 0 means no wait
+_TIMED_OUT = "wait timeout after"  # text of the torch error
 
 T = TypeVar("T")
 
@@ -37,12 +37,12 @@ class Connection:
     """The client's end of a connection to a store, for one request at a time.
 
     Args:
-        place: where the store listens.
+        place: address of the store.
         timeout_s: seconds to connect.
 
     Raises:
-        StoreRefusedError: what listens there is not the session's store.
-        OSError: nothing listens there.
+        StoreRefusedError: the server is not the session's store.
+        OSError: no server listens at the address.
     """
 
     def __init__(self, place: StoreAddress, timeout_s: float) -> None:
@@ -84,11 +84,11 @@ class Connection:
         """Send a request and wait for its reply.
 
         Args:
-            timeout_s: seconds to wait; None: as long as it takes.
+            timeout_s: seconds to wait; None for no limit.
 
         Raises:
             TimeoutError: no reply in time. This connection cannot be used any more.
-            StoreRefusedError: the reply was altered on its way.
+            StoreRefusedError: the reply was altered in transit.
             ConnectionError: the store has ended, or the connection was closed.
         """
         self.socket.settimeout(None if timeout_s is None or timeout_s > _LONGEST_S else max(timeout_s, _SHORTEST_S))
@@ -124,8 +124,7 @@ def _check_user(connection: socket.socket, place: StoreAddress) -> None:
 
 
 class _Connections:
-    """The connections of this process to stores. A connection belongs to the process that has made it: a forked child
-    makes its own."""
+    """Connections of this process to stores. A forked child makes its own connections."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -138,7 +137,7 @@ class _Connections:
         connection = self._connection(place)
         try:
             reply = connection.ask(fields, timeout_s)
-        except BaseException:  # also an interrupt: its reply would be taken for that of the next request
+        except BaseException:  # also at an interrupt: otherwise the next request would get this reply
             with self._lock:
                 self._used.discard(connection)
             connection.close()
@@ -167,14 +166,14 @@ class _Connections:
         return connection
 
     def cut(self) -> int:
-        """End the requests under way, in whatever thread. Returns how many there were."""
+        """End the requests in progress, in all threads. Return their number."""
         with self._lock:
             for connection in self._used:
                 connection.shut_down()
             return len(self._used)
 
     def close(self) -> None:
-        """Close the connections that are idle."""
+        """Close the idle connections."""
         with self._lock:
             idle, self._idle = self._idle, []
         for _, connection in idle:
@@ -191,15 +190,15 @@ cut = _connections.cut
 
 
 class SessionStore(Store):
-    """A client of the session's store.
+    """Client of the session's store.
 
     Args:
-        place: where the store listens.
-        timeout: of what waits for keys.
-        prefix: of all keys of the session; errors show keys without it.
+        place: address of the store.
+        timeout: time limit for keys.
+        prefix: prefix of all keys of the session; errors show keys without it.
     """
 
-    timeout: timedelta  # torch's stubs lack it
+    timeout: timedelta  # missing in the stubs of torch
 
     def __init__(self, place: StoreAddress, timeout: timedelta = _TIMEOUT, prefix: str = "") -> None:
         super().__init__()
@@ -208,7 +207,7 @@ class SessionStore(Store):
         self.set_timeout(timeout)
         _living.append(self)
 
-    # What waits
+    # Operations that wait
 
     def get(self, key: str) -> bytes:
         return self._wait(b"get", [key], self.timeout)[0]
@@ -219,7 +218,7 @@ class SessionStore(Store):
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
         self._wait(b"wait", keys, self.timeout if timeout is None else timeout)
 
-    # What does not
+    # Operations that do not wait
 
     def set(self, key: str, value: str | bytes) -> None:
         self._ask(b"set", key.encode(), _bytes(value))
@@ -272,7 +271,7 @@ class SessionStore(Store):
     def clone(self) -> SessionStore:
         return SessionStore(self._place, self.timeout, self._prefix)
 
-    # torch's C++ side looks for two methods under other names than its Python side has
+    # torch's C++ code calls two methods by other names than its Python code
     deleteKey, getNumKeys = delete_key, num_keys
 
     def _ask(self, *fields: bytes) -> list[bytes]:
@@ -288,7 +287,7 @@ class SessionStore(Store):
         return reply[1:]
 
     def _wait(self, request: bytes, keys: Sequence[str], timeout: timedelta) -> list[bytes]:
-        limit_s = timeout.total_seconds() or None  # torch: none
+        limit_s = timeout.total_seconds() or None  # 0 means no limit in torch
         try:
             with _as_torchs_errors():
                 return _connections.ask(self._place, [request, *(key.encode() for key in keys)], limit_s)[1:]
@@ -298,22 +297,22 @@ class SessionStore(Store):
             ) from None
 
     def _shown(self, key: str) -> str:
-        """Return a key without the session and the number of its group, as a `TCPStore` shows it."""
+        """Return a key without the session's prefix and the number of its group, as a `TCPStore` shows it."""
         if not self._prefix or not key.startswith(f"{self._prefix}/"):
             return f"/{key}"
         first, _, rest = key.removeprefix(f"{self._prefix}/").partition("/")
         return f"/{rest}" if first.isdecimal() else f"/{first}/{rest}"
 
 
-# torch holds clients in C++ only, and calls their Python half: so that half stays. Each takes about a kilobyte.
+# torch holds clients only in C++ and calls their Python objects, so these must stay alive. Each takes about 1 kB.
 _living: list[SessionStore] = []
 
 
 def connect(place: Form, timeout: timedelta = _TIMEOUT) -> SessionStore:
-    """A client of the store where the ranks of the session meet. It connects at its first request.
+    """Return a client of the store where the ranks of the session meet. It connects at its first request.
 
     Args:
-        timeout: of what waits for keys.
+        timeout: time limit for keys.
     """
     return SessionStore(StoreAddress(place.store_at, place.store_key), timeout, place.store_prefix)
 
@@ -345,7 +344,7 @@ _probed = threading.local()
 
 
 def install() -> None:
-    """Let a `PrefixStore` over a client of the session's store have queues and list its keys, as over a `TCPStore`.
+    """Let a `PrefixStore` over a client of the session's store support queues and `list_keys`, as over a `TCPStore`.
 
     Raises:
         AttributeError: this version of torch has no such methods.
@@ -384,7 +383,8 @@ def _client_below(store: Any) -> SessionStore | None:
 
 
 def _full_key(store: PrefixStore, key: str) -> str:
-    """The key with the prefixes of this store, which it does not tell: the client reports what it is asked for."""
+    """Return a key with the prefixes of this store. torch does not expose them, so `check` of the client records the
+    key."""
     _probed.key = None
     try:
         store.check([key])

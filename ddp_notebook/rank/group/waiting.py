@@ -1,13 +1,15 @@
-"""Waits that Python's own interrupt can end. A wait in C++ never sees the signal, so the main thread waits in Python
-until there is nothing left to wait for, and then calls the original.
+"""Waits that an interrupt of Python can end.
+
+A wait in C++ does not notice the signal. So the main thread waits in Python until the event has occurred, and then
+calls the original function.
 
 | wait | in Python |
 |---|---|
-| `torch.futures.Future.wait`, which `wait_all` and RPC use too | a queue that the future's callback puts something in |
-| `wait`, `get`, `multi_get` of `FileStore` and `HashStore`, also below a `PrefixStore` | looks for the keys |
-| `TCPStore`, a client of an address where nobody listens yet | tries to connect |
+| `torch.futures.Future.wait`, also used by `wait_all` and RPC | a queue, filled by the future's callback |
+| `wait`, `get`, `multi_get` of `FileStore` and `HashStore`, also below a `PrefixStore` | polls the keys |
+| `TCPStore` client, before its server listens | retries to connect |
 
-A wait at a server, or for the other workers of a `TCPStore`, is ended by cutting its socket (`connections`).
+A wait at a server, or for the other workers of a `TCPStore`, is ended by closing its socket (`connections`).
 """
 
 from __future__ import annotations
@@ -23,9 +25,9 @@ from torch._C._distributed_c10d import FileStore, HashStore, PrefixStore, Store,
 
 from ddp_notebook.stdlib import contextlib, functools, socket, threading, time
 
-_SHORTEST_S, _LONGEST_S = 0.0002, 0.01  # between two looks at a store, which looks every 10 ms itself
-_MOST_S = 3600.0  # for one try to connect: Python refuses more than 292 years
-_LONGEST_RETRY_S = 0.5  # between two tries to connect; torch doubles its pause too
+_SHORTEST_S, _LONGEST_S = 0.0002, 0.01  # interval between two polls of a store, which itself polls every 10 ms
+_MOST_S = 3600.0  # limit of one connection attempt: Python rejects more than 292 years
+_LONGEST_RETRY_S = 0.5  # longest pause between two attempts to connect; torch doubles its pause too
 _AT_ONCE = timedelta(milliseconds=1)
 _main = threading.main_thread().ident
 _wait_for_future = torch._C.Future.wait
@@ -33,58 +35,62 @@ _wait, _get, _multi_get = Store.wait, Store.get, Store.multi_get
 
 
 def install() -> None:
-    """Replace these functions in this process.
+    """Replace the waiting functions of torch in this process.
 
     Raises:
-        AttributeError, TypeError: this version of torch has others.
+        AttributeError, TypeError: this version of torch has other functions.
     """
     torch._C.Future.wait = wait_for_future  # type: ignore[assignment,method-assign]
-    for kind in (FileStore, HashStore, PrefixStore, TCPStore):  # which inherit them
+    for kind in (FileStore, HashStore, PrefixStore, TCPStore):  # subclasses that inherit them
         kind.wait, kind.get, kind.multi_get = wait, get, multi_get  # type: ignore[assignment,method-assign]
     TCPStore.__init__ = _around_connect(TCPStore.__init__)  # type: ignore[method-assign]
 
 
 def notice_interrupt() -> None:
-    """Let Python notice SIGINT, after a wait in C++ that ended because its connection was cut. Python does so when it
-    calls a Python function: this one, and not the first one of the user's clean-up, which would end there."""
+    """Let Python notice SIGINT after a wait in C++ that ended because its connection was closed.
+
+    Python checks for signals when it calls a Python function. This call is that function, so that the interrupt does
+    not end the first function of the user's clean-up.
+    """
 
 
 # ---- threads whose waits can be ended: the main one, by its signal, and others for as long as they say so
 
-# Gets something when what is waited for has come, or the wait is to end; unlike a lock it may be told so twice. Each
-# wait has its own: a thread that took what another one's wait is to end by would go on to wait in C++.
+# Queue that gets an item when the awaited event occurs, or when the wait must end. Unlike a lock, it accepts two items.
+# Each wait has its own queue: otherwise a thread could take the item of another wait, which would go on in C++.
 Came = SimpleQueue[Any]
-_others: dict[int, Came | None] = {}  # by thread: what it waits for
+_others: dict[int, Came | None] = {}  # queue of the current wait, by thread
 
 
 def can_end() -> bool:
-    """Whether this thread's waits can be ended, where it waits in Python."""
+    """Return whether a wait of this thread in Python can be ended."""
     thread = threading.get_ident()
     return thread == _main or thread in _others
 
 
 def begin(thread: int) -> None:
-    """From now on this thread's waits can be ended by `interrupt`."""
+    """Allow `interrupt` to end the waits of this thread from now on."""
     _others.setdefault(thread, None)
 
 
 def end(thread: int) -> None:
-    """No more."""
+    """Revoke `begin` for this thread."""
     _others.pop(thread, None)
 
 
 def interrupt(thread: int) -> None:
-    """End the wait of such a thread, in which something is about to be raised."""
+    """End the current wait of a thread, in which an exception is about to be raised."""
     if (came := _others.get(thread)) is not None:
         came.put(None)
 
 
 def wait_until(begin: Callable[[Callable[..., None]], object]) -> None:
-    """Wait until something is done.
+    """Wait until an asynchronous task is done.
 
     Args:
-        begin: begins it; gets what its end is told to, from any thread. That is a builtin: in a thread of C++ a
-            function of Python's costs 4 to 24 us.
+        begin: starts the task. Its argument is the callback for the task's end, callable from any thread. It is a
+            builtin:
+            in a C++ thread a Python function costs 4 to 24 us.
     """
     came: Came = SimpleQueue()
     begin(functools.partial(next, map(came.put, (None,))))
@@ -103,23 +109,23 @@ def _wait_for(came: Came, limit_s: float | None = None) -> None:
 
 
 Explain = Callable[[Any, RuntimeError], BaseException | None]
-explain: Explain = lambda future, error: None  # noqa: E731 - says in words why a future has failed, where it can
-# What the end of this future is told to already: spares it one more callback, 3 us in the thread that sets it.
-# For the first who waits for it.
+explain: Explain = lambda future, error: None  # noqa: E731 - returns a better error for a failed future, or None
+# Return the queue that the end of this future already fills. This saves another callback (3 us in the thread that sets
+# the future). Only the first waiting thread gets it.
 came_of: Callable[[Any], Came | None] = lambda future: None  # noqa: E731
-# Called with its value, or with its error.
+# Called with the future's value or error.
 on_waited: Callable[[Any, Any, Exception | None], None] = lambda future, value, error: None  # noqa: E731
 
 
 def wait_in_time(future: torch._C.Future[Any], limit_s: float) -> bool:
-    """Wait in Python until a future is set, and take neither its value nor its error.
+    """Wait in Python until a future is set, without reading its value or error.
 
     Args:
-        future: of torch.
-        limit_s: seconds; 0: as long as it takes.
+        future: a torch future.
+        limit_s: time limit in seconds; 0 for no limit.
 
     Returns:
-        Whether it is set.
+        Whether the future is set.
     """
     if future.done():
         return True
@@ -130,7 +136,8 @@ def wait_in_time(future: torch._C.Future[Any], limit_s: float) -> bool:
     return bool(future.done())
 
 
-# Told when a wait for a future began that has ended, in its thread; None: nothing records such waits.
+# Called after a wait for a future, in the same thread, with the start of the wait in ns. None if waits are not
+# recorded.
 record: Callable[[int], None] | None = None
 
 
@@ -165,17 +172,17 @@ def _wait_for_value(future: torch._C.Future[Any]) -> Any:
 
 
 def wait(store: Store, keys: Sequence[str], *timeout: timedelta) -> None:
-    """`Store.wait`."""
+    """Replace `Store.wait` by a wait that an interrupt can end."""
     return _at_store(_wait, store, keys, keys, *timeout)
 
 
 def get(store: Store, key: str) -> bytes:
-    """`Store.get`."""
+    """Replace `Store.get` by a wait that an interrupt can end."""
     return _at_store(_get, store, [key], key)
 
 
 def multi_get(store: Store, keys: Sequence[str]) -> list[bytes]:
-    """`Store.multi_get`."""
+    """Replace `Store.multi_get` by a wait that an interrupt can end."""
     return _at_store(_multi_get, store, keys, keys)
 
 
@@ -195,7 +202,7 @@ def _at_store(original: Callable[..., Any], store: Any, keys: Sequence[str], wha
 
 
 def _is_in_process(store: Store) -> bool:
-    """Whether it waits without a server."""
+    """Return whether the store has no server."""
     while isinstance(store, PrefixStore):
         store = store.underlying_store
     return isinstance(store, FileStore | HashStore)
@@ -237,10 +244,10 @@ def _wait_for_listener(
     *__: Any,
     **___: Any,
 ) -> None:
-    """Wait until somebody listens where a client is to connect. The arguments are those of `TCPStore`.
+    """Wait until a server listens at the address of a client. The arguments are those of `TCPStore`.
 
     Raises:
-        DistNetworkError: nobody did in time.
+        DistNetworkError: no server listened in time.
     """
     if is_master:
         return

@@ -1,11 +1,12 @@
-"""gloo's connections: known, cut, and made anew behind the groups.
+"""gloo connections: track, close and replace them, while the group objects stay.
 
-A group that somebody holds (a model in DDP or FSDP, a device mesh, a variable of the user's) cannot be replaced there.
-So the group stays, and its operations go through the connections of another one: whoever holds it never notices.
+A group that is in use (by a DDP or FSDP model, a device mesh or a variable of the user) cannot be replaced by another
+object. So the group stays, and its operations use the connections of a successor group. The users of the group do not
+notice.
 
-abort        which connections there are, and how what waits for them is ended
-reconnect    new connections for every group: the group formed anew
-models       models in DDP and FSDP, and how they forget a backward that did not end
-stuck_waits  waits that gloo forgets to end
-sockets      a process's TCP sockets, told by their ports
+abort        the connections, and how waits for them are ended
+reconnect    new connections for every group: re-forms the groups
+models       DDP and FSDP models, and how they forget an incomplete backward
+stuck_waits  waits that gloo does not end
+sockets      the TCP sockets of a process, identified by their ports
 """

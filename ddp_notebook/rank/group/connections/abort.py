@@ -1,7 +1,7 @@
-"""Which connections this process has, and how they are cut: every operation that waits for one ends.
+"""Track the connections of this process, and close them so that every operation that waits for one ends.
 
-gloo's groups and the clients of stores are seen as they are made. Groups get their board for the guard at the same
-moment.
+gloo groups and clients of stores are registered when they are made. Groups get their board for the guard at the same
+time.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _libc = ctypes.CDLL(None)
 
 @contextlib.contextmanager
 def rare_ticks() -> Iterator[None]:
-    """Threads that are made meanwhile by this one have lazy timers."""
+    """Give the threads that this thread starts inside the block a coarse timer, for fewer wakeups."""
     if sys.platform != "linux":
         yield
         return
@@ -46,11 +46,11 @@ def rare_ticks() -> Iterator[None]:
     try:
         yield
     finally:
-        if before > 0:  # gVisor has none
+        if before > 0:  # gVisor has no timer slack
             _libc.prctl(_SET, ctypes.c_ulong(before), 0, 0, 0)
 
 
-NCCL = ("nccl", "nccl2", "nccl-legacy")  # torch's two classes, as they call themselves, and a name of the older one
+NCCL = ("nccl", "nccl2", "nccl-legacy")  # names of the two NCCL classes of torch, and another name of the older one
 
 
 _THREADS = 3  # number that a gloo group starts
@@ -60,12 +60,12 @@ _log = logging.getLogger(__name__)
 class _Connecting(NamedTuple):
     """A group that is being made."""
 
-    before: set[int]  # inodes of what listened before
+    before: set[int]  # inodes of the earlier listeners
     size: int
 
 
 class Connections:
-    """The connections of this process.
+    """Connections of this process.
 
     Args:
         recorder: knows the groups, and refuses operations.
@@ -73,29 +73,29 @@ class Connections:
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
-        self._listeners: set[int] = set()  # gloo's, by inode
+        self._listeners: set[int] = set()  # inodes of the gloo listeners
         self._stores: set[sockets.Address] = set()
-        self._connecting: dict[int, _Connecting] = {}  # by thread
-        self._starting: dict[int, set[int]] = {}  # by thread that starts a store at any port: as `before`
+        self._connecting: dict[int, _Connecting] = {}  # groups that are being made, by thread
+        self._starting: dict[int, set[int]] = {}  # earlier listeners, by thread that starts a store at any port
         self._making = threading.RLock()
         self._unseen = 0  # waits that the recorder does not see
         self._untold = StuckWaits()
-        self._makers = 0  # calls that hold that lock: several where one call makes a group by another
-        self._successors: dict[str, ProcessGroup] = {}  # by name of a group: the one that its operations go through
-        # Makes the board of a group on which the guard compares calls; None while no guard is wanted.
+        self._makers = 0  # calls that hold that lock; more than one for nested calls
+        self._successors: dict[str, ProcessGroup] = {}  # groups whose connections are used, by name of a group
+        # Makes the board of a group on which the guard compares calls; None without the guard.
         self.make_board: Callable[[ProcessGroup, Store, timedelta], Board[Any]] | None = None
-        self.on_group: Callable[[ProcessGroup], object] = lambda _: None  # told each group that this rank has made
-        self.rests = False  # groups that are made may be idle for hours, see `ticks`
+        self.on_group: Callable[[ProcessGroup], object] = lambda _: None  # called with each new group
+        self.rests = False  # new groups may be idle for hours, see `rare_ticks`
 
     def watch(self) -> None:
-        """See every gloo group and every client of a store as it is made."""
+        """Register every gloo group and every client of a store when it is made."""
         connect_group, connect_store = ProcessGroupGloo.__init__, TCPStore.__init__
 
         def init_group(group: ProcessGroupGloo, *args: Any, **kwargs: Any) -> None:
             thread = threading.get_ident()
             before = set(sockets.listeners())
             size = kwargs.get("size", args[2] if len(args) > 2 else 0)
-            threads.check_startable(_THREADS)  # gloo ends the process where it can start one of them, and no second
+            threads.check_startable(_THREADS)  # gloo ends the process if it can start only one of them
             self._connecting[thread] = _Connecting(before, size)
             try:
                 with rare_ticks() if self.rests else contextlib.nullcontext():
@@ -125,8 +125,8 @@ class Connections:
         self._watch_groups()
 
     def _watch_groups(self) -> None:
-        """Give each group a board for the guard as it is made, and redirect what torch asks of a group's backend
-        to the backend that the group has now."""
+        """Give each new group a board for the guard. Redirect torch's queries of a group's backend to its current
+        backend."""
         make = distributed_c10d._new_process_group_helper
 
         @functools.wraps(make)
@@ -136,7 +136,7 @@ class Connections:
                 self.on_group(made)
             make_board = self.make_board
             if make_board is not None and isinstance(made, ProcessGroup) and made.size() > 1 and _is_gloo(made):
-                # Not in a `Group`: its ranks are not known yet.
+                # Not stored in a `Group`: its ranks are not known yet.
                 self._recorder.keep_board(made, make_board(made, store, timeout_of(made)))
             return made, store
 
@@ -144,10 +144,13 @@ class Connections:
 
         @functools.wraps(make_with_name)
         def make_in_turn(*args: Any, **kwargs: Any) -> Any:
-            """Threads that make groups at the same time would block each other at the store, whose client handles one
-            request after the other: by themselves with many threads, with the guard's boards already with two."""
+            """Make groups one at a time, also from several threads.
+
+            Threads would block each other at the store, whose client handles one request after the other. Without the
+            guard's boards this happens with many threads, with the boards already with two.
+            """
             with self._making:
-                if (refuse := self._recorder.refusal) is not None:  # a rank has died, or the cell is being ended
+                if (refuse := self._recorder.refusal) is not None:  # a rank has died, or the cell is being stopped
                     raise refuse(None)
                 check_longest(kwargs.get("timeout", args[1] if len(args) > 1 else None))
                 self._makers += 1
@@ -161,11 +164,11 @@ class Connections:
 
         @functools.wraps(set_timeout)
         def set_timeouts(timeout: timedelta, group: Any = None) -> None:
-            check_longest(timeout)  # torch would refuse it after it has changed the group
+            check_longest(timeout)  # torch would refuse it only after it has changed the group
             set_timeout(timeout, group)
             which = dist.group.WORLD if group is None else group
             board = None if which is None else self._recorder.board_of(which)
-            if board is not None:  # it waits wherever its group would
+            if board is not None:  # the board has the timeout of its group
                 board.set_timeout(timeout)
 
         distributed_c10d._new_process_group_helper = make_group
@@ -188,7 +191,7 @@ class Connections:
 
     @contextlib.contextmanager
     def waiting_unseen(self) -> Iterator[None]:
-        """The main thread waits in a group of ours, which the recorder does not see."""
+        """Mark that the main thread waits in an internal group, which the recorder does not see."""
         self._unseen += 1
         try:
             yield
@@ -197,37 +200,41 @@ class Connections:
 
     @property
     def is_connecting(self) -> bool:
-        """Whether some thread is making a group, or waits in one of ours."""
+        """Return whether some thread is making a group or waits in an internal one."""
         return bool(self._connecting or self._unseen)
 
     @property
     def is_making(self) -> bool:
-        """Whether some thread is in `new_group`, which may wait at the store."""
+        """Return whether some thread is in `new_group`, which may wait at the store."""
         return self._makers > 0
 
     @property
     def groups_made(self) -> int:
-        """How many groups torch has counted: the next one is named after it, and ranks meet under that name. 0 without
-        a default group: what is left of one that did not form is cleared before the next one."""
+        """Return the number of groups that torch has counted. The next group is named after it, and ranks meet by that
+        name.
+
+        Returns 0 without a default group: the rest of a group that did not form is removed before the next one.
+        """
         return int(distributed_c10d._world.group_count) if is_initialized() else 0
 
     def replace(self, successors: dict[str, ProcessGroup]) -> list[ProcessGroup]:
-        """Operations go through these groups from now on, by name. Returns those that they went through before."""
+        """Route operations through these groups, by name, from now on. Return the earlier successors."""
         before, self._successors = list(self._successors.values()), successors
         return before
 
     def forget_listeners(self) -> None:
-        """The connections so far are no longer used."""
+        """Forget the listeners of unused connections."""
         self._listeners.clear()
 
     # ---- cutting
 
     def cut_groups(self) -> int:
-        """End every operation that waits in a group, here and at its peers. From any thread. To be called again and
-        again while something waits: it may be about to begin, or gloo may tell it nothing.
+        """End every operation that waits in a group, on this rank and its peers. Callable from any thread.
+
+        Call it repeatedly while an operation waits: one may be about to start, or gloo may not notify it.
 
         Returns:
-            How many connections were cut.
+            Number of closed connections.
         """
         self._recorder.cut_boards()
         own = set(self._listeners)
@@ -241,16 +248,18 @@ class Connections:
         return count
 
     def cut_stores(self) -> int:
-        """End every wait at a store."""
+        """End every wait at a store. Return the number of closed connections."""
         new = [sockets.listeners().keys() - before for before in list(self._starting.values())]
         return sockets.cut_stores(set(self._stores), set().union(*new)) + self.cut_session_store()
 
     def cut_session_store(self) -> int:
-        """End every wait at the session's store."""
+        """End every wait at the session's store. Return the number of closed connections."""
         return stores.cut()
 
     def _abort_nccl(self) -> int:
-        """All at once: an abort waits for its group's kernels, which a GPU may have queued behind another group's.
+        """Abort all NCCL groups at the same time. An abort waits for the kernels of its group, and a GPU may have
+        queued them behind those of another group.
+
         Source: https://github.com/pytorch/pytorch/issues/119797, https://docs.pytorch.org/docs/stable/distributed.html#shutdown
         """
         cuda, aborts = torch.device("cuda"), {}
@@ -267,7 +276,7 @@ class Connections:
 def _abort(backend: Any) -> None:
     try:
         backend.abort()
-    except RuntimeError:  # the others are aborted all the same, and the user's cell is to say nothing of it
+    except RuntimeError:  # the other groups are aborted anyway, and the user's cell must not show this error
         _log.info("a group of NCCL was not aborted", exc_info=True)
 
 

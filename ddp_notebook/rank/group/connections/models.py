@@ -1,4 +1,4 @@
-"""Models in DDP and FSDP: after a cell that was cut, they forget a forward or backward that did not end."""
+"""DDP and FSDP models: reset an incomplete forward or backward after an aborted cell."""
 
 from __future__ import annotations
 
@@ -18,30 +18,32 @@ from ddp_notebook.stdlib import contextlib, functools, gc, weakref
 
 
 class Models:
-    """The models in DDP and FSDP of this process, from `watch` on."""
+    """DDP and FSDP models of this process, from `watch` on."""
 
     def __init__(self) -> None:
         self._fsdp1: weakref.WeakSet[FullyShardedDataParallel] = weakref.WeakSet()
         self._ddp: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
-        self._left: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()  # cannot go on, as the user was told
+        self._left: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()  # unusable; the user was notified
 
     def watch(self) -> None:
-        """See models as they are made."""
+        """Register models when they are made."""
         _remember(DistributedDataParallel, "__init__", self._ddp)
         _remember(DistributedDataParallel, "__setstate__", self._ddp)
         _remember(FullyShardedDataParallel, "__init__", self._fsdp1)
 
     @property
     def exist(self) -> bool:
-        """Whether there are any: a forward or backward of one may have been left half done."""
+        """Return whether any model exists: its forward or backward may be incomplete."""
         return bool(self._ddp or self._fsdp1 or FSDPModule.__subclasses__())
 
     def kind_of(self, optimizer: torch.optim.Optimizer | None) -> str:
-        """Return how the parameters of an optimizer are spread over ranks: "ddp", "sharded" if a rank has parts of
-        them, or "" if neither is known."""
+        """Return how an optimizer's parameters are distributed.
+
+        Returns "ddp" for a DDP model, "sharded" if a rank has only parts of the parameters, and "" if neither is known.
+        """
         if optimizer is None:
             return ""
-        with contextlib.suppress(RuntimeError):  # asked in another thread while a model is made
+        with contextlib.suppress(RuntimeError):  # another thread may be making a model
             parameters = [one for group in optimizer.param_groups for one in group["params"]]
             if any(map(_is_sharded, parameters)):
                 return "sharded"
@@ -50,11 +52,13 @@ class Models:
         return ""
 
     def leave(self, default: ProcessGroup, *, is_of_session: bool) -> list[str]:
-        """The default group ends, and another one will take its place: models in it go there at the next `reset`, if
-        it was the session's. (In another one ranks may never have had the same parameters.)
+        """Prepare the models for a new default group, since the current one ends.
+
+        Models in the default group move to the new one at the next `reset`, if the group was the session's. (In another
+        group the ranks may never have had the same parameters.)
 
         Returns:
-            What the user has to know: models of other groups, which end too.
+            Notes for the user: models of other groups, which end too.
         """
         others = 0
         for model in list(self._ddp):
@@ -69,19 +73,19 @@ class Models:
         return [f"{which} in DDP with a process_group of its own cannot go on: make the group again, and wrap it again"]
 
     def reset(self, *, make_reducers: bool) -> list[str]:
-        """Let all of them forget a forward or backward that did not end.
+        """Let all models forget an incomplete forward or backward.
 
         Args:
-            make_reducers: some rank is new, so the reducers of all ranks have to be.
+            make_reducers: some rank is new, so all ranks need new reducers.
 
         Returns:
-            What the user has to know: models that cannot go on.
+            Notes for the user: unusable models.
         """
         notes = []
         for model in list(self._ddp - self._left):
             try:
                 _reset(model, make_reducer=make_reducers)
-            except Exception as error:  # of one model: the others and the group are not to suffer
+            except Exception as error:  # an error of one model must not affect the others and the group
                 notes.append(f"a model in DDP cannot go on, wrap it again: {with_type(error)}")
         sharded = _sharded_modules()
         if sharded and not hasattr(FSDPModule, "reset_iter_state"):
@@ -100,15 +104,15 @@ class Models:
 
 
 def _remember(kind: type, name: str, models: Any) -> None:
-    """Wrap a method of a kind of model, so that it puts the model into a set."""
+    """Wrap a method of a model class, so that it adds the model to a set."""
     original = getattr(kind, name)
 
     @functools.wraps(original)
     def remembered(model: Any, *args: Any, **kwargs: Any) -> None:
         original(model, *args, **kwargs)
         if name == "__setstate__":
-            model._has_rebuilt_buckets = False  # an unpickled one has a new reducer, and torch takes it for the old one
-            for hook, state in getattr(model, "_comm_hooks", ()):  # an unpickled model in DDP lacks them
+            model._has_rebuilt_buckets = False  # an unpickled model has a new reducer; torch assumes the old one
+            for hook, state in getattr(model, "_comm_hooks", ()):  # an unpickled DDP model lacks them
                 dist._register_comm_hook(model.reducer, state, hook)  # type: ignore[attr-defined]  # exported later
         models.add(model)
 
@@ -116,31 +120,31 @@ def _remember(kind: type, name: str, models: Any) -> None:
 
 
 def _reset(model: DistributedDataParallel, *, make_reducer: bool) -> None:
-    """Let a model's reducer forget a backward that did not end, on all ranks alike.
+    """Let a model's reducer forget an incomplete backward, on all ranks in the same way.
 
-    If some rank is new, so is its reducer, whose buckets are in their first order. Then all ranks need new reducers:
-    old ones keep their order, and gradients would be added to those of other parameters.
+    If some rank is new, its reducer is new, with the buckets in their first order. Then all ranks need new reducers.
+    Old ones keep their order, and gradients would be added to those of other parameters.
     """
     if getattr(model, "reducer", None) is None:
         return
     group, world = getattr(model, "process_group", None), dist.group.WORLD
     assert world is not None
-    # It has left another default group, or the user has destroyed its group, in which all ranks were.
+    # The model has left another default group, or the user has destroyed its group, which contained all ranks.
     if group is None or (_is_destroyed(group) and group.size() == world.size()):
         model.process_group = world
-    # Else only ranks whose last forward was not in `no_sync` would wait for rank 0's buffers in the next one.
+    # Otherwise only ranks whose last forward was not in `no_sync` would wait for rank 0's buffers in the next one.
     model.require_forward_param_sync = True
     if not make_reducer:
         model._update_process_group(model.process_group)
     elif model.process_group is dist.group.WORLD:
-        # Not in a smaller group: with a new rank in it, the user has to make it again, and the model too.
+        # Not in a smaller group: with a new rank in it, the user must make the group and the model again.
         make_reducer_anew(model)
 
 
 def _is_sharded(parameter: torch.Tensor) -> bool:
-    if hasattr(parameter, "_is_flat_param"):  # of FSDP 1
+    if hasattr(parameter, "_is_flat_param"):  # FSDP 1
         return True
-    module = sys.modules.get("torch.distributed.tensor")  # a DTensor can exist only if it was imported
+    module = sys.modules.get("torch.distributed.tensor")  # a DTensor can exist only if this module was imported
     if module is None or not isinstance(parameter, module.DTensor):
         return False
     return not all(placement.is_replicate() for placement in parameter.placements)
@@ -151,10 +155,10 @@ def _is_destroyed(group: ProcessGroup) -> bool:
 
 
 def make_reducer_anew(model: DistributedDataParallel, buckets: Sequence[list[int]] = ()) -> None:
-    """Give a model in DDP a new reducer. The same on all ranks.
+    """Give a DDP model a new reducer. Call it on all ranks with the same arguments.
 
     Args:
-        buckets: numbers of the parameters in each; none: torch's first ones.
+        buckets: numbers of the parameters in each bucket; empty for torch's initial buckets.
     """
     state = model.__getstate__()
     model._has_rebuilt_buckets = state["_has_rebuilt_buckets"] = False
@@ -173,13 +177,13 @@ def make_reducer_anew(model: DistributedDataParallel, buckets: Sequence[list[int
 
 
 def _sharded_modules() -> list[FSDPModule]:
-    """All modules that `fully_shard` was called with. It makes a subclass for each class of module."""
+    """Return all modules that `fully_shard` was called with. It makes a subclass for each class of module."""
     classes = set(FSDPModule.__subclasses__())
     return [each for each in gc.get_objects() if type(each) in classes] if classes else []
 
 
 def _reset_sharded(module: FSDPModule) -> None:
-    """Let the root of an FSDP model forget a forward or backward that did not end.
+    """Let the root of an FSDP model forget an incomplete forward or backward.
 
     Source: https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html
     """

@@ -1,4 +1,4 @@
-"""New connections for every group, while the groups themselves stay."""
+"""New connections for every group, while the group objects stay."""
 
 from __future__ import annotations
 
@@ -26,32 +26,34 @@ _KEPT = 2
 
 
 class Reconnection:
-    """Makes the connections of this process anew.
+    """Reconnection of the groups of this process.
 
     Args:
         recorder: knows the groups.
-        connections: the present ones.
-        models: those in DDP and FSDP, which may have been left in a backward.
+        connections: the current connections.
+        models: DDP and FSDP models, whose last backward may be incomplete.
     """
 
     def __init__(self, recorder: Recorder, connections: Connections, models: Models) -> None:
         self._recorder = recorder
         self._connections = connections
         self._models = models
-        self._number: tuple[int, int] | None = None  # this rank, and of how many, in the session's last group
-        # Freeing a group joins its threads while holding the GIL, and a thread that is about to drop a tensor waits for
-        # the GIL. So the last groups are kept until they have long been quiet.
+        self._number: tuple[int, int] | None = None  # rank and world_size in the session's last group
+        # Freeing a group joins its threads while it holds the GIL, but a thread that is about to drop a tensor waits
+        # for the GIL. So the last groups are kept until they have long been idle.
         self._ended: deque[list[Any]] = deque()
 
     def renew(self, place: Form) -> list[str]:
-        """Make new connections for every group, with all ranks of the session. New ranks join the default group. If
-        there are more or fewer than before, so do all, since torch's groups keep their size; the others are retired.
+        """Make new connections for every group, on all ranks of the session. New ranks join the default group.
+
+        If the number of ranks has changed, all ranks join a new default group, since torch's groups keep their size.
+        The other groups are retired.
 
         Returns:
-            What the user has to know: groups that cannot be made again, and models of such.
+            Notes for the user: groups that cannot be used any more, and their models.
 
         Raises:
-            whatever torch raises when a group does not form.
+            Any exception of torch if a group does not form.
         """
         forming = timedelta(seconds=place.form_timeout_s)
         client = connect(place, forming)
@@ -70,7 +72,7 @@ class Reconnection:
             join.join(place, f"{place.store_prefix}/{place.epoch}")
         notes += self._reconnect(groups, everybody, store, forming)
         notes += self._models.reset(make_reducers=any(not one["groups"] for one in everybody))
-        world.group_count = max(world.group_count, *(one["count"] for one in everybody))  # or names would differ
+        world.group_count = max(world.group_count, *(one["count"] for one in everybody))  # else later names differ
         if groups:
             assert default is not None
             backend, _ = world.pg_map[default]
@@ -87,8 +89,8 @@ class Reconnection:
         """Make new connections for the groups that all their ranks still have, and retire the others.
 
         Args:
-            groups: of this rank, by name.
-            everybody: by rank of the session: "groups", the ranks of its groups by name.
+            groups: groups of this rank, by name.
+            everybody: one item per rank of the session. Its "groups" contain the ranks of each group, by name.
 
         Returns:
             A sentence for each group that is retired now.
@@ -96,15 +98,15 @@ class Reconnection:
         notes: list[str] = []
         made: list[tuple[Group, ProcessGroup, Any]] = []
         for name, group in groups.items():
-            # Its ranks are compared too: after ranks failed while making groups, two groups may have one name.
+            # The ranks are compared too: if ranks failed while they made groups, two groups may have one name.
             absent = [r for r in group.ranks if everybody[r]["groups"].get(name) != list(group.ranks)]
-            if absent and name != _DEFAULT:  # a new rank has no groups, and joins the default one
+            if absent and name != _DEFAULT:  # a new rank has no groups, and joins the default group
                 if not group.retired:
                     group.retired = _retired(group, absent)
                     notes.append(group.retired)
                 continue
             made += self._connect(group, name, PrefixStore(f"{name}/", store), forming)
-        for group, successor, board in made:  # all or none: operations through old connections would wait for ever
+        for group, successor, board in made:  # all or none: operations through old connections would never end
             group.go_through(successor)
             if (old := group.reference()) is not None:
                 self._recorder.keep_board(old, board)
@@ -112,12 +114,16 @@ class Reconnection:
         return notes
 
     def joined(self, place: Form) -> None:
-        """The group of this place has formed."""
+        """Store the rank and the number of ranks of the formed group."""
         self._number = place.rank, place.world_size
 
     def _leave(self, default: ProcessGroup, place: Form) -> list[str]:
-        """Leave all groups: the session has another size, or this rank another number, or the default group is a cell's
-        own. New ranks would look for the others in vain, and of several such groups ranks would meet in a wrong one."""
+        """Leave all groups, since the session's size or this rank's number has changed, or a cell has made its own
+        default group.
+
+        New ranks would never meet the others in the old groups. With several default groups, ranks might meet in a
+        wrong one.
+        """
         is_own = not _is_of(default, self._number)
         notes = self._models.leave(default, is_of_session=not is_own)
         now = f"{place.world_size} rank{'s' * (place.world_size > 1)}"
@@ -140,14 +146,13 @@ class Reconnection:
         return notes
 
     def _put_aside(self) -> None:
-        """Keep the present connections for a while, without using them."""
+        """Keep the current connections for a while without using them."""
         boards = [group.board for group in self._recorder.groups.values()]
         self._end([*self._connections.replace({}), *boards])
         self._connections.forget_listeners()
 
     def _end(self, groups: list[Any]) -> None:
-        """Free what was kept longest, in a thread of its own: an operation that nothing has ended would hold up whoever
-        waits for its thread."""
+        """Keep these groups, and free the oldest kept ones in a thread: an operation that never ends would block it."""
         self._ended.append(groups)
         if len(self._ended) > _KEPT:
             threading.Thread(target=self._ended.popleft().clear, name="ddp-free", daemon=True).start()
@@ -155,8 +160,10 @@ class Reconnection:
     def _connect(
         self, group: Group, name: str, store: Any, forming: timedelta
     ) -> list[tuple[Group, ProcessGroup, Any]]:
-        """Do what torch does for a new group, without registering it. Its keys in the store are torch's own, so that a
-        rank that joins by `init_process_group` meets the others there."""
+        """Make a successor of a group as torch makes a new group, but without registering it.
+
+        It has torch's own keys in the store, so that a rank that joins by `init_process_group` meets the others there.
+        """
         old = group.reference()
         assert old is not None
         config = distributed_c10d.Backend(get_backend_config(old))
@@ -174,7 +181,7 @@ class Reconnection:
                     backends[backend]._set_default_timeout(timeout)
                 else:
                     backends[backend] = _nccl(at, rank, size, timeout, group, name)
-                    if name == _DEFAULT:  # as `join` does: a new rank waits there for the others
+                    if name == _DEFAULT:  # `join` does it too: a new rank waits for the others there
                         with contextlib.suppress(AttributeError):
                             backends[backend].eager_connect_single_device(_device())
             new._register_backend(torch.device(device), _type_of(backend), backends[backend])
@@ -192,17 +199,17 @@ class Reconnection:
 
 
 def _is_of(default: ProcessGroup, number: tuple[int, int] | None) -> bool:
-    """Whether this can be the session's default group, in which the rank has this number, of so many ranks."""
+    """Return whether this can be the session's default group, with this rank's number and this number of ranks."""
     return (default.rank(), default.size()) == number and get_backend(default) != "fake"
 
 
 def _type_of(backend: str) -> Any:
     types = distributed_c10d.Backend.backend_type_map
-    return types.get(backend, types["nccl"])  # torch registers "nccl2" where it is asked for by that name
+    return types.get(backend, types["nccl"])  # torch registers "nccl2" when it is first requested by this name
 
 
 def _nccl(store: Any, rank: int, size: int, timeout: timedelta, group: Group, name: str) -> Any:
-    """A backend of the class that the group had, which from torch 2.14 on may be one of two."""
+    """Return an NCCL backend of the group's class. From torch 2.14 on there are two."""
     from torch._C._distributed_c10d import ProcessGroupNCCL
 
     options = ProcessGroupNCCL.Options()
@@ -230,8 +237,11 @@ def _retired(group: Group, absent: list[int]) -> str:
 
 
 def _again(group: Group, ranks: str) -> str:
-    """Say how a program makes a group again. torch names the groups of a mesh after its dimensions, and a dimension
-    without a name after its number: `mesh_dim_0`."""
+    """Return an instruction to make a group again.
+
+    torch names the groups of a mesh after its dimensions. A dimension without a name is named by its number:
+    `mesh_dim_0`.
+    """
     kind, _, dimension = group.title.partition("_")
     if kind == "mesh" and dimension:
         number = re.fullmatch(r"dim_(\d+)", dimension)

@@ -1,11 +1,11 @@
-"""The TCP sockets of this process: told apart exactly, and cut.
+"""Identify and close the TCP sockets of this process.
 
-gloo's waits cannot be stopped: aborting, destroying or shutting down the group from another thread has no effect on an
-operation that waits. Shutting down its sockets ends it at once with an error, here and at the peers.
+gloo's waits cannot be stopped: aborting, destroying or shutting down the group from another thread does not end a
+waiting operation. Shutting down its sockets ends it at once with an error, on this rank and its peers.
 
-A group of gloo's has one listener, and an event loop (epoll) that holds this and all of its connections, and nothing
-else but a pipe. The kernel lists what an epoll holds. So a group's connections are known in this process alone: no rank
-tells another where it listens, and a socket that has the number of some port elsewhere is not taken for one of them.
+A gloo group has one listener and one event loop (epoll). The epoll contains the listener, the group's connections and a
+pipe, but nothing else. The kernel lists the file descriptors of an epoll. So this process can find a group's
+connections by itself: ranks need not exchange ports, and an unrelated socket with an equal port number is not affected.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ddp_notebook.stdlib import contextlib, os, re, socket
 _FDS, _FDS_INFO = "/proc/self/fd", "/proc/self/fdinfo"
 # Source: https://docs.kernel.org/filesystems/proc.html (fdinfo, eventpoll files)
 _TARGET = re.compile(r"^tfd:\s*(\d+) .*\bino:([0-9a-f]+)", re.MULTILINE)
-_MAPPED = "::ffff:"  # before an IPv4 address that an IPv6 socket is connected to
+_MAPPED = "::ffff:"  # prefix of an IPv4 address to which an IPv6 socket is connected
 
 Address = tuple[str, int]
 
@@ -28,22 +28,24 @@ Address = tuple[str, int]
 class TcpSocket(NamedTuple):
     """A TCP socket of this process."""
 
-    inode: int  # no other socket of this boot has it, whatever is closed meanwhile
+    inode: int  # unique until reboot, also after sockets were closed
     name: Address
-    peer: Address | None  # None: it listens, or is not connected
+    peer: Address | None  # None if it listens or is not connected
     listens: bool
 
 
 def tcp_sockets() -> Iterator[tuple[TcpSocket, socket.socket]]:
-    """Each socket with a duplicate, valid until the next one: an action on the duplicate concerns exactly that socket,
-    whatever another thread closes meanwhile."""
+    """Yield each socket with a duplicate, which is valid until the next item.
+
+    An action on the duplicate concerns exactly that socket, even if another thread closes its descriptor.
+    """
     for fd in _fds():
         try:
             if not os.readlink(f"{_FDS}/{fd}").startswith("socket:"):
                 continue
             duplicate = socket.socket(fileno=os.dup(int(fd)))
         except OSError:
-            continue  # closed meanwhile
+            continue  # closed by another thread
         with duplicate:
             if duplicate.family not in (socket.AF_INET, socket.AF_INET6) or duplicate.type != socket.SOCK_STREAM:
                 continue
@@ -59,13 +61,19 @@ def tcp_sockets() -> Iterator[tuple[TcpSocket, socket.socket]]:
 
 
 def listeners() -> dict[int, Address]:
-    """The sockets that this process listens on, by inode."""
+    """Return the listening sockets of this process, by inode."""
     return {found.inode: found.name for found, _ in tcp_sockets() if found.listens}
 
 
 def gloo_listeners(before: Collection[int]) -> dict[int, Address]:
-    """As `listeners`, but of gloo's groups, and without those that there were before. What another thread listens on
-    meanwhile is in no event loop, or in one that holds more than TCP connections."""
+    """Return new listeners of gloo groups, by inode.
+
+    Listeners of other threads are left out: they are in no event loop, or in one that contains more than TCP
+    connections.
+
+    Args:
+        before: inodes of earlier listeners.
+    """
     found = [one for one, _ in tcp_sockets()]
     new = {one.inode: one.name for one in found if one.listens and one.inode not in before}
     if not new or not (loops := _loops()):  # gVisor lists nothing
@@ -75,19 +83,20 @@ def gloo_listeners(before: Collection[int]) -> dict[int, Address]:
 
 
 def cut_groups(own: Collection[int]) -> int:
-    """Shut down the connections of gloo's groups, for reading: gloo then closes them, and the peers see that. Their
-    listeners are left alone: gloo ends the process when one of its own fails.
+    """Shut down reading on the connections of gloo groups. gloo then closes them, and the peers notice.
 
-    Not for writing: a send that waits until its receiver is ready is begun by gloo's event loop, where a failure is
-    told to nobody. What waits all the same, see `untold`.
+    The listeners stay open: gloo ends the process when one of its own listeners fails. Writing is not shut down. gloo's
+    event loop starts a send when its receiver is ready, and would report a failure there to no thread. For waits that
+    remain, see `stuck_waits`.
 
-    Where no epoll tells what it holds, those only that the peers have opened. Each is one of these at one of its ends.
+    If epolls cannot be listed, only connections that the peers have opened are closed. Each connection is one of these
+    at one of its ends.
 
     Args:
-        own: their listeners, by inode.
+        own: inodes of the groups' listeners.
 
     Returns:
-        How many there were.
+        Number of connections.
     """
     names = {name for inode, name in listeners().items() if inode in own}
     held = {inode for loop in _loops() if not loop.isdisjoint(own) for inode in loop}
@@ -95,14 +104,14 @@ def cut_groups(own: Collection[int]) -> int:
 
 
 def cut_stores(servers: Collection[Address], starting: Collection[int] = ()) -> int:
-    """Shut down the connections to stores, and those of a store in this process.
+    """Shut down the connections to stores, and those of stores in this process.
 
     Args:
-        servers: where they listen.
-        starting: inodes of listeners of this process of which one may be a store's.
+        servers: addresses of the stores.
+        starting: inodes of listeners of this process that may belong to a store.
 
     Returns:
-        How many there were.
+        Number of connections.
     """
     ports = {name[1] for inode, name in listeners().items() if inode in starting}
     return _cut(
@@ -111,14 +120,14 @@ def cut_stores(servers: Collection[Address], starting: Collection[int] = ()) -> 
 
 
 def knock(address: Address, numbers: int) -> None:
-    """Pretend to be each peer that gloo still waits for, and leave at once.
+    """Connect once as each peer that gloo still waits for, and disconnect at once.
 
-    A group that is being made waits for connections that may never come, and has no socket that could be cut. A peer
-    introduces itself with a number of 8 bytes, so connecting once with each number ends the wait.
+    A group that is being made waits for connections that may never come. It has no socket that could be closed. A peer
+    sends its number in 8 bytes, so one connection with each number ends the wait.
 
     Args:
-        address: where gloo listens here.
-        numbers: how many ranks the group has.
+        address: address of gloo's listener.
+        numbers: number of ranks in the group.
     """
     for number in range(numbers):
         with contextlib.suppress(OSError), socket.create_connection(address, timeout=0.1) as peer:
@@ -126,7 +135,7 @@ def knock(address: Address, numbers: int) -> None:
 
 
 def addresses(host: str, port: int) -> set[Address]:
-    """Where a client of this server may be connected to. None if the host is not known."""
+    """Return the addresses to which a client of this server may be connected. Empty if the host is not known."""
     try:
         return {_address(found[4]) for found in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)}
     except OSError:
@@ -142,10 +151,10 @@ def _fds() -> list[str]:
 
 
 def _loops() -> list[set[int]]:
-    """What each epoll of this process holds, but for pipes: inodes."""
+    """Return the inodes in each epoll of this process, except pipes."""
     loops = []
     for epoll in _fds():
-        with contextlib.suppress(OSError):  # closed meanwhile
+        with contextlib.suppress(OSError):  # closed by another thread
             if os.readlink(f"{_FDS}/{epoll}") == "anon_inode:[eventpoll]":
                 with open(f"{_FDS_INFO}/{epoll}") as file:
                     targets = _TARGET.findall(file.read())
@@ -163,7 +172,7 @@ def _is_pipe(fd: str, inode: int) -> bool:
 
 
 def _cut(is_meant: Callable[[TcpSocket], bool], how: int) -> int:
-    """Shut down the connections that are meant."""
+    """Shut down the matching connections. Return their number."""
     count = 0
     for found, duplicate in tcp_sockets():
         if found.peer is not None and not found.listens and is_meant(found):

@@ -1,11 +1,11 @@
-"""Waits that gloo forgets to end.
+"""End waits that gloo does not end.
 
-When a connection fails, gloo tells the buffers that wait for their turn. Of a message that is half sent, or half
-received, it tells nobody: that operation waits until its timeout, and no connection is left that could be cut. So once
-all connections are cut, what still waits is told here, in gloo's stead and by its own function.
+When a connection fails, gloo notifies the buffers that are queued. It does not notify the buffer of a half-sent or
+half-received message. That operation waits until its timeout, and no connection is left that could be closed. So once
+all connections are closed, this module notifies the remaining buffers with gloo's own function.
 
-Source: https://github.com/pytorch/gloo/blob/main/gloo/transport/tcp/pair.cc (`Pair::signalException`: of what is in
-`tx_` it tells the bound buffers alone, of `rx_` none; torch uses unbound ones)
+Source: https://github.com/pytorch/gloo/blob/main/gloo/transport/tcp/pair.cc (`Pair::signalException`: for `tx_` it
+notifies only bound buffers, for `rx_` none; torch uses unbound ones)
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ import torch
 
 from ddp_notebook.stdlib import ctypes, functools, os, struct, threading, time
 
-_AFTER_S = 0.1  # an operation that is told by gloo has long ended then
+_AFTER_S = 0.1  # operations that gloo notifies have ended long before
 _TASKS, _MEMORY = "/proc/self/task", "/proc/self/mem"
 _WORD = struct.calcsize("P")
-_LARGEST_BYTES = 512  # of a buffer: it has 250
+_LARGEST_BYTES = 512  # upper bound of a buffer's size, which is 250
 _BUFFER = "N4gloo9transport3tcp13UnboundBuffer"
 _TELL = f"_Z{_BUFFER}15signalExceptionENSt15__exception_ptr13exception_ptrE"
-WORDS = "the connection of this operation was cut"  # the message of the error that such an operation raises
+WORDS = "the connection of this operation was cut"  # message of the error that such an operation raises
 
 
 class StuckWaits:
-    """What waits in gloo although its connections have been cut. From any thread."""
+    """Waits in gloo that remain after their connections were closed. Usable from any thread."""
 
     def __init__(self) -> None:
-        self._since: dict[tuple[int, int], float] = {}  # by thread of the system and address of the buffer
-        self._looking = threading.Lock()  # a buffer that was told may be gone a moment later
+        self._since: dict[tuple[int, int], float] = {}  # first seen, by system thread id and address of the buffer
+        self._looking = threading.Lock()  # a notified buffer may be freed a moment later
 
     def tell(self) -> int:
-        """All connections have been cut. End what has waited for a while in spite of that: at the first call nothing.
+        """End the waits that remain some time after all connections were closed. The first call ends none.
 
         Returns:
-            How many waits were ended.
+            Number of ended waits.
         """
         if (gloo := _gloo()) is None:
             return 0
@@ -54,8 +54,10 @@ class StuckWaits:
 
 
 def _waits(buffer_type: int) -> Iterator[tuple[int, int]]:
-    """Each thread that waits in a buffer of gloo's, with the address of that. What a thread waits for in the kernel is
-    a word of a condition variable, which is part of its buffer."""
+    """Yield each thread that waits in a gloo buffer, with the buffer's address.
+
+    In the kernel, a thread waits on a word of a condition variable, which is part of the buffer.
+    """
     try:
         memory = os.open(_MEMORY, os.O_RDONLY)
     except OSError:
@@ -68,14 +70,16 @@ def _waits(buffer_type: int) -> Iterator[tuple[int, int]]:
                 if len(call) > 1 and (buffer := _buffer_around(int(call[1], 16), memory, buffer_type)):
                     yield int(thread), buffer
             except OSError:
-                continue  # ended meanwhile, or no address
+                continue  # the thread has ended, or the value is not an address
     finally:
         os.close(memory)
 
 
 def _buffer_around(address: int, memory: int, buffer_type: int) -> int:
-    """The object of this type that the address is part of: an object begins with the address of its type's functions.
-    0: there is none."""
+    """Return the address of the object of this type that contains `address`; 0 if there is none.
+
+    An object starts with the address of the virtual function table of its type.
+    """
     end = address - address % _WORD
     begin = end - _LARGEST_BYTES
     if begin <= 0:
@@ -87,11 +91,13 @@ def _buffer_around(address: int, memory: int, buffer_type: int) -> int:
 
 @functools.cache
 def _gloo() -> tuple[int, Callable[[int], None]] | None:
-    """The address of the functions of gloo's buffers, and what lets one raise in whoever waits in it. None: torch's
-    library does not have them by these names."""
+    """Return the address of the buffers' virtual function table, and a function that makes the waits of a buffer raise.
+
+    Returns None if torch's library does not contain these names.
+    """
     library = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
     try:
-        cpp = ctypes.CDLL(str(library))  # it is loaded; its own libraries are searched too
+        cpp = ctypes.CDLL(str(library))  # the library is loaded; its dependencies are searched too
         functions = ctypes.addressof(ctypes.c_char.in_dll(cpp, f"_ZTV{_BUFFER}E")) + 2 * _WORD
         signal_exception = cpp[_TELL]
         # Source: https://itanium-cxx-abi.github.io/cxx-abi/abi-eh.html; what `std::make_exception_ptr` does.
@@ -109,6 +115,6 @@ def _gloo() -> tuple[int, Callable[[int], None]] | None:
         construct(error, ctypes.c_char_p(WORDS.encode()))
         pointer = ctypes.c_void_p()
         point_to(ctypes.byref(pointer), error)
-        signal_exception(ctypes.c_void_p(buffer), ctypes.byref(pointer))  # which takes the pointer's content
+        signal_exception(ctypes.c_void_p(buffer), ctypes.byref(pointer))  # this moves the pointer's content
 
     return functions, tell

@@ -1,8 +1,8 @@
-"""Do all ranks call the same? Compared before the user's own collectives, sends and receives.
+"""Guard: compare the calls of all ranks before the user's collectives, sends and receives start.
 
-feature   what the guard adds to a rank
-guard     what is compared, and the words where it differs
-board     where the ranks of a group leave what is to be compared
-messages  is what a rank takes what the other one sends?
-memory    such a board in memory that they share, on one machine
+feature   adds the guard to a rank
+guard     compares calls, and describes differences
+board     where the ranks of a group exchange the compared data
+messages  compares sends with receives
+memory    a board in shared memory, on one machine
 """

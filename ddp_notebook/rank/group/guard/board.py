@@ -1,4 +1,4 @@
-"""A board: where the ranks of a group leave what is to be compared, and read what the others have left."""
+"""Board on which the ranks of a group post the compared data of their calls, and read those of the others."""
 
 from __future__ import annotations
 
@@ -12,54 +12,57 @@ Ticket = TypeVar("Ticket")
 
 
 class Compared(NamedTuple):
-    """What a rank knows of one call when all ranks have left their mark."""
+    """Result of a comparison, when all ranks have posted their mark of a call."""
 
-    is_same: bool  # on all ranks
-    all_block: bool  # every rank's caller waits for the operation
+    is_same: bool  # the marks of all ranks are equal
+    all_block: bool  # the caller waits for the operation on every rank
 
 
 class Board(Protocol[Ticket]):
-    """Calls are compared in the order in which the ranks post them. Every rank of the group has the board."""
+    """Interface of boards. Calls are compared in the order in which the ranks post them. Every rank of the group has
+    the board."""
 
     rank: int  # in the group
     size: int
-    messages: Messages | None  # what is sent and received; None: it is not compared
+    messages: Messages | None  # compares sends and receives; None if they are not compared
 
     def post(self, mark: int, blocks: bool) -> Ticket:
-        """Leave this rank's mark of its next call, without waiting.
+        """Post this rank's mark of its next call, without waiting.
 
         Args:
-            mark: equal where the calls are; below `2**MARK_BITS`.
-            blocks: whether the caller waits for the operation.
+            mark: hash of the call, below `2**MARK_BITS`. Equal calls have equal marks.
+            blocks: the caller waits for the operation.
 
         Raises:
             RuntimeError: the board was cut.
         """
 
     def compare(self, ticket: Ticket) -> Compared:
-        """Wait until all ranks have left their marks of a call.
+        """Wait until all ranks have posted their marks of a call.
 
         Raises:
-            RuntimeError: the board was cut, or the ranks have not come in time.
+            RuntimeError: the board was cut, or not all ranks posted in time.
         """
 
     def swap(self, ticket: Ticket, note: bytes) -> list[bytes]:
-        """Give a note to all ranks and wait for theirs, by rank. All ranks do so, behind `compare`.
+        """Send a note to all ranks and wait for theirs. Return the notes by rank. All ranks call this after `compare`.
 
         Raises:
-            RuntimeError: as `compare`.
+            RuntimeError: as in `compare`.
         """
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """How long this rank waits for the others from now on."""
+        """Set how long this rank waits for the others from now on."""
 
     @property
     def is_cut(self) -> bool:
-        """Whether some rank has cut it."""
+        """Return whether some rank has cut the board."""
 
     def spoil(self) -> None:
-        """This rank was interrupted while calls were compared, as the others will be: the board is of no use any more.
-        Wakes nobody, or they would hear of it before their own interrupt."""
+        """Mark the board as unusable, since this rank was interrupted during a comparison, as the others will be.
+
+        It wakes no rank: the ranks must notice their own interrupt first.
+        """
 
     def cut(self) -> None:
-        """End every wait at this board, on the other ranks too; it cannot be used any more. From any thread."""
+        """End every wait at this board, on all ranks. It cannot be used any more. Callable from any thread."""

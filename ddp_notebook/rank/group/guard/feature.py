@@ -1,4 +1,4 @@
-"""What the guard adds to a rank: each group gets a board, and each call is compared before it begins."""
+"""Rank side of the guard: each group gets a board, and each call is compared before it starts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ddp_notebook.rank.hooks import Core, Feature
 
 
 class CallComparison(Feature):
-    """Compares the calls of all ranks, unless the session was started without a guard."""
+    """Comparison of the calls of all ranks, unless the session was started without a guard."""
 
     def __init__(self, core: Core) -> None:
         super().__init__(core)

@@ -1,18 +1,19 @@
-"""What is compared: the number of a call, its operation, the type and shape of its tensors, its root.
+"""Compare the number of a call, its operation, the dtype and shape of its tensors, and its root between ranks.
 
-Of a send or receive see `messages`.
+For sends and receives, see `messages`.
 
-Without a check, gloo kills the rank with the smaller buffer, and accepts a wrong dtype: silent garbage. torch's own
-check (`TORCH_DISTRIBUTED_DEBUG=DETAIL`) costs 3 ms a call and makes DDP wait for each bucket. This one compares a hash
-of each rank's call on the group's board. Only if they differ do the ranks exchange descriptions of their calls. The
-sizes that ranks give to all_to_all may differ, but each must be what its receiver takes: these are exchanged too. Both
-only if every rank's call blocks, which each mark says: calls that do not block may be waited for in a different order
-on each rank.
+Without a check, gloo kills the rank with the smaller buffer. It accepts a wrong dtype, and the result is wrong without
+an error. torch's own check (`TORCH_DISTRIBUTED_DEBUG=DETAIL`) costs 3 ms a call and makes DDP wait for each bucket.
 
-Operations of DDP, FSDP and DTensor are not compared: they are equal by construction, and overlap with the backward. But
-where one rank alone calls a model in DDP, its buffers meet whatever the others call: DDP's broadcasts, which overlap
-with nothing, are compared where ranks share memory. An asynchronous call is compared when its caller waits for it; by
-then it has sent its data.
+The guard compares a hash of each rank's call on the group's board. Only if they differ do the ranks exchange
+descriptions of their calls. The sizes of an all_to_all may differ between ranks, but each must be the size that the
+receiver expects. So these sizes are exchanged too. Both exchanges require that the call blocks on every rank, which
+each mark contains: ranks may wait for non-blocking calls in different orders.
+
+Operations of DDP, FSDP and DTensor are not compared: they are equal by construction, and overlap with the backward. One
+exception are DDP's broadcasts, which overlap with nothing. They are compared if ranks share memory: a rank that calls a
+DDP model alone would otherwise match its buffers with any call of the others. An asynchronous call is compared when its
+caller waits for it; by then it has sent its data.
 """
 
 from __future__ import annotations
@@ -41,32 +42,32 @@ from ddp_notebook.stdlib import time
 
 
 class _Comparison(NamedTuple):
-    """One under way."""
+    """A comparison in progress."""
 
     work: Any
-    smallest: npt.NDArray[np.int64]  # (3,) the minima of h, of -h, and of whether the caller waits
+    smallest: npt.NDArray[np.int64]  # (3,) minima of h, of -h, and of whether the caller waits
 
 
 class PrivateBoard:
-    """See `board.Board`. Cutting the connections of gloo cuts this too.
+    """Board that uses its own gloo group, see `board.Board`. Closing gloo's connections also cuts this board.
 
     Args:
-        store: of the group.
-        rank, size: of the group.
-        room: the longest note, in bytes.
-        timeout: how long a rank waits for the others, here and later.
+        store: store of the group.
+        rank, size: in the group.
+        room: maximum length of a note in bytes.
+        timeout: how long a rank waits for the others, now and later.
     """
 
     def __init__(self, store: Store, rank: int, size: int, room: int, timeout: timedelta) -> None:
         self.rank, self.size = rank, size
-        self.messages: Messages | None = None  # each would take a message more
+        self.messages: Messages | None = None  # not compared: each message would need another one
         self._room = room
         self._group: Any = ProcessGroupGloo(PrefixStore("guard/", store), rank, size, timeout=timeout)
         self._least = AllreduceOptions()
-        self._least.reduceOp = dist.ReduceOp.MIN  # type: ignore[assignment]  # torch's stub: its own enum
+        self._least.reduceOp = dist.ReduceOp.MIN  # type: ignore[assignment]  # torch's stub has its own enum
 
     def post(self, mark: int, blocks: bool) -> _Comparison:
-        smallest = np.array((mark, -mark, int(blocks)))  # NumPy's memory, which no profile of torch's shows
+        smallest = np.array((mark, -mark, int(blocks)))  # NumPy memory, which torch profiles do not show
         return _Comparison(self._group.allreduce([torch.from_numpy(smallest)], self._least), smallest)
 
     def compare(self, ticket: _Comparison) -> Compared:
@@ -89,33 +90,33 @@ class PrivateBoard:
 
     @property
     def is_cut(self) -> bool:
-        """Not known here: nothing interrupts a rank that waits in gloo."""
+        """Return False: nothing interrupts a rank that waits in gloo."""
         return False
 
     def spoil(self) -> None:
-        """Nothing to do: nothing interrupts a rank that waits in gloo."""
+        """Do nothing: nothing interrupts a rank that waits in gloo."""
 
     def cut(self) -> None:
-        """Nothing to do: its connections are gloo's."""
+        """Do nothing: the connections belong to gloo."""
 
 
 _FILLS_A_LIST = {"all_gather", "gather"}
-_UNCHECKED = {"monitored_barrier"}  # which is a check of its own
+_UNCHECKED = {"monitored_barrier"}  # this is a check itself
 _WORDS_BYTES = 256
-_BYTES_A_RANK = 16  # what a rank gives to and takes from each rank in an all_to_all
+_BYTES_A_RANK = 16  # bytes that a rank sends to and receives from each rank in an all_to_all
 _DDP = "ddp"
 _IN_FORWARD = " for a model in DDP"
-_FRAMES_OF_OURS = 4  # `origin`, `Guard.__call__` and two of the kernel
+_FRAMES_OF_OURS = 4  # frames of `origin`, of `Guard.__call__` and two of the kernel
 
 
 class Guard:
-    """Compares what the ranks of a group call. `guard(call)` goes before the call.
+    """Comparison of the calls of a group's ranks. `guard(call)` runs before the call.
 
     Returns:
-        The tensors to begin a send or receive with in place of its own, where it would not fit; else None.
+        Tensors with which a send or receive starts instead of its own, if the two do not match; otherwise None.
 
     Raises:
-        CollectiveMismatchError: on every rank, with the difference in words.
+        CollectiveMismatchError: raised on every rank, with a description of the difference.
     """
 
     def __call__(self, call: Call) -> Sequence[torch.Tensor] | None:
@@ -138,18 +139,18 @@ class Guard:
                 unseen(self._compare, board, ticket, call, maker)
         except CollectiveMismatchError:
             raise
-        except BaseException:  # an interrupt: some ranks may have posted this call, and others not
+        except BaseException:  # an interrupt: possibly only some ranks have posted this call
             board.spoil()
             raise
         if blocks:
-            call.blocked_ns += time.monotonic_ns() - began_ns  # here it waits for ranks that come later
+            call.blocked_ns += time.monotonic_ns() - began_ns  # time of waiting for slower ranks
         else:
             call.check = lambda _: unseen(self._compare, board, ticket, call, maker)
         return None
 
     def _compare(self, board: Board[Any], ticket: Any, call: Call, maker: str) -> None:
         is_same, all_block = board.compare(ticket)
-        if not all_block:  # then nothing is exchanged: a rank that waits later may wait for something else first
+        if not all_block:  # no exchange then: a rank that waits later may wait for another call first
             if not is_same:
                 raise CollectiveMismatchError(
                     f"{call.describe().short} {_words(call)} is not what another rank calls there"
@@ -160,14 +161,14 @@ class Guard:
             self._compare_sizes(board, ticket, call)
 
     def _compare_sizes(self, board: Board[Any], ticket: Any, call: Call) -> None:
-        """Raise unless each rank takes as many bytes from each other rank as that rank gives it."""
+        """Raise an error unless each rank sends as many bytes to each other rank as that rank expects."""
         size = board.size
-        mine = np.zeros((2, size), np.int64)  # the bytes that this rank gives each rank, and takes from each
+        mine = np.zeros((2, size), np.int64)  # bytes that this rank sends to each rank, and receives from each
         gives, takes = _exchanged(call, size)
-        if len(gives) == len(takes) == size:  # else they cannot fit
+        if len(gives) == len(takes) == size:  # otherwise they cannot match
             mine[:] = gives, takes
         everybody = np.array([np.frombuffer(one, np.int64).reshape(2, size) for one in board.swap(ticket, bytes(mine))])
-        more = everybody[:, 0] - everybody[:, 1].T  # (giver, taker) bytes that the taker does not take
+        more = everybody[:, 0] - everybody[:, 1].T  # (sender, receiver) bytes that exceed those expected
         if more.any():
             giver, taker = np.argwhere(more)[0]
             count, ranks = int(more[giver, taker]), call.group.ranks
@@ -204,12 +205,14 @@ class Guard:
 
 
 def make_board(group: ProcessGroup, store: Store, timeout: timedelta) -> Board[Any]:
-    """The board of a group, made together with it on all its ranks. If it were made at the group's first use, that
-    would wait for ranks which a correct program may have waiting for something else.
+    """Return the board of a group. It is made together with the group on all its ranks.
+
+    If it were made at the group's first use, that would wait for ranks, which may wait for something else in a correct
+    program.
 
     Args:
-        store: of that group.
-        timeout: how long a rank waits for the others, here and later.
+        store: store of that group.
+        timeout: how long a rank waits for the others, now and later.
     """
     rank, size = group.rank(), group.size()
     room = max(_WORDS_BYTES, size * _BYTES_A_RANK)
@@ -217,10 +220,10 @@ def make_board(group: ProcessGroup, store: Store, timeout: timedelta) -> Board[A
 
 
 def _check_list(call: Call) -> None:
-    """Raise where one tensor is to be filled several times, and would hold what came last.
+    """Refuse an output list that contains one tensor several times: it would keep only the last result.
 
     Raises:
-        ValueError: as with `[tensor] * world_size`.
+        ValueError: as for `[tensor] * world_size`.
     """
     kernel = call.kernel
     assert kernel.at_output is not None
@@ -237,7 +240,7 @@ def _mark(call: Call) -> int:
 
 
 def _signature(call: Call) -> bytes:
-    """What must be equal on all ranks of the group, and nothing else."""
+    """Return the data that must be equal on all ranks of the group, and nothing else."""
     kernel = call.kernel
     shapes: Any = ""
     dtype: Any = ""
@@ -256,14 +259,14 @@ def _signature(call: Call) -> bytes:
 
 
 def _exchanged(call: Call, size: int) -> tuple[list[int], list[int]]:
-    """The bytes that an all_to_all gives to each rank, and those that it takes from each."""
+    """Return the bytes that an all_to_all sends to each rank, and those that it receives from each."""
     kernel, arguments = call.kernel, call.arguments
     assert kernel.at_input is not None and kernel.at_output is not None
     tensors = arguments[kernel.at_input], arguments[kernel.at_output]
     if kernel.spec.name == "all_to_all":
         gives, takes = ([one.nbytes for one in some] for some in tensors)
         return gives, takes
-    splits = arguments[kernel.at_rest + 1], arguments[kernel.at_rest]  # the output's come first
+    splits = arguments[kernel.at_rest + 1], arguments[kernel.at_rest]  # the output's splits come first
     gives, takes = (
         [rows * (one.nbytes // max(len(one), 1)) for rows in sizes] if sizes else [one.nbytes // size] * size
         for one, sizes in zip(tensors, splits, strict=True)
@@ -280,14 +283,14 @@ def _words(call: Call) -> str:
 
 
 def _fit(call: Call, messages: Messages, is_of_user: bool) -> Sequence[Any] | None:
-    """Note a message for the other rank. Returns the tensors to send or fill instead if the two ranks disagree.
+    """Post a message for comparison. If the ranks disagree, return other tensors to send or fill.
 
     Args:
-        is_of_user: else it is only counted.
+        is_of_user: if False, the message is only counted.
     """
     kernel, arguments, group = call.kernel, call.arguments, call.group
     rest, tensors = arguments[kernel.at_rest :], arguments[kernel.at_tensors or 0]
-    if len(tensors) != 1 or not tensors[0].is_cpu or not tensors[0].is_contiguous():  # which gloo refuses
+    if len(tensors) != 1 or not tensors[0].is_cpu or not tensors[0].is_contiguous():  # gloo refuses these
         return None
     kind, peer, tag = kernel.spec.kind, kernel.root_of(rest), kernel.tag_of(rest)
     if peer is None:
@@ -304,5 +307,5 @@ def _fit(call: Call, messages: Messages, is_of_user: bool) -> Sequence[Any] | No
     other = messages.look(posted)
     if not other:
         return None
-    room = 0 if kind == "send" else nbytes_of(other)  # receives what a sender has sent that did not see the mismatch
+    room = 0 if kind == "send" else nbytes_of(other)  # receives the data of a sender that did not see the mismatch
     return [torch.empty(room, dtype=torch.uint8, device="cpu")]

@@ -1,12 +1,12 @@
-"""A board in memory that the ranks of one machine share.
+"""Board in memory that the ranks of one machine share.
 
-A rank writes its mark into a place of its own and looks at those of the others, so whoever comes last goes on at once,
-in microseconds, and the others sleep until then as they would in the operation itself. (One all_reduce of gloo's costs
-two thirds of the operation that it is to check.) Nothing of it has a name that could be left behind: the memory is a
-file without one, which rank 0 makes and the others open below `/proc`.
+A rank writes its mark into its own slot and reads the slots of the others. So the last rank continues at once, within
+microseconds. The others sleep until then, as they would in the operation itself. (One all_reduce of gloo would cost two
+thirds of the operation that it checks.) The memory is a file without a name, which rank 0 creates and the others open
+below `/proc`. So no file can be left behind.
 
-A mark is one word, which a processor reads and writes as a whole; the system lets a process sleep until such a word
-changes (a futex), so neither locks nor messages are needed. A note says by its checksum that it is whole.
+A mark is one word, which a processor reads and writes atomically. A process can sleep until such a word changes (a
+futex), so neither locks nor messages are needed. The checksum of a note shows that it is complete.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from ddp_notebook.rank.group.guard.messages import Messages, count_words
 from ddp_notebook.stdlib import ctypes, os, time
 
 # Source: https://man7.org/linux/man-pages/man2/futex.2.html, the number of the call in the kernel's tables
-_SYS_FUTEX = {"x86_64": 202, "aarch64": 98}.get(platform.machine(), 0)  # 0: not known
+_SYS_FUTEX = {"x86_64": 202, "aarch64": 98}.get(platform.machine(), 0)  # 0 if not known
 _WAIT, _WAKE, _ALL = 0, 1, 2**31 - 1
-_SLICE_S = 0.2  # then a waiting rank looks whether the board was cut: its wake-up may have been lost
-# Calls that a rank may post before a slower rank reads the first of them: asynchronous ones, of which what is
-# overwritten is not compared.
+_SLICE_S = 0.2  # after this time, a waiting rank checks whether the board was cut: its wake-up may have been lost
+# Asynchronous calls that a rank may post before a slower rank reads the first of them. Overwritten ones are not
+# compared.
 _DEPTH = 512
-_NUMBER = 0x7FFFFFFF  # bits of a mark's word that count the calls
+_NUMBER = 0x7FFFFFFF  # bits of a mark's word that contain the call's number
 _BLOCKS = 0x80000000
 _MARK_SHIFT = 32
 _HEAD_BYTES = 64
 _SPOILED, _CUT = 1, 2  # values of the head
-_INTERRUPT_S = 2.0  # by when a rank's own interrupt has come, once another one was interrupted
+_INTERRUPT_S = 2.0  # time within which a rank's own interrupt arrives after that of another rank
 _WAS_CUT = "Connection closed by peer: the operations of this group were ended while ranks were compared"
 
 
@@ -44,12 +44,12 @@ class _Interval(ctypes.Structure):
 
 
 class MemoryBoard:
-    """See `board.Board`. The ticket of a call is its number.
+    """Board in shared memory, see `board.Board`. The ticket of a call is its number.
 
     Args:
-        memory: shared by the ranks, of `_bytes(size, room)` bytes; zeros at first.
-        rank, size: of the group.
-        room: the longest note, in bytes.
+        memory: `_bytes(size, room)` bytes shared by the ranks, initially zeros.
+        rank, size: in the group.
+        room: maximum length of a note in bytes.
         timeout: how long a rank waits for the others.
     """
 
@@ -59,11 +59,11 @@ class MemoryBoard:
         self._timeout = timeout
         self._posted = 0
         view = memoryview(memory)
-        self._head = view[:_HEAD_BYTES].cast("Q")  # 0: the board is in use
+        self._head = view[:_HEAD_BYTES].cast("Q")  # 0 while the board is usable
         at_notes = _HEAD_BYTES + size * _DEPTH * 8
         self._marks = view[_HEAD_BYTES:at_notes].cast("Q")  # (size, _DEPTH): mark | blocks | number
-        self._states = view[at_notes : at_notes + size * 8].cast("Q")  # (size,) of notes: checksum | number
-        self._waits = view[at_notes + size * 8 : at_notes + size * 16].cast("Q")  # (size,) where each sleeps
+        self._states = view[at_notes : at_notes + size * 8].cast("Q")  # (size,) state of notes: checksum | number
+        self._waits = view[at_notes + size * 8 : at_notes + size * 16].cast("Q")  # (size,) offsets at which ranks sleep
         at_messages = at_notes + size * 16
         self._notes = view[at_messages + count_words(size) * 8 :]  # (size, 4 + room): length, text
         words = view[at_messages : at_messages + count_words(size) * 8].cast("Q")
@@ -73,10 +73,10 @@ class MemoryBoard:
 
     @classmethod
     def make(cls, store: Store, rank: int, size: int, room: int, timeout: timedelta) -> MemoryBoard | None:
-        """The board of a group that is being made; None, on all its ranks, where they do not share a machine.
+        """Return the board of a new group. Returns None on all ranks if they do not share a machine.
 
         Args:
-            store: of the group.
+            store: store of the group.
         """
         at, mine, count = PrefixStore("board/", store), -1, _bytes(size, room)
         try:
@@ -84,7 +84,7 @@ class MemoryBoard:
                 mine = _new_file(count)
                 at.set("place", _place_of(mine))
             memory = _mapped(_get(at, "place", timeout), count)
-            # The last one to come tells all whether everybody has it. Then rank 0 may close its file.
+            # The last rank publishes whether all ranks have the memory. Then rank 0 may close its file.
             have = at.add("have", 1 if memory is not None else 1 << 32)
             if (have >> 32) + (have & 0xFFFFFFFF) == size:
                 at.set("all have", "" if have >> 32 else "yes")
@@ -107,15 +107,15 @@ class MemoryBoard:
         marks, number = self._marks, ticket & _NUMBER
         at = ticket % _DEPTH
         mine, is_same, all_block = marks[self.rank * _DEPTH + at], True, True
-        if mine & _NUMBER != number:  # this rank is far ahead of its own question
+        if mine & _NUMBER != number:  # this rank is too far ahead of this call
             return Compared(True, False)
         began_ns = time.monotonic_ns()
         for place in range(at, self.size * _DEPTH, _DEPTH):
-            # A rank that is behind has an older number here; one that is far ahead, which cannot be compared any more,
-            # a newer one.
+            # A slower rank has an older number here. A rank that is far ahead has a newer one, and cannot be compared
+            # any more.
             while (word := marks[place]) & _NUMBER != number and (number - word) & _NUMBER <= _NUMBER >> 1:
                 self._wait(self._at_marks + place * 8, word, began_ns, place // _DEPTH)
-            if word & _NUMBER != number:  # it has gone on without waiting for that call
+            if word & _NUMBER != number:  # the rank has continued without waiting for that call
                 all_block = False
                 continue
             is_same = is_same and word >> _MARK_SHIFT == mine >> _MARK_SHIFT
@@ -161,8 +161,11 @@ class MemoryBoard:
                 _futex(self._base + offset, _WAKE, _ALL)
 
     def _refuse_if_cut(self) -> None:
-        """Raise where nothing can be compared here any more; where that is for an interrupt, this rank's own is to come
-        first: by it the rank has been interrupted, and has not failed."""
+        """Raise an error if the board was cut.
+
+        If it was marked as unusable because of an interrupt, wait for this rank's own interrupt first. Then the rank
+        counts as interrupted, not as failed.
+        """
         until_s = time.monotonic() + _INTERRUPT_S
         while head := self._head[0]:
             if head == _CUT or time.monotonic() > until_s:
@@ -170,12 +173,12 @@ class MemoryBoard:
             time.sleep(_INTERRUPT_S / 200)
 
     def _wait(self, address: int, word: int, began_ns: int, rank: int) -> None:
-        """Sleep while this word is there, for a moment at most."""
-        self._waits[self.rank] = address - self._base  # first: who cuts the board from now on wakes this rank
+        """Sleep while this word is unchanged, for a moment at most."""
+        self._waits[self.rank] = address - self._base  # first: from now on a cut wakes this rank
         self._refuse_if_cut()
         left_s = self._timeout.total_seconds() - (time.monotonic_ns() - began_ns) / 1e9
         if left_s <= 0:
-            self.cut()  # as gloo does: whoever comes later must not begin without this rank
+            self.cut()  # like gloo: later ranks must not start without this rank
             raise RuntimeError(
                 f"Timed out waiting {self._timeout.total_seconds():g} s for rank {rank} of the group to call a "
                 "collective. Application timeout caused pair closure"
@@ -184,11 +187,11 @@ class MemoryBoard:
 
 
 def _bytes(size: int, room: int) -> int:
-    return _HEAD_BYTES + size * (_DEPTH * 8 + 8 + 8 + 4 + room) + count_words(size) * 8  # pages are had when used
+    return _HEAD_BYTES + size * (_DEPTH * 8 + 8 + 8 + 4 + room) + count_words(size) * 8  # allocated at first use
 
 
 def _machine() -> str:
-    """What tells this machine from others, and its processes' ids from those of other containers."""
+    """Return an identifier of this machine and of its process id namespace."""
     with open("/proc/sys/kernel/random/boot_id") as file:
         return f"{file.read().strip()} {os.stat('/proc/self/ns/pid').st_ino}"
 
@@ -199,7 +202,7 @@ def _get(store: Store, key: str, timeout: timedelta) -> str:
 
 
 def _new_file(count: int) -> int:
-    """A file in memory without a name; -1 where the system has none."""
+    """Return a memory file without a name; -1 if the system has none."""
     if not _SYS_FUTEX or not hasattr(os, "memfd_create"):
         return -1
     try:
@@ -215,17 +218,17 @@ def _new_file(count: int) -> int:
 
 
 def _place_of(file: int) -> str:
-    """Where the other ranks find it, and how they know it; empty where they cannot."""
+    """Return how other ranks find and verify the file; "" if they cannot."""
     try:
         found = os.fstat(file)
-        # This process as /proc counts it, which may be another namespace's than `os.getpid`.
+        # The process id in /proc, which may belong to another namespace than `os.getpid`.
         return f"{_machine()} {os.readlink('/proc/self')} {file} {found.st_dev} {found.st_ino}"
     except OSError:
         return ""
 
 
 def _mapped(place: str, count: int) -> mmap.mmap | None:
-    """The memory that rank 0 has told the place of; None where it is not to be had."""
+    """Return the memory at the place that rank 0 has published; None if it is not accessible."""
     try:
         *machine, process, file, device, inode = place.split()
         path = f"/proc/{process}/fd/{file}"
@@ -249,7 +252,7 @@ _futex_call: Any = _libc.syscall
 
 
 def _futex(address: int, operation: int, value: int, timeout_s: float = 0.0) -> None:
-    """Sleep while the word at this address has a value, for so long at most; or wake those who do."""
+    """Sleep while the word at this address has a value, up to a time limit; or wake the sleeping processes."""
     _futex_call(
         ctypes.c_long(_SYS_FUTEX),
         ctypes.c_void_p(address),

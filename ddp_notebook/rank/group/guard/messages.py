@@ -1,16 +1,16 @@
-"""Is what a rank takes what the other one sends? Compared message by message, in memory that the ranks share.
+"""Compare sends with receives, message by message, in memory that the ranks share.
 
-Without a check, gloo ends the process whose buffer is shorter than the message, leaves the rest of a longer one as it
-was, and makes garbage of another type, both in silence.
+Without a check, gloo ends the process if its buffer is shorter than the message. It leaves the rest of a longer buffer
+unchanged, and interprets the bytes of another dtype wrongly, both without an error.
 
-The k-th send from one rank to another with a tag belongs to the k-th receive there. Each side writes down what its
-message is, then looks at what the other side has written, and only then begins: whoever comes later sees both. It does
-not raise there, since the other side may be under way. Where the two differ, the sender sends an empty message, which
-fits into every buffer, and the receiver takes what comes into memory of its own; both raise when they have waited. So
-each message is received, the user's tensors stay as they were, and the group can be used.
+The k-th send from one rank to another with a tag belongs to the k-th receive on that rank. Each side posts its message,
+then reads what the other side has posted, and only then starts. So the later side sees both. It cannot raise at this
+point, since the other side may have started. If the two differ, the sender sends an empty message, which fits into
+every buffer, and the receiver uses its own memory. Both raise after their wait. So each message is received, the user's
+tensors stay unchanged, and the group remains usable.
 
-What is written is one word, which a processor reads and writes as a whole: number, tag, type and elements. A message
-that does not fit into it, or whose word was overwritten, is not compared.
+A post is one word with number, tag, dtype and number of elements, which a processor reads and writes atomically. A
+message that does not fit into a word, or whose word was overwritten, is not compared.
 """
 
 from __future__ import annotations
@@ -24,34 +24,36 @@ from torch._C._distributed_c10d import Work
 
 from ddp_notebook.stdlib import threading
 
-_DEPTH = 256  # messages from one rank to another that may be under way on one side, and are compared nevertheless
+_DEPTH = 256  # messages from one rank to another that may be in progress on one side and are still compared
 _NUMEL_BITS, _DTYPE_BITS, _TAG_BITS = 33, 5, 8
 _TAG_SHIFT = _NUMEL_BITS + _DTYPE_BITS
 _NUMBER_SHIFT = _TAG_SHIFT + _TAG_BITS
 _WORD = (1 << 64) - 1
 _WHAT = (1 << _TAG_SHIFT) - 1
-_DTYPES = (  # its code is its place; 0: another one, which is not compared
+_DTYPES = (  # the code is the index; 0 for other dtypes, which are not compared
     *(None, torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
     *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
     *(getattr(torch, name, None) for name in ("uint16", "uint32", "uint64", "float8_e4m3fn", "float8_e5m2")),
 )
 _CODES = {dtype: code for code, dtype in enumerate(_DTYPES) if dtype is not None}
-# For each pair of ranks and direction, and for each of its two sides: words, answers at the same places, their count.
+# For each pair of ranks and direction, and each of its two sides: words, answers at the same offsets, their count.
 _AT_ANSWERS, _AT_COUNT, _SIDE_WORDS = _DEPTH, 2 * _DEPTH, 2 * _DEPTH + 8
 
 
 class MessageMismatchError(RuntimeError):
-    """A rank takes another number or type of elements than it is sent. Both tensors are as they were; the group can be
-    used."""
+    """The sender and the receiver of a message use another dtype or number of elements.
+
+    Both tensors are unchanged; the group remains usable.
+    """
 
 
 class _Side:
-    """What this rank sends to another one, or takes from it, and what that one has written of the same.
+    """Messages of one direction between this rank and another one: this rank's words and those of the other rank.
 
     Args:
         kind: "send" or "recv".
-        peer: the other rank, of the group.
-        mine, theirs: where the words of each begin.
+        peer: the other rank, in the group.
+        mine, theirs: offsets of the words of each side.
     """
 
     __slots__ = ("count", "kind", "known", "mine", "numbers", "peer", "read", "theirs")
@@ -59,62 +61,62 @@ class _Side:
     def __init__(self, kind: str, peer: int, mine: int, theirs: int) -> None:
         self.kind, self.peer = kind, peer
         self.mine, self.theirs = mine, theirs
-        self.count = self.read = 0  # words written here, and read there
-        self.numbers: dict[int, int] = {}  # of the last message with each tag
-        self.known: dict[int, tuple[int, int]] = {}  # by number and tag: their word and its place, as read
+        self.count = self.read = 0  # words written by this rank, and read from the other
+        self.numbers: dict[int, int] = {}  # number of the last message, by tag
+        self.known: dict[int, tuple[int, int]] = {}  # the other's word and its offset, by number and tag
 
     def next_number(self, tag: int) -> int:
-        """Count one more with this tag."""
+        """Return the number of the next message with this tag."""
         number = self.numbers[tag] = self.numbers.get(tag, 0) + 1
         return number
 
 
 class Posted(NamedTuple):
-    """A message of this rank's that is written down."""
+    """A posted message of this rank."""
 
     side: _Side
     word: int
-    at: int  # where it is written
+    at: int  # its offset
 
 
 class Messages:
-    """What the ranks of a group send and take.
+    """Sends and receives of a group's ranks.
 
     Args:
-        words: (count_words(size),) shared by the ranks; zeros at first.
-        rank, size: of the group.
+        words: (count_words(size),) shared by the ranks, initially zeros.
+        rank, size: in the group.
     """
 
     def __init__(self, words: memoryview, rank: int, size: int) -> None:
         self._words = words
         self._rank, self._size = rank, size
         self._sides: dict[tuple[str, int], _Side] = {}
-        self._from_any: Counter[int] = Counter()  # receives from any rank that are under way, by tag
-        self._uncounted: set[int] = set()  # tags with which this rank's receives cannot be counted any more
-        # It orders what several threads do here, and what the ranks see of it: each end of a block is a barrier.
+        self._from_any: Counter[int] = Counter()  # receives from any rank in progress, by tag
+        self._uncounted: set[int] = set()  # tags for which this rank's receives cannot be counted any more
+        # Orders the accesses of several threads. Each end of a block is also a memory barrier for the other ranks.
         self._lock = threading.Lock()
 
     def post(self, kind: str, peer: int, tag: int, tensor: torch.Tensor) -> Posted | None:
-        """Write down what this rank is about to send or to take; None: it cannot be compared.
+        """Post a message that this rank is about to send or receive. Returns None if it cannot be compared.
 
         Args:
             kind: "send" or "recv".
-            peer: the other rank, of the group.
+            peer: the other rank, in the group.
         """
-        if kind == "recv" and self._from_any[tag]:  # which of the two comes first is not known
+        if kind == "recv" and self._from_any[tag]:  # the order of the two receives is not known
             self._uncounted.add(tag)
         if not 0 <= tag < 1 << _TAG_BITS or (kind == "recv" and tag in self._uncounted):
             return None
         side, words = self._side(kind, peer), self._words
         word = _word(side.next_number(tag), tag, what_of(tensor))
-        if not word >> _NUMBER_SHIFT:  # numbers begin again: whatever was not looked for is another message's
+        if not word >> _NUMBER_SHIFT:  # numbers restart: the remaining words belong to other messages
             side.known.clear()
         side.count += 1
         at = side.mine + side.count % _DEPTH
         with self._lock:
             words[at + _AT_ANSWERS] = 0
             words[at] = word
-        with self._lock:  # who reads the count finds the word
+        with self._lock:  # a rank that reads the count finds the word
             words[side.mine + _AT_COUNT] = side.count
         return Posted(side, word, at)
 
@@ -123,29 +125,31 @@ class Messages:
         if side is None:
             src, dst = (self._rank, peer) if kind == "send" else (peer, self._rank)
             first = (src * self._size + dst) * 2 * _SIDE_WORDS
-            places = first, first + _SIDE_WORDS  # of the sender, and of the receiver
+            places = first, first + _SIDE_WORDS  # offsets of the sender and of the receiver
             made = _Side(kind, peer, *(places if kind == "send" else places[::-1]))
-            side = self._sides.setdefault((kind, peer), made)  # of two threads the first one's
+            side = self._sides.setdefault((kind, peer), made)  # the first thread's object wins
         return side
 
     def begin_from_any(self, tag: int) -> None:
-        """This rank begins to take a message of whoever sends one."""
+        """Note that this rank starts a receive from any rank."""
         self._from_any[tag] += 1
 
     def end_from_any(self, tag: int, what: int, ranks: Sequence[int], title: str, work: Work) -> None:
-        """Such a message has come: now it is known which one it is. Raises as `compare`, but for the tensor.
+        """Compare a message from any rank after it was received, when its source is known. Raises as `compare` does.
+
+        Unlike there, the tensor contains the received data.
 
         Args:
-            what: of this rank's tensor, see `_what`.
+            what: dtype and number of elements of this rank's tensor, see `what_of`.
             ranks, title: see `compare`.
         """
         source = getattr(work, "_source_rank", None)
-        if source is None:  # torch does not tell
+        if source is None:  # this torch does not report the source
             self._uncounted.add(tag)
             return
         side = self._side("recv", source())
         word = _word(side.next_number(tag), tag, what)
-        self._from_any[tag] -= 1  # last: another thread may begin to count
+        self._from_any[tag] -= 1  # last: another thread may start to count
         if tag in self._uncounted or not 0 <= tag < 1 << _TAG_BITS:
             return
         sent, _ = self._unlike(side, word)
@@ -157,14 +161,15 @@ class Messages:
             )
 
     def look(self, posted: Posted) -> int:
-        """The other side's word where it is another message; 0: it is the same, or not known. That side is told."""
+        """Return the other side's word if its message differs, and notify that side. Returns 0 if it is equal or not
+        known."""
         word, at = self._unlike(posted.side, posted.word)
         if word:
             self._words[at + _AT_ANSWERS] = posted.word
         return word
 
     def _unlike(self, side: _Side, mine: int) -> tuple[int, int]:
-        """The other side's word for the message of this one, and its place, where the two differ; else 0."""
+        """Return the other side's word for this message, and its offset, if the two differ; otherwise zeros."""
         words, known = self._words, side.known
         with self._lock:
             count = words[side.theirs + _AT_COUNT]
@@ -173,21 +178,21 @@ class Messages:
                 at = side.theirs + number % _DEPTH
                 word = words[at]
                 known[word >> _TAG_SHIFT] = word, at
-                if len(known) > _DEPTH:  # of messages that were not looked for
+                if len(known) > _DEPTH:  # drop messages that were not compared
                     del known[next(iter(known))]
             side.read = max(side.read, count)  # another thread may have read further
         word, at = known.get(mine >> _TAG_SHIFT, (mine, 0))
         return (word, at) if word != mine and _code(word) and _code(mine) else (0, 0)
 
     def compare(self, posted: Posted, ranks: Sequence[int], title: str, _: Work) -> None:
-        """Raise where the other side's message is another one.
+        """Raise an error if the other side's message differs.
 
         Args:
-            ranks: of the session, by rank of the group.
+            ranks: ranks of the session, by rank of the group.
             title: of the group.
         """
         which, word = posted.word >> _TAG_SHIFT, self._words[posted.at + _AT_ANSWERS]
-        if word >> _TAG_SHIFT != which:  # else that side has seen it, and perhaps written much since
+        if word >> _TAG_SHIFT != which:  # otherwise the other side has seen it, and may have written much since
             word = self.look(posted)
         posted.side.known.pop(which, None)
         if not word:
@@ -210,12 +215,12 @@ class Messages:
 
 
 def count_words(size: int) -> int:
-    """How many words the messages of a group of so many ranks need."""
+    """Return the number of words for the messages of a group with `size` ranks."""
     return size * size * 2 * _SIDE_WORDS
 
 
 def what_of(tensor: torch.Tensor) -> int:
-    """Return the type and the number of elements as a part of a word."""
+    """Return the dtype and the number of elements as a part of a word."""
     numel = tensor.numel()
     return _CODES.get(tensor.dtype, 0) << _NUMEL_BITS | numel if numel < 1 << _NUMEL_BITS else 0
 
@@ -233,7 +238,7 @@ def _numel(word: int) -> int:
 
 
 def nbytes_of(word: int) -> int:
-    """Return the size of the message that a word describes."""
+    """Return the size in bytes of the message that a word describes."""
     dtype = _DTYPES[_code(word)]
     return 0 if dtype is None else dtype.itemsize * _numel(word)
 

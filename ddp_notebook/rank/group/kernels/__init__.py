@@ -1,5 +1,5 @@
-"""What runs before torch's own operators.
+"""Kernels that run before the torch operators.
 
-kernel   notes a call, may refuse it or have it checked, and goes on
-repeats  the short way of calls that a training loop makes again in each step
+kernel   records a call, may refuse it or have it checked, and calls the operator
+repeats  fast path for calls that a training loop repeats in each step
 """

@@ -1,4 +1,4 @@
-"""A kernel before one of torch's operators: notes the call, may refuse it or have it checked, and goes on."""
+"""Kernel before a torch operator: it records the call, may refuse it or have it checked, and calls the operator."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ _GPU = torch.device("cuda")
 
 
 def refuse_on_gpu(name: str, group: ProcessGroup, tensors: Sequence[torch.Tensor]) -> None:
-    """Refuse such an operation.
+    """Refuse an operation of gloo on GPU tensors, which would end the process.
 
     Args:
-        name: of the operation, as users call it.
-        tensors: that it is for.
+        name: name of the user's function.
+        tensors: tensors of the operation.
 
     Raises:
-        RuntimeError: it is one.
+        RuntimeError: the group uses gloo and the tensors are on a GPU.
     """
     if tensors and tensors[0].is_cuda and group._get_backend(_GPU).name() == "gloo":
         raise RuntimeError(
@@ -46,7 +46,7 @@ def refuse_on_gpu(name: str, group: ProcessGroup, tensors: Sequence[torch.Tensor
 
 
 class Kernel(Operator):
-    """Runs before one operator."""
+    """Kernel that runs before one operator."""
 
     def __init__(self, recorder: Recorder, name: str, after: Any) -> None:
         super().__init__(name)
@@ -55,14 +55,16 @@ class Kernel(Operator):
         self._recorder = recorder
 
     def make(self) -> Callable[..., Any]:
-        """The kernel itself: a closure, since attribute lookups cost time (12 us a call, 7 of them for any kernel in
-        Python, even one that does nothing)."""
+        """Return the kernel as a closure, since attribute lookups cost time.
+
+        A call takes 12 us, of which any Python kernel takes 7, even if it does nothing.
+        """
         recorder, kernel, kind, at = self._recorder, self, self.spec.kind, self.at_rest - 1
         live, waiting, groups = recorder.live, recorder.waiting, recorder.groups
         redispatch, after, unbox_group = self.redispatch, self.after, ProcessGroup.unbox
         get_ident, monotonic_ns, is_message = threading.get_ident, time.monotonic_ns, kind != "collective"
         begin, follow, may_end = self._make_begin(), self._make_follow(), self._ends_process
-        keys_after: dict[int, Any] = {}  # by their bits: `&` takes twice as long as this lookup
+        keys_after: dict[int, Any] = {}  # cache by bits: `&` takes twice as long as a lookup
 
         def run(keys: Any, *arguments: Any, **named: Any) -> Any:
             if named:
@@ -79,7 +81,7 @@ class Kernel(Operator):
                 _check_device(kernel, process_group, arguments)
             counts, thread, call = group.counts, get_ident(), None
             try:
-                with group.locks[kind]:  # until it is compared: calls are compared in the order of their numbers
+                with group.locks[kind]:  # held until the comparison: calls are compared in the order of their numbers
                     counts[kind] = number = counts[kind] + 1
                     call = Call(kernel, group, number, arguments, thread, monotonic_ns())
                     live[id(call)] = waiting[thread] = call
@@ -94,7 +96,7 @@ class Kernel(Operator):
                 out = redispatch(below, *arguments)
             except BaseException as error:
                 try:
-                    notice_interrupt()  # of a wait in C++, here: what follows is to be done in any case
+                    notice_interrupt()  # here, if C++ waited: the clean-up below must always run
                 finally:
                     _note_failure(recorder, call, error)
                 raise
@@ -107,17 +109,18 @@ class Kernel(Operator):
 
     @property
     def _is_repeated(self) -> bool:
-        """Whether calls of DDP's buckets take the short way before this kernel."""
+        """Return whether calls of DDP buckets may use the fast path instead of this kernel."""
         return self.spec.name == "all_reduce"
 
     def _make_begin(self) -> Callable[[Call, int | None], Sequence[torch.Tensor] | None]:
-        """The part of the kernel before the operator, in the lock of the group: describe, record and compare a call."""
+        """Return the part of the kernel before the operator, under the group's lock: describe, record and compare a
+        call."""
         recorder, kind = self._recorder, self.spec.kind
         is_message, is_send = kind != "collective", kind == "send"
-        depth = 4 if self._is_repeated else 3  # of the caller
+        depth = 4 if self._is_repeated else 3  # frames up to the caller
 
         def begin(call: Call, peer: int | None) -> Sequence[torch.Tensor] | None:
-            """Returns the tensors to begin a message with in place of its own, or None."""
+            """Return other tensors with which a message starts; None to keep its own."""
             if is_message and recorder.meaning is not None:
                 call.meaning = recorder.meaning(call)
             elif (look := recorder.look) is not None:
@@ -127,38 +130,38 @@ class Kernel(Operator):
                 unseen(event_buffer.begin, call)
             if is_send:
                 sent = call.group.sent
-                sent[peer] = sent.get(peer, 0) + 1  # type: ignore[index,arg-type]  # a send has one
+                sent[peer] = sent.get(peer, 0) + 1  # type: ignore[index,arg-type]  # a send has a destination
             return None if (guard := recorder.guard) is None else guard(call)
 
         return begin
 
     def _make_follow(self) -> Callable[[Call, Any, tuple[Any, ...]], None]:
-        """The part of the kernel after the operator: keep what is needed to see the end of a call."""
+        """Return the part of the kernel after the operator, which stores the data needed to observe the call's end."""
         recorder, is_on_gpu = self._recorder, gpu.is_in_use
         live, by_work, unwaited = recorder.live, recorder.by_work, recorder.unwaited
         unbox_work: Callable[[Any], Work | None] = Work.unbox
         at_async = len(self.arguments) if self.at_async is None else self.at_async + self.at_rest
 
         def follow(call: Call, boxed: Any, arguments: tuple[Any, ...]) -> None:
-            """`boxed` is the operator's work, as operators return it."""
+            """Record an issued call. `boxed` is the operator's work, as operators return it."""
             if boxed is None:  # monitored_barrier has waited
                 live.pop(id(call), None)
                 _record_end(recorder, call, failed=False)
             elif at_async < len(arguments) and not arguments[at_async]:
                 thread = call.thread
-                if (other := unwaited.get(thread)) is not None:  # of a tensor made of two, of which one is waited for
+                if (other := unwaited.get(thread)) is not None:  # an earlier call that got no wait
                     recorder._forget(id(other), other)
-                if is_on_gpu() and unbox_work(boxed) is None:  # NCCL needs no wait where all is on one stream
+                if is_on_gpu() and unbox_work(boxed) is None:  # NCCL needs no wait if everything is on one stream
                     unwaited.pop(thread, None)
                     recorder.queued(call)
                 else:
-                    unwaited[thread] = call  # the next thing that this thread does is to wait
-            elif (work := unbox_work(boxed)) is None:  # a message of several that NCCL begins together
+                    unwaited[thread] = call  # this thread waits for the call next
+            elif (work := unbox_work(boxed)) is None:  # one of several messages that NCCL starts together
                 recorder.queued(call)
             else:
                 if call.moment is not None and (event_buffer := recorder.event_buffer) is not None:
                     event_buffer.issued(call, work)
-                call.work = work  # from now on another thread may see that it is over and forget it
+                call.work = work  # from now on another thread may find it complete and forget it
                 by_work[id(work)] = call
             if len(live) >= recorder.prune_at:
                 recorder.prune()
@@ -167,7 +170,7 @@ class Kernel(Operator):
 
 
 def _check_group(recorder: Recorder, group: Group) -> None:
-    """Raise if the group, or this process, may not begin an operation now."""
+    """Raise an error if the group, or this process, must not start an operation now."""
     if (pause := recorder.pause) is not None:
         pause()
     if (refuse := recorder.refusal) is not None:
@@ -177,10 +180,11 @@ def _check_group(recorder: Recorder, group: Group) -> None:
 
 
 def _peer(kernel: Kernel, group: Group, rest: tuple[Any, ...]) -> int | None:
-    """The other rank of a message, by its rank in the group; None: any. `rest`: the arguments behind the group.
+    """Return the peer of a message as a rank of the group; None for any rank. `rest` holds the arguments after the
+    group.
 
     Raises:
-        ValueError: the group has no such rank. (gloo would read memory that is not its own.)
+        ValueError: the group has no such rank. (gloo would read foreign memory.)
     """
     peer = kernel.root_of(rest)
     if peer is not None and not 0 <= peer < len(group.ranks):
@@ -190,13 +194,13 @@ def _peer(kernel: Kernel, group: Group, rest: tuple[Any, ...]) -> int | None:
 
 
 def _check_device(kernel: Kernel, group: ProcessGroup, arguments: tuple[Any, ...]) -> None:
-    """Raise if gloo would end the process, since the tensors are on a GPU."""
+    """Raise an error if gloo would end the process because the tensors are on a GPU."""
     if gpu.is_in_use() and (at_tensors := kernel.at_tensors) is not None:
         refuse_on_gpu(kernel.spec.name, group, flat(arguments[at_tensors]))
 
 
 def _note_failure(recorder: Recorder, call: Call | None, error: BaseException) -> None:
-    """Note that an operation has raised. `call` is None if it was interrupted before it was noted."""
+    """Record that an operation raised. `call` is None if the operation was interrupted before it was recorded."""
     if call is not None:
         recorder.live.pop(id(call), None)
         recorder.note_failure(call, error)
@@ -204,13 +208,13 @@ def _note_failure(recorder: Recorder, call: Call | None, error: BaseException) -
 
 
 def _record_end(recorder: Recorder, call: Call, *, failed: bool) -> None:
-    """Record that the caller of a call goes on. Does nothing for a call that is not recorded."""
+    """Record that the caller of a call continues. Does nothing for a call that is not recorded."""
     if call.moment is not None and (event_buffer := recorder.event_buffer) is not None:
         event_buffer.ended(call, failed, call.since_ns)
 
 
 def _short_way(recorder: Recorder, kernel: Kernel, long_way: Callable[..., Any]) -> Callable[..., Any]:
-    """The kernel of all_reduce for calls that a training loop makes again, see `repeats`.
+    """Return the all_reduce kernel with the fast path for repeated calls, see `repeats`.
 
     Args:
         long_way: the kernel for all other calls.
@@ -224,7 +228,7 @@ def _short_way(recorder: Recorder, kernel: Kernel, long_way: Callable[..., Any])
             return long_way(keys, *arguments, **named)
         try:
             repeat = backward.repeats.get(arguments[0][0].data_ptr())
-        except (IndexError, RuntimeError):  # no tensor, or one that has no storage: a sparse gradient
+        except (IndexError, RuntimeError):  # no tensor, or one without storage, such as a sparse gradient
             repeat = None
         if repeat is None or caller(1).f_code is not repeat.engine:
             return long_way(keys, *arguments, **named)
@@ -251,7 +255,7 @@ def _short_way(recorder: Recorder, kernel: Kernel, long_way: Callable[..., Any])
         kept.append(future)
         future.add_done_callback(
             partial(next, map(kept.append, NOW_NS))
-        )  # see `noting_time`; called immediately if the work is over
+        )  # see `noting_time`; called immediately if the work is complete
         repeat.model.at = repeat.following
         return out
 

@@ -1,7 +1,7 @@
-"""Calls that a training loop makes again in each step: of DDP's buckets all is known but the number and the times.
+"""Fast path for calls that a training loop repeats in each step: only number and times of a DDP bucket change.
 
-Where the values of a step are left out its buckets take a short way through the kernel, which notes these and nothing
-else: code that runs once in milliseconds finds no cache warm, so each line of it counts (`tests/benchmarks/cold.py`).
+The fast path is used in steps whose tensor values are not recorded. It records only the number and the times. Code that
+runs once in milliseconds finds cold caches, so each line of it counts (`tests/benchmarks/cold.py`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 
 class Repeating:
-    """Whose buckets take the short way now. Its attribute is set for less than one of the recorder's."""
+    """The backward pass whose buckets use the fast path. A separate class, since setting an attribute of the recorder
+    is slower."""
 
     __slots__ = ("backward",)
 
@@ -25,13 +26,13 @@ class Repeating:
 
 
 class Repeat(Call):
-    """The call of one bucket, which is under way again in each backward. It holds no tensors but by what is kept of the
-    last time.
+    """Call of one bucket, which is repeated in each backward pass. Its only tensors are those of the last future in
+    `kept`.
 
     Args:
-        call: that has synchronised the bucket in an earlier step.
-        model: whose bucket it is.
-        engine: the function that calls it from C++. What a hook of the user's calls is another one.
+        call: the call that synchronized the bucket in an earlier step.
+        model: the model of the bucket.
+        engine: the function that calls it from C++. Calls of a user's hook come from another function.
     """
 
     __slots__ = ("below", "engine", "following", "kept", "lock", "model", "row")
@@ -44,35 +45,35 @@ class Repeat(Call):
         self.following = call.bucket[1] + 1
         self.engine = engine
         self.lock = call.group.locks["collective"]
-        self.below: Any = None  # the keys that the operator goes on with, which are those of its tensors' memory
-        self.kept: Kept = []  # of the last time
-        self.row: bytes | None = None  # without number and times, for the recorder's thread
+        self.below: Any = None  # dispatch keys for the operator; they depend on the device of its tensors
+        self.kept: Kept = []  # data of the last repetition
+        self.row: bytes | None = None  # row without number and times, for the recorder's thread
 
     @property
     def is_done(self) -> bool:
-        """Whether it is known to be over: a backward that has ended well has waited for it."""
+        """Return whether the call is known to be complete: a successful backward pass has waited for it."""
         backward, kept = self.backward, self.kept
         if backward is None:
             return False
-        future = kept[0] if kept else None  # first: it goes once `is_over` is set, in another thread
+        future = kept[0] if kept else None  # read first: another thread removes it once `is_over` is set
         if backward.is_over or len(kept) > 1:
             return True
-        # Else an interrupt may have come before its end could be noted, or what would note it.
+        # Otherwise an interrupt may have prevented the callback for the end.
         return bool(backward.end_ns if future is None else future.done())
 
     @property
     def has_failed(self) -> bool:
-        """Whether it is known to have failed."""
+        """Return whether the call is known to have failed."""
         kept = self.kept
         return bool(kept) and is_failed(kept[0])
 
     def forget(self) -> None:
-        """Nobody makes it again: if it has ended well, it holds no tensors any more."""
+        """Drop the tensors, since the call is not repeated any more. Does nothing if it is incomplete or has failed."""
         if self.is_done and not self.has_failed:
             self.kept = [None, 0]
 
     def alone(self, again: Again) -> Call:
-        """One of these calls by itself, which may end after its backward."""
+        """Return one repetition as a separate call, which may end after its backward pass."""
         _, number, since_ns, kept = again
         call = Call(self.kernel, self.group, number, (), self.thread, since_ns)
         _copy(self, call)
@@ -81,7 +82,7 @@ class Repeat(Call):
 
 
 class _Work(NamedTuple):
-    """What is known of a work by its future."""
+    """Work of which only the future is known."""
 
     future: Any
 
@@ -92,16 +93,16 @@ class _Work(NamedTuple):
         return self.future
 
 
-# Of a call: the future of its work once it has begun, and the time of its end once it is over. Not the work: where the
-# caller is the last one to have that, freeing it is its task, which takes 3 us, and gloo's thread's otherwise. The
-# future goes as soon as the backward has ended well: a few hundred bytes that a step leaves between its gradients keep
-# the next step's from their places, and the heap grew by as many megabytes as they have, again and again.
+# Data of one call: the future of its work once it has started, and its end time once it is complete. The work itself is
+# not kept: its last owner spends 3 us to free it, and that should be gloo's thread, not the caller. The future is
+# removed as soon as the backward pass has succeeded. Otherwise a few hundred bytes between the gradients of a step
+# would displace those of the next step. The heap grew by the size of the gradients, again and again.
 Kept = list[Any]
-Again = tuple[Repeat, int, int, Kept]  # what was called, its number, when, and what is kept of it
+Again = tuple[Repeat, int, int, Kept]  # repeated call, its number, its start, and its data
 
 
 def _copy(call: Call, into: Call) -> None:
-    """What is the same each time."""
+    """Copy the fields that are the same each time."""
     into.shapes = call.shapes or call.kernel.shapes_of(call.arguments)
     into.rest = call.rest or call.arguments[call.kernel.at_rest :]
     into.site, into.bucket, into.is_of_backward = call.site, call.bucket, True
