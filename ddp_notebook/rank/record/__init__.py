@@ -1,16 +1,16 @@
-"""What a rank does, as rows for the notebook.
+"""Recording: a rank's activity, as rows for the notebook.
 
-feature         what the recording adds to a rank
-rank_recording  what a rank records, put together
-event_buffer    what the threads that train leave behind: references and times
-flusher         the recorder's thread: empties the event buffer
-batches         what the event buffer holds, made into rows
-text_numbers    texts of a recording, sent once each
+feature         adds the recording to a rank
+rank_recording  the recording of a rank, assembled
+event_buffer    references and times from the training threads
+flusher         the recorder's thread, which empties the event buffer
+batches         makes rows of the event buffer's records
+text_numbers    texts of a recording, each of which is sent once
 previews        small copies of tensors
-value_sampling  which steps of a fast training have theirs taken
-training/       the stretches of a training step: input, forward, backward, optimizer
-metrics         `log`, and variables that are watched
+value_sampling  the steps of fast training whose tensor values are recorded
+training/       the spans of a training step: input, forward, backward, optimizer
+metrics         `log`, and watched variables
 resources       memory and load
-gpu_times       when work on a GPU began and ended
-baseline_run    a cell on one rank alone, to compare with
+gpu_times       start and end times of work on a GPU
+baseline_run    a cell without communication, for comparison
 """

@@ -1,9 +1,9 @@
-"""A training cell on one rank alone, to compare with: no collective waits for other ranks, and its effects are undone.
+"""Run a training cell on each rank without communication, for comparison, and undo its effects.
 
-Operations return at once, with the rank's own input in place of the other ranks'. After some steps the cell is ended.
-Then parameters, buffers, gradients, optimizers and schedulers of the process, wherever they are held, random state and
-the user's variables are restored: tensors, lists, dicts and sets get their elements back. The contents of iterators and
-of objects of the user's own classes are not.
+Collectives return at once, with the rank's own input in place of the other ranks' inputs. The cell is stopped after
+some steps. Then parameters, buffers, gradients, optimizers, schedulers, random state and the user's variables are
+restored. Lists, dicts and sets get their elements back. The state of iterators and of objects of the user's classes is
+not restored.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from ddp_notebook.stdlib import functools, gc, time
 
 
 class EnoughStepsError(BaseException):
-    """The cell has taken as many steps as were wanted. An `except Exception` of the user's does not catch it."""
+    """The cell has taken the requested number of steps. `except Exception` in user code does not catch this."""
 
 
 class BaselineRun:
-    """One cell alone. Made in the main thread, before the cell begins.
+    """One cell without communication. Made in the main thread, before the cell starts.
 
     Args:
         namespace: the user's variables.
-        steps: the cell is ended after so many optimizer steps ...
-        seconds: ... or at the first step after so long.
+        steps: maximum number of optimizer steps of the cell.
+        seconds: time limit; the cell ends at the first step after it.
     """
 
     def __init__(self, namespace: MutableMapping[str, Any], steps: int, seconds: float) -> None:
@@ -47,17 +47,17 @@ class BaselineRun:
         self._until = time.monotonic() + seconds
 
     def on_step(self) -> None:
-        """An optimizer has stepped.
+        """Count an optimizer step.
 
         Raises:
-            EnoughStepsError: it is the last one.
+            EnoughStepsError: it is the last step.
         """
         self._steps -= 1
         if self._steps <= 0 or time.monotonic() > self._until:
             raise EnoughStepsError
 
     def end(self) -> None:
-        """Put everything back."""
+        """Restore the state from before the cell."""
         for name in [name for name in self._namespace if name not in self._variables]:
             del self._namespace[name]
         self._namespace.update(self._variables)
@@ -66,14 +66,15 @@ class BaselineRun:
 
 
 def _alive(*kinds: type) -> list[Any]:
-    """All objects of these kinds, whoever holds them: only another model may, and ranks must not diverge."""
+    """Return all objects of these types in the process. Variables may not refer to some of them, but ranks must not
+    diverge."""
     return [one for one in gc.get_objects() if issubclass(type(one), kinds)]
 
 
 def _keep_containers(namespace: Mapping[str, Any]) -> list[Callable[[], None]]:
     put_back: list[Callable[[], None]] = []
     for name, value in namespace.items():
-        if name.startswith("_"):  # IPython's own
+        if name.startswith("_"):  # variables of IPython
             continue
         if type(value) in (list, deque):
             put_back.append(functools.partial(_refill, value, list(value), value.extend))
@@ -88,7 +89,7 @@ def _refill(container: Any, elements: Any, add: Callable[[Any], None]) -> None:
 
 
 def _keep_tensors(namespace: Mapping[str, Any]) -> list[Callable[[], None]]:
-    """Tensors of modules, with their gradients, and tensors in variables."""
+    """Return functions that restore the tensors and gradients of modules, and the tensors in variables."""
     tensors = {id(one): one for one in namespace.values() if isinstance(one, torch.Tensor)}
     modes: list[tuple[torch.nn.Module, bool]] = []
     for module in _alive(torch.nn.Module):
@@ -118,7 +119,7 @@ def _keep_tensors(namespace: Mapping[str, Any]) -> list[Callable[[], None]]:
 
 
 def _keep_optimizers(namespace: Mapping[str, Any]) -> list[Callable[[], None]]:
-    """Optimizers, and whatever else has a state: schedulers, scalers, samplers."""
+    """Return functions that restore optimizers and other objects with a state: schedulers, scalers, samplers."""
     found = {
         id(value): value
         for value in (*namespace.values(), *_alive(torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler))
@@ -126,7 +127,7 @@ def _keep_optimizers(namespace: Mapping[str, Any]) -> list[Callable[[], None]]:
     }
     put_back: list[Callable[[], None]] = []
     for value in found.values():
-        if not isinstance(value, torch.nn.Module | ZeroRedundancyOptimizer):  # the optimizer in the latter is found too
+        if not isinstance(value, torch.nn.Module | ZeroRedundancyOptimizer):  # its optimizer is found too
             state = copy.deepcopy(value.state_dict())
             put_back.append(functools.partial(value.load_state_dict, state))
     return put_back

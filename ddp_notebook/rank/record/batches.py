@@ -1,5 +1,4 @@
-"""Batches: the records of the event buffer as rows of names, shapes, lines and values. The recorder's thread makes
-them."""
+"""Batches: rows of names, shapes, lines and values, which the recorder's thread makes of the event buffer's records."""
 
 from __future__ import annotations
 
@@ -34,9 +33,9 @@ from ddp_notebook.stdlib import logging, struct, threading, time
 _ORIGIN = {name: code for code, name in enumerate(ORIGINS)}
 _REDUCE_OP = {name: code for code, name in enumerate(REDUCE_OPS)}
 _YIELD_EVERY = 8  # records: 0.1 ms
-_CALLS_AT_ONCE = 64  # remote calls: 0.1 ms too
-_STREAM_BITS = 53  # exact as a number of JSON
-_MOST_KNOWN = 5_000  # kinds of calls whose columns are remembered
+_CALLS_AT_ONCE = 64  # remote calls: also 0.1 ms
+_STREAM_BITS = 53  # integers of this size are exact in JSON
+_MOST_KNOWN = 5_000  # kinds of calls whose columns are cached
 _Columns = dict[str, Any]
 # Rows are packed as bytes: NumPy takes twice as long to make a row of a tuple.
 _FORMATS = {
@@ -57,7 +56,7 @@ _PACK = {
     if table != "value"
 }
 _BLANK: dict[str, _Columns] = {table: dict.fromkeys(TABLES[table].names or (), 0) for table in _PACK}
-# The places of those columns of a call that change from one call to the next.
+# Indices of the columns that differ between two calls of one kind.
 _CALL, _RANK, _NUMBER, _BACKWARD, _CELL, _STEP, _ISSUE, _START, _END, _BLOCKED, _STATE, _LEFT_OUT = map(
     list(_BLANK["call"]).index,
     (
@@ -65,7 +64,7 @@ _CALL, _RANK, _NUMBER, _BACKWARD, _CELL, _STEP, _ISSUE, _START, _END, _BLOCKED, 
         *("issue_ns", "start_ns", "end_ns", "blocked_ns", "state", "left_out"),
     ),
 )
-_INSIDE = {  # torch's functions: what users call them
+_INSIDE = {  # names that users know for internal functions of torch
     "_engine_run_backward": "backward",
     **dict.fromkeys(("_call_impl", "_prepare_input_fn", "_prepare_output_fn"), "forward"),
 }
@@ -73,16 +72,16 @@ _log = logging.getLogger(__name__)
 
 
 def _packed(table: str, **columns: Any) -> bytes:
-    """A row as bytes. A column without a value is 0; as a text that is the empty one."""
+    """Return a row as bytes. A missing column is 0, which means "" for a text."""
     return _PACK[table](*(_BLANK[table] | columns).values())
 
 
 class BatchMaker:
-    """Makes batches. One per process.
+    """Maker of batches. One per process.
 
     Args:
-        rank: tells this rank's number, which changes when the group is formed anew.
-        describe: words for calls as (file, line, function) and the number of the cell, see `where`.
+        rank: returns this rank's number, which may change when the group is re-formed.
+        describe: describes calls, given as (file, line, function) and the number of the cell, see `where`.
     """
 
     def __init__(self, rank: Callable[[], int], describe: Callable[[list[tuple[str, int, str]], int], str]) -> None:
@@ -91,8 +90,8 @@ class BatchMaker:
         self._known_calls: dict[tuple[Any, ...], tuple[list[Any], Any]] = {}
         self._threads = {threading.main_thread().ident: 0}
         self._gpu_clock = GpuClock()
-        self._stream = secrets.randbits(_STREAM_BITS)  # a process id would come again after a replaced rank
-        self._late: list[Any] = []  # records whose values or times have not arrived from a GPU
+        self._stream = secrets.randbits(_STREAM_BITS)  # a process id could be reused after a rank was replaced
+        self._late: list[Any] = []  # records that wait for values or times of a GPU
 
     @property
     def rank(self) -> int:
@@ -100,20 +99,20 @@ class BatchMaker:
 
     @property
     def late(self) -> Any:
-        """The oldest record of which something has not arrived from a GPU; None: all has."""
+        """Return the oldest record that waits for data of a GPU; None if there is none."""
         late = self._late
         return late[0] if late else None
 
     def tell_again(self) -> None:
-        """Somebody reads from now on who has read nothing before."""
+        """Prepare for a new receiver, which has no texts."""
         self._texts.tell_again()
 
     def batch(self, records: Sequence[Any], dropped: int = 0, resources: Mapping[str, Any] | None = None) -> Batch:
-        """The batch of these records, and of earlier ones that have arrived since.
+        """Return the batch of these records, and of earlier records whose data have arrived since.
 
         Args:
-            records: from the event buffer.
-            dropped: records that were lost before; those that fail here are added.
+            records: records from the event buffer.
+            dropped: number of lost records so far. Records that fail here are added.
             resources: columns of a row of `records.RESOURCE`.
         """
         rank = self.rank
@@ -124,20 +123,20 @@ class BatchMaker:
         for kind in remote_calls.COLUMNS:
             calls = [record for record in records if type(record) is kind]
             for first in range(0, len(calls), _CALLS_AT_ONCE):
-                time.sleep(0)  # as below
+                time.sleep(0)  # see below
                 dropped += self._add_calls(rank, kind, calls[first : first + _CALLS_AT_ONCE], rows["rpc"])
         others = [record for record in records if type(record) not in remote_calls.COLUMNS]
         again: list[Backward] = []
         for number, record in enumerate(others):
             if number % _YIELD_EVERY == 0:
-                time.sleep(0)  # a thread that trains may wait for the GIL: it would get it only after 5 ms
+                time.sleep(0)  # a training thread may wait for the GIL, which it would otherwise get only after 5 ms
             if type(record) is Backward and record.again:
                 again.append(record)
             if again and type(record) in (Call, Hooked):  # rows of calls keep their order
                 dropped += self._add_again(rank, again, rows["call"])
             try:
                 self._add(rank, record, rows, values, tensors)
-            except Exception:  # the other records of the batch are not to be lost
+            except Exception:  # the other records of the batch must not be lost
                 _log.info("a record was lost", exc_info=True)  # the report counts it
                 dropped += 1
         dropped += self._add_again(rank, again, rows["call"]) if again else 0
@@ -156,7 +155,7 @@ class BatchMaker:
         )
 
     def _has_arrived(self, call: Call) -> bool:
-        """Whether its times and values have arrived from the GPU."""
+        """Return whether the times and values of a call have arrived from the GPU."""
         if not gpu.IS_BUILT:
             return True
         if (marks := call.marks) is not None and not (marks.has_happened and self._gpu_clock.is_set(marks.device)):
@@ -169,7 +168,7 @@ class BatchMaker:
     def _add(
         self, rank: int, record: Any, rows: dict[str, list[bytes]], values: _Values, tensors: list[Tensor]
     ) -> None:
-        """Put one record where it belongs. One that has not arrived waits for the next batch."""
+        """Add one record to its rows. A record whose data have not arrived waits for the next batch."""
         kind = type(record)
         if kind is Call:
             if not self._has_arrived(record):
@@ -209,23 +208,23 @@ class BatchMaker:
             rows[table].append(_PACK[table](*remote_calls.row(record, rank, self._texts)))
 
     def _add_again(self, rank: int, again: list[Backward], rows: list[bytes]) -> int:
-        """Add the rows of these, and empty the list. Returns how many of them have failed."""
+        """Add the rows of fast-path calls, and empty the list. Return the number of failed rows."""
         try:
             rows.append(pack(again, rank, self._repeated))
             return 0
-        except Exception:  # as above
+        except Exception:  # the other records of the batch must not be lost
             _log.info("records were lost", exc_info=True)
             return sum(len(backward.again) for backward in again)
         finally:
             for backward in again:
-                backward.again = []  # they hold tensors, and the last backward of a model lives on
+                backward.again = []  # they hold tensors, and the last backward of a model stays alive
             again.clear()
 
     def _add_calls(self, rank: int, kind: type, calls: Sequence[Any], rows: list[bytes]) -> int:
-        """Add the rows of some remote calls of one kind. Returns how many of them have failed."""
+        """Add the rows of remote calls of one kind. Return the number of failed rows."""
         try:
             rows += list(map(_PACK["rpc"], *remote_calls.COLUMNS[kind](calls, rank, self._texts, self._thread)))
-        except Exception:  # the other records are not to be lost
+        except Exception:  # the other records must not be lost
             if len(calls) > 1:
                 return sum(self._add_calls(rank, kind, [one], rows) for one in calls)
             _log.info("a record was lost", exc_info=True)
@@ -251,7 +250,7 @@ class BatchMaker:
         return _PACK["call"](*row)
 
     def _repeated(self, repeat: Repeat, backward: Backward) -> bytes:
-        """What is the same of all rows of a bucket that takes the short way."""
+        """Return the constant part of the rows of a fast-path bucket."""
         moment = backward.moment
         assert moment is not None
         row = self._constants(repeat, moment).copy()
@@ -259,8 +258,10 @@ class BatchMaker:
         return _PACK["call"](*row)
 
     def _constants(self, call: Call, moment: Moment) -> list[Any]:
-        """A row with the columns that all calls of one line with tensors of one shape share, and 0 in the others.
-        Worked out once, which would otherwise take 6 of 10 us a call."""
+        """Return a row with the columns that all calls of one line and shape share, and 0 in the other columns.
+
+        It is cached, since it would take 6 of 10 us per call.
+        """
         kernel, group, rest, bucket, shapes = call.kernel, call.group, call.rest, call.bucket, call.shapes
         assert shapes is not None
         origin, api, code, instruction, cell, module = call.site
@@ -271,14 +272,14 @@ class BatchMaker:
         )
         if cell is not None:
             key += id(cell[0]), cell[1]
-        if bucket is None:  # else DDP's reducer calls it, always in the same way
+        if bucket is None:  # otherwise a DDP reducer calls it, always in the same way
             key += (*kernel.facts_of(rest), origin, call.backward is None)
         found = self._known_calls.get(key)
         if found is None:
             if len(self._known_calls) > _MOST_KNOWN:
                 self._known_calls.clear()
             constants = list(self._work_out(call, CallSite(*call.site), moment).values())
-            found = constants, (kernel, call.site)  # the latter keep the objects of these ids alive
+            found = constants, (kernel, call.site)  # the kernel and the site keep the objects of these ids alive
             self._known_calls[key] = found
         return found[0]
 
@@ -310,8 +311,10 @@ class BatchMaker:
         }
 
     def _hooked(self, rank: int, one: Hooked) -> bytes:
-        """The row of a bucket that a user's comm hook has synchronised: a call without a number of its own. The
-        collectives in the hook have rows too."""
+        """Return the row of a bucket that a user's comm hook has synchronized. Such a call has no number.
+
+        The collectives in the hook have their own rows.
+        """
         moment = one.moment
         return _packed(
             "call",
@@ -374,11 +377,11 @@ class BatchMaker:
 
 
 class _Values:
-    """Values of tensors, and the calls that they belong to: in columns, since tuples would take longer."""
+    """Tensor values and the calls that they belong to, in columns, since tuples are slower."""
 
     def __init__(self) -> None:
         self.copies: list[previews.Copy] = []
-        self._of: list[int] = []  # by copy: the call, or the span of a gradient's backward
+        self._of: list[int] = []  # for each copy: the call, or the span of a gradient's backward
         self._sides: list[int] = []
         self._names: list[int] = []
 
@@ -389,20 +392,22 @@ class _Values:
         self._names.append(name)
 
     def rows(self, rank: int, number_of: Callable[[torch.dtype], int]) -> Rows:
-        """Rows of `records.VALUE`."""
+        """Return rows of `records.VALUE`."""
         rows = previews.rows_of(self.copies, number_of)
         rows["rank"], rows["call"], rows["side"], rows["name"] = rank, self._of, self._sides, self._names
         return rows
 
 
 def _end_ns(end_ns: int, backward: BackwardSpan | None) -> int:
-    """When something ended that the backward waits for. gloo's thread notes it, and may get the GIL only after the main
-    thread has gone on."""
+    """Return the end time of an operation that its backward waits for.
+
+    gloo's thread notes the time. It may get the GIL only after the main thread has continued.
+    """
     return end_ns if backward is None or not 0 < backward.end_ns < end_ns else backward.end_ns
 
 
 def _api(code: CodeType | None) -> str:
-    """What users call a function; a constructor by the name of its class."""
+    """Return the name of a function as users know it; for a constructor that of its class."""
     if code is None:
         return ""
     name = code.co_qualname.rpartition(".")[0] if code.co_name == "__init__" else code.co_name

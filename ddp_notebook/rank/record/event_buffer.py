@@ -1,7 +1,7 @@
-"""The event buffer: records of the training threads, as references and times. The recorder's thread makes rows of them.
+"""Event buffer: references and times from the training threads. The recorder's thread makes rows of them.
 
-Everything here runs in the user's threads in the middle of a step, so its cost is the step's:
-`tests/benchmarks/recording.py` measures it.
+All code here runs in the user's threads in the middle of a step, so it slows the step down.
+`tests/benchmarks/recording.py` measures its cost.
 """
 
 from __future__ import annotations
@@ -43,72 +43,73 @@ from ddp_notebook.stdlib import itertools, threading, time
 if TYPE_CHECKING:
     from ddp_notebook.rank.record.training.buckets import Backward
 
-OFF, META, VALUES, ALL = range(4)  # places in `messages.record_options.LEVELS`
-# Most large records that wait for the recorder's thread. A small copy that stays may keep the C library from reusing
-# the place of a freed large tensor (10 MB each, measured while all_reduces of fresh 10 MB tensors were recorded).
+OFF, META, VALUES, ALL = range(4)  # indices of `messages.record_options.LEVELS`
+# Maximum number of large records that wait for the recorder's thread. A remaining small copy can keep the C library
+# from reusing the memory of a freed large tensor (10 MB each, measured while all_reduces of fresh 10 MB tensors were
+# recorded).
 MOST = 2_000
-_MOST_WAITING = 100_000  # most records that wait
+_MOST_WAITING = 100_000  # maximum number of waiting records
 _MOST_LOGGED = 20_000  # a loop that only logs waits while more records are queued
-_PATIENCE_S = 2.0  # if no record is taken for so long, the loop continues and the oldest records are dropped
+_PATIENCE_S = 2.0  # if no record is taken for this time, the loop continues and the oldest records are dropped
 _LOOK_S = 0.002
-_MANY = 2000  # records that are passed on soon: a batch
-_MANY_LARGE = MOST // 2  # at a large one: what comes until then is not to reach `MOST`
+_MANY = 2000  # number of records that are sent soon: a batch
+_MANY_LARGE = MOST // 2  # the same if the last is large: later ones must not reach `MOST`
 
 
-new = tuple.__new__  # of a `NamedTuple`, in the middle of a step: its own is a function in Python
+new = tuple.__new__  # faster than the constructor of a `NamedTuple`, which is a Python function
 
 
 class EventBuffer:
-    """The event buffer of one rank. `recorder` puts calls into it, `training` spans, `metrics` what the user logs.
+    """Event buffer of one rank. `recorder` adds calls, `training` adds spans, and `metrics` adds logged values.
 
     Args:
-        cells: the files of cells, by name.
-        modules: knows the names of modules.
+        cells: files of cells, by name.
+        modules: names of modules.
     """
 
     def __init__(self, cells: dict[str, int], modules: Modules | None = None) -> None:
         self.level = VALUES
-        self.full_bytes = 0  # whole tensors are kept up to so many bytes each; 0: none
+        self.full_bytes = 0  # maximum bytes of a tensor that is kept as a whole; 0 for none
         self.thinning = ValueSampling()
-        self.thins = True  # values, where the level is `VALUES`
+        self.thins = True  # sample tensor values, if the level is `VALUES`
         self.moment = Moment(0, 0, 0, KEPT)
-        self.has_begun = False  # a forward or a backward was seen since the last optimizer step
-        self.sees_forwards = False  # a model in DDP or FSDP has had a forward in this cell
-        self.backward: Backward | None = None  # the one under way, of several the last that has begun
+        self.has_begun = False  # a forward or a backward has run since the last optimizer step
+        self.sees_forwards = False  # a DDP or FSDP model has run a forward in this cell
+        self.backward: Backward | None = None  # the running backward; the last started one of several
         self.repeating = Repeating()
-        # Lets the buckets of a backward take the short way, see `repeats`.
+        # Lets the buckets of a backward use the fast path, see `repeats`.
         self.repeat: Callable[[Backward], None] = lambda _: None
-        self.bucket: tuple[str, int] | None = None  # the one that a user's comm hook is being called for
+        self.bucket: tuple[str, int] | None = None  # bucket of the user's comm hook that is running
         self.dropped = 0
-        self.puts = self.taken = 0  # records so far
-        self._is_taken = True  # not: the last loop that waited for the recorder's thread did so in vain
+        self.puts = self.taken = 0  # numbers of added and of removed records
+        self._is_taken = True  # False if the last wait for the recorder's thread timed out
         self.filled = threading.Event()  # wakes the recorder's thread
-        self.hurries = threading.Event()  # what waits is to be passed on soon
-        self.is_filled = False  # the same, reset by that thread: asking the event takes longer
-        self.engine: CodeType | None = None  # torch's last function before autograd's own code, in C++
+        self.hurries = threading.Event()  # the records must be sent soon
+        self.is_filled = False  # `filled.is_set()`, but faster; the recorder's thread resets it
+        self.engine: CodeType | None = None  # torch's last Python function before autograd's C++ code
         self.modules = Modules() if modules is None else modules
         self._sequences = Known()
         self._sites = CallSites(cells, self.modules)
         self._moving = threading.Lock()  # for changes of the moment: steps may run in several threads
-        self.collectors: list[Callable[[], None]] = []  # leave what has ended and that nobody has left yet
+        self.collectors: list[Callable[[], None]] = []  # functions that add the events which have ended
         self._records: deque[Any] = deque()
         self._large: deque[int] = deque()  # for each large record that may wait: the value of `puts` after it
         self._calls = itertools.count(1)
-        self.spans = itertools.count(1)  # the numbers of those that begin
+        self.spans = itertools.count(1)  # numbers for new spans
 
     @property
     def is_steady(self) -> bool:
-        """Whether a training loop goes on and on, of whose steps nobody can look at each as it comes."""
+        """Return whether a training loop runs for long, so that steps need not be shown one by one."""
         return self.thins and self.moment.step >= FIRST_STEPS
 
     # ---- records
 
     def put(self, record: Any, *, is_large: bool = False, hurries: bool = False) -> None:
-        """Leave a record. If too many wait already, the oldest are dropped.
+        """Add a record. If too many are waiting, the oldest are dropped.
 
         Args:
-            is_large: it has a copy from a large tensor.
-            hurries: somebody looks at it as it comes.
+            is_large: the record contains a copy of a large tensor.
+            hurries: send the record soon.
         """
         records = self._records
         too_many = 1 if len(records) >= _MOST_WAITING else 0
@@ -116,7 +117,7 @@ class EventBuffer:
             too_many = max(too_many, self._make_room())
             self._large.append(self.puts + 1)
         if too_many:
-            gone = rows_of(self.pop(too_many))  # before the next line, since the recorder's thread may reset `dropped`
+            gone = rows_of(self.pop(too_many))  # first: the recorder's thread may reset `dropped`
             self.dropped += gone
         records.append(record)
         self.puts += 1
@@ -127,7 +128,7 @@ class EventBuffer:
             self.hurries.set()
 
     def _make_room(self) -> int:
-        """Return how many of the oldest records are to go before one more large record may wait."""
+        """Return the number of oldest records to drop before one more large record may wait."""
         large = self._large
         try:
             while large[0] <= self.taken:
@@ -150,12 +151,12 @@ class EventBuffer:
             time.sleep(_LOOK_S)
 
     def collect(self) -> None:
-        """Have all that has ended left in the event buffer."""
+        """Add all events that have ended to the event buffer."""
         for collect in self.collectors:
             collect()
 
     def pop(self, most: int) -> list[Any]:
-        """Remove the oldest records from the event buffer, and return them."""
+        """Remove the oldest records, and return them."""
         records, taken = self._records, []
         try:
             for _ in range(min(most, len(records))):
@@ -169,7 +170,8 @@ class EventBuffer:
         return len(self._records)
 
     def leave(self) -> None:
-        """Give up, in a child that the user has forked: nobody empties this event buffer, and its locks may be held."""
+        """Stop recording in a child that the user has forked: no thread empties this buffer, and its locks may be
+        held."""
         self.level = OFF
         self.filled, self.hurries = threading.Event(), threading.Event()
         self._records.clear()
@@ -177,10 +179,11 @@ class EventBuffer:
     # ---- the moment
 
     def enter(self, cell: int, title: int, level: int = VALUES, *, thins: bool = True) -> None:
-        """A cell begins, which records so much.
+        """Start recording a cell.
 
         Args:
-            thins: of a training loop that is fast the values of some steps are left out.
+            level: `OFF`, `META`, `VALUES` or `ALL`.
+            thins: leave out the tensor values of some steps if training is fast.
         """
         self.level, self.thins = level, thins and level == VALUES
         self._is_taken = True
@@ -189,7 +192,7 @@ class EventBuffer:
         else:
             self.thinning.since_ns = time.monotonic_ns()
         self.repeating.backward = None
-        self.modules.found.clear()  # a module may be a part of another model now
+        self.modules.found.clear()  # a module may belong to another model now
         self._sequences = Known()
         values = KEPT if level >= VALUES else NOT_ASKED_FOR
         self.backward = None
@@ -197,14 +200,14 @@ class EventBuffer:
         self.moment = Moment(cell, title, 0, values, self._begin_sequence(values))
 
     def end_cell(self) -> None:
-        """The cell has ended, perhaps in the middle of a step."""
+        """End the recording of a cell, which may have stopped in the middle of a step."""
         with self._moving:
             now = self.moment
             self._end_sequence(now)
             self.moment = Moment(now.cell, now.title, now.step, now.values)
 
     def _begin_sequence(self, values: int) -> Sequence | None:
-        """A step begins that keeps its values or not, and so marks its forwards or not."""
+        """Start a step. Its forwards are marked unless its tensor values are left out."""
         is_marked = self.level != OFF and values != LEFT_OUT
         if is_marked is not self.modules.marks:
             self.modules.mark(is_marked)
@@ -216,7 +219,7 @@ class EventBuffer:
             self.put(moment.sequence)
 
     def count_step(self) -> Moment:
-        """An optimizer has stepped. Returns the moment in which it did."""
+        """Count an optimizer step. Return the moment before it."""
         with self._moving:
             now = self.moment
             step = now.step + 1
@@ -227,18 +230,18 @@ class EventBuffer:
                 values = LEFT_OUT
             if values != LEFT_OUT or now.values != LEFT_OUT or sequence is None or sequence.calls != []:
                 self._end_sequence(now)
-                sequence = self._begin_sequence(values)  # else it goes on, as empty as it is
+                sequence = self._begin_sequence(values)  # otherwise the empty sequence continues
             self.moment = new(Moment, (now.cell, now.title, step, values, sequence))
             self.has_begun = False
-        if self.backward is not None:  # inside it
+        if self.backward is not None:  # the step ran inside this backward
             self.repeating.backward = None
         return now
 
     def go_back(self, backward: Backward, depth: int = 1) -> None:
-        """A backward begins.
+        """Register a backward that starts.
 
         Args:
-            depth: of the frame that has called torch's backward.
+            depth: number of frames up to the caller of torch's backward.
         """
         backward.moment = now = self.moment
         self.has_begun = True
@@ -249,9 +252,9 @@ class EventBuffer:
             self.repeat(backward)
 
     def come_back(self, backward: Backward) -> None:
-        """The backward has ended."""
+        """Remove a backward that has ended."""
         self.repeating.backward = None
-        if self.backward is backward:  # else another one has begun beside it, which has this one as its outer one
+        if self.backward is backward:  # otherwise a concurrent backward has started, whose `outer` is this one
             outer = backward.outer
             while outer is not None and outer.end_ns:
                 outer = outer.outer
@@ -260,8 +263,8 @@ class EventBuffer:
     # ---- calls
 
     def site(self, depth: int) -> SiteFields:
-        """Where the call of the frame `depth` levels above comes from. Calls of DDP's reducer in one backward come from
-        the same line."""
+        """Return the call site for the frame `depth` levels above. All calls of DDP's reducer in one backward have the
+        same line."""
         backward = self.backward
         if backward is not None and backward.is_distributed and backward.site is not None:
             site = self._sites.site(depth + 1)
@@ -270,16 +273,16 @@ class EventBuffer:
             site = self._sites.site(depth + 1)
             if backward is None or site[2] is not None:
                 return site
-            backward.site = backward.site or self._sites.of_thread(backward.thread)  # this one is autograd's, for a GPU
+            backward.site = backward.site or self._sites.of_thread(backward.thread)  # an autograd thread, for a GPU
             return (site[0], *backward.site[1:5], site[5])
-        if sys._getframe(depth).f_code is not self.engine:  # a hook of the user's
+        if sys._getframe(depth).f_code is not self.engine:  # a hook of the user
             return self._sites.site(depth + 1)
         if backward.site is None:
             backward.site = self._sites.site(depth + 1)
         return backward.site
 
     def begin(self, call: Call) -> None:
-        """An operation whose site is known is about to begin."""
+        """Record an operation that is about to start. Its site is known."""
         call.serial = next(self._calls)
         call.moment = moment = self.moment
         model = None
@@ -301,12 +304,12 @@ class EventBuffer:
             call.marks = marks_of(call.arguments[at])
 
     def issued(self, call: Call, work: Any) -> None:
-        """A call is under way, and its caller goes on. Its future, if it has one, reports its end."""
+        """Record a started operation whose caller continues. Its future, if any, reports its end."""
         try:
             future = work.get_future()
-        except RuntimeError:  # gloo's send, recv and reduce_scatter: their end is known when somebody waits
+        except RuntimeError:  # send, recv and reduce_scatter of gloo: their end is known only after a wait
             return
-        if call.marks is not None:  # whoever waits for it, or the end of the backward, does the rest
+        if call.marks is not None:  # the wait, or the end of the backward, does the rest
             call.marks.end_with(future)
             return
         call.tells_its_end = True
@@ -316,14 +319,14 @@ class EventBuffer:
                 call.ends.append(time.monotonic_ns())
             else:
                 future.add_done_callback(noting_time(call.ends))
-        elif future.done():  # its callback would run here, where it swallows an interrupt
+        elif future.done():  # otherwise its callback would run here, where it would drop an interrupt
             self._on_future(call, future)
         else:
             future.add_done_callback(partial(self._on_future, call))
 
     def _on_future(self, call: Call, future: Any) -> None:
-        """Called in gloo's thread, before a caller that waits goes on."""
-        if call.end_ns:  # a wait for it has ended first, with a timeout
+        """Record the end of a call. Called in gloo's thread, before a waiting caller continues."""
+        if call.end_ns:  # a wait with a timeout has ended first
             return
         end_ns = time.monotonic_ns()
         try:
@@ -332,12 +335,14 @@ class EventBuffer:
         except Exception:
             failed = True
         unseen(self._end, call, failed, end_ns)
-        if not call.is_waited_for:  # else the caller that waits leaves it, with its waiting time
+        if not call.is_waited_for:  # otherwise the waiting caller adds the call, with its waiting time
             self._leave(call)
 
     def end_backward(self, backward: Backward, failed: bool) -> None:
-        """A backward has ended, and with it the calls of DDP's reducer in it: it has waited for them, and nobody has
-        used the tensors yet. The work done here would delay the next bucket if gloo's threads did it.
+        """Record the end of a backward and of the calls of a DDP reducer in it.
+
+        The backward has waited for these calls, and no code has used their tensors yet. If gloo's threads did this
+        work, it would delay the next bucket.
         """
         if backward.again and failed:
             self._forget_again(backward)
@@ -345,8 +350,8 @@ class EventBuffer:
             self.end_again(backward)
         for call in backward.calls:
             if call.state != ISSUED:
-                continue  # it could not begin
-            if call.marks is not None:  # what this thread queues now waits for it; the events tell when it has ended
+                continue  # it could not start
+            if call.marks is not None:  # later work of this thread waits for it; the events contain its end time
                 call.marks = call.marks.ended()
             elif failed and call.work is not None and not call.is_done:
                 call.is_of_backward = False
@@ -357,24 +362,24 @@ class EventBuffer:
         backward.calls.clear()
 
     def end_again(self, backward: Backward) -> None:
-        """The same for calls that took the short way, of a backward that has ended well."""
+        """Record the end of fast-path calls, of a backward that has succeeded."""
         again, backward.serials = backward.again, self._calls
         self.thinning.calls += len(again)
-        backward.is_over = backward.has_waited  # first, see `Repeat.is_done`
+        backward.is_over = backward.has_waited  # set first, see `Repeat.is_done`
         if backward.is_over:
             for _, _, _, kept in again:
                 if kept:
                     kept[0] = None  # the future, see `Kept`
 
     def _forget_again(self, backward: Backward) -> None:
-        """A backward has failed: those of its calls that took the short way become calls like others."""
+        """Turn the fast-path calls of a failed backward into normal calls."""
         self.thinning.calls += len(backward.again)
         backward.forget()
         for again in backward.again:
             call = again[0].alone(again)
             call.serial, call.values = next(self._calls), LEFT_OUT
             call.moment, call.backward = backward.moment, backward
-            if call.work is None and not call.ends:  # it could not begin
+            if call.work is None and not call.ends:  # it could not start
                 self._end(call, True, backward.end_ns)
                 self._leave(call)
             else:
@@ -382,7 +387,7 @@ class EventBuffer:
         backward.again = []
 
     def ended(self, call: Call, failed: bool, since_ns: int) -> None:
-        """A caller has waited for a call since then, or the call has failed to begin."""
+        """Record that a caller has waited for a call since `since_ns`, or that the call could not start."""
         now_ns = time.monotonic_ns()
         call.blocked_ns += now_ns - since_ns
         call.work = None  # it holds the tensors, and the call may stay in the event buffer for a while
@@ -395,7 +400,8 @@ class EventBuffer:
         self._leave(call)
 
     def forgotten(self, call: Call) -> None:
-        """Nobody has waited for a call, and it does not report its end, unless it is a GPU's."""
+        """Record a call that no code has waited for, and that does not report its end. GPU events may still contain the
+        end."""
         if not call.tells_its_end and not call.is_waited_for and call.state == ISSUED:
             call.compact()
             if call.marks is not None and call.marks.finish is not None:
@@ -405,7 +411,7 @@ class EventBuffer:
             self._leave(call)
 
     def _leave(self, call: Call) -> None:
-        """Put a call once. Its waiting caller and its callback may both come here, since torch releases the GIL."""
+        """Add a call once. The waiting caller and the callback may both get here, since torch releases the GIL."""
         if not call.is_left:
             call.is_left = True
             is_large = call.whole or any(copy is not None and copy.numel > SAMPLE for copy in (call.input, call.output))
@@ -424,9 +430,9 @@ class EventBuffer:
         try:
             tensors = flat(value)
             if gpu.is_in_use() and torch.cuda.is_current_stream_capturing():
-                return None  # a copy now would become a part of the graph, or break it
+                return None  # a copy would become a part of the captured graph, or break it
             if self.full_bytes:
                 call.whole += tuple((side, one) for one in previews.whole(tensors, self.full_bytes))
             return previews.copy(tensors)
-        except RuntimeError:  # a tensor that cannot be copied: the user's call must go on
+        except RuntimeError:  # a tensor that cannot be copied: the user's call must continue
             return None

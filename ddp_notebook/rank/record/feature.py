@@ -1,4 +1,4 @@
-"""The feature of a rank that records its steps, collectives and metrics."""
+"""Feature of a rank that records its steps, collectives and metrics."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ddp_notebook.records import logs
 
 
 class RecordingFeature(Feature):
-    """Records what a rank does, and answers questions between two steps."""
+    """Recording of a rank's activity, and answers to requests between two steps."""
 
     def __init__(self, core: Core) -> None:
         super().__init__(core)

@@ -1,8 +1,8 @@
-"""The recorder's own thread: takes what the event buffer holds, makes batches of it, and passes them on.
+"""The recorder's thread: makes batches of the event buffer's records, and sends them.
 
-It sleeps as long as nothing is recorded, except for a look at memory and load once a second, more rarely where many
-ranks share a core, or where no cell runs and no notebook is there. If the receiver cannot keep up, records stay on the
-event buffer, which drops and counts the oldest.
+It sleeps while nothing is recorded, but reads memory and load once a second. It does so less often if many ranks share
+a core, or if no cell runs and no notebook is attached. If the receiver is too slow, records stay in the event buffer,
+which drops the oldest and counts them.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from ddp_notebook.records.codec import encode
 from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
 from ddp_notebook.stdlib import logging, os, threading, time
 
-# Each batch costs the same, 2 ms of the rank and the notebook together where caches are cold, so what comes after a
-# record travels with it. Where the notebook keeps up, what the user logs is to be there within 0.1 s.
+# Each batch has a fixed cost: 2 ms of the rank and the notebook together if caches are cold. So records that follow
+# soon are sent in the same batch. If the notebook keeps up, logged values must arrive within 0.1 s.
 _SOON_S = 0.08
-_CALM_S = 0.2  # where nobody logs
-_STEADY_S = 1.0  # in a training loop that goes on and on: five batches a second would take all that recording may
+_CALM_S = 0.2  # if no values are logged
+_STEADY_S = 1.0  # in a long training loop: five batches a second would use all the time that recording may take
 _RESOURCES_S = 1.0
-_ALONE_S = 15.0  # without a question of a notebook's, which compares clocks every 5 s: none is there
+_ALONE_S = 15.0  # without requests of a notebook, which compares clocks every 5 s: none is attached
 _ALONE_LOOK_S = 10.0
-_MOST_RECORDS = 2000  # of a batch
-_MANY_RECORDS = 5 * _MOST_RECORDS  # so many that wait fill batches: nothing more is to be waited for
+_MOST_RECORDS = 2000  # maximum size of a batch
+_MANY_RECORDS = 5 * _MOST_RECORDS  # this number fills several batches: do not wait for more
 _LOOK_S = 0.005
 _BROKEN_S = 0.2
 
@@ -38,13 +38,13 @@ _log = logging.getLogger(__name__)
 
 
 class Flusher:
-    """Empties one event buffer.
+    """Flusher of one event buffer.
 
     Args:
-        event_buffer: that fills.
+        event_buffer: the buffer.
         maker: makes batches.
-        send: takes an encoded batch. From any thread.
-        is_busy: whether the receiver has not taken what it was sent.
+        send: sends an encoded batch. Callable from any thread.
+        is_busy: returns whether the receiver has not yet taken earlier batches.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Flusher:
         self._lock = threading.Lock()
         self._resources: Resources | None = None
         self._looked_s = 0.0
-        # Read memory and load with the next batch. Set when a cell begins or ends, so that each reading covers the time
+        # Read memory and load with the next batch. Set when a cell starts or ends, so that each reading covers the time
         # of one cell.
         self.looks_again = True
         self._awaited: Any = None
@@ -72,39 +72,43 @@ class Flusher:
         threading.Thread(target=self._run, name="ddp-record", daemon=True).start()
 
     def tell_again(self) -> None:
-        """What is passed on goes to somebody from now on who has got nothing before. From any thread."""
+        """Prepare for a new receiver, which has no earlier data. Callable from any thread."""
         with self._lock:
             self._maker.tell_again()
 
     def flush(self, deadline_s: float = 1.0) -> None:
-        """Pass on all records of the event buffer, and those that wait for a GPU as long as it works. Any thread may
-        call this."""
+        """Send all records of the event buffer, and those that wait for a GPU while it is working. Callable from any
+        thread.
+
+        Args:
+            deadline_s: time limit in seconds.
+        """
         until = time.monotonic() + deadline_s
-        self._pass_on()  # also waits for a batch that the thread is making of records that it has taken
+        self._pass_on()  # this also waits for a batch that the thread is making
         while time.monotonic() < until:
             waiting, late = len(self._event_buffer), self._maker.late
             if not waiting and (late is None or late is self._awaited):
                 return
             self._pass_on()
-            if len(self._event_buffer) >= waiting:  # nothing has gone: the GPU is not there yet, or a graph is captured
+            if len(self._event_buffer) >= waiting:  # no progress: the GPU is not ready, or a graph is captured
                 time.sleep(_LOOK_S)
-        self._awaited = self._maker.late  # in vain, and not once more
+        self._awaited = self._maker.late  # timed out: do not wait for this record again
 
     def on_asked(self, *, flush: bool) -> None:
-        """A notebook has asked for the time, so one is there. From any thread.
+        """Note that a notebook is attached, since it has requested the time. Callable from any thread.
 
         Args:
-            flush: all that is in the event buffer is to be passed on first.
+            flush: send all records of the event buffer first.
         """
         was_alone, self._asked_s = self._is_alone, time.monotonic()
         if was_alone:
-            self._event_buffer.filled.set()  # it looks again as often as ever
+            self._event_buffer.filled.set()  # return to the normal interval of resource readings
         if flush:
             self.flush()
 
     def close(self) -> None:
-        """Pass on the rest, also what is on its way from a GPU and comes soon, and nothing more."""
-        if os.getpid() == self._pid:  # else a child that the user has forked
+        """Send the remaining records, including those that arrive from a GPU soon. Then stop."""
+        if os.getpid() == self._pid:  # otherwise it is a child that the user has forked
             self.flush()
         self._closed.set()
         self._event_buffer.hurries.set()
@@ -124,27 +128,30 @@ class Flusher:
                         return
                     self._event_buffer.hurries.clear()
                     self._event_buffer.filled.clear()
-                    self._event_buffer.is_filled = False  # second: records that are put in between are taken below
-                # Not what has come meanwhile: in a loop something always has.
+                    self._event_buffer.is_filled = False  # last: records added in between are taken below
+                # Without the records that arrive during the pass: in a loop there are always some.
                 if self._is_busy() or self._pass_on():
                     self._event_buffer.filled.set()
                     self._event_buffer.hurries.set()
-            except Exception:  # must not end the thread
+            except Exception:  # an error must not end the thread
                 self._note_loss()
 
     def _note_loss(self) -> None:
         try:
             _log.info("a part of the recording was lost", exc_info=True)  # not in the user's cell
-        except Exception:  # a cell has replaced a function that logging needs, which lasts until the cell ends
+        except Exception:  # a cell has replaced a function that logging needs, until the cell ends
             self._closed.wait(_BROKEN_S)
 
     def _pause_s(self) -> float:
-        """How long the first record waits for others. In a steady loop until the next full second, so that the ranks of
-        a machine do it together: a rank that is held up holds up all, and each would be at another moment."""
+        """Return the time in seconds to wait for further records after the first one.
+
+        In a long training loop, all ranks of a machine flush at the next full second. A delayed rank delays all others,
+        so the ranks should be delayed at the same time.
+        """
         return _STEADY_S - time.time() % _STEADY_S if self._event_buffer.is_steady else _CALM_S
 
     def _pass_on(self) -> bool:
-        """Pass on what is in the event buffer. Returns whether that was more than a batch holds."""
+        """Send the records of the event buffer. Return whether there were more than a batch contains."""
         with self._lock, gpu.asking() as may_ask:
             event_buffer = self._event_buffer
             if not may_ask:
@@ -158,7 +165,7 @@ class Flusher:
             except Exception:
                 event_buffer.dropped += dropped + rows_of(records)
                 raise
-            # Even without rows: later ones may need the texts of a record that has failed.
+            # Even without rows: later rows may need the texts of a failed record.
             if batch.tables or batch.dropped or batch.texts:
                 self._send(encode(batch))
         if self._maker.late is not None:
@@ -166,7 +173,10 @@ class Flusher:
         return len(records) == _MOST_RECORDS
 
     def _look_at_resources(self, records: bool) -> dict[str, Any] | None:
-        """Memory and load: once a second with records, which are sent anyway, and else as often as `idle_s` says."""
+        """Return a reading of memory and load, or None.
+
+        With records, which are sent anyway, there is one reading a second. Otherwise `idle_s` determines the interval.
+        """
         now = time.monotonic()
         if self._event_buffer.level == OFF or self._maker.rank < 0:
             return None
@@ -178,7 +188,7 @@ class Flusher:
             if self._resources is None:
                 self._resources = Resources()
             return self._resources.row(self._maker.rank)
-        except Exception:  # such as of a GPU that has failed: the records of just then are not to be lost
+        except Exception:  # for example a failed GPU: the current records must not be lost
             _log.info("memory and load are not known", exc_info=True)
             return None
 
@@ -187,6 +197,6 @@ class Flusher:
         return not self.is_in_cell and time.monotonic() - self._asked_s > _ALONE_S
 
     def _idle_s(self) -> float:
-        ranks = os.environ.get("LOCAL_WORLD_SIZE", "")  # asked again: there may be more ranks or fewer by now
+        ranks = os.environ.get("LOCAL_WORLD_SIZE", "")  # read again: the number of ranks may have changed
         often = idle_s(int(ranks) if ranks.isdecimal() else 1, self._cores)
         return max(often, _ALONE_LOOK_S) if self._is_alone else often

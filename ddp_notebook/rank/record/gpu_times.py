@@ -1,7 +1,8 @@
-"""When work on a GPU began and ended, without waiting for it: events in its stream, read once they have happened.
+"""Start and end times of work on a GPU, from events in its stream. They are read after they have happened, without a
+wait.
 
-The device's clock is tied to the process's by an anchor: an event on an idle stream of our own, and the time on the
-host when it had happened. No thread of ours ever waits for the device: where ranks hang, it would wait as long.
+An anchor relates the device's clock to that of the process: an event on a separate idle stream, and the host time at
+which it had happened. No thread of this package waits for the device: if ranks hang, the thread would hang too.
 """
 
 from __future__ import annotations
@@ -13,32 +14,34 @@ import torch
 from ddp_notebook.rank.group.operators import flat
 from ddp_notebook.stdlib import time
 
-_ANCHOR_NS = 1_000_000_000  # between two anchors: clocks drift
+_ANCHOR_NS = 1_000_000_000  # interval between two anchors: clocks drift
 _AT_ONCE_NS, _TRY_AGAIN_NS = 200_000, 50_000_000
-_streams: dict[int, torch.cuda.Stream] = {}  # for anchors, by device
+_streams: dict[int, torch.cuda.Stream] = {}  # streams for anchors, by device
 
 
 class _Anchor(NamedTuple):
     event: torch.cuda.Event
-    at_ns: int  # monotonic
+    at_ns: int  # monotonic clock
 
 
 class Marks:
-    """Two events around an operation. Made, and begun, on the stream that the operation is queued on."""
+    """Two events around an operation. Made on the operation's stream, where the first event is recorded."""
 
     __slots__ = ("begin", "device", "finish")
 
     def __init__(self, device: int) -> None:
-        self.device = device  # not the present one of this thread
-        if device not in _streams:  # now: to make one may have to wait for the operation
+        self.device = device  # not the current device of this thread
+        if device not in _streams:  # made now: later it might have to wait for the operation
             _streams[device] = torch.cuda.Stream(device)
         self.begin = torch.cuda.Event(enable_timing=True)
         self.finish: torch.cuda.Event | None = None
         self.begin.record(torch.cuda.current_stream(device))
 
     def end_with(self, future: Any) -> None:
-        """The operation ends when this future of it does, whose callbacks run on streams that wait for it: NCCL's as
-        soon as they are added."""
+        """Record the end when a future of the operation completes.
+
+        Callbacks of the future run on streams that wait for the operation. Those of NCCL run as soon as they are added.
+        """
         future.then(self._note_end)
 
     def _note_end(self, future: Any) -> Any:
@@ -46,8 +49,11 @@ class Marks:
         return future.value()
 
     def ended(self) -> Marks | None:
-        """These marks, now that what comes next on the current stream waits for the operation. None: the GPU has
-        failed, which the user is told of."""
+        """Record the end event. Later work on the current stream waits for the operation.
+
+        Returns:
+            This object; None if the GPU has failed, which the user's code reports.
+        """
         try:
             if self.finish is None:
                 finish = torch.cuda.Event(enable_timing=True)
@@ -63,15 +69,17 @@ class Marks:
 
 
 class GpuClock:
-    """Translates events to the process's monotonic clock. Used by the recorder's thread."""
+    """Conversion of event times to the process's monotonic clock. Used by the recorder's thread."""
 
     def __init__(self) -> None:
         self._anchors: dict[int, _Anchor] = {}
         self._tried_ns = 0
 
     def is_set(self, device: int) -> bool:
-        """Whether times of a device can be told now. An anchor that is too old is renewed, if the device, which may be
-        held up by an operation, comes to it at once."""
+        """Return whether times of a device can be converted now.
+
+        An old anchor is renewed if the device executes a new one immediately. An operation may block the device.
+        """
         known, now_ns = self._anchors.get(device), time.monotonic_ns()
         if known is not None and now_ns - known.at_ns < _ANCHOR_NS:
             return True
@@ -87,7 +95,7 @@ class GpuClock:
         return known is not None
 
     def times_ns(self, marks: Marks) -> tuple[int, int]:
-        """When an operation that has happened began and ended, on a device whose clock `is_set`."""
+        """Return the start and end in ns of a completed operation, on a device for which `is_set` returned True."""
         assert marks.finish is not None
         event, at_ns = self._anchors[marks.device]
         began_ms, ended_ms = event.elapsed_time(marks.begin), event.elapsed_time(marks.finish)
@@ -95,7 +103,7 @@ class GpuClock:
 
 
 def marks_of(value: Any) -> Marks | None:
-    """Events around an operation, on the stream of a GPU whose tensors it takes; None on the CPU."""
+    """Return the events around an operation on the stream of its GPU; None on the CPU."""
     tensors = flat(value)
     if not tensors or not tensors[0].is_cuda or torch.cuda.is_current_stream_capturing():
         return None

@@ -1,4 +1,4 @@
-"""Metrics: numbers that the user logs, and variables that are read after each optimizer step."""
+"""Metrics: numbers that the user logs, and watched variables, which are read after each optimizer step."""
 
 from __future__ import annotations
 
@@ -23,56 +23,56 @@ from ddp_notebook.stdlib import time
 
 _STEP, _VALUE, _OPTIMIZER_STEP = map(STEP_UNITS.index, ("step", "value", "optimizer step"))
 _MOST_STEP = 2**63 - 1
-_OWN_REFERENCES = 3  # to the copy of a frame's variables; with more the user has it too, from `locals()`
-_DEEPEST = 64  # frames around an optimizer's step that are looked at
+_OWN_REFERENCES = 3  # to the copy of a frame's variables; a further one is the user's, from `locals()`
+_DEEPEST = 64  # maximum number of frames that are searched around an optimizer's step
 
 
 class LoggedValue(NamedTuple):
-    """One number, or a tensor on its way from a GPU."""
+    """A logged number, or a tensor that is being copied from a GPU."""
 
     name: str
     value: float | torch.Tensor
-    event: Any  # of the GPU: the tensor has arrived; None: it is there
+    event: Any  # GPU event after which the tensor is complete; None if it is
     step: int
-    is_given: bool  # by the program
+    is_given: bool  # the program has passed `step`
     time_ns: int
     moment: Moment
-    unit: int = _STEP  # what `step` counts, an index of `STEP_UNITS`
+    unit: int = _STEP  # unit of `step`, an index of `STEP_UNITS`
 
 
 class MetricLogger:
     """`log` in the ranks' namespace.
 
     Args:
-        event_buffer: where the numbers are left.
-        training: tells of optimizer steps.
-        cells: the files of cells.
+        event_buffer: receives the numbers.
+        training: observes optimizer steps.
+        cells: files of cells.
     """
 
     def __init__(self, event_buffer: EventBuffer, training: TrainingSpans, cells: dict[str, int]) -> None:
         self.watched: tuple[str, ...] = ()
-        self._found: set[str] = set()  # those that were seen
-        self.counts: dict[str, int] = {}  # number of values that are counted, by name; each cell empties it
+        self._found: set[str] = set()  # variables that were found
+        self.counts: dict[str, int] = {}  # number of counted values, by name; each cell clears it
         self._event_buffer = event_buffer
         self._cells = cells
         self._training = training
         self._on_step = training.on_step
 
     def watch(self, watched: Sequence[str]) -> None:
-        """Read these variables in the cell that begins, and no others.
+        """Read only these variables in the starting cell.
 
         Args:
             watched: names of variables to read after each optimizer step.
         """
         self.watched = tuple(watched)
         self._found.clear()
-        if self._read_watched in self._on_step:  # of the last cell
+        if self._read_watched in self._on_step:  # from the last cell
             self._on_step.remove(self._read_watched)
         if watched:
             self._on_step.append(self._read_watched)
 
     def end_cell(self) -> None:
-        """Say so if a watched variable was not seen."""
+        """Print a message if a watched variable was not found."""
         missing = [name for name in self.watched if name not in self._found]
         if not missing:
             return
@@ -85,18 +85,21 @@ class MetricLogger:
         print(f"ddp_notebook: --watch {','.join(missing)} has shown nothing: {why}", file=sys.stderr)
 
     def log(self, *unnamed: Any, step: int | None = None, **values: Any) -> None:
-        """Log numbers of this rank, drawn and kept by the notebook. Never waits for a GPU. Waits if a loop logs faster
-        than the recorder sends.
+        """Log numbers of this rank. The notebook plots and stores them. Never waits for a GPU, but waits if a loop logs
+        faster than the recorder sends.
 
         Args:
-            step: a whole number. None: the optimizer step in progress, or else the last one, counted from 0 in the
-                cell. The values themselves are counted if a name is logged several times before the first step, as in
-                an evaluation or with accumulated gradients; views then name the axis "value". If several optimizers
-                step in the cell, each of their steps counts; views then name the axis "optimizer step".
+            step: an integer. None for the optimizer step in progress, or else the last one, counted from 0 in the cell.
+                The
+                values themselves are counted if a name is logged several times before the first step, as in an
+                    evaluation or
+                with accumulated gradients; views then name the axis "value". If several optimizers step in the cell,
+                    each of
+                their steps counts; views then name the axis "optimizer step".
             values: numbers, or tensors of one element, by name.
 
         Raises:
-            TypeError: a value is neither, or has no name, or the step is no whole number.
+            TypeError: a value is neither, or has no name, or the step is not an integer.
 
         Example:
             >>> session.run("log(loss=0.7, accuracy=0.5)").ok
@@ -121,13 +124,15 @@ class MetricLogger:
 
     @property
     def _unit(self) -> int:
-        """What optimizer steps are called. Whether several of them are one step of the training loop is known only
-        later, when the optimizers have taken turns."""
+        """Return the unit of optimizer steps.
+
+        It is known only later whether several of them make up one step of the training loop, when optimizers have
+        alternated.
+        """
         return _OPTIMIZER_STEP if self._training.has_several_optimizers else _STEP
 
     def _step_of(self, name: str, steps: int) -> tuple[int, int]:
-        """Return the number of the step that a value belongs to, after so many optimizer steps in the cell, and its
-        unit."""
+        """Return the step of a value after `steps` optimizer steps in the cell, and its unit."""
         if not steps or self.counts.get(name, 0) > 1:
             at = self.counts.get(name, 0)
             self.counts[name] = at + 1
@@ -138,7 +143,7 @@ class MetricLogger:
         return (steps if is_before else steps - 1), self._unit
 
     def _read_watched(self) -> None:
-        """After an optimizer step: read the watched variables in the cell's functions, or else in the cell."""
+        """Read the watched variables after an optimizer step: in the cell's functions, or else in the cell."""
         missing, found = list(self.watched), {}
         scope: dict[str, Any] = {}
         frame: FrameType | None = sys._getframe(1)
@@ -155,7 +160,7 @@ class MetricLogger:
                     variables.clear()  # the copy would keep variables alive that the function has deleted
                 missing = [name for name in missing if name not in found]
             frame = frame.f_back
-        found.update(unseen(_numbers, missing, scope))  # last, since a variable there may be an earlier cell's
+        found.update(unseen(_numbers, missing, scope))  # last: a variable there may belong to an earlier cell
         if found:
             self._found.update(found)
             values = {name: found[name] for name in self.watched if name in found}

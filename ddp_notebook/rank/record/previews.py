@@ -1,9 +1,9 @@
-"""Previews of tensors: a small copy, taken where the tensor is used, and statistics of it, worked out later.
+"""Previews of tensors: a small copy, made where the tensor is used, and statistics, computed later.
 
-A copy costs its caller 2 us. Of more than `SAMPLE` elements only a sample is copied: eight stretches, evenly spread
-from the first to the last. (The same number of single elements would touch a page each: 3 % of a training step.) A
-tensor of a GPU is copied to pinned memory behind the work that is queued there; nobody waits for that copy until the
-recorder's thread reads it.
+A copy takes 2 us. Of a tensor with more than `SAMPLE` elements only a sample is copied: eight blocks of elements at
+equal distances, from the first to the last element. (The same number of single elements would touch one page each: 3 %
+of a training step.) A GPU tensor is copied to pinned memory, in stream order. Only the recorder's thread waits for that
+copy.
 """
 
 from __future__ import annotations
@@ -18,31 +18,31 @@ import torch
 from ddp_notebook.records.schema import FIRST_BYTES, SAMPLE, SAMPLE_OF_LARGE, VALUE, Rows
 
 _STRIDED = torch.strided
-_STRETCH = 32  # elements; the first stretch is shown
+_STRETCH = 32  # elements; the first block is shown
 _STRETCHES = SAMPLE_OF_LARGE // _STRETCH
 _READABLE = {torch.Tensor, torch.nn.Parameter}
-_MOST_TENSORS = 8  # of a list, that are copied
-_IN_NUMPY = {  # dtypes of real numbers that NumPy has too
+_MOST_TENSORS = 8  # number of tensors of a list that are copied
+_IN_NUMPY = {  # real dtypes that NumPy also has
     getattr(torch, name): np.dtype(name)
     for name in ("float32", "float64", "float16", "int64", "int32", "int16", "int8", "uint8", "bool")
 }
-_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by the bytes of an element
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # types for bits, by bytes of an element
 Array = npt.NDArray[np.generic]
 
 
 class Copy(NamedTuple):
     """A copy of the tensors on one side of an operation."""
 
-    numel: int  # of all of them
-    parts: list[torch.Tensor]  # on the CPU, or on their way there
-    event: Any  # of the GPU: they have arrived; None: they are there
+    numel: int  # sum over all tensors
+    parts: list[torch.Tensor]  # on the CPU; not yet complete if there is an event
+    event: Any  # GPU event after which `parts` are complete; None if they are
 
 
 # ---- the calling thread
 
 
 def copy(tensors: Sequence[torch.Tensor]) -> Copy | None:
-    """A small copy of what tensors hold now; None if there is nothing to copy."""
+    """Return a small copy of the current values of tensors; None if there is nothing to copy."""
     if len(tensors) == 1:
         tensor = tensors[0]
         numel = tensor.numel()
@@ -64,7 +64,7 @@ def copy(tensors: Sequence[torch.Tensor]) -> Copy | None:
 
 
 def whole(tensors: Sequence[torch.Tensor], most_bytes: int) -> list[Copy]:
-    """Whole copies of those tensors that have at most `most_bytes` bytes, one each."""
+    """Return complete copies of the tensors that have at most `most_bytes` bytes, one each."""
     copies = []
     for one in tensors:
         if one.layout is _STRIDED and one.numel() * one.element_size() <= most_bytes:
@@ -88,8 +88,10 @@ def _sample(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _copy_of(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy; of a tensor on the CPU in NumPy's memory, since a profile of torch's memory must not show it. (An array
-    of the tensor's own memory would keep the user from resizing it, for ever.)"""
+    """Return a copy. Copies of CPU tensors use NumPy's memory, so that profiles of torch's memory do not show them.
+
+    (A NumPy array of the tensor's own memory would make it impossible to resize the tensor.)
+    """
     if not tensor.is_cpu:
         return tensor.clone()
     if (dtype := _IN_NUMPY.get(tensor.dtype)) is not None:
@@ -99,7 +101,7 @@ def _copy_of(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def on_its_way(part: torch.Tensor) -> tuple[torch.Tensor, Any]:
-    """Copy to pinned memory on the current stream, so that no later operation overwrites what is copied."""
+    """Copy a tensor to pinned memory on the current stream, so that no later operation overwrites its values first."""
     pinned = torch.empty(part.shape, dtype=part.dtype, device="cpu", pin_memory=True)
     pinned.copy_(part, non_blocking=True)
     event = torch.cuda.Event()
@@ -111,12 +113,12 @@ def on_its_way(part: torch.Tensor) -> tuple[torch.Tensor, Any]:
 
 
 def has_arrived(copy: Copy) -> bool:
-    """Whether its values can be read."""
+    """Return whether the values can be read."""
     return copy.event is None or bool(copy.event.query())
 
 
 def array_of(tensor: torch.Tensor) -> Array:
-    """The elements as a flat NumPy array; of a dtype that NumPy lacks, their bits as unsigned integers."""
+    """Return the elements as a flat NumPy array; if NumPy lacks the dtype, their bits as unsigned integers."""
     if tensor.dtype in _IN_NUMPY and tensor.is_contiguous() and not tensor.is_neg():
         return tensor.numpy().ravel()
     flat = tensor.reshape(-1).resolve_conj().resolve_neg()
@@ -127,7 +129,7 @@ def array_of(tensor: torch.Tensor) -> Array:
 
 
 def _numbers_of(tensor: torch.Tensor, array: Array) -> Array:
-    """The elements as real numbers; the modulus of complex ones.
+    """Return the elements as real numbers; for complex ones the modulus.
 
     Args:
         array: `array_of(tensor)`.
@@ -139,12 +141,13 @@ def _numbers_of(tensor: torch.Tensor, array: Array) -> Array:
 
 
 def rows_of(copies: Sequence[Copy], number_of: Callable[[torch.dtype], int]) -> Rows:
-    """A row of `records.VALUE` for each copy, without the columns that say whose it is. Copies of one dtype and size,
-    which a training loop brings again and again, are worked out together.
+    """Return a row of `records.VALUE` for each copy, without the columns that identify the tensor.
+
+    Copies of one dtype and size, which are frequent in a training loop, are processed together.
 
     Args:
-        copies: they have all arrived.
-        number_of: gives the number of a dtype's text.
+        copies: copies whose values have arrived.
+        number_of: returns the number of a dtype's text.
     """
     rows = np.zeros(len(copies), VALUE)
     for name in ("low", "high", "mean"):
@@ -155,7 +158,7 @@ def rows_of(copies: Sequence[Copy], number_of: Callable[[torch.dtype], int]) -> 
         numels.append(numel)
         try:
             part = parts[0] if len(parts) == 1 else torch.cat([one.reshape(-1).to(parts[0].dtype) for one in parts])
-        except RuntimeError:  # a dtype that torch can only store
+        except RuntimeError:  # a dtype without arithmetic in torch
             continue
         key = part.dtype, part.shape
         some = alike.get(key)
@@ -169,12 +172,12 @@ def rows_of(copies: Sequence[Copy], number_of: Callable[[torch.dtype], int]) -> 
         rows["dtype"][at] = number_of(dtype)
         try:
             _describe(rows, at, torch.stack(tensors))
-        except (RuntimeError, KeyError, TypeError):  # likewise
+        except (RuntimeError, KeyError, TypeError):  # as above
             rows["looked_at"][at] = 0
     return rows
 
 
-@np.errstate(invalid="ignore", over="ignore")  # tensors may hold infinities, signalling NaN and the largest numbers
+@np.errstate(invalid="ignore", over="ignore")  # tensors may contain infinities, signalling NaN and the largest numbers
 def _describe(rows: Rows, at: npt.NDArray[np.int64], tensors: torch.Tensor) -> None:
     """Fill some of the rows.
 

@@ -1,4 +1,4 @@
-"""What a rank records, put together. Works without a notebook too, see `ddp_notebook.record`."""
+"""Recording of a rank. It also works without a notebook, see `ddp_notebook.record`."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 
 
 class TorchProfile:
-    """A profile of the cell under way.
+    """A profile of the running cell.
 
     Args:
-        path: the file of the Chrome trace that `end` writes.
+        path: the Chrome trace file that `end` writes.
     """
 
     def __init__(self, path: str) -> None:
@@ -45,14 +45,14 @@ class TorchProfile:
             self._profiler.start()
 
     def end(self) -> None:
-        """The cell has ended. If the profile cannot be written, a message says so and the file is empty."""
+        """End the profile and write it. If that fails, print a message and leave an empty file."""
         with _silent():
             self._profiler.stop()
         folder = os.path.dirname(self._path)
         private.restore(folder)
         with _silent():
-            self._profiler.export_chrome_trace(self._path)  # it raises nothing when it fails
-        with contextlib.suppress(OSError):  # a full disk may have kept torch from making it
+            self._profiler.export_chrome_trace(self._path)  # it raises no error when it fails
+        with contextlib.suppress(OSError):  # torch cannot create the file on a full disk
             os.chmod(self._path, 0o600)
         if not _is_whole(self._path):
             free = size(shutil.disk_usage(folder).free)
@@ -64,18 +64,18 @@ class TorchProfile:
 
 
 def _is_whole(path: str) -> bool:
-    """Whether torch has written a trace to its end: the last entry is the trace's name."""
+    """Return whether torch has written the complete trace: its last entry is the trace's name."""
     try:
         with open(path, "rb") as file:
             file.seek(max(0, os.path.getsize(path) - len(path) - 100))
             return b'"traceName"' in file.read()
-    except OSError:  # it is not there
+    except OSError:  # the file does not exist
         return False
 
 
 @contextmanager
 def _silent() -> Iterator[None]:
-    """Hide fd 2: torch 2.13 writes two lines with times and process ids there, whatever its log level."""
+    """Redirect fd 2 to /dev/null: torch 2.13 writes two lines with times and process ids to it at every log level."""
     kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 2)
     try:
@@ -87,12 +87,12 @@ def _silent() -> Iterator[None]:
 
 
 class RankRecording:
-    """One rank's.
+    """The recording of one rank.
 
     Args:
-        recorder: sees the operations.
-        where: knows which files are cells.
-        rank: tells the rank's number.
+        recorder: observes the operations.
+        where: recognizes files of cells.
+        rank: returns the rank's number.
         send, is_busy: see `Flusher`.
         between: tasks for the main thread between two steps.
     """
@@ -123,20 +123,20 @@ class RankRecording:
         self.flusher.start()
 
     def tell_again(self) -> None:
-        """What is recorded goes to somebody from now on who has got nothing before."""
+        """Prepare for a new receiver, which has no earlier data."""
         self.training.tell_again()
         self.flusher.tell_again()
 
     def begin_cell(
         self, cell: int, title: int, options: RecordOptions, namespace: dict[str, Any], *, has_prompt: bool = False
     ) -> None:
-        """A cell begins.
+        """Start recording a cell.
 
         Args:
-            cell, title: its number, and that in `In [n]`.
-            options: how much to record of it.
+            cell, title: number of the cell, and its number in `In [n]`.
+            options: what to record.
             namespace: the user's variables.
-            has_prompt: it is a notebook's, whose reader knows it by that `In [n]`.
+            has_prompt: the cell belongs to a notebook, which shows `In [n]`.
         """
         self.flusher.is_in_cell = True
         self.flusher.looks_again = True
@@ -161,7 +161,7 @@ class RankRecording:
         self._began_ns, self._began_at = time.monotonic_ns(), self.event_buffer.puts
 
     def end_cell(self) -> None:
-        """The cell has ended. One that has recorded nothing leaves nothing."""
+        """End the recording of a cell. A cell without records leaves no rows."""
         self.training.between.end_cell()
         self.flusher.is_in_cell = False
         self.event_buffer.end_cell()
@@ -178,5 +178,5 @@ class RankRecording:
         if profile is not None:
             profile.end()
         if self.metrics.watched:
-            self.metrics.end_cell()  # the last: these print, and the cell may have closed stderr
+            self.metrics.end_cell()  # last: these functions print, and the cell may have closed stderr
         self.training.end_cell()

@@ -12,18 +12,19 @@ import torch
 from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
 from ddp_notebook.stdlib import contextlib, math, os, time
 
-# Of a core, that look while they are idle: 64 on two cores took a fiftieth of `pass` when each looked once a second.
+# Readings per second of all idle ranks on a core: 64 ranks on two cores took 2 % of `pass` with one reading a second
+# each.
 _RANKS_A_SECOND = 8
 _TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 10_000_000
 
 
 def cores() -> int:
-    """Those that this process may use; 0: unknown."""
+    """Return the number of cores that this process may use; 0 if unknown."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 0
 
 
 def idle_s(local_world_size: int, cores: int) -> float:
-    """Seconds between two looks of a rank that records nothing: more than one where many ranks share a core.
+    """Return the seconds between two readings of an idle rank: more than one if many ranks share a core.
 
     Example:
         >>> idle_s(local_world_size=4, cores=2), idle_s(local_world_size=64, cores=2)
@@ -33,14 +34,14 @@ def idle_s(local_world_size: int, cores: int) -> float:
 
 
 def counts_faults(env: Mapping[str, str]) -> bool:
-    """Whether page faults may be such as variables of glibc's `malloc` prevent: it is there, and was not told."""
+    """Return whether variables of glibc's `malloc` could prevent page faults: glibc is used, and they are not set."""
     with contextlib.suppress(ValueError, OSError, AttributeError):  # another system has no such name
         return str(os.confstr("CS_GNU_LIBC_VERSION")).startswith("glibc") and "MALLOC_TRIM_THRESHOLD_" not in env
     return False
 
 
 def _scheduled() -> dict[str, int]:
-    """The columns from the scheduler's statistics; 0 where this system does not count them.
+    """Return the columns of the scheduler's statistics; 0 if this system does not provide them.
 
     Source: https://docs.kernel.org/scheduler/sched-stats.html (`/proc/<pid>/schedstat`: time on the CPU, and time spent
     waiting on a runqueue), https://man7.org/linux/man-pages/man5/proc_stat.5.html
@@ -57,7 +58,7 @@ def _scheduled() -> dict[str, int]:
         with contextlib.suppress(OSError):  # a kernel without this file: children count as other processes
             for pid in _read(f"/proc/self/task/{os.getpid()}/children").split():
                 with contextlib.suppress(OSError, IndexError):  # it has just ended
-                    # utime, stime, and those of its ended children: once it has ended itself, `getrusage` has all four
+                    # utime, stime, and those of its ended children; `getrusage` includes all four once it has ended
                     times = _read(f"/proc/{pid}/stat").rpartition(")")[2].split()[11:15]
                     ran_ns += sum(map(int, times)) * _TICK_NS
         found["ran_ns"] = ran_ns
@@ -70,18 +71,18 @@ def _read(path: str) -> str:
 
 
 class Resources:
-    """The resources of the process that makes it. Each `row` reads them once."""
+    """Resources of the process that makes this object. Each `row` reads them once."""
 
     def __init__(self) -> None:
-        self._process = psutil.Process(os.getpid())  # without it psutil calls what a cell may have replaced
-        self._process.cpu_percent()  # the first value means nothing
+        self._process = psutil.Process(os.getpid())  # without it, psutil calls functions that a cell may have replaced
+        self._process.cpu_percent()  # the first value is meaningless
         self._cores = cores()
         self._counts_faults = counts_faults(os.environ)
         self._nvml: Any = None
         self._handles: dict[int, Any] = {}
 
     def row(self, rank: int) -> dict[str, Any]:
-        """The columns of a row of `records.RESOURCE`."""
+        """Return the columns of a row of `records.RESOURCE`."""
         memory = psutil.virtual_memory()
         columns: dict[str, Any] = {
             "rank": rank,
@@ -99,7 +100,7 @@ class Resources:
             "page_faults": resource.getrusage(resource.RUSAGE_SELF).ru_minflt if self._counts_faults else 0,
         }
         if torch.cuda.is_initialized():
-            device = max(range(torch.cuda.device_count()), key=torch.cuda.memory_reserved)  # this thread has its own
+            device = max(range(torch.cuda.device_count()), key=torch.cuda.memory_reserved)  # not the current device
             columns |= {
                 "gpu_allocated_bytes": torch.cuda.memory_allocated(device),
                 "gpu_reserved_bytes": torch.cuda.memory_reserved(device),
@@ -109,8 +110,8 @@ class Resources:
         return columns
 
     def _percent(self, device: int) -> float:
-        """The share of time in which a kernel ran, from NVML; NaN without `nvidia-ml-py`."""
-        with contextlib.suppress(Exception):  # NVML is optional, and may be of another version
+        """Return the percentage of time in which a kernel ran, from NVML; NaN without `nvidia-ml-py`."""
+        with contextlib.suppress(Exception):  # NVML is optional, and its version may differ
             if self._nvml is None:
                 import pynvml
 

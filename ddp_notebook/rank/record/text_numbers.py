@@ -1,4 +1,4 @@
-"""Texts of a recording, sent once each: rows hold their numbers."""
+"""Numbers for the texts of a recording. Each text is sent once; rows contain its number."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from ddp_notebook.rank.group.call_site import SiteFields
 from ddp_notebook.rank.group.calls import Group
 from ddp_notebook.stdlib import functools, json, os
 
-_MOST_TEXTS = 200_000  # that a process numbers
-_MOST_KNOWN = 10_000  # lines, and lists of shapes, whose text is remembered
+_MOST_TEXTS = 200_000  # maximum number of texts of a process
+_MOST_KNOWN = 10_000  # lines, and lists of shapes, whose text is cached
 
 
 class TextNumbers:
-    """The numbers of texts, and the texts of groups, shapes and lines.
+    """Numbers of texts, and the texts of groups, shapes and lines.
 
     Args:
-        describe: words for calls as (file, line, function) and the number of their cell, see `where`.
+        describe: describes calls, given as (file, line, function) and the number of their cell, see `where`.
     """
 
     def __init__(self, describe: Callable[[list[tuple[str, int, str]], int], str]) -> None:
@@ -33,16 +33,16 @@ class TextNumbers:
         self._sites: dict[tuple[int, ...], tuple[int, SiteFields]] = {}
 
     def take_new(self) -> dict[int, str]:
-        """The texts that were numbered since the last call."""
+        """Return the texts that were numbered since the last call."""
         new, self._new = self._new, {}
         return new
 
     def tell_again(self) -> None:
-        """Somebody reads from now on who knows no text."""
+        """Send all texts again, for a receiver that has none."""
         self._new = {number: text for text, number in self._numbers.items() if number}
 
     def number(self, text: str) -> int:
-        """The number of a text."""
+        """Return the number of a text."""
         number = self._numbers.get(text)
         if number is None and len(self._numbers) >= _MOST_TEXTS:
             text = "(too many different texts)"
@@ -53,12 +53,12 @@ class TextNumbers:
         return number
 
     def numbers(self, texts: Sequence[str]) -> list[int]:
-        """The numbers of some texts."""
+        """Return the numbers of some texts."""
         known = self._numbers
         return [known[text] if text in known else self.number(text) for text in texts]
 
     def of_group(self, group: Group) -> int:
-        """The number of a group's text."""
+        """Return the number of a group's text."""
         key = (group.name, group.ranks)
         number = self._groups.get(key)
         if number is None:
@@ -67,7 +67,7 @@ class TextNumbers:
         return number
 
     def of_shapes(self, shapes: Sequence[torch.Size]) -> int:
-        """The number of the text of these shapes."""
+        """Return the number of the text of these shapes."""
         key = tuple(shapes)
         number = self._shapes.get(key)
         if number is None:
@@ -77,24 +77,24 @@ class TextNumbers:
         return number
 
     def of_dtype(self, dtype: torch.dtype | None) -> int:
-        """The number of a type's name."""
+        """Return the number of a dtype's name."""
         return self.number(dtype_name(dtype))
 
     def of_sites(self, sites: Sequence[SiteFields | None], titles: Sequence[int]) -> list[int]:
-        """The numbers of the texts for the user's lines; 0: that is not known.
+        """Return the numbers of the texts of the user's lines; 0 for unknown lines.
 
         Args:
             sites: the calls.
-            titles: the numbers of their cells in `In [n]`.
+            titles: numbers of their cells in `In [n]`.
         """
         return [0 if site is None else self.of_site(site, title) for site, title in zip(sites, titles, strict=True)]
 
     def of_site(self, site: SiteFields, title: int) -> int:
-        """The same of one."""
+        """Return the number of the text of one line."""
         _, _, code, instruction, cell, _ = site
         if code is None:
             return 0
-        # By ids: hashing a code object takes 2 us.
+        # Uses ids, since hashing a code object takes 2 us.
         key = (id(code), instruction, title) if cell is None else (id(code), instruction, title, id(cell[0]), cell[1])
         found = self._sites.get(key)
         if found is None:
@@ -113,7 +113,7 @@ class TextNumbers:
 
 @functools.lru_cache(1000)
 def dtype_name(dtype: torch.dtype | None) -> str:
-    """`"float32"`; empty without a type."""
+    """Return the name of a dtype, such as "float32"; "" for None."""
     return "" if dtype is None else str(dtype).removeprefix("torch.")
 
 

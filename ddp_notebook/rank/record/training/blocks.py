@@ -1,7 +1,6 @@
-"""Blocks of code that the user has named, by `torch.profiler.record_function`.
+"""Code blocks that the user has named with `torch.profiler.record_function`.
 
-torch names blocks of its own in the same way. They are told apart by the file of the `with` statement, and are left to
-torch's profiler.
+torch names its own blocks in the same way. These are recognized by the file of the `with` statement, and not recorded.
 """
 
 from __future__ import annotations
@@ -18,23 +17,22 @@ from ddp_notebook.rank.record.training.wrapping import around
 from ddp_notebook.stdlib import contextlib, os, threading, time
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
-_DECORATING = contextlib.__file__  # has the `with` of a function that a block decorates
+_DECORATING = contextlib.__file__  # file of the `with` statement, if the block decorates a function
 
 
 class _Here(threading.local):
-    """The blocks that this thread is in, the innermost last, and when each began. A cell empties that of the main
-    thread."""
+    """Open blocks of this thread with their start times, innermost last. A new cell clears those of the main thread."""
 
     def __init__(self) -> None:
         self.open: list[tuple[Any, int]] = []
 
 
 class Blocks:
-    """Sees named blocks from `install` on.
+    """Observer of named blocks, from `install` on.
 
     Args:
-        event_buffer: says whether anything is recorded.
-        leave: takes the name of a block that has ended, and when it began.
+        event_buffer: its level is OFF if nothing is recorded.
+        leave: receives the name and the start time of a block that has ended.
     """
 
     def __init__(self, event_buffer: EventBuffer, leave: Callable[[str, int], None]) -> None:
@@ -43,7 +41,7 @@ class Blocks:
         self.here = _Here()
 
     def install(self) -> None:
-        """Begin to look."""
+        """Wrap the context manager of blocks."""
         around(record_function, "__enter__", self._around_enter)
         around(record_function, "__exit__", self._around_exit)
 
@@ -68,7 +66,7 @@ class Blocks:
             try:
                 return original(self, exc_type, exc_value, traceback)
             finally:
-                while (one := blocks.pop())[0] is not self:  # an interrupt has left it
+                while (one := blocks.pop())[0] is not self:  # an interrupt has skipped the exit of this block
                     pass
                 leave(self.name, one[1])
 

@@ -1,7 +1,7 @@
-"""Which gradients a bucket of DDP holds, and which call synchronises it.
+"""Find the gradients in each DDP bucket, and the call that synchronizes it.
 
-DDP's reducer launches its buckets in order, so the next all_reduce in a backward that has the size of a model's next
-bucket is that bucket.
+DDP's reducer launches its buckets in order. So the next all_reduce in a backward belongs to a model's next bucket if
+the sizes are equal.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class BucketChange(NamedTuple):
-    """A model's buckets have changed."""
+    """A change of a model's buckets."""
 
     time_ns: int
     model: str
@@ -36,18 +36,18 @@ class BucketChange(NamedTuple):
 
 
 class Model:
-    """What is known of one model in DDP."""
+    """Data of one DDP model."""
 
     def __init__(self, model: DistributedDataParallel, name: str) -> None:
         self.name = name
         self.reference = weakref.ref(model, self.forget_calls)
-        self._reducer: Callable[[], Any] = nothing  # that the layout is of, as the group a weak reference
+        self._reducer: Callable[[], Any] = nothing  # reducer of the layout, and weak reference to the group
         self._group: Callable[[], Any] = nothing
-        self.sizes: list[int] = []  # of its buckets, in bytes; none: not known
-        self.at = 0  # its next bucket
-        # By the line of the backward and its thread, and the address of their data: buckets whose calls are known.
+        self.sizes: list[int] = []  # sizes of the buckets in bytes; empty if not known
+        self.at = 0  # index of the next bucket
+        # Buckets with known calls: by the backward's line and thread, then by the address of the bucket's data.
         self.repeats: dict[tuple[Line, int], dict[int, Repeat]] = {}
-        self.left = 0  # bytes still to be synchronised in this backward
+        self.left = 0  # bytes that remain to be synchronized in this backward
         ignored = set(model.parameters_to_ignore)
         named = [(n, p) for n, p in model.module.named_parameters() if p.requires_grad and n not in ignored]
         self._names = [name for name, _ in named]
@@ -56,19 +56,19 @@ class Model:
         self._is_rebuilt: bool | None = None
 
     def forget_calls(self, _: object = None) -> None:
-        """The calls that are known are not made again: the model is gone, has other buckets, or has failed, or another
-        cell begins."""
-        known, self.repeats = self.repeats, {}  # first: garbage may be collected below, and this model with it
+        """Forget the known calls. Called if the model is deleted, has new buckets or has failed, and when a cell
+        starts."""
+        known, self.repeats = self.repeats, {}  # first: garbage collection below may delete this model
         for repeats in known.values():
             for repeat in repeats.values():
                 repeat.forget()
 
     def forget_layout(self) -> None:
-        """Somebody reads from now on who was not told of its buckets."""
+        """Report the buckets again, for a new receiver."""
         self._is_rebuilt = None
 
     def prepare(self, model: DistributedDataParallel) -> BucketChange | None:
-        """The next backward will synchronise its gradients. Returns its layout if that has changed."""
+        """Prepare for a backward that synchronizes this model. Return its layout if that has changed."""
         self.at, self.left = 0, self._sum
         if self._reducer() is not model.reducer or self._group() is not model.process_group:
             self.forget_calls()
@@ -81,8 +81,8 @@ class Model:
             return None
         facts = model._get_ddp_logging_data()  # 15 us
         if is_rebuilt and not facts.get("rebuilt_bucket_sizes"):
-            # The model's own logger learns of them one step later, and would lose the times of this step if it were
-            # asked now. One of our own reads them from the same reducer.
+            # The model's own logger has the rebuilt buckets only one step later, and a query now would lose the times
+            # of this step. A second logger reads them from the same reducer.
             logger = dist.Logger(model.reducer)  # type: ignore[attr-defined]  # exported at run time
             with quiet():
                 logger.set_runtime_stats_and_log()
@@ -104,8 +104,11 @@ class Model:
         return BucketChange(time.monotonic_ns(), self.name, json.dumps(words), is_rebuilt)
 
     def _first_buckets(self) -> list[list[int]]:
-        """The parameters of each bucket in torch's first layout, which goes from the last to the first, since the order
-        in which gradients become ready is not known yet. Empty if there are several dtypes, which share no bucket."""
+        """Return the parameters of each bucket in the first layout of torch.
+
+        It goes from the last parameter to the first, since the order of the gradients is not known yet. The lists are
+        empty if there are several dtypes, which share no bucket.
+        """
         buckets: list[list[int]] = []
         end = len(self._nbytes)
         for size in self.sizes:
@@ -120,17 +123,17 @@ class Model:
         return buckets
 
     def takes(self, size: int) -> bool:
-        """Whether its next bucket is known to have this size."""
+        """Return whether the next bucket is known to have this size."""
         return self.at < len(self.sizes) and self.sizes[self.at] == size
 
     def count_bucket(self, size: int) -> tuple[str, int]:
-        """Count its next bucket."""
+        """Count the next bucket. Return the model's name and the index of the bucket."""
         self.at += 1
         self.left -= size
         return self.name, self.at - 1
 
     def learn(self, call: Call, engine: CodeType) -> None:
-        """Remember the call of a bucket, unless that is of something else, as a compressed copy of it."""
+        """Remember the call of a bucket, if it is on the bucket's data and not, for example, on a compressed copy."""
         assert call.bucket is not None
         (tensor,), (_, bucket) = call.arguments[0], call.bucket
         if tensor.layout is not torch.strided or self.sizes[bucket : bucket + 1] != [nbytes_of(tensor)]:
@@ -141,13 +144,12 @@ class Model:
 
 
 class Backward:
-    """One backward under way. When it ends it is put into the event buffer as a span, with those of its calls that took
-    the short way.
+    """A running backward. At its end it is added to the event buffer as a span, with its fast-path calls.
 
     Args:
-        number: of its span.
-        prepared: models whose gradients it may synchronise, by the order of their forwards.
-        site: of a distributed one, which runs in threads of its own.
+        number: number of its span.
+        prepared: models whose gradients it may synchronize, in the order of their forwards.
+        site: call site of a distributed backward, which runs in its own threads.
     """
 
     __slots__ = (
@@ -157,27 +159,27 @@ class Backward:
 
     def __init__(self, number: int, prepared: list[Model], site: SiteFields | None = None) -> None:
         self.number = number
-        self.moment: Moment | None = None  # in which it began
-        self.outer: Backward | None = None  # that was under way then
+        self.moment: Moment | None = None  # at the start
+        self.outer: Backward | None = None  # backward that was running at the start
         self.began_ns = time.monotonic_ns()
-        self.end_ns = 0  # once it is over
-        self.is_over = False  # it has ended well, and so have its calls
-        self.has_span = True  # of its own: it is no action of a pipeline
-        self.calls: list[Call] = []  # begun in it by reducers
+        self.end_ns = 0  # 0 while it runs
+        self.is_over = False  # it has succeeded, and so have its calls
+        self.has_span = True  # False for an action of a pipeline
+        self.calls: list[Call] = []  # calls that reducers have started in it
         self.thread = threading.get_ident()
-        self.site = site  # of these calls
+        self.site = site  # call site of these calls
         self.is_distributed = site is not None
-        self.repeats: dict[int, Repeat] = {}  # by the address of their data: calls that may take the short way
-        self.again: list[Again] = []  # those that did
-        self.serials: Iterator[int] | None = None  # counts the rank's calls: these are counted as rows are made of them
+        self.repeats: dict[int, Repeat] = {}  # calls that may use the fast path, by the address of their data
+        self.again: list[Again] = []  # calls that used the fast path
+        self.serials: Iterator[int] | None = None  # numbers of these calls, taken when rows are made of them
         self._prepared = prepared
 
     def add_call(self, call: Call) -> Model | None:
-        """A reducer has called it. Returns the model whose bucket it synchronises, if any."""
+        """Add a call of a reducer. Return the model whose bucket it synchronizes, if any."""
         self.calls.append(call)
         call.is_of_backward = True
         dtype, shapes, _ = call.kernel.shapes_of(call.arguments)
-        if call.kernel.spec.name != "all_reduce" or dtype is torch.int32:  # the latter says which parameters were used
+        if call.kernel.spec.name != "all_reduce" or dtype is torch.int32:  # the latter contains the used parameters
             return None
         size = nbytes(shapes, dtype)
         if (model := self._whose_next_has(size)) is not None:
@@ -194,18 +196,19 @@ class Backward:
         return None
 
     def can_learn(self, call: Call) -> bool:
-        """Whether later backwards may make this call again in the same way. On a GPU events tell its begin and end."""
+        """Return whether later backwards may repeat this call on the fast path. On a GPU, events contain the times
+        instead."""
         return call.thread == self.thread and not self.is_distributed and call.marks is None
 
     def recalls(self, line_of_it: Callable[[], Line]) -> bool:
-        """Whether there are buckets whose calls from its line are known; they are `repeats` from now on."""
+        """Set `repeats` to the known calls of buckets for the line of this backward. Return whether there are any."""
         line = None
         for model in self._prepared:
             if not model.repeats:
                 continue
             line = line or line_of_it()
             if repeats := model.repeats.get((line, self.thread)):
-                if next(iter(repeats.values())).group.retired:  # the model's, so that of all of them
+                if next(iter(repeats.values())).group.retired:  # the group of the model, so of all its calls
                     self.repeats = {}
                     break
                 self.repeats = self.repeats | repeats if self.repeats else repeats
@@ -213,13 +216,14 @@ class Backward:
 
     @property
     def has_waited(self) -> bool:
-        """Whether it has waited for all that it has begun: DDP does if each of a model's buckets was complete."""
+        """Return whether the backward has waited for all its calls. DDP does so if all buckets of each model were
+        complete."""
         for model in self._prepared:  # noqa: SIM110 - a generator is one more thing that no cache holds
             if model.at and model.at != len(model.sizes):
                 return False
         return True
 
     def forget(self) -> None:
-        """It has failed: what it has begun may still be under way, and its calls are not to be begun again."""
+        """Forget the known calls of a failed backward: some of its calls may still be in progress."""
         for model in self._prepared:
             model.forget_calls()

@@ -1,7 +1,7 @@
-"""Users' comm hooks of DDP: seen bucket by bucket, and replaced if a cell registers another one.
+"""Observe DDP comm hooks of users bucket by bucket, and replace them if a cell registers another one.
 
-The reducer gets a stand-in that calls the user's hook; the model keeps the hook itself. A stand-in holds no model: the
-reducer is C++ and would keep such a cycle alive for ever.
+The reducer gets a wrapper that calls the user's hook; the model keeps the hook itself. A wrapper has no reference to
+the model: the reducer is a C++ object, which would keep such a cycle alive for ever.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ddp_notebook.stdlib import time, weakref
 
 
 class Hooked(NamedTuple):
-    """A bucket that a user's comm hook has synchronised."""
+    """A bucket that a user's comm hook has synchronized."""
 
     model: str
     bucket: int
@@ -32,12 +32,12 @@ class Hooked(NamedTuple):
 
 
 class StandIn:
-    """Stands in for a user's hook.
+    """Wrapper of a user's hook.
 
     Args:
-        event_buffer: where its buckets are left.
-        model: the model's name.
-        hook, state: the user's.
+        event_buffer: receives its buckets.
+        model: name of the model.
+        hook, state: hook and state of the user.
     """
 
     def __init__(self, event_buffer: EventBuffer, model: str, hook: Callable[..., Any], state: object) -> None:
@@ -46,7 +46,7 @@ class StandIn:
         self.call_from_now_on(hook, state)
 
     def call_from_now_on(self, hook: Callable[..., Any], state: object) -> None:
-        """Call this hook of the user's from now on."""
+        """Call this hook of the user from now on."""
         self._hook = hook
         self._state = state
         self._name = getattr(hook, "__qualname__", type(hook).__qualname__).rpartition(".")[2]
@@ -68,9 +68,9 @@ class StandIn:
                 Hooked(self._model, index, self._name, nbytes, moment, backward, began_ns, time.monotonic_ns())
             )
 
-        if not hasattr(future, "add_done_callback"):  # no future: neither torch's in Python nor that in C++
+        if not hasattr(future, "add_done_callback"):  # it is not a future, neither of Python nor of C++
             return future  # torch refuses it
-        if future.done():  # its callback would run here, where it swallows an interrupt
+        if future.done():  # otherwise its callback would run here, where it would drop an interrupt
             ended(future)
         else:
             future.add_done_callback(ended)
@@ -78,11 +78,11 @@ class StandIn:
 
 
 class ObservedCommHooks:
-    """The hooks of this process.
+    """Comm hooks of this process.
 
     Args:
-        event_buffer: where their buckets are left.
-        model_of: tells the model that has a reducer, and the model's name.
+        event_buffer: receives their buckets.
+        model_of: returns the model of a reducer, and the model's name.
     """
 
     def __init__(
@@ -93,22 +93,22 @@ class ObservedCommHooks:
         self._stand_ins: weakref.WeakKeyDictionary[Any, StandIn] = weakref.WeakKeyDictionary()  # by reducer
 
     def around_register(self, original: Callable[..., None]) -> Callable[..., None]:
-        """A wrapper for torch's `_register_comm_hook`, which gives a hook to a reducer."""
+        """Return a wrapper for `_register_comm_hook` of torch, which adds a hook to a reducer."""
 
         def _register_comm_hook(reducer: Any, state: object, hook: Callable[..., Any]) -> None:
             found = self._model_of(reducer)
-            if found is None:  # it was unpickled, say
+            if found is None:  # for example an unpickled model
                 original(reducer, state, hook)
                 return
             model, name = found
             before = self._stand_ins.get(reducer)
             if before is not None and getattr(model, "mixed_precision", None) is not None:
-                original(reducer, state, hook)  # which raises: the hook that is there is torch's own
+                original(reducer, state, hook)  # this raises: the registered hook belongs to torch
             elif before is None:
                 stand_in = StandIn(self._event_buffer, name, hook, state)
                 original(reducer, state, stand_in)
                 self._stand_ins[reducer] = stand_in
-            else:  # torch takes one hook only; the stand-in calls the last one
+            else:  # torch accepts only one hook; the wrapper calls the last one
                 before.call_from_now_on(hook, state)
                 del model._comm_hooks[:-1]
 

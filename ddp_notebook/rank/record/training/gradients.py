@@ -1,4 +1,4 @@
-"""The gradients of one parameter that the user has chosen: as computed here, and averaged over the ranks."""
+"""Gradients of a parameter that the user has chosen: as computed on this rank, and averaged over the ranks."""
 
 from __future__ import annotations
 
@@ -14,50 +14,50 @@ from ddp_notebook.rank.record import previews
 from ddp_notebook.rank.record.event_buffer import OFF, EventBuffer
 from ddp_notebook.stdlib import functools
 
-_OWN, _AVERAGED = 2, 3  # the side of a value, of `records.VALUE`
+_OWN, _AVERAGED = 2, 3  # side of a value in `records.VALUE`
 
 
 class ChosenGradient(NamedTuple):
     """A gradient of the chosen parameter."""
 
-    span: int  # the backward
+    span: int  # span of the backward
     name: str
-    side: int  # as computed here, or averaged over the ranks
+    side: int  # `_OWN` as computed on this rank, or `_AVERAGED`
     copy: previews.Copy
 
 
 class GradientHook:
-    """Looks at the gradients of one parameter, by a hook of the parameter.
+    """Observer of the gradients of one parameter, by a hook of the parameter.
 
     Args:
-        event_buffer: where they are left.
+        event_buffer: receives the gradients.
     """
 
     def __init__(self, event_buffer: EventBuffer) -> None:
-        self.parameter = ""  # its name in the model; empty: none is chosen
-        self._has_shown = False  # one of its gradients was kept
+        self.parameter = ""  # name in the model; "" if none is chosen
+        self._has_shown = False  # a gradient was recorded
         self._event_buffer = event_buffer
-        self._to_be_averaged: list[tuple[int, str, torch.Tensor]] = []  # in the backward under way
-        self._hooked = WeakTensorKeyDictionary()  # parameters
+        self._to_be_averaged: list[tuple[int, str, torch.Tensor]] = []  # in the running backward
+        self._hooked = WeakTensorKeyDictionary()  # parameters with a hook
 
     def begin_cell(self, parameter: str) -> None:
-        """A cell begins.
+        """Choose the parameter for a starting cell.
 
         Args:
-            parameter: the name of the parameter to look at, or empty.
+            parameter: name of the parameter, or "".
         """
         self.parameter, self._has_shown = parameter, False
         self._to_be_averaged.clear()
 
     def look_at(self, module: torch.nn.Module) -> None:
-        """The next backward may be one of this module: hook the chosen parameter, if it is there."""
+        """Add a hook to the chosen parameter, if this module has it. The next backward may be one of this module."""
         for name, parameter in module.named_parameters():
             if name == self.parameter and parameter.requires_grad and parameter not in self._hooked:
                 self._hooked[parameter] = True
                 parameter.register_post_accumulate_grad_hook(functools.partial(self._on_gradient, name))
 
     def _on_gradient(self, name: str, parameter: torch.Tensor) -> None:
-        """A gradient is there, and DDP has not averaged it yet: its own hook comes later."""
+        """Record a gradient before DDP averages it: DDP's own hook runs later."""
         backward = self._event_buffer.backward
         if name != self.parameter or backward is None or parameter.grad is None:
             return
@@ -65,14 +65,14 @@ class GradientHook:
         self._to_be_averaged.append((backward.number, name, parameter))
 
     def end_backward(self) -> None:
-        """A backward has ended well: what it has left are averages."""
+        """Record the averaged gradients of a backward that has succeeded."""
         while self._to_be_averaged:
             span, name, parameter = self._to_be_averaged.pop()
             if parameter.grad is not None:
                 self._put(span, name, _AVERAGED, parameter.grad)
 
     def forget_backward(self) -> None:
-        """A backward has ended, perhaps with an error."""
+        """Forget the gradients of a backward that has ended, even if it has failed."""
         self._to_be_averaged.clear()
 
     def _put(self, span: int, name: str, side: int, gradient: torch.Tensor) -> None:
@@ -82,10 +82,10 @@ class GradientHook:
             self._event_buffer.put(ChosenGradient(span, name, side, copy), is_large=True)
 
     def end_cell(self, modules: Iterable[torch.nn.Module]) -> None:
-        """Say so if the chosen parameter was not seen.
+        """Print a message if no gradient of the chosen parameter was recorded.
 
         Args:
-            modules: those in DDP.
+            modules: DDP models.
         """
         if self._has_shown:
             return

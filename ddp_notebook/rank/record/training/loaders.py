@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 
 
 class Settings(NamedTuple):
-    """The settings of a loader. The fields are those of `records.LOADER`."""
+    """Settings of a loader. The fields are those of `records.LOADER`."""
 
     time_ns: int
     name: str
@@ -40,28 +40,28 @@ class _Epoch:
     def __init__(self, name: str, has_workers: bool) -> None:
         self.name = name
         self.has_workers = has_workers
-        self.is_first = has_workers  # its next batch is the first one that its new workers load
+        self.is_first = has_workers  # the next batch is the first one of the new workers
 
 
 class Loaders:
-    """Sees the loaders of this process from `install` on.
+    """Observer of this process's loaders, from `install` on.
 
     Args:
-        event_buffer: where their settings are left.
-        put: leaves a span: its kind, its name, when it began, and the samples in the batch.
+        event_buffer: receives their settings.
+        put: adds a span, given its kind, name, start time and the samples in the batch.
     """
 
     def __init__(self, event_buffer: EventBuffer, put: Callable[[int, str, int, int], None]) -> None:
         self._event_buffer = event_buffer
         self._put = put
-        self._naming = threading.Lock()  # loaders may be new in several threads at once
+        self._naming = threading.Lock()  # several threads may create loaders at once
         self._names: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
         self._epochs: weakref.WeakKeyDictionary[Any, _Epoch] = weakref.WeakKeyDictionary()
-        self._last: tuple[Callable[[], Any], _Epoch | None] = nothing, None  # the latest iterator, a good guess
-        self.told: set[str] = set()  # loaders whose settings were left in this cell
+        self._last: tuple[Callable[[], Any], _Epoch | None] = nothing, None  # latest iterator, probably used again
+        self.told: set[str] = set()  # loaders whose settings were recorded in this cell
 
     def install(self) -> None:
-        """Begin to look.
+        """Wrap the methods of loaders.
 
         Raises:
             AttributeError: this torch has no such methods.
@@ -77,7 +77,7 @@ class Loaders:
             iterator = original(loader)
             try:
                 self._begin(loader, iterator, began_ns)
-            except Exception:  # the user's loop must go on
+            except Exception:  # the user's loop must continue
                 _log.info("a loader was not recorded", exc_info=True)
             return iterator
 
@@ -134,7 +134,7 @@ class Loaders:
 
 def _batches(loader: Any) -> int:
     """Return the number of batches per epoch; -1 if it cannot be read without side effects."""
-    if isinstance(loader.dataset, IterableDataset):  # torch compares its length with the batches that come
+    if isinstance(loader.dataset, IterableDataset):  # torch compares its length with the number of batches
         return -1
     with contextlib.suppress(Exception):  # raised by a user's sampler
         return len(loader.sampler if loader.batch_sampler is None else loader.batch_sampler)
@@ -142,12 +142,12 @@ def _batches(loader: Any) -> int:
 
 
 def samples_of(values: Any) -> int:
-    """The batch size: the first dimension of the first tensor; -1 without one."""
+    """Return the batch size: the first dimension of the first tensor; -1 if there is none."""
     for value in values:
         if isinstance(value, torch.Tensor):
             try:
                 return int(value.size(0))
-            except IndexError:  # it has no dimension
+            except IndexError:  # the tensor has no dimensions
                 continue
             except RuntimeError:  # a nested tensor has none
                 return -1

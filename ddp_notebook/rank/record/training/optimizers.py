@@ -1,4 +1,4 @@
-"""Optimizers in their steps, and their names."""
+"""Steps and names of optimizers."""
 
 from __future__ import annotations
 
@@ -21,30 +21,30 @@ from ddp_notebook.stdlib import threading, time, weakref
 
 
 class Optimizers:
-    """Sees the steps of optimizers from `install` on.
+    """Observer of optimizer steps, from `install` on.
 
     Args:
-        event_buffer: says whether anything is recorded.
-        stepped: gets an optimizer that has stepped inside no other, and when it began.
+        event_buffer: its level is OFF if nothing is recorded.
+        stepped: called after a step that is not inside another one, with the optimizer and the start time.
     """
 
     def __init__(self, event_buffer: EventBuffer, stepped: Callable[[Any, int], object]) -> None:
         self._event_buffer = event_buffer
         self._stepped = stepped
-        # By thread: optimizers in their step, by their id, and when that began.
+        # Ids and start times of the optimizers in their step, by thread.
         self.stepping: dict[int, list[tuple[int, int]]] = {}
-        self._naming = threading.Lock()  # they may be new in several threads at once
+        self._naming = threading.Lock()  # several threads may create optimizers at once
         self._names: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
-        self.of_cell: set[str] = set()  # names of those that have stepped in the cell
-        self._last: tuple[Callable[[], Any], str] = nothing, ""  # that was asked for: probably the next one again
+        self.of_cell: set[str] = set()  # names of the optimizers that have stepped in the cell
+        self._last: tuple[Callable[[], Any], str] = nothing, ""  # last requested optimizer, probably the next one too
 
     def install(self) -> None:
-        """Begin to look."""
+        """Register the hooks of optimizer steps."""
         register_optimizer_step_pre_hook(uncompiled(self._before_step))
         register_optimizer_step_post_hook(uncompiled(self._after_step))
 
     def name(self, optimizer: Any) -> str:
-        """Its name, which no other one has."""
+        """Return the unique name of an optimizer."""
         last, name = self._last
         if last() is optimizer and name in self.of_cell:
             return name
@@ -60,7 +60,7 @@ class Optimizers:
             return
         stack = self.stepping.setdefault(threading.get_ident(), [])
         if stack:
-            del stack[max(0, _steps_under_way() - 1) :]  # those have raised
+            del stack[max(0, _steps_under_way() - 1) :]  # the removed steps have raised
         stack.append((id(optimizer), time.monotonic_ns()))
 
     def _after_step(self, optimizer: Optimizer, _: Any, __: Any) -> None:
@@ -70,12 +70,12 @@ class Optimizers:
         if not stack:
             return
         _, began_ns = stack.pop()
-        if not stack:  # else a step inside another optimizer's
+        if not stack:  # otherwise the step is inside that of another optimizer
             self._stepped(optimizer, began_ns)
 
 
 def _steps_under_way() -> int:
-    """How many optimizers are in their step in this thread, by the wrapper that torch puts around it."""
+    """Return the number of optimizers in their step in this thread, by the wrapper frames of torch."""
     frame: FrameType | None = sys._getframe(1)
     count = 0
     while frame is not None:

@@ -1,11 +1,11 @@
-"""Pipelines of `torch.distributed.pipelining`: what each stage does with each microbatch.
+"""Pipelines of `torch.distributed.pipelining`: the actions of each stage on each microbatch.
 
-    schedule.step      |pipeline                                |   a span, with how many stages and microbatches
-    stage's chunks       |forward 0|forward 1|   |backward 0|  ..    spans of that one: its actions
+    schedule.step      |pipeline                                |   a span, with the numbers of stages and microbatches
+    stage's chunks       |forward 0|forward 1|   |backward 0|  ..    spans inside that one: the actions
 
-All schedules go through three methods of a stage, one for each kind of action, and ask it for the messages before and
-behind it. So nothing here knows a schedule. Actions are also known while they last, and what is in a message, in words
-for errors and for whoever waits.
+All schedules use three methods of a stage, one for each kind of action, and get the messages around an action from the
+stage. So this module is independent of schedules. It also provides the running action and the content of messages, as
+text for errors and status displays.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _MOST_SHOWN = 100  # characters of a module
 
 
 class StageAction(NamedTuple):
-    """What a stage does with a microbatch. As text: `"stage 1, forward of microbatch 3"`."""
+    """An action of a stage on a microbatch. As text: `"stage 1, forward of microbatch 3"`."""
 
     kind: int
     stage: int
@@ -45,25 +45,25 @@ class StageAction(NamedTuple):
 
 @dataclass(slots=True)
 class _Step:
-    """One `step` of a schedule, under way."""
+    """One running `step` of a schedule."""
 
     span: int
-    samples: int | None  # of the batch, where this rank has it
-    explained: BaseException | None = None  # the error that has its note already
+    samples: int | None  # size of the batch, if this rank has it
+    explained: BaseException | None = None  # the error that already has a note
 
 
 class Leave(Protocol):
-    """Takes a span that has ended."""
+    """Function that records a span that has ended."""
 
     def __call__(self, kind: int, name: str, start_ns: int, *, number: int, place: tuple[int, int, int]) -> None: ...
 
 
 class Pipelines:
-    """Sees pipelines from `install` on.
+    """Observer of pipelines, from `install` on.
 
     Args:
-        event_buffer: says whether anything is recorded, and counts spans.
-        leave: takes the spans; `place` is the span of the pipeline's step, the stage and the microbatch.
+        event_buffer: its level is OFF if nothing is recorded. It numbers spans.
+        leave: records the spans; `place` is the span of the pipeline's step, the stage and the microbatch.
     """
 
     def __init__(self, event_buffer: EventBuffer, leave: Leave) -> None:
@@ -72,10 +72,10 @@ class Pipelines:
         self._leave = leave
         self.steps: dict[int, _Step] = {}  # by thread
         self._has_messages = False
-        self._carried = WeakTensorKeyDictionary()  # what is in a tensor that is sent or received, in words
+        self._carried = WeakTensorKeyDictionary()  # description of the content of a sent or received tensor
 
     def install(self) -> None:
-        """Begin to look. Imports torch's pipelines."""
+        """Wrap the methods of stages and schedules. Imports torch's pipelines."""
         from torch.distributed.pipelining.schedules import PipelineScheduleMulti, PipelineScheduleSingle
         from torch.distributed.pipelining.stage import _PipelineStageBase as Stage
 
@@ -89,11 +89,12 @@ class Pipelines:
         around(PipelineScheduleMulti, "step", self._around_step)
 
     def words(self, thread: int) -> str:
-        """What a thread does; "" if that is no action."""
+        """Return the current action of a thread, as text; "" if there is none."""
         return str(self.doing.get(thread, ""))
 
     def meaning(self, call: Call) -> str:
-        """What a message carries: `"activations of microbatch 3 for stage 2"`; "" if it is no pipeline's."""
+        """Return the content of a message: `"activations of microbatch 3 for stage 2"`; "" if it does not belong to a
+        pipeline."""
         if not self._has_messages:
             return ""
         at = call.kernel.at_tensors
@@ -167,8 +168,11 @@ class Pipelines:
     def _explain(
         self, error: Exception, stages: Sequence[Any], action: StageAction | None, microbatches: int | None = None
     ) -> None:
-        """Say in a note of the error which stage has failed, in what, and what it was given. The stage of an error
-        before the first action, when torch asks every stage for its shapes, is the one whose module has raised."""
+        """Add a note to an error with the failed stage, its action and its inputs.
+
+        Before the first action, torch queries the shapes of every stage. The stage of an error at that time is the one
+        whose module has raised.
+        """
         step = self.steps.get(threading.get_ident())
         if step is not None and step.explained is error:
             return
@@ -198,7 +202,8 @@ def _kind_of_backward(loss: Any = None, full_backward: bool = True, last_backwar
 
 
 def _name(schedule: Any, group: Any) -> str:
-    """Of the schedule, and of its ranks where they are not all: pipelines beside each other are told apart by it."""
+    """Return the name of the schedule. It contains the ranks if these are not all, to distinguish parallel
+    pipelines."""
     name = type(schedule).__name__
     if group is None or get_world_size(group) == get_world_size():
         return name
@@ -206,12 +211,12 @@ def _name(schedule: Any, group: Any) -> str:
 
 
 def _check(schedule: Any, stages: Sequence[Any], args: Iterable[Any], named: dict[str, Any]) -> int | None:
-    """Refuse a batch that cannot be cut into microbatches of one size. Returns its samples, where this rank has it.
+    """Refuse a batch that cannot be split into microbatches of equal size. Return its samples, if this rank has it.
 
-    torch receives every microbatch in the shape of the first one, so what a stage computes of a shorter one is wrong.
+    torch receives every microbatch in the shape of the first one, so a stage computes wrong results for a shorter one.
 
     Raises:
-        ValueError: with the whole equation.
+        ValueError: with the complete equation.
     """
     count, name, samples = schedule._n_microbatches, type(schedule).__name__, None
     whole = [*args] if schedule._args_chunk_spec is None else []
@@ -234,7 +239,8 @@ def _check(schedule: Any, stages: Sequence[Any], args: Iterable[Any], named: dic
 
 
 def _given(error: BaseException | None, module: torch.nn.Module) -> list[str] | None:
-    """The tensors that a module was called with when it raised, such as `["float32[8, 64]"]`; None if it did not."""
+    """Return the tensors that a module was called with when it raised, such as `["float32[8, 64]"]`; None if it did not
+    raise."""
     while error is not None:
         for frame in _frames(error.__traceback__):
             if frame.f_code.co_name == "_call_impl" and frame.f_locals.get("self") is module:

@@ -1,4 +1,4 @@
-"""Buckets that took the short way, and their rows: made many at once, since in a fast loop most rows are of such."""
+"""Rows of fast-path buckets. They are made together, since most rows of a fast training loop are of this kind."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from ddp_notebook.records.schema import CALL
 
 
 def rows_of(records: Iterable[Any]) -> int:
-    """How many rows they make."""
+    """Return the number of rows of these records."""
     return sum(record.has_span + len(record.again) if type(record) is Backward else 1 for record in records)
 
 
 def pack(backwards: Sequence[Backward], rank: int, constants: Callable[[Repeat, Backward], bytes]) -> bytes:
-    """The rows of `records.CALL` of those of their calls that took the short way.
+    """Return the rows of `records.CALL` of the fast-path calls of some backwards.
 
     Args:
-        backwards: that are over.
-        rank: this one.
-        constants: makes a row of what is the same each time.
+        backwards: backwards that have ended.
+        rank: number of this rank.
+        constants: makes the constant part of a row.
     """
     calls: list[int] = []
     rows, numbers, times, ends, moments = [], [], [], [], []
@@ -37,7 +37,7 @@ def pack(backwards: Sequence[Backward], rank: int, constants: Callable[[Repeat, 
             rows.append(repeat.row)
             numbers.append(number)
             times.append(since_ns)
-            # A thread of gloo's may get the GIL to note the end only after the backward has gone on.
+            # A gloo thread may get the GIL, to note the end, only after the backward has continued.
             ends.append(min(kept[1], last_ns) if len(kept) > 1 else last_ns)
         calls += islice(backward.serials, len(again))
         moments.append((backward.number, moment.cell, moment.step))

@@ -1,7 +1,7 @@
-"""The stretches of a training step: input, forward, backward, optimizer.
+"""Spans of a training step: input, forward, backward, optimizer.
 
-Nothing of the user's is replaced: loaders, models in DDP or FSDP, backwards and optimizers are seen where torch runs
-them. Our code before and after is hidden from torch.compile, which would trace it.
+No object of the user is replaced: loaders, DDP and FSDP models, backwards and optimizers are observed in torch's code.
+The code before and after them is hidden from torch.compile, which would trace it.
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ _DISTRIBUTED = "torch.distributed.checkpoint"
 
 
 class Checkpoints:
-    """Sees checkpoints from `install` on.
+    """Observer of checkpoints, from `install` on.
 
     Args:
-        event_buffer: says whether anything is recorded.
-        leave: takes the name of the function, and when it was called.
+        event_buffer: its level is OFF if nothing is recorded.
+        leave: receives the name of the function and its start time.
     """
 
     def __init__(self, event_buffer: EventBuffer, leave: Callable[[str, int], None]) -> None:
         self._event_buffer = event_buffer
         self._leave = leave
-        self._saving: set[int] = set()  # threads that are in one: a checkpoint may be saved by another function
+        self._saving: set[int] = set()  # threads that are saving: one function may save a checkpoint by another one
 
     def install(self) -> None:
-        """Begin to look."""
+        """Wrap the functions that save checkpoints."""
         around(torch, "save", lambda original: self._around("torch.save", original))
         torch.serialization.save = torch.save  # pickle finds the function by this name
         after_import(_DISTRIBUTED, self._look_at_distributed)
@@ -85,7 +85,7 @@ _log = logging.getLogger(__name__)
 
 
 class Span(NamedTuple):
-    """A stretch of a step that is over."""
+    """A span of a step that has ended."""
 
     span: int
     kind: int
@@ -95,22 +95,22 @@ class Span(NamedTuple):
     end_ns: int
     samples: int
     thread: int
-    place: tuple[int, int, int]  # of an action: the span of the pipeline's step, the stage, the microbatch
-    is_training: bool  # of a forward: the model was in training mode
+    place: tuple[int, int, int]  # for an action: span of the pipeline's step, stage, microbatch
+    is_training: bool  # for a forward: the model was in training mode
 
 
 def span_of(backward: Backward) -> Span:
-    """A backward that is over as a stretch of its step."""
+    """Return a backward that has ended as a span."""
     one, moment = backward, backward.moment
     assert moment is not None
     return Span(one.number, BACKWARD, "", moment, one.began_ns, one.end_ns, -1, one.thread, (0, 0, 0), False)
 
 
 class TrainingSpans:
-    """Sees the training in this process, from `install` on.
+    """Observer of this process's training, from `install` on.
 
     Args:
-        event_buffer: where the spans are left.
+        event_buffer: receives the spans.
         between: tasks for the main thread between two steps.
     """
 
@@ -119,17 +119,17 @@ class TrainingSpans:
         self.between = BetweenSteps() if between is None else between
         self.event_buffer = self._event_buffer = event_buffer
         self._models: weakref.WeakKeyDictionary[Any, Model] = weakref.WeakKeyDictionary()
-        self._last: Model | None = None  # that was asked for: probably the next one again
+        self._last: Model | None = None  # last requested model, which is probably the next one
         self._prepared: list[Model] = []
-        self._roots: dict[int, tuple[int, int]] = {}  # forwards of FSDP under way: their begin, and the batch size
-        self._naming = threading.Lock()  # models may be new in several threads at once
+        self._roots: dict[int, tuple[int, int]] = {}  # running forwards of FSDP: start time and batch size
+        self._naming = threading.Lock()  # several threads may create models at once
         self._optimizers = Optimizers(event_buffer, self.stepped)
         self._gradients = GradientHook(event_buffer)
         self.pipelines = Pipelines(event_buffer, self.put)
         self._loaders = Loaders(event_buffer, self.put)
         self._blocks = Blocks(event_buffer, lambda name, began_ns: self.put(BLOCK, name, began_ns))
         self._checkpoints = Checkpoints(event_buffer, lambda name, began_ns: self.put(CHECKPOINT, name, began_ns))
-        # Each cell empties these. A call of each part would take longer: between cells the caches lose its code.
+        # Cleared by each cell. A method call for each part would take longer: between cells the caches lose its code.
         self._of_cell: tuple[dict[Any, Any] | set[str], ...] = (
             self._roots,
             self._optimizers.stepping,
@@ -140,7 +140,7 @@ class TrainingSpans:
         )
 
     def install(self) -> None:
-        """Begin to look. What this version of torch does not let be seen is left out, with a message."""
+        """Install all observers. A message lists what this version of torch does not support."""
         hide_from_compile()
         unseen = []
         for what, look in (
@@ -199,7 +199,7 @@ class TrainingSpans:
         place: tuple[int, int, int] = (0, 0, 0),
         is_training: bool = False,
     ) -> None:
-        """Leave a span. Unless said otherwise it ends now and belongs to the present moment."""
+        """Add a span. By default it ends now and belongs to the current moment."""
         event_buffer = self._event_buffer
         number, moment, end_ns = (
             number or next(event_buffer.spans),
@@ -213,7 +213,7 @@ class TrainingSpans:
 
     def _put_forward(self, model: torch.nn.Module, name: str, began_ns: int, samples: int) -> None:
         kind = FORWARD if torch.is_grad_enabled() else EVALUATION
-        # The program may have set the mode of the model in DDP alone.
+        # The program may have set the mode of the DDP model only.
         is_training = model.training and getattr(model, "module", model).training
         self.put(kind, name, began_ns, samples, is_training=is_training)
         if kind == FORWARD:
@@ -222,12 +222,12 @@ class TrainingSpans:
     def _around_init(self, original: Callable[..., None]) -> Callable[..., None]:
         def __init__(model: DistributedDataParallel, *args: Any, **named: Any) -> None:
             original(model, *args, **named)
-            self._model(model)  # its buckets index the parameters that require gradients now
-            # torch.compile traces its forward, so it keeps torch's, or the one of its own class.
+            self._model(model)  # the buckets index the parameters that require gradients now
+            # torch.compile traces the forward, so the model keeps that of torch or of its class.
             if getattr(model, "_use_python_reducer", False) and type(model).forward is DistributedDataParallel.forward:
                 model.forward = types.MethodType(torchs_forward, model)  # type: ignore[method-assign]
 
-        torchs_forward = DistributedDataParallel.forward  # which is looked at from then on
+        torchs_forward = DistributedDataParallel.forward  # before it is wrapped
         return __init__
 
     def _around_forward(self, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -247,11 +247,11 @@ class TrainingSpans:
                         unseen(after, model, began_ns, (*inputs, *named.values()), has_failed)
                     else:  # it calls no operators
                         after(model, began_ns, (*inputs, *named.values()), has_failed)
-                except Exception:  # the user's forward must go on
+                except Exception:  # the user's forward must continue
                     _log.info("a forward was not recorded", exc_info=True)
                     self._event_buffer.dropped += 1
 
-        return passed_over(forward)  # torch.compile calls it as it is
+        return passed_over(forward)  # torch.compile calls it without tracing it
 
     def _after_forward(
         self, model: DistributedDataParallel, began_ns: int, inputs: tuple[Any, ...], has_failed: bool
@@ -272,13 +272,13 @@ class TrainingSpans:
 
     def _around_register(self, original: Callable[..., None]) -> Callable[..., None]:
         def register_comm_hook(model: DistributedDataParallel, *args: Any, **named: Any) -> None:
-            self._model(model)  # one of mixed precision is registered while the model is being made
+            self._model(model)  # a hook of mixed precision is registered while the model is being made
             original(model, *args, **named)
 
         return register_comm_hook
 
     def _model_of(self, reducer: Any) -> tuple[DistributedDataParallel, str] | None:
-        """The model that has this reducer, and its name, if it is known."""
+        """Return the model with this reducer, and its name; None if it is not known."""
         with self._naming:
             found = (
                 (model, known.name) for model, known in self._models.items() if getattr(model, "reducer", 0) is reducer
@@ -324,18 +324,18 @@ class TrainingSpans:
             if event_buffer.level == OFF or backward_of_thread() != -1:  # this thread is in a backward
                 return original(*args, **named)
             other = event_buffer.backward
-            if other is not None and not other.end_ns:  # another thread's, which takes the buckets: note only the time
+            if other is not None and not other.end_ns:  # its thread has the buckets: record only the time
                 return self._time_backward(original, *args, **named)
             return self.run_backward(functools.partial(original, *args, **named))
 
         return _engine_run_backward
 
     def run_backward(self, run: Callable[[], Any], site: SiteFields | None = None) -> Any:
-        """Run a backward, which is a span and has the buckets of its models.
+        """Run a backward, and record its span and the buckets of its models.
 
         Args:
-            run: it.
-            site: of a distributed one, in whatever thread its collectives are called.
+            run: runs the backward.
+            site: call site of a distributed backward, whose collectives run in other threads.
         """
         event_buffer, prepared = self._event_buffer, self._prepared
         for model in prepared:
@@ -345,14 +345,14 @@ class TrainingSpans:
         backward = Backward(next(event_buffer.spans), prepared, site)
         failed = True
         try:
-            event_buffer.go_back(backward, depth=3)  # above this function and the wrapper
+            event_buffer.go_back(backward, depth=3)  # frames of this function and of the wrapper
             out = run()
             failed = False
             if self._gradients.parameter:
                 self._gradients.end_backward()
             return out
         except BaseException:
-            notice_interrupt()  # here, and not below, where what the backward has begun is told
+            notice_interrupt()  # now, and not below, where calls of the backward are recorded
             raise
         finally:
             backward.end_ns = time.monotonic_ns()
@@ -365,7 +365,7 @@ class TrainingSpans:
                 if self._gradients.parameter:
                     self._gradients.forget_backward()
                 for model in prepared:
-                    if not model.at:  # one that has not gone back
+                    if not model.at:  # a model that was not part of this backward
                         prepared[:] = [one for one in prepared if not one.at]
                         break
                 else:
@@ -387,7 +387,7 @@ class TrainingSpans:
     # ---- optimizer and input
 
     def stepped(self, optimizer: Any, began_ns: int) -> str:
-        """An optimizer has stepped since then. Returns its name."""
+        """Record an optimizer step that started at `began_ns`. Return the optimizer's name."""
         name = self._optimizers.name(optimizer)
         self._optimizers.of_cell.add(name)
         self.put(OPTIMIZER, name, began_ns, moment=self._event_buffer.count_step())
@@ -399,20 +399,20 @@ class TrainingSpans:
 
     @property
     def has_several_optimizers(self) -> bool:
-        """Whether more than one optimizer has stepped in the cell."""
+        """Return whether more than one optimizer has stepped in the cell."""
         return len(self._optimizers.of_cell) > 1
 
     def tell_again(self) -> None:
-        """Somebody reads from now on who was told of no model."""
+        """Report the layouts of all models again, for a new receiver."""
         with self._naming:
             for known in self._models.values():
                 known.forget_layout()
 
     def begin_cell(self, gradient: str = "") -> None:
-        """A cell begins: forget what an interrupted one has left half done.
+        """Prepare for a cell: forget events that an interrupted cell has left incomplete.
 
         Args:
-            gradient: the name of the parameter whose gradients are to be looked at.
+            gradient: name of the parameter whose gradients are recorded.
         """
         if gradient or self._gradients.parameter:
             self._gradients.begin_cell(gradient)
@@ -422,10 +422,10 @@ class TrainingSpans:
         self._last = None
         self._event_buffer.bucket = None
         for model in [*self._models.values(), *self._prepared]:
-            model.forget_calls()  # of another cell's lines
+            model.forget_calls()  # lines of another cell
 
     def end_cell(self) -> None:
-        """The cell has ended."""
+        """End the recording of a cell's training."""
         if self._gradients.parameter:
             self._gradients.end_cell(model.module for model in self._models)
 

@@ -1,4 +1,4 @@
-"""What is wrapped around functions and methods of torch, hidden from torch.compile."""
+"""Wrappers around functions and methods of torch, hidden from torch.compile."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch._compile import _disable_dynamo
 
 from ddp_notebook.stdlib import contextlib, functools
 
-try:  # what looks at each frame of this thread to compile it; None: nothing does
+try:  # returns the callback that compiles the frames of this thread; None if there is none
     from torch._C._dynamo.eval_frame import get_eval_frame_callback
 
     _compiles: Callable[[], Any] = get_eval_frame_callback
@@ -21,7 +21,7 @@ except ImportError:
 
 
 def around(owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-    """Put in place of an attribute what `make` makes of it, under its name.
+    """Replace an attribute by the result of `make(attribute)`, with the same function name.
 
     Example:
         >>> class Owner:
@@ -35,14 +35,19 @@ def around(owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[
 
 
 def passed_over(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, which torch.compile calls as it is, and goes on with what that calls. Where it is called and not
-    traced, `hide_from_compile` says so. (torch's own decorator puts two functions around it.)"""
+    """Mark a function that torch.compile calls without tracing it, although it compiles the functions that this one
+    calls.
+
+    Where torch.compile would inline the call, `hide_from_compile` prevents that. (torch's own decorator would add two
+    wrapper functions.)
+    """
     function._torchdynamo_disable = True  # type: ignore[attr-defined]
     return function
 
 
 def uncompiled(method: Callable[..., None]) -> Callable[..., None]:
-    """The method as a function that torch.compile leaves alone. A bound method takes no attributes, which it needs."""
+    """Return the method as a function that torch.compile does not trace. A bound method cannot have the required
+    attribute."""
 
     def call(*args: Any) -> None:
         method(*args)
@@ -50,18 +55,18 @@ def uncompiled(method: Callable[..., None]) -> Callable[..., None]:
     disabled = _disable_dynamo(call)
 
     def call_uncompiled(*args: Any) -> None:
-        if _compiles() is None:  # else through four functions of torch's, which no cache holds in the middle of a step
+        if _compiles() is None:  # otherwise four functions of torch run, with cold caches
             method(*args)
         else:
             disabled(*args)
 
-    call_uncompiled._torchdynamo_disable = True  # type: ignore[attr-defined]  # where it is traced itself
+    call_uncompiled._torchdynamo_disable = True  # type: ignore[attr-defined]  # for the case that it is traced itself
     return call_uncompiled
 
 
-@functools.cache  # a rank has it from the process that has forked it
+@functools.cache  # a rank inherits it from the process that has forked it
 def hide_from_compile() -> None:
-    """Have torch.compile leave our code alone, which it would trace beside a model."""
+    """Let torch.compile skip this package's code, which it would trace together with a model."""
     with contextlib.suppress(ImportError, AttributeError):
         trace_rules = importlib.import_module("torch._dynamo.trace_rules")
         trace_rules.add("ddp_notebook")
