@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 _OF_REGISTRATION = ["self", "msg", "connect", "maybe_tunnel"]
 _UNREGISTER_MS = 5000  # time limit for the controller to remove an engine
-_NEEDED_DESCRIPTORS = 20  # measured: 14 stay open
-_LATER_DESCRIPTORS = 4  # to register again
+_NEEDED_DESCRIPTORS = 20  # for the first registration; measured: 14 stay open
+_LATER_DESCRIPTORS = 4  # for a further registration
 _LINGER_MS = 20_000  # time limit for the registration to reach the controller
 
 

@@ -67,7 +67,7 @@ class Sent:
     moment: Moment
     returned_ns: int  # -1 until the answer arrives
     is_told: bool  # already sent as an open call
-    context: int  # of distributed autograd
+    context: int  # context of distributed autograd
 
 
 @dataclass(slots=True, eq=False)
@@ -77,7 +77,7 @@ class Ran:
     function: str
     cell: int  # number of the caller's cell
     number: int  # 0 if it is not recorded
-    context: int  # of distributed autograd
+    context: int  # context of distributed autograd
     thread: int
     begun_ns: int
     outer: Ran | None = None  # the call that this thread was executing when this one started

@@ -75,7 +75,7 @@ class Call:
         self.shapes: tuple[torch.dtype | None, Sequence[torch.Size], Sequence[torch.Size]] | None = None
         # For the recording, see `event_buffer`.
         self.moment: Moment | None = None  # None if the call is not recorded
-        self.backward: BackwardSpan | None = None  # in which it was called
+        self.backward: BackwardSpan | None = None  # the backward pass that made the call
         self.site: Any = None  # fields of a `Site`
         self.rest: tuple[Any, ...] = ()  # after `compact`: arguments that follow the group
         self.serial = self.state = self.end_ns = self.blocked_ns = 0
@@ -329,8 +329,8 @@ NOW_NS = iter(time.monotonic_ns, None)  # `next` of it is the time; shared, sinc
 def noting_time(into: list[int]) -> Callable[..., None]:
     """Return a callback for a gloo thread that appends the current time to `into`.
 
-    It uses only builtins. A foreign thread gets a new stack for its first Python function each time and frees it again,
-    which takes 4 to 24 us a call instead of 1 to 4.
+    It uses only builtins. In a thread that Python has not started, each call of a Python function first allocates a new
+    stack. Such a call takes 4 to 24 us instead of 1 to 4.
 
     Example:
         >>> ends = []

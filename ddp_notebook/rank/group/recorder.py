@@ -5,8 +5,8 @@ user, DDP's reducer, FSDP, DTensor and object collectives. Other operators have 
 and calls the real operator; their meaning is worked out only on request. The end of an operation is observed in the
 wrapped `Work.wait`, or on request.
 
-A kernel may also refuse the operation (`refusal`), check it first (`guard`), and route it through other connections
-than those that its group was made with (`connections`).
+A kernel may also refuse the operation (`refusal`) or check it first (`guard`). It may send the operation through the
+connections of another group (`connections`).
 
 Two designs hang or abort only sometimes. A kernel at the key `CPU` would hold the GIL while gloo's worker waits for it.
 A strong reference to a group would keep gloo's threads alive after the group's end.

@@ -337,8 +337,8 @@ def may_hold_a_lock(frame: FrameType | None) -> bool:
 def is_in_finalizer(frame: FrameType | None) -> bool:
     """Return whether exceptions of this code are dropped, since Python prints them or torch stores them.
 
-    Such code is a `__del__` (that of a DataLoader joins its workers), this package's callback of a GPU future, and the
-    code by which a weak dictionary or set removes a dead entry.
+    This is true for a `__del__`, for example that of a DataLoader, which joins its workers. It is also true for this
+    package's callback of a GPU future, and for the code by which a weak dictionary or set removes a dead entry.
     """
     while frame is not None and frame.f_code.co_name not in ("__del__", "_note_end") and not _removes_dead(frame):
         frame = frame.f_back

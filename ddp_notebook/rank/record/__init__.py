@@ -12,5 +12,5 @@ training/       the spans of a training step: input, forward, backward, optimize
 metrics         `log`, and watched variables
 resources       memory and load
 gpu_times       start and end times of work on a GPU
-baseline_run    a cell without communication, for comparison
+baseline_run    a cell on one rank without communication, as a baseline
 """

@@ -1,4 +1,4 @@
-"""Run a training cell on each rank without communication, for comparison, and undo its effects.
+"""Run a training cell on one rank without communication, as a baseline, and undo its effects.
 
 Collectives return at once, with the rank's own input in place of the other ranks' inputs. The cell is stopped after
 some steps. Then parameters, buffers, gradients, optimizers, schedulers, random state and the user's variables are

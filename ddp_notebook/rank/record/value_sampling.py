@@ -12,7 +12,7 @@ from ddp_notebook.stdlib import time
 
 FIRST_STEPS = 16  # first steps of a cell, which are all kept
 FIRST_CALLS = 8  # first calls of a line, which are all kept: code after the loop, or in every hundredth step
-PER_S = 2.5  # maximum rate of calls with values: a thousandth of the time at 0.4 ms each with cold caches
+PER_S = 2.5  # maximum calls per second with values: 0.1 % of the time, at 0.4 ms each with cold caches
 _PERIOD_S = 2.0  # longest period, for any number of calls: the display must stay live
 _SLOW_PERIOD_S, _SLOW_PERIOD = 4.0, 8  # limits for slow steps; otherwise one of four 0.4 s steps would be kept
 _WINDOW = 16  # steps between two measurements of the rate
@@ -76,7 +76,7 @@ class ValueSampling:
 def spread(step: int) -> int:
     """Permute the steps, so that the kept step of a period is not always its first one.
 
-    Work that a loop does only in odd steps, such as each tenth step counted from 1, is then in some of the kept steps.
+    Some kept steps then contain work that a loop does only in odd steps, such as each tenth step counted from 1.
 
     Example:
         >>> [step for step in range(16, 100) if spread(step) % 16 == 0]

@@ -1,7 +1,7 @@
 """gloo connections: track, close and replace them, while the group objects stay.
 
-A group that is in use (by a DDP or FSDP model, a device mesh or a variable of the user) cannot be replaced by another
-object. So the group stays, and its operations use the connections of a successor group. The users of the group do not
+DDP or FSDP models, device meshes and variables of the user hold references to groups. So the objects cannot be
+replaced. Instead, operations of a group use the connections of its successor. The owners of the references do not
 notice.
 
 abort        the connections, and how waits for them are ended

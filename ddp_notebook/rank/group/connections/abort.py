@@ -53,7 +53,7 @@ def rare_ticks() -> Iterator[None]:
 NCCL = ("nccl", "nccl2", "nccl-legacy")  # names of the two NCCL classes of torch, and another name of the older one
 
 
-_THREADS = 3  # number that a gloo group starts
+_THREADS = 3  # threads that a gloo group starts
 _log = logging.getLogger(__name__)
 
 

@@ -100,7 +100,7 @@ def _gloo() -> tuple[int, Callable[[int], None]] | None:
         cpp = ctypes.CDLL(str(library))  # the library is loaded; its dependencies are searched too
         functions = ctypes.addressof(ctypes.c_char.in_dll(cpp, f"_ZTV{_BUFFER}E")) + 2 * _WORD
         signal_exception = cpp[_TELL]
-        # Source: https://itanium-cxx-abi.github.io/cxx-abi/abi-eh.html; what `std::make_exception_ptr` does.
+        # Source: https://itanium-cxx-abi.github.io/cxx-abi/abi-eh.html, as in `std::make_exception_ptr`
         allocate, initialize = cpp["__cxa_allocate_exception"], cpp["__cxa_init_primary_exception"]
         construct, destroy = cpp["_ZNSt13runtime_errorC1EPKc"], cpp["_ZNSt13runtime_errorD1Ev"]
         point_to = cpp["_ZNSt15__exception_ptr13exception_ptrC1EPv"]

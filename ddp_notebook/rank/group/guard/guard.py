@@ -5,15 +5,16 @@ For sends and receives, see `messages`.
 Without a check, gloo kills the rank with the smaller buffer. It accepts a wrong dtype, and the result is wrong without
 an error. torch's own check (`TORCH_DISTRIBUTED_DEBUG=DETAIL`) costs 3 ms a call and makes DDP wait for each bucket.
 
-The guard compares a hash of each rank's call on the group's board. Only if they differ do the ranks exchange
-descriptions of their calls. The sizes of an all_to_all may differ between ranks, but each must be the size that the
+The guard compares a hash of each rank's call on the group's board. If the hashes differ, the ranks exchange
+descriptions of their calls. In an all_to_all, ranks may pass different sizes, but each must be the size that the
 receiver expects. So these sizes are exchanged too. Both exchanges require that the call blocks on every rank, which
 each mark contains: ranks may wait for non-blocking calls in different orders.
 
-Operations of DDP, FSDP and DTensor are not compared: they are equal by construction, and overlap with the backward. One
-exception are DDP's broadcasts, which overlap with nothing. They are compared if ranks share memory: a rank that calls a
-DDP model alone would otherwise match its buffers with any call of the others. An asynchronous call is compared when its
-caller waits for it; by then it has sent its data.
+Operations of DDP, FSDP and DTensor are not compared: they are equal by construction, and overlap with the backward.
+DDP's broadcasts are an exception, since they overlap with nothing. If a rank calls a DDP model alone, its broadcasts
+would match any calls of the other ranks. They are compared if ranks share memory.
+
+An asynchronous call is compared when its caller waits for it; by then it has sent its data.
 """
 
 from __future__ import annotations
@@ -207,8 +208,8 @@ class Guard:
 def make_board(group: ProcessGroup, store: Store, timeout: timedelta) -> Board[Any]:
     """Return the board of a group. It is made together with the group on all its ranks.
 
-    If it were made at the group's first use, that would wait for ranks, which may wait for something else in a correct
-    program.
+    If it were made at the group's first use, that use would wait for all ranks. In a correct program, some of them may
+    be waiting for another operation.
 
     Args:
         store: store of that group.

@@ -90,7 +90,7 @@ class ObservedCommHooks:
     ) -> None:
         self._event_buffer = event_buffer
         self._model_of = model_of
-        self._stand_ins: weakref.WeakKeyDictionary[Any, StandIn] = weakref.WeakKeyDictionary()  # by reducer
+        self._stand_ins: weakref.WeakKeyDictionary[Any, StandIn] = weakref.WeakKeyDictionary()  # hooks by reducer
 
     def around_register(self, original: Callable[..., None]) -> Callable[..., None]:
         """Return a wrapper for `_register_comm_hook` of torch, which adds a hook to a reducer."""

@@ -3,7 +3,7 @@
     schedule.step      |pipeline                                |   a span, with the numbers of stages and microbatches
     stage's chunks       |forward 0|forward 1|   |backward 0|  ..    spans inside that one: the actions
 
-All schedules use three methods of a stage, one for each kind of action, and get the messages around an action from the
+All schedules use three methods of a stage, one for each kind of action. They get the messages around an action from the
 stage. So this module is independent of schedules. It also provides the running action and the content of messages, as
 text for errors and status displays.
 """
@@ -67,10 +67,10 @@ class Pipelines:
     """
 
     def __init__(self, event_buffer: EventBuffer, leave: Leave) -> None:
-        self.doing: dict[int, StageAction] = {}  # by thread
+        self.doing: dict[int, StageAction] = {}  # running actions, by thread
         self._event_buffer = event_buffer
         self._leave = leave
-        self.steps: dict[int, _Step] = {}  # by thread
+        self.steps: dict[int, _Step] = {}  # running steps, by thread
         self._has_messages = False
         self._carried = WeakTensorKeyDictionary()  # description of the content of a sent or received tensor
 
