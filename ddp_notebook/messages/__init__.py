@@ -1,21 +1,21 @@
-"""Messages between processes: every kind of them, one encoding, one framing, one way to dispatch them.
+"""Messages between processes: their types, encoding, framing and dispatch.
 
-encoding          the binary form of a message, made from the types of its fields
-framing           frames on a stream of bytes: messages, and the text and cells of ranks
-dispatch          the table from a kind of messages to its handler
-keeper            between a keeper, which has the ranks of a kept session, and its notebooks
+encoding          encodes a message by the types of its fields
+framing           frames on a byte stream: messages, text of ranks, and input of ranks
+dispatch          table from message types to handlers
+keeper            between a keeper, which owns the ranks of a kept session, and its notebooks
 hosts             between a host server and its owner
 processes         startup messages for the processes that a host server starts
 first_messages    the first message of a connection or of a started process, as a line of text
-outposts          between the outpost of a job and the notebook that it calls
-ranks             between the notebook and its ranks; further ones, each about one subject:
-script_abort      what a script of torchrun's waits in
-faults            something is to go wrong on a rank
-files             files of ranks
-resize_messages   more or fewer ranks
-survive_messages  a cell that goes on when a rank dies in it
-record_options    what a cell records, and where its profile goes
+outposts          between the outpost of a job and the notebook that it connects to
+ranks             between the notebook and its ranks; further messages to ranks are in the modules below
+script_abort      aborts the operation that a torchrun script waits in
+faults            injects a fault into a rank
+files             reads files of ranks
+resize_messages   changes the number of ranks
+survive_messages  for a training loop that continues after the death of a rank
+record_options    recording options of a cell, and the path of its profile
 
-A message is a frozen dataclass with a name that no other message has. Whatever carries it (a ZeroMQ socket, a pipe, the
-standard streams of an ssh, a Unix socket) gets its frames and knows nothing of its content.
+A message is a frozen dataclass with a unique name. Its transport (a ZeroMQ socket, a pipe, the standard streams of an
+ssh, a Unix socket) carries its frames and does not interpret them.
 """

@@ -1,4 +1,4 @@
-"""From a kind of messages to the function that handles it: the one table of whatever receives messages."""
+"""Dispatch table of a message receiver: maps message types to handlers."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ _R = TypeVar("_R")
 
 
 class UnknownMessageError(ValueError):
-    """A message came that the receiver has no handler for."""
+    """The receiver has no handler for this message type."""
 
 
 class Table(Generic[_R]):
-    """Calls the handler of a message's kind.
+    """Calls the handler for the type of a message.
 
     Args:
-        handlers: by the kind of a message; each gets the message after the arguments that are given to `handle`.
+        handlers: handler for each message type. A handler gets the arguments of `handle`; the message is the last one.
 
     Example:
         >>> from ddp_notebook.messages.hosts import FactsRequest, PingRequest
@@ -40,10 +40,10 @@ class Table(Generic[_R]):
         return iter(self._handlers)
 
     def handle(self, *arguments: Any) -> _R:
-        """Handle a message, which is the last argument.
+        """Call the handler of a message, which is the last argument. Return the handler's result.
 
         Raises:
-            UnknownMessageError: there is no handler for its kind.
+            UnknownMessageError: no handler for the message type.
         """
         *_, message = arguments
         handler = self._handlers.get(type(message))

@@ -1,17 +1,18 @@
-"""The binary form of messages, made from the types of their fields.
+"""Encode messages by the types of their fields.
 
-A message is a frozen dataclass. It is encoded as one frame of JSON, `["Name", {"field": value}]`, followed by one frame
-for each `bytes` or `bytearray` value in it, so that pickles and tensors are never copied into text. In the JSON such a
-value is null. A field may have one of these types, nested in any way:
+A message is a frozen dataclass. Its first frame is JSON, `["Name", {"field": value}]`. Each `bytes` or `bytearray`
+value follows as a separate frame, so pickles and tensors are never converted to text. In the JSON such a value is null.
+A field may have one of these types, nested in any way:
 
-    int, float, str, bool, None, Any    JSON as it is
+    int, float, str, bool, None, Any    the JSON value
     X | None, list[X], tuple[X, ...], tuple[X, Y], dict[str, X], dict[int, X]
     Path                                a string
-    a dataclass, a NamedTuple           an object with its fields, a list
-    a class with to_json and from_json  whatever these return and accept
-    Message, or a kind of messages      a message in a message, whose sender has decoded or made it
+    a dataclass                         an object with its fields
+    a NamedTuple                        a list
+    a class with to_json and from_json  the value that these methods return and accept
+    Message, or a subclass              a message inside a message
 
-Nothing is pickled, and `decode` creates no object of any other class.
+Encoding does not use pickle, and `decode` creates no object of any other class.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
 from ddp_notebook.stdlib import json
 
-VERSION = 7  # counts incompatible changes of the messages, of this encoding and of the framing in `wire.link`
+VERSION = 7  # incremented at incompatible changes of the messages, this encoding or the framing in `wire.link`
 
 _KINDS: dict[str, type[Message]] = {}
 SHOWN: set[str] = set()
@@ -33,27 +34,25 @@ _CODECS: dict[type[Message], _Codec] = {}
 Frame = bytes | bytearray | memoryview
 Frames = Iterator[Any]
 Write = Callable[[Any, list[Any]], Any]  # value, frames to append to -> JSON
-Read = Callable[[Any, Frames], Any]  # JSON, the frames that were not read yet -> value
-_to_json = json.JSONEncoder(default=str).encode  # made once: `json.dumps` with an option makes an encoder per call
-_of_json = json.JSONDecoder().raw_decode  # `json.loads` guesses the encoding first
+Read = Callable[[Any, Frames], Any]  # JSON, iterator over the remaining frames -> value
+_to_json = json.JSONEncoder(default=str).encode  # created once: `json.dumps` with an option creates an encoder per call
+_of_json = json.JSONDecoder().raw_decode  # unlike `json.loads`, does not detect the encoding first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """Base of all messages.
+    """Base class of all messages.
 
     Args of a subclass:
-        shown: a kernel shows texts of such a message, so they may not contain surrogates. Other messages contain paths,
-            whose surrogates stand for bytes.
+        shown: whether a Jupyter kernel shows texts of this message. Such texts must not contain surrogates. Other
+        messages contain paths, in which surrogates represent bytes.
     """
 
     def __init_subclass__(cls, *, shown: bool | None = None) -> None:
         before = _KINDS.get(cls.__name__)
         if before is not None and before.__module__ != cls.__module__:
             raise TypeError(f"{cls.__module__} and {before.__module__} both define a message {cls.__name__}")
-        _KINDS[cls.__name__] = (
-            cls  # `slots=True` creates the class twice; the second one counts, and is given no `shown`
-        )
+        _KINDS[cls.__name__] = cls  # `slots=True` creates the class twice; the second call wins and gets no `shown`
         if shown:
             SHOWN.add(cls.__name__)
 
@@ -70,10 +69,10 @@ class Message:
 
 
 def decode(frames: Sequence[Frame]) -> Message:
-    """Return the message that `Message.encode` made these frames from.
+    """Decode the frames of `Message.encode`.
 
     Raises:
-        ValueError: the frames contain no message of this version.
+        ValueError: the frames are not a message of this version.
 
     Example:
         >>> from ddp_notebook.messages.hosts import EndReply
@@ -89,7 +88,7 @@ def decode(frames: Sequence[Frame]) -> Message:
             raise ValueError("there is more after the JSON")
         kind = _KINDS[name]
         codec = _CODECS.get(kind) or _Codec.of(kind)
-        if codec.is_shown and "\\ud" in text:  # JSON in ASCII has two of them for a character such as an emoji
+        if codec.is_shown and "\\ud" in text:  # ASCII JSON also writes an emoji as two surrogates
             small = encodable(small)
         if len(small) != codec.size:
             raise ValueError("there are other fields")
@@ -106,7 +105,7 @@ def decode(frames: Sequence[Frame]) -> Message:
 
 
 def to_json(value: Any) -> Any:
-    """Return a dataclass as JSON. It may contain no `bytes`.
+    """Convert a dataclass or NamedTuple without `bytes` values to JSON.
 
     Example:
         >>> from ddp_notebook.messages.hosts import FoundFile
@@ -120,16 +119,16 @@ def to_json(value: Any) -> Any:
 
 
 def from_json(kind: type[Any], given: Any) -> Any:
-    """Return the dataclass that `to_json` made this of.
+    """Convert the JSON of `to_json` back to an object of class `kind`.
 
     Raises:
-        TypeError, ValueError, KeyError: it did not.
+        TypeError, ValueError, KeyError: the JSON does not match the class.
     """
     return _reader(kind)(given, iter(()))
 
 
 def encodable(value: Any) -> Any:
-    """Return the JSON value with escapes in the place of surrogates. UTF-8 cannot encode them, so no kernel sends them.
+    """Replace surrogates in a JSON value by escapes. UTF-8 cannot encode surrogates, so a kernel cannot send them.
 
     Example:
         >>> encodable({"evalue": "\\ud800", "traceback": ["\U0001f642"]}) == {
@@ -150,7 +149,7 @@ def encodable(value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class _Codec:
-    """The fields of one kind of messages that are not JSON as they are."""
+    """Converters for the fields of one message type that are not plain JSON."""
 
     size: int
     is_shown: bool
@@ -224,7 +223,7 @@ def _write_bytes(value: Any, frames: list[Any]) -> None:
 
 def _read_bytes(given: None, frames: Frames) -> Any:
     frame = next(frames)
-    return bytes(frame) if isinstance(frame, memoryview) else frame  # a view of a frame that holds more
+    return bytes(frame) if isinstance(frame, memoryview) else frame  # copy: the view keeps a larger frame alive
 
 
 def _read_bytearray(given: None, frames: Frames) -> bytearray:
@@ -293,7 +292,7 @@ def _mapping(key: Any, of: Any) -> tuple[Write | None, Read | None]:
 
 
 def _fields(of: Sequence[Any], make: Callable[..., Any]) -> tuple[Write | None, Read]:
-    """A tuple whose items have these types, also a named one, as a list."""
+    """Return converters for a tuple or NamedTuple with these item types, as a JSON list."""
     writers, readers = [_writer(one) for one in of], [_reader(one) for one in of]
 
     def write_all(value: Any, frames: list[Any]) -> Any:

@@ -1,8 +1,8 @@
-"""A message that makes something go wrong on a rank. Its answer is `Pushed`.
+"""Fault injection: a message that makes a rank fail. Its reply is `Pushed`.
 
 notebook -> rank
 ----------------
-Fault  let this happen
+Fault  inject this fault
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ OFF = "off"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault(Message):
-    """Let this rank fail in the cell that runs, or in the next one."""
+    """Inject a fault into the running cell of this rank, or into the next cell."""
 
     request: int
-    kind: str  # one of `KINDS`; `OFF`: forget those that were asked for
-    after_s: float = 0.0  # into the cell
-    by_s: float = 0.0  # "slow": what each step takes longer
+    kind: str  # one of `KINDS`, or `OFF` to cancel pending faults
+    after_s: float = 0.0  # seconds after the start of the cell
+    by_s: float = 0.0  # "slow": seconds by which each step is delayed

@@ -1,9 +1,9 @@
-"""Messages about files of ranks. Their answers are `Pulled`, which hold the bytes or tell where the rank does.
+"""Messages about files of ranks. Their reply is `Pulled`, with the bytes or with a transfer to fetch them.
 
 notebook -> rank
 ----------------
-ListFiles  which files have this name?
-ReadFiles  what is in these?
+ListFiles  list the files that match a path or pattern
+ReadFiles  read parts of files
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ddp_notebook.messages.encoding import Message
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListFiles(Message):
-    """Answer with JSON: the files of this name or pattern, see `rank.files.find`."""
+    """List the files that match a path or pattern, see `rank.files.find`. The reply contains JSON."""
 
     request: int
     path: str
@@ -24,8 +24,8 @@ class ListFiles(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadFiles(Message):
-    """Answer with these parts of files, one behind the other, see `rank.files.read`."""
+    """Read parts of files. The reply contains the parts one after the other, see `rank.files.read`."""
 
     request: int
     memory: str = ""  # as for `Pull`
-    parts: list[list[Any]]  # of each the path, offset and number of bytes, and the file's size and time
+    parts: list[list[Any]]  # each: path, offset, number of bytes, size and time of the file

@@ -1,9 +1,9 @@
-"""The first message of a connection or of a started process, as one line of text.
+"""First message of a connection or of a started process, as one line of text.
 
-Whatever reads it does not know yet which version of this package, or which user, wrote it. `to_line` and `from_line`
-make a line of a message in the encoding of all messages, without `bytes` values.
+Its reader does not know yet which version of this package or which user wrote it. `to_line` and `from_line` use the
+encoding of all messages, without `bytes` values.
 
-notebook -> keeper               AttachSession  GetKeeperState  StopKeeper, each a KeeperRequest
+notebook -> keeper               AttachSession  GetKeeperState  StopKeeper (subclasses of KeeperRequest)
 keeper -> notebook               Admitted  Refused  KeeperState
 notebook -> rank of torchrun     ObserveScript
 rank of torchrun -> notebook     Admitted  Refused  Replaced
@@ -32,44 +32,44 @@ class OtherVersionError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeeperRequest(Message):
-    """Base of the first messages to a keeper."""
+    """Base class of the first messages to a keeper."""
 
-    secret: str  # from the session's entry
+    secret: str  # from the registry entry of the session
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttachSession(KeeperRequest):
-    """A notebook attaches to a kept session."""
+    """Attach the notebook to a kept session."""
 
-    version: str  # the notebook's version of this package
+    version: str  # version of this package in the notebook
     environment: str  # `sys.prefix` of the notebook
     about: str  # description of the notebook
-    take_over: bool = False  # from the notebook that drives the session
-    looks: bool = False  # and does not drive it
+    take_over: bool = False  # take over from the notebook that drives the session
+    looks: bool = False  # attach as an observer, which cannot run cells
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GetKeeperState(KeeperRequest):
-    """Asks a keeper for its state."""
+    """Request the state of a kept session."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopKeeper(KeeperRequest):
-    """Ends a kept session. The reply comes when it has ended."""
+    """Stop a kept session. The reply is sent when the session has ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeeperState(Message):
-    """The state of a kept session."""
+    """State of a kept session."""
 
-    is_running: bool  # False: it starts, and the other fields are empty
+    is_running: bool  # False: it is starting, and the other fields are empty
     ranks: int = 0
     hosts: str = ""
-    driver: str = ""  # description of the notebook that drives it; "": there is none
-    running: list[tuple[int, float]]  # number in the prompt of each running cell, and seconds for which it runs
-    unshown: int = 0  # ended cells that no notebook has shown
-    waiting: int = 0  # jobs in the queue
-    alone_s: float = 0.0  # without a notebook
+    driver: str = ""  # description of the notebook that drives the session; "" if none does
+    running: list[tuple[int, float]]  # for each running cell: number in its prompt, seconds since its start
+    unshown: int = 0  # finished cells that no notebook has shown
+    waiting: int = 0  # queued jobs
+    alone_s: float = 0.0  # seconds without a notebook
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,61 +79,64 @@ class Admitted(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refused(Message):
-    """The connection is not accepted."""
+    """The connection is rejected."""
 
     why: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObserveScript(Message):
-    """A notebook attaches to a rank of a torchrun job."""
+    """Attach the notebook to a rank of a torchrun job."""
 
     wire: int  # version of the messages
     who: str  # description of the notebook
-    takes: bool  # in place of another notebook that is attached
-    address: Address  # the notebook listens there
+    takes: bool  # replace another attached notebook
+    address: Address  # address at which the notebook listens
     round: int  # number of the job's attempt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replaced(Message):
-    """Another notebook has attached in place of this one."""
+    """Another notebook has attached and replaced this one."""
 
     by: str  # description of that notebook
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartSshServer(Message):
-    """Starts a host server at the other end of an ssh."""
+    """Start a host server at the remote end of an ssh."""
 
     wire: int  # version of the messages
-    env: dict[str, str]  # on top of the environment there
-    lease_s: float  # seconds without a byte after which the server ends
+    env: dict[str, str]  # added to the remote environment
+    lease_s: float  # the server exits after this many seconds without a received byte
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DialHost(Message):
-    """Tells a ProxyCommand how to connect to the host of a stream."""
+    """Connection parameters of a ProxyCommand for the host of a stream."""
 
     wire: int  # version of the messages
-    command: list[str]  # ssh, to run `transports.reconnecting` there
-    token: str  # names the stream
-    lease_s: float  # seconds without a connection after which the stream ends
+    command: list[str]  # ssh command that runs `transports.reconnecting` on the host
+    token: str  # identifies the stream
+    lease_s: float  # the stream ends after this many seconds without a connection
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartCarrier(Message):
-    """Has an ssh carry a stream at the other end."""
+    """Carry a stream through an ssh; sent to its remote end."""
 
     wire: int  # version of the messages
-    token: str  # names the stream
+    token: str  # identifies the stream
     lease_s: float
-    is_first: bool  # the first connection of the stream
+    is_first: bool  # True for the first connection of the stream
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Invitation(Message):
-    """All that an outpost needs to reach its notebook. Secret: in a file or a variable that only its user can read."""
+    """Connection parameters of an outpost.
+
+    They are secret: stored in a file or a variable that only the user can read.
+    """
 
     wire: int  # version of the messages
     control: str  # "tcp://10.0.0.1:40123"
@@ -141,12 +144,12 @@ class Invitation(Message):
     public_key: str
     secret_key: str
     lease_s: float
-    env: dict[str, str]  # on top of the environment of the task
-    saves: bool  # a signal that the job ends soon makes the outpost send a `Warned`
+    env: dict[str, str]  # added to the environment of the task
+    saves: bool  # True: the outpost sends `Warned` when a signal announces the end of the job
 
 
 def to_line(message: Message) -> bytes:
-    """Return a message as a line.
+    """Encode a message as a line.
 
     Example:
         >>> to_line(Refused(why="no"))
@@ -157,14 +160,15 @@ def to_line(message: Message) -> bytes:
 
 
 def from_line(line: bytes | bytearray | str, *kinds: type[M]) -> M:
-    """Return the message of a line. Errors do not contain the line: it may have secrets.
+    """Decode the message of a line. Errors do not contain the line, because it may contain secrets.
 
     Args:
-        kinds: the kinds that are expected.
+        line: line of text.
+        kinds: expected message types.
 
     Raises:
-        OtherVersionError: another version of this package wrote it.
-        ValueError: it contains something else.
+        OtherVersionError: another version of this package wrote the line.
+        ValueError: the line is not an expected message.
 
     Example:
         >>> from_line(b'["Refused", {"why": "no"}]', Admitted, Refused)
@@ -188,7 +192,7 @@ def from_line(line: bytes | bytearray | str, *kinds: type[M]) -> M:
 
 
 def _version_of(data: bytes) -> int:
-    """Return the version that a line names; this one if it names none."""
+    """Return the version in a line; the version of this package if the line has none."""
     try:
         _, fields = json.loads(data)
         return int(fields.get("wire", VERSION))

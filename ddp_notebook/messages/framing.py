@@ -1,12 +1,12 @@
-"""Frames on a stream of bytes, whatever carries it: a socket pair, the standard streams of an ssh, a Unix socket.
+"""Frames on a byte stream of any transport: a socket pair, the standard streams of an ssh, a Unix socket.
 
 frame      length of the body (8 bytes)  kind (1 byte)  body
-MESSAGE    number (4 bytes)  count (4 bytes)  sizes (8 bytes each)  the frames of a message, see `messages.encoding`
+MESSAGE    number (4 bytes)  count (4 bytes)  sizes (8 bytes each)  frames of the message, see `messages.encoding`
 TEXT       process (4 bytes)  fd (1 byte)  bytes that the process wrote to its fd 1 or 2
-INPUT      count (4 bytes)  processes (4 bytes each)  bytes for their inboxes
+INPUT      count (4 bytes)  processes (4 bytes each)  bytes for the inboxes of these processes
 
-A request has a number that its reply has too; 0 stands for no reply, and for an event. Text and input are what a cell
-sends most of, so they are no messages: nothing of them is encoded.
+A request and its reply have the same number. The number 0 means that no reply is expected, or that the message is an
+event. Text and input are most of the data of a cell, so they are sent without encoding.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ HEAD_BYTES = _FRAME.size
 
 
 class Numbered(NamedTuple):
-    """A message, and the number of the request that it is or answers."""
+    """Message with the number that a request and its reply share."""
 
     message: Message
     number: int = 0
 
 
 class ProcessText(NamedTuple):
-    """Bytes that a process wrote."""
+    """Bytes that a process wrote to stdout or stderr."""
 
     process: int
     fd: int
@@ -41,7 +41,7 @@ class ProcessText(NamedTuple):
 
 
 class Input(NamedTuple):
-    """Bytes for the inboxes of some processes."""
+    """Bytes for the inboxes of processes."""
 
     processes: tuple[int, ...]
     data: bytes
@@ -61,22 +61,22 @@ def pack_text(process: int, fd: int, data: bytes) -> bytes:
 
 
 def pack_input(processes: Sequence[int], data: bytes) -> bytes:
-    """Return the frame of bytes for the inboxes of processes."""
+    """Return the frame of input for processes."""
     to = struct.pack(f"!I{len(processes)}I", len(processes), *processes)
     return _FRAME.pack(len(to) + len(data), _INPUT_KIND) + to + data
 
 
 def unpack_head(head: bytes | bytearray) -> tuple[int, int]:
-    """Return the length of the body, and the kind of the frame."""
+    """Return the length of the body and the kind of a frame."""
     length, kind = _FRAME.unpack(head)
     return length, kind
 
 
 def unpack_body(kind: int, body: bytes | bytearray) -> Numbered | ProcessText | Input:
-    """Return what a frame contains.
+    """Decode the body of a frame.
 
     Raises:
-        ValueError: it is no frame of this version.
+        ValueError: the body is not a frame of this version.
     """
     try:
         if kind == _TEXT_KIND:
@@ -101,7 +101,7 @@ def unpack_body(kind: int, body: bytes | bytearray) -> Numbered | ProcessText | 
 
 
 class Unpacker:
-    """Cuts a stream of bytes into frames.
+    """Splits a byte stream into frames.
 
     Example:
         >>> from ddp_notebook.messages.hosts import PingRequest
@@ -115,10 +115,10 @@ class Unpacker:
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> Iterator[Numbered | ProcessText | Input]:
-        """Yield the frames that are complete now.
+        """Add data of the stream. Yield the frames that are complete now.
 
         Raises:
-            ValueError: a frame is none of this version. The next call goes on after it.
+            ValueError: invalid frame. The next call continues after it.
         """
         self._buffer += data
         at = 0

@@ -1,37 +1,37 @@
 """Messages between a host server and its owner.
 
-A reply is on its way as soon as it is due; a request that takes a while does not hold up the others.
+Each reply is sent as soon as it is ready. A slow request does not delay the others.
 
     request              reply
-    FactsRequest         FactsReply      cores, GPUs, versions, backends, how ranks are started
+    FactsRequest         FactsReply      cores, GPUs, versions, backends, start method of ranks
     PingRequest          DoneReply
-    TrialRequest         DoneReply       a process can be started here, which was tried
-    StartRequest         StartReply      the identity of the new process; for a store also its addresses
-    SignalRequest        DoneReply       once the signals are delivered, in this order
-    LookRequest          LookReply       whether processes that do not answer are stopped, and their stacks
-    HoldTextRequest      DoneReply       text stays in the ranks' pipes while hold is true
-    EndRequest           EndReply        once the processes and all below them are gone
-    SiteRequest          SiteReply       user, memory and folder, for a comparison of hosts
-    ClockRequest         ClockTimeReply  the time there, and whether a new server would have another environment
-    ListenRequest        ListenReply     listen where ranks will, for other hosts that try to connect
+    TrialRequest         DoneReply       this host can start a process (it was tried)
+    StartRequest         StartReply      identity of the new process; for a store also its addresses
+    SignalRequest        DoneReply       the signals were delivered, in this order
+    LookRequest          LookReply       stopped state and stacks of processes that do not answer
+    HoldTextRequest      DoneReply       text stays in the pipes of the ranks while hold is true
+    EndRequest           EndReply        the processes and their descendants have ended
+    SiteRequest          SiteReply       user, memory and folder, to compare hosts
+    ClockRequest         ClockTimeReply  time of the host, and whether the server's environment is outdated
+    ListenRequest        ListenReply     listen on the addresses of ranks, for connection tests by other hosts
     ConnectRequest       ConnectReply    try to connect to other hosts
     StopListeningRequest DoneReply
-    FolderRequest        FolderReply     where the files of the notebook's folder are to be
-    MarkRequest          DoneReply       make an empty file
-    NamesRequest         NamesReply      which of these names a folder has
-    StatRequest          StatReply       what has the names of these files
-    CompareRequest       CompareReply    whether files have these digests
-    WriteRequest         DoneReply       parts of files
-    DiscardRequest       DoneReply       remove marks, and files that are not whole
+    FolderRequest        FolderReply     target folder for the files of the notebook's folder
+    MarkRequest          DoneReply       create an empty marker file
+    NamesRequest         NamesReply      names that exist in a folder
+    StatRequest          StatReply       type, size, time and mode of files
+    CompareRequest       CompareReply    whether files have the given digests
+    WriteRequest         DoneReply       write parts of files
+    DiscardRequest       DoneReply       remove markers and incomplete files
 
-Any of them may be answered by an `ErrorReply`, and those about files by a `FileErrorReply`.
+The reply to any request may be an `ErrorReply`, and to a request about files also a `FileErrorReply`.
 
-    event                of the host server
+    event                sent by the host server
     ProcessEnded         after the last text of the process
-    ProcessStopped       a process was stopped, or goes on
+    ProcessStopped       a process was stopped or continued
     Notice               a line for the user
 
-Cells go to the inboxes of ranks, and text comes from them, as frames of their own, see `messages.framing`.
+Input for ranks and their text have their own kinds of frames, see `messages.framing`.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ _HELD = "held: "
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DoneReply(Message):
-    """It is done."""
+    """The request succeeded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErrorReply(Message):
-    """The host server could not do it."""
+    """The request failed on the host server."""
 
     error: str
 
@@ -63,7 +63,7 @@ class ErrorReply(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FactsRequest(Message):
-    """Answered when the server has imported torch."""
+    """Request the facts of the host. The reply is sent when the server has imported torch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,12 +73,12 @@ class FactsReply(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PingRequest(Message):
-    """Answered at once."""
+    """Check that the server answers. The reply is immediate."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialRequest(Message):
-    """Try what the start of these ranks needs."""
+    """Test whether this many ranks can be started."""
 
     ranks: int
 
@@ -94,8 +94,8 @@ class StartRequest(Message):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartReply(Message):
     pid: int
-    started: float  # with the pid the identity of the process
-    port: int = 0  # TCP port of the store for the user's programs
+    started: float  # with the pid, identifies the process
+    port: int = 0  # TCP port of the store for user programs
     store_at: str = ""  # address of the session's store
 
 
@@ -103,7 +103,7 @@ class StartReply(Message):
 class SignalRequest(Message):
     processes: list[int]
     signals: list[int]
-    value: int = 0  # goes with a real-time signal
+    value: int = 0  # value of a real-time signal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,30 +112,31 @@ class LookRequest(Message):
 
 
 class Seen(NamedTuple):
-    """What was seen of one process."""
+    """Observed state of one process."""
 
     is_stopped: bool
-    stack: str = ""  # output of `faulthandler`, after a line for `held` if there is one
+    stack: str = ""  # output of `faulthandler`, after a line for `held` if a debugger holds the process
 
     @classmethod
     def of(cls, is_stopped: bool, held: str) -> Seen:
-        """Return this without a stack.
+        """Return the state of a process without a stack.
 
         Args:
-            held: the debugger that holds the process; "" if there is none.
+            is_stopped: whether the process is stopped.
+            held: description of the debugger that holds the process; "" if there is none.
         """
         return cls(is_stopped, f"{_HELD}{held}\n" if held else "")
 
     @property
     def held(self) -> str:
-        """Describe the debugger that holds it, see `processes.held`; "" if there is none."""
+        """Describe the debugger that holds the process, see `processes.held`; "" if there is none."""
         first, _, _ = self.stack.partition("\n")
         return first.removeprefix(_HELD) if first.startswith(_HELD) else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LookReply(Message):
-    seen: dict[int, Seen]  # by process
+    seen: dict[int, Seen]  # process -> state
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,19 +148,19 @@ class HoldTextRequest(Message):
 class EndRequest(Message):
     processes: list[int]
     grace_s: float
-    orphans: bool = False  # also descendants whose rank is not known any more
+    orphans: bool = False  # also end orphaned descendants, whose rank is unknown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndReply(Message):
-    left: list[int]  # process ids of what could not be ended
+    left: list[int]  # process ids of processes that could not be ended
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessEnded(Message):
     process: int
-    status: int  # exit status; negative: signal
-    why: str = ""  # a clause about a limit or the OOM killer
+    status: int  # exit status, or the negative signal number
+    why: str = ""  # a clause about a resource limit or the OOM killer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,8 +179,8 @@ class Notice(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SiteRequest(Message):
-    directory: str  # the notebook's
-    marker: str  # a file that the notebook has made there; "": it could not
+    directory: str  # directory of the notebook
+    marker: str  # marker file that the notebook created in it; "" if it could not
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,30 +194,30 @@ class SiteReply(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClockRequest(Message):
-    """Answered at once."""
+    """Request the time of the host. The reply is immediate."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClockTimeReply(Message):
     time_ns: int
-    is_outdated: bool  # files that shape the environment have changed since the server began
+    is_outdated: bool  # files that define the environment changed after the server's start
 
 
 class ListenPlace(NamedTuple):
-    """Where a host listens."""
+    """Address and port range on which a host listens."""
 
     address: str
     first_port: int
     stop_port: int
-    word: str  # that it sends to a host that connects
+    word: str  # text that the host sends to a connecting host
 
 
 class ConnectTarget(NamedTuple):
-    """Another host."""
+    """Address of another host to connect to."""
 
     address: str
     port: int
-    word: str  # that it sends
+    word: str  # text that the other host must send
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,7 +227,7 @@ class ListenRequest(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListenReply(Message):
-    ports: list[int]  # by place; 0: this host cannot listen there
+    ports: list[int]  # port for each place; 0 if the host cannot listen on it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -237,7 +238,7 @@ class ConnectRequest(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectReply(Message):
-    tried: list[str]  # by target: what went wrong; "": nothing
+    tried: list[str]  # error message for each target; "" for success
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -249,28 +250,28 @@ class StopListeningRequest(Message):
 
 
 class FoundFile(NamedTuple):
-    """What has a file's name on the host."""
+    """State of a file name on the host."""
 
-    kind: str  # "file", "link", "other", or "behind": a folder on the way to it is a link
+    kind: str  # "file", "link", "other", or "behind": a parent folder is a link
     size: int  # bytes
     mtime_ns: int
-    mode: int  # permissions
-    link: str = ""  # where a link leads
+    mode: int  # permission bits
+    link: str = ""  # target of a link
 
 
 class FilePart(NamedTuple):
-    """A part of a file, or a link."""
+    """Part of a file, or a link."""
 
     path: str
     nbytes: int = 0
     is_first: bool = True
-    end: tuple[int, int] | None = None  # permissions and time of a file that is whole with this part
-    link: str = ""  # where it leads, if it is one
-    discard: bool = False  # what was sent of the file
+    end: tuple[int, int] | None = None  # permissions and time, in the last part of a file
+    link: str = ""  # target, if the file is a link
+    discard: bool = False  # discard the parts of this file that were sent before
 
 
 class FileDigest(NamedTuple):
-    """A file to compare."""
+    """File to compare, with its expected digest."""
 
     path: str
     digest: str
@@ -279,7 +280,7 @@ class FileDigest(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileErrorReply(Message):
-    """The system refused something."""
+    """The operating system rejected a file operation."""
 
     path: str
     number: int  # errno
@@ -288,15 +289,15 @@ class FileErrorReply(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FolderRequest(Message):
-    path: str  # of the notebook's folder
-    marker: str  # a file in it
+    path: str  # path of the notebook's folder
+    marker: str  # marker file in that folder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FolderReply(Message):
     folder: str
-    is_shared: bool = False  # it is the notebook's own, since it has the marker
-    is_of: str | None = None  # it holds files of this other folder, so it cannot be used; "": of an unknown one
+    is_shared: bool = False  # True if it is the notebook's own folder, because it contains the marker
+    is_of: str | None = None  # contains files of this other folder, so unusable; "" if that folder is unknown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -313,7 +314,7 @@ class NamesRequest(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamesReply(Message):
-    names: list[str]  # those that are there
+    names: list[str]  # those that exist
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -329,7 +330,7 @@ class StatReply(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompareRequest(Message):
-    """A file with the same content gets the time that is given here."""
+    """Compare files with digests. A file with the same content gets the given modification time."""
 
     folder: str
     files: list[FileDigest]
@@ -342,13 +343,13 @@ class CompareReply(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteRequest(Message):
-    """A file is written under another name and renamed when it is whole."""
+    """Write parts of files. A file is written under a temporary name and renamed when it is complete."""
 
     folder: str
     parts: list[FilePart]
-    data: bytes = field(repr=False)  # their bytes follow each other
+    data: bytes = field(repr=False)  # bytes of all parts, concatenated
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiscardRequest(Message):
-    """Remove marks, and files that are not whole."""
+    """Remove markers and incomplete files."""

@@ -1,17 +1,17 @@
-"""Messages between a keeper, which has the ranks of a kept session, and its notebooks.
+"""Messages between a keeper, which owns the ranks of a kept session, and its notebooks.
 
-A notebook starts a keeper with a `KeeperSpec` on its standard input.
+A notebook starts a keeper and writes a `KeeperSpec` to its standard input.
 
     keeper -> notebook                             notebook -> keeper, without a reply
     ------------------                             -----------------------------------
-    StartStage       a line about the start        SendToRank       a message for the agent of a rank
-    Welcome          all that a notebook needs     TellRanks        a message for the inboxes of ranks
-    StateChanged     hosts and processes           DropTransfer     a rank may forget bulk data
-    RanksRenumbered  more or fewer ranks           HoldText         text stays in the ranks' pipes
-    RunningCells     which cells run and wait      WaitingJobs      jobs whose turn has not come
-    RankMessage      a message of a rank           LackNothing      new ranks were given their variables
-    RankEnded        a rank has ended              CellShown        a cell was shown to its end
-    ControllerEnded  so has that of ipyparallel    CancelRequest    the reply is not awaited any more
+    StartStage       a line about the start        SendToRank       message for the agent of a rank
+    Welcome          state of the session          TellRanks        message for the inboxes of ranks
+    StateChanged     hosts and processes           DropTransfer     a rank may release bulk data
+    RanksRenumbered  more or fewer ranks           HoldText         text stays in the pipes of the ranks
+    RunningCells     running and queued cells      WaitingJobs      queued jobs
+    RankMessage      a message of a rank           LackNothing      new ranks have got their variables
+    RankEnded        a rank has ended              CellShown        a cell's output was shown completely
+    ControllerEnded  the controller has ended      CancelRequest    the reply is no longer needed
     AllSent          the journal was sent
     TakenOver        another notebook drives
     SessionEnded     the session has ended
@@ -26,8 +26,9 @@ A notebook starts a keeper with a `KeeperSpec` on its standard input.
     FetchRequest         DataReply                 SyncRequest          SyncReply
     PutRequest           TransferReply             StopRequest          StoppedReply
 
-`PingRequest`, `DoneReply`, `LookReply` and `Notice` are those of host servers. Instead of its reply a request may get a
-`FailureReply`. Text of ranks is a frame of its own kind, whose process is the rank, see `messages.framing`.
+`PingRequest`, `DoneReply`, `LookReply` and `Notice` are messages of host servers, see `messages.hosts`. The reply to
+any request may be a `FailureReply`. Text of ranks has its own kind of frame, in which the process number is the rank,
+see `messages.framing`.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-rede
 
 @dataclass(slots=True, kw_only=True)
 class OfHost:
-    """One host. A notebook reads it where it would read a `launch.host.host.Host`."""
+    """State of one host. Notebooks of kept sessions use it in place of a `launch.host.host.Host`."""
 
     name: str
     label: str
@@ -63,7 +64,7 @@ class OfHost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfProcess:
-    """One process of a session."""
+    """State of one process of a session."""
 
     number: int
     kind: str
@@ -77,15 +78,15 @@ class OfProcess:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionState:
-    """Of a session."""
+    """State of a session: its hosts and processes."""
 
     epoch: int
-    placement: dict[str, Any]  # a `launch.placement.Placement`
+    placement: dict[str, Any]  # a `launch.placement.Placement` as JSON
     hosts: list[OfHost]
-    processes: list[OfProcess]  # that were not replaced
+    processes: list[OfProcess]  # current processes, without replaced ones
     is_running: bool
     is_stopped: bool
-    words: str  # names of the hosts
+    words: str  # names of the hosts, for messages
     trouble: str = ""  # see `Cluster.pulse`
     silent: dict[int, float] = field(default_factory=dict)  # rank -> monotonic time of its last message
     unheard: dict[int, str] = field(default_factory=dict)
@@ -93,31 +94,31 @@ class SessionState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waiting:
-    """A job whose turn has not come."""
+    """Queued job."""
 
-    told: RunCell  # its number comes with its turn
-    ranks: list[int] | None  # None: all
+    told: RunCell  # the cell number is assigned when the job starts
+    ranks: list[int] | None  # None means all ranks
     timeout_s: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunningCell:
-    """A running cell, for notebooks that only look."""
+    """Running cell, for observing notebooks."""
 
     told: RunCell
     ranks: list[int]
-    pending: list[int]  # ranks on which it has not ended
+    pending: list[int]  # ranks on which the cell still runs
     for_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeeperFailure:
-    """An exception."""
+    """Exception of the keeper, to be raised again in the notebook."""
 
-    kind: str  # name of its class
+    kind: str  # name of the exception class
     words: str
     number: int | None = None  # errno
-    path: str | None = None  # of an OSError
+    path: str | None = None  # path of an OSError
 
 
 # ---- keeper -> notebook
@@ -125,9 +126,9 @@ class KeeperFailure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeeperSpec(Message):
-    """On the standard input of a new keeper."""
+    """Specification of a new keeper, written to its standard input."""
 
-    options: dict[str, Any] = field(repr=False)  # a `launch.options.StartOptions`
+    options: dict[str, Any] = field(repr=False)  # a `launch.options.StartOptions` as JSON
     cwd: str
     sys_path: list[str]
 
@@ -142,19 +143,19 @@ class Welcome(Message):
     """The first message to a notebook, after the stages of a start."""
 
     name: str
-    number: int  # of the notebook
+    number: int  # number of the notebook
     drives: bool
-    driver: str  # the notebook that drives
-    options: dict[str, Any]  # a `launch.options.StartOptions`
-    synced: dict[str, Any] | None  # a `launch.sync.sync.Synced`
+    driver: str  # description of the notebook that drives the session
+    options: dict[str, Any]  # a `launch.options.StartOptions` as JSON
+    synced: dict[str, Any] | None  # a `launch.sync.sync.Synced` as JSON
     state: SessionState
     mark_token: str
     folder: str
-    cells: list[tuple[RunCell, list[int], float]]  # that were not shown: with their ranks, and for how many seconds
+    cells: list[tuple[RunCell, list[int], float]]  # cells without shown output: cell, ranks, seconds since its start
     last_cell: int
-    lacking: list[int]  # new ranks that may lack variables: a notebook ended while it resized the session
-    waiting: list[Waiting]  # jobs of the notebook that drove before
-    recorded: list[tuple[str, int]]  # see `launch.keep.recorded`
+    lacking: list[int]  # new ranks that may lack variables, because a notebook ended during a resize
+    waiting: list[Waiting]  # jobs of the previous driver
+    recorded: list[tuple[str, int]]  # see `launch.keep.recording_store`
     left: list[tuple[int, bytes]] = field(repr=False)
 
 
@@ -165,7 +166,7 @@ class StateChanged(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RanksRenumbered(Message):
-    stayed: dict[int, int]  # the former number of each rank that has stayed, by its new one
+    stayed: dict[int, int]  # new rank -> previous rank, for each rank that stayed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,12 +194,12 @@ class ControllerEnded(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllSent(Message):
-    """All was sent that was not shown before."""
+    """The keeper has sent all output that was not shown before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TakenOver(Message):
-    driver: str  # the notebook that drives now
+    driver: str  # description of the notebook that drives now
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -240,7 +241,7 @@ class WaitingJobs(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LackNothing(Message):
-    """New ranks have the variables of the others."""
+    """New ranks have the same variables as the others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -250,7 +251,7 @@ class CellShown(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CancelRequest(Message):
-    number: int  # of the request
+    number: int  # number of the request
 
 
 # ---- requests and replies
@@ -274,7 +275,7 @@ class ReplaceRequest(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NotesReply(Message):
-    notes: list[str]  # what ranks could not have again
+    notes: list[str]  # notes about state that ranks could not restore
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

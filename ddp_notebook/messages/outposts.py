@@ -1,8 +1,8 @@
-"""Messages between an outpost, which a job or a launcher has started on a host, and the notebook that it calls.
+"""Messages between an outpost, which a job or a launcher started on a host, and the notebook that it connects to.
 
-Arrived  a host server has begun
-Stream   bytes between that and its owner, see `messages.framing`
-Warned   its job is to end
+Arrived  a host server was started
+Stream   bytes between the host server and its owner, see `messages.framing`
+Warned   the job will end soon
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-rede
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrived(Message):
-    """A host server was started. The first message of an outpost."""
+    """The outpost has started a host server. First message of an outpost."""
 
-    host: str  # the name that the machine has for itself
-    address: str  # by which others reach it
-    pid: int  # of the host server
-    task: int  # number among the tasks that were started together; -1: nobody has told
-    tasks: int  # how many these are; 0: nobody has told
+    host: str  # host name of the machine
+    address: str  # address at which other hosts reach it
+    pid: int  # process id of the host server
+    task: int  # number of the task among the tasks started together; -1 if unknown
+    tasks: int  # number of these tasks; 0 if unknown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Warned(Message):
-    """A signal has come to a task by which its job says that its time is nearly over."""
+    """The outpost received a signal which announces that the job's time is nearly over."""
 
-    signal: str  # its name
+    signal: str  # name of the signal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stream(Message):
-    """Bytes of the stream between a host server and its owner; none at its end."""
+    """Bytes of the stream between a host server and its owner. Empty at the end of the stream."""
 
     data: bytes

@@ -1,13 +1,13 @@
 """Startup messages for the processes that a host server forks or spawns: ranks, the store and the controller.
 
-The notebook makes a `Start` and sends it in a `StartRequest`. The host server adds fields that only it knows, such as
+The notebook creates a `Start` and sends it in a `StartRequest`. The host server adds fields that only it knows, such as
 descriptors and folders. A forked process has the `Start` in memory; a spawned process reads it from a pipe.
 
-Start            the surroundings of a process, and its `ProcessSpec`
-ProcessSpec      the specification of a process, one of these:
+Start            environment of a process, and its `ProcessSpec`
+ProcessSpec      specification of a process, one of these:
 RankSpec         a rank
 StoreSpec        the store
-ControllerSpec   ipyparallel's controller
+ControllerSpec   the ipyparallel controller
 """
 
 from __future__ import annotations
@@ -21,33 +21,37 @@ from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-rede
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Address:
-    """All that a rank needs to reach its notebook. Secret: it travels through a pipe, never on a command line."""
+    """Addresses and keys with which a rank connects to its notebook.
+
+    They are secret: sent through a pipe, never on a command line.
+    """
 
     control: str  # "tcp://127.0.0.1:40123"
     bulk: str
-    server_key: str  # the notebook's public key, Z85
-    public_key: str  # this process's own pair
+    server_key: str  # public key of the notebook, Z85
+    public_key: str  # key pair of this process
     secret_key: str
     identity: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessSpec(Message):
-    """The specification of a process. Base of the three below."""
+    """Base class of the specification of a process."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankSpec(ProcessSpec):
-    """A rank, which gets its number with its place in the group.
+    """Specification of a rank. The rank number is assigned later, when the group is formed.
 
     Args:
-        process: its number on its host.
-        mark_token: of the marks in its text.
-        open_files: number of file descriptors that it may need.
-        inbox: the descriptor that cells come from. The host server sets this field and those below.
-        directory: of the host server.
-        stack_file: file for its stacks, which a signal requests.
-        pymp_folder: for the sockets of `multiprocessing`.
+        process: number of the process on its host.
+        address: connection to the notebook.
+        mark_token: token of the marks in the text of the rank.
+        open_files: number of file descriptors that the rank may need.
+        inbox: file descriptor from which the rank reads cells. The host server sets this field and those below.
+        directory: directory of the host server.
+        stack_file: file into which a signal writes the stacks of the rank.
+        pymp_folder: folder for the sockets of `multiprocessing`.
     """
 
     process: int
@@ -62,14 +66,14 @@ class RankSpec(ProcessSpec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreSpec(ProcessSpec):
-    """The session's store, and the one for the user's programs.
+    """Specification of the process that runs the session's store and the store for user programs.
 
     Args:
-        host: the address that it listens at.
-        ports: the first one that may be used, and the first one after these.
-        key: of the session's store, in hexadecimal digits; "": it listens at a Unix socket.
-        port: of the store for the user's programs. The host server sets this field and those below.
-        fd, store_fd: the listening sockets of that store and of the session's.
+        host: address on which both stores listen.
+        ports: first and last port, exclusive, that the stores may use.
+        key: key of the session's store in hexadecimal digits; "" for a Unix socket.
+        port: port of the store for user programs. The host server sets this field and those below.
+        fd, store_fd: listening sockets of the store for user programs and of the session's store.
     """
 
     host: str
@@ -82,16 +86,16 @@ class StoreSpec(ProcessSpec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControllerSpec(ProcessSpec):
-    """The controller of ipyparallel, for its first start and for later ones.
+    """Specification of the ipyparallel controller, for its first start and for restarts.
 
     Args:
-        directory: of its own (mode 700).
-        address: of this machine, where engines reach it.
-        connections: what its engines and its clients connect by.
-        ports: of each of ipyparallel's pools.
-        curve: its pair of keys, the public one first.
-        restores: whether an earlier controller knew engines, which it restores.
-        waits: whether the ports of an earlier controller may not be free yet.
+        directory: private directory of the controller (mode 700).
+        address: address of this machine at which engines reach it.
+        connections: connection files of engines and clients.
+        ports: ports of each of ipyparallel's pools.
+        curve: key pair, the public key first.
+        restores: whether to restore the engines of an earlier controller.
+        waits: whether the ports of an earlier controller may still be in use.
     """
 
     directory: str
@@ -105,13 +109,14 @@ class ControllerSpec(ProcessSpec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start(Message):
-    """A process and its surroundings.
+    """Specification of a process with its environment.
 
     Args:
-        env: its environment variables. On another machine they are added to those of the host server.
-        cwd: its working directory.
-        sys_path: its `sys.path`; None: that of the host server, which is on another machine.
-        threads: of torch.
+        env: environment variables. On another machine they are added to those of the host server.
+        cwd: working directory.
+        sys_path: `sys.path`; None to use that of the host server on another machine.
+        threads: number of torch threads.
+        spec: specification of the process.
     """
 
     env: dict[str, str] = field(repr=False)

@@ -2,24 +2,24 @@
 
     notebook -> rank                               rank -> notebook
     ----------------                               ----------------
-    Form       take this place in a group          Hello        I exist: process, host, versions
-    Engine     become an ipyparallel engine        Formed       I am in the group of that epoch (or why not)
-    Register   there is a controller               Registered   it was told of this engine
-    RunCell    run this code                       Ready        my shell can run a cell
-    Interrupt  stop that cell                      Display      something that a cell displayed
-    Pull       send this variable                  CellDone     the cell ended
-    Peek       evaluate this expression
-    Push       set these variables                 Pulled       the value, or where to get it
-    InputReply what was typed                      Pushed       they are set (or why not)
-    Comm       a message to or from a widget       InputRequest input() waits for a line
-    Probe      how are you?                        Vitals       resident memory, device memory, what runs
-    Lost       these ranks died: no collectives    Checked      what is to agree between ranks
-    Check      what is to agree between ranks?     Recorded     what it has recorded
-    ClockProbe what does your clock say?           ClockReply   its clock, behind all that it has recorded
-    Taken      these displays were shown           ChildStopped a child process of the rank is stopped
+    Form       join a group with this rank         Hello        process, host and versions of a new rank
+    Engine     become an ipyparallel engine        Formed       the rank joined the group, or an error
+    Register   register at the controller          Registered   the controller knows this engine
+    RunCell    run this code                       Ready        the rank can run a cell
+    Interrupt  interrupt a cell                    Display      a display of a cell
+    Pull       send a variable                     CellDone     a cell has ended
+    Peek       evaluate an expression
+    Push       set variables                       Pulled       a value, or a transfer to fetch it
+    InputReply the line that the user typed        Pushed       the variables were set, or an error
+    Comm       a widget message                    InputRequest input() waits for a line
+    Probe      request the state of a rank         Vitals       memory, running cell and blocking operation
+    Lost       ranks died: no collectives          Checked      values to compare between ranks
+    Check      request values to compare           Recorded     recorded rows
+    ClockProbe request the rank's clock            ClockReply   its clock, after all recorded rows
+    Taken      displays were shown                 ChildStopped a child process of the rank is stopped
 
-More are in `script_abort`, `faults`, `files`, `resize_messages` and `survive_messages`. A kernel shows texts of those
-that are `shown`.
+More messages are in `script_abort`, `faults`, `files`, `resize_messages` and `survive_messages`. A Jupyter kernel shows
+texts of messages that are declared with `shown`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from ddp_notebook.messages.encoding import Message
 from ddp_notebook.messages.record_options import RecordOptions
 from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
 
-TAKEN_EVERY = 4  # messages; a rank may always send so many ahead, see `Taken`
+TAKEN_EVERY = 4  # number of messages that a rank may always send without an acknowledgement, see `Taken`
 
 
 # ---- notebook -> rank
@@ -39,89 +39,92 @@ TAKEN_EVERY = 4  # messages; a rank may always send so many ahead, see `Taken`
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Form(Message):
-    """Take this place in the process group of `epoch`. Re-forming is the same message with a later epoch."""
+    """Join the process group of `epoch` with this rank number. A later epoch forms the group again."""
 
     epoch: int
     rank: int
     local_rank: int
     world_size: int
     local_world_size: int
-    group_rank: int  # number of this host among the hosts: torchrun's GROUP_RANK
-    group_world_size: int  # hosts
+    group_rank: int  # number of this host among the hosts (GROUP_RANK of torchrun)
+    group_world_size: int  # number of hosts
     backend: str  # "nccl" or "gloo"
     device: str  # "cpu", "cuda:0", ...
-    store_host: str  # MASTER_ADDR: the TCPStore for the user's programs
+    store_host: str  # MASTER_ADDR: host of the TCPStore for user programs
     store_port: int  # MASTER_PORT
     store_at: str  # address of the session's store, see `wire.store`
     store_key: str = field(repr=False)
     store_prefix: str
     interface: str  # network interface for gloo and NCCL, "lo" on one machine
-    threads: int  # of this process: an equal share of its host's cores
-    form_timeout_s: float  # while the group forms: short, since one unreachable rank costs a multiple of it
-    guard: bool = False  # compare what ranks call before the user's own collectives
-    shares_gpu: bool = False  # with NCCL, which then takes each rank for a host of its own
-    process: int = 0  # number of the process in the session; a process that replaces another gets a new number
+    threads: int  # threads of this process: an equal share of the cores of its host
+    form_timeout_s: float  # timeout while the group forms; short, because one unreachable rank costs a multiple of it
+    guard: bool = False  # ranks compare their calls before each collective of the user
+    shares_gpu: bool = False  # several ranks use one GPU; NCCL then treats each rank as a separate host
+    process: int = 0  # number of the process in the session; a replacement process gets a new number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Engine(Message):
-    """Become an ipyparallel engine, of the controller that this describes once there is one."""
+    """Become an ipyparallel engine. The engine connects when the controller runs."""
 
-    connection: dict[str, Any]  # what ipyparallel's connection files hold
+    connection: dict[str, Any]  # content of a connection file of ipyparallel
     engine_id: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Register(Message):
-    """There is a controller: the engine connects to it, and registers."""
+    """Connect the engine to the controller and register it."""
 
     engine_id: int
-    replaces: bool = False  # an engine that has died and is still registered under this id
-    reached_at: dict[str, str] = field(default_factory=dict)  # by addresses of its, where the host has others for them
+    replaces: bool = False  # True if a dead engine is still registered with this id
+    reached_at: dict[str, str] = field(default_factory=dict)  # controller address -> its address as seen from this host
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunCell(Message):
-    """Run `code` on the rank's main thread, in the engine's own shell."""
+    """Run `code` on the main thread of the rank, in the engine's IPython shell."""
 
     cell: int
     code: str
-    execution_count: int  # the notebook's `In [n]`, so that tracebacks are equal text on all ranks
-    file: str = ""  # the name that warnings and tracebacks show for the cell, the same on all ranks
+    execution_count: int  # number of the notebook's `In [n]`, so that tracebacks have the same text on all ranks
+    file: str = ""  # file name of the cell in warnings and tracebacks, the same on all ranks
     record: RecordOptions = field(default_factory=RecordOptions)
     folds: bool | None = (
-        None  # merge lines of ranks, also in a notebook that attaches later; None: the session's setting
+        None  # merge identical lines of ranks, also in a notebook that attaches later; None: session setting
     )
-    missing: list[int] = field(default_factory=list)  # the ranks of the group that do not run this cell
+    missing: list[int] = field(default_factory=list)  # ranks of the group that do not run this cell
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interrupt(Message):
-    """Stop this cell. The signal from the host server is faster, but is lost on a cell that has not begun."""
+    """Interrupt a cell. The signal from the host server is faster, but has no effect before the cell starts."""
 
     cell: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pull(Message):
-    """Send the variable `name` of the rank's namespace, without `force` only up to `wire.bulk.MOST_BYTES`.
+    """Send a variable of the rank's namespace. Without `force` only up to `wire.bulk.MOST_BYTES`.
 
-    With `names` these variables together, or all if that is empty, whatever their size; `about` then is JSON.
+    With `names`, send these variables together (all variables if the list is empty), without a size limit.
+    `Pulled.about` is JSON in this case.
     """
 
     request: int
     name: str
     force: bool = False
     names: list[str] | None = None
-    safe: bool = False  # in the format of `wire.safe`, not as a pickle
-    memory: str = ""  # the name that shared memory gets which holds the value; "": use none
-    at_step: bool = False  # while a cell runs: after its next optimizer step, if the value can be copied there
+    safe: bool = False  # serialize with `wire.safe` instead of pickle
+    memory: str = ""  # name for the shared memory that holds the value; "" to use none
+    at_step: bool = False  # in a running cell: copy the value after the next optimizer step, if its type allows it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peek(Message):
-    """Evaluate an expression after the next optimizer step of the cell that runs, or now if none does, and answer with
-    `Pulled`, whose `about` is the value as text. `steps` is how many steps the cell had taken then."""
+    """Evaluate an expression after the next optimizer step of the running cell, or immediately if no cell runs.
+
+    The reply is `Pulled`: `about` is the value as text, `steps` the number of optimizer steps of the cell at that time.
+    """
 
     request: int
     expression: str
@@ -129,19 +132,19 @@ class Peek(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Push(Message):
-    """Set variables from a pickled dict, which is in `data`, in shared memory, or in a transfer that was put before."""
+    """Set variables from a pickled dict in `data`, in shared memory or in an earlier transfer."""
 
     request: int
     transfer: int = 0
     data: bytes = b""
-    memory: list[Any] = field(default_factory=list)  # see `Memory.place`
-    nbytes: int = 0  # in `memory`
-    of_rank: int = -1  # whose they are: samplers that share out data for it do so for this rank then; -1: nobody's
+    memory: list[Any] = field(default_factory=list)  # see `SealedMemory.place`
+    nbytes: int = 0  # size of the data in `memory`
+    of_rank: int = -1  # source rank; distributed samplers are adapted to the receiving rank; -1: none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputReply(Message):
-    """What was typed for an `InputRequest`, or why nothing can be."""
+    """Reply to `InputRequest`: the line that the user typed, or an error."""
 
     request: int
     text: str = ""
@@ -150,28 +153,32 @@ class InputReply(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comm(Message, shown=True):
-    """A message between a widget's two halves, on a rank and in the browser. Goes both ways: to the rank by the inbox,
-    so that a cell that comes after it finds what it has changed."""
+    """Message between the two halves of a widget, on a rank and in the browser. Sent in both directions.
+
+    A rank gets it in its inbox, so that a later cell sees the changes.
+    """
 
     msg_type: str  # "comm_open", "comm_msg" or "comm_close"
     content: dict[str, Any]
     metadata: dict[str, Any] = field(default_factory=dict)
-    buffers: list[str] = field(default_factory=list)  # in base64, since a line of an inbox holds no bytes
-    asked_by: dict[str, Any] = field(default_factory=dict)  # header of the browser's message that this is, or answers
-    number: int = 0  # counts the rank's widget messages, see `Taken`; 0 for messages to a rank
+    buffers: list[str] = field(default_factory=list)  # base64, because a line of an inbox cannot hold bytes
+    asked_by: dict[str, Any] = field(
+        default_factory=dict
+    )  # header of the browser message that is forwarded or answered
+    number: int = 0  # counter of the rank's widget messages, see `Taken`; 0 for messages to a rank
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe(Message):
-    """Answer with `Vitals`, from the agent's thread, whatever the main thread does."""
+    """Request `Vitals`. The agent's thread answers even if the main thread is blocked."""
 
     request: int
-    with_shortages: bool = False  # also look for resources that have run out, which takes about 1 ms
+    with_shortages: bool = False  # also check for exhausted resources, which takes about 1 ms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Taken(Message):
-    """Acknowledge all messages of one kind up to this number: they were shown, see `rank.cell.outgoing`."""
+    """Acknowledge that all messages of one kind up to this number were shown, see `rank.cell.outgoing`."""
 
     kind: str  # "Display", numbered by `place`, or "Comm"
     number: int
@@ -179,28 +186,28 @@ class Taken(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lost(Message):
-    """Ranks died: until the group is formed again, collectives raise these words instead of waiting."""
+    """Ranks died. Collectives raise an error with this text instead of blocking, until the group is formed again."""
 
     why: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check(Message):
-    """Answer with `Checked`: fingerprints of variables, samples of entries, or loaders that read everything."""
+    """Request `Checked`: fingerprints of variables, samples of entries, or a check of data loaders."""
 
     request: int
-    names: list[str] = field(default_factory=list)  # none: all that has to agree
+    names: list[str] = field(default_factory=list)  # empty: everything that has to be equal on all ranks
     entries: list[str] = field(default_factory=list)
-    whole: bool = False  # loaders
+    whole: bool = False  # for loaders: read all data
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClockProbe(Message):
-    """Answer with `ClockReply`, from the agent's thread."""
+    """Request `ClockReply` from the agent's thread."""
 
     request: int
-    sent_ns: int  # of the notebook's clock
-    flush: bool = False  # pass on first what was recorded
+    sent_ns: int  # clock of the notebook
+    flush: bool = False  # first send all recorded rows
 
 
 # ---- rank -> notebook
@@ -208,7 +215,7 @@ class ClockProbe(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hello(Message):
-    """The first word of a rank's process: it exists and waits for its place."""
+    """First message of a rank's process: it runs and waits for `Form`."""
 
     process: int
     pid: int
@@ -219,17 +226,17 @@ class Hello(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Formed(Message):
-    """The rank is in the group of `epoch`, or `error` says why not."""
+    """The rank has joined the group of `epoch`, or `error` contains the reason for the failure."""
 
     epoch: int
     error: str = ""
-    lacks_others: bool = False  # the error: other ranks did not join in time
-    notes: list[str] = field(default_factory=list)  # what could not be had again
+    lacks_others: bool = False  # the error was that other ranks did not join in time
+    notes: list[str] = field(default_factory=list)  # notes about state that could not be restored
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ready(Message):
-    """The rank's shell exists: it can run a cell."""
+    """The IPython shell of the rank exists, so the rank can run a cell."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,26 +248,28 @@ class Registered(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChildStopped(Message, shown=True):
-    """The rank waits in a cell for a child process that is stopped, or does so no longer."""
+    """A cell of the rank waits for a stopped child process, or no longer waits."""
 
     cell: int
-    words: str = ""  # names the child process and what lets it go on; "": there is no such wait any more
+    words: str = ""  # the child process and how to continue it; "" when the wait is over
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Display(Message, shown=True):
-    """What a cell sent to iopub: display_data, execute_result, update_display_data, clear_output, or an error that does
-    not end the cell, whose content is its `text`."""
+    """iopub message of a cell: display_data, execute_result, update_display_data or clear_output.
+
+    Also an error that does not end the cell; its `text` is the content.
+    """
 
     cell: int
     msg_type: str
     content: dict[str, Any]
-    place: int  # number of the mark in the rank's text where it belongs
+    place: int  # number of the mark that gives the position in the rank's text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellDone(Message, shown=True):
-    """The cell ended on this rank. Its text ends where the marker comes through the rank's pipes."""
+    """A cell has ended on this rank. The end mark in the rank's pipes shows where its text ends."""
 
     cell: int
     status: str  # "ok", "error" or "interrupted"
@@ -268,38 +277,37 @@ class CellDone(Message, shown=True):
     ename: str = ""
     evalue: str = ""
     traceback: list[str] = field(default_factory=list)
-    payload: list[dict[str, Any]] = field(default_factory=list)  # pages shown by `x?`
-    has_group: bool = True  # False: the cell has destroyed the default group and formed no other
-    place: str = ""  # where it failed or was ended: "cell line 7, in all_reduce"
-    operation: dict[str, Any] | None = None  # the `Operation` that it failed in, or was freed from
-    was_freed: bool = False  # it failed because it could not go on without others, not by itself
-    group: dict[str, Any] = field(default_factory=dict)  # the state of its groups
-    trains_apart: bool = False  # an optimizer has stepped again and again, and nothing was sent to other ranks
+    payload: list[dict[str, Any]] = field(default_factory=list)  # pager content of `x?`
+    has_group: bool = True  # False: the cell destroyed the default group and formed no new one
+    place: str = ""  # position of the error or interrupt: "cell line 7, in all_reduce"
+    operation: dict[str, Any] | None = None  # the `Operation` that failed or was aborted
+    was_freed: bool = False  # the operation was aborted because of other ranks; the cell itself has no error
+    group: dict[str, Any] = field(default_factory=dict)  # state of the process groups
+    trains_apart: bool = False  # an optimizer stepped repeatedly, but the rank sent nothing to other ranks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pulled(Message, shown=True):
-    """Answer to `Pull`: the value if it is small, else the transfer to fetch it from and the shared memory that holds
-    it. Or why there is none."""
+    """Reply to `Pull`: a small value, or the transfer and the shared memory of a large one, or an error."""
 
     request: int
     error: str = ""
-    about: str = ""  # the value in one line, as it was on the rank: its device, range, ...
+    about: str = ""  # one-line description of the value on the rank: device, range, ...
     transfer: int = 0
     nbytes: int = 0
     data: bytes = b""
-    memory: list[Any] = field(default_factory=list)  # see `Memory.place`; empty: get it by the transfer
-    steps: int = -1  # steps that the running cell had taken; -1: no cell ran
-    waits_for_cell: str = ""  # the type because of which the value can be copied only when the cell has ended
+    memory: list[Any] = field(default_factory=list)  # see `SealedMemory.place`; empty: use the transfer
+    steps: int = -1  # optimizer steps of the running cell; -1 if no cell ran
+    waits_for_cell: str = ""  # type that can be copied only after the end of the cell
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pushed(Message, shown=True):
-    """Answer to `Push`: the variables are set, or `error` says why none of them is."""
+    """Reply to `Push`: the variables were set, or `error` contains the reason why none was set."""
 
     request: int
     error: str = ""
-    lacks_memory: bool = False  # the rank cannot open the shared memory: put the data into a transfer
+    lacks_memory: bool = False  # the rank cannot open the shared memory: send the data as a transfer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -307,35 +315,35 @@ class InputRequest(Message, shown=True):
     """`input()` or `getpass()` of a cell waits for a line."""
 
     cell: int
-    request: int  # counted by the rank
+    request: int  # counter of the rank
     prompt: str
     password: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Vitals(Message, shown=True):
-    """Answer to `Probe`."""
+    """Reply to `Probe`: state of a rank."""
 
     request: int
-    rss_bytes: int | None  # resident memory; None: the rank cannot read it
-    device_bytes: int  # allocated and cached by torch on the rank's GPU, 0 on the CPU
-    running_cell: int  # 0: idle
+    rss_bytes: int | None  # resident memory; None if the rank cannot read it
+    device_bytes: int  # memory that torch allocated or cached on the rank's GPU; 0 on the CPU
+    running_cell: int  # 0 if idle
     running_s: float
-    where: str = ""  # what the main thread is in: "cell line 3, in all_reduce"
-    failed: str = ""  # the error of a cell that has failed, while its traceback is formatted: "ValueError: no"
-    operation: dict[str, Any] | None = None  # the `Operation` that it waits in
-    thread: str = ""  # where another thread waits in `operation` while the main one goes on
-    group: dict[str, Any] = field(default_factory=dict)  # the state of its groups
-    remote: dict[str, Any] = field(default_factory=dict)  # the remote calls that it waits for and serves
-    child: dict[str, Any] = field(default_factory=dict)  # the child process that the main thread waits for
-    shortages: list[str] = field(default_factory=list)  # if asked for: a sentence for each resource that has run out
-    client_call_s: float = 0.0  # for how long a call of `session.client` has had the main thread; 0.0: none has it
-    unread: str = ""  # the error that kept the rank from reading the fields from `where` to `child`
+    where: str = ""  # position of the main thread: "cell line 3, in all_reduce"
+    failed: str = ""  # error of a failed cell while its traceback is formatted: "ValueError: no"
+    operation: dict[str, Any] | None = None  # the `Operation` that the rank waits in
+    thread: str = ""  # position of another thread that waits in `operation` while the main thread runs
+    group: dict[str, Any] = field(default_factory=dict)  # state of the process groups
+    remote: dict[str, Any] = field(default_factory=dict)  # remote calls that the rank waits for or serves
+    child: dict[str, Any] = field(default_factory=dict)  # child process that the main thread waits for
+    shortages: list[str] = field(default_factory=list)  # a sentence for each exhausted resource, if requested
+    client_call_s: float = 0.0  # seconds for which a call of `session.client` has blocked the main thread; 0.0: none
+    unread: str = ""  # error that prevented reading the fields from `where` to `child`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checked(Message):
-    """Answer to `Check`."""
+    """Reply to `Check` and `Inspect`."""
 
     request: int
     facts: dict[str, Any] = field(default_factory=dict)
@@ -344,16 +352,16 @@ class Checked(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recorded(Message):
-    """A batch of what was recorded, see `codec`."""
+    """Batch of recorded rows, see `records.codec`."""
 
     data: bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClockReply(Message):
-    """Answer to `ClockProbe`."""
+    """Reply to `ClockProbe`."""
 
     request: int
-    sent_ns: int  # as asked
-    rank_ns: int  # of the rank's clock
-    boot: str  # the host's boot: processes of one boot have one clock
+    sent_ns: int  # copied from the request
+    rank_ns: int  # clock of the rank
+    boot: str  # boot id of the host; processes of one boot share one clock

@@ -1,5 +1,4 @@
-"""What a cell records beside what is always recorded, as the notebook asks for it and a rank reads it; and the path of
-the profile that torch's profiler leaves."""
+"""Recording options of one cell, set by the notebook and read by a rank, and the paths of its profiles."""
 
 from __future__ import annotations
 
@@ -9,23 +8,23 @@ from pathlib import Path
 from typing import Any
 
 LEVELS = ("off", "meta", "values", "all")
-PROFILES = "profile-*-*.json"  # what the files are called that `profile_path` names
+PROFILES = "profile-*-*.json"  # glob pattern of the files of `profile_path`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordOptions:
-    """How much one cell records.
+    """Recording options of one cell.
 
     Args:
-        level: "off", "meta" (no values of tensors), "values" (of a training loop that is fast those of some steps) or
-            "all"; "": as the session is set, see `Session.record`.
-        full_bytes: tensors of up to so many bytes are kept whole; 0: a preview of each.
+        level: "off", "meta" (without tensor values), "values" (tensor values; fast training loops are sampled) or
+            "all". "" uses the setting of the session, see `Session.record`.
+        full_bytes: tensors up to this size are recorded completely; 0 to record only a preview.
         watch: names of variables that are read after each optimizer step.
-        gradient: name of a parameter in DDP whose gradient is kept, local and averaged; "": none.
-        profile: run torch's profiler.
-        profiles: the folder that its profile goes to. The session sets it.
-        solo: optimizer steps and seconds after which the cell is ended, which runs on one rank alone, without
-            communication; None: it runs as it is.
+        gradient: name of a parameter in DDP whose local and averaged gradients are recorded; "" for none.
+        profile: whether to run torch's profiler.
+        profiles: folder of the profile. The session sets it.
+        solo: for a baseline run on one rank without communication: the number of optimizer steps and of seconds after
+            which the cell is ended. None for a normal run.
 
     Example:
         >>> RecordOptions(level="meta", watch=["loss"])
@@ -41,31 +40,31 @@ class RecordOptions:
     solo: tuple[int, float] | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "watch", tuple(self.watch))  # JSON has lists only
+        object.__setattr__(self, "watch", tuple(self.watch))  # JSON has no tuples
         if self.solo is not None:
             steps, seconds = self.solo
             object.__setattr__(self, "solo", (steps, seconds))
 
     def to_json(self) -> dict[str, Any]:
-        """What differs from the defaults: nothing, for most cells."""
+        """Return the options that differ from the defaults. Most cells have none."""
         return {name: value for name, default in _DEFAULTS.items() if (value := getattr(self, name)) != default}
 
     @classmethod
     def from_json(cls, given: Mapping[str, Any]) -> RecordOptions:
-        """What `to_json` has made this of.
+        """Return the options of `to_json`.
 
         Raises:
-            TypeError, ValueError: it was none.
+            TypeError, ValueError: the JSON does not contain options.
         """
         return cls(**given) if given != {} else _USUAL
 
 
-_USUAL = RecordOptions()  # of most cells
+_USUAL = RecordOptions()  # shared by most cells
 _DEFAULTS = {one.name: one.default for one in fields(RecordOptions)}
 
 
 def profile_path(folder: str, cell: int, rank: int) -> Path:
-    """Where the profile of a cell on a rank lies.
+    """Return the path of the profile of a cell on a rank.
 
     Example:
         >>> profile_path("/tmp/session", 7, 0).name
@@ -75,7 +74,7 @@ def profile_path(folder: str, cell: int, rank: int) -> Path:
 
 
 def profile_of(path: Path) -> tuple[int, int]:
-    """The cell and the rank of a profile.
+    """Return the cell and the rank of a profile from its path.
 
     Example:
         >>> profile_of(profile_path("/tmp/session", 7, 0))

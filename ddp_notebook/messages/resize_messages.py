@@ -1,9 +1,9 @@
-"""Messages about a session that gets more or fewer ranks.
+"""Messages for a session whose number of ranks changes.
 
 notebook -> rank
 ----------------
-Inspect    what is in the way of that, and which variables are yours?
-Resized    the group has formed: hand variables over, or take them, and let samplers go over all ranks
+Inspect    return obstacles to a resize, and digests of the variables
+Resized    the group was formed: send or receive variables, and adapt samplers to the new number of ranks
 """
 
 from __future__ import annotations
@@ -16,35 +16,39 @@ from ddp_notebook.messages.encoding import Message
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inspect(Message):
-    """Answer with `Checked`: what is in the way, see `rank.resize.obstacles`, and digests of all variables."""
+    """Request `Checked` with obstacles to a resize (see `rank.resize.blockers`) and digests of all variables."""
 
     request: int
-    compares: bool  # whether digests are wanted
+    compares: bool  # also compute digests
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resized(Message):
-    """Answer with `Pulled`, whose `about` is JSON: what was copied, what was not, and what became of samplers."""
+    """Transfer variables after a resize.
+
+    The reply is `Pulled`. Its `about` is JSON: copied variables, variables that were not copied, and changes of
+    samplers.
+    """
 
     request: int
-    was_rank: int  # before; of a new rank: that of the one that gives
+    was_rank: int  # previous rank; for a new rank that of the rank that sends the variables
     was_world_size: int
-    number: int = -1  # among those that meet: 0 gives, the others take; -1: none of them
-    size: int = 0  # how many meet
-    meeting: str = ""  # the name of that, at the store of the group
-    names: list[str] = field(default_factory=list)  # of the variables that are given
-    random: list[str] = field(default_factory=list)  # of the random states that are, see `rank.resize.newcomers`
+    number: int = -1  # number in the group that transfers variables: 0 sends, the others receive; -1 if not a member
+    size: int = 0  # size of that group
+    meeting: str = ""  # name of that group in the store
+    names: list[str] = field(default_factory=list)  # variables to send
+    random: list[str] = field(default_factory=list)  # random states to send, see `rank.variables.handover`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplerChange:
-    """The change of a sampler of one rank: it goes over another number of ranks, or was left as before.
+    """Change of a sampler of one rank: adapted to another number of ranks, or left unchanged.
 
     Args:
-        name: the user's variable, a loader or a sampler; "" if no variable holds it.
-        count: how many samplers without a name this is about.
-        was, now: the numbers of ranks that it went over, and goes over; both 0 if it was left as before.
-        batch_size: samples in a batch of one rank; 0 if not known.
+        name: variable of the loader or sampler; "" if no variable holds it.
+        count: number of samplers without a name.
+        was, now: previous and new number of ranks; both 0 if unchanged.
+        batch_size: samples in a batch of one rank; 0 if unknown.
     """
 
     name: str = ""
@@ -55,17 +59,17 @@ class SamplerChange:
 
     @classmethod
     def of_json(cls, told: dict[str, Any]) -> SamplerChange:
-        """Read what `dataclasses.asdict` made of one."""
+        """Return the change from its `dataclasses.asdict`."""
         return cls(**told)
 
     @property
     def is_left(self) -> bool:
-        """Whether it does not go over the present ranks."""
+        """Return whether the sampler was left unchanged."""
         return not self.now
 
     @property
     def what(self) -> str:
-        """The sampler, and over how many ranks it goes.
+        """Describe the sampler and its number of ranks.
 
         Example:
             >>> SamplerChange(name="loader", was=3, now=2, batch_size=4).what
@@ -81,7 +85,7 @@ class SamplerChange:
 
     @property
     def of_step(self) -> str:
-        """The samples in a step of all ranks.
+        """Describe the number of samples in a step of all ranks.
 
         Example:
             >>> SamplerChange(batch_size=4, was=3, now=2).of_step

@@ -1,8 +1,8 @@
-"""Messages about what a script of torchrun's waits in, which is cut because somebody asks for it.
+"""Messages that abort the operation in which a torchrun script waits, at the user's request.
 
-notebook -> rank                        rank -> notebook
-----------------                        ----------------
-Cut  raise where you wait in this       WasCut  what was cut
+notebook -> rank                             rank -> notebook
+----------------                             ----------------
+Cut  raise an error where this call waits    WasCut  the aborted operation
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from ddp_notebook.messages.encoding import Message
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cut(Message):
-    """Cut this operation if the rank still waits in it: what is under way when this arrives may be another one."""
+    """Abort this operation if the rank still waits in it. The rank may be in another operation when this arrives."""
 
     request: int
-    name: str = ""  # of the operation; "": the forming of a group
+    name: str = ""  # name of the operation; "" for the forming of a group
     group: str = ""
     number: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WasCut(Message):
-    """It was, and the rank does not wait there any more."""
+    """Reply to `Cut`: the rank no longer waits in the operation."""
 
     request: int
-    what: str  # in words; "": the rank had gone on by itself
+    what: str  # description of the aborted operation; "" if the rank had already continued

@@ -1,9 +1,9 @@
-"""Messages about a cell that goes on when a rank dies in it (`ddp_notebook.survive`).
+"""Messages for a training loop that continues after the death of a rank (`ddp_notebook.survive`).
 
 notebook -> rank                                    rank -> notebook
 ----------------                                    ----------------
-Resume  the group is whole again: redo this step    Survives  I am in such a loop, or not any more
-Save    write all to a folder, and end the loop     Stalls    I cannot go on without others, and wait for them
+Resume  the group is complete: repeat this step     Survives  the rank entered or left such a loop
+Save    save the state of the loop and end it       Stalls    the rank waits until all ranks are available
 """
 
 from __future__ import annotations
@@ -15,36 +15,36 @@ from ddp_notebook.messages.encoding import Message
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Survives(Message):
-    """This rank has begun a first step in such a loop, or has left it."""
+    """This rank has started the first step of such a loop, or has left the loop."""
 
     cell: int
-    line: int  # of the cell's statement that the loop is in; 0: it has left it
-    loop: int = 0  # number of the loop among those of that statement
-    shrinks: bool = False  # it goes on with fewer ranks, and none is replaced
+    line: int  # line of the cell's statement with the loop; 0: the rank has left it
+    loop: int = 0  # number of the loop within that statement
+    shrinks: bool = False  # continue with fewer ranks instead of replacing dead ranks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stalls(Message):
-    """This rank waits until all are there again."""
+    """This rank waits until all ranks are available again."""
 
     cell: int
-    step: int  # the last one that all ranks have begun, as far as it knows; -1: none
-    holds: bool  # the copy of the rank before it
+    step: int  # last step that all ranks have started, as far as this rank knows; -1 if none
+    holds: bool  # True if it holds the copy of the previous rank
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resume(Message):
-    """All redo this step, of which there may be fewer. To a rank that is new it comes before its cell."""
+    """Repeat this step on all ranks, whose number may be smaller. A new rank gets this message before its cell."""
 
     step: int
-    source: int  # a rank that has parameters and optimizers as they were before the step
-    newcomers: list[int]  # each gets what was its own from the rank that follows it
-    line: int  # where their cell begins
+    source: int  # rank whose parameters and optimizers have the state from before the step
+    newcomers: list[int]  # new ranks; each gets its own state from the next rank, which holds a copy
+    line: int  # line at which the cell of the new ranks starts
     loop: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Save(Message):
-    """Before the next step that all ranks agree on, write the loop's state, and end it."""
+    """Save the state of the loop before the next step that all ranks agree on, and end the loop."""
 
     folder: str

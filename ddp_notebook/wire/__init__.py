@@ -1,21 +1,21 @@
-"""The socket wire between the notebook and its ranks, large values, the store, and signals. Messages are in `messages`.
+"""ZeroMQ connection between the notebook and its ranks, bulk data, the store's protocol, and signals.
 
-    endpoint      one end of the wire: the thread that owns the sockets
-    link          counts messages, acknowledges and resends them
-    keys          who may speak on the wire
-    store         the protocol of the session's store, and who may connect to it
-    bulk          large values, in pieces of 1 MB, on sockets of their own
+    endpoint      one end of the connection: a thread that owns the sockets
+    link          sequence numbers, acknowledgements and retransmission of messages
+    keys          key pairs of a session, and the check of each new connection
+    store         protocol of the session's store, and its access check
+    bulk          large values, in pieces of 1 MB, on separate sockets
     memory        large values for a process on the same machine, in shared memory
-    buffers       several buffers as one
-    safe          values as bytes without pickle
-    stream_order  text of stdout and stderr in the order in which a process wrote it
-    marks         where the text of a cell ends in a rank's pipe, and where something is displayed
-    text          the bytes of a rank's pipes, cut at their marks and put in order with its displays
-    signals       the real-time signals between a host server and its ranks
+    buffers       several buffers joined into one
+    safe          serialization of values without pickle
+    stream_order  merges stdout and stderr in the order in which a process wrote them
+    marks         marks in the text of a rank: end of a cell, position of a display, change of the stream
+    text          splits the text of a rank at its marks and orders it with the displays
+    signals       real-time signals between a host server and its ranks
 
     at the notebook                                     at a rank
     Endpoint.listen ── ROUTER ◄═ CURVE, ZAP ═► DEALER ── Endpoint.connect    messages of `messages`
     BulkFetcher     ── ROUTER ◄═ CURVE, ZAP ═► DEALER ── BulkServer          data
 
-Both sides import this package; it imports neither.
+The notebook and the ranks import this package. It imports code of neither.
 """

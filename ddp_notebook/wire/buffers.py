@@ -1,7 +1,7 @@
-"""Several buffers as one: a table of their sizes, then the buffers, each at a multiple of 64 bytes.
+"""Join several buffers into one: a table of their sizes, then each buffer at a multiple of 64 bytes.
 
-The first part describes the value, as a pickle or as JSON. The others are the memory of its arrays and tensors, which
-the receiver uses without a copy.
+The first buffer describes the value, as a pickle or as JSON. The other buffers hold the memory of its arrays and
+tensors, which the receiver uses without a copy.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from typing import Any
 
 from ddp_notebook.stdlib import struct
 
-_ALIGNED = 64  # bytes; torch and NumPy compute fastest on such addresses
+_ALIGNED = 64  # bytes; torch and NumPy compute fastest on addresses with this alignment
 _NUMBER = struct.Struct("!Q")
 
 
 def join(parts: Sequence[Sequence[Any]]) -> list[Any]:
-    """The chunks of memory that make up one buffer, in order. Nothing is copied.
+    """Return the memory chunks of the joined buffer, in order, without copying them.
 
     Args:
-        parts: each a sequence of buffers.
+        parts: the buffers to join, each as a sequence of chunks.
 
     Example:
         >>> joined = b"".join(join([[b"ab", b"c"], [b"de"]]))
@@ -36,10 +36,10 @@ def join(parts: Sequence[Sequence[Any]]) -> list[Any]:
 
 
 def split(data: Any) -> list[memoryview]:
-    """The parts of a buffer that `join` made.
+    """Split a buffer that `join` made into its parts, without copying them.
 
     Raises:
-        ValueError: the table does not fit the buffer.
+        ValueError: the table of sizes does not match the buffer.
     """
     whole = memoryview(data).cast("B")
     if len(whole) < _NUMBER.size:

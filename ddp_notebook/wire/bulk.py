@@ -1,14 +1,13 @@
-"""Large data: values as bytes, and bytes in pieces, on sockets of its own: nothing on the control socket ever waits
-behind it.
+"""Serialize large values, and transfer them in pieces on separate sockets.
 
-The notebook drives both directions. It asks for a few pieces at a time, or puts a few, and repeats those that are not
-answered, so a slow reader is never flooded and a cut connection costs one repeated piece. On the notebook's side the
-Context's second I/O thread serves the sockets of this module. (Without it a small message sent behind 200 MB waited
-0.85 to 1.2 s; measured on two cores.)
+Messages on the control socket never wait for these transfers. The notebook drives both directions: it keeps a few
+requests open and repeats requests without an answer. So a slow reader is never flooded, and a lost connection costs one
+repeated piece. In the notebook, the second I/O thread of the ZeroMQ context serves these sockets. With a single I/O
+thread, a small message sent after 200 MB waited about 1 s.
 
     fetcher -> server   GET   transfer, offset
     server -> fetcher   PIECE transfer, offset, bytes
-    fetcher -> server   PUT   transfer, offset, size of the whole, bytes
+    fetcher -> server   PUT   transfer, offset, total size, bytes
     server -> fetcher   GOT   transfer, offset
     fetcher -> server   DROP  transfer
 """
@@ -32,18 +31,21 @@ from ddp_notebook.wire.memory import SealedMemory
 
 PIECE_BYTES = 1 << 20
 INLINE_BYTES = 64 << 10  # data up to this size travels inside its message
-MOST_BYTES = 10**9  # a larger value is sent on explicit demand only
-_WINDOW = 4  # pieces under way
+MOST_BYTES = 10**9  # a larger value is sent only if the user requests it explicitly
+_WINDOW = 4  # open requests of a transfer
 _RETRY_S = 2.0
-_HEADER = struct.Struct("!cQQQ")  # kind, transfer, offset, size of the whole (of PUT)
+_HEADER = struct.Struct("!cQQQ")  # kind, transfer, offset, total size (in PUT only)
 _GET, _PIECE, _PUT, _GOT, _DROP = b"G", b"P", b"T", b"A", b"D"
 _SECOND_IO_THREAD = 0b10
-_CURVE_BYTES = 1024  # more than encryption adds to a piece
-Held = memoryview | SealedMemory  # data that a process keeps for another one
+_CURVE_BYTES = 1024  # upper bound of the bytes that encryption adds to a piece
+Held = memoryview | SealedMemory  # data that one process holds for another process
 
 
 class BulkServer:
-    """A rank's side: holds data to be fetched, and data that was put. The endpoint's thread calls `handle`."""
+    """Transfer endpoint of a rank: holds data for the notebook to fetch, and data that the notebook sent.
+
+    The thread of the rank's `Endpoint` calls `handle`.
+    """
 
     def __init__(self, context: zmq.Context[Any], address: Address) -> None:
         self.socket = context.socket(zmq.DEALER)
@@ -51,23 +53,25 @@ class BulkServer:
         self.socket.setsockopt(zmq.IDENTITY, address.identity.encode())
         unlock(self.socket, address)
         self.socket.connect(address.bulk)
-        self._numbers = itertools.count(1, 2)  # odd; the notebook's are even, so that one DROP serves both
+        self._numbers = itertools.count(1, 2)  # odd; the notebook's are even, so one DROP serves both
         self._held: dict[int, Held] = {}
         self._put: dict[int, bytearray] = {}
         self._last_put = 0
 
     def hold(self, data: bytes | SealedMemory) -> int:
-        """Keep `data` until it was fetched, in place of earlier data: a notebook fetches one value at a time. Returns
-        the number of the transfer."""
+        """Hold `data` until the notebook has fetched it, and return the transfer number.
+
+        Earlier data is released, because a notebook fetches one value at a time.
+        """
         transfer = next(self._numbers)
         self._held = {transfer: held(data)}
         return transfer
 
     def take(self, transfer: int) -> bytearray:
-        """Hand over the data that the notebook has put.
+        """Return the data that the notebook sent, and release it.
 
         Raises:
-            LookupError: there is no such transfer, or no longer.
+            LookupError: the transfer does not exist or was dropped.
         """
         data = self._put.pop(transfer, None)
         if data is None:
@@ -75,7 +79,7 @@ class BulkServer:
         return data
 
     def handle(self) -> None:
-        """Answer one request."""
+        """Handle one request of the notebook."""
         header, *piece = self.socket.recv_multipart()
         kind, transfer, offset, nbytes = _HEADER.unpack(header)
         if kind == _DROP:
@@ -89,18 +93,18 @@ class BulkServer:
             self.socket.send_multipart([_HEADER.pack(_PIECE, transfer, offset, 0), wanted])
 
     def _keep(self, transfer: int, offset: int, nbytes: int, piece: bytes) -> None:
-        if transfer > self._last_put:  # a repeated piece must not revive a transfer that is over
+        if transfer > self._last_put:  # a repeated piece must not restart a finished transfer
             self._last_put = transfer
             try:
-                self._put = {transfer: bytearray(nbytes)}  # a notebook puts one value at a time
-            except MemoryError:  # `take` will raise; this thread has other work too
+                self._put = {transfer: bytearray(nbytes)}  # a notebook sends one value at a time
+            except MemoryError:  # `take` raises the error in the main thread; this thread must keep running
                 self._put = {}
-        if (kept := self._put.get(transfer)) is not None:  # else the main thread has taken it
+        if (kept := self._put.get(transfer)) is not None:  # None: the main thread has already taken it
             kept[offset : offset + len(piece)] = piece
 
 
 class BulkFetcher:
-    """The notebook's side. Transfers run in the caller's thread, one after the other."""
+    """Transfer endpoint of the notebook. A transfer runs in the caller's thread; a lock allows one at a time."""
 
     def __init__(self, context: zmq.Context[Any], keyring: Keyring, bind: Bind = on_loopback) -> None:
         self._socket = context.socket(zmq.ROUTER)
@@ -109,13 +113,13 @@ class BulkFetcher:
         self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
         self._socket.setsockopt(
             zmq.MAXMSGSIZE, PIECE_BYTES + _CURVE_BYTES
-        )  # the connection of a peer that sends more is closed,
-        self._socket.setsockopt(zmq.RCVHWM, 4 * _WINDOW)  # a limit for data that a peer sends without a request
+        )  # ZeroMQ closes the connection of a peer that sends more
+        self._socket.setsockopt(zmq.RCVHWM, 4 * _WINDOW)  # limits the data of a peer that sends without a request
         keyring.guard(self._socket)
         try:
             bind(self._socket)
         except BaseException:
-            context.destroy(linger=0)  # the wire in it has not begun
+            context.destroy(linger=0)  # the endpoint that owns this context is not started yet
             raise
         self._lock = threading.Lock()
         self._is_closing = False
@@ -124,22 +128,23 @@ class BulkFetcher:
 
     @property
     def url(self) -> str:
-        """Where ranks connect to."""
+        """Return the address that ranks connect to."""
         return self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
 
     def fetch(self, peer: str, transfer: int, nbytes: int, check: Callable[[], None] = lambda: None) -> bytearray:
-        """Fetch `nbytes` of a transfer.
+        """Fetch the data of a transfer.
 
         Args:
-            peer: identity of the process that holds it.
-            transfer: the number that its `BulkServer.hold` returned.
-            nbytes: its size.
-            check: called several times a second; raises to give up (the peer died, the user interrupted).
+            peer: identity of the process that holds the data.
+            transfer: number that `BulkServer.hold` returned in that process.
+            nbytes: size of the data in bytes.
+            check: function called several times per second. It raises an exception to cancel the transfer, for example
+                because the peer died or the user interrupted the cell.
 
         Raises:
-            ConnectionAbortedError: this end was closed in the meantime.
-            ConnectionError: the process sent a piece of the wrong size.
-            MemoryError: there is no memory for it.
+            ConnectionAbortedError: this endpoint was closed during the transfer.
+            ConnectionError: the peer sent a piece of the wrong size.
+            MemoryError: the data does not fit into memory.
         """
         data = bytearray(nbytes)
 
@@ -147,7 +152,7 @@ class BulkFetcher:
             return [_HEADER.pack(_GET, transfer, offset, 0)]
 
         def keep(offset: int, piece: bytes) -> None:
-            memoryview(data)[offset : offset + PIECE_BYTES] = piece  # ValueError unless it has the right size
+            memoryview(data)[offset : offset + PIECE_BYTES] = piece  # ValueError if the piece has the wrong size
 
         try:
             self._move(peer, (_PIECE, transfer), nbytes, ask, keep, check)
@@ -156,7 +161,8 @@ class BulkFetcher:
         return data
 
     def put(self, peer: str, data: bytes | SealedMemory, check: Callable[[], None] = lambda: None) -> int:
-        """Put data into a process. Returns the number of the transfer, with which its `BulkServer.take` gives it.
+        """Send data to a process. Return the transfer number, with which `BulkServer.take` returns the data in that
+        process.
 
         Args:
             peer: identity of the process.
@@ -177,7 +183,7 @@ class BulkFetcher:
         return transfer
 
     def drop(self, peer: str, transfer: int) -> None:
-        """Let a peer forget a transfer. From any thread, and never waits."""
+        """Release a transfer on the peer. Thread-safe; does not block."""
         self._to_drop.append((peer.encode(), transfer))
         self._send_drops()
 
@@ -193,13 +199,13 @@ class BulkFetcher:
         """Request every piece and wait for its answer, with a few requests open at a time.
 
         Args:
-            answer: kind and transfer of the answers.
-            ask: makes the request for the piece at an offset.
-            take: takes the offset and the content of its answer.
+            answer: kind and transfer number of the expected answers.
+            ask: returns the request for the piece at an offset.
+            take: processes the offset and the content of an answer.
         """
         identity = peer.encode()
         missing = list(range(0, nbytes, PIECE_BYTES))[::-1]
-        asked: dict[int, float] = {}  # offset -> when
+        asked: dict[int, float] = {}  # offset -> time of the last request
         try:
             with self._lock:
                 while missing or asked:
@@ -216,7 +222,7 @@ class BulkFetcher:
                         continue
                     sender, header, *piece = self._socket.recv_multipart()
                     if sender != identity or len(header) != _HEADER.size:
-                        continue  # belongs to an earlier transfer, or is invalid
+                        continue  # answer of an earlier transfer, or invalid
                     kind, number, offset, _ = _HEADER.unpack(header)
                     if (kind, number) == answer and offset in asked:
                         del asked[offset]
@@ -228,7 +234,7 @@ class BulkFetcher:
             self._send_drops()
 
     def _send_drops(self) -> None:
-        """Send the pending drops, or leave them to the thread that has the socket: it calls this when it is done."""
+        """Send the pending drops, unless another thread holds the lock: that thread sends them when it is done."""
         while self._to_drop and self._lock.acquire(blocking=False):
             try:
                 identity, transfer = self._to_drop.popleft()
@@ -238,8 +244,10 @@ class BulkFetcher:
                 self._lock.release()
 
     def close(self) -> None:
-        """End transfers under way and close the socket. To be called before the endpoint is closed, whose Context it
-        shares."""
+        """Abort open transfers and close the socket.
+
+        Call it before the endpoint is closed, because both share one ZeroMQ context.
+        """
         self._is_closing = True
         with self._lock:
             self._socket.close(linger=0)
@@ -250,7 +258,7 @@ def held(data: bytes | SealedMemory) -> Held:
 
 
 def piece_of(data: Held, offset: int) -> Any:
-    """The piece of some data that begins at an offset."""
+    """Return the piece of `data` that starts at `offset`."""
     if isinstance(data, SealedMemory):
         return data.piece(offset, PIECE_BYTES)
     return data[offset : offset + PIECE_BYTES]
@@ -259,25 +267,28 @@ def piece_of(data: Held, offset: int) -> Any:
 # ---- values as bytes
 
 
-_INTEGERS = {1: "uint8", 2: "int16", 4: "int32", 8: "int64"}  # torch's, by their size in bytes
+_INTEGERS = {1: "uint8", 2: "int16", 4: "int32", 8: "int64"}  # torch dtypes, by element size in bytes
 
 
 def _dense(array: Any) -> Any:
-    """The array, copied if its elements are not next to each other: the memory of others need not be copied."""
+    """Return the array, copied only if its memory has gaps, so that no memory outside the array is sent."""
     return array if array.flags.c_contiguous or array.flags.f_contiguous else array.copy()
 
 
 class ValuePickler(cloudpickle.Pickler):
-    """Functions and classes of a cell travel by value, tensors through the CPU: the other side may have no GPU, or
-    another one. (A tensor's own pickle takes twice as long: 0.45 and 0.42 s for 500 MB, instead of 0.23 and 0.19.)"""
+    """Pickler that sends the functions and classes of a cell by value, and tensors through CPU memory.
+
+    The receiver may have no GPU or a different one. Pickling a tensor as a NumPy array takes about half the time of
+    torch's own pickle (0.23 instead of 0.45 s for 500 MB).
+    """
 
     def reducer_override(self, obj: Any) -> Any:
-        torch = sys.modules.get("torch")  # the notebook's side does not import it by itself
+        torch = sys.modules.get("torch")  # the notebook does not import torch on its own
         if torch is None or not isinstance(obj, torch.Tensor):
             return super().reducer_override(obj)
         on_cpu = obj.device.type == "cpu"
         if type(obj) is not torch.Tensor or vars(obj):
-            if on_cpu or isinstance(obj, torch.nn.Parameter):  # its pickle contains a plain tensor, which comes here
+            if on_cpu or isinstance(obj, torch.nn.Parameter):  # its pickle contains a plain tensor, handled below
                 return super().reducer_override(obj)
             return obj.detach().cpu().requires_grad_(obj.requires_grad).__reduce_ex__(5)
         if obj.requires_grad:
@@ -285,9 +296,9 @@ class ValuePickler(cloudpickle.Pickler):
         values = (obj if on_cpu else obj.cpu()).resolve_conj().resolve_neg()
         try:
             return torch.from_numpy, (_dense(values.numpy()),)
-        except (TypeError, RuntimeError):  # not in NumPy: bfloat16, sparse, quantized, ...
+        except (TypeError, RuntimeError):  # dtype or layout that NumPy lacks: bfloat16, sparse, quantized, ...
             pass
-        try:  # the same memory, read as integers
+        try:  # reinterpret the memory as integers
             numbers = values.view(getattr(torch, _INTEGERS[values.element_size()]))
             return torch.Tensor.view, (torch.from_numpy(_dense(numbers.numpy())), values.dtype)
         except (KeyError, TypeError, RuntimeError):
@@ -295,14 +306,14 @@ class ValuePickler(cloudpickle.Pickler):
 
 
 class _Scale(ValuePickler):
-    """Counts the bytes of a pickle without keeping it, and without copying tensors and arrays."""
+    """Pickler that counts the bytes of a pickle without storing them, and without copying tensors and arrays."""
 
     def __init__(self) -> None:
         super().__init__(self, protocol=5)
         self.nbytes = 0
 
     def write(self, data: Any) -> int:
-        """The file that this pickler writes to."""
+        """Count the bytes that the pickler writes to its file, which is this object."""
         size = memoryview(data).nbytes
         self.nbytes += size
         return size
@@ -315,7 +326,7 @@ class _Scale(ValuePickler):
 
 
 def _array_bytes(obj: Any) -> int:
-    """Bytes in a tensor or an array of numbers; 0 for everything else."""
+    """Return the number of bytes in a tensor or numeric array; 0 for any other value."""
     torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
     if torch is not None and isinstance(obj, torch.Tensor) and obj.layout is torch.strided:
         return int(obj.nbytes)
@@ -325,10 +336,10 @@ def _array_bytes(obj: Any) -> int:
 
 
 def weigh(value: Any) -> int:
-    """The approximate size of a value's pickle in bytes. Takes no memory for it.
+    """Return the approximate size of a value's pickle in bytes, without allocating memory for it.
 
     Raises:
-        TypeError, pickle.PicklingError, ...: it cannot be pickled.
+        TypeError, pickle.PicklingError, ...: the value cannot be pickled.
 
     Example:
         >>> weigh(bytes(4_000_000)) // 1_000_000
@@ -340,26 +351,26 @@ def weigh(value: Any) -> int:
 
 
 class _Chunks(list[Any]):
-    """A file to pickle into that keeps large `bytes` as they are."""
+    """File object for a pickler that keeps large `bytes` objects without a copy."""
 
     def write(self, data: Any) -> int:
-        """Keep what the pickler writes."""
-        self.append(bytes(data))  # the same object if it is `bytes`; the memory of others may be gone soon
+        """Append the data that the pickler writes."""
+        self.append(bytes(data))  # no copy of a `bytes` object; other memory is copied, since it may be released soon
         return len(data)
 
 
 def pickled(value: Any, pickler: type[cloudpickle.Pickler] = ValuePickler) -> list[list[Any]]:
-    """Pickle a value without a copy of its arrays and tensors.
+    """Pickle a value without copying its arrays and tensors.
 
     Args:
-        value: what to pickle.
-        pickler: makes the pickle.
+        value: object to pickle.
+        pickler: pickler class to use.
 
     Returns:
-        Parts for `parts.join`: the pickle, then the memory of each array.
+        The parts for `buffers.join`: the pickle, then the memory of each array.
 
     Raises:
-        TypeError, pickle.PicklingError, ...: it cannot be pickled.
+        TypeError, pickle.PicklingError, ...: the value cannot be pickled.
     """
     file, buffers = _Chunks(), list[pickle.PickleBuffer]()
     pickler(file, protocol=5, buffer_callback=buffers.append).dump(value)
@@ -367,16 +378,16 @@ def pickled(value: Any, pickler: type[cloudpickle.Pickler] = ValuePickler) -> li
 
 
 def unpickled(data: Any) -> Any:
-    """The value that `pickled` and `parts.join` made this of. Its arrays use the memory of `data`."""
+    """Return the value that `pickled` and `buffers.join` serialized. Its arrays use the memory of `data`."""
     first, *buffers = split(data)
     return pickle.loads(first, buffers=buffers)
 
 
 def dumps(value: Any) -> bytes:
-    """Pickle a value; `pickle.loads` unpickles it.
+    """Pickle a value into bytes that `pickle.loads` accepts.
 
     Raises:
-        TypeError, pickle.PicklingError, ...: it cannot be pickled.
+        TypeError, pickle.PicklingError, ...: the value cannot be pickled.
     """
     buffer = io.BytesIO()
     ValuePickler(buffer, protocol=5).dump(value)

@@ -1,4 +1,5 @@
-"""One end of the wire: a thread that owns the sockets, delivers messages in order and keeps the links alive."""
+"""One end of the ZeroMQ connection: a thread that owns the sockets, delivers messages in order and detects lost
+peers."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from typing import Any
 
 import zmq
 
-from ddp_notebook.messages import (  # noqa: F401  # an end reads messages of all kinds
+from ddp_notebook.messages import (  # noqa: F401  # registers the message classes that an endpoint decodes
     faults,
     files,
     outposts,
@@ -26,44 +27,44 @@ from ddp_notebook.stdlib import socket as pysocket
 from ddp_notebook.wire.keys import Bind, ConnectionFilter, Keyring, on_loopback, unlock
 from ddp_notebook.wire.link import BEAT, HEADER_BYTES, RESEND, Header, Link, VersionError
 
-BEAT_S = 1.0  # an idle side shows that it lives this often
-SILENT_S = 3.0  # a peer that was not heard for so long is silent
-_BROKEN_S = 0.05  # between tries, while nothing can be sent or received
-_BLOCKED_S = 0.01  # until a peer that accepted nothing is tried again
-_GATHER_MS = 5  # what nobody waits for is read together: of 256 ranks one at a time takes twice as long
-_MANY = 64  # peers
-_ACK_S = 0.2  # a message is acknowledged after so long at the latest ...
-_ACK_EVERY = 64  # ... or together with so many others
+BEAT_S = 1.0  # heartbeat interval of an idle endpoint
+SILENT_S = 3.0  # a peer without messages for this long is silent
+_BROKEN_S = 0.05  # pause after an error in the loop
+_BLOCKED_S = 0.01  # delay before the next try to send to a blocked peer
+_GATHER_MS = 5  # batches records that no caller waits for; reading them one by one takes twice as long with 256 ranks
+_MANY = 64  # number of peers from which records are batched
+_ACK_S = 0.2  # maximum delay of an acknowledgement ...
+_ACK_EVERY = 64  # ... and maximum number of messages that one acknowledgement covers
 
 _log = logging.getLogger(__name__)
 Receive = Callable[[str, int, Message], None]
 
 
 class Endpoint:
-    """A ROUTER with many peers (`listen`, the notebook) or a DEALER with one (`connect`, a rank).
+    """ROUTER socket with many peers (`listen`, in the notebook) or DEALER socket with one peer (`connect`, in a rank).
 
-    `send` may be called from any thread. `receive(peer, epoch, message)` is called in this endpoint's thread, once
-    per message and in the order in which the peer sent them, across reconnects too; it must not block.
+    `send` is thread-safe. The endpoint's thread calls `receive(peer, epoch, message)` once per message, in the order in
+    which the peer sent them, also after a reconnect. `receive` must not block.
     """
 
     def __init__(self, context: zmq.Context[Any], socket: zmq.Socket[Any], receive: Receive, name: str) -> None:
         self.context = context
         self.doorman: ConnectionFilter | None = None
-        self.use: Callable[[Callable[[], Any]], Any] = _call  # calls what allocates much: a rank has a reserve for it
-        self.on_tick: Callable[[], float] = lambda: BEAT_S  # called at each tick; returns when the next one is due
-        self.epoch = 0  # stamped on everything sent; the owner raises it when the group is formed anew
+        self.use: Callable[[Callable[[], Any]], Any] = _call  # wraps calls that need much memory; a rank reserves some
+        self.on_tick: Callable[[], float] = lambda: BEAT_S  # called at each tick; returns seconds until the next tick
+        self.epoch = 0  # stamped on every message; the owner increments it when the group is formed again
         self._socket = socket
         self._routed = socket.type == zmq.ROUTER
         self._receive = receive
         self._links: dict[bytes, Link] = {}
         self._outbox: deque[tuple[bytes, Sequence[bytes], int]] = deque()
-        self._wake_r, self._wake_w = pysocket.socketpair()  # objects, since the number of a closed socket may be reused
+        self._wake_r, self._wake_w = pysocket.socketpair()  # objects: the number of a closed socket may be reused
         self._wake_r.setblocking(False)
         self._wake_w.setblocking(False)
-        self._blocked: set[bytes] = set()  # peers that accepted nothing the last time
+        self._blocked: set[bytes] = set()  # peers whose socket buffer was full at the last try
         self._awake = False
         self._closing = False
-        self._extra: dict[Any, Callable[[], None]] = {}  # further sockets served by this thread
+        self._extra: dict[Any, Callable[[], None]] = {}  # additional sockets that this thread serves
         self._expects_all = False
         self._thread = threading.Thread(target=self._loop, name=name, daemon=True)
 
@@ -73,18 +74,18 @@ class Endpoint:
     def listen(
         cls, keyring: Keyring, receive: Receive, *, bind: Bind = on_loopback, expects_all: bool = False
     ) -> Endpoint:
-        """The notebook's end, in a Context of its own.
+        """Create the notebook's endpoint with its own ZeroMQ context.
 
         Args:
-            keyring: whom to admit.
-            receive: see the class.
-            bind: has a socket listen.
-            expects_all: each peer with a key that is admitted is expected, by whatever name.
+            keyring: keys of the processes that may connect.
+            receive: called for each message, see the class.
+            bind: binds a socket to an address.
+            expects_all: accept messages of every peer with a valid key, without a call of `expect`.
 
         Raises:
-            whatever `bind` raises.
+            Exception: any error of `bind`.
         """
-        context = zmq.Context(io_threads=2)  # the second one carries bulk data, see `bulk`
+        context = zmq.Context(io_threads=2)  # the second I/O thread carries bulk data, see `bulk`
         doorman = ConnectionFilter(context, keyring)
         socket = context.socket(zmq.ROUTER)
         _tune(socket)
@@ -104,7 +105,7 @@ class Endpoint:
 
     @classmethod
     def connect(cls, address: Address, receive: Receive) -> Endpoint:
-        """A rank's end."""
+        """Create a rank's endpoint, connected to the notebook."""
         context = zmq.Context()
         self = cls(context, dealer(context, address), receive, "ddp-agent")
         self._links[b""] = Link(last_heard_s=time.monotonic())
@@ -115,45 +116,45 @@ class Endpoint:
 
     @property
     def url(self) -> str:
-        """Where this end listens."""
+        """Return the address that this endpoint listens on."""
         return self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
 
     def serve(self, socket: zmq.Socket[Any], handle: Callable[[], None]) -> None:
-        """Let this endpoint's thread call `handle` whenever `socket` is readable. Call it before `start`."""
+        """Call `handle` in this endpoint's thread whenever `socket` is readable. Call this method before `start`."""
         self._extra[socket] = handle
 
     # ---- for any thread
 
     @property
     def has_ended(self) -> bool:
-        """Whether the thread of this endpoint has ended without `close`, so that no message is sent or received."""
+        """Return whether the endpoint's thread died without `close`, so that no messages are sent or received."""
         return not (self._closing or self._thread.is_alive() or self._thread.ident is None)
 
     def send(self, message: Message, peer: str = "") -> None:
-        """Send a message; it arrives once and in order, also across a cut of the connection."""
+        """Send a message. It arrives once and in order, also after a reconnect."""
         self._outbox.append((peer.encode(), message.encode(), self.epoch))
         self._wake()
 
     def expect(self, peer: str) -> None:
-        """Accept messages of this peer. Those of others are dropped even if their key is valid."""
+        """Accept messages of this peer. Messages of other peers are dropped even if their key is valid."""
         self._links[peer.encode()] = Link(last_heard_s=time.monotonic())
 
     def forget(self, peer: str) -> None:
-        """Accept nothing of this peer any more, and keep nothing for it."""
+        """Reject further messages of this peer and discard its state."""
         self._links.pop(peer.encode(), None)
 
     def silent_s(self, peer: str = "") -> float:
-        """Seconds since the peer was last heard; above `SILENT_S` it counts as silent."""
+        """Return the seconds since the last message of the peer. Above `SILENT_S` the peer counts as silent."""
         link = self._links.get(peer.encode())
         return time.monotonic() - link.last_heard_s if link else float("inf")
 
     def waiting(self, peer: str = "") -> int:
-        """Messages that the peer has not acknowledged."""
+        """Return the number of messages that the peer has not acknowledged."""
         link = self._links.get(peer.encode())
         return len(self._outbox) + (len(link.unacknowledged) if link else 0)
 
     def close(self) -> None:
-        """Stop the thread and close the sockets. Messages that were not sent by then are lost."""
+        """Stop the thread and close the sockets. Unsent messages are lost."""
         self._closing = True
         self._wake(force=True)
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
@@ -166,9 +167,9 @@ class Endpoint:
             try:
                 self._awake = True
                 self._wake_w.send(b"\0")
-            except OSError:  # full, or closed
+            except OSError:  # socket buffer full, or closed
                 pass
-            except BaseException:  # the stop button: the next message has to wake the thread
+            except BaseException:  # KeyboardInterrupt: let the next message wake the thread
                 self._awake = False
                 raise
 
@@ -207,7 +208,7 @@ class Endpoint:
                 except Exception:
                     self._pause()
                     continue
-                soon = _BLOCKED_S if self._blocked else _ACK_S  # an acknowledgement is due, or expected
+                soon = _BLOCKED_S if self._blocked else _ACK_S  # an acknowledgement must be sent soon, or is expected
                 next_tick = min(next_tick, time.monotonic() + soon)
         for socket in (self._socket, *self._extra):
             socket.close(linger=0)
@@ -216,20 +217,23 @@ class Endpoint:
         self.context.term()
 
     def _pause(self) -> None:
-        """A cell has replaced what ZeroMQ's package needs, a function in `builtins` for example: that lasts until the
-        cell ends, and this thread has to last longer. What was read is lost, and comes again."""
+        """Pause after an unexpected error in the loop.
+
+        A cell may have replaced a function that pyzmq needs, for example in `builtins`. The thread must survive until
+        the cell ends. Messages lost in the meantime are sent again.
+        """
         time.sleep(_BROKEN_S)
 
     def _handle_extra(self, handle: Callable[[], None]) -> None:
         try:
             handle()
-        except Exception:  # this thread serves all messages
+        except Exception:  # keep this thread alive, because it serves all messages
             _log.exception("a message on a further socket was lost")
 
     def _read_all(self) -> bool:
-        """Deliver what has come. Returns whether nobody waited for any of it."""
+        """Deliver the received messages. Return whether no caller waits for any of them."""
         nobody_waits = True
-        for _ in range(200):  # then other sockets have their turn
+        for _ in range(200):  # bounded, so that other sockets are served too
             if not int(self._socket.get(zmq.EVENTS)) & zmq.POLLIN:
                 break
             frames = self._socket.recv_multipart(zmq.NOBLOCK)
@@ -242,16 +246,16 @@ class Endpoint:
             try:
                 header = Header.unpack(frames[0])
             except VersionError:
-                continue  # a stray frame: both sides come from one installation
+                continue  # stray frame: both sides run the same installation
             now = time.monotonic()
             if link.heard(header, now):
                 try:
                     nobody_waits &= self._deliver(peer.decode(), header.epoch, [frames[0][HEADER_BYTES:], *frames[1:]])
                 except MemoryError:
-                    if link.unhear(now):  # it comes again
+                    if link.unhear(now):  # the peer sends the message again
                         raise
                     _log.exception("no memory for a message of %s, which is lost", peer.decode() or "the notebook")
-                if link.owes_ack >= _ACK_EVERY:  # not before: the peer keeps a message until it is acknowledged
+                if link.owes_ack >= _ACK_EVERY:  # not earlier: the peer keeps a message until it is acknowledged
                     self._transmit(peer, link.beat(now))
             elif link.is_gap(header) and link.may_ask(now):
                 self._transmit(peer, link.beat(now, RESEND))
@@ -260,11 +264,13 @@ class Endpoint:
         return nobody_waits
 
     def _deliver(self, peer: str, epoch: int, frames: Sequence[bytes]) -> bool:
-        """Hand a message over. One that cannot be decoded, or whose handler fails, must not end this thread. Returns
-        whether nobody waits for it.
+        """Decode a message and pass it to the handler. Errors of the decoder or the handler are logged.
+
+        Returns:
+            Whether no caller waits for the message.
 
         Raises:
-            MemoryError: there is no memory for it.
+            MemoryError: decoding or handling the message ran out of memory.
         """
         try:
             message = self.use(lambda: decode(frames))
@@ -279,20 +285,20 @@ class Endpoint:
     def _write_all(self) -> None:
         with contextlib.suppress(BlockingIOError):
             self._wake_r.recv(4096)
-        self._awake = False  # after the byte is read, before the outbox is: a later append wakes us again
+        self._awake = False  # reset before reading the outbox, so that a later append wakes the thread again
         now = time.monotonic()
         while self._outbox:
             peer, message, epoch = self._outbox[0]
             link = self._links.get(peer)
             frames = None if link is None else self.use(functools.partial(link.data, message, epoch, now))
-            self._outbox.popleft()  # from here on the link keeps it
+            self._outbox.popleft()  # from here on the link holds the message
             if frames is not None and peer not in self._blocked:
-                self._transmit(peer, frames)  # else it is sent after those that wait already
+                self._transmit(peer, frames)  # a blocked peer gets it later, in order
 
     def _transmit(self, peer: bytes, frames: Sequence[bytes]) -> bool:
         try:
             self._socket.send_multipart([peer, *frames] if self._routed else frames, zmq.NOBLOCK)
-        except (zmq.ZMQError, MemoryError):  # not connected, or no memory: the link keeps it, and it is sent again soon
+        except (zmq.ZMQError, MemoryError):  # not connected, or no memory: the link sends the frames again
             self._blocked.add(peer)
             return False
         return True
@@ -303,9 +309,9 @@ class Endpoint:
                 return
 
     def _tick(self, now: float) -> float:
-        """Acknowledge, send again, show life. Returns seconds until the next tick."""
+        """Send acknowledgements, retransmissions and heartbeats. Return the seconds until the next tick."""
         pause = min(BEAT_S, self.on_tick())
-        if self._outbox:  # a KeyboardInterrupt may have kept a sender from waking this thread
+        if self._outbox:  # a KeyboardInterrupt may have kept the sender from waking this thread
             self._write_all()
         for peer, link in list(self._links.items()):
             if link.unacknowledged:
@@ -326,7 +332,7 @@ def _call(function: Callable[[], Any]) -> Any:
 
 
 def dealer(context: zmq.Context[Any], address: Address) -> zmq.Socket[Any]:
-    """A rank's socket, connected."""
+    """Return a connected DEALER socket for a rank."""
     socket = context.socket(zmq.DEALER)
     _tune(socket)
     socket.setsockopt(zmq.IDENTITY, address.identity.encode())
@@ -336,10 +342,10 @@ def dealer(context: zmq.Context[Any], address: Address) -> zmq.Socket[Any]:
 
 
 def _tune(socket: zmq.Socket[Any]) -> None:
-    """Configure a socket: never drop, never linger, notice a dead connection in `SILENT_S`, reconnect at once."""
+    """Configure a socket: never drop, never linger, detect a dead connection in `SILENT_S`, reconnect quickly."""
     socket.sndhwm = socket.rcvhwm = 0
     socket.linger = 0
-    socket.setsockopt(zmq.IMMEDIATE, 1)  # queue nothing without a connection: the link does that
+    socket.setsockopt(zmq.IMMEDIATE, 1)  # queue nothing while disconnected; the link keeps unsent messages
     socket.setsockopt(zmq.HEARTBEAT_IVL, round(BEAT_S * 1000))
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, round(SILENT_S * 1000))
     socket.setsockopt(zmq.RECONNECT_IVL, 50)

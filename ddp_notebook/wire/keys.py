@@ -1,8 +1,8 @@
-"""Who may speak on the wire: key pairs made for one session, and the handler that admits nobody else.
+"""Keys of a session: a key pair for each invited process, and the ZAP handler that rejects all other clients.
 
-CURVE encrypts, but by itself a server accepts any client's key; with ZAP, ZeroMQ asks a handler whom to admit. The
-handler has a fixed name in its Context, so each session has a Context of its own (`Context.instance()` belongs to
-ipykernel).
+CURVE encrypts, but a server alone accepts any client key. With ZAP, ZeroMQ calls a handler that admits or rejects each
+client. The handler has a fixed address in its context, so each session needs its own context. `Context.instance()` is
+not usable, because ipykernel uses it.
 
 Source: https://rfc.zeromq.org/spec/27/ (ZAP), https://rfc.zeromq.org/spec/26/ (CurveZMQ)
 """
@@ -20,16 +20,16 @@ from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-rede
 
 _ZAP_ENDPOINT = "inproc://zeromq.zap.01"
 _ZAP_DOMAIN = b"ddp_notebook"
-Bind = Callable[[zmq.Socket[Any]], object]  # has a socket listen
+Bind = Callable[[zmq.Socket[Any]], object]  # binds a socket to an address
 
 
 def on_loopback(socket: zmq.Socket[Any]) -> None:
-    """At any port."""
+    """Bind a socket to a free TCP port on the loopback interface."""
     socket.bind("tcp://127.0.0.1:*")
 
 
 class Keyring:
-    """The notebook's key pair and the public keys of the processes that it invited.
+    """Key pair of the notebook and public keys of the invited processes.
 
     Example:
         >>> ring = Keyring()
@@ -40,10 +40,10 @@ class Keyring:
 
     def __init__(self) -> None:
         self._public, self._secret = zmq.curve_keypair()
-        self._invited: dict[bytes, str] = {}  # identities, by public keys
+        self._invited: dict[bytes, str] = {}  # public key -> identity
 
     def invite(self, identity: str, *, control: str, bulk: str) -> Address:
-        """A fresh key pair for one process, and the endpoints where it is admitted."""
+        """Create a key pair for one process and return the address with which it connects."""
         public, secret = zmq.curve_keypair()
         self._invited[z85.decode(public)] = identity
         return Address(
@@ -56,16 +56,16 @@ class Keyring:
         )
 
     def revoke(self, identity: str) -> None:
-        """Do not admit a process again that was invited. From any thread."""
+        """Revoke the keys of an invited process. Thread-safe."""
         for key in [key for key, whose in list(self._invited.items()) if whose == identity]:
             del self._invited[key]
 
     def admits(self, client_key: bytes) -> bool:
-        """Whether a client's public key (32 bytes) was made by `invite`, and not revoked."""
+        """Return whether a client's public key (32 bytes) was created by `invite` and not revoked."""
         return client_key in self._invited
 
     def guard(self, socket: zmq.Socket[Any]) -> None:
-        """Make a server socket ask the handler about every client. Call it before `bind`."""
+        """Make a server socket check every client with the ZAP handler. Call it before `bind`."""
         socket.curve_server = True
         socket.curve_publickey = self._public
         socket.curve_secretkey = self._secret
@@ -73,7 +73,7 @@ class Keyring:
 
 
 def unlock(socket: zmq.Socket[Any], address: Address) -> None:
-    """Give a client socket its keys, and the version of IP of the address. Call it before `connect`."""
+    """Set the keys of a client socket, and IPv6 if the address needs it. Call it before `connect`."""
     socket.ipv6 = "[" in address.control  # tcp://[fd00::1]:40123
     socket.curve_serverkey = address.server_key.encode()
     socket.curve_publickey = address.public_key.encode()
@@ -81,7 +81,7 @@ def unlock(socket: zmq.Socket[Any], address: Address) -> None:
 
 
 class ConnectionFilter:
-    """Answers ZAP requests: one per Context, bound before any guarded socket."""
+    """ZAP handler: one per context, bound before any guarded socket."""
 
     def __init__(self, context: zmq.Context[Any], keyring: Keyring) -> None:
         self.socket = context.socket(zmq.REP)
@@ -90,8 +90,11 @@ class ConnectionFilter:
         self._keyring = keyring
 
     def answer(self) -> None:
-        """Answer the request that is waiting. Frames: version, request id, domain, address, identity,
-        mechanism, then the credentials: the client's public key."""
+        """Answer the pending ZAP request.
+
+        Its frames are version, request id, domain, address, identity, mechanism and credentials (the client's public
+        key).
+        """
         version, request_id, domain, _, _, mechanism, *credentials = self.socket.recv_multipart()
         admitted = (
             domain == _ZAP_DOMAIN

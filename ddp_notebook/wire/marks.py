@@ -1,11 +1,11 @@
-"""The marks that a rank puts into its pipes: the end of a cell's text, the place of a display, a change of the stream.
+"""Marks in the text of a rank: end of a cell, position of a display, change between stdout and stderr.
 
-    \\x1e TOKEN : CELL : [MICROSECONDS] \\x1e \\n    the text of a cell ends; with its duration the cell ended well
-    \\x1e TOKEN : d DISPLAY : \\x1e \\n             the place of a display, by its number
-    \\x1e TOKEN : s NUMBER : \\x1e \\n              a change from stdout to stderr or back, in both pipes
+    \\x1e TOKEN : CELL : [MICROSECONDS] \\x1e \\n    end of a cell's text; a duration means that the cell succeeded
+    \\x1e TOKEN : d DISPLAY : \\x1e \\n             position of a display, by its number
+    \\x1e TOKEN : s NUMBER : \\x1e \\n              change between stdout and stderr, written to both pipes
 
-The token is the session's. A mark is shorter than PIPE_BUF, so it is written whole. The host server puts the text of
-both pipes in order by the changes, and removes these marks (`launch.host.pipes`).
+TOKEN is a secret of the session. A mark is shorter than PIPE_BUF, so it is written atomically. The host server merges
+the text of both pipes at the change marks and removes these marks (`launch.host.pipes`).
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from dataclasses import dataclass
 from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
 from ddp_notebook.stdlib import re
 
-_LONGEST = 64  # bytes of a mark
-# The marks of any session.
+_LONGEST = 64  # upper bound of the bytes of a mark
+# Patterns for the marks of any session.
 _CELL_END = re.compile(rb"\x1e[0-9a-f]+:\d+:\d*\x1e\n")
 _PLACE = re.compile(rb"\x1e[0-9a-f]+:d\d+:\x1e\n")
-_KINDS = b"ds"  # letters before the number
+_KINDS = b"ds"  # letters that distinguish the kinds of marks
 
 
 @dataclass(frozen=True, slots=True)
 class CellEnd:
-    """The end of a cell's text.
+    """End of a cell's text.
 
-    With a duration it says that the cell ended well and that nothing else of it is to come: most cells show nothing
-    but text, and a message less from each of four ranks is a third of the time of `pass` on two cores.
+    A mark with a duration also reports that the cell succeeded and sends nothing else. Most cells show only text. For
+    them the mark saves one message per rank, a third of the time of `pass` with four ranks.
     """
 
     cell: int
@@ -41,7 +41,7 @@ class CellEnd:
 
 @dataclass(frozen=True, slots=True)
 class DisplayMark:
-    """Where something was displayed: the display of this number comes by the wire."""
+    """Position of a display in the text. The display with this number arrives over ZeroMQ."""
 
     number: int
 
@@ -51,8 +51,10 @@ class DisplayMark:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A change from one of the streams stdout and stderr to the other. The same mark is in both pipes: text before it
-    in either pipe was written before all text after it in the other."""
+    """Change between stdout and stderr. The same mark is written to both pipes.
+
+    Text before the mark in either pipe was written before all text after the mark in the other pipe.
+    """
 
     number: int
 
@@ -64,10 +66,10 @@ Mark = CellEnd | DisplayMark | Change
 
 
 class MarkReader:
-    """Finds the marks of one session.
+    """Finds the marks of one session in text.
 
     Args:
-        token: the session's.
+        token: mark token of the session.
 
     Example:
         >>> reader = MarkReader("ab12")
@@ -83,7 +85,7 @@ class MarkReader:
         self._begin = b"\x1e" + token.encode()
 
     def find(self, data: bytes) -> Iterator[tuple[int, int, Mark]]:
-        """The marks in these bytes: where each begins and ends, and what it says."""
+        """Yield (start, end, mark) for each mark in `data`."""
         for found in self._mark.finditer(data):
             number = int(found[2])
             mark: Mark = CellEnd(number, int(found[3]) / 1e6 if found[3] else None)
@@ -92,10 +94,11 @@ class MarkReader:
             yield found.start(), found.end(), mark
 
     def complete_until(self, data: bytes, at: int) -> int:
-        """Where a mark begins that the data does not complete; the data's end if there is none.
+        """Return the offset at which an incomplete mark starts; the length of `data` if there is none.
 
         Args:
-            at: the end of the last mark in it.
+            data: text of a pipe.
+            at: end of the last complete mark in it.
         """
         found = self._unfinished.search(data, max(at, len(data) - _LONGEST))
         if found is None:
@@ -106,8 +109,7 @@ class MarkReader:
 
 
 def since_last_cell(data: bytes) -> tuple[bytes, bool]:
-    """What is the user's in these bytes: the text behind the last end of a cell, without marks; and whether there was
-    such an end.
+    """Return the text after the last end of a cell, without marks, and whether there was such an end.
 
     Example:
         >>> since_last_cell(b"before" + CellEnd(7).encode("ab12") + b"behind")
@@ -115,7 +117,7 @@ def since_last_cell(data: bytes) -> tuple[bytes, bool]:
     """
     if b"\x1e" not in data:
         return data, False
-    if _CELL_END.fullmatch(data):  # mostly
+    if _CELL_END.fullmatch(data):  # the usual case
         return b"", True
     data = _PLACE.sub(b"", data)
     ends = list(_CELL_END.finditer(data))

@@ -1,14 +1,14 @@
 """Shared memory between processes of one user on one machine.
 
-The sender writes the data into a memfd and seals it, so that no process can change or shorten it any more. It reports
-its process id and the number of the file descriptor; the receiver opens `/proc/PID/fd/FD` and maps the data privately:
-no copy, and what the receiver writes stays in its own pages. The kernel lets only processes of the same user, and root,
-open that path. A memfd has no name in any folder. It goes when the last process closes or unmaps it, or ends.
+The sender writes the data into a memfd and seals it, so that no process can change or shrink it. It sends its process
+id and the number of the file descriptor. The receiver opens `/proc/PID/fd/FD` and maps the data privately: without a
+copy, and its own writes stay in its own pages. The kernel allows only the same user and root to open that path. A memfd
+has no file name. The kernel frees it when no process has it open or mapped.
 
-A receiver on another machine, or in another process namespace, does not find the memfd. Then the data travels on the
-wire.
+A receiver on another machine or in another process namespace cannot open the memfd. Then the data is sent over ZeroMQ.
 
-Source: https://man7.org/linux/man-pages/man2/memfd_create.2.html, https://man7.org/linux/man-pages/man5/proc_pid_fd.5.html
+Source: https://man7.org/linux/man-pages/man2/memfd_create.2.html,
+https://man7.org/linux/man-pages/man5/proc_pid_fd.5.html
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from typing import Any
 
 from ddp_notebook.stdlib import ctypes, fcntl, os, weakref
 
-_WRITE_BYTES = 64 << 20  # at a time: Linux writes at most 2 GB
+_WRITE_BYTES = 64 << 20  # bytes per call; Linux writes at most 2 GB in one call
 _MAP_FAILED = ctypes.c_void_p(-1).value
 IS_POSSIBLE = hasattr(os, "memfd_create")  # Linux
 _SEALS = (fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE) if IS_POSSIBLE else 0
 
 
 class SealedMemory:
-    """Data in a sealed memfd. It lasts as long as this object, and as long as a process has it mapped.
+    """Data in a sealed memfd. The memory exists while this object exists or a process maps it.
 
     Args:
-        name: by which the receiver recognizes it.
+        name: name that the receiver checks.
         chunks: the data, in order.
 
     Raises:
-        OSError: the system refuses: no memory, no file descriptor, or a limit on the size of files.
+        OSError: memory or file descriptors are exhausted, or the data exceeds the limit on file sizes.
     """
 
     def __init__(self, name: str, chunks: Sequence[Any]) -> None:
@@ -62,11 +62,11 @@ class SealedMemory:
 
     @property
     def place(self) -> list[Any]:
-        """Return process id, file descriptor and name, by which another process opens it."""
+        """Return the process id, file descriptor and name with which another process opens the memory."""
         return [os.getpid(), self.fd, self.name]
 
     def piece(self, offset: int, nbytes: int) -> bytes:
-        """A copy of a part, at most 1 GB, for the wire."""
+        """Return a copy of a part, at most 1 GB, to send over ZeroMQ."""
         return os.pread(self.fd, nbytes, offset)
 
     def __bytes__(self) -> bytes:
@@ -74,23 +74,23 @@ class SealedMemory:
 
 
 def new_name() -> str:
-    """A name that no other process can guess, for `SealedMemory`."""
+    """Return a random name for `SealedMemory` that other processes cannot guess."""
     return f"ddp_notebook-{secrets.token_hex(16)}"
 
 
 def open_at(place: Sequence[Any], name: str, nbytes: int) -> memoryview | None:
-    """Map data that another process holds in a `SealedMemory`. Changes to it stay in this process.
+    """Map the data of a `SealedMemory` of another process. Writes to it stay in this process.
 
-    Nothing is opened unless it is a memfd of this name. It must be sealed: if its process could shorten it, reading it
-    would end this process (SIGBUS).
+    The memory must be a memfd with this name, and it must be sealed. If its process could shrink it, reading it could
+    kill this process with SIGBUS.
 
     Args:
-        place: its `SealedMemory.place`.
-        name: the name that it must have.
-        nbytes: the size that it must have.
+        place: `SealedMemory.place` of the sender.
+        name: expected name.
+        nbytes: expected size in bytes.
 
     Returns:
-        The data, or None if there is none on this machine.
+        The data, or None if this machine has no such memory.
     """
     match place:
         case [int(pid), int(fd), _] if IS_POSSIBLE and nbytes > 0:
@@ -107,7 +107,7 @@ def open_at(place: Sequence[Any], name: str, nbytes: int) -> memoryview | None:
     try:
         found = os.fstat(opened)
         is_right = (
-            os.readlink(f"/proc/self/fd/{opened}") == expected  # the number may have been used again
+            os.readlink(f"/proc/self/fd/{opened}") == expected  # the descriptor number may have been reused
             and stat.S_ISREG(found.st_mode)
             and found.st_size == nbytes
             and fcntl.fcntl(opened, fcntl.F_GET_SEALS) & _SEALS == _SEALS
@@ -120,8 +120,10 @@ def open_at(place: Sequence[Any], name: str, nbytes: int) -> memoryview | None:
 
 
 def _mapped(fd: int, nbytes: int) -> memoryview | None:
-    """Map a file. Python's `mmap` before 3.13 keeps a file descriptor for each mapping, so values that are kept would
-    use up those of the process."""
+    """Map a file privately, without keeping a file descriptor.
+
+    Python's `mmap` before 3.13 keeps a descriptor for each mapping, so many mapped values would exhaust them.
+    """
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mmap.restype = ctypes.c_void_p
     libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
@@ -130,6 +132,6 @@ def _mapped(fd: int, nbytes: int) -> memoryview | None:
     if address == _MAP_FAILED:
         return None
     data = (ctypes.c_ubyte * nbytes).from_address(address)
-    # Values in it may be used until the process ends, so it is not unmapped then.
+    # Values in the mapping may be used until the process exits, so do not unmap it at exit.
     weakref.finalize(data, libc.munmap, address, nbytes).atexit = False
     return memoryview(data).cast("B")

@@ -1,10 +1,10 @@
-"""Values as bytes without pickle: numbers, text, tensors, arrays, and containers of them.
+"""Serialize numbers, text, tensors, arrays and containers of them without pickle.
 
-A pickle makes its reader call functions that the sender has chosen. In this format the sender chooses among the values
-below only, and the reader checks every size, so data of a rank on a host that was broken into is harmless to read.
+A pickle lets the sender choose which functions the reader calls. In this format the sender can choose only among the
+values below, and the reader checks every size. So data from a rank on a compromised host is safe to read.
 
-The first part (`parts`) is JSON: `null`, `true`, `false`, integers, finite floats and texts stand for themselves.
-Everything else is a list that begins with a tag:
+The first part (see `buffers`) is JSON. `null`, `true`, `false`, integers, finite floats and short texts represent
+themselves. Every other value is a list that starts with a tag:
 
     ["float", "nan"]            also "inf", "-inf"
     ["complex", re, im]         two floats
@@ -14,8 +14,8 @@ Everything else is a list that begins with a tag:
     ["list", ...], ["tuple", ...], ["set", ...], ["frozenset", ...]
     ["dict", key, value, ...], ["OrderedDict", key, value, ...]
     ["array", part, "<f4", [2, 3]]                in C order
-    ["scalar", part, "<f4"]                       of NumPy
-    ["tensor", part, "bfloat16", [2, 3], false]   in C order; whether it requires a gradient
+    ["scalar", part, "<f4"]                       a NumPy scalar
+    ["tensor", part, "bfloat16", [2, 3], false]   in C order; the last element is requires_grad
     ["parameter", part, "float32", [2], true]
 """
 
@@ -30,11 +30,11 @@ from typing import Any
 from ddp_notebook.stdlib import json, math, re
 from ddp_notebook.wire.buffers import split
 
-MOST_DEPTH = 100  # containers in each other
+MOST_DEPTH = 100  # maximum nesting depth of containers
 MOST_JSON_BYTES = 256 << 20
-_LONG_TEXT = 1000  # characters
+_LONG_TEXT = 1000  # characters; a longer text gets its own part
 _BOTH_NEED = "%ddp_pull without --safe takes it as a pickle"
-# Names of torch dtypes whose elements have whole bytes. Others, such as quantized ones, are not sent.
+# torch dtypes whose elements are whole bytes. Other dtypes, such as quantized ones, are not supported.
 DTYPES = frozenset(
     {"bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64"}
     | {"float16", "bfloat16", "float32", "float64", "complex64", "complex128"}
@@ -45,27 +45,27 @@ _HEX = re.compile(r"-?[0-9a-f]+")
 
 
 class NotSafeError(Exception):
-    """A value that this format has no form for: says which, and what to do."""
+    """The value cannot be serialized in this format. The message names the value and a remedy."""
 
 
 # ---- writing
 
 
 class TooLargeError(Exception):
-    """More bytes than were allowed. Its argument is the number of bytes so far."""
+    """The value exceeds the allowed number of bytes. The argument is the number of bytes so far."""
 
 
 def write(name: str, value: Any, most_bytes: float = math.inf) -> list[list[Any]]:
-    """A value as parts for `parts.join`. The memory of contiguous arrays and CPU tensors is not copied.
+    """Serialize a value as parts for `buffers.join`. Contiguous arrays and CPU tensors are not copied.
 
     Args:
-        name: the variable, for errors.
-        value: what to write. Attributes set on a tensor or a dict are left out.
-        most_bytes: the size above which it is refused.
+        name: variable name, for error messages.
+        value: value to write. Attributes set on a tensor or a dict are left out.
+        most_bytes: maximum size in bytes.
 
     Raises:
-        NotSafeError: names the part of the value that cannot be sent, its type, and the remedy.
-        TooLargeError: it has more than `most_bytes`.
+        NotSafeError: a part of the value cannot be sent. The message names the part, its type and a remedy.
+        TooLargeError: the value has more than `most_bytes` bytes.
 
     Example:
         >>> from ddp_notebook.wire.buffers import join
@@ -86,8 +86,8 @@ class _Writer:
     def __init__(self, most_bytes: float) -> None:
         self.parts: list[list[Any]] = []
         self._most_bytes = most_bytes
-        self._numbers: dict[int, int] = {}  # part of a tensor or an array, by its id
-        self._above: set[int] = set()  # ids of the containers around the present value
+        self._numbers: dict[int, int] = {}  # id of a tensor or array -> number of its part
+        self._above: set[int] = set()  # ids of the containers around the current value
         self._nbytes = self._json_bytes = 0
 
     def node(self, value: Any, where: str, depth: int) -> Any:
@@ -134,7 +134,7 @@ class _Writer:
                 node.append(self.node(one, f"{where}[{number}]" if is_ordered else f"an element of {where}", depth + 1))
         self._above.discard(id(value))
         self._json_bytes += 2 * len(node)
-        if self._json_bytes > MOST_JSON_BYTES:  # containers that share others may be far larger than their memory
+        if self._json_bytes > MOST_JSON_BYTES:  # shared elements may serialize to much more than their memory
             raise NotSafeError(f"{where} has too many single values; put its numbers into a tensor or an array")
         return node
 
@@ -184,9 +184,9 @@ class _Writer:
         return [tag, self._memory(value, value.nbytes, memory), dtype, list(value.shape), bool(value.requires_grad)]
 
     def _memory(self, value: Any, nbytes: int, make: Callable[[], Any]) -> int:
-        """The part of an array, which is sent once however often it occurs."""
+        """Return the part number of an array. An array that occurs several times is sent once."""
         if (number := self._numbers.get(id(value))) is None:
-            self._count(nbytes)  # first: an expanded tensor may be larger than all memory
+            self._count(nbytes)  # before `make`: an expanded tensor may be larger than all memory
             number = self._numbers[id(value)] = self._part(make())
         return number
 
@@ -223,16 +223,16 @@ def _shown(key: Any) -> str:
 
 
 def read(data: Any) -> Any:
-    """Return the value that `write` made these bytes from. The sender is not trusted.
+    """Return the value that `write` serialized. The sender is not trusted.
 
     Arrays and tensors use the memory of `data`.
 
     Args:
-        data: a buffer that can be written to.
+        data: writable buffer.
 
     Raises:
-        ValueError, TypeError, ...: they are not in this format.
-        ImportError: there are tensors in it, and torch is not installed.
+        ValueError, TypeError, ...: the data is not in this format.
+        ImportError: the data contains tensors and torch is not installed.
     """
     text, *parts = split(data)
     if len(text) > MOST_JSON_BYTES:
@@ -344,7 +344,7 @@ def _check_size(part: memoryview, shape: Any, itemsize: int) -> None:
 
 
 def _check_booleans(part: memoryview) -> None:
-    """Other bytes than 0 and 1 would be undefined behaviour in C++."""
+    """Raise ValueError for bytes other than 0 and 1, which are undefined behaviour in C++."""
     import numpy
 
     if len(part) and numpy.frombuffer(part, numpy.uint8).max() > 1:

@@ -1,11 +1,11 @@
-"""Our own signals between the host server and the ranks: real-time signals, which nobody else sends.
+"""Private signals between the host server and the ranks: real-time signals that no other program sends.
 
-SIGINT and SIGTERM are not among them: VS Code's stop button sends SIGINT to every process below the kernel and then to
-the kernel, and SIGTERM to all of them when it closes. Whoever gets one of the two has been told nothing by the session,
-and goes on (`ignore_strangers`; for ranks `rank.cell.handlers`).
+SIGINT and SIGTERM are not used, because VS Code sends them to all processes below the kernel: SIGINT at its stop
+button, SIGTERM when it closes. The host server and the ranks ignore them (`ignore_strangers`; for ranks see
+`rank.cell.signal_handlers`).
 
-On systems without real-time signals (macOS) SIGINT and SIGTERM are what the session sends, and messages on the wire do
-later what `RELEASE` does.
+macOS has no real-time signals. There the session sends SIGINT and SIGTERM, and messages over ZeroMQ replace `RELEASE`,
+with a longer delay.
 """
 
 from __future__ import annotations
@@ -17,32 +17,35 @@ from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-rede
 from ddp_notebook.stdlib import contextlib, ctypes, os, re, signal
 
 _FIRST: int | None = getattr(signal, "SIGRTMIN", None)
-# Free the rank from the operation that it waits in, if it runs the cell whose number comes with the signal.
-# See `rank.group.release`.
+# Release the rank from a blocking operation, if it runs the cell whose number is the signal's value. See
+# `rank.group.release`.
 RELEASE = None if _FIRST is None else _FIRST + 5
-STACK = None if _FIRST is None else _FIRST + 6  # write where every thread is, even while one holds the GIL
-INTERRUPT: int = signal.SIGINT if _FIRST is None else _FIRST + 7  # do what SIGINT does in a notebook of its own
-# The same once more, from the rank's own threads: it ends nothing but a wait where the main thread has noticed already.
+STACK = None if _FIRST is None else _FIRST + 6  # write the stack of every thread, even while one thread holds the GIL
+INTERRUPT: int = signal.SIGINT if _FIRST is None else _FIRST + 7  # interrupt the cell, like SIGINT in a plain notebook
+# Repeated interrupt, sent by the rank's own threads: it only ends a blocking wait if the main thread already handled
+# the first one.
 AGAIN: int = signal.SIGURG if _FIRST is None else _FIRST + 9
-END: int = signal.SIGTERM if _FIRST is None else _FIRST + 8  # end, in order: a rank
-FAULT: int = signal.SIGUSR2 if _FIRST is None else _FIRST + 10  # fail here: from the rank's own thread, `rank.faults`
+END: int = signal.SIGTERM if _FIRST is None else _FIRST + 8  # exit in an orderly manner (ranks only)
+FAULT: int = signal.SIGUSR2 if _FIRST is None else _FIRST + 10  # raise an injected fault (sent by the rank itself)
 
 
-# Real-time signals, whose default action ends a process.
+# All private signals. Their default action kills a process.
 OURS: tuple[int, ...] = () if _FIRST is None else tuple(range(_FIRST + 5, _FIRST + 11))
 STRANGERS = (signal.SIGINT, signal.SIGTERM)
 
 
 def ignore_strangers() -> None:
-    """Go on at SIGINT and SIGTERM, and let what this process starts go on too."""
+    """Ignore SIGINT and SIGTERM in this process and in its child processes."""
     for number in STRANGERS:
         signal.signal(number, signal.SIG_IGN)
 
 
 @contextlib.contextmanager
 def held_back() -> Iterator[None]:
-    """Hold SIGINT and SIGTERM back in this thread, and in a process that it starts meanwhile until that ignores them.
-    This thread gets afterwards what has come."""
+    """Block SIGINT and SIGTERM in this thread. Blocked signals are delivered at the end of the context.
+
+    A child process started in this context inherits the block until it ignores these signals.
+    """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, STRANGERS)
     try:
         yield
@@ -51,26 +54,32 @@ def held_back() -> Iterator[None]:
 
 
 def block_release() -> None:
-    """Block `RELEASE` in this thread and those that it starts: one thread waits for it. The first step of a rank."""
+    """Block `RELEASE` in this thread and its child threads, because one thread waits for it. A rank calls this
+    first."""
     if RELEASE is not None:
         signal.pthread_sigmask(signal.SIG_BLOCK, {RELEASE})
 
 
-_SI_VALUE = 24  # offset of the number in a `siginfo_t`, on 64-bit Linux
-_SIGNAL_BYTES = 128  # of a `siginfo_t`, and of a `sigset_t`
+_SI_VALUE = 24  # offset of the value in a `siginfo_t`, on 64-bit Linux
+_SIGNAL_BYTES = 128  # size of a `siginfo_t`, and of a `sigset_t`
 
 
 def send(pid: int, number: int, value: int) -> None:
-    """Send a signal, and with `RELEASE` a number.
+    """Send a signal; `RELEASE` carries a value.
 
-    A process can have a limited number of waiting signals (RLIMIT_SIGPENDING). At this limit `RELEASE` is not sent, and
-    the message on the wire has the same effect a little later.
+    The number of pending signals of a process is limited (RLIMIT_SIGPENDING). At this limit `RELEASE` is not sent. The
+    message over ZeroMQ then has the same effect a little later.
 
-    One of ours is not sent to a process that has no handler for it: its default action would end the process, with all
-    variables. A rank hears of a stop on the wire too, and puts its handlers back then.
+    A private signal is sent only if the process handles it. Otherwise its default action would kill the process, with
+    all its variables. The rank receives the stop over ZeroMQ too, and then restores its handlers.
+
+    Args:
+        pid: process id.
+        number: signal number.
+        value: value of `RELEASE`, the number of a cell.
 
     Raises:
-        ProcessLookupError: there is no such process.
+        ProcessLookupError: the process does not exist.
     """
     if number in OURS and not _is_handled(pid, number):
         return
@@ -80,7 +89,7 @@ def send(pid: int, number: int, value: int) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.sigqueue(ctypes.c_int(pid), ctypes.c_int(number), ctypes.c_void_p(value)) != 0:
         error = ctypes.get_errno()
-        if error != EAGAIN:  # EAGAIN: the process has reached the limit of waiting signals
+        if error != EAGAIN:  # EAGAIN: limit of pending signals reached
             raise OSError(error, os.strerror(error))
 
 
@@ -96,10 +105,9 @@ def _is_handled(pid: int, number: int) -> bool:
 
 
 def wait_for_release() -> int:
-    """Wait for `RELEASE`, which this thread blocks. Returns the number that came with it.
+    """Wait for `RELEASE`, which this thread must have blocked. Return the value of the signal.
 
-    Python's `sigwaitinfo` does not return the number, and without it a signal that is noticed late would be taken for
-    the next cell's.
+    Python's `sigwaitinfo` does not return the value. Without it, a delayed signal would apply to the next cell.
     """
     assert RELEASE is not None
     libc = ctypes.CDLL(None)
@@ -108,5 +116,5 @@ def wait_for_release() -> int:
     libc.sigemptyset(wanted)
     libc.sigaddset(wanted, RELEASE)
     while libc.sigwaitinfo(wanted, info) != RELEASE:
-        pass  # another signal has interrupted the wait
+        pass  # interrupted by another signal
     return ctypes.c_int.from_buffer(info, _SI_VALUE).value

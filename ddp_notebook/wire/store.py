@@ -1,13 +1,14 @@
-"""The protocol between the session's store and its clients: requests and replies of byte strings, and who may connect.
+"""Protocol of the session's store: requests and replies of byte strings, and access control.
 
-| hosts of the session | socket | who may connect |
+| hosts of the session | socket | access |
 |---|---|---|
 | one | Unix socket | processes of the same user: the kernel reports the peer's user (`SO_PEERCRED`) |
-| several | TCP | processes that know the key of the session: both ends prove it, and each message carries a MAC |
+| several | TCP | processes that know the session key: both ends prove it, and each message carries a MAC |
 
-torch's `TCPStore` has neither: every user of the machine can list, read and replace its keys. Nothing is pickled here.
+torch's `TCPStore` has no access control: every user of the machine can list, read and replace its keys. This protocol
+does not use pickle.
 
-    message: length of the rest (4 bytes), MAC (32 bytes, with a key only), fields, each as length (4 bytes) and bytes
+    message: length of the rest (4 bytes), MAC (32 bytes, only with a key), fields, each as length (4 bytes) and bytes
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ from typing import Any
 from ddp_notebook.stdlib import os, socket, struct
 
 KEY_BYTES = 32
-MOST_BYTES = 1 << 30  # of a message
-MOST_BYTES_BEFORE_PROOF = 256  # limit of a message from a client that has not yet proved that it knows the key
-PROOF_S = 10.0  # for the two messages by which both ends prove that they know the key
+MOST_BYTES = 1 << 30  # maximum size of a message
+MOST_BYTES_BEFORE_PROOF = 256  # maximum size of a message from a client that has not proved the key yet
+PROOF_S = 10.0  # timeout for the two messages that prove the key
 _LENGTH = struct.Struct("<I")
 _COUNT = struct.Struct("<Q")
 _MAC_BYTES = 32
@@ -32,7 +33,7 @@ _UNIX = "unix:"
 
 
 class StoreRefusedError(ConnectionError):
-    """The other end is another user's, does not know the key of the session, or has sent an altered message."""
+    """The peer belongs to another user, does not know the session key, or sent an altered message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +41,8 @@ class StoreAddress:
     """Address of a store.
 
     Args:
-        at: `unix:NAME`, or `HOST:PORT`.
-        key: of the session, in hexadecimal digits; empty for a Unix socket.
+        at: `unix:NAME` or `HOST:PORT`.
+        key: session key in hexadecimal digits; empty for a Unix socket.
     """
 
     at: str
@@ -72,16 +73,17 @@ class StoreAddress:
 
 
 def listen_here(folder: str) -> tuple[socket.socket, StoreAddress]:
-    """Listen at a Unix socket for the processes of this machine.
+    """Listen on a Unix socket for the processes of this machine.
 
-    On Linux its name is an abstract one: no file that somebody could remove from a folder for temporary files. A
-    process of another user can connect to it, is recognized by its user and disconnected before a byte is read.
+    On Linux the socket has an abstract name, so there is no file that a cleanup of temporary files could remove.
+    Processes of other users can connect, but they are identified by their user and disconnected before any byte is
+    read.
 
     Args:
-        folder: of mode 0700, for systems without abstract names.
+        folder: directory with mode 0700, for systems without abstract names.
 
     Returns:
-        The listening socket, and its place.
+        The listening socket and its address.
     """
     name = f"ddp_notebook-store-{secrets.token_hex(16)}"
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -96,7 +98,7 @@ def listen_here(folder: str) -> tuple[socket.socket, StoreAddress]:
 
 
 def pack(fields: Sequence[bytes]) -> bytes:
-    """The body of a message.
+    """Return the body of a message with these fields.
 
     Example:
         >>> unpack(pack([b"set", b"key", b""]))
@@ -110,10 +112,10 @@ def pack(fields: Sequence[bytes]) -> bytes:
 
 
 def unpack(body: bytes) -> list[bytes]:
-    """The fields of a message.
+    """Return the fields of a message body.
 
     Raises:
-        StoreRefusedError: the body is cut off.
+        StoreRefusedError: the body is truncated.
     """
     fields, at = [], 0
     while at < len(body):
@@ -129,14 +131,14 @@ def unpack(body: bytes) -> list[bytes]:
 
 
 class Sealing:
-    """Adds MACs to the messages of one connection and checks those of the other end. Without a key it does nothing.
+    """MACs of one connection: added to sent messages, checked in received ones. No effect without a key.
 
-    A message counts the ones before it, so that none can be repeated, left out or exchanged for another.
+    The MAC covers a message counter, so that messages cannot be repeated, omitted or replaced.
 
     Args:
-        key: of the session; empty: none.
-        nonces: of both ends, which make the keys of each connection different.
-        is_server: which end this is.
+        key: session key; empty to disable MACs.
+        nonces: nonces of both ends, so that each connection has its own keys.
+        is_server: whether this end is the server.
 
     Example:
         >>> here, there = Sealing(b"key", b"nonces", is_server=False), Sealing(b"key", b"nonces", is_server=True)
@@ -156,20 +158,20 @@ class Sealing:
         self._sent = self._received = 0
 
     def seal(self, body: bytes) -> bytes:
-        """The message with this body, as it is sent."""
+        """Return the complete message for a body."""
         if not self._mine:
             return _LENGTH.pack(len(body)) + body
         self._sent += 1
         return _LENGTH.pack(_MAC_BYTES + len(body)) + _mac(self._mine, _COUNT.pack(self._sent), body) + body
 
     def open(self, rest: bytes) -> bytes:
-        """The body of a message that has come.
+        """Check a received message and return its body.
 
         Args:
-            rest: the message behind its length.
+            rest: message without its length field.
 
         Raises:
-            StoreRefusedError: it is not what the other end has sent.
+            StoreRefusedError: the MAC is wrong.
         """
         if not self._other:
             return rest
@@ -181,7 +183,7 @@ class Sealing:
 
 
 def length_of(head: bytes | bytearray) -> int:
-    """Bytes of a message behind its length, which these 4 bytes are."""
+    """Return the length of the rest of a message from its first 4 bytes."""
     return int(_LENGTH.unpack_from(head)[0])
 
 

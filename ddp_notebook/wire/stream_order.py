@@ -1,8 +1,8 @@
-"""The order of text that a process writes to stdout and stderr, which are two pipes.
+"""Merge stdout and stderr of a process, which are two pipes, in the order in which it wrote them.
 
-Two pipes alone do not tell it. When Python code in a rank changes from one stream to the other, the rank first puts a
-`Change` mark into both pipes (`MarkingWriter`). Text before the mark in one pipe was written before all text after it
-in the other, so the reader can merge both (`StreamMerge`).
+Two pipes do not preserve the order. When Python code in a rank switches from one stream to the other, the rank first
+writes a `Change` mark to both pipes (`MarkingWriter`). Text before the mark in one pipe was written before all text
+after the mark in the other pipe. So the reader can merge both (`StreamMerge`).
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ _write = io.BufferedWriter.write
 
 
 class ChangeMarks:
-    """Marks the changes from one stream to the other.
+    """Writes marks when the output switches between stdout and stderr.
 
     Args:
-        pipes: by fd, the pipe that gets the mark, wherever the cell has redirected the fd to.
-        token: the session's.
+        pipes: pipe for the marks by fd (1 or 2), even if the cell has redirected the fd.
+        token: mark token of the session.
     """
 
     def __init__(self, pipes: Mapping[int, int], token: str) -> None:
-        self.fd = 1  # Python code has written to it last
+        self.fd = 1  # the stream that Python code wrote to last
         self._pipes = pipes
         self._token = token
         self._numbers = itertools.count(1)
-        self._lock = threading.RLock()  # a signal handler may print while its thread is here
+        self._lock = threading.RLock()  # reentrant: a signal handler may print while its thread holds the lock
         self._is_off = False
         os.register_at_fork(after_in_child=self._turn_off)
 
     def to(self, fd: int) -> None:
-        """The next text goes to `fd`, and the last did not."""
+        """Mark that the next text goes to `fd`, unlike the last text."""
         if self._is_off:
             return
         with self._lock:
@@ -45,17 +45,17 @@ class ChangeMarks:
             try:
                 os.write(self._pipes[3 - fd], mark)
                 os.write(self._pipes[fd], mark)
-            except OSError:  # the host server has ended
+            except OSError:  # the host server has exited
                 pass
             self.fd = fd
 
     def _turn_off(self) -> None:
-        """A forked child's marks would have the numbers of its parent's."""
+        """Disable marks in a forked child, because it would reuse the numbers of its parent."""
         self._is_off = True
 
 
 class MarkingWriter(io.BufferedWriter):
-    """The bytes of a text stream, which passes on each line at once."""
+    """Byte buffer of a text stream that writes `Change` marks. The text stream flushes each line."""
 
     def __init__(self, fd: int, changes: ChangeMarks) -> None:
         super().__init__(io.FileIO(fd, "w", closefd=False), 1 << 16)
@@ -64,20 +64,20 @@ class MarkingWriter(io.BufferedWriter):
 
     def write(self, data: Any) -> int:
         try:
-            if data and self._changes.fd != self._fd:  # a flush writes nothing, and marks nothing
+            if data and self._changes.fd != self._fd:  # an empty write (a flush) needs no mark
                 self._changes.to(self._fd)
-        finally:  # the text is not lost if an interrupt comes just now
+        finally:  # keep the text even if an interrupt arrives here
             written = _write(self, data)
         return written
 
 
 def open_stream(name: str, fd: int, changes: ChangeMarks) -> None:
-    """Make `sys.stdout` or `sys.stderr` a stream that marks changes and passes on each line at once.
+    """Replace `sys.stdout` or `sys.stderr` by a line-buffered stream that marks changes.
 
     Args:
         name: "stdout" or "stderr".
-        fd: the file descriptor that it writes to.
-        changes: shared by both streams.
+        fd: file descriptor that the stream writes to.
+        changes: mark writer, shared by both streams.
     """
     writer = MarkingWriter(fd, changes)
     stream = io.TextIOWrapper(writer, encoding="utf-8", errors="backslashreplace", line_buffering=True)
@@ -86,13 +86,13 @@ def open_stream(name: str, fd: int, changes: ChangeMarks) -> None:
 
 
 class StreamMerge:
-    """The text of one process, without the `Change` marks.
+    """Merges the text of both pipes of one process and removes the `Change` marks.
 
-    Text after a mark is held until the other pipe has come to that mark. An interrupt can keep a rank from writing the
-    second one. So the end of a cell releases all text, since everything that the cell wrote was read by then.
+    Text after a mark is held until the other pipe reaches that mark. An interrupt can prevent a rank from writing the
+    second mark. So the end of a cell releases all text, because all text of the cell has been read by then.
 
     Args:
-        token: the session's mark token; "" for a process without marks.
+        token: mark token of the session; "" for a process without marks.
 
     Example:
         >>> merge, mark = StreamMerge("ab12"), Change(1).encode("ab12")
@@ -105,10 +105,10 @@ class StreamMerge:
     def __init__(self, token: str) -> None:
         self._marks = MarkReader(token) if token else None
         self._held = {1: b"", 2: b""}
-        self._changes = {1: 0, 2: 0}  # the last change that was reached, by fd
+        self._changes = {1: 0, 2: 0}  # fd -> number of the last change reached
 
     def feed(self, fd: int, data: bytes) -> Iterator[tuple[int, bytes]]:
-        """Add text of a pipe. Yields `(fd, text)`."""
+        """Add text of a pipe. Yield `(fd, text)` for text that can be shown."""
         is_plain = not (self._held[1] or self._held[2] or b"\x1e" in data)
         if self._marks is None or is_plain:
             yield fd, data
@@ -125,7 +125,7 @@ class StreamMerge:
             yield from self.rest()
 
     def rest(self) -> Iterator[tuple[int, bytes]]:
-        """Release the text that is held."""
+        """Yield all held text."""
         for fd in (2, 1):
             data, self._held[fd] = self._held[fd], b""
             yield from self._without_changes(fd, data)
@@ -133,8 +133,11 @@ class StreamMerge:
     def _free(self, fd: int) -> Generator[tuple[int, bytes], None, bool]:
         """Yield the text of a pipe up to the first change that the other pipe has not reached.
 
-        Text of fd 2 that waits for a change goes before the text of fd 1 after that change, which may be the end of the
-        cell. Returns whether text of fd 2 has to go first.
+        Held text of fd 2 before a change precedes the text of fd 1 after that change, which may include the end of the
+        cell.
+
+        Returns:
+            Whether the text of fd 2 has to be yielded first.
         """
         assert self._marks is not None
         data, at, marks_end = self._held[fd], 0, 0
@@ -160,7 +163,7 @@ class StreamMerge:
         return False
 
     def _is_over(self) -> bool:
-        """Return whether the held text must not wait: its cell has ended, or it is long."""
+        """Return whether to release the held text: its cell has ended, or the text is too long."""
         assert self._marks is not None
         if not (self._held[1] or self._held[2]):
             return False

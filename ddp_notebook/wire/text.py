@@ -1,4 +1,4 @@
-"""The bytes of a rank's pipes, cut at the marks in them, and put into one order with what comes by the wire."""
+"""Split the text of a rank's pipes at its marks, and order it with the displays that arrive over ZeroMQ."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ Piece = str | Mark
 
 
 class TextSplitter:
-    """Cuts one pipe's stream into text (`str`), the cells that end there (`CellEnd`) and the places of displays.
+    """Splits the stream of one pipe into text (`str`), ends of cells (`CellEnd`) and positions of displays
+    (`DisplayMark`).
 
     Marks and characters may be split across reads.
 
     Args:
-        token: the session's mark token.
+        token: mark token of the session.
 
     Example:
         >>> splitter = TextSplitter("ab12")
@@ -33,7 +34,7 @@ class TextSplitter:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def feed(self, data: bytes) -> Iterator[Piece]:
-        """What these bytes complete."""
+        """Add data of the pipe. Yield the text and marks that are complete now."""
         data = self._held + data
         at = 0
         for start, end, mark in self._marks.find(data):
@@ -45,7 +46,8 @@ class TextSplitter:
         yield from self._text(data[at:end])
 
     def _text(self, data: bytes, final: bool = False) -> Iterator[str]:
-        """The text; with `final` also what was begun of a character, so that it does not reach the next cell."""
+        """Yield decoded text. `final` also flushes an incomplete character, so that it does not leak into the next
+        cell."""
         if not data and not final:
             return
         text = self._decoder.decode(data, final)
@@ -54,7 +56,7 @@ class TextSplitter:
 
 
 class Ordered:
-    """What one rank writes and displays, in the order in which it did: text waits for the display before it.
+    """Merges the text and displays of one rank in their original order: text waits for the display before it.
 
     Example:
         >>> ordered = Ordered()
@@ -71,10 +73,10 @@ class Ordered:
         self._last_place = 0
 
     def add(self, fd: int, piece: Piece) -> Iterator[tuple[int, Piece | Display]]:
-        """A piece of a pipe has come: what can be handled now, as `(fd, piece)`.
+        """Add a piece of a pipe. Yield all pieces that can be shown now, as `(fd, piece)`.
 
-        Places are numbered in the order of their marks. An interrupt may cause a second mark of a place, whose display
-        comes once: text would wait for it forever.
+        Displays are numbered in the order of their marks. An interrupt may repeat a mark, but its display arrives once.
+        A repeated mark is ignored, because text would wait for it forever.
         """
         if isinstance(piece, DisplayMark):
             if piece.number <= self._last_place:
@@ -87,12 +89,12 @@ class Ordered:
         yield from self._release()
 
     def arrived(self, display: Display) -> Iterator[tuple[int, Piece | Display]]:
-        """A display has come by the wire: what can be handled now."""
+        """Add a display that arrived over ZeroMQ. Yield all pieces that can be shown now."""
         self._displays[display.place] = display
         yield from self._release()
 
     def give_up(self) -> Iterator[tuple[int, Piece | Display]]:
-        """No display will come any more: the rank has died."""
+        """Yield the remaining pieces. Call it when the rank has died, so that no display will arrive."""
         waiting, self._waiting = self._waiting, deque()
         self._last_place = 0
         for fd, piece in waiting:
