@@ -1,18 +1,18 @@
-"""What is recorded, and the words and units in which both sides speak of it.
+"""Recorded data and its vocabulary, shared by the notebook and the ranks.
 
-    schema       what a rank records, as tables
-    codec        a batch of records as bytes, with its checksum
-    renumbering  that ranks have other numbers from here on
-    operation    a collective, send or receive in words and numbers
-    meaning      what the collectives of FSDP, DTensor and DDP are for
-    words        sets of ranks in words
-    names        names that users choose, as messages show them
-    shortages    resources that a process has run out of, in sentences
-    units        numbers with their units
-    clocks       which clock a process has
-    logs         where `ddp_notebook.log` of this process goes
-    switches     features that a test has switched off
-    marker       names of files that are there for a while only, and of one by which a host sees the notebook's folder
+    schema       tables of recorded rows
+    codec        serialization of a batch of rows, with a checksum
+    renumbering  marker in a recording for new rank numbers
+    operation    description of a collective, send or receive
+    meaning      purpose of the collectives of FSDP, DTensor and DDP
+    words        sets of ranks and places in programs as text
+    names        names chosen by users, as messages show them
+    shortages    sentences about exhausted resources of a process
+    units        numbers with units as text
+    clocks       identity of a process's monotonic clock
+    logs         target of `ddp_notebook.log` in this process
+    switches     features that a test has disabled
+    marker       names of temporary files, and the file with which a host recognizes the notebook's folder
 
-Both sides import this package; it imports neither.
+The notebook and the ranks import this package. It imports code of neither.
 """

@@ -1,4 +1,4 @@
-"""Which clock a process has: on Linux all processes of one boot of a machine share the monotonic one."""
+"""Identity of a process's monotonic clock. On Linux all processes of one boot of a machine share this clock."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ddp_notebook.stdlib import socket
 
 
 def boot_id() -> str:
-    """Equal for processes that share a `time.monotonic_ns` clock; empty where that is not known."""
+    """Return a text that is equal for processes with the same `time.monotonic_ns` clock; empty if unknown."""
     try:
         return f"{socket.gethostname()}/{Path('/proc/sys/kernel/random/boot_id').read_text().strip()}"
     except OSError:

@@ -1,10 +1,10 @@
-"""A batch of what a rank has recorded, and its binary form: on the wire, and in files.
+"""Serialize batches of recorded rows, for the connection to the notebook and for files.
 
     "DDPB"  version u2  tables u2  crc32 u4 of all that follows  nbytes u8 of all that follows
-    JSON length u4, JSON: who has sent it, new texts, whole tensors in words, columns and rows of each table
+    JSON length u4, JSON: sender, new texts, metadata of whole tensors, name, row count and row size of each table
     the rows of each table, the bytes of each whole tensor
 
-Little endian. Both sides import this; it knows nothing of torch.
+Numbers are little endian. This module does not import torch.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ VERSION = 1
 _MAGIC = b"DDPB"
 _HEAD = struct.Struct("<4sHHIQ")
 _LENGTH = struct.Struct("<I")
-_of_json = json.JSONDecoder().raw_decode  # `json.loads` guesses the encoding first
+_of_json = json.JSONDecoder().raw_decode  # unlike `json.loads`, does not detect the encoding first
 # Exceptions that a malformed header can raise even if the checksum matches.
 _DAMAGE = (KeyError, TypeError, ValueError, AttributeError, OverflowError, struct.error, RecursionError)
 
 
 class CodecError(ValueError):
-    """The bytes hold no batch that this version can read."""
+    """The bytes are not a batch that this version can read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tensor:
-    """One whole tensor, kept on demand."""
+    """Complete contents of one tensor, recorded on request."""
 
     call: int
-    side: int  # index in `records.SIDES`
+    side: int  # index in `schema.SIDES`
     dtype: str
     shape: tuple[int, ...]
     data: bytes
@@ -45,15 +45,15 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """What one rank has recorded since its last batch.
+    """Rows that one rank recorded since its last batch.
 
     Args:
-        rank: whose it is.
-        stream: number of the rank's process: texts and calls are counted anew in each.
-        dropped: rows that were dropped before this batch, since the notebook could not keep up.
-        texts: new texts, by their numbers.
-        tables: rows, by the name of the table.
-        tensors: whole tensors.
+        rank: rank of the session.
+        stream: number of the rank's process. Texts and calls are numbered per process.
+        dropped: rows that the rank dropped before this batch because the notebook could not keep up.
+        texts: text number -> new text.
+        tables: table name -> rows.
+        tensors: complete tensors.
 
     Example:
         >>> batch = Batch(rank=1, stream=7, texts={1: "all_reduce"})
@@ -71,11 +71,11 @@ class Batch:
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Batch) and encode(self) == encode(other)
 
-    __hash__ = None  # type: ignore[assignment]  # holds arrays
+    __hash__ = None  # type: ignore[assignment]  # contains arrays
 
 
 def encode(batch: Batch) -> bytes:
-    """The batch as bytes."""
+    """Serialize a batch."""
     tables = {name: rows for name, rows in batch.tables.items() if len(rows)}
     words = {
         "rank": batch.rank,
@@ -98,10 +98,10 @@ def encode(batch: Batch) -> bytes:
 
 
 def decode(data: bytes) -> Batch:
-    """The batch that `encode` made these bytes from.
+    """Deserialize the bytes of `encode`.
 
     Raises:
-        CodecError: they hold none, or one of another version.
+        CodecError: the bytes are not a batch, or have another version.
     """
     batch, end = _read(data, 0)
     if end != len(data):
@@ -110,10 +110,12 @@ def decode(data: bytes) -> Batch:
 
 
 def skim(data: bytes) -> Batch:
-    """A batch without its rows and tensors, which are counted as dropped: a third of the time that `decode` takes.
+    """Deserialize a batch without its rows and tensors, and count the rows as dropped.
+
+    This takes a third of the time of `decode`.
 
     Raises:
-        CodecError: the bytes hold none, or one of another version.
+        CodecError: the bytes are not a batch, or have another version.
     """
     body, _ = _checked(data, 0)
     try:
@@ -126,10 +128,10 @@ def skim(data: bytes) -> Batch:
 
 
 def decode_all(data: bytes) -> Iterator[Batch]:
-    """The batches of a file. The last one may be cut short where its rank was ended.
+    """Yield the batches of a file. An incomplete last batch is skipped, because its rank may have been killed.
 
     Raises:
-        CodecError: the file holds something else.
+        CodecError: the file contains other data.
     """
     at = 0
     while at < len(data):
@@ -151,7 +153,7 @@ def _read(data: bytes, at: int) -> tuple[Batch, int]:
 
 
 def _checked(data: bytes, at: int) -> tuple[memoryview, int]:
-    """The body of the batch that begins here, its checksum verified, and how many tables it has."""
+    """Return the body of the batch at offset `at` and its number of tables. Verify the checksum."""
     try:
         magic, version, count, crc, nbytes = _HEAD.unpack_from(data, at)
     except struct.error as error:
@@ -167,7 +169,7 @@ def _checked(data: bytes, at: int) -> tuple[memoryview, int]:
 
 
 def _words(body: memoryview) -> tuple[dict[str, Any], int]:
-    """Its JSON, and where that ends."""
+    """Return the JSON of a batch body and the offset of its end."""
     (length,) = _LENGTH.unpack_from(body)
     at = _LENGTH.size + length
     words, end = _of_json(text := str(body[_LENGTH.size : at], "utf-8"))

@@ -1,4 +1,4 @@
-"""Where `ddp_notebook.log` of this process goes: a rank's recording, or that of a script that is recorded."""
+"""Target of `ddp_notebook.log` in this process: the recorder of a rank or of a recorded script."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ _log: Callable[..., None] | None = None
 
 
 def install(log: Callable[..., None]) -> None:
-    """From now on `ddp_notebook.log` calls this."""
+    """Make `ddp_notebook.log` call this function."""
     global _log
     _log = log
 
 
 def is_log(value: object) -> bool:
-    """Return whether a value is the `log` that every rank has."""
+    """Return whether a value is the `log` function that every rank defines for cells."""
     ours = getattr(_log, "__func__", None)
     return ours is not None and getattr(value, "__func__", None) is ours
 
 
 def current() -> Callable[..., None] | None:
-    """What `ddp_notebook.log` calls; None: nothing is recorded in this process."""
+    """Return the function that `ddp_notebook.log` calls; None if this process is not recorded."""
     return _log

@@ -1,4 +1,4 @@
-"""Files that are there for a while only, and are known by how their names begin."""
+"""Temporary files of this package, recognized by the prefix of their names."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from pathlib import Path
 
 from ddp_notebook.stdlib import contextlib
 
-MARK = ".ddp_notebook-"  # how their names begin
+MARK = ".ddp_notebook-"  # prefix of the names
 
 
 def a_name() -> str:
-    """One that no other has.
+    """Return a new unique file name.
 
     Example:
         >>> a_name().startswith(MARK)
@@ -23,8 +23,10 @@ def a_name() -> str:
 
 @contextlib.contextmanager
 def marked(folder: Path) -> Iterator[str]:
-    """A file in a folder of the notebook's, whose name tells a host that it sees the same folder. Yields the name; "":
-    none can be made there.
+    """Create a temporary marker file in the notebook's folder, so that a host can check that it sees the same folder.
+
+    Yields:
+        The name of the file; "" if it cannot be created.
 
     Example:
         >>> import tempfile

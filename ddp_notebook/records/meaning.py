@@ -1,8 +1,8 @@
-"""What the collectives of torch's parallel libraries are for, in words."""
+"""Purpose of the collectives called by parallel libraries of torch."""
 
 from __future__ import annotations
 
-_MEANINGS = {  # by origin and the beginning of the operation's name
+_MEANINGS = {  # origin -> prefix of the operation name -> purpose
     "ddp": {"all_reduce": "mean of gradients", "broadcast": "parameters or buffers of rank 0"},
     "fsdp": {
         "all_gather": "gather of parameters",
@@ -23,11 +23,11 @@ _MEANINGS = {  # by origin and the beginning of the operation's name
 
 
 def meaning(origin: str, op: str) -> str:
-    """What a collective is for; "" where its caller alone knows.
+    """Describe the purpose of a collective; "" if it is unknown.
 
     Args:
-        origin: who has called, one of `schema.ORIGINS`.
-        op: the operation.
+        origin: library that called it, one of `schema.ORIGINS`.
+        op: name of the operation.
 
     Example:
         >>> meaning("fsdp", "all_gather_single"), meaning("user", "all_reduce")

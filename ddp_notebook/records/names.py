@@ -1,16 +1,15 @@
-"""Names and texts that users choose, as they stand in a message: no control characters, and of bounded length."""
+"""Format names and texts of users for messages: with escaped control characters and limited length."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-_MOST_CHARS = 80  # of one name
+_MOST_CHARS = 80  # maximum length of one name
 _MOST_NAMES = 8
 
 
 def readable(name: str) -> str:
-    """Return a name as a message shows it, in quotation marks if it is empty or has characters that a terminal would
-    obey.
+    """Format a name. Empty names and names with characters that a terminal would interpret get quotation marks.
 
     Example:
         >>> print(readable("loss"), readable(""), readable("\\x1b[31mred"), readable("a\\nb"))
@@ -22,7 +21,7 @@ def readable(name: str) -> str:
 
 
 def listed(names: Iterable[str], most: int = _MOST_NAMES) -> str:
-    """Return names as a list with commas, and the number of names that it leaves out.
+    """Join names with commas, and append the number of omitted names.
 
     Example:
         >>> listed(["loss", ""]), listed(f"x{i}" for i in range(1000))
@@ -34,7 +33,7 @@ def listed(names: Iterable[str], most: int = _MOST_NAMES) -> str:
 
 
 def printable(text: str) -> str:
-    """Return a text with escapes in the place of characters that a terminal would obey or that UTF-8 cannot encode.
+    """Escape characters that a terminal would interpret or that UTF-8 cannot encode.
 
     Example:
         >>> printable("a\\x1b[2Jb\\ud800")
@@ -44,7 +43,7 @@ def printable(text: str) -> str:
 
 
 def printable_lines(text: str) -> str:
-    """Return lines with escapes in the place of control characters other than newline and tab.
+    """Escape control characters other than newline and tab.
 
     Example:
         >>> printable_lines("a\\x1b[2J\\nb")
@@ -54,5 +53,5 @@ def printable_lines(text: str) -> str:
 
 
 def _is_control(one: str) -> bool:
-    """Return whether a terminal would obey the character, or UTF-8 cannot encode it."""
+    """Return whether a terminal would interpret the character, or UTF-8 cannot encode it."""
     return (one < " " and one not in "\n\t") or "\x7f" <= one < "\xa0" or "\ud800" <= one <= "\udfff"

@@ -1,4 +1,4 @@
-"""A communication operation in words and numbers, as both sides describe one that a rank waits in."""
+"""Description of a communication operation, for operations that a rank waits in."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ddp_notebook.records.names import readable
 from ddp_notebook.records.units import size
 
 POINT_TO_POINT = ("send", "recv")
-OPERATIONS = (  # all that are recorded
+OPERATIONS = (  # all recorded operations
     *POINT_TO_POINT,
     "all_reduce",
     "all_reduce_coalesced",
@@ -35,21 +35,21 @@ OPERATIONS = (  # all that are recorded
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
-    """One call of a collective, of a send or of a receive, on one rank."""
+    """One call of a collective, send or receive on one rank."""
 
-    name: str  # as users call it: "all_reduce"
-    number: int  # on its rank, in its group since that was formed: collectives, sends and receives each from 1
-    group: str  # "default", or how `torch` or the user describes it
-    ranks: tuple[int, ...]  # of the group, as ranks of the session
-    dtype: str = ""  # of its tensors, without "torch."; "": it has none
-    shapes: tuple[tuple[int, ...], ...] = ()  # of its input, or of its output where it has no input
+    name: str  # name in the user's API: "all_reduce"
+    number: int  # counter in the group since it was formed; collectives, sends and receives count separately from 1
+    group: str  # "default", or the description by torch or the user
+    ranks: tuple[int, ...]  # ranks of the group, as ranks of the session
+    dtype: str = ""  # dtype of the tensors, without "torch."; "" without tensors
+    shapes: tuple[tuple[int, ...], ...] = ()  # shapes of the inputs, or of the outputs for an operation without inputs
     nbytes: int = 0
-    root: int | None = None  # the source, or the destination, as a rank of the session
-    tag: int = 0  # of a message
+    root: int | None = None  # source or destination, as a rank of the session
+    tag: int = 0  # tag of a send or receive
     reduce_op: str = ""
-    meaning: str = ""  # what it carries, in words: "activations of microbatch 3 for stage 2"
-    origin: str = ""  # the parallel library of torch that needs it for that, of `schema.ORIGINS`; "": none, or unknown
-    since_s: float = 0.0  # how long it has been under way
+    meaning: str = ""  # contents of the message: "activations of microbatch 3 for stage 2"
+    origin: str = ""  # torch library that called it, one of `schema.ORIGINS`; "" if none or unknown
+    since_s: float = 0.0  # seconds since the start of the call
 
     @property
     def is_point_to_point(self) -> bool:
@@ -57,23 +57,23 @@ class Operation:
 
     @property
     def what(self) -> str:
-        """Such as `"float32[1024]"`."""
+        """Return dtype and shapes, such as `"float32[1024]"`."""
         return ", ".join(
             [f"{self.dtype}{_shape(shape)}" for shape in self.shapes[:2]] + ["..."] * (len(self.shapes) > 2)
         )
 
     @property
     def size(self) -> str:
-        """Such as `"4.1 kB"`."""
+        """Return the size, such as `"4.1 kB"`."""
         return size(self.nbytes)
 
     @property
     def short(self) -> str:
-        """Such as `"all_reduce #12"`."""
+        """Return name and number, such as `"all_reduce #12"`."""
         return f"{self.name} #{self.number}"
 
     def __str__(self) -> str:
-        """Such as `"all_reduce #12 of group default"`, `"recv #1 from rank 2 with tag 4"`."""
+        """Describe the call: `"all_reduce #12 of group default"`, `"recv #1 from rank 2 with tag 4"`."""
         toward = {"send": "to", "recv": "from"}.get(self.name)
         if toward is not None:
             text = f"{self.short} {toward} {'any rank' if self.root is None else f'rank {self.root}'}"
@@ -82,12 +82,12 @@ class Operation:
         return f"{self.short} of group {readable(self.group)}"
 
     def to_json(self) -> dict[str, Any]:
-        fields = {name: getattr(self, name) for name in self.__dataclass_fields__}  # `asdict` copies every rank
+        fields = {name: getattr(self, name) for name in self.__dataclass_fields__}  # `asdict` would copy the rank list
         return {**fields, "ranks": _stretches(self.ranks)}
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> Operation:
-        """The operation whose `to_json` gave this; JSON has made lists of its tuples."""
+        """Return the operation of `to_json`. Lists in the JSON become tuples again."""
         shapes = tuple(tuple(shape) for shape in fields["shapes"])
         ranks = _ranks(tuple(tuple(stretch) for stretch in fields["ranks"]))
         return cls(**{**fields, "ranks": ranks, "shapes": shapes})
@@ -95,8 +95,9 @@ class Operation:
 
 @lru_cache(maxsize=64)
 def _stretches(ranks: tuple[int, ...]) -> list[tuple[int, int, int]]:
-    """Ranks as (first, how many, step): short for all groups of a mesh. Each of many ranks that wait for all others
-    tells them, and with all their numbers that would be their square.
+    """Compress ranks to (first, count, step) triples, which are short for all groups of a mesh.
+
+    Every waiting rank sends the ranks of its group. Complete lists would need quadratic space in total.
 
     Example:
         >>> _stretches((0, 1, 2, 3)), _stretches((1, 5, 9, 2))
@@ -116,7 +117,7 @@ def _stretches(ranks: tuple[int, ...]) -> list[tuple[int, int, int]]:
 
 @lru_cache(maxsize=64)
 def _ranks(stretches: tuple[tuple[int, ...], ...]) -> tuple[int, ...]:
-    """What `_stretches` was made of: one object for all ranks that tell the same."""
+    """Expand the triples of `_stretches`. The cache shares one tuple between ranks with equal groups."""
     return tuple(first + number * step for first, count, step in stretches for number in range(count))
 
 

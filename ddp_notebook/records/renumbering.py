@@ -1,4 +1,4 @@
-"""That ranks have other numbers from here on, between the batches of a recording."""
+"""Marker between the batches of a recording: from here on, ranks have new numbers."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from ddp_notebook.stdlib import json
 
 
 class Renumbered(NamedTuple):
-    """More or fewer ranks.
+    """New rank numbers after a resize.
 
     Args:
-        stayed: the former number of each rank that has stayed, by its new one.
-        world_size: the most ranks that there have been.
+        stayed: new rank -> previous rank, for each rank that stayed.
+        world_size: maximum number of ranks so far.
 
     Example:
         >>> Renumbered.decode(Renumbered({0: 1}, 2).encode())

@@ -1,7 +1,7 @@
-"""Resources of this process that have run out, as sentences with the amount in use and the limit.
+"""Sentences about exhausted resources of this process, with the amount in use and the limit.
 
-Each sentence comes from the limits and counters of the system at the time of the call, not from the text of an error:
-an error only says which resources are looked at.
+The amounts are limits and counters of the operating system at the time of the call. The text of an error only
+determines which resources are checked.
 
 | resource | limit | in use |
 |---|---|---|
@@ -26,16 +26,16 @@ SHM = "/dev/shm"
 DESCRIPTORS, MEMORY, PROCESSES, DISK, SHARED = "descriptors", "memory", "processes", "disk", "shared memory"
 _MIB = 1 << 20
 _LITTLE_BYTES = 64 << 10  # a file system with less free space counts as full
-_LITTLE_MEMORY = 16 * _MIB  # less counts as none: a thread, or a malloc arena, takes as much ...
-_MUCH_MEMORY = 128 * _MIB  # ... and so does a twentieth of a limit, up to this
-_MANY_DESCRIPTORS = 1 << 20  # without a limit
-_NO_LIMIT_BYTES = 1 << 62  # cgroups of version 1 show a larger number if no limit is set
+_LITTLE_MEMORY = 16 * _MIB  # less free memory counts as exhausted: a thread or a malloc arena needs this much ...
+_MUCH_MEMORY = 128 * _MIB  # ... and so does less than 5 % of the limit, up to this amount
+_MANY_DESCRIPTORS = 1 << 20  # result without a limit
+_NO_LIMIT_BYTES = 1 << 62  # cgroups of version 1 report a larger number if no limit is set
 _TEXTS = {
-    DESCRIPTORS: ("Too many open files", "too many open files"),  # the second by libuv, in TensorPipe
+    DESCRIPTORS: ("Too many open files", "too many open files"),  # the second text is from libuv, in TensorPipe
     MEMORY: ("can't allocate memory", "bad_alloc", "Cannot allocate memory", "not enough memory"),
     PROCESSES: ("can't start new thread", "Resource temporarily unavailable"),
     DISK: ("No space left on device", "Disk quota exceeded"),
-    SHARED: ("out of shared memory",),  # torch's words, also of a DataLoader
+    SHARED: ("out of shared memory",),  # text of torch errors, also from a DataLoader
 }
 _ERRNOS = {
     errno.EMFILE: DESCRIPTORS,
@@ -47,7 +47,7 @@ _ERRNOS = {
 
 
 def kinds(error: BaseException) -> set[str]:
-    """Return the resources that an error may be about: `{"descriptors"}`.
+    """Return the resources whose exhaustion may have caused an error: `{"descriptors"}`.
 
     Example:
         >>> kinds(OSError(errno.EMFILE, "Too many open files")), kinds(ValueError("no"))
@@ -58,7 +58,7 @@ def kinds(error: BaseException) -> set[str]:
     if isinstance(error, OSError) and error.errno in _ERRNOS:
         return {_ERRNOS[error.errno]}
     if isinstance(error, OSError) and error.errno == errno.EAGAIN:
-        return {PROCESSES, MEMORY}  # a thread needs memory for its stack
+        return {PROCESSES, MEMORY}  # the stack of a thread needs memory
     if not isinstance(error, RuntimeError | OSError) or not error.args or not isinstance(error.args[0], str):
         return set()
     found = {kind for kind, texts in _TEXTS.items() if any(text in error.args[0] for text in texts)}
@@ -76,15 +76,15 @@ def sentences(
     lent_bytes: int = 0,
     has_failed: bool = False,
 ) -> list[str]:
-    """Return a sentence for each of these resources that this process has none left of.
+    """Return a sentence for each resource that is exhausted in this process.
 
     Args:
-        who: the process, as the sentence names it: "rank 1".
-        wanted: the resources to look at.
-        paths: folders whose file systems are looked at.
-        descriptors: how many are in use; None: count them.
-        lent_bytes: memory of a reserve that counts as used.
-        has_failed: a request for memory was refused: then the tightest limit is named also if some of it is left.
+        who: name of the process for the sentence: "rank 1".
+        wanted: resources to check.
+        paths: folders whose file systems to check.
+        descriptors: number of descriptors in use; None to count them.
+        lent_bytes: size of a memory reserve that counts as used.
+        has_failed: whether an allocation failed. Then the tightest memory limit is named even if some memory is left.
 
     Example:
         >>> sentences("this process", {DESCRIPTORS})
@@ -111,7 +111,7 @@ def sentences(
 
 
 def places(error: BaseException) -> list[str]:
-    """Return the folders that a full disk may be about: that of the error's file, and those that everything uses."""
+    """Return folders on a possibly full disk: the folder of the error's file, and the commonly used folders."""
     named = getattr(error, "filename", None)
     folders = [os.path.dirname(os.path.abspath(named))] if isinstance(named, str) else []
     with contextlib.suppress(OSError):
@@ -120,15 +120,15 @@ def places(error: BaseException) -> list[str]:
 
 
 def open_descriptors() -> int:
-    """Return how many file descriptors this process has open. It needs one for that."""
+    """Return the number of open file descriptors of this process. Counting needs a free descriptor."""
     return len(os.listdir("/proc/self/fd")) - 1
 
 
 def free_descriptors() -> int:
-    """Return how many file descriptors this process may still open. It needs one to find out.
+    """Return the number of file descriptors that this process may still open. Counting needs a free descriptor.
 
     Raises:
-        OSError: none is left.
+        OSError: no descriptor is free.
     """
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limit == resource.RLIM_INFINITY:
@@ -141,7 +141,7 @@ def _descriptors(who: str, used: int | None) -> Iterator[str]:
     if used is None:
         try:
             used = open_descriptors()
-        except OSError as error:  # there is none to count them with
+        except OSError as error:  # no free descriptor to count them
             if error.errno != errno.EMFILE:
                 raise
             used = limit
@@ -167,7 +167,7 @@ def _memory(who: str, lent_bytes: int, *, has_failed: bool) -> Iterator[str]:
 
 
 def memory_limit(cgroup: Path) -> int | None:
-    """Return the memory limit of a cgroup in bytes; None: it has none."""
+    """Return the memory limit of a cgroup in bytes; None if there is none."""
     for name in ("memory.max", "memory.limit_in_bytes"):
         if (limit := _number(cgroup / name)) is not None and limit < _NO_LIMIT_BYTES:
             return limit
@@ -175,7 +175,7 @@ def memory_limit(cgroup: Path) -> int | None:
 
 
 def _in_use(cgroup: Path) -> int | None:
-    """Return the memory in use in a cgroup without pages of files, which the system drops when memory is short."""
+    """Return the memory in use in a cgroup, without file pages, which the kernel drops when memory is low."""
     for name, prefix in (("memory.current", ""), ("memory.usage_in_bytes", "total_")):
         if (used := _number(cgroup / name)) is not None:
             with contextlib.suppress(OSError, ValueError):
@@ -193,9 +193,9 @@ def _processes(who: str) -> Iterator[str]:
             yield f"{who} can start no thread or process: {used} of {limit} (pids of the cgroup {folder})"
             return
     limit, _ = resource.getrlimit(resource.RLIMIT_NPROC)
-    if limit != resource.RLIM_INFINITY and os.getuid():  # it does not bind root
+    if limit != resource.RLIM_INFINITY and os.getuid():  # root has no such limit
         all_tasks = int(Path("/proc/loadavg").read_text().split()[3].partition("/")[2])
-        used = sum(_threads_of_user(os.getuid())) if all_tasks >= limit else 0  # to count takes long
+        used = sum(_threads_of_user(os.getuid())) if all_tasks >= limit else 0  # counting is slow
         if used >= limit:
             yield f"{who} can start no thread or process: {used} of {limit} (of user {os.getuid()}, RLIMIT_NPROC)"
 
@@ -203,7 +203,7 @@ def _processes(who: str) -> Iterator[str]:
 def _threads_of_user(user: int) -> Iterator[int]:
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
-            with contextlib.suppress(OSError, KeyError, ValueError):  # it has just ended
+            with contextlib.suppress(OSError, KeyError, ValueError):  # the process has just ended
                 its = _fields(str(folder / "status"))
                 if int(its["Uid"].split()[0]) == user:
                     yield int(its["Threads"])
@@ -222,7 +222,7 @@ def _disk(who: str, path: str, *, has_failed: bool = False) -> Iterator[str]:
 
 
 def _mount(path: str) -> str:
-    """Return the folder at which the file system of a path is mounted."""
+    """Return the mount point of the file system that contains a path."""
     path = os.path.realpath(path)
     while not os.path.ismount(path):
         path = os.path.dirname(path)
@@ -230,7 +230,7 @@ def _mount(path: str) -> str:
 
 
 def cgroups(controller: str) -> Iterator[Path]:
-    """Yield the folders of this process's cgroup and of those above it, in version 2 or 1 of cgroups."""
+    """Yield the folders of this process's cgroup and of its parents, for cgroups of version 2 or 1."""
     for line in Path("/proc/self/cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers and controller not in controllers.split(","):
@@ -246,7 +246,7 @@ def cgroups(controller: str) -> Iterator[Path]:
 
 
 def _number(file: Path) -> int | None:
-    """Return the number in a file; None: the file does not exist, or holds no limit ("max")."""
+    """Return the number in a file; None if the file does not exist or contains "max" (no limit)."""
     with contextlib.suppress(OSError, ValueError):
         return int(file.read_text())
     return None

@@ -1,4 +1,4 @@
-"""Features that a test has switched off. For tests only: users have no such setting."""
+"""Features that a test has disabled. For tests only; users have no such setting."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ VARIABLE = "DDP_NOTEBOOK_TEST_WITHOUT"
 
 
 def without() -> frozenset[str]:
-    """Return the names of the features that are off in this process.
+    """Return the names of the disabled features.
 
     Example:
         >>> without()

@@ -1,4 +1,4 @@
-"""Numbers with their units, short."""
+"""Format numbers with units."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ddp_notebook.stdlib import math
 
 
 def two_figures(value: float) -> str:
-    """A number: two figures below 10, whole above.
+    """Format a number: two significant figures below 10, an integer above.
 
     Example:
         >>> two_figures(1234.5), two_figures(9.26), two_figures(0.0)
@@ -19,7 +19,7 @@ def two_figures(value: float) -> str:
 
 
 def at_most_three_figures(value: float) -> str:
-    """A value at the end of its line; whole from 1000 on.
+    """Format a number with at most three significant figures; an integer from 1000 to a million.
 
     Example:
         >>> at_most_three_figures(0.8), at_most_three_figures(2.3456), at_most_three_figures(51440.0)
@@ -29,7 +29,8 @@ def at_most_three_figures(value: float) -> str:
 
 
 def three_figures(value: float) -> str:
-    """A value of a metric, as the monitor in the browser writes it (data/format.js); whole from 1000 on.
+    """Format a metric as the browser's monitor does (data/format.js): three significant figures, an integer from 1000
+    on.
 
     Example:
         >>> [three_figures(value) for value in (0.1, 2.3456, 7616.0, 1e-5, math.inf)]
@@ -46,7 +47,7 @@ def three_figures(value: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """In the unit that fits.
+    """Format a duration in seconds, minutes or hours.
 
     Example:
         >>> duration(42), duration(600), duration(7200)
@@ -57,11 +58,16 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
-_TIMES = (("ns", 1, 1e3), ("µs", 1e3, 0.9995e6), ("ms", 1e6, 999.5e6), ("s", 1e9, math.inf))  # unit, ns, below so many
+_TIMES = (
+    ("ns", 1, 1e3),
+    ("µs", 1e3, 0.9995e6),
+    ("ms", 1e6, 999.5e6),
+    ("s", 1e9, math.inf),
+)  # unit, its ns, upper bound
 
 
 def ms(ns: float) -> str:
-    """A time of so many nanoseconds in the unit that fits, as the monitor in the browser writes it (data/format.js).
+    """Format a time in nanoseconds with a suitable unit, as the browser's monitor does (data/format.js).
 
     Example:
         >>> ms(51_234_567), ms(340_000), ms(2_050_000_000), ms(45), ms(0), ms(125e9)
@@ -76,7 +82,7 @@ def ms(ns: float) -> str:
 
 
 def size(nbytes: float) -> str:
-    """A size, in powers of ten as networks count.
+    """Format a size in bytes, with decimal prefixes (1 kB = 1000 B).
 
     Example:
         >>> size(512), size(4096), size(26_214_400)
@@ -91,7 +97,7 @@ def size(nbytes: float) -> str:
 
 
 def files(count: int, nbytes: float) -> str:
-    """An amount of files.
+    """Format a number of files with their size.
 
     Example:
         >>> files(1200, 4_200_000), files(1, 0)
@@ -101,7 +107,7 @@ def files(count: int, nbytes: float) -> str:
 
 
 def percent(share: float) -> str:
-    """A share of 1.
+    """Format a fraction (0 to 1) as a percentage.
 
     Example:
         >>> percent(0.724), percent(0.004), percent(0.0)
@@ -112,7 +118,7 @@ def percent(share: float) -> str:
 
 
 def bundle_chars(data: Mapping[str, Any]) -> int:
-    """Characters in a MIME bundle, all its types together.
+    """Return the number of characters of all texts in a MIME bundle.
 
     Example:
         >>> bundle_chars({"text/plain": "abc", "text/html": "<b>"})

@@ -1,4 +1,4 @@
-"""Sets of ranks in words, and sentences about them that several places share."""
+"""Format sets of ranks and places in programs, and shared sentences about them."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from collections.abc import Hashable, Mapping, Sequence
 from typing import TypeVar
 
 _T = TypeVar("_T", bound=Hashable)
-# What a cell on a rank finds in its namespace without having set it. `RESERVED_NAMES` cannot be pushed.
+# Names that a rank defines in the namespace of cells. `RESERVED_NAMES` cannot be pushed.
 RANK_VARIABLES = frozenset({"rank", "local_rank", "world_size", "device"})  # each rank has its own value
 IMPORTED_MODULES = frozenset({"torch", "dist"})
 OF_EACH_RANK = (  # environment variables that torchrun sets for each rank; a session sets them too
     *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"),
 )
-IPYTHON_NAMES = ("_oh", "_dh", "get_ipython", "__builtins__")  # IPython reads them in the namespace of cells
+IPYTHON_NAMES = ("_oh", "_dh", "get_ipython", "__builtins__")  # IPython reads these names in the namespace of cells
 RESERVED_NAMES = RANK_VARIABLES | IMPORTED_MODULES | {*IPYTHON_NAMES}
-LOG_FUNCTION = "log"  # users give this name to paths and files too, so a push may replace it
+LOG_FUNCTION = "log"  # users also use this name for paths and files, so a push may replace it
 
 
 def group_by_value(values: Mapping[int, _T]) -> dict[_T, list[int]]:
-    """Ranks that hold the same value, keyed by that value, in the order of their first rank."""
+    """Group ranks by value: value -> ranks, in the order of the first rank of each group."""
     groups: dict[_T, list[int]] = {}
     for rank in sorted(values):
         groups.setdefault(values[rank], []).append(rank)
@@ -26,7 +26,7 @@ def group_by_value(values: Mapping[int, _T]) -> dict[_T, list[int]]:
 
 
 def format_ranks(ranks: Sequence[int]) -> str:
-    """Ranks as a short set: `[0, 1, 2, 5]` -> `"0-2,5"`."""
+    """Format ranks as a short set: `[0, 1, 2, 5]` -> `"0-2,5"`."""
     parts: list[str] = []
     run: list[int] = []
     for rank in [*sorted(ranks), None]:
@@ -40,7 +40,8 @@ def format_ranks(ranks: Sequence[int]) -> str:
 
 
 def list_ranks(ranks: Sequence[int]) -> str:
-    """Ranks in a sentence, where two are no range: `[0, 1, 3]` -> `"ranks 0,1,3"`, `[0, 1, 2]` -> `"ranks 0-2"`."""
+    """Format ranks for a sentence, with a range from three ranks on: `[0, 1, 3]` -> `"ranks 0,1,3"`, `[0, 1, 2]` ->
+    `"ranks 0-2"`."""
     short = [part if part.count("-") == 0 else _without_pair(part) for part in format_ranks(ranks).split(",")]
     return f"rank{'' if len(ranks) == 1 else 's'} {','.join(short)}"
 
@@ -51,15 +52,16 @@ def _without_pair(part: str) -> str:
 
 
 def name_ranks(ranks: Sequence[int]) -> str:
-    """`[2]` -> `"rank 2"`, `[0, 1, 3]` -> `"ranks 0-1,3"`."""
+    """Format ranks with their noun: `[2]` -> `"rank 2"`, `[0, 1, 3]` -> `"ranks 0-1,3"`."""
     return f"rank{'' if len(ranks) == 1 else 's'} {format_ranks(ranks)}"
 
 
 def rank_on(rank: int, hosts: Sequence[str]) -> str:
-    """A rank with its host, where ranks are on several.
+    """Format a rank, with its host if the session has several.
 
     Args:
-        hosts: by rank; (): they are on one machine.
+        rank: rank of the session.
+        hosts: host of each rank; empty for a session on one machine.
 
     Example:
         >>> rank_on(2, ("gpu1", "gpu1", "gpu2")), rank_on(2, ())
@@ -69,10 +71,11 @@ def rank_on(rank: int, hosts: Sequence[str]) -> str:
 
 
 def ranks_on(ranks: Sequence[int], hosts: Sequence[str]) -> str:
-    """Ranks with the host that they share, where ranks are on several; without one where they share none.
+    """Format ranks, with their host if they share one and the session has several.
 
     Args:
-        hosts: by rank; (): they are on one machine.
+        ranks: ranks of the session.
+        hosts: host of each rank; empty for a session on one machine.
 
     Example:
         >>> ranks_on([2, 3], ("gpu1", "gpu1", "gpu2", "gpu2")), ranks_on([1, 2], ("gpu1", "gpu1", "gpu2", "gpu2"))
@@ -83,13 +86,15 @@ def ranks_on(ranks: Sequence[int], hosts: Sequence[str]) -> str:
 
 
 def in_function(name: str) -> str:
-    """What stands behind the line of a cell: `"load"` -> `" in load"`; `""` where it is in no function. Such code is
-    called `<module>` by Python, and `<cell line: 3>` by IPython 7.34."""
+    """Return the suffix for the line of a cell: `"load"` -> `" in load"`; `""` for code outside functions.
+
+    Python names such code `<module>`, and IPython 7.34 `<cell line: 3>`.
+    """
     return "" if name == "<module>" or name.startswith("<cell line: ") else f" in {name}"
 
 
 def with_call(line: str, called: str) -> str:
-    """A place in a program: a line and the function that it calls. `line_of` and `called_of` take it apart.
+    """Format a place in a program: a line, and the function that it calls. `line_of` and `called_of` parse it.
 
     Example:
         >>> with_call("cell line 7", "all_reduce"), with_call("cell line 7", "")
@@ -99,7 +104,7 @@ def with_call(line: str, called: str) -> str:
 
 
 def line_of(place: str) -> str:
-    """The line of a place from `with_call`.
+    """Return the line of a place from `with_call`.
 
     Example:
         >>> line_of("cell line 7, in all_reduce"), line_of("cell line 7")
@@ -109,7 +114,7 @@ def line_of(place: str) -> str:
 
 
 def called_of(place: str) -> str:
-    """The function that the line of a place from `with_call` calls; "" if it calls none.
+    """Return the called function of a place from `with_call`; "" if there is none.
 
     Example:
         >>> called_of("cell line 7, in all_reduce"), called_of("cell line 7")
@@ -119,7 +124,7 @@ def called_of(place: str) -> str:
 
 
 def train_apart(ranks: Sequence[int]) -> str:
-    """The sentence about ranks whose optimizers step while nothing is sent."""
+    """Return the sentence for ranks whose optimizers step although no gradients are sent."""
     return (
         f"{name_ranks(ranks)} train apart: no gradient was averaged by a collective, send or receive; if they are to "
         "train together, wrap the model in DistributedDataParallel, and call that one"
@@ -127,12 +132,12 @@ def train_apart(ranks: Sequence[int]) -> str:
 
 
 def is_whole_stack(stack: str) -> bool:
-    """Return whether the output of `faulthandler` has come to its end: the outermost frame of the main thread.
+    """Return whether the output of `faulthandler` is complete, down to the outermost frame of the main thread.
 
-    On a busy machine a process may stand still while it writes.
+    On a busy machine a process may pause while it writes the stacks.
 
     Example:
         >>> is_whole_stack('Thread 0x1:\\n  File "a.py", line 9 in <module>\\n'), is_whole_stack("Thread 0x1:")
         (True, False)
     """
-    return stack.rstrip().endswith(("in <module>", "in _run_module_as_main", "..."))  # the last: more than 100 frames
+    return stack.rstrip().endswith(("in <module>", "in _run_module_as_main", "..."))  # "...": more than 100 frames

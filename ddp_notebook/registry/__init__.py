@@ -1,12 +1,12 @@
-"""What of this user's runs on this machine and can be attached to from any notebook of the same user.
+"""Processes of this user on this machine to which a notebook can attach.
 
-    entries       a small file for each process, in a folder of the user's own: what has gone is cleared away
-    private       folders for this user only, which are made again when a cleaner has removed them
-    modes         the modes of private folders and files, set after they were made
-    unix_sockets  the Unix sockets that go with them: who is at the other end, and lines of JSON
-    lookup        kept sessions and jobs of torchrun's, and which one a name means
-    torchrun      a rank of a job of torchrun's, as its entry tells it
-    identities    processes by id and start time
+    entries       one file per process, in a private folder; entries of ended processes are removed
+    private       private folders of this user, recreated after a cleaner removed them
+    modes         creates files and folders with private modes
+    unix_sockets  Unix sockets of these processes: user of the peer, and first messages
+    lookup        kept sessions and torchrun jobs, and lookup by name
+    torchrun      entry of a rank of a torchrun job
+    identities    process identities: id and start time
 
-Notebooks, ranks and keepers import this package; it imports none of them.
+Notebooks, ranks and keepers import this package. It imports code of none of them.
 """

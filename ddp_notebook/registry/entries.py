@@ -1,11 +1,11 @@
-"""A small file for each process of this user's that can be attached to: made by it, read by notebooks and shells.
+"""Registry entries: one file per process of this user to which a notebook can attach.
 
     $XDG_RUNTIME_DIR/ddp_notebook/session-4711.json     0600, in a folder of mode 0700
-                                  session-4711.sock     its door, see `doors`
+                                  session-4711.sock     its Unix socket, see `unix_sockets`
                                   torchrun-4712.json    one for each rank of a job
 
-An entry belongs to one process and goes with it. Who reads them removes those of processes that have ended, which
-SIGKILL gives no time to do it. Where the user has no runtime directory, as in a container, the folder is below /tmp.
+A process writes its own entry and removes it when it exits. Readers remove entries of killed processes. If the user has
+no runtime directory, for example in a container, the folder is below /tmp.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ from ddp_notebook.registry import modes
 from ddp_notebook.registry.identities import Identity, identity, is_running
 from ddp_notebook.version import __version__
 
-FORMAT = 1  # counts incompatible changes of these files
+FORMAT = 1  # incremented at incompatible changes of these files
 VARIABLE = "XDG_RUNTIME_DIR"
-SPOOL = "ddp_notebook-kept-"  # how folders begin that go with an entry
+SPOOL = "ddp_notebook-kept-"  # prefix of folders that are removed with an entry
 _ELSEWHERE = "/tmp"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """One process that can be attached to."""
+    """Registry entry of one process to which a notebook can attach."""
 
-    kind: str  # see `finding`
-    name: str  # that users know it by; ranks of one job share it
-    who: Identity  # the process that it goes with
-    began_s: float  # wall time
-    version: str  # of the package there
-    environment: str  # of Python there
-    folder: str = ""  # goes with it; "": none
-    about: dict[str, Any] = field(default_factory=dict, repr=False)  # what the kind has to say; it may hold keys
+    kind: str  # `lookup.SESSION` or `lookup.TORCHRUN`
+    name: str  # name for users; the ranks of one job share it
+    who: Identity  # process of the entry
+    began_s: float  # start, as wall time
+    version: str  # version of this package in the process
+    environment: str  # `sys.prefix` of the process
+    folder: str = ""  # folder that is removed with the entry; "": none
+    about: dict[str, Any] = field(default_factory=dict, repr=False)  # data of this kind of entry; it may contain keys
     path: Path
 
     @property
@@ -57,11 +57,11 @@ class Entry:
 
     @property
     def door(self) -> Path:
-        """Where its process may listen."""
+        """Return the path of the Unix socket on which the process may listen."""
         return self.path.with_suffix(".sock")
 
     def remove(self) -> None:
-        """It is over: nothing of it stays. Doing it twice is no error."""
+        """Remove the entry, its socket and its folder. Has no effect if they are already removed."""
         for path in (self.door, self.path):
             path.unlink(missing_ok=True)
         if os.path.basename(self.folder).startswith(SPOOL):
@@ -69,25 +69,27 @@ class Entry:
 
 
 def door(kind: str) -> Path:
-    """Where this process is to listen before it is entered, so that who finds the entry can come in.
+    """Return the path of the Unix socket for this process.
+
+    The process must listen on it before it writes its entry, so that readers of the entry can connect.
 
     Raises:
-        UsageError: the folder of entries is another user's, or open to others.
+        UsageError: the folder of entries belongs to another user, or other users can access it.
     """
     return folder() / f"{kind}-{os.getpid()}.sock"
 
 
 def enter(kind: str, name: str, about: Mapping[str, Any], *, folder_with_it: str = "") -> Entry:
-    """Enter this process.
+    """Write an entry for this process.
 
     Args:
-        kind: of the thing; one process has one entry of each.
-        name: see `Entry`.
-        about: what is to be told of it, as JSON. It may hold keys: nobody else can read it.
-        folder_with_it: a folder that is removed with it, whose name begins with `SPOOL`.
+        kind: kind of the entry. A process has at most one entry of each kind.
+        name: name for users.
+        about: data of the entry as JSON. It may contain keys, because other users cannot read it.
+        folder_with_it: folder that is removed with the entry. Its name must start with `SPOOL`.
 
     Raises:
-        UsageError: the folder of entries is another user's, or open to others.
+        UsageError: the folder of entries belongs to another user, or other users can access it.
         OSError: the file cannot be written.
 
     Example:
@@ -112,15 +114,15 @@ def enter(kind: str, name: str, about: Mapping[str, Any], *, folder_with_it: str
 
 
 def is_complete(entry: Entry) -> bool:
-    """Return whether the entry of this process and its socket exist, in the folder where readers look now."""
+    """Return whether this process's entry and socket exist in the current folder of entries."""
     return entry.path.parent == folder() and entry.path.exists() and entry.door.exists()
 
 
 def enter_again(entry: Entry) -> Entry:
-    """Write the entry of this process again, where a cleaner has removed it or the runtime directory is another one.
+    """Write this process's entry again, after a cleaner removed it or the runtime directory changed.
 
     Raises:
-        UsageError: the folder of entries is another user's, or open to others.
+        UsageError: the folder of entries belongs to another user, or other users can access it.
         OSError: the file cannot be written.
     """
     entry = replace(entry, path=door(entry.kind).with_suffix(".json"))
@@ -129,7 +131,7 @@ def enter_again(entry: Entry) -> Entry:
 
 
 def enter_next(kind: str, stem: str, about: Mapping[str, Any], *, folder_with_it: str = "") -> Entry:
-    """Enter this process by the first of the names `STEM-1`, `STEM-2` ... that nobody has. Else as `enter`."""
+    """Write an entry with the first free name of `STEM-1`, `STEM-2`, ... Otherwise like `enter`."""
     lock = os.open(folder(), os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -141,13 +143,13 @@ def enter_next(kind: str, stem: str, about: Mapping[str, Any], *, folder_with_it
 
 
 def entries(kind: str = "") -> list[Entry]:
-    """What is there, in the order in which it was started; what is over is removed.
+    """Return the entries of running processes in the order of their start. Remove the entries of ended processes.
 
     Args:
-        kind: "": all.
+        kind: kind of entries; "" for all.
 
     Raises:
-        UsageError: the folder is another user's, or open to others.
+        UsageError: the folder of entries belongs to another user, or other users can access it.
     """
     found = []
     for file in folder().glob(f"{kind or '*'}-*.json"):
@@ -162,21 +164,21 @@ def entries(kind: str = "") -> list[Entry]:
 
 
 def strangers() -> list[str]:
-    """What lies there and cannot be used, in a sentence each: files of another version, or of another user."""
+    """Return a sentence for each unusable entry: of another version, or writable by other users."""
     return [why for file in sorted(folder().glob("*-*.json")) if (why := _read(file)[1])]
 
 
 def stamp() -> int:
-    """Differs from before where an entry was made, changed or removed since; for who looks again and again."""
+    """Return a number that changes when an entry is created, changed or removed, for periodic readers."""
     return folder().stat().st_mtime_ns
 
 
 def folder() -> Path:
-    """Where the files are. It is made, for its user only.
+    """Return the folder of entries. It is created with access for this user only.
 
     Raises:
-        UsageError: it is another user's, or open to others.
-        OSError: it cannot be made.
+        UsageError: the folder belongs to another user, or other users can access it.
+        OSError: the folder cannot be created.
     """
     user = os.getuid()
     base = Path(os.environ.get(VARIABLE) or f"/run/user/{user}")
@@ -194,7 +196,7 @@ def folder() -> Path:
 
 
 def _write(entry: Entry) -> None:
-    """Readers see all of it or nothing."""
+    """Write an entry atomically."""
     text = json.dumps(
         {
             "format": FORMAT,
@@ -220,7 +222,11 @@ def _write(entry: Entry) -> None:
 
 
 def _read(file: Path) -> tuple[Entry | None, str]:
-    """An entry of this machine, or None and why there is none; no reason where it is simply not ours to judge."""
+    """Read an entry of this machine.
+
+    Returns:
+        The entry and "", or None and the reason. The reason is "" for an entry of another machine or a removed file.
+    """
     try:
         if (facts := file.lstat()).st_uid != os.getuid() or facts.st_mode & 0o077:
             return None, f"{file} is not a file of yours alone; whoever can write it could run code here: remove it"
@@ -230,7 +236,7 @@ def _read(file: Path) -> tuple[Entry | None, str]:
                 f"{file} is of ddp_notebook {given.get('version', '?')}, whose files this version ({__version__}) does "
                 "not read: attach with that version, or end it there"
             )
-        if given["machine"] != _machine():  # of another container, or before the last boot
+        if given["machine"] != _machine():  # in another container, or from before the last boot
             return None, ""
         pid, started = given["who"]
         entry = Entry(
@@ -238,7 +244,7 @@ def _read(file: Path) -> tuple[Entry | None, str]:
             path=file,
             **{key: given[key] for key in ("kind", "name", "began_s", "version", "environment", "folder", "about")},
         )
-    except FileNotFoundError:  # it has just gone
+    except FileNotFoundError:  # just removed
         return None, ""
     except (KeyError, TypeError, ValueError, OSError) as error:
         return None, f"{file} cannot be read by version {__version__} ({type(error).__name__}: {error}): remove it"
@@ -247,7 +253,8 @@ def _read(file: Path) -> tuple[Entry | None, str]:
 
 @functools.cache
 def _machine() -> str:
-    """Process ids mean the same within this: containers may share a folder, and count processes for themselves."""
+    """Return an id of the scope in which process ids are valid. Containers may share a folder but have their own
+    process ids."""
     with contextlib.suppress(OSError):
         return f"{boot_id()} {os.readlink('/proc/self/ns/pid')}"
     return boot_id()

@@ -1,4 +1,4 @@
-"""What there is to attach to, kept sessions and jobs of torchrun's alike, and which one a name means."""
+"""Lookup of kept sessions and torchrun jobs to which a notebook can attach."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ddp_notebook.registry import entries
 from ddp_notebook.registry.entries import Entry
 
 SESSION = "session"  # kinds of entries: the keeper of a session,
-TORCHRUN = "torchrun"  # and a rank of a job of torchrun's
+TORCHRUN = "torchrun"  # and a rank of a torchrun job
 _HOW = (
     "%ddp_start 4 --keep starts ranks that outlive their notebook, torchrun ... -m ddp_notebook.attach train.py and "
     "%ddp_torchrun ... train.py a job"
@@ -21,16 +21,16 @@ _HOW = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttachTarget:
-    """A kept session, or a job with those of its ranks that are here."""
+    """Kept session, or torchrun job with its ranks on this machine."""
 
     kind: str
-    key: str  # equal for all entries of it, and for nothing else
+    key: str  # the same for all entries of this session or job, and unique
     name: str
-    entries: tuple[Entry, ...]  # the oldest first
+    entries: tuple[Entry, ...]  # oldest first
 
     @property
     def stem(self) -> str:
-        """Its name without what tells it from others: "train" of "train-3f2a"."""
+        """Return the name without its unique suffix: "train" for "train-3f2a"."""
         return self.name.rpartition("-")[0]
 
     @property
@@ -38,12 +38,12 @@ class AttachTarget:
         """Return whether it was started in the current directory."""
         try:
             here = os.getcwd()
-        except OSError:  # it was removed
+        except OSError:  # the current directory was removed
             return False
         return any(one.about.get("directory") == here for one in self.entries)
 
     def __str__(self) -> str:
-        """A line for people."""
+        """Describe the session or job in one line."""
         since = f"for {duration(time.time() - self.entries[0].began_s)}"
         if self.kind == SESSION:
             return f"{self.name}: kept ranks {since}, {self.entries[0].about.get('directory', '?')}"
@@ -53,10 +53,10 @@ class AttachTarget:
 
 
 def everything() -> list[AttachTarget]:
-    """All that is there, of this user on this machine, the oldest first.
+    """Return all sessions and jobs of this user on this machine, oldest first.
 
     Raises:
-        UsageError: the folder of entries cannot be trusted.
+        UsageError: the folder of entries belongs to another user, or other users can access it.
     """
     by_key: dict[tuple[str, str], list[Entry]] = {}
     for entry in entries.entries():
@@ -69,15 +69,15 @@ def everything() -> list[AttachTarget]:
 
 
 def find(name: str = "", kind: str = "") -> AttachTarget:
-    """What a name means.
+    """Return the session or job with this name.
 
     Args:
-        name: the whole of it, or its stem where no other has that; "": the kept session that was started in the
-            current directory, or the only one.
-        kind: that it is to be of; "": any.
+        name: full name, or the stem if it is unique. "" selects the kept session that was started in the current
+            directory, or the only session or job.
+        kind: required kind; "" for any.
 
     Raises:
-        UsageError: there is none, or several; says which, and what to write.
+        UsageError: no match, or several. The message lists them with the commands to attach.
     """
     there = [one for one in everything() if kind in ("", one.kind)]
     named = [one for one in there if one.name == name] or [one for one in there if name in ("", one.stem)]

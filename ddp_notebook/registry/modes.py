@@ -1,5 +1,7 @@
-"""Files and folders for this user only. Their modes are set after they were made: a umask takes bits away from the mode
-that the system is given, also those of the owner."""
+"""Create files and folders for this user only.
+
+The mode is set after creation, because a umask may remove permissions of the owner too.
+"""
 
 from __future__ import annotations
 
@@ -10,21 +12,21 @@ FOLDER, FILE = 0o700, 0o600
 
 
 def make_folder(path: str | os.PathLike[str]) -> None:
-    """Make a folder.
+    """Create a private folder.
 
     Raises:
-        FileExistsError: it exists. Its mode stays.
-        OSError: it cannot be made.
+        FileExistsError: the folder exists. Its mode is not changed.
+        OSError: the folder cannot be created.
     """
     os.mkdir(path, FOLDER)
     os.chmod(path, FOLDER)
 
 
 def new_folder(prefix: str, parent: str | os.PathLike[str]) -> str:
-    """Make a folder with a name that no other has.
+    """Create a private folder with a unique name.
 
     Raises:
-        OSError: it cannot be made.
+        OSError: the folder cannot be created.
     """
     folder = tempfile.mkdtemp(prefix=prefix, dir=parent)
     os.chmod(folder, FOLDER)
@@ -32,10 +34,10 @@ def new_folder(prefix: str, parent: str | os.PathLike[str]) -> str:
 
 
 def new_file(prefix: str, suffix: str, parent: str | os.PathLike[str]) -> tuple[int, str]:
-    """Make a file with a name that no other has. Returns its descriptor and its path.
+    """Create a private file with a unique name. Return its descriptor and path.
 
     Raises:
-        OSError: it cannot be made.
+        OSError: the file cannot be created.
     """
     fd, path = tempfile.mkstemp(prefix=prefix, suffix=suffix, dir=parent)
     os.fchmod(fd, FILE)
@@ -43,7 +45,7 @@ def new_file(prefix: str, suffix: str, parent: str | os.PathLike[str]) -> tuple[
 
 
 def opener(path: str, flags: int) -> int:
-    """Open a file of this user. An argument of `open`.
+    """Open a file as a private one; for the `opener` argument of `open`.
 
     Example:
         >>> path = os.path.join(tempfile.mkdtemp(), "log")

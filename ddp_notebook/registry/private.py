@@ -1,4 +1,4 @@
-"""Folders for this user only: where they are, and how one is made again after a cleaner has removed it."""
+"""Private folders of this user: their paths, and how to recreate them after a cleaner removed them."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from typing import BinaryIO
 from ddp_notebook.errors import StartError, UsageError
 from ddp_notebook.registry import entries, modes
 
-_LONGEST = 70  # bytes of the runtime directory's path: the path of a Unix socket below it may have 108
+_LONGEST = 70  # maximum length of the runtime directory's path; a Unix socket path below it is limited to 108 bytes
 
 
 def restore(folder: str) -> None:
-    """Make a folder again that was removed, and its parents, with mode 0700. An existing folder is only checked.
+    """Recreate a removed folder and its parents with mode 0700. An existing folder is only checked.
 
     Raises:
-        StartError: the path is a link now, belongs to another user, or others can write to it.
-        OSError: it cannot be made.
+        StartError: the path is a link, belongs to another user, or is writable by other users.
+        OSError: the folder cannot be created.
 
     Example:
         >>> folder = os.path.join(tempfile.mkdtemp(), "a", "b")
@@ -39,16 +39,17 @@ def restore(folder: str) -> None:
                 raise
             restore(parent)
             modes.make_folder(folder)
-    except FileExistsError:  # from before, or another process has made it just now
+    except FileExistsError:  # existed before, or another process just created it
         check(folder)
 
 
 def check(folder: str) -> None:
-    """Check that no other user can use a folder, and give it mode 0700 if others can at most read it. Libraries make
-    folders again too, with their own mode.
+    """Check that other users cannot write to a folder. Set mode 0700 if they can read it.
+
+    Libraries also recreate folders, with their own mode.
 
     Raises:
-        StartError: it is a link, belongs to another user, or others can write to it.
+        StartError: the path is a link, belongs to another user, or is writable by other users.
     """
     its = os.lstat(folder)
     is_ours = stat.S_ISDIR(its.st_mode) and its.st_uid == os.geteuid()
@@ -67,12 +68,12 @@ def _kind(mode: int) -> str:
 
 
 def copy_of(file: BinaryIO, path: Path) -> BinaryIO:
-    """Copy an open file that has lost its name to this path. The result is open, at its end.
+    """Copy an open but deleted file to a new path. Return the copy, open and positioned at its end.
 
     Raises:
-        OSError: it cannot be written; then nothing is left at the path.
+        OSError: the copy cannot be written. Then no file remains at the path.
     """
-    copy = open(path, "w+b", buffering=0, opener=modes.opener)  # noqa: SIM115  # for the caller
+    copy = open(path, "w+b", buffering=0, opener=modes.opener)  # noqa: SIM115  # closed by the caller
     try:
         file.seek(0)
         shutil.copyfileobj(file, copy)
@@ -85,10 +86,10 @@ def copy_of(file: BinaryIO, path: Path) -> BinaryIO:
 
 
 def runtime() -> str:
-    """Return the folder for small files that sessions need as long as they live: sockets, connection files, stacks.
+    """Return the folder for small files of running sessions: sockets, connection files, stacks.
 
-    It is in the runtime directory (XDG_RUNTIME_DIR). Where that cannot be used, or the paths of sockets would get too
-    long there, it is the directory for temporary files.
+    It is in the runtime directory (XDG_RUNTIME_DIR). If that is unusable, or socket paths in it would be too long, the
+    directory for temporary files is used.
     """
     with contextlib.suppress(UsageError, OSError):
         if len(os.fsencode(folder := str(entries.folder()))) <= _LONGEST:
@@ -97,7 +98,7 @@ def runtime() -> str:
 
 
 def temporary() -> str:
-    """Return the directory for temporary files. It is made again if it is missing, as TMPDIR of a batch job may be."""
+    """Return the directory for temporary files. It is recreated if missing, as the TMPDIR of a batch job may be."""
     folder = tempfile.gettempdir()
     if not os.path.isdir(folder):
         with contextlib.suppress(OSError, StartError):
@@ -106,7 +107,7 @@ def temporary() -> str:
 
 
 def cannot_write(folder: str, error: OSError) -> str:
-    """Return a sentence that says why a folder of this machine cannot be written to, and what helps.
+    """Describe why this process cannot write to a folder of this machine, and a remedy.
 
     Example:
         >>> cannot_write("/tmp", OSError(errno.ENOSPC, "No space left on device"))

@@ -1,4 +1,4 @@
-"""A rank of a job of torchrun's, as its entry tells it: from what torchrun has put into its environment.
+"""Registry entry of a rank of a torchrun job, created from the environment variables that torchrun sets.
 
 Source: https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables
 """
@@ -16,17 +16,17 @@ from typing import Any
 from ddp_notebook.records.words import list_ranks
 from ddp_notebook.registry.identities import Identity, identity
 
-NAME_VARIABLE = "DDP_NOTEBOOK_NAME"  # what users know the job by
-OUTPUT_VARIABLE = "DDP_NOTEBOOK_OUTPUT"  # the socket at which a notebook takes the pipes of its job's ranks
-_NO_RUNS = ("", "none")  # ids of a job that was given none
+NAME_VARIABLE = "DDP_NOTEBOOK_NAME"  # name of the job for users
+OUTPUT_VARIABLE = "DDP_NOTEBOOK_OUTPUT"  # Unix socket at which a notebook receives the pipes of its job's ranks
+_NO_RUNS = ("", "none")  # run ids of jobs without a given id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankEntry:
-    """One rank of one job, as its entry in the registry tells it."""
+    """Registry data of one rank of a torchrun job."""
 
-    name: str  # of the job: "train-3f2a"
-    key: str  # equal for all ranks of the job, and for nothing else
+    name: str  # name of the job: "train-3f2a"
+    key: str  # the same for all ranks of the job, and unique
     script: str
     arguments: list[str]
     directory: str
@@ -34,33 +34,33 @@ class RankEntry:
     rank: int
     world_size: int
     local_rank: int
-    restarts: int  # of the job so far, after failures
+    restarts: int  # restarts of the job after failures, so far
     most_restarts: int
-    shares_store: bool  # torch's agent and all attempts of its workers use one store, which breaks restarts with gloo
-    agent: Sequence[float] | None  # process and its start: torchrun's, that has started this rank
-    wire: int  # version
+    shares_store: bool  # torch's agent and all attempts of its workers share one store, which breaks restarts with gloo
+    agent: Sequence[float] | None  # process id and start time of the torchrun agent that started this rank
+    wire: int  # version of the messages
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
     @classmethod
     def from_json(cls, given: Mapping[str, Any]) -> RankEntry:
-        """The place that this was made of.
+        """Return the data of `to_json`.
 
         Raises:
-            TypeError: it was none.
+            TypeError: the JSON does not match.
         """
         return cls(**given)
 
 
 def place(script: str, arguments: list[str], name: str, wire: int) -> RankEntry:
-    """This process's.
+    """Return the registry data of this process.
 
     Args:
-        script: its path, or the name of a module.
-        arguments: that follow it.
-        name: of the job; "": one made of the script's name.
-        wire: version of the wire.
+        script: path of the script, or name of a module.
+        arguments: arguments of the script.
+        name: name of the job; "" to derive it from the script name.
+        wire: version of the messages.
     """
     run = os.environ.get("TORCHELASTIC_RUN_ID", "")
     master = f"{os.environ.get('MASTER_ADDR', '')}:{os.environ.get('MASTER_PORT', '')}"
@@ -87,20 +87,20 @@ def place(script: str, arguments: list[str], name: str, wire: int) -> RankEntry:
 
 
 def launcher(about: Mapping[str, Any]) -> Identity | None:
-    """The agent of torchrun's that has started a rank; None: nobody did.
+    """Return the torchrun agent that started a rank; None if there is none.
 
     Args:
-        about: what its entry tells, in whatever version.
+        about: data of the rank's entry, of any version.
     """
     agent = about.get("agent")
     return None if agent is None else (int(agent[0]), float(agent[1]))
 
 
 def summary(ranks: Sequence[Mapping[str, Any]]) -> str:
-    """A job in words: "train.py --lr 0.1, 2 ranks, here rank 0".
+    """Describe a job: "train.py --lr 0.1, 2 ranks, here rank 0".
 
     Args:
-        ranks: what entries tell of its ranks, in whatever version.
+        ranks: data of the entries of its ranks, of any version.
     """
     last = ranks[-1]
     size = int(last.get("world_size", len(ranks)))

@@ -1,6 +1,7 @@
-"""Unix sockets of processes on this machine: which user is at the other end, and the first messages.
+"""Unix sockets between processes of one user on this machine: check of the peer's user, and first messages.
 
-Until both sides are known to be the same user's, only one line with a message of `messages.first_messages` is read.
+Only one line with a message of `messages.first_messages` is read before both sides are known to belong to the same
+user.
 """
 
 from __future__ import annotations
@@ -17,27 +18,27 @@ from ddp_notebook.messages.encoding import Message
 from ddp_notebook.messages.first_messages import OtherVersionError, from_line, to_line
 
 M = TypeVar("M", bound=Message)
-_MOST_BYTES = 64 << 10  # of a line
-_LONGEST = 100  # bytes of a path that the system takes for a socket, some less than its limit of 108
-_CREDENTIALS = struct.Struct("3i")  # process, user, group
+_MOST_BYTES = 64 << 10  # maximum length of a line
+_LONGEST = 100  # maximum length of a socket path; somewhat less than the system limit of 108
+_CREDENTIALS = struct.Struct("3i")  # process id, user id, group id
 
 
 class AttachSocketError(ConnectionError):
-    """The other end is another user's, or does not speak as it should."""
+    """The peer belongs to another user, or violates the protocol."""
 
 
 class OtherVersionSocketError(AttachSocketError):
-    """The other end runs another version of this package."""
+    """The peer runs another version of this package."""
 
 
 def listen(path: Path) -> socket.socket:
-    """Listen there, in place of what did before.
+    """Listen on a Unix socket. An earlier socket file is replaced.
 
     Args:
-        path: in a folder of mode 0700.
+        path: socket path in a folder of mode 0700.
 
     Raises:
-        OSError: it cannot be made.
+        OSError: the socket cannot be created.
     """
     with contextlib.suppress(FileNotFoundError):
         path.unlink()
@@ -54,14 +55,15 @@ def listen(path: Path) -> socket.socket:
 
 
 def connect(path: Path, timeout_s: float) -> socket.socket:
-    """Connect to what listens there.
+    """Connect to a Unix socket.
 
     Args:
-        timeout_s: for this, and for what is then sent and read.
+        path: socket path.
+        timeout_s: timeout for the connection, and for each later send and receive.
 
     Raises:
-        AttachSocketError: it is another user's.
-        OSError: nobody listens.
+        AttachSocketError: the peer belongs to another user.
+        OSError: no process listens on the socket.
     """
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -76,7 +78,7 @@ def connect(path: Path, timeout_s: float) -> socket.socket:
 
 
 def peer_of(connection: socket.socket) -> tuple[int, int]:
-    """Process and user at the other end, as the system knows them.
+    """Return the process id and the user id of the peer, as reported by the kernel.
 
     Source: unix(7), SO_PEERCRED
     """
@@ -85,12 +87,13 @@ def peer_of(connection: socket.socket) -> tuple[int, int]:
 
 
 def check_user(connection: socket.socket) -> None:
-    """Make sure that the other end is a process of this user's. The folder keeps others out; this is the second lock.
+    """Check that the peer is a process of this user. The mode of the folder is the first protection, this is the second
+    one.
 
     Raises:
-        AttachSocketError: it is another user's.
+        AttachSocketError: the peer belongs to another user.
     """
-    if not hasattr(socket, "SO_PEERCRED"):  # macOS: the folder's mode alone
+    if not hasattr(socket, "SO_PEERCRED"):  # macOS: only the mode of the folder protects the socket
         return
     pid, user = peer_of(connection)
     if user != os.getuid():
@@ -103,15 +106,16 @@ def send_line(connection: socket.socket, message: Message) -> None:
 
 
 def hear(connection: socket.socket, *kinds: type[M]) -> M:
-    """Read a message in a line, and no byte after it.
+    """Receive a message as a line, without reading beyond the line.
 
     Args:
-        kinds: the expected kinds of messages, which are checked.
+        connection: connected socket.
+        kinds: expected message types.
 
     Raises:
-        OtherVersionSocketError: another version of this package is at the other end.
-        AttachSocketError: the other end has closed, or has sent something else.
-        TimeoutError: nothing came in time.
+        OtherVersionSocketError: the peer runs another version of this package.
+        AttachSocketError: the peer closed the connection or sent something else.
+        TimeoutError: no message arrived in time.
     """
     line = bytearray()
     while not line.endswith(b"\n"):
@@ -131,7 +135,7 @@ def hear(connection: socket.socket, *kinds: type[M]) -> M:
 
 @contextlib.contextmanager
 def _short(path: Path) -> Iterator[str]:
-    """A name of this path that is short enough: folders for temporary files may be deep."""
+    """Yield a short form of a socket path, because directories for temporary files may be deep."""
     if len(os.fsencode(path)) <= _LONGEST:
         yield str(path)
         return
