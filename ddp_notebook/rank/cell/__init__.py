@@ -1,22 +1,22 @@
-"""One cell on a rank.
+"""Runs cells on a rank.
 
-inbox             where cells come in
-runner            one cell, with everything that ipykernel does around one
-interpreter       the state of Python's interpreter, put back after a cell
-isolation         what a cell may not do to its rank, and what it may not leave behind
-signal_handlers   the session's interrupt, and signals that come from elsewhere
-current_line      what the main thread is in, in the user's words
+inbox             pipe from which the rank reads cells
+runner            runs one cell, with everything that ipykernel does around it
+interpreter       restores the state of the Python interpreter after a cell
+isolation         operations that a cell must not perform, and objects that it must not leave
+signal_handlers   signals of the session, and SIGINT and SIGTERM from other processes
+current_line      current position of the main thread in the user's code
 streams           text on the pipes behind fd 1 and 2, and the marks in it
-tracebacks        which belong to the cell's end, and how long they may be
+tracebacks        which traceback ends the cell, and the maximum length of tracebacks
 magic_errors      raises the errors that IPython's magics only show, such as those of a script under %run
-transforms        what IPython makes of a cell's text, whose lines keep their numbers; mostly nothing
-exceptions        the user's exceptions, handled without trusting them
-truncation        what is too long to be read is cut before it is sent
-stdin             `input()` and `getpass()`, asked in the notebook
+transforms        IPython's transformation of a cell's text, with unchanged line numbers
+exceptions        handles exceptions of user code without trusting them
+truncation        truncates output that is too long to read
+stdin             `input()` and `getpass()`, forwarded to the notebook
 widget_comms      the rank's half of widgets
-outgoing          displays and widget messages, as many as the notebook takes
-commands          what a cell gives to the shell: without the rank's variables, and installations once per host
+outgoing          flow control for displays and widget messages
+commands          shell commands of a cell: without the rank's variables, installations once per host
 children          the child process that the main thread waits for
-script_functions  scripts' own `init_process_group` and `spawn`
-kernel_api        every private interface of ipykernel and ipyparallel that a rank needs
+script_functions  `init_process_group` and `spawn`, as scripts call them
+kernel_api        all private interfaces of ipykernel and ipyparallel that a rank needs
 """

@@ -1,15 +1,15 @@
 """The child process that the main thread of a rank waits for.
 
-| wait | how it is seen |
+| wait | source of information |
 |---|---|
-| a command of the cell, such as `!ls` | `commands` says so |
+| a shell command of the cell, such as `!ls` | `commands` calls `Children.waiting` |
 | `subprocess.run`, `Popen.wait`, `Popen.communicate` | frames of the main thread |
-| `os.system`, `os.waitpid`, `Process.join` | the system call of the main thread, in `/proc` |
-| a queue or pipe of a stopped worker process, such as a DataLoader's | the states of child processes, in `/proc` |
-| a read from a pipe or socket while a child process is stopped | that system call, and those states |
+| `os.system`, `os.waitpid`, `Process.join` | system call of the main thread, in `/proc` |
+| queue or pipe of a stopped worker process, such as a DataLoader worker | states of child processes, in `/proc` |
+| read from a pipe or socket while a child process is stopped | that system call and these states |
 
-Where `/proc` does not show system calls, waits of the third and of the last row are not seen, and without lists of
-children in `/proc` those of the last two rows.
+If `/proc` does not show system calls, the waits of the third and the last row are not detected. If it does not list
+child processes, those of the last two rows are not detected.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-rede
 from ddp_notebook.stdlib import contextlib, os, signal, threading, time
 
 _SIGNALS = (signal.SIGINT, signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
-_TICK_S = 0.02  # ages are rounded to a tick
-_MOST = 200  # child processes that are looked at
-_LONGEST = 100  # characters of a command that are shown
+_TICK_S = 0.02  # precision of process ages (one clock tick)
+_MOST = 200  # maximum number of child processes that are checked
+_LONGEST = 100  # maximum length of a command in messages
 _DATA_LOADER = os.path.join("torch", "utils", "data", "dataloader.py")
 _WAITS = {"wait", "_wait", "communicate", "_communicate"}  # methods of `subprocess.Popen`
-# Numbers of system calls, by machine. Source: the kernel's tables, https://syscalls.mebeim.net
+# Numbers of system calls by machine. Source: the kernel's tables, https://syscalls.mebeim.net
 _WAIT4, _WAITID, _READ = {"x86_64": ("61", "247", "0"), "aarch64": ("260", "95", "63")}.get(
     platform.machine(), ("", "", "")
 )
 
 
 class ChildWait(NamedTuple):
-    """A wait of the main thread."""
+    """Wait of the main thread for a child process."""
 
-    command: str  # the command line of the child process
-    since_s: float  # time.monotonic()
-    pid: int = 0  # 0: a process that was started after `since_s`
+    command: str  # command line of the child process
+    since_s: float  # start of the wait, time.monotonic()
+    pid: int = 0  # 0: unknown; the process started after `since_s`
     is_elsewhere: bool = False  # another rank runs the command
     is_stopped: bool = False  # the main thread waits in Python, and this worker process is stopped
 
@@ -56,25 +56,25 @@ class ChildWait(NamedTuple):
 
 
 class Children:
-    """Tracks the child process that the main thread waits for.
+    """Detects the child process that the main thread waits for.
 
     Args:
-        waits: returns something if the main thread waits in Python for another thread, process or socket.
+        waits: returns a true value if the main thread waits in Python for another thread, process or socket.
     """
 
     def __init__(self, waits: Callable[[], object] = lambda: None) -> None:
         self._waits = waits
-        self._wait: ChildWait | None = None  # a command of the cell
-        self.seen: ChildWait | None = None  # another wait, since it was first seen; each cell forgets it
+        self._wait: ChildWait | None = None  # shell command of the cell
+        self.seen: ChildWait | None = None  # another detected wait, with the time of its detection; reset by each cell
         self._main = threading.main_thread().ident or 0
 
     @contextlib.contextmanager
     def waiting(self, command: str, *, is_elsewhere: bool = False) -> Iterator[None]:
-        """Mark in the main thread that the block runs a command.
+        """Context in the main thread that runs a shell command.
 
         Args:
-            command: its text.
-            is_elsewhere: another rank runs it.
+            command: text of the command.
+            is_elsewhere: whether another rank runs it.
         """
         before, self._wait = self._wait, ChildWait(_in_a_line(command), time.monotonic(), is_elsewhere=is_elsewhere)
         try:
@@ -83,7 +83,7 @@ class Children:
             self._wait = before
 
     def now(self) -> ChildWait | None:
-        """Return the wait of the main thread; None: it waits for no child process. From any thread."""
+        """Return the current wait of the main thread; None if it does not wait for a child process. Thread-safe."""
         if (wait := self._wait) is not None:
             return wait
         frame, is_halted = sys._current_frames().get(self._main), False
@@ -101,11 +101,12 @@ class Children:
         return self.seen
 
     def end(self, attempt: int) -> None:
-        """End the child process that C code of the main thread waits for, as `os.system` does. Python does not run the
-        handler of a signal before that returns.
+        """Kill the child process that C code of the main thread waits for, such as `os.system`.
+
+        Python runs signal handlers only after that call returns.
 
         Args:
-            attempt: 1 or more; the later ones use SIGTERM, and then SIGKILL.
+            attempt: number of the attempt, from 1. Later attempts use SIGTERM, then SIGKILL.
         """
         number = _SIGNALS[min(attempt, len(_SIGNALS)) - 1]
         pid = _in_system_call()
@@ -116,7 +117,7 @@ class Children:
                     process.send_signal(number)
 
     def words(self) -> str:
-        """Describe the wait of the main thread, with the CPU time that the child process has used.
+        """Describe the wait of the main thread, with the CPU time of the child process.
 
         Example:
             >>> with (children := Children()).waiting("pip install einops", is_elsewhere=True):
@@ -126,12 +127,12 @@ class Children:
         return self._describe()[0]
 
     def words_if_stopped(self) -> str:
-        """Describe the wait of the main thread if the child process, or one that this has started, is stopped."""
+        """Describe the wait of the main thread if the child process or a descendant is stopped; otherwise return ""."""
         words, is_halted = self._describe()
         return words if is_halted else ""
 
     def _describe(self) -> tuple[str, bool]:
-        """Describe the wait. Returns also whether a process that it is for is stopped."""
+        """Return the description of the wait, and whether one of its processes is stopped."""
         wait = self.now()
         if wait is None:
             return "", False
@@ -158,7 +159,7 @@ class Children:
 
 
 def _in_subprocess(frame: FrameType | None) -> tuple[int, str] | None:
-    """Return the process that `subprocess` waits for in these frames, and its command; None if it waits for none."""
+    """Return the process id and command that `subprocess` waits for in these frames; None if it does not wait."""
     while frame is not None:
         if frame.f_code.co_filename == subprocess.__file__ and frame.f_code.co_name in _WAITS:
             process = frame.f_locals.get("self")
@@ -175,11 +176,11 @@ def _text_of(arguments: Any) -> str:
 
 
 def _in_system_call() -> int:
-    """Return the process that the main thread waits for in the kernel; 0: it is not in such a call, -1: any child."""
+    """Return the process id of the main thread's wait system call; 0 if it is in none, -1 if it waits for any child."""
     try:
-        with open("/proc/self/syscall") as file:  # the main thread, whichever thread reads it
+        with open("/proc/self/syscall") as file:  # shows the main thread, whichever thread reads it
             number, first, second, *_ = file.read().split()
-    except (OSError, ValueError):  # not shown; it runs
+    except (OSError, ValueError):  # not available, or the main thread runs
         return 0
     if number not in (_WAIT4, _WAITID):
         return 0
@@ -195,7 +196,7 @@ def _command_of(pid: int) -> str:
 
 
 def _processes_of(wait: ChildWait) -> list[psutil.Process]:
-    """The processes that the main thread waits for, the one that it has started first."""
+    """Return the processes that the main thread waits for, the direct child first."""
     try:
         if wait.pid:
             first = psutil.Process(wait.pid)
@@ -205,7 +206,7 @@ def _processes_of(wait: ChildWait) -> list[psutil.Process]:
             for one in psutil.Process(os.getpid()).children(recursive=True)
             if _age_s(one.pid) <= wait.for_s + _TICK_S
         ]
-    except (psutil.Error, ProcessLookupError):  # it has just ended
+    except (psutil.Error, ProcessLookupError):  # it has just exited
         return []
 
 
@@ -217,13 +218,15 @@ def _reads_pipe() -> bool:
         if number != _READ:
             return False
         return os.readlink(f"/proc/self/fd/{int(descriptor, 16)}").startswith(("pipe:", "socket:"))
-    except (OSError, ValueError):  # not shown; it runs
+    except (OSError, ValueError):  # not available, or the main thread runs
         return False
 
 
 def descendants(pid: int = 0) -> list[int]:
-    """Return the processes below a process, as far as main threads have started them; 0: below this one. None where
-    `/proc` does not list them."""
+    """Return the descendants of a process (0: this process) that were started by main threads.
+
+    The list is empty if `/proc` does not list child processes.
+    """
     found: list[int] = []
     left = _children_of(pid or os.getpid())
     while left and len(found) < _MOST:
@@ -234,8 +237,7 @@ def descendants(pid: int = 0) -> list[int]:
 
 
 def _children_of(pid: int) -> list[int]:
-    """Return the child processes that the main thread of a process has started; none where `/proc` does not list
-    them."""
+    """Return the child processes started by the main thread of a process. Empty if `/proc` does not list them."""
     try:
         with open(f"/proc/{pid}/task/{pid}/children") as file:
             return [int(pid) for pid in file.read().split()]
@@ -244,7 +246,7 @@ def _children_of(pid: int) -> list[int]:
 
 
 def is_stopped(pid: int) -> bool:
-    """Return whether a process is stopped. One that a debugger holds is not."""
+    """Return whether a process is stopped. A process held by a debugger does not count as stopped."""
     try:
         return state_and_start(pid)[0] == "T"
     except (ProcessLookupError, OSError):
@@ -252,7 +254,7 @@ def is_stopped(pid: int) -> bool:
 
 
 def _stopped(pids: Sequence[int]) -> str:
-    """Return the clause about stopped processes, with the remedy."""
+    """Return a clause about stopped processes, with the command that continues them."""
     is_one = len(pids) == 1
     resume = f"kill -CONT {' '.join(map(str, pids))}"
     return f"{'is' if is_one else 'are'} stopped; {resume} lets {'it' if is_one else 'them'} go on"
@@ -267,7 +269,7 @@ def _is_in_data_loader(frame: FrameType | None) -> bool:
 
 
 def _age_s(pid: int) -> float:
-    """Return how long a process has run; 0.0 if this is not known, as on systems other than Linux."""
+    """Return the age of a process; 0.0 if unknown, as on systems other than Linux."""
     if not hasattr(time, "CLOCK_BOOTTIME"):
         return 0.0
     started_s = state_and_start(pid)[1] / os.sysconf("SC_CLK_TCK")
@@ -288,15 +290,15 @@ def _in_a_line(command: str) -> str:
 
 
 _LOOK_S = 1.0
-_AGAIN_S = 0.6  # a process that goes on before this time was stopped on purpose
+_AGAIN_S = 0.6  # a process that continues before this time was stopped on purpose
 
 
 class StoppedChildren:
-    """Sends `ChildStopped` when such a wait begins, and when it ends.
+    """Sends `ChildStopped` when the wait for a stopped child process starts, and when it ends.
 
     Args:
-        children: of the rank.
-        cell: returns the number of the running cell; 0: none runs.
+        children: wait detection of the rank.
+        cell: returns the number of the running cell; 0 if none runs.
         send: sends a message to the notebook.
     """
 
@@ -306,11 +308,11 @@ class StoppedChildren:
         self._send = send
         self._looked_s = 0.0
         self._pause_s = _LOOK_S
-        self._stopped: frozenset[int] = frozenset()  # at the last look
+        self._stopped: frozenset[int] = frozenset()  # at the last check
         self._said = ChildStopped(cell=0)
 
     def poll(self) -> float:
-        """Look if it is time. Returns the seconds until the next look."""
+        """Check for stopped child processes if it is time. Return the seconds until the next check."""
         now = time.monotonic()
         if (left_s := self._looked_s + self._pause_s - now) > 0:
             return left_s

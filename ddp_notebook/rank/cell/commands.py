@@ -1,8 +1,8 @@
-"""The commands that a cell gives to the shell: `!ls`, `x = !ls`, `%pip`, `%%bash` and their like.
+"""Shell commands of a cell: `!ls`, `x = !ls`, `%pip`, `%%bash` and similar.
 
-A process that they start is not a rank. It does not inherit the variables by which torchrun tells a process its rank,
-such as RANK and MASTER_PORT: a training script would take the place of this rank at the session's store, and wait there
-for ever. A command that installs packages runs on one rank of each host and Python environment.
+Their processes are not ranks, so they do not inherit torchrun variables such as RANK and MASTER_PORT. With these
+variables a training script would take this rank's place at the session's store and block forever. A command that
+installs packages runs on one rank per host and Python environment.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _TOOLS |= {"nbconvert", "IPython", "jupyterlab", "torch", "accelerate"}
 
 
 def prepare() -> None:
-    """Run the slow part of the setup before a fork."""
+    """Run the slow part of `install` before a fork."""
     look_for([_system, _getoutput, _get_output_error_code])
 
 
@@ -54,21 +54,21 @@ def install(
     folder: str,
     session: str,
 ) -> None:
-    """Run the commands of this process's cells without the variables of its rank.
+    """Run shell commands of cells without the rank's environment variables.
 
     Args:
-        shell: IPython's.
-        children: told for which command the main thread waits.
-        names: returns the variables that commands do not get.
+        shell: IPython shell.
+        children: notified of the command that the main thread waits for.
+        names: returns the names of the environment variables to remove.
         place: returns the rank, and the number of ranks on its host.
         cell: returns the number of the running cell.
-        folder: one that the ranks of this host share.
-        session: a text that no other session has.
+        folder: folder shared by the ranks of this host.
+        session: unique id of the session.
     """
     once = _Once(children, place, cell, folder, session)
 
     def apart(command: Any) -> Any:
-        """The command, in a shell without these variables."""
+        """Return the command, wrapped in a shell without these variables."""
         if not isinstance(command, str):
             return command
         with_shell = f"{shlex.quote(os.environ.get('SHELL') or 'sh')} -c {shlex.quote(command)}"
@@ -81,12 +81,12 @@ def install(
                 return _system(apart(command))
 
         status = once.run(command, lambda: (run(),))[-1] if _INSTALLS.search(command) else run()
-        if isinstance(status, int) and status > 0:  # a negative one is a signal, as of a stop
+        if isinstance(status, int) and status > 0:  # a negative status is a signal, for example from an interrupt
             _tell_about_program(command, once)
         return status
 
     def output_and_status(command: Any) -> tuple[str, int | None]:
-        """Run the command. A stopped command has no output and no status, as in IPython."""
+        """Run the command. Without output and status if it was interrupted, as in IPython."""
         statuses: list[int | None] = []
 
         def read(started: Any) -> Any:
@@ -115,15 +115,15 @@ def install(
     replace(_system, system)
     replace(_getoutput, getoutput)
     replace(_get_output_error_code, get_output_error_code)
-    vars(packaging)["print"] = _say_nothing  # drops the note of %pip: "you may need to restart the kernel"
+    vars(packaging)["print"] = _say_nothing  # suppress the note of %pip: "you may need to restart the kernel"
     _of_scripts(shell, children, names, once)
 
 
 def _of_scripts(shell: Any, children: Children, names: Callable[[], Collection[str]], once: _Once) -> None:
-    """The same for `%%bash`, `%%script` and their like.
+    """Do the same for `%%bash`, `%%script` and similar cells.
 
-    Such a cell may hold other commands too, so every rank runs it. The ranks of a host that install packages in it run
-    it one after another.
+    Such a cell may also contain other commands, so every rank runs it. If it installs packages, the ranks of a host run
+    it one after the other.
     """
     original = script.ScriptMagics.shebang
 
@@ -139,7 +139,7 @@ def _of_scripts(shell: Any, children: Children, names: Callable[[], Collection[s
 
     script.ScriptMagics.shebang = shebang  # type: ignore[method-assign]
     magics = shell.magics_manager
-    if (made := magics.registry.get("ScriptMagics")) is not None:  # newer versions make it when it is first used
+    if (made := magics.registry.get("ScriptMagics")) is not None:  # recent versions create it at first use
         magics.magics["cell"]["script"] = made.shebang
 
 
@@ -148,18 +148,20 @@ def _unset(names: Collection[str]) -> str:
 
 
 def _say_nothing(*_: Any, **__: Any) -> None:
-    """Print nothing. Replaces `print`."""
+    """Replacement of `print` that prints nothing."""
 
 
 def _tell_about_program(command: str, once: _Once) -> None:
-    """Print how a Python program runs on ranks, if the failed command runs one. One rank of each host prints it, once
-    for each program of a cell."""
+    """If the failed command runs a Python program, print how to run that program on ranks.
+
+    One rank per host prints it, once per program of a cell.
+    """
     if (program := program_of(command)) is None:
         return
     name = program[: 1 + (program[0] == "-m")]
     if not once.is_first(f"hint {shlex.join(name)}"):
         return
-    # %run takes options for itself up to the name of a script, but also after -m NAME.
+    # %run parses options before the name of a script, and also after -m NAME.
     is_split = program[0] == "-m" and len(program) > 2
     run = shlex.join([*program[:2], "--", *program[2:]] if is_split else program)
     print(
@@ -184,7 +186,7 @@ def program_of(command: str) -> list[str] | None:
     """
     try:
         words = shlex.split(command)
-    except ValueError:  # an open quote
+    except ValueError:  # unclosed quotation mark
         return None
     runner = next((at for at, word in enumerate(words) if _RUNS_SCRIPTS.match(os.path.basename(word))), len(words))
     for at in range(runner + 1, len(words)):
@@ -198,13 +200,13 @@ def program_of(command: str) -> list[str] | None:
 
 
 class _Once:
-    """Runs a command on one rank of each host and environment.
+    """Runs a command on one rank per host and Python environment.
 
-    The first rank that comes locks a file, runs the command and writes its result. The others wait for the lock
-    and read the result. The lock of a process ends with it, so the next rank runs the command if the first one dies.
-    The next rank also runs the command if it was stopped on the first one and has no exit status.
+    The first rank locks a file, runs the command and writes its result to the file. The other ranks wait for the lock
+    and read the result. The kernel releases the lock when a process dies, so the next rank then runs the command. It
+    also does so if the command was interrupted on the first rank and has no exit status.
 
-    Args: as those of `install`.
+    Args: like those of `install`.
     """
 
     def __init__(
@@ -220,15 +222,16 @@ class _Once:
         self._cell = cell
         self._folder = folder
         self._session = session
-        self._counts: Counter[str] = Counter()  # equal commands in one cell
+        self._counts: Counter[str] = Counter()  # counts equal commands in one cell
 
     def run(self, command: str, run: Callable[[], Sequence[Any]], *, is_captured: bool = False) -> Sequence[Any]:
-        """Return the result of a command, which this or another rank has run.
+        """Return the result of a command. It is run by this rank or by another rank of the host.
 
         Args:
-            command: its text.
-            run: runs it. The result ends with the exit status, None if the command was stopped. JSON can hold it.
-            is_captured: the result has the output too.
+            command: text of the command.
+            run: runs the command. Returns a JSON-serializable result that ends with the exit status (None if
+                interrupted).
+            is_captured: whether the result also contains the output.
         """
         rank, ranks_here = self._place()
         if ranks_here < 2:
@@ -255,25 +258,25 @@ class _Once:
         return result
 
     def is_first(self, what: str) -> bool:
-        """Whether this is the first call with this text in the cell, on all ranks of the host."""
+        """Return whether this is the first call with this text in the cell, among all ranks of the host."""
         try:
             os.close(os.open(self._file(what, is_counted=False), os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
         except FileExistsError:
             return False
-        except OSError:  # the disk is full, or the folder is gone: a repeated hint does no harm
+        except OSError:  # disk full or folder removed: a repeated hint does no harm
             return True
         return True
 
     @contextlib.contextmanager
     def alone(self, command: str) -> Iterator[None]:
-        """Lock this Python environment during the block, if the command changes it."""
+        """Lock this Python environment during the context if the command modifies it."""
         if not _INSTALLS.search(command):
             yield
             return
         folder = os.open(sys.prefix, os.O_RDONLY)
         try:
             with self._children.waiting(command, is_elsewhere=True), contextlib.suppress(OSError):
-                fcntl.flock(folder, fcntl.LOCK_EX)  # a file system of a network may have no locks
+                fcntl.flock(folder, fcntl.LOCK_EX)  # a network file system may not support locks
             yield
         finally:
             os.close(folder)

@@ -1,5 +1,5 @@
-"""Where the main thread of a rank is, in the user's words: the line of the cell, or of the file that it called, and
-what that line called."""
+"""Current position of the main thread in the user's code: line of the cell or of a called file, and the called
+function."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from ddp_notebook.stdlib import asyncio, os, threading
 if TYPE_CHECKING:
     from ddp_notebook.rank.cell.children import Children
 
-# our functions in place of torch's, and what users call them
+# Functions that replace functions of torch -> name in the user's API.
 _STAND_INS = {
     **{name: name for name in ("init_process_group", "init_rpc", "wait", "get", "multi_get")},
     **{"init_store": "TCPStore", "connect_store": "TCPStore", "wait_for_future": "wait"},
-    "_on_interrupt": "",  # what the handler of an interrupt calls, the line has not called
+    "_on_interrupt": "",  # internal function of the interrupt handler
 }
 _WALKS = 5
 _WRAPPERS = {
     *("wrapper", "_wrapped_call_impl", "_call_impl", "__call__", "_fn", "inner", "decorate_context"),
-    *("run_line_magic", "run_cell_magic", "system_piped"),  # of IPython
+    *("run_line_magic", "run_cell_magic", "system_piped"),  # in IPython
 }
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 OURS = str(Path(__file__).parents[1]) + os.sep  # everything that runs in a rank
@@ -48,7 +48,7 @@ _LIBRARIES = tuple(
     )
 )
 _PYTHON = os.path.dirname(threading.__file__) + os.sep
-# Python code that waits for another thread, process or socket. Not `subprocess`: a wait for it is work.
+# Python files whose code waits for another thread, process or socket. Not `subprocess`: waiting for it counts as work.
 _WAITS = (
     *(_PYTHON + name for name in ("threading.py", "queue.py", "selectors.py")),
     *(_PYTHON + name + os.sep for name in ("concurrent", "multiprocessing")),
@@ -60,14 +60,14 @@ class RemoteWork(Protocol):
     """Remote calls that threads wait for, see `rank.rpc.serving`."""
 
     def words(self, thread: int, *, is_main: bool) -> str:
-        """Return what a thread waits for, in words; "" if it waits for no call."""
+        """Describe the remote call that a thread waits for; "" if there is none."""
 
 
 class CurrentLine:
-    """Knows which files are cells, and finds the main thread in them.
+    """Finds the position of a thread in the code of cells.
 
     Args:
-        is_script: there are no cells: the lines of all files of the user's count.
+        is_script: for torchrun scripts, which have no cells: count lines of all user files.
     """
 
     def __init__(self, *, is_script: bool = False) -> None:
@@ -75,34 +75,36 @@ class CurrentLine:
         self.cells: dict[str, int] = {}  # file -> number in `In [n]`
         self._current = 0
         self._main = threading.main_thread().ident or 0
-        self.task: asyncio.Task[Any] | None = None  # of a cell with a top-level `await`
-        self.serving: RemoteWork | None = None  # the remote calls that threads wait for
+        self.task: asyncio.Task[Any] | None = None  # task of a cell with a top-level `await`
+        self.serving: RemoteWork | None = None  # remote calls that threads wait for
         self.children: Children | None = None  # processes that the main thread waits for
-        self.action: Callable[[int], str] | None = None  # of a pipeline: what a thread does
-        self.failed = ""  # the error of a cell that has ended and whose traceback is being formatted
+        self.action: Callable[[int], str] | None = None  # returns the pipeline action of a thread
+        self.failed = ""  # error of a failed cell whose traceback is being formatted
 
     def enter(self, file: str, execution_count: int) -> None:
-        """A cell begins. Called for each: two assignments."""
+        """Register the file of a cell that starts. Called for each cell."""
         self.cells[file] = self._current = execution_count
 
     def describe(self, thread: int = 0) -> str:
-        """Such as `"cell line 3, in all_reduce"` or `"dataset.py:88 in __getitem__, from cell line 3"`; empty outside
-        of a cell's code. From any thread.
+        """Describe the position of a thread; "" outside the code of cells. Thread-safe.
+
+        Examples: `"cell line 3, in all_reduce"`, `"dataset.py:88 in __getitem__, from cell line 3"`.
 
         Args:
-            thread: which; 0: the main one.
+            thread: id of the thread; 0 for the main thread.
         """
-        for _ in range(_WALKS):  # a call that returns while another thread walks up its frames ends the walk early
+        for _ in range(_WALKS):  # retry: if a call returns while its frames are read, the walk ends too early
             frame = sys._current_frames().get(thread or self._main)
             if frame is not None and (place := self.of_frame(frame)):
                 return self.with_words(place, thread)
         return "" if thread else self._of_task()
 
     def with_words(self, place: str, thread: int = 0) -> str:
-        """A place, with what the thread does there or waits for beside operations.
+        """Return a position with the thread's pipeline action, remote calls and child processes.
 
         Args:
-            thread: which; 0: the main one.
+            place: position of the thread.
+            thread: id of the thread; 0 for the main thread.
         """
         thread = thread or self._main
         try:
@@ -113,43 +115,48 @@ class CurrentLine:
             ]
             words = ", ".join(filter(None, told))
             return f"{place} ({words})" if place and words else place
-        except Exception:  # no memory or descriptor is left; the handler of an interrupt calls this, and must go on
+        except Exception:  # no memory or descriptor left; the interrupt handler calls this method and must not fail
             return place
 
     def of_thread(self, thread: int) -> str:
-        """The same for another thread, with its name: `"thread 'Thread-5 (worker)' at cell line 3 in worker"`."""
+        """Describe the position of another thread, with its name: `"thread 'Thread-5 (worker)' at cell line 3 in
+        worker"`."""
         name = next((one.name for one in threading.enumerate() if one.ident == thread), str(thread))
         place = self.describe(thread)
         return f"thread {name!r}" + (f" at {place}" if place else "")
 
     def waits(self, frame: FrameType | None = None) -> tuple[int, int] | None:
-        """Whether the cell waits in Python for another thread, process or socket: in this frame, or in the main
-        thread's innermost one. Returns an identity of the wait, or None. From any thread."""
+        """Return an id of the wait if the cell waits in Python for another thread, process or socket, else None.
+        Thread-safe.
+
+        Args:
+            frame: frame to check; None for the innermost frame of the main thread.
+        """
         innermost = frame = frame or sys._current_frames().get(self._main)
         if innermost is None or not innermost.f_code.co_filename.startswith(_WAITS):
             return None
         while frame is not None and frame.f_code.co_filename not in self.cells:
-            if frame.f_code.co_name == "__del__":  # an interrupt would end here: Python prints it and goes on
+            if frame.f_code.co_name == "__del__":  # an interrupt in `__del__` has no effect: Python only prints it
                 return None
-            if frame.f_code.co_filename == subprocess.__file__:  # `communicate` reads by `selectors`
+            if frame.f_code.co_filename == subprocess.__file__:  # `communicate` uses `selectors`
                 return None
             frame = frame.f_back
         return None if frame is None else (id(innermost), innermost.f_lasti)
 
     def is_in_torch(self, frame: FrameType | None = None) -> bool:
-        """Whether this frame, or the main thread's innermost one, is one of torch's. From any thread."""
+        """Return whether this frame (default: the main thread's innermost one) is in torch. Thread-safe."""
         frame = frame or sys._current_frames().get(self._main)
         return frame is not None and frame.f_code.co_filename.startswith(_TORCH)
 
     @property
     def is_in_event_loop(self) -> bool:
-        """Return whether the main thread waits in its event loop. From any thread."""
+        """Return whether the main thread waits in its event loop. Thread-safe."""
         frame = sys._current_frames().get(self._main)
         caller = None if frame is None else frame.f_back
         return caller is not None and caller.f_code.co_filename == asyncio.base_events.__file__
 
     def of_frame(self, innermost: FrameType) -> str:
-        """What `describe` says about these frames."""
+        """Describe the position of these frames, as in `describe`."""
         calls: list[tuple[str, int, str]] = []
         frame: FrameType | None = innermost
         while frame is not None:
@@ -158,7 +165,7 @@ class CurrentLine:
         return self.of_calls(calls) or _of_statement(innermost)
 
     def _of_task(self) -> str:
-        """Where the cell awaits something."""
+        """Describe the position at which the cell's coroutine is suspended."""
         calls: list[tuple[str, int, str]] = []
         coroutine = None if self.task is None else self.task.get_coro()
         while (frame := getattr(coroutine, "cr_frame", None)) is not None:
@@ -167,7 +174,7 @@ class CurrentLine:
         return self.of_calls(calls)
 
     def of_traceback(self, traceback: TracebackType | None) -> str:
-        """Where an exception was raised."""
+        """Describe the position at which an exception was raised."""
         calls: list[tuple[str, int, str]] = []
         while traceback is not None:
             code = traceback.tb_frame.f_code
@@ -176,11 +183,11 @@ class CurrentLine:
         return self.of_calls(calls)
 
     def of_calls(self, calls: list[tuple[str, int, str]], current: int | None = None) -> str:
-        """What `describe` says about these calls.
+        """Describe the position of these calls, as in `describe`.
 
         Args:
-            calls: as (file, line, function), the innermost first.
-            current: the number of the cell that they belong to; None: of the one that runs.
+            calls: (file, line, function) of each call, innermost first.
+            current: number of their cell; None for the running cell.
         """
         current = self._current if current is None else current
         called = users = ""
@@ -201,14 +208,14 @@ class CurrentLine:
 
 
 def _of_statement(innermost: FrameType) -> str:
-    """The line of the statement that IPython is about to run: it compiles each one before it runs it."""
+    """Describe the statement that IPython compiles at the moment; it compiles each statement before running it."""
     frame: FrameType | None = innermost
     while frame is not None:
         if frame.f_globals.get("__name__") == "IPython.core.interactiveshell":
             if frame.f_code.co_name == "run_ast_nodes":
                 line = getattr(frame.f_locals.get("node"), "lineno", None)
                 return "" if line is None else f"cell line {line}"
-            if frame is not innermost and frame.f_code.co_name == "run_code":  # what it calls beside the statement
+            if frame is not innermost and frame.f_code.co_name == "run_code":  # a function called between statements
                 return ""
         frame = frame.f_back
     return ""

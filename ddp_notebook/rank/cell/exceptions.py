@@ -1,5 +1,4 @@
-"""Exceptions of the user's code, handled without trusting them: their `__str__` may raise or never return, and their
-text may be endless."""
+"""Handle exceptions of user code without trusting them: `__str__` may raise or never return, and texts may be huge."""
 
 from __future__ import annotations
 
@@ -9,7 +8,7 @@ from typing import Any
 from ddp_notebook.rank.cell.truncation import bounded
 from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
 
-# Attribute access would call a `__getattribute__` of the user's.
+# Attribute access would call a user-defined `__getattribute__`.
 _CAUSE: Any = BaseException.__cause__
 _CONTEXT: Any = BaseException.__context__
 _MEMBERS: Any = BaseExceptionGroup.exceptions
@@ -18,16 +17,16 @@ _PLAIN = (str, bytes, int, float, bool, type(None))
 
 
 class FormattingStopped(BaseException):
-    """Ends the formatting of a traceback. IPython would catch a KeyboardInterrupt there and go on."""
+    """Aborts the formatting of a traceback. IPython would catch a KeyboardInterrupt and continue."""
 
 
 def words(error: BaseException) -> str:
-    """The message of an exception. Runs its `__str__`."""
+    """Return the message of an exception. Runs its `__str__`."""
     try:
         return bounded(str(error))
     except FormattingStopped:
         raise
-    except BaseException:  # also a KeyboardInterrupt or a SystemExit: neither may end the rank
+    except BaseException:  # including KeyboardInterrupt and SystemExit: neither may end the rank
         return f"<{type(error).__name__}.__str__ failed>"
 
 
@@ -53,7 +52,8 @@ def with_type(error: BaseException) -> str:
 
 
 def message_with_note(error: BaseException) -> str:
-    """The message of an exception, with its first note behind the first line: there a pipeline says which stage it was.
+    """Return the message of an exception with its first note after the first line, where a pipeline names the failed
+    stage.
 
     Example:
         >>> error = RuntimeError("no")
@@ -73,29 +73,29 @@ def message_with_note(error: BaseException) -> str:
 
 
 def notes_of(error: BaseException) -> list[Any]:
-    """Return what `add_note` has added to an exception. Runs no code of the user's."""
+    """Return the notes of `add_note` of an exception. Runs no user code."""
     try:
         notes = object.__getattribute__(error, "__dict__").get("__notes__", [])
-    except Exception:  # a property of the user's has its name
+    except Exception:  # a user-defined property has this name
         return []
     return notes if type(notes) is list else []
 
 
 def known_words(error: BaseException | None) -> str:
-    """The message of an exception if that runs no code of the user's, else an empty one."""
+    """Return the message of an exception if that runs no user code, else ""."""
     if error is None or not isinstance(type(error).__str__, WrapperDescriptorType):
         return ""
     return words(error) if all(type(arg) in _PLAIN for arg in _ARGS.__get__(error)) else ""
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error, `"ValueError: no"`. Runs no code of the user's."""
+    """Return type and first message line of an exception, `"ValueError: no"`. Runs no user code."""
     line = known_words(error).partition("\n")[0][:200]
     return f"{type(error).__name__}: {line}" if line else type(error).__name__
 
 
 def chain(error: BaseException | None) -> list[BaseException]:
-    """An exception, its causes and contexts, and the exceptions in a group."""
+    """Return an exception, its causes and contexts, and the members of exception groups."""
     found: dict[int, BaseException] = {}
     left = [error]
     while left:

@@ -1,4 +1,4 @@
-"""Where cells come in: a pipe that the main thread reads, one message a line."""
+"""Pipe from which the main thread reads cells, one message per line."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from ddp_notebook.stdlib import fcntl, logging, os, time
 
 _log = logging.getLogger(__name__)
 _READ_BYTES = 1 << 16
-_HIGH_FD = 200  # programs may use low numbers
-_PATIENCE_S = 3.0  # without memory for a message, also with the reserve
+_HIGH_FD = 200  # high, because programs may use low numbers
+_PATIENCE_S = 3.0  # maximum time without memory for a message, including the reserve
 _HEAD_BYTES = 200
 
 
@@ -20,9 +20,9 @@ class Inbox:
     """Reads messages from a pipe.
 
     Args:
-        fd: the pipe's read end.
-        handle: takes each message, in the reader's thread.
-        on_lost: takes the first bytes of a message for which there was no memory.
+        fd: read end of the pipe.
+        handle: called with each message, in the reader's thread.
+        on_lost: called with the first bytes of a message that did not fit into memory.
     """
 
     def __init__(self, fd: int, handle: Callable[[Message], None], on_lost: Callable[[bytes], None]) -> None:
@@ -31,15 +31,15 @@ class Inbox:
         os.set_blocking(self._fd, False)
         self._handle = handle
         self._on_lost = on_lost
-        self._buffer = bytearray(_READ_BYTES)  # made early: later there may be no memory
+        self._buffer = bytearray(_READ_BYTES)  # allocated early, while memory is available
         self._line = bytearray()
-        self._is_losing = False  # the message whose end has not come yet is lost
+        self._is_losing = False  # the current incomplete message is lost
 
     def fileno(self) -> int:
         return self._fd
 
     def read(self) -> bool:
-        """Handle what has come. False at the end of the pipe."""
+        """Handle the available messages. Return False at the end of the pipe."""
         try:
             count = os.readv(self._fd, [self._buffer])
         except BlockingIOError:
@@ -55,7 +55,7 @@ class Inbox:
         return count > 0
 
     def _append(self, begin: int, end: int) -> None:
-        """Add bytes of the buffer to the message under way."""
+        """Append bytes of the buffer to the current message."""
         if self._is_losing:
             return
         try:
@@ -78,7 +78,7 @@ class Inbox:
             self._lose(bytes(line[:_HEAD_BYTES]))
             self._is_losing = False
             return
-        except Exception:  # the next lines are other messages
+        except Exception:  # the next lines are separate messages
             _log.exception("a message was lost: %.200r", bytes(line[:_HEAD_BYTES]))
             return
         try:

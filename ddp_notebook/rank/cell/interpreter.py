@@ -1,7 +1,7 @@
-"""State of the Python interpreter that the rank itself needs: put back as soon as the code of a cell has ended.
+"""State of the Python interpreter that the rank itself needs, restored after the code of each cell.
 
-Some replacements in `builtins` stay: many programs replace `print`, so that only rank 0 prints. The others would break
-IPython or this package after the cell, and with them the rank.
+Some replacements in `builtins` stay: many programs replace `print` so that only rank 0 prints. Other replacements would
+break IPython or this package, and with them the rank.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ import zmq
 from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
 from ddp_notebook.stdlib import COPIED, asyncio, os
 
-_OF_PROGRAMS = {"print", "input", "open", "__import__", "_"}  # programs replace these; `_` is a translation
-_NEEDED = ("ddp_notebook", "sys", *COPIED)  # modules
-_START_S = 1.0  # a new thread begins within this time
-_RECURSION_LIMIT = 500  # frames that the end of a cell takes at most
+_OF_PROGRAMS = {"print", "input", "open", "__import__", "_"}  # programs commonly replace these; `_` is a translation
+_NEEDED = ("ddp_notebook", "sys", *COPIED)  # modules that the rank itself needs
+_START_S = 1.0  # a new thread starts within this time
+_RECURSION_LIMIT = 500  # maximum number of frames that the end of a cell needs
 
 
 class _Kept:
-    """A snapshot of names of a module or a class. Each cell compares 250 of them, so the comparison runs in C.
+    """Snapshot of names of a module or a class. Each cell compares 250 of them, so the comparison runs in C.
 
-    If most names of the namespace are compared, the comparison takes all of its values in their order and looks up no
-    name, because the processor's caches lose the names between two cells.
+    If most names of the namespace are compared, all its values are compared in order, without a lookup by name. Lookups
+    are slow, because between two cells the names leave the CPU caches.
 
     Args:
-        namespace: of the module or class.
-        values: by name.
+        namespace: namespace of the module or class.
+        values: name -> value.
     """
 
     def __init__(self, namespace: Mapping[str, Any], values: Mapping[str, Any]) -> None:
@@ -45,7 +45,7 @@ class _Kept:
 
     @property
     def has_changed(self) -> bool:
-        """True if a name has another value or is missing. `==` would call methods of a user's object."""
+        """Return whether a name has another value or is missing. `==` would call methods of user objects."""
         now, whole = self._namespace.values(), self._whole
         if whole is not None and len(now) == len(whole) and all(map(operator.is_, now, whole)):
             return False
@@ -56,7 +56,7 @@ class _Kept:
 
 
 class Interpreter:
-    """The state of this process's interpreter. Made when all that is to be kept has been set."""
+    """Snapshot of this process's interpreter state. Create it when all state to preserve is set."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -64,36 +64,36 @@ class Interpreter:
         if (wakes := getattr(self._loop, "_ssock", None)) is not None:  # `call_soon_threadsafe` writes to it
             self.keep_reader(wakes.fileno(), self._loop._read_from_self)  # type: ignore[attr-defined]
         self._builtins = _Kept(vars(builtins), vars(builtins))
-        self._import: Any = builtins.__import__  # one that works
+        self._import: Any = builtins.__import__  # the last `__import__` that worked
         self._modules = sys.modules.copy()
         self._get_needed = operator.itemgetter(*filter(_is_needed, self._modules))
         self._observers = ((sys.gettrace, sys.settrace), (sys.getprofile, sys.setprofile))
         self._set_limit, self._limit = sys.setrecursionlimit, sys.getrecursionlimit()
         self._threading = sys.modules["threading"]
         threads = {name: value for name, value in vars(self._threading).items() if callable(value)}
-        threads |= dict.fromkeys(("_trace_hook", "_profile_hook"))  # for new threads
+        threads |= dict.fromkeys(("_trace_hook", "_profile_hook"))  # hooks for new threads
         thread_class = self._threading.Thread
         methods = {name: value for name, value in vars(thread_class).items() if callable(value)}
         self._of_threads = (
             (self._threading, _Kept(vars(self._threading), threads)),
             (thread_class, _Kept(vars(thread_class), methods)),
         )
-        # The rank sends and receives with these, and pyzmq looks each of them up when it is called.
+        # The rank communicates with these classes. pyzmq looks them up at each call.
         self._zmq = _Kept(vars(zmq), {name: value for name, value in vars(zmq).items() if isinstance(value, type)})
         self._hooks = {name: getattr(sys, name) for name in ("excepthook", "displayhook", "unraisablehook")}
 
     def keep_reader(self, fd: int, callback: Callable[[], object]) -> None:
-        """Let the event loop read this file descriptor again after a cell has removed its reader."""
+        """Make the event loop read this file descriptor again if a cell removed its reader."""
         self._readers[fd] = callback
 
     def put_back(self) -> list[str]:
-        """Put everything back. Returns lines about what a later cell would miss."""
+        """Restore the interpreter state. Return lines about restored names that later cells would miss."""
         for get, set_to in self._observers:
             if get() is None:
                 continue
             try:
                 set_to(None)
-            except BaseException:  # the function that this removes has raised
+            except BaseException:  # raised by the removed function
                 set_to(None)
         lines = [*self.put_builtins_back("while this cell ran"), *self.put_threading_back("while this cell ran")]
         try:
@@ -102,12 +102,12 @@ class Interpreter:
             self._put_modules_back()
         if sys.getrecursionlimit() < _RECURSION_LIMIT:
             self._set_limit(self._limit)
-        if getattr(self._loop, "_stopping", False):  # the cell has called `loop.stop()`, which would end the rank
+        if getattr(self._loop, "_stopping", False):  # the cell called `loop.stop()`, which would end the rank
             self._loop._stopping = False  # type: ignore[attr-defined]
         readers = self._loop._selector.get_map()  # type: ignore[attr-defined]
         for fd, callback in self._readers.items():
             if fd not in readers:
-                self._loop._add_reader(fd, callback)  # type: ignore[attr-defined]  # the public one refuses the loop's own
+                self._loop._add_reader(fd, callback)  # type: ignore[attr-defined]  # the public method rejects descriptors of the loop
         for name, hook in self._hooks.items():
             if not callable(getattr(sys, name, None)):
                 setattr(sys, name, hook)
@@ -116,10 +116,10 @@ class Interpreter:
         return lines
 
     def put_threading_back(self, when: str) -> list[str]:
-        """Put names of `threading` back without which no thread starts. Returns lines about them.
+        """Restore names in `threading` without which no thread can start. Return lines about them.
 
         Args:
-            when: they were replaced. A thread may have done it.
+            when: clause about the time of the replacement. A thread may have made it.
         """
         lines: list[str] = []
         for owner, kept in self._of_threads:
@@ -128,19 +128,19 @@ class Interpreter:
         return lines
 
     def _put_modules_back(self) -> None:
-        is_emptied = sys.modules.get("sys") is not sys  # later imports made second copies of modules
+        is_emptied = sys.modules.get("sys") is not sys  # later imports created second copies of modules
         missing = {name: one for name, one in self._modules.items() if is_emptied or name not in sys.modules}
         sys.modules.update(missing)
 
     def _put_names_of_threading_back(self, owner: Any, values: dict[str, Any], when: str) -> list[str]:
-        """Keep what a program has replaced, such as a hook of a profiler, as long as threads still start."""
+        """Restore replaced names only if threads no longer start. Other replacements, such as profiler hooks, stay."""
         changed = [name for name, value in values.items() if vars(owner).get(name) is not value]
         if _starts_threads(self._threading):
             return []
         theirs = {name: vars(owner)[name] for name in changed if name in vars(owner)}
         for name in changed:
             setattr(owner, name, values[name])
-        if not _starts_threads(self._threading):  # for another reason, such as a limit
+        if not _starts_threads(self._threading):  # threads fail for another reason, such as a limit
             for name, value in theirs.items():
                 setattr(owner, name, value)
             return []
@@ -148,11 +148,12 @@ class Interpreter:
         return [f"ddp_notebook: no new thread could start after {replaced}; {_they_were(changed)} put back"]
 
     def put_builtins_back(self, when: str) -> list[str]:
-        """Put names of `builtins` back, except those that programs replace. Returns lines about them. Takes 10 us if
-        nothing has changed.
+        """Restore names in `builtins`, except those that programs commonly replace. Return lines about them.
+
+        Takes 10 us if nothing changed.
 
         Args:
-            when: they were replaced. A thread may have done it.
+            when: clause about the time of the replacement. A thread may have made it.
         """
         if not self._builtins.has_changed:
             return []
@@ -169,8 +170,10 @@ class Interpreter:
         return [f"ddp_notebook: {replaced}; {_they_were(changed)} put back"]
 
     def _cannot_import(self, name: str, replacement: Any) -> bool:
-        """Return whether this is an `__import__` that raises for any module: no later cell would run. Each is called
-        once."""
+        """Return whether this is an `__import__` that always raises, so that no later cell could run.
+
+        Each replacement is tested once.
+        """
         if name != "__import__" or replacement is self._import:
             return False
         try:
@@ -182,14 +185,16 @@ class Interpreter:
 
 
 def _is_needed(module: str) -> bool:
-    """Return whether each cell checks this module. Programs remove a package whole, so its modules further down are not
-    looked for, and put back with it."""
+    """Return whether each cell checks for this module.
+
+    Programs remove whole packages, so deeper modules are not checked, but restored with their package.
+    """
     package, _, below = module.partition(".")
     return module in _NEEDED or (package == _NEEDED[0] and "." not in below)
 
 
 def _starts_threads(threading: Any) -> bool:
-    """Return whether a new thread of this module runs."""
+    """Return whether new threads of this module start."""
     begun = _thread.allocate_lock()
     begun.acquire()
     try:
@@ -200,14 +205,15 @@ def _starts_threads(threading: Any) -> bool:
 
 
 def put_names_back(namespace: dict[str, Any], needed: dict[str, Any], when: str) -> list[str]:
-    """Put names back that IPython needs in the namespace of cells, if they have a value that IPython cannot use.
+    """Restore names that IPython needs in the namespace of cells, if IPython cannot use their current values.
 
     Args:
-        needed: their values.
-        when: they were replaced. A thread may have done it.
+        namespace: namespace of cells.
+        needed: name -> original value.
+        when: clause about the time of the replacement. A thread may have made it.
 
     Returns:
-        Lines about what was put back.
+        Lines about the restored names.
     """
     changed = [name for name, value in needed.items() if not _will_do(namespace.get(name), value)]
     for name in changed:
@@ -221,10 +227,10 @@ def put_names_back(namespace: dict[str, Any], needed: dict[str, Any], when: str)
 
 
 def _will_do(found: Any, needed: Any) -> bool:
-    """Return whether IPython can use what it finds under a name.
+    """Return whether IPython can use the current value of a name.
 
-    A list or dictionary may be another one. A subclass may raise in each of its methods. `__builtins__` may also be a
-    dictionary, which cloudpickle makes of it.
+    A list or dict may be another one of the same type, but not of a subclass, whose methods may raise. `__builtins__`
+    may also be a dict, because cloudpickle converts it.
     """
     if found is needed:
         return True
@@ -237,7 +243,7 @@ def _will_do(found: Any, needed: Any) -> bool:
 
 
 def _were(names: list[str], where: str = "") -> str:
-    """Return the subject and the verb of a sentence about names: "len in builtins was"."""
+    """Return subject and verb of a sentence about names: "len in builtins was"."""
     return f"{', '.join(names)}{where} {'was' if len(names) == 1 else 'were'}"
 
 
@@ -246,7 +252,7 @@ def _they_were(names: list[str]) -> str:
 
 
 def write_to_stderr(line: str) -> None:
-    """Write a line to stderr's file descriptor: a cell may have replaced `print` and `sys.stderr`."""
+    """Write a line to file descriptor 2, because a cell may have replaced `print` and `sys.stderr`."""
     try:
         os.write(2, f"{line}\n".encode())
     except OSError:

@@ -1,4 +1,4 @@
-"""What a cell may not do to its rank, and what it may not leave behind."""
+"""Isolate a rank from its cells: reject unsupported operations, and clean up after a cell."""
 
 from __future__ import annotations
 
@@ -19,13 +19,17 @@ from ddp_notebook.rank.cell.exceptions import chain
 from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
 from ddp_notebook.stdlib import contextlib, functools, gc, os, traceback
 
-_of_cells: list[tuple[Callable[..., Any], Callable[[], Any]]] = []  # function, and its call
+_of_cells: list[
+    tuple[Callable[..., Any], Callable[[], Any]]
+] = []  # (function, call) per handler that a cell registered
 _unregister: Callable[[Any], None] = atexit.unregister
 
 
 def protect_exits() -> None:
-    """Keep the handlers that are registered now from cells. They run at the end of the process, after those of cells.
-    Call it before the first cell."""
+    """Hide the handlers registered so far from cells. They run at process exit, after the handlers of cells.
+
+    Call it before the first cell.
+    """
     atexit.register(_run_those_of_cells)
     atexit.register = _register
     atexit.unregister = _unregister_of_cells
@@ -45,16 +49,16 @@ def _register(func: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Callabl
 @functools.wraps(atexit.unregister)
 def _unregister_of_cells(func: Any, /) -> None:
     _of_cells[:] = [one for one in _of_cells if one[0] != func]
-    _unregister(func)  # a library that was imported before the first cell may have registered it
+    _unregister(func)  # a library imported before the first cell may have registered it
 
 
 def _run_those_of_cells() -> None:
-    """Run the handlers of cells, the last one first, and print what they raise."""
+    """Run the handlers of cells, the last one first, and print their exceptions."""
     while _of_cells:
         _, call = _of_cells.pop()
         try:
             call()
-        except BaseException:  # the next handlers run as well: `atexit` does the same
+        except BaseException:  # like `atexit`: continue with the next handler
             traceback.print_exc()
 
 
@@ -68,10 +72,10 @@ NOTEBOOK_MAGICS = {  # a test compares them with `magics.DDPMagics`, which ranks
     "cell": ("on_all_ranks", "on_ranks", "local"),
 }
 _TORCH = os.path.dirname(torch.__file__) + os.sep
-TOLD = "_ddp_told"  # what a cell of ours sets, see `Session._ask`
-_MOST_LOOKED_AT = 100  # elements of a container
+TOLD = "_ddp_told"  # name that internal cells set, see `Session._ask`
+_MOST_LOOKED_AT = 100  # maximum number of checked elements of a container
 _HOLDERS = torch.Tensor | torch.nn.Module | torch.optim.Optimizer
-_COMMAND_LINES = ("argparse", "click", "optparse")  # they end the process if its arguments are wrong
+_COMMAND_LINES = ("argparse", "click", "optparse")  # these modules end the process if the command line is wrong
 ARGUMENTS = (
     "a rank has no command line: give the arguments with sys.argv = ['train.py', '--epochs', '3'] before, or as a "
     "list to parse_args()"
@@ -90,10 +94,10 @@ EXIT = "sys.exit() does not end a rank; %ddp_stop in the notebook ends them all"
 
 
 def install(shell: Any) -> None:
-    """Make `exit()`, `quit()`, `breakpoint()` and debuggers errors that say what to do instead."""
+    """Make `exit()`, `quit()`, `breakpoint()` and debuggers raise an error with a remedy."""
     shell.ask_exit = _refuse_exit
     sys.breakpointhook = pdb.set_trace = _refuse_breakpoint
-    dist.breakpoint = _refuse_distributed_breakpoint  # torch's raises the timeouts of all groups before it breaks
+    dist.breakpoint = _refuse_distributed_breakpoint  # the version of torch increases the timeouts of all groups
     pdb.Pdb.interaction = _refuse_debugger  # type: ignore[method-assign]
     for name, kind in (("debug", "line_cell"), ("pdb", "line")):
         shell.register_magic_function(_refuse_debugger, kind, name)
@@ -101,18 +105,18 @@ def install(shell: Any) -> None:
         shell.register_magic_function(_refuse_line_magic(name), "line", name)
     for name in NOTEBOOK_MAGICS["cell"]:
         shell.register_magic_function(_refuse_cell_magic(name), "cell", name)
-    # torch's, of a group that is not bound to a device, see `rank.group.join`; the present one is the rank's
+    # Warning of torch for a group without a bound device, see `rank.group.join`. The current device is correct.
     warnings.filterwarnings("ignore", message=r"barrier\(\): using the device under current context")
-    # IPython's advice after sys.exit(), which is wrong on a rank
+    # Advice of IPython after sys.exit(), which does not apply to a rank.
     warnings.filterwarnings("ignore", message="To exit: use 'exit', 'quit', or Ctrl-D.")
 
 
 def advice_after_exit(error: SystemExit, *, is_of_script: bool) -> str:
-    """Return what to do instead of `sys.exit()`, or about the command line that a cell lacks.
+    """Return a remedy for `sys.exit()`, or for the missing command line of a cell.
 
     Args:
-        error: raised by code of the cell.
-        is_of_script: a script raised it that `%run` has run.
+        error: exception raised by code of the cell.
+        is_of_script: whether a script under `%run` raised it.
     """
     at = error.__traceback__
     while at is not None and at.tb_next is not None:
@@ -163,8 +167,10 @@ def _refuse_cell_magic(name: str) -> Callable[[str, str], NoReturn]:
 
 
 def put_names_back(namespace: dict[str, Any], names: dict[str, Any]) -> None:
-    """Give names their values again if they were deleted, and `rank` and the like also if they were set: after
-    `for rank in range(size)`, which tutorials contain, every rank would take itself for the last one."""
+    """Restore deleted variables of the rank, and changed integers such as `rank`.
+
+    Tutorials contain `for rank in range(size)`, after which every rank would take itself for the last one.
+    """
     if all(namespace.get(name) is value for name, value in names.items()):
         return
     deleted = [name for name in names if name not in namespace]
@@ -185,8 +191,11 @@ def put_names_back(namespace: dict[str, Any], names: dict[str, Any]) -> None:
 
 
 def end_traceback_at_user(error: BaseException | None) -> None:
-    """Leave out of a traceback the frames of torch and ours below the user's call, if our code raised the error, and
-    everywhere those of our frames that only observe."""
+    """Remove internal frames from a traceback.
+
+    If our code raised the error, the frames of torch and of this package below the user's call are removed. Frames of
+    this package that only observe user code are always removed.
+    """
     if error is None:
         return
     frames = []
@@ -194,7 +203,7 @@ def end_traceback_at_user(error: BaseException | None) -> None:
     while at is not None:
         frames.append(at)
         while (after := at.tb_next) is not None and after.tb_next is not None and _is_ours(after):
-            at.tb_next = after.tb_next  # it observes a forward, a backward or a loader of the user's
+            at.tb_next = after.tb_next  # it observes a forward, backward or loader of the user
         at = at.tb_next
     if not frames or not frames[-1].tb_frame.f_code.co_filename.startswith(OURS):
         return
@@ -206,15 +215,16 @@ def end_traceback_at_user(error: BaseException | None) -> None:
 
 def _is_ours(at: TracebackType) -> bool:
     code = at.tb_frame.f_code
-    return code.co_filename.startswith(OURS) or TOLD in code.co_names  # a cell of ours, with code of the user's below
+    return code.co_filename.startswith(OURS) or TOLD in code.co_names  # an internal cell that calls user code
 
 
 def has_lost_device(words: str) -> bool:
-    """Whether an error on the GPU has made this process's CUDA context useless: every later call fails with the same
-    error, until the process ends. Source: https://docs.nvidia.com/cuda/cuda-c-programming-guide/#error-checking
+    """Return whether a GPU error has corrupted this process's CUDA context. Then every later call fails.
+
+    Source: https://docs.nvidia.com/cuda/cuda-c-programming-guide/#error-checking
 
     Args:
-        words: the error's message. The device is asked only after a CUDA error, since that waits for it.
+        words: message of the error. The device is checked only for CUDA errors, because the check waits for the device.
     """
     if "CUDA error" not in words or not torch.cuda.is_initialized():
         return False
@@ -226,13 +236,13 @@ def has_lost_device(words: str) -> bool:
 
 
 def forget_failure(shell: Any, failure: BaseException) -> None:
-    """Drop the frames of a failed cell: their variables may hold all of a GPU's memory.
+    """Release the frames of a failed cell, because their variables may hold all GPU memory.
 
-    The exception and those behind it refer to the frames, and so do `sys.last_*`, IPython's formatters and, in cycles,
-    what these have made of them. That goes first: a DataLoader that is freed by the garbage collector finds its queues
-    closed by then, and waits 5 s for each of its workers.
+    The exceptions, `sys.last_*` and IPython's formatters refer to the frames, and so do formatter objects in reference
+    cycles. These objects are cleared first. Otherwise the garbage collector may free a DataLoader after its queues are
+    closed, and the DataLoader would wait 5 s for each worker.
     """
-    if (stack_data := sys.modules.get("stack_data")) is not None:  # IPython 7 does without
+    if (stack_data := sys.modules.get("stack_data")) is not None:  # IPython 7 does not use it
         for one in gc.get_objects():
             if type(one) is stack_data.FrameInfo:
                 vars(one).clear()
@@ -248,7 +258,7 @@ def forget_failure(shell: Any, failure: BaseException) -> None:
 
 
 def forget_tensors(shell: Any, execution_count: int) -> None:
-    """Keep no tensor in `Out`, `_3`, `__` and `___`; `_` keeps the last value, as always."""
+    """Drop tensors from `Out`, `_3`, `__` and `___`. `_` keeps the last value."""
     out, hook = shell.user_ns.get("_oh"), shell.displayhook
     if type(out) is dict and execution_count in out and _holds_tensor(out[execution_count]):
         del out[execution_count]
@@ -256,15 +266,15 @@ def forget_tensors(shell: Any, execution_count: int) -> None:
             names.pop(f"_{execution_count}", None)
     for name in ("__", "___"):
         if _holds_tensor(getattr(hook, name, None)):
-            if shell.user_ns.get(name) is getattr(hook, name):  # else it is a variable of the user's
+            if shell.user_ns.get(name) is getattr(hook, name):  # otherwise it is a variable of the user
                 shell.push({name: ""}, interactive=False)
             setattr(hook, name, "")
 
 
 def _holds_tensor(value: Any, depth: int = 3) -> bool:
-    """Return whether a value is or contains a tensor. Calls no method of a user's class: it may fail."""
+    """Return whether a value is or contains a tensor. Calls no method of a user-defined class, because it may fail."""
     kind = type(value)
-    if kind is str:  # mostly
+    if kind is str:  # the usual case
         return False
     if issubclass(kind, _HOLDERS):
         return True

@@ -1,15 +1,17 @@
-"""Every private interface of ipykernel and ipyparallel that a rank needs, in one place.
+"""All private interfaces of ipykernel and ipyparallel that a rank needs.
 
-| what | why nothing public does it | without it |
+| interface | purpose, not available publicly | fallback |
 |---|---|---|
-| `Kernel._main_asyncio_lock` (7.x) | a `%%px` or a second cell would run inside an `await` of our cell | own lock |
+| `Kernel._main_asyncio_lock` (7.x) | keeps `%%px` or another cell from running inside an `await` of our cell | own lock
+|
 | `Kernel.schedule_dispatch` (6.x) | the same | own lock |
-| `Session.send` replaced on the instance | displays and widgets of our cells take our wire | they go to ipyparallel |
-| `ZMQInteractiveShell.init_environment` without a shell | see `settle_environment` | a rank may crash as it starts |
-| `ipkernel.sys`, replaced while a kernel is made | see `without_modules` | a rank has 12 MB more |
-| what `ZMQInteractiveShell.set_parent` sets | see `Parents` | it is called for each cell |
+| `Session.send`, replaced on the instance | sends displays and widgets of our cells to the notebook | ipyparallel gets
+them |
+| `ZMQInteractiveShell.init_environment` without a shell | see `settle_environment` | a rank may crash at startup |
+| `ipkernel.sys`, replaced while a kernel is created | see `without_modules` | a rank needs 12 MB more memory |
+| attributes that `ZMQInteractiveShell.set_parent` sets | see `Parents` | it is called for each cell |
 
-`tests/test_private_interfaces.py` fails when one of them goes away.
+`tests/test_private_interfaces.py` fails if one of them changes.
 """
 
 from __future__ import annotations
@@ -31,24 +33,25 @@ _own_locks: dict[int, asyncio.Lock] = {}
 
 
 def settle_environment() -> None:
-    """Give this process the variables that a kernel sets as it starts, while no other thread runs; those of debugpy and
-    of figures are there already (`launch.environment.rank_env`).
+    """Set the environment variables that a kernel sets at startup, while no other thread runs.
 
-    C code that connects to a store or a peer reads the environment without the GIL, and the group forms beside the
-    engine's start. glibc before 2.41 frees the table of variables when one is added: of 1111 processes that connected
-    while 50 were added, 7 crashed; of 817 in which these were there already, none (2 cores).
+    Variables for debugpy and figures are already set (`launch.environment.rank_env`). C code that connects to a store
+    or a peer reads the environment without the GIL, and the group forms while the engine starts. glibc before 2.41
+    frees the table of variables when one is added, so a concurrent reader may crash.
     Source: https://sourceware.org/bugzilla/show_bug.cgi?id=15607
     """
     with contextlib.suppress(AttributeError):
-        ZMQInteractiveShell.init_environment(cast(Any, None))  # it needs no shell
+        ZMQInteractiveShell.init_environment(cast(Any, None))  # it does not use the shell
 
 
 def import_without_debugpy() -> None:
-    """Before a fork: import what a kernel imports as it is made for its debugger, and not debugpy itself, which takes
-    0.1 s: an engine has no channel for a debugger. (In a cell it can be imported all the same.)"""
+    """Import the debugger module of ipykernel without debugpy, before a fork.
+
+    An engine has no debugger channel, and importing debugpy takes 0.1 s. Cells can still import debugpy.
+    """
     if "debugpy" in sys.modules:
         return
-    sys.modules["debugpy"] = cast(ModuleType, None)  # then its import fails
+    sys.modules["debugpy"] = cast(ModuleType, None)  # makes its import fail
     try:
         importlib.import_module("ipykernel.debugger")
     finally:
@@ -56,7 +59,7 @@ def import_without_debugpy() -> None:
 
 
 class _WithoutModules:
-    """`sys`, and no modules in it."""
+    """Proxy of `sys` with an empty `modules`."""
 
     modules: dict[str, ModuleType] = {}
 
@@ -66,8 +69,11 @@ class _WithoutModules:
 
 @contextlib.contextmanager
 def without_modules() -> Iterator[None]:
-    """In the block a kernel is made. It asks every module for its file, for a debugger that no engine has, and a
-    process that was forked gets its own copy of each page that it looks at."""
+    """Context for creating a kernel without a scan of `sys.modules`.
+
+    For a debugger, the kernel reads the file of every module. An engine has no debugger, and in a forked process each
+    read page would be copied.
+    """
     before = vars(ipkernel).get("sys", sys)
     vars(ipkernel)["sys"] = _WithoutModules()
     try:
@@ -77,10 +83,13 @@ def without_modules() -> Iterator[None]:
 
 
 def run_in_turn(kernel: Any, work: Callable[..., Coroutine[Any, Any, None]], *args: Any, suspends: bool = True) -> None:
-    """Run a coroutine function after what the kernel has to do already, and let nothing else run until it is over.
+    """Run a coroutine function after pending work of the kernel, and block other work until it ends.
 
     Args:
-        suspends: False for work that never awaits anything: it needs no task, and no lock while it runs.
+        kernel: kernel of the engine.
+        work: coroutine function.
+        args: its arguments.
+        suspends: False for a coroutine that never suspends; it needs neither a task nor the lock.
     """
     if not hasattr(kernel, "_main_asyncio_lock") and hasattr(kernel, "schedule_dispatch"):
         kernel.schedule_dispatch(work, *args)
@@ -88,10 +97,10 @@ def run_in_turn(kernel: Any, work: Callable[..., Coroutine[Any, Any, None]], *ar
     lock = getattr(kernel, "_main_asyncio_lock", None)
     if lock is None:
         lock = _own_locks.setdefault(id(kernel), asyncio.Lock())
-    if not suspends and not lock.locked() and not _tasks:  # else what waits already goes first
+    if not suspends and not lock.locked() and not _tasks:  # otherwise pending work comes first
         try:
             work(*args).send(None)
-        except StopIteration:  # its end
+        except StopIteration:  # end of the coroutine
             pass
         return
 
@@ -106,13 +115,13 @@ _tasks: set[asyncio.Future[None]] = set()
 
 
 def _keep(task: asyncio.Future[None]) -> None:
-    """Keep a task until it is done: the event loop holds tasks weakly."""
+    """Hold a reference to a task until it is done, because the event loop holds tasks weakly."""
     _tasks.add(task)
     task.add_done_callback(_tasks.discard)
 
 
 def request(message_id: str) -> dict[str, Any]:
-    """The message by which a front end would have run a cell."""
+    """Return the message with which a front end would request a cell."""
     header = {
         "msg_id": message_id,
         "msg_type": "execute_request",
@@ -124,13 +133,13 @@ def request(message_id: str) -> dict[str, Any]:
 
 
 class Parents:
-    """Tells a kernel which message it answers, so that displays and threads are known as a cell's.
+    """Sets the parent message of a kernel, which assigns displays and threads to a cell.
 
-    `set_parent` of a kernel also tells what only messages of ipyparallel's client concern, through traits: 57 us of
-    each cell on 64 ranks of two cores, where no cache is warm.
+    `set_parent` of a kernel also sets traits that only matter for ipyparallel's client. This would take 57 us per cell
+    with 64 ranks on two cores.
 
     Args:
-        kernel: the engine's.
+        kernel: kernel of the engine.
     """
 
     def __init__(self, kernel: Any) -> None:
@@ -140,10 +149,10 @@ class Parents:
             type(kernel).set_parent is ipkernel.IPythonKernel.set_parent
             and type(shell).set_parent is ZMQInteractiveShell.set_parent
         )
-        self._shows: tuple[Any, Any] | None = None  # hook and publisher, which have been told all that stays
+        self._shows: tuple[Any, Any] | None = None  # display hook and publisher, if their constant attributes are set
 
     def set(self, parent: dict[str, Any]) -> None:
-        """This message is answered from now on."""
+        """Make this message the parent of all following output."""
         if self._shows is None:
             self._kernel.set_parent([], parent)
             if self._is_as_known:
@@ -155,7 +164,7 @@ class Parents:
             shows.parent_header = parent["header"]
 
     def forget(self) -> None:
-        """Somebody else has told the kernel."""
+        """Force a full `set_parent` next time, because another component changed the parent."""
         self._shows = None
 
 
@@ -163,8 +172,10 @@ Take = Callable[[str, dict[str, Any], dict[str, Any], dict[str, Any], Sequence[A
 
 
 def intercept_sends(session: Any, take: Take) -> None:
-    """Offer every message that the kernel sends to `take(msg_type, content, parent_header, metadata, buffers)`. If that
-    returns True, the message is not sent."""
+    """Call `take(msg_type, content, parent_header, metadata, buffers)` for every message that the kernel sends.
+
+    If it returns True, the message is not sent.
+    """
     original = session.send
 
     def send(stream: Any, msg_or_type: Any, content: Any = None, parent: Any = None, *rest: Any, **more: Any) -> Any:

@@ -1,8 +1,8 @@
-"""Raise the errors that IPython's magics `%run` and `%%capture` only show.
+"""Raise the errors that the IPython magics `%run` and `%%capture` only show.
 
-IPython prints the error of a script under `%run`, and the cell continues. On a rank the cell would seem to have
-succeeded, while the other ranks wait for its collectives. So the magic raises the error after it has done its work, and
-the cell fails as it does with any other error.
+IPython prints the error of a script under `%run`, and the cell continues. On a rank, the cell would then seem
+successful, while the other ranks wait for its collectives. So the magic raises the error at its end, and the cell fails
+as with any other error.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ class MagicErrors:
     """Makes magics of a shell raise the errors of the code that they run.
 
     Args:
-        shell: its magics and the methods that they run code with are replaced.
-        is_cell: returns whether a file name is one of a cell.
+        shell: shell whose magics and methods for running code are replaced.
+        is_cell: returns whether a file name belongs to a cell.
     """
 
     def __init__(self, shell: Any, is_cell: Callable[[str], bool]) -> None:
         self._shell = shell
         self._is_cell = is_cell
-        self._depth = 0  # magics that run now, one within the other
-        self._error: BaseException | None = None  # of the code that the innermost of them has run
+        self._depth = 0  # nesting depth of running magics
+        self._error: BaseException | None = None  # error of the code that the innermost magic has run
         self._script_exit: SystemExit | None = None
         self._execfile, self._execfile_ipy = shell.safe_execfile, shell.safe_execfile_ipy
         self._module, self._cell = shell.safe_run_module, shell.run_cell
@@ -47,11 +47,11 @@ class MagicErrors:
             shell.register_magic_function(self._raising(magic, with_cells=name != "run"), kind, name)
 
     def is_exit_of_script(self, error: SystemExit) -> bool:
-        """Return whether a script under `%run` has raised this."""
+        """Return whether this exception was raised by a script under `%run`."""
         return error is self._script_exit
 
     def will_raise(self) -> bool:
-        """Return whether a magic will raise the error that IPython shows now, so that it need not be shown."""
+        """Return whether a magic will raise the current error, so that IPython need not show it."""
         frame: FrameType | None = sys._getframe(1)
         while frame is not None and not self._is_cell(frame.f_code.co_filename):
             if frame.f_code is MagicErrors._run_cell.__code__:
@@ -60,7 +60,7 @@ class MagicErrors:
         return False
 
     def hide_frames(self, error: BaseException) -> None:
-        """Remove our frame of a magic and the frames of IPython that called it from the traceback of an error."""
+        """Remove our magic frame, and the IPython frames that called it, from the traceback of an error."""
         kept: list[TracebackType] = []
         at = error.__traceback__
         while at is not None:
@@ -93,7 +93,7 @@ class MagicErrors:
 
     @contextlib.contextmanager
     def _taking_cells(self) -> Iterator[None]:
-        """Keep the error of the code that IPython now runs as a cell."""
+        """Context that records errors of code that IPython runs as a cell."""
         before = self._shell.run_cell
         self._shell.run_cell = self._run_cell
         try:
@@ -102,7 +102,7 @@ class MagicErrors:
             self._shell.run_cell = before
 
     def _run_cell(self, *args: Any, **kwargs: Any) -> Any:
-        self._shell.run_cell = self._cell  # a cell that the code runs itself shows its own errors
+        self._shell.run_cell = self._cell  # a cell that this code runs shows its own errors
         try:
             result = self._cell(*args, **kwargs)
         finally:
@@ -114,7 +114,7 @@ class MagicErrors:
         if not self._depth or options.get("raise_exceptions"):
             self._execfile(fname, *where, exit_ignore=exit_ignore, **options)
             return
-        if self._error is not None:  # `%run -t -N5` would repeat a script that has failed
+        if self._error is not None:  # do not repeat a failed script under `%run -t -N5`
             return
         try:
             self._execfile(fname, *where, **{**options, "raise_exceptions": True})

@@ -1,13 +1,14 @@
-"""Displays and widget messages on their way to the notebook: no more than it takes, and of values only the newest.
+"""Flow control for displays and widget messages to the notebook.
 
-A rank can send far faster than a front end can show. Without a limit, replies to questions and the end of the cell
-would queue behind seconds of output, and the queue would fill the memory of rank and notebook. So
+A rank can send much faster than a front end can show. Without a limit, replies and the end of the cell would be queued
+after seconds of output, and the queue would fill the memory of the rank and the notebook. So:
 
-- the notebook acknowledges what it has shown (`Taken`), and a rank sends only a few messages ahead of that. A thread
-  that displays more waits;
-- values of widgets and updates of displays replace each other. Only the newest waits, and its sender does not.
+- The notebook acknowledges shown messages (`Taken`). A rank sends only a few messages beyond the last acknowledgement.
+A thread that displays more blocks.
+- Values of widgets and updates of displays replace each other. Only the newest one is queued, and its sender does not
+block.
 
-Text has its own limit: the pipe that it is written to.
+Text has a separate limit: the size of its pipe.
 """
 
 from __future__ import annotations
@@ -21,22 +22,22 @@ from ddp_notebook.messages.encoding import Message
 from ddp_notebook.messages.ranks import TAKEN_EVERY, Comm, Display, Taken
 from ddp_notebook.stdlib import contextlib, logging, threading, time
 
-_MOST_OF_SESSION = 128  # all ranks together send so many unshown messages: Jupyter accepts them in 0.15 s
-_FEWEST = 2 * TAKEN_EVERY  # each rank may send so many
-_MOST_BYTES = 2 << 20  # each rank may send so many, but always as many messages as are acknowledged at a time
+_MOST_OF_SESSION = 128  # maximum number of unshown messages of all ranks; Jupyter processes them in 0.15 s
+_FEWEST = 2 * TAKEN_EVERY  # minimum limit of each rank
+_MOST_BYTES = 2 << 20  # limit in bytes of each rank, but at least as many messages as one acknowledgement covers
 _LOOK_S = 0.005
-_APART_S = 0.05  # between two values of one widget, or two updates of one display
+_APART_S = 0.05  # minimum time between two values of one widget, or two updates of one display
 _BROKEN_S = 0.2
 
 _log = logging.getLogger(__name__)
 
 
 class _Lane:
-    """The unacknowledged messages of one kind."""
+    """Unacknowledged messages of one kind."""
 
     def __init__(self) -> None:
-        self.number = 0  # the last message has this one
-        self._open: deque[tuple[int, int]] = deque()  # number and bytes
+        self.number = 0  # number of the last message
+        self._open: deque[tuple[int, int]] = deque()  # (number, bytes) of each message
         self._nbytes = 0
 
     def has_room(self, most: int) -> bool:
@@ -47,18 +48,18 @@ class _Lane:
         self._nbytes += nbytes
 
     def remove(self, until: int) -> None:
-        """Messages up to this number were taken."""
+        """Remove acknowledged messages, up to this number."""
         while self._open and self._open[0][0] <= until:
             self._nbytes -= self._open.popleft()[1]
 
 
 class Outgoing:
-    """Sends displays and widget messages in order, and limits how many the notebook has not shown yet.
+    """Sends displays and widget messages in order, and limits the number of unshown ones.
 
     Args:
-        send: passes a message to the notebook, from any thread; never blocks.
-        mark: marks the place of a display in the rank's text; may block.
-        world_size: the number of ranks, which share the limit.
+        send: sends a message to the notebook. Thread-safe, does not block.
+        mark: writes the mark of a display to the rank's text; may block.
+        world_size: returns the number of ranks, which share the limit.
     """
 
     def __init__(
@@ -70,20 +71,21 @@ class Outgoing:
         self._lanes: dict[str, _Lane] = {Display.__name__: _Lane(), Comm.__name__: _Lane()}
         self._lock = threading.Lock()
         self._marking = threading.Lock()
-        self._unmarked: deque[int] = deque()  # displays that were sent
-        self._newest: dict[Hashable, tuple[Any, int]] = {}  # waiting messages, and their bytes
-        self._recent: set[Hashable] = set()  # sent within `_APART_S`
+        self._unmarked: deque[int] = deque()  # sent displays without a mark
+        self._newest: dict[Hashable, tuple[Any, int]] = {}  # key -> queued message and its bytes
+        self._recent: set[Hashable] = set()  # keys sent within `_APART_S`
         self._has_work = threading.Event()
         self._thread: threading.Thread | None = None
-        self._has_failed = False  # to send what waited
+        self._has_failed = False  # sending a queued message has failed before
 
     def send(self, message: Comm | Display, nbytes: int, key: Hashable = None) -> None:
-        """Send a message, or keep it until the notebook takes more.
+        """Send a message, or queue it until the notebook can show more.
 
         Args:
-            nbytes: its size, roughly.
-            key: of a value or an update: a later message with this key may replace this one, and the call returns
-                immediately. None: the message is sent after all that waits, and the call blocks until there is room.
+            message: display or widget message.
+            nbytes: approximate size.
+            key: key of a value or an update. A later message with this key may replace this one, and the call does not
+                block. None: the message is sent after all queued ones, and the call blocks until the limit allows it.
         """
         while True:
             with self._lock:
@@ -105,14 +107,14 @@ class Outgoing:
         self._mark_all()
 
     def flush(self) -> None:
-        """Send all that waits, such as the last values at the end of a cell, whether or not there is room."""
+        """Send all queued messages without regard to the limit, such as the last values at the end of a cell."""
         if self._newest:
             with self._lock:
                 self._send_waiting()
         self._mark_all()
 
     def on_taken(self, taken: Taken) -> None:
-        """The notebook has shown messages. Called in the agent's thread."""
+        """Process an acknowledgement. Called in the agent's thread."""
         with self._lock:
             self._lanes[taken.kind].remove(taken.number)
 
@@ -129,13 +131,13 @@ class Outgoing:
                 return
             self._recent.add(key)
             self._send_now(message, nbytes)
-            del self._newest[key]  # last: a value that an interrupt keeps here is sent twice, not lost
+            del self._newest[key]  # at the end: if interrupted here, a value is sent twice instead of lost
 
     def _send_now(self, message: Comm | Display, nbytes: int) -> None:
         lane = self._lanes[type(message).__name__]
         lane.number = number = lane.number + 1
         if isinstance(message, Display):
-            # The mark is written after this: at a mark, text waits for its display, while a display waits for nothing.
+            # Write the mark after sending: text waits at a mark for its display, but a display never waits.
             self._send(replace(message, place=number))
             self._unmarked.append(number)
         else:
@@ -145,8 +147,10 @@ class Outgoing:
     # ---- without the lock
 
     def _mark_all(self) -> None:
-        """Mark the places of all displays that were sent. A thread returns only when its own are marked, so what it
-        prints next stands after them."""
+        """Write the marks of all sent displays.
+
+        A thread returns only when its own displays are marked, so its next text follows them.
+        """
         if not self._unmarked:
             return
         with self._marking:
@@ -154,7 +158,7 @@ class Outgoing:
                 place = self._unmarked[0]
                 try:
                     self._mark(place)
-                except OSError:  # the pipe is gone, and with it the place of this display
+                except OSError:  # the pipe is closed, so this display will not be shown
                     with self._lock:
                         self._lanes[Display.__name__].remove(place)
                 with contextlib.suppress(IndexError):
@@ -167,7 +171,7 @@ class Outgoing:
         self._has_work.set()
 
     def _send_later(self) -> None:
-        """Send values and updates that wait, as soon as there is room and `_APART_S` after the last ones."""
+        """Send queued values and updates when the limit allows it, at least `_APART_S` after the last ones."""
         pause = threading.Event()
         while True:
             self._has_work.wait()
@@ -179,7 +183,7 @@ class Outgoing:
                         self._recent.clear()
                         self._send_waiting(only_with_room=True)
                     self._mark_all()
-                except Exception:  # a cell has replaced a function that sending needs: that lasts until the cell ends
+                except Exception:  # a cell replaced a function that sending needs; retry after the cell
                     if not self._has_failed:
                         self._has_failed = True
                         _log.exception("a value of a widget could not be sent")
@@ -187,7 +191,7 @@ class Outgoing:
 
 
 def _merged(earlier: Comm | Display, later: Comm | Display) -> Comm | Display:
-    """One message in place of two with the same key."""
+    """Merge two messages with the same key into one."""
     if isinstance(earlier, Display) or isinstance(later, Display):
         return later
     data = later.content["data"]

@@ -1,4 +1,4 @@
-"""One cell on a rank: everything that ipykernel does around a cell, driven from our own wire."""
+"""Runs cells on a rank: everything that ipykernel does around a cell, with messages over our own connection."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-rede
 from ddp_notebook.stdlib import asyncio, os, threading, time, traceback
 
 _PARENT = "ddp-cell-"
-_ASKED_BY = "ddp_asked_by"  # in the header of a parent: the browser's message that a widget answers
+_ASKED_BY = "ddp_asked_by"  # key in a parent header: browser message that a widget message answers
 _WELL = {"status": "ok"}
-_PATIENCE_S = 3.0  # for memory, also with the reserve
-# Without one of these IPython runs no further cell.
+_PATIENCE_S = 3.0  # maximum time to wait for memory, including the reserve
+# IPython cannot run cells without one of these.
 _PARTS_OF_SHELL = (
     "compile",
     "display_formatter",
@@ -55,12 +55,12 @@ class Runner:
     """Runs cells one after the other on the engine's main thread.
 
     Args:
-        kernel: the engine's kernel, whose shell runs the cells.
-        streams: where their text goes.
-        network: what the rank does with the others.
-        hooks: called as cells begin and end.
-        send: takes the messages for the notebook, from any thread.
-        world_size: tells the number of ranks.
+        kernel: kernel of the engine, whose shell runs the cells.
+        streams: output streams of the cells.
+        network: process groups of the rank.
+        hooks: called at the start and the end of a cell.
+        send: sends a message to the notebook. Thread-safe.
+        world_size: returns the number of ranks.
     """
 
     def __init__(
@@ -72,23 +72,23 @@ class Runner:
         send: Callable[[Message], None],
         world_size: Callable[[], int],
     ) -> None:
-        self.running: tuple[int, float] | None = None  # the cell's number, and since when (monotonic seconds)
+        self.running: tuple[int, float] | None = None  # number and start (monotonic seconds) of the running cell
         self._pid = os.getpid()
-        self.names: dict[str, Any] = {}  # rank, local_rank, world_size and whatever else every cell finds
+        self.names: dict[str, Any] = {}  # variables that every cell finds, such as rank, local_rank and world_size
         self._kernel = kernel
         self._shell: Any = kernel.shell
         self._streams = streams
         self._send = send
         self._outgoing = Outgoing(send, streams.mark_place, world_size)
-        self._task: asyncio.Task[Any] | None = None  # an `await` cell under way
-        self._may_raise = False  # a cell without `await` is under way: an interrupt raises in it
-        self._is_for_client = False  # a message of ipyparallel's client is, such as a cell of %%px
-        self._for_client_since_s = 0.0  # time.monotonic()
+        self._task: asyncio.Task[Any] | None = None  # task of a running cell with `await`
+        self._may_raise = False  # a cell without `await` runs: an interrupt may raise in it
+        self._is_for_client = False  # a message of the ipyparallel client is handled, such as a `%%px` cell
+        self._for_client_since_s = 0.0  # start, time.monotonic()
         self._interrupted = False
-        self._uneventful = True  # the cell under way has displayed nothing
-        self._stopped = 0  # the last cell that was to stop, perhaps before it began
+        self._uneventful = True  # the running cell has displayed nothing
+        self._stopped = 0  # last cell to be stopped, perhaps before its start
         self._handlers = SignalHandlers(self._on_interrupt, network.release.note_taken)
-        self._file: str | None = None  # the file name for compiling the cell under way, which is not yet compiled
+        self._file: str | None = None  # file name of the running cell until it is compiled
         self._network = network
         self._hooks = hooks
         self._where = network.where
@@ -107,8 +107,7 @@ class Runner:
             is_stopped=lambda: self._interrupted or network.release.is_under_way,
             explain=lambda error: shortage.of_error(error) or hooks.explain(error),
         )
-        # IPython 9 formats a traceback twice, the second time for a history that nobody sees on a rank: 1 s with frames
-        # of torch in it.
+        # IPython 9 formats a traceback again for a history that ranks do not have: 1 s with torch frames.
         self._shell._format_exception_for_storage = lambda error, *_, **__: {
             "ename": type(error).__name__,
             "evalue": "",
@@ -116,7 +115,7 @@ class Runner:
         }
         self._show_unraisable = sys.unraisablehook
         sys.unraisablehook = self._on_unraisable
-        # For good: an interrupt while IPython enters or leaves it at a cell would leave `builtins` half changed.
+        # Never left: an interrupt during enter or exit would leave `builtins` partly changed.
         self._shell.builtin_trap.__enter__()
         self._interpreter = Interpreter()
         names = self._shell.user_ns
@@ -124,19 +123,19 @@ class Runner:
         self._parts_of_shell = {name: part for name in _PARTS_OF_SHELL if (part := getattr(self._shell, name, None))}
 
     def keep_reader(self, fd: int, callback: Callable[[], object]) -> None:
-        """Let the event loop read this file descriptor again after a cell has removed its reader."""
+        """Make the event loop read this file descriptor again if a cell removed its reader."""
         self._interpreter.keep_reader(fd, callback)
 
     def submit(self, cell: RunCell) -> None:
-        """Run a cell in its turn. Call it on the event loop."""
+        """Queue a cell. Call it on the event loop."""
         kernel_api.run_in_turn(self._kernel, self._run, cell, suspends=_may_await(cell.code))
 
     def deliver(self, message: Comm) -> None:
-        """Hand the browser's message to a widget, in its turn. Call it on the event loop."""
+        """Queue a browser message for a widget. Call it on the event loop."""
         kernel_api.run_in_turn(self._kernel, self._deliver, message, suspends=False)
 
     def on_message(self, message: Interrupt | InputReply | Taken) -> None:
-        """What cannot wait for the main thread. Called in the agent's."""
+        """Handle messages that cannot wait for the main thread. Called in the agent's thread."""
         if isinstance(message, Taken):
             self._outgoing.on_taken(message)
         elif isinstance(message, Interrupt):
@@ -145,19 +144,21 @@ class Runner:
             self._asking.on_reply(message)
 
     def _stop(self, cell: int) -> None:
-        """Stop a cell that has not begun, or whose interrupt came too early to be noticed."""
-        self._stopped = max(self._stopped, cell)  # one that runs on other ranks may be an older one
+        """Stop a cell that has not started, or that has not noticed its interrupt."""
+        self._stopped = max(self._stopped, cell)  # a stop of a cell on other ranks may have a lower number
         if self.running is not None and self.running[0] == cell and not self._network.release.was_noticed:
             self._network.release.ask(cell)
 
     def _begin_for_client(self) -> None:
-        """In place of ipykernel's, which lets SIGINT from anywhere end what it runs."""
+        """Replace the hook of ipykernel, which would let SIGINT from any process interrupt the call."""
         self._for_client_since_s = time.monotonic()
         self._is_for_client = True
 
     def put_replaced_back(self) -> bool:
-        """Put back what a thread or a call of `session.client` has replaced in `builtins` while no cell runs. Called in
-        the main thread. Returns whether there was something."""
+        """Restore names in `builtins` that a thread or a call of `session.client` replaced while no cell ran.
+
+        Called in the main thread. Return whether a name was restored.
+        """
         lines = [] if self.running else self._interpreter.put_builtins_back("while no cell ran")
         for line in lines:
             write_to_stderr(line)
@@ -171,9 +172,9 @@ class Runner:
 
     @property
     def client_call_s(self) -> float:
-        """Return for how many seconds a call of `session.client` has had the main thread. From any thread.
+        """Return for how many seconds a call of `session.client` has occupied the main thread. Thread-safe.
 
-        Returns 0.0 if there is no such call, or if it awaits something: then the event loop goes on.
+        Returns 0.0 if there is no such call, or if it awaits something: then the event loop continues.
         """
         since_s = self._for_client_since_s
         if not self._is_for_client or self._where.is_in_event_loop:
@@ -181,11 +182,11 @@ class Runner:
         return time.monotonic() - since_s
 
     async def _deliver(self, message: Comm) -> None:
-        """Runs between two cells. An interrupt ends the widget's callback as it would end a cell."""
+        """Deliver a browser message between two cells. An interrupt ends the widget's callback like a cell."""
         parent = kernel_api.request(f"{_PARENT}{self._comms.cell_of(message)}")
         parent["header"][_ASKED_BY] = message.asked_by
         self._parents.set(parent)
-        self._interrupted = False  # else the callback's errors are not shown
+        self._interrupted = False  # otherwise errors of the callback are not shown
         try:
             try:
                 self._may_raise = True
@@ -194,7 +195,7 @@ class Runner:
                 self._may_raise = False
         except KeyboardInterrupt:
             self._tracebacks.show_interrupt()
-        del parent["header"][_ASKED_BY]  # later messages of threads are no answers
+        del parent["header"][_ASKED_BY]  # later messages of threads are not answers
         self.put_replaced_back()  # the callback may have replaced functions
         self._handlers.put_back()
         self._outgoing.flush()
@@ -203,7 +204,7 @@ class Runner:
     async def _run(self, cell: RunCell) -> None:
         pid = os.getpid()
         self.running = (cell.cell, time.monotonic())
-        self._interrupted = False  # before the next line: what comes from there on is this cell's, and is not lost
+        self._interrupted = False  # before the next line: a later interrupt belongs to this cell and must not be lost
         try:
             reserve.use_patiently(lambda: self._begin(cell.cell), time.monotonic() + _PATIENCE_S)
         except MemoryError:
@@ -215,16 +216,16 @@ class Runner:
             reserve.use_patiently(lambda: self.lose(cell.cell))
             return
         finally:
-            if os.getpid() != pid:  # a child that the cell has forked: two processes would share our sockets
+            if os.getpid() != pid:  # child process forked by the cell: it must not use the rank's sockets
                 sys.stdout.flush()
                 sys.stderr.flush()
                 os._exit(0)
         if isinstance(done, CellDone) and done.status == "error" and isolation.has_lost_device(done.evalue):
             print(*done.traceback, "this process can no longer use its GPU, and ends", sep="\n", file=sys.stderr)
             self._streams.flush()
-            os._exit(1)  # for the notebook this is a death, with these words, which it heals
+            os._exit(1)  # the notebook treats this as a dead rank with this message, and replaces it
         reserve.use_patiently(self._outgoing.flush)
-        self.running = None  # before the notebook hears of the end: it may ask what runs
+        self.running = None  # before the notebook receives the end, because it may then request the state
         if isinstance(done, CellDone):
             reserve.use_patiently(lambda: self._streams.end(cell.cell))
             reserve.use_patiently(lambda: self._send(done))
@@ -232,13 +233,14 @@ class Runner:
             reserve.use_patiently(lambda: self._streams.end(cell.cell, done))
 
     def _begin(self, cell: int) -> None:
-        """Prepare this process for a cell. It may be called again after a MemoryError."""
+        """Prepare this process for a cell. May be called again after a MemoryError."""
         self._network.begin_cell(cell)
         pymp.restore()
         self._streams.begin()
 
     def lose(self, cell: int) -> None:
-        """Report a cell that ends for want of memory before or after its own code. Waits until there is some."""
+        """Report a cell that ended due to missing memory before or after its own code. Blocks until memory is
+        available."""
         if self.running is not None and self.running[0] == cell:
             self.running = None
         try:
@@ -251,9 +253,9 @@ class Runner:
         reserve.use_patiently(lambda: self._send(done))
 
     async def _run_guarded(self, cell: RunCell) -> CellDone | float:
-        """How the cell ended. Its duration alone, if it ended well and nothing else is to be said."""
+        """Run a cell. Return its result, or only its duration if it succeeded and there is nothing else to report."""
         started = time.perf_counter()
-        had_group = is_initialized()  # 0.1 us
+        had_group = is_initialized()  # takes 0.1 us
         shell = self._shell
         self._tracebacks.begin()
         self._uneventful = True
@@ -262,7 +264,7 @@ class Runner:
         failure: BaseException | None = None
         try:
             self._parents.set(kernel_api.request(f"{_PARENT}{cell.cell}"))
-            if shell.execution_count != cell.execution_count:  # setting a trait takes longer than asking for it
+            if shell.execution_count != cell.execution_count:  # setting a trait is slower than reading it
                 shell.execution_count = cell.execution_count
             for begins in self._hooks.cell_begins:
                 begins(cell)
@@ -272,8 +274,8 @@ class Runner:
             for change in self._hooks.cell_code:
                 code = change(code)
             result = await self._execute(code)
-        except BaseException as error:  # IPython has not caught it; the notebook must hear of it all the same
-            self._may_raise = False  # from here on an exception would end the rank's loop
+        except BaseException as error:  # not caught by IPython; the notebook must get it
+            self._may_raise = False  # from here on an exception would end the rank's event loop
             failure = _of_compiler(error)
             if failure is error:
                 self._tracebacks.show_escaped()
@@ -299,7 +301,7 @@ class Runner:
                 isolation.forget_failure(shell, failure)
             isolation.forget_tensors(shell, cell.execution_count)
             isolation.put_names_back(shell.user_ns, self.names)
-        except BaseException as problem:  # raised by a user's object; the cell must end all the same
+        except BaseException as problem:  # raised by a user object; the cell must still end
             self._network.release.end()
             lines = _lines_of(problem)
             name, why = type(problem).__name__, shortage.of_error(problem)
@@ -317,11 +319,11 @@ class Runner:
         for name, ends in self._hooks.cell_ends:
             try:
                 ends()
-            except Exception as error:  # such as a full disk: the cell itself is fine
+            except Exception as error:  # such as a full disk: the cell itself succeeded
                 print(f"the {name} of this cell could not be completed: {words(error)}", file=sys.stderr)
 
     async def _execute(self, code: str) -> ExecutionResult:
-        """Do what the shell's `run_cell` does, on the loop that runs already."""
+        """Do the same as the shell's `run_cell`, on the running event loop."""
         shell = self._shell
         # `builtins` were checked when the previous cell ended and when this cell arrived.
         self._say_replaced("before this cell ran", self._interpreter.put_threading_back("before this cell ran"))
@@ -340,13 +342,13 @@ class Runner:
             result = await (self._as_task(cell) if suspends else cell)
             return result
         finally:
-            cell.close()  # else Python warns of one that was interrupted before it was awaited
+            cell.close()  # otherwise Python warns about a coroutine that was never awaited
             self._put_interpreter_back()
             shell.events.trigger("post_execute")
             shell.events.trigger("post_run_cell", result)
 
     def _put_interpreter_back(self) -> None:
-        """An interrupt would leave half of it undone."""
+        """Restore the interpreter state, protected from interrupts."""
         may_raise, self._may_raise = self._may_raise, False
         reserve.end_cell()
         self._streams.put_back()
@@ -358,13 +360,13 @@ class Runner:
 
     def _say_replaced(self, when: str, lines: list[str]) -> None:
         lines += put_names_back(self._shell.user_ns, self._needed, when)
-        if not isinstance(sys.exc_info()[1], MemoryError):  # else IPython had no memory to put its own names back
+        if not isinstance(sys.exc_info()[1], MemoryError):  # otherwise IPython had no memory to restore its own names
             for line in lines:
                 write_to_stderr(line)
 
     async def _as_task(self, cell: Coroutine[Any, Any, ExecutionResult]) -> ExecutionResult:
         self._task = self._where.task = asyncio.ensure_future(cell)
-        if self._interrupted:  # before there was a task to cancel
+        if self._interrupted:  # interrupted before the task existed
             self._task.cancel()
         try:
             return await self._task
@@ -372,7 +374,7 @@ class Runner:
             self._task = self._where.task = None
 
     def _name_files(self) -> None:
-        """Let cells be compiled under the notebook's name for them: ipykernel's own contains the process id."""
+        """Compile cells with the file names of the notebook. ipykernel's names contain the process id."""
         compiler = self._shell.compile
         name_code = compiler.get_code_name
         ours, all_ranks = f"ipykernel_{os.getpid()}", f"ipykernel_{os.getppid()}"
@@ -380,28 +382,28 @@ class Runner:
         def named(raw_code: str, code: str, number: int) -> str:
             try:
                 return name_code(raw_code, code, number)
-            except Exception:  # a cell has replaced `os.getpid`, or the like
+            except Exception:  # a cell has replaced `os.getpid` or a similar function
                 return f"{all_ranks}/{number}.py"
 
         def get_code_name(raw_code: str, code: str, number: int) -> str:
             if isinstance(raw_code, CellText):
                 self._where.cells.setdefault(raw_code.file, number)
                 return raw_code.file
-            name, self._file = self._file, None  # once, for the cell itself: code that it compiles gets other names
+            name, self._file = self._file, None  # only for the cell itself: code that it compiles gets other names
             if name is not None and self._task is None:
-                self._raise_if_interrupted()  # in a hook before the cell, where IPython prints it and goes on
+                self._raise_if_interrupted()  # not in a hook before the cell, where IPython prints it and continues
             name = name or named(raw_code, code, number).replace(ours, all_ranks)
             self._where.enter(name, number)
             return name
 
-        compiler.get_code_name, compiler.cells = get_code_name, self._where.cells  # which `copying` reads
+        compiler.get_code_name, compiler.cells = get_code_name, self._where.cells  # read by `copying`
 
     def _raise_if_interrupted(self) -> None:
         if self._interrupted:
             raise KeyboardInterrupt
 
     def _on_interrupt(self, frame: FrameType | None, is_again: bool) -> None:
-        """Interrupt the cell. Raising while the event loop itself is running would end the rank's process."""
+        """Interrupt the cell. Raising while the event loop itself runs would end the rank's process."""
         if self._is_for_client:
             raise KeyboardInterrupt
         if self._tracebacks.is_formatting:
@@ -415,12 +417,11 @@ class Runner:
                 raise KeyboardInterrupt
             return
         if asyncio.current_task() is self._task and _is_in_user_code(frame):
-            raise KeyboardInterrupt  # between two awaits; IPython's run_code catches it
+            raise KeyboardInterrupt  # between two awaits; `run_code` of IPython catches it
         self._task.get_loop().call_soon_threadsafe(self._task.cancel)
 
     def _on_unraisable(self, unraisable: sys.UnraisableHookArgs) -> None:
-        """Python drops what is raised in some callbacks, such as those of weak references. An interrupt of ours is sent
-        again."""
+        """Repeat an interrupt that Python dropped in a callback, such as a callback of a weak reference."""
         is_main = threading.get_ident() == threading.main_thread().ident
         if is_main and self._interrupted and isinstance(unraisable.exc_value, KeyboardInterrupt):
             self._network.release.note_lost()
@@ -428,8 +429,10 @@ class Runner:
             self._show_unraisable(unraisable)
 
     def _interrupt_again(self) -> None:
-        """Interrupt the cell once more, after an Output widget around its code has hidden the first interrupt. The
-        widget is in order again: the end of its capture was just sent."""
+        """Interrupt the cell again, after an Output widget around its code suppressed the first interrupt.
+
+        The widget is consistent again, because the end of its capture was just sent.
+        """
         if threading.get_ident() != threading.main_thread().ident:
             return
         self._tracebacks.is_hidden = False
@@ -451,7 +454,7 @@ class Runner:
             or (self._interrupted and isinstance(failure, asyncio.CancelledError))
         )
         message = shown.words_of(failure)
-        if isinstance(failure, MemoryError) and not notes_of(failure):  # the parser raised it
+        if isinstance(failure, MemoryError) and not notes_of(failure):  # raised by the parser
             why = shortage.of_error(failure)
             message = f"{message} ({why})" if why and message else why or message
             shown.of_cell += filter(None, [why])
@@ -465,7 +468,7 @@ class Runner:
                 "traceback": [what, advice],
             }
         if isinstance(failure, SyntaxError) and failure.lineno is not None:
-            message = f"{failure.msg} (line {failure.lineno})"  # its own message names a file that nobody has
+            message = f"{failure.msg} (line {failure.lineno})"  # the original message names a file that does not exist
         return {
             "status": "interrupted" if stopped else "error",
             "ename": "KeyboardInterrupt" if stopped else type(failure).__name__,
@@ -487,11 +490,11 @@ class Runner:
         metadata: dict[str, Any],
         buffers: Sequence[Any],
     ) -> bool:
-        """Send a message of the kernel to the notebook if it belongs to one of our cells. Returns whether it does."""
+        """Send a kernel message to the notebook if it belongs to one of our cells. Return whether it does."""
         parent_id = str(parent.get("msg_id", ""))
         cell = int(parent_id.removeprefix(_PARENT)) if parent_id.startswith(_PARENT) else None
         if msg_type in COMM_TYPES:
-            if os.getpid() != self._pid:  # a forked child: the wire is not its own
+            if os.getpid() != self._pid:  # forked child: the connection belongs to its parent
                 return True
             self._uneventful = False
             asked_by = parent.get(_ASKED_BY) or {}
@@ -505,18 +508,18 @@ class Runner:
             content = {"text": self._tracebacks.text_to_show(content)}
             if not content["text"]:
                 return True
-        if os.getpid() != self._pid:  # a forked child: the wire is not its own
+        if os.getpid() != self._pid:  # forked child: the connection belongs to its parent
             print(content.get("text") or (content.get("data") or {}).get("text/plain", ""), flush=True)
         elif msg_type in _SHOWN:
             self._send_display(cell, msg_type, content)
         return True
 
     def _send_display(self, cell: int, msg_type: str, content: dict[str, Any]) -> None:
-        """Send what a cell displays. Of several updates of one display, the last one replaces those not sent yet."""
+        """Send a display of a cell. A later update of a display replaces an unsent one."""
         self._uneventful = False
         content = bounded_display(content)
         if msg_type == "clear_output" and self._comms.is_capturing:
-            content = {**content, "inside": True}  # an Output widget, so it is not the cell that is cleared
+            content = {**content, "inside": True}  # it clears an Output widget, not the cell's output
         handle = (content.get("transient") or {}).get("display_id")
         key = ("display", handle) if msg_type == "update_display_data" and handle is not None else None
         display = Display(cell=cell, msg_type=msg_type, content=content, place=0)
@@ -524,7 +527,7 @@ class Runner:
 
 
 def _lines_of(problem: BaseException) -> list[str]:
-    """Format an exception that user code has raised below ours, without our frames if there are others."""
+    """Format an exception that user code raised in a call from our code, without our frames if there are others."""
     shown = traceback.TracebackException.from_exception(problem)
     theirs = [frame for frame in shown.stack if not frame.filename.startswith(OURS)]
     if theirs:
@@ -533,9 +536,9 @@ def _lines_of(problem: BaseException) -> list[str]:
 
 
 def _of_compiler(error: BaseException) -> BaseException:
-    """Return a MemoryError for a SystemError of `compile` that hides one, and any other error itself.
+    """Return a MemoryError for a SystemError of `compile` that hides one; return any other error unchanged.
 
-    Without memory, `compile` of Python 3.11 at times fails without an exception.
+    `compile` of Python 3.11 sometimes fails without an exception when memory is exhausted.
     """
     says_nothing = isinstance(error, SystemError) and "compile> returned NULL without setting" in known_words(error)
     return MemoryError() if says_nothing and shortage.lacks_memory() else error
@@ -550,5 +553,5 @@ def _is_in_user_code(frame: FrameType | None) -> bool:
 
 
 def _may_await(code: str) -> bool:
-    """Whether the code can hold a top-level `await`, `async for` or `async with`."""
+    """Return whether the code may contain a top-level `await`, `async for` or `async with`."""
     return "await" in code or "async" in code

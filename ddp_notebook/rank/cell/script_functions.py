@@ -1,15 +1,15 @@
-"""Tutorial code runs as it is: the functions by which scripts become ranks or start them, on a process that is a rank.
+"""Replacements for functions with which scripts become ranks or start them, so that tutorial code runs unchanged.
 
-| call | on a rank |
+| call | effect on a rank |
 |---|---|
-| `dist.init_process_group` | checks its arguments as torch does; sets the timeout of a group that exists |
-| `dist.destroy_process_group` | destroys the group, which is freed later, see `keeping` |
-| `mp.spawn`, `mp.Process` of a cell's function, not by fork | an error that says what to do instead |
+| `dist.init_process_group` | checks its arguments like torch; sets the timeout of the existing group |
+| `dist.destroy_process_group` | destroys the group; it is freed later, see `deferred_destroy` |
+| `mp.spawn`, `mp.Process` of a function of a cell, without fork | an error with a remedy |
 | `mp.set_start_method` | may be called again, so that a cell can be run again |
-| `sys.ps1` | is gone: where IPython has set it, Lightning takes the process for one that cannot be a rank |
+| `sys.ps1` | is removed: IPython sets it, and Lightning then treats the process as unable to be a rank |
 
-`install` replaces these functions by others of the same signature, in every module that has the original. Forked
-children of a rank inherit them, spawned ones have the originals.
+`install` replaces these functions in every module that has them, with the same signatures. Forked children of a rank
+inherit the replacements, spawned ones have the originals.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _set_start_method = multiprocessing.set_start_method
 
 
 def prepare(others: Iterable[Callable[..., Any]]) -> None:
-    """What `install` takes time for, done before a fork.
+    """Run the slow part of `install` before a fork.
 
     Args:
         others: functions that features will replace.
@@ -52,8 +52,8 @@ def install(place: Callable[[], Form | None], running: Callable[[], tuple[int, f
     """Replace the functions in this process.
 
     Args:
-        place: tells the rank's place, which changes when the group is formed anew.
-        running: tells the cell that runs, and since when.
+        place: returns the rank's place in the group, which changes when the group is formed again.
+        running: returns number and start of the running cell.
     """
     replace(join.TORCHS, _around_init(place, running))
     deferred_destroy.install()
@@ -70,7 +70,7 @@ def _around_init(
 ) -> Callable[..., None]:
     pid = os.getpid()
     signature = inspect.signature(join.TORCHS)
-    joined: Counter[str] = Counter()  # tries to form a group, by epoch and cell
+    joined: Counter[str] = Counter()  # number of attempts to form a group, by epoch and cell
     read = _reader(place, signature)
 
     @functools.wraps(join.TORCHS)
@@ -82,7 +82,7 @@ def _around_init(
         asked = signature.bind(*args, **kwargs).arguments
         if not is_initialized() and (asked.get("store") is not None or str(asked.get("backend")).lower() == "fake"):
             join.clear()
-            join.TORCHS(*args, **kwargs)  # a group of their own; the session's is formed by this call too
+            join.TORCHS(*args, **kwargs)  # a group of the user; this call also forms the session's group
             return
         requested = read(*args, **kwargs)
         _check(requested, here)
@@ -94,7 +94,7 @@ def _around_init(
             dist.destroy_process_group()
         else:
             other = ""
-        # The same on all ranks of this cell, whatever some of them have tried in other cells.
+        # The same on all ranks of this cell, independent of attempts in other cells.
         cell = f"{here.store_prefix}/{here.epoch}.{(running() or (0, 0.0))[0]}"
         joined[cell] += 1
         options = {
@@ -109,7 +109,7 @@ def _around_init(
 
 
 def _reader(place: Callable[[], Form | None], signature: inspect.Signature) -> Callable[..., Requested]:
-    """Returns what reads the arguments of a call; with a torch that is not known, without checks."""
+    """Return a function that parses the arguments of a call. With an unknown torch version it does not check them."""
     try:
         return InitArguments(place).read
     except AttributeError as missing:
@@ -136,7 +136,11 @@ def _reader(place: Callable[[], Form | None], signature: inspect.Signature) -> C
 
 
 def _check(requested: Requested, here: Form) -> None:
-    """Raise unless the place that a cell asks for is the one that the rank has."""
+    """Check that the requested rank and world_size match those of this rank.
+
+    Raises:
+        ValueError: they differ.
+    """
     size, rank = requested.world_size, requested.rank
     if size not in (-1, here.world_size):
         of_some = (
@@ -156,10 +160,10 @@ def _check(requested: Requested, here: Form) -> None:
 
 
 def _other(requested: Requested, here: Form) -> str:
-    """Why the default group has to form again for a call; "" if the group is as requested.
+    """Return the reason why the default group must be formed again for a call; "" if it matches the call.
 
     Raises:
-        ValueError: the backend needs a GPU, or the group would have to and other groups would end with it.
+        ValueError: the backend needs a GPU, or forming the group again would end other groups.
     """
     if here.device == "cpu" and "nccl" in requested.backends.values():
         raise ValueError(
@@ -168,7 +172,7 @@ def _other(requested: Requested, here: Form) -> str:
         )
     has = dict(one.split(":") for one in get_backend_config().split(","))
     devices = {"cpu", here.device.split(":")[0]}
-    options = requested.pg_options is not None and {*requested.backends.values()} != {"gloo"}  # gloo takes none
+    options = requested.pg_options is not None and {*requested.backends.values()} != {"gloo"}  # gloo has no options
     other = ""
     if requested.backend and any(has.get(d) != one for d, one in requested.backends.items() if d in devices):
         other = f"backend={requested.backend!r}, it had {get_backend()!r}"
@@ -185,13 +189,13 @@ def _other(requested: Requested, here: Form) -> str:
 
 
 def _as_requested(requested: Requested) -> str:
-    """Give the default group the timeout of a call. Returns a line that says so."""
+    """Set the timeout of the default group as requested. Return a line about it."""
     world = dist.group.WORLD
     assert world is not None
     backend, done = get_backend(), "nothing to do"
     try:
         timeout = timeout_of(world)
-    except (AttributeError, RuntimeError):  # a backend without one, such as "fake"
+    except (AttributeError, RuntimeError):  # a backend without a timeout, such as "fake"
         timeout = requested.timeout or join.default_timeout(backend)
     if requested.timeout not in (None, timeout):
         join.set_timeout(world, requested.timeout)
@@ -220,7 +224,7 @@ def _ranks(count: int) -> str:
 
 
 class _Importable(reduction.ForkingPickler):
-    """Pickles for a process that is not forked: it imports what it needs, and cannot import a cell."""
+    """Pickler for a process that is not forked. It must import its functions, and cannot import a cell."""
 
     def reducer_override(self, obj: Any) -> Any:
         if not isinstance(obj, FunctionType | type) or getattr(obj, "__module__", "") != "__main__":
@@ -239,7 +243,7 @@ class _Importable(reduction.ForkingPickler):
 
 @functools.wraps(_dump)
 def _dump_for_new_process(obj: Any, file: IO[bytes], protocol: int | None = None) -> None:
-    """`multiprocessing` uses this to start every process that is not forked, and for nothing else."""
+    """Replace the function with which `multiprocessing` pickles the objects of a process that is not forked."""
     _Importable(file, protocol).dump(obj)
 
 

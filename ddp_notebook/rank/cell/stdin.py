@@ -1,4 +1,4 @@
-"""`input()` and `getpass()` of a cell: asked in the notebook, answered over the wire."""
+"""`input()` and `getpass()` of a cell, forwarded to the notebook."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from ddp_notebook.messages.encoding import Message
 from ddp_notebook.messages.ranks import InputReply, InputRequest
 from ddp_notebook.stdlib import itertools, os, queue, threading
 
-_LOOK_S = 0.2  # an interrupt just before the wait is noticed after so long
+_LOOK_S = 0.2  # an interrupt just before the wait is noticed after this time
 
 
 class Stdin:
-    """Replaces `input` and `getpass.getpass` on a rank. `%%px` replaces these by its own for the time of its cell.
+    """Replaces `input` and `getpass.getpass` on a rank. `%%px` temporarily replaces them with its own functions.
 
     Args:
         send: sends a message to the notebook.
-        running_cell: tells the number of the cell under way; None: there is none.
+        running_cell: returns the number of the running cell; None if none runs.
     """
 
     def __init__(self, send: Callable[[Message], None], running_cell: Callable[[], int | None]) -> None:
@@ -35,7 +35,7 @@ class Stdin:
         getpass.getpass = self._getpass
 
     def on_reply(self, reply: InputReply) -> None:
-        """What was typed has come. Called in the agent's thread."""
+        """Pass a reply to the waiting call. Called in the agent's thread."""
         waiting = self._replies.get(reply.request)
         if waiting is not None:
             waiting.put(reply)

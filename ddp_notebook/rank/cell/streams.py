@@ -1,10 +1,9 @@
-"""Text of a rank: pipes behind fd 1 and 2, and marks where the text of a cell ends and where something is displayed.
+"""Text of a rank: pipes behind fd 1 and 2, with marks for the end of a cell and for displays.
 
-Python, C, subprocesses and forked children all write to the same pipes, so the order within a pipe is kept, and a line
-costs 2 to 3 us (10 to 12 through ipykernel's stream). When Python code changes from stdout to stderr or back, a mark in
-both pipes keeps the order between them, which takes two small writes. The mark of a cell's end goes through the pipe of
-fd 1. Whoever reads it first passes on what the pipe of fd 2 holds at that moment, so one mark ends the text of both.
-Their form is in `wire.marks`.
+Python, C, subprocesses and forked children write to the same pipes, so the order within a pipe is preserved. A line
+takes 2 to 3 us (10 to 12 us with ipykernel's stream). When Python code switches between stdout and stderr, a mark in
+both pipes preserves the order between them. The mark for the end of a cell goes to the pipe of fd 1. Its reader first
+reads all available text of fd 2, so one mark ends the text of both pipes. The format of marks is in `wire.marks`.
 """
 
 from __future__ import annotations
@@ -17,12 +16,12 @@ from ddp_notebook.stdlib import ctypes, fcntl, os, threading
 from ddp_notebook.wire.marks import CellEnd, DisplayMark
 from ddp_notebook.wire.stream_order import ChangeMarks, open_stream
 
-_PARTIAL_LINE_S = 0.1  # a line without its end is shown after so long
-_HIGH_FD = 200  # out of the way of programs that use low numbers
+_PARTIAL_LINE_S = 0.1  # an incomplete line is shown after this time
+_HIGH_FD = 200  # high, because programs may use low numbers
 
 
 class Streams:
-    """The rank's text. A cell that closes or redirects fd 1 does not take the marks with it."""
+    """Output streams of the rank. The marks reach the pipe even if a cell closes or redirects fd 1."""
 
     def __init__(self, token: str) -> None:
         self._token = token
@@ -35,13 +34,13 @@ class Streams:
             open_stream(name, fd, self._changes)
         self._writers = (sys.stdout, sys.stderr)
         self._libc = ctypes.CDLL(None)
-        self._runs = False  # a cell does
-        self._begun = 0  # cells
-        self._looks = threading.Event()  # the thread that shows lines without their end does
+        self._runs = False  # True while a cell runs
+        self._begun = 0  # number of started cells
+        self._looks = threading.Event()  # the thread that shows incomplete lines is active
         threading.Thread(target=self._show_partial_lines, name="ddp-partial-lines", daemon=True).start()
 
     def begin(self) -> None:
-        """A cell begins: from now on a line without its end is shown after a moment."""
+        """Start a cell. From now on incomplete lines are shown after `_PARTIAL_LINE_S`."""
         self.put_back()
         self._runs = True
         self._begun += 1
@@ -49,10 +48,10 @@ class Streams:
             self._looks.set()
 
     def put_back(self) -> None:
-        """Open again what a cell has closed, so that the text of the next one is not lost.
+        """Reopen descriptors and streams that a cell has closed, so that later text is not lost.
 
-        Also when a cell ends: the connections of a group that is formed then would get the free descriptors 0, 1 and 2,
-        and putting text there back would break them.
+        This is also done at the end of a cell. Otherwise connections of a new group could get the free descriptors 0, 1
+        and 2, and restoring the streams would break these connections.
         """
         for fd, kept in self._kept.items():
             try:
@@ -61,7 +60,7 @@ class Streams:
                 os.dup2(kept, fd)
                 continue
             if found != self._pipes.get(fd, found):
-                self.flush()  # text that still waits belongs there
+                self.flush()  # buffered text belongs to the redirected descriptor
                 self._libc.fflush(None)
                 os.dup2(kept, fd)
         for name, fd in (("stdout", 1), ("stderr", 2)):
@@ -69,32 +68,36 @@ class Streams:
                 open_stream(name, fd, self._changes)
 
     def end(self, cell: int, duration_s: float | None = None) -> None:
-        """The text of `cell` ends here; with a duration all of it does."""
+        """End the text of `cell`. With a duration, the mark also reports that the cell succeeded."""
         self._runs = False
         self.flush()
         self._libc.fflush(None)
         os.write(self._pipe, CellEnd(cell, duration_s).encode(self._token))
 
     def mark_place(self, place: int) -> None:
-        """Mark the place of that display: here in the text."""
+        """Write the mark of a display at the current position of the text."""
         self.flush()
         if self._changes.fd != 1:
             self._changes.to(1)
         os.write(self._pipe, DisplayMark(place).encode(self._token))
 
     def flush(self) -> None:
-        """Hand Python's buffers to the pipes, also those of streams that a cell has put in place of ours."""
+        """Flush the output buffers of Python, including those of streams that a cell has installed."""
         out, err = self._writers
         now: tuple[Any, Any] = getattr(sys, "stdout", None), getattr(sys, "stderr", None)
         is_ours = now[0] is out and now[1] is err
         for stream in self._writers if is_ours else (*now, out, err):
             try:
                 stream.flush()
-            except Exception:  # a closed or broken stream of the user's is not our failure
+            except Exception:  # a closed or broken stream of the user
                 pass
 
     def _show_partial_lines(self) -> None:
-        """Woken by the first cell of a series alone: by each of them it took a twentieth of `pass` on 64 ranks."""
+        """Flush incomplete lines while cells run.
+
+        Only the first of a series of cells wakes this thread. Waking it for each cell took 5 % of the time of `pass`
+        with 64 ranks.
+        """
         pause = threading.Event()
         while True:
             self._looks.wait()
@@ -104,7 +107,7 @@ class Streams:
                 self.flush()
             elif begun == self._begun:
                 self._looks.clear()
-                if begun != self._begun:  # by now
+                if begun != self._begun:  # a cell has started in the meantime
                     self._looks.set()
 
 

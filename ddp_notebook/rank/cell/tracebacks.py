@@ -1,5 +1,5 @@
-"""Tracebacks of a cell: which of them ends it and which is part of its output, how long they may be, and how the stop
-button ends their formatting."""
+"""Tracebacks of a cell: which one ends the cell or is part of its output, their length, and interrupts while
+formatting."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ from ddp_notebook.rank.cell.truncation import bounded
 from ddp_notebook.stdlib import asyncio, contextlib, threading
 
 _RUNNER = __file__.replace("tracebacks.py", "runner.py")
-_MOST_FRAMES = 200  # of one exception; repeated calls on one line count once, as IPython shows them
+_MOST_FRAMES = 200  # maximum frames of one exception; repeated calls on one line count once, as in IPython
 
 
 class Tracebacks:
-    """The tracebacks of one rank. Replaces the shell's `showtraceback`.
+    """Tracebacks of one rank. Replaces the shell's `showtraceback`.
 
     Args:
-        shell: the kernel's, whose `showtraceback` it replaces.
-        where: knows which files are cells, and is told that the cell has failed.
-        is_running: tells whether a cell runs.
-        is_stopped: tells whether it is being stopped, so that its traceback is of no interest.
-        explain: tells of an error what it comes of, as a note; "" if that is nothing known.
+        shell: shell of the kernel.
+        where: knows the files of cells, and gets the error of a failed cell.
+        is_running: returns whether a cell runs.
+        is_stopped: returns whether the cell is being stopped, so that its traceback need not be shown.
+        explain: returns a note about the cause of an error; "" if the cause is unknown.
     """
 
     def __init__(
@@ -48,14 +48,14 @@ class Tracebacks:
         is_stopped: Callable[[], bool],
         explain: Callable[[BaseException], str],
     ) -> None:
-        self.of_cell: list[str] = []  # lines: of errors in displays that fail the cell, then of the error that ended it
+        self.of_cell: list[str] = []  # lines of errors in displays that fail the cell, then of the error that ended it
         self.display_error: tuple[str, str] | None = (
             None  # name and message of an error in a display that fails the cell
         )
-        self.failure: BaseException | None = None  # by which the cell has failed, before anybody stopped it
+        self.failure: BaseException | None = None  # error with which the cell failed before it was stopped
         self.is_formatting = False
-        self.is_hidden = False  # an interrupt, from the code of the cell: it has to be raised once more
-        self._was_stopped = False  # what is being formatted: the rest of that is ours
+        self.is_hidden = False  # the interrupt was suppressed in the cell's code and must be raised again
+        self._was_stopped = False  # formatting was aborted; the remaining errors are internal
         self._said: tuple[BaseException, str] | None = None  # the error that ended the cell, and its message
         self.of_magics = MagicErrors(shell, where.cells.__contains__)
         self._shell = shell
@@ -64,12 +64,12 @@ class Tracebacks:
         self._is_stopped = is_stopped
         self._explain = explain
         self._main = threading.main_thread().ident
-        self._left_out = 0  # frames of what is being formatted
+        self._left_out = 0  # number of omitted frames in the current traceback
         self._format = shell.showtraceback
         shell.showtraceback = self._show
 
     def begin(self) -> None:
-        """A cell begins."""
+        """Reset the state at the start of a cell."""
         self.of_cell = []
         self.display_error = None
         self.failure = None
@@ -78,21 +78,21 @@ class Tracebacks:
         self._shell._last_traceback_during_displayhook = False
 
     def show_escaped(self) -> None:
-        """Show the error that is being handled and that IPython has not shown."""
+        """Show the current error, which IPython has not shown."""
         try:
             self._show()
-        except BaseException:  # it cannot be shown; its name is sent all the same
+        except BaseException:  # it cannot be shown; its name is still sent
             return
 
     def show_interrupt(self) -> None:
-        """Show the KeyboardInterrupt that is being handled. (An interrupted cell shows none.)"""
+        """Show the current KeyboardInterrupt. (An interrupted cell shows none.)"""
         self._format()
 
     def what_ended(self, failure: BaseException | None) -> BaseException | None:
-        """What has ended the cell: the error by which it has failed, also where a stop came upon IPython while it dealt
-        with that."""
+        """Return the error that ended the cell: the original failure, even if a stop interrupted IPython's handling of
+        it."""
         is_stop = isinstance(failure, KeyboardInterrupt | FormattingStopped) or (
-            # Python 3.11 at times raises this instead if a signal's handler raises while C code formats a traceback.
+            # Python 3.11 sometimes raises this if a signal handler raises while C code formats a traceback.
             isinstance(failure, SystemError) and "error return without exception set" in known_words(failure)
         )
         if self.failure is None or failure is None or not is_stop:
@@ -101,13 +101,17 @@ class Tracebacks:
         return self.failure
 
     def words_of(self, failure: BaseException) -> str:
-        """The message of the error that ended the cell. Runs no code of the user's: nobody could stop it here."""
+        """Return the message of the error that ended the cell. Runs no user code, which could not be interrupted
+        here."""
         return self._said[1] if self._said is not None and self._said[0] is failure else known_words(failure)
 
     def text_to_show(self, content: dict[str, Any]) -> str:
-        """Take a traceback that IPython shows. Returns the text to show instead, or "" if it is sent at the end of the
-        cell: for the error that ended it, and for one in a display if the kernel lets the cell fail because of it.
-        IPython does not call `_show` for syntax errors."""
+        """Process a traceback that IPython shows. Return the text to show now, or "" if it is sent at the end of the
+        cell.
+
+        It is sent at the end for the error that ended the cell, and for an error in a display with which the kernel
+        fails the cell. IPython does not call `_show` for syntax errors.
+        """
         if threading.get_ident() == self._main and self.of_magics.will_raise():
             return ""
         text = bounded("\n".join(content["traceback"]))
@@ -125,21 +129,26 @@ class Tracebacks:
         return f"{text}\n"
 
     def stop_formatting(self, frame: FrameType | None) -> None:
-        """Called at an interrupt in this frame. The signal is repeated until this has had an effect: a bare `except` on
-        the way may catch it. So it may come once more while `_show` takes note of the first one, where it would get
-        past it, and the cell would look as if it had been stopped and had not failed."""
+        """Abort the formatting of a traceback at an interrupt in this frame.
+
+        The signal is repeated until it has an effect, because a bare `except` may catch the exception. A repeated
+        signal must not raise while `_show` handles the first one. It would escape `_show`, and the failed cell would
+        look like an interrupted one.
+        """
         if not self._was_stopped and (frame is None or frame.f_code is not Tracebacks._show.__code__):
             raise FormattingStopped
 
     def _show(self, exc_tuple: Any = None, *args: Any, **kwargs: Any) -> None:
-        """Show a traceback, unless the cell was stopped: one line tells that for all ranks, and formatting a traceback
-        that nobody sees takes 0.1 s."""
+        """Show a traceback, unless the cell was stopped.
+
+        For stopped cells, one line covers all ranks, and formatting a traceback would take 0.1 s.
+        """
         if threading.get_ident() != self._main:
             self._format(exc_tuple, *args, **kwargs)
             return
         error = sys.exc_info()[1] if exc_tuple is None else exc_tuple[1]
         if self._is_stopped():
-            # `Output.__exit__` of ipywidgets shows any exception, and hides it from the code around
+            # `Output.__exit__` of ipywidgets shows any exception and suppresses it for the surrounding code
             self.is_hidden = isinstance(error, KeyboardInterrupt | asyncio.CancelledError) and not self._ends_cell()
             return
         if error is None:
@@ -159,11 +168,11 @@ class Tracebacks:
             self._where.failed = first_line(error)
         try:
             self.is_formatting = True
-            with reserve.lent():  # the cell may have left no descriptor and no memory for this
+            with reserve.lent():  # the cell may have exhausted descriptors or memory
                 self._show_whole(error, ends_cell, exc_tuple, *args, **kwargs)
         except FormattingStopped:
             self._was_stopped = True
-            if not ends_cell:  # nothing has ended yet
+            if not ends_cell:  # the cell has not ended yet
                 raise KeyboardInterrupt from None
             self.of_cell += [first_line(error), "its traceback was not formatted to the end: stop was pressed"]
         finally:
@@ -172,14 +181,14 @@ class Tracebacks:
             self._left_out = 0
 
     def _show_whole(self, error: BaseException, ends_cell: bool, *args: Any, **kwargs: Any) -> None:
-        with contextlib.suppress(Exception):  # from an object that refuses to be looked at
+        with contextlib.suppress(Exception):  # raised by an uncooperative user object
             if (note := self._explain(error)) and note not in notes_of(error):
                 error.add_note(note)
         try:
             self._format(*args, **kwargs)
             if ends_cell:
                 self._said = error, message_with_note(error)
-        except Exception:  # from the error's `__str__`, which ipykernel calls; IPython's formatting tolerates it
+        except Exception:  # raised by `__str__` of the error, which ipykernel calls; IPython tolerates it
             if not ends_cell:
                 raise
             self._said = error, f"<{type(error).__name__}.__str__ failed>"
@@ -187,8 +196,11 @@ class Tracebacks:
             self.of_cell += bounded("\n".join(lines)).split("\n")
 
     def _ends_cell(self) -> bool:
-        """Whether the error that is shown now ends the cell. Code of a cell that is still under way may have displayed
-        something that fails, or have run another cell; callbacks of `shell.events` fail by themselves."""
+        """Return whether the current error ends the cell.
+
+        It does not if code of the running cell displays a failing object or runs another cell, or in a callback of
+        `shell.events`.
+        """
         frame: FrameType | None = sys._getframe(1)
         if threading.get_ident() != self._main or not self._is_running():
             return False
@@ -200,8 +212,10 @@ class Tracebacks:
 
 
 def _leave_out_frames(error: BaseException | None) -> int:
-    """Keep only the outermost and the innermost frames of very deep tracebacks. Returns how many are left out. If two
-    functions call each other 9000 times, IPython formats every frame, which takes half a minute."""
+    """Remove the middle frames of very deep tracebacks. Return the number of removed frames.
+
+    For two functions that call each other 9000 times, IPython would format every frame, which takes half a minute.
+    """
     left_out = 0
     for one in chain(error):
         frames = list(_frames(one.__traceback__))
@@ -214,7 +228,7 @@ def _leave_out_frames(error: BaseException | None) -> int:
 
 
 def _without_runner(traceback: TracebackType | None) -> TracebackType | None:
-    """Return the traceback from the first frame below the functions that run the cell: they say nothing about it."""
+    """Return the traceback without the frames of the functions that run the cell."""
     while traceback is not None and traceback.tb_frame.f_code.co_filename == _RUNNER:
         traceback = traceback.tb_next
     return traceback

@@ -1,10 +1,10 @@
-"""What IPython makes of a cell's text before it is compiled.
+"""Transformation of a cell's text by IPython, before it is compiled.
 
-Nothing, where nothing in it is IPython's: it looks for its own syntax with Python's tokenizer, which is written in
-Python, and on each rank that takes longer than what most cells of a line do.
+Plain Python code is left unchanged. IPython searches its own syntax with Python's tokenizer, which is written in
+Python. On each rank this would take longer than most one-line cells.
 
-And lines keep the numbers that they have in the editor. IPython drops empty lines before the code, and joins the lines
-of a command that are continued by a backslash, so all lines below would have too small a number.
+Line numbers stay those of the editor. IPython drops leading empty lines and joins continued lines of a command, so all
+lines below would have too small numbers.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from IPython.core.macro import Macro
 
 from ddp_notebook.stdlib import re
 
-# A line that begins as a command does, as `/f x`, or as a prompt; or one of blanks, which IPython empties.
+# A line that starts like a command, like `/f x` or like a prompt, or a blank line, which IPython empties.
 _COMMAND = re.compile(r"\n[^\S\n]*(?:[%!,;/]|\.\.\.)|\n[ \t]+(?:\n|\Z)")
 _ASSIGNED = re.compile(r"=\s*[%!]")  # `files = !ls`
 _FIRST_WORD = re.compile(r"[\w.*]*")
-_CALLED = IPyAutocall | Macro  # a line of nothing but its name, such as `exit`
+_CALLED = IPyAutocall | Macro  # a line that consists of such a name, such as `exit`, calls the object
 
 
 def install(shell: Any) -> None:
-    """Let a shell's `transform_cell` keep the number of lines. `%%time` and `%%capture` use it too."""
+    """Make a shell's `transform_cell` preserve line numbers. `%%time` and `%%capture` use it too."""
     transform = shell.transform_cell
     plain = Plain(shell)
 
@@ -45,7 +45,7 @@ def install(shell: Any) -> None:
 
 
 def _keeping_lines(kind: type) -> type:
-    """A transformer of commands (`!ls`, `x = %magic`) that adds empty lines for those that it has joined."""
+    """Return a transformer of commands (`!ls`, `x = %magic`) that adds empty lines for joined ones."""
 
     def transform(self: Any, lines: list[str]) -> list[str]:
         changed: list[str] = kind.transform(self, lines)  # type: ignore[attr-defined]  # a `TokenTransformBase`
@@ -56,10 +56,10 @@ def _keeping_lines(kind: type) -> type:
 
 
 class Plain:
-    """Knows which cells a shell leaves as they are.
+    """Detects cells that a shell would leave unchanged.
 
     Args:
-        shell: as IPython made it. What is added to it later is noticed.
+        shell: new IPython shell. Transformations added later are noticed.
     """
 
     def __init__(self, shell: Any) -> None:
@@ -77,11 +77,12 @@ class Plain:
         self.accept()
 
     def accept(self) -> None:
-        """The shell's transformations of now change no cell that the ones of IPython's would leave."""
+        """Accept the shell's current transformations as equivalent to those of IPython for unchanged cells."""
         self._cleanup, self._begins, self._commands = map(list, _steps(self._manager))
 
     def is_left(self, code: str) -> bool:
-        """Whether the shell leaves this code as it is. False also of some that it would leave, such as a question."""
+        """Return whether the shell leaves this code unchanged. May return False for code that it would leave
+        unchanged."""
         manager, shell = self._manager, self._shell
         if (
             not self._is_known
@@ -95,7 +96,7 @@ class Plain:
         return "\n" in code[:-1] or self._is_plain_line(code)
 
     def _is_plain_line(self, line: str) -> bool:
-        """Of a single line IPython also asks what its first word is."""
+        """Return whether IPython leaves a single line unchanged. It also checks the first word of a single line."""
         found = _FIRST_WORD.match(line)
         word = "" if found is None else found[0]
         return not (
@@ -109,7 +110,7 @@ class Plain:
 
 
 def may_have_commands(code: str) -> bool:
-    """Whether IPython may find something of its own in this code, or empty lines that it leaves out.
+    """Return whether this code may contain IPython syntax or empty lines that IPython drops.
 
     Example:
         >>> may_have_commands("for x in range(3):\\n    print(x % 2, x != 1)")
@@ -125,7 +126,7 @@ def may_have_commands(code: str) -> bool:
         or "In [" in code
         or _COMMAND.search(f"\n{code}") is not None
         or _ASSIGNED.search(code) is not None
-        or len(lines.splitlines()) != lines.count("\n")  # some end in another way
+        or len(lines.splitlines()) != lines.count("\n")  # some lines have other line ends
     )
 
 

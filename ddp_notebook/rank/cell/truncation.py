@@ -1,4 +1,4 @@
-"""Output that is too long to be read is cut before it is sent; its beginning and its end are kept."""
+"""Truncate output that is too long to read, but keep its start and end."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from typing import Any
 
 from ddp_notebook.records.units import bundle_chars, size
 
-MOST_CHARS = 200_000  # of a traceback, of an exception's message, and of the text that replaces a display
-MOST_DISPLAY_CHARS = 10_000_000  # of one display, all its MIME types together; plotly's first figure has 5 million
+MOST_CHARS = 200_000  # limit for a traceback, an exception message, and the text that replaces a display
+MOST_DISPLAY_CHARS = 10_000_000  # limit for one display, all MIME types together; plotly's first one has 5 million
 
 
 def bounded(text: str) -> str:
-    """The text, or its beginning and its end if it is too long."""
+    """Truncate a text in the middle if it is too long."""
     if len(text) <= MOST_CHARS:
         return text
     half = MOST_CHARS // 2
@@ -19,8 +19,10 @@ def bounded(text: str) -> str:
 
 
 def bounded_display(content: dict[str, Any]) -> dict[str, Any]:
-    """The content of a display message, or instead a text that says what was too large. A table of 200,000 rows is 17
-    MB of HTML, which a browser shows after minutes if at all."""
+    """Return the content of a display message, or a text that names the oversized parts.
+
+    For example, a table of 200,000 rows is 17 MB of HTML, which takes a browser minutes to show.
+    """
     data = content.get("data") or {}
     if bundle_chars(data) <= MOST_DISPLAY_CHARS:
         return content

@@ -1,4 +1,4 @@
-"""Widgets on a rank: their messages leave over our wire, and the browser's come in by the inbox."""
+"""Widgets on a rank: sends their messages to the notebook, and delivers messages of the browser."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from jupyter_client.session import json_packer, json_unpacker
 from ddp_notebook.messages.ranks import Comm
 from ddp_notebook.stdlib import base64
 
-_WIDGETS = "jupyter.widget"  # the target of every widget's comm
+_WIDGETS = "jupyter.widget"  # target name of all widget comms
 COMM_TYPES = {"comm_open", "comm_msg", "comm_close"}
 
 
 class RankComms:
-    """The comms that our cells have opened; those of `%%px` are ipyparallel's.
+    """Comms that our cells have opened. Comms of `%%px` belong to ipyparallel.
 
     Args:
-        manager: the kernel's comm manager, which knows the rank's end of each comm.
-        send: sends a message to the notebook, from any thread; gets its size in bytes and its key, see
-            `outgoing.Outgoing.send`.
+        manager: comm manager of the kernel, with the rank's end of each comm.
+        send: sends a message to the notebook. Its further arguments are size and key, see `outgoing.Outgoing.send`.
+            Thread-safe.
     """
 
     def __init__(self, manager: Any, send: Callable[[Comm, int, Hashable], None]) -> None:
         self._manager = manager
         self._send = send
-        self._opened_in: dict[str, int] = {}  # the cell in which each was opened
-        self._widgets: set[str] = set()  # ids of the comms that belong to widgets
-        self._capturing: set[str] = set()  # Output widgets that stand around the code which runs
+        self._opened_in: dict[str, int] = {}  # comm id -> cell that opened it
+        self._widgets: set[str] = set()  # comm ids of widgets
+        self._capturing: set[str] = set()  # Output widgets that capture the output of running code
 
     @property
     def is_capturing(self) -> bool:
-        """Whether an Output widget takes what is shown now. Its `msg_id` says so."""
+        """Return whether an Output widget captures the current output. Its `msg_id` is set then."""
         return bool(self._capturing)
 
     def on_message(
@@ -44,12 +44,16 @@ class RankComms:
         cell: int | None,
         asked_by: dict[str, Any],
     ) -> bool:
-        """Send a comm's message to the notebook if the comm is ours. Returns whether it is.
+        """Send a comm message to the notebook if the comm is ours. Return whether it is.
 
         Args:
-            cell: the cell that the message belongs to, if it is one of ours. It decides for the opening only: later
-                messages, from threads or callbacks, belong to whatever ran last.
-            asked_by: header of the browser's message that this one answers, if it does.
+            msg_type: "comm_open", "comm_msg" or "comm_close".
+            content: content of the message.
+            metadata: metadata of the message.
+            buffers: binary buffers of the message.
+            cell: our cell to which the message belongs, or None. It is only used for the opening: later messages, from
+                threads or callbacks, belong to the most recent cell.
+            asked_by: header of the browser message that this message answers; empty if none.
         """
         comm_id = content["comm_id"]
         if msg_type == "comm_open" and cell is not None:
@@ -65,7 +69,7 @@ class RankComms:
             self._capturing.discard(comm_id)
         if msg_type == "comm_close":
             self._opened_in.pop(comm_id, None)
-        packed = json_packer(content)  # the packer that Jupyter uses for NumPy numbers
+        packed = json_packer(content)  # packer that Jupyter uses for NumPy numbers
         message = Comm(
             msg_type=msg_type,
             content=json_unpacker(packed),
@@ -80,13 +84,13 @@ class RankComms:
         return True
 
     def cell_of(self, message: Comm) -> int:
-        """The cell that opened the comm of a message; 0: none did."""
+        """Return the cell that opened the comm of a message; 0 if none did."""
         return self._opened_in.get(message.content["comm_id"], 0)
 
     def deliver(self, message: Comm, parent: dict[str, Any]) -> None:
-        """Hand the browser's message to the rank's end, as the kernel would. Runs the widget's callbacks."""
+        """Deliver a browser message to the rank's end of the comm, like the kernel. Runs the widget's callbacks."""
         if message.content["comm_id"] not in self._opened_in:
-            return  # closed meanwhile
+            return  # closed in the meantime
         if message.msg_type == "comm_close":
             self._opened_in.pop(message.content["comm_id"], None)
         handle = {"comm_msg": self._manager.comm_msg, "comm_close": self._manager.comm_close}[message.msg_type]
