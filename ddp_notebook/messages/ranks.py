@@ -162,9 +162,7 @@ class Comm(Message, shown=True):
     content: dict[str, Any]
     metadata: dict[str, Any] = field(default_factory=dict)
     buffers: list[str] = field(default_factory=list)  # base64, because a line of an inbox cannot hold bytes
-    asked_by: dict[str, Any] = field(
-        default_factory=dict
-    )  # header of the browser message that is forwarded or answered
+    asked_by: dict[str, Any] = field(default_factory=dict)  # header of the browser message that it forwards or answers
     number: int = 0  # counter of the rank's widget messages, see `Taken`; 0 for messages to a rank
 
 

@@ -58,12 +58,7 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
-_TIMES = (
-    ("ns", 1, 1e3),
-    ("µs", 1e3, 0.9995e6),
-    ("ms", 1e6, 999.5e6),
-    ("s", 1e9, math.inf),
-)  # unit, its ns, upper bound
+_TIMES = (("ns", 1, 1e3), ("µs", 1e3, 0.9995e6), ("ms", 1e6, 999.5e6), ("s", 1e9, math.inf))  # unit, ns, limit in ns
 
 
 def ms(ns: float) -> str:

@@ -107,7 +107,7 @@ class Interpreter:
         readers = self._loop._selector.get_map()  # type: ignore[attr-defined]
         for fd, callback in self._readers.items():
             if fd not in readers:
-                self._loop._add_reader(fd, callback)  # type: ignore[attr-defined]  # the public method rejects descriptors of the loop
+                self._loop._add_reader(fd, callback)  # type: ignore[attr-defined]  # the public one refuses the loop's own
         for name, hook in self._hooks.items():
             if not callable(getattr(sys, name, None)):
                 setattr(sys, name, hook)

@@ -19,9 +19,7 @@ from ddp_notebook.rank.cell.exceptions import chain
 from ddp_notebook.stdlib import BUILTINS as __builtins__  # type: ignore[no-redef]  # noqa: F401
 from ddp_notebook.stdlib import contextlib, functools, gc, os, traceback
 
-_of_cells: list[
-    tuple[Callable[..., Any], Callable[[], Any]]
-] = []  # (function, call) per handler that a cell registered
+_of_cells: list[tuple[Callable[..., Any], Callable[[], Any]]] = []  # (function, call) of each handler
 _unregister: Callable[[Any], None] = atexit.unregister
 
 
