@@ -1,29 +1,29 @@
 """Sessions that outlive their notebook: `%ddp_start 4 --keep`, `%ddp_attach`.
 
-Which process keeps what:
+1. A *keeper* process owns everything that the notebook's process owns otherwise: the `Cluster`, with its hosts, its
+wire
+   and its keys. So ranks and host servers belong to the keeper, and do not notice when a notebook attaches or leaves.
+2. The keeper runs as the same user, in its own OS session, and is not a descendant of the kernel. It imports no torch.
+3. Host servers and watchdogs end with the keeper, as they do with a notebook: no process is kept without an owner. 4. A
+notebook has a proxy of the cluster (`proxy`), which sends requests to the keeper over a Unix socket of the user. 5.
+Messages of ranks enter a *journal* first, and are then sent to each attached notebook. The journal keeps text,
+   displays and ends of cells until the driving notebook has shown them. Its memory is bounded, and it reports what it
+   dropped.
+6. A notebook that attaches gets the session state, then the journal, then new messages, in one stream. So no message is
+   lost or repeated.
+7. Batches of the recording are written to files as they arrive, even if a notebook is attached. A notebook reads the
+   files when it attaches.
+8. One notebook drives. Others are read-only: they get the same stream, and may send queries to ranks. 9. Taking over
+closes the connection of the former driver, so that it can end nothing any more. 10. The keeper ends on request, when no
+notebook was attached for its time limit, or when the session was idle for long.
 
-1. A *keeper* has what otherwise the notebook's process has: the `Cluster`, with its hosts, its wire and its keys. So
-   ranks and host servers are the keeper's, whatever the way to them, and notice nothing when a notebook goes or comes.
-2. It is a process of the user's, no descendant of the kernel's, in an OS session of its own. It imports no torch.
-3. Host servers and watchdogs end with the keeper, as they do with a notebook: nothing is kept that nobody owns.
-4. A notebook has a stand-in of the cluster (`stand_in`), which asks the keeper by a Unix socket of the user's.
-5. What ranks say goes into a *journal* first, and then to each notebook that is there. It keeps text, displays and ends
-   of cells until the notebook that drives has shown them, in bounded memory, and says what it left out.
-6. A notebook that attaches is told how things are, then the journal, then what comes: one stream, so nothing is lost
-   between them and nothing comes twice.
-7. Batches of the recording are written to files as they come, also while a notebook is there, which reads them when it
-   attaches.
-8. One notebook drives; others look: they get the same stream, and may ask ranks, but do nothing.
-9. Taking over closes the connection of who drove before, so that one can end nothing any more.
-10. The keeper ends when it is told to, when nobody was there for its hours, or when that long nothing has run.
-
-keeper/          its process: starts the ranks, keeps what they say, and serves notebooks
-proxy            the cluster and its hosts as a notebook has them
-connect          from a notebook: starting a keeper, attaching to one
-remote           what is asked of it, and what comes
-state            how things are: what a notebook is told of hosts and processes
-recording_store  what ranks have recorded, in files
+keeper/          the keeper's process: starts the ranks, keeps their messages, and serves notebooks
+proxy            the cluster and its hosts in a notebook, through the keeper
+connect          start a keeper from a notebook, or attach to one
+remote           the notebook's end of the stream: requests, and incoming messages
+state            session state: hosts and processes, as sent to notebooks
+recording_store  the recording of the ranks, in files
 exception_data   exceptions of the keeper, as data
-channel          the stream between the two, after the first words (`registry.unix_sockets`)
-descriptions     what can be attached to in a line each, a session as it says itself how it is
+channel          the stream between notebook and keeper, after the first messages (`registry.unix_sockets`)
+descriptions     one line for each session and job that a notebook can attach to
 """

@@ -1,4 +1,4 @@
-"""The stream between a notebook and a keeper after their first words (`registry.unix_sockets`)."""
+"""The stream between a notebook and a keeper, after their first messages (`registry.unix_sockets`)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ddp_notebook.messages.framing import (
 
 
 class Channel:
-    """Messages there and back.
+    """Sends and receives messages.
 
     Args:
         stream: to the other side.
@@ -33,21 +33,22 @@ class Channel:
         self._outbox = Outbox(stream)
 
     def send(self, message: Message | ProcessText, number: int = 0) -> None:
-        """Send a message, or text of a rank. From any thread. Does not wait: the other side may be stopped.
+        """Send a message, or text of a rank. From any thread. Does not block, because the other side may be stopped.
 
         Args:
-            number: of the request that it is or answers.
+            message: to send.
+            number: of the request, or of the request that this answers.
 
         Raises:
-            OSError: the other side is gone.
+            OSError: the other side has closed the stream.
         """
         self._outbox.send(pack_text(*message) if isinstance(message, ProcessText) else pack_message(message, number))
 
     def receive(self, on_bytes: Callable[[], object] = lambda: None) -> Numbered | ProcessText | None:
-        """Wait for the next message. None: the other side is gone, or sent something else.
+        """Wait for the next message. Returns None if the other side has closed the stream, or sent invalid data.
 
         Args:
-            on_bytes: called whenever a part of it has come.
+            on_bytes: called whenever a part of the message has arrived.
         """
         try:
             nbytes, kind = unpack_head(self._receive(HEAD_BYTES, on_bytes))
@@ -67,7 +68,7 @@ class Channel:
         return data
 
     def close(self) -> None:
-        """End the stream: whoever waits for a message gets None."""
+        """End the stream. A pending `receive` returns None."""
         with contextlib.suppress(OSError):
             self._stream.shutdown(socket.SHUT_RDWR)
         self._stream.close()

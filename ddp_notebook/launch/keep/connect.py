@@ -1,4 +1,4 @@
-"""From a notebook to a keeper: starting one, and attaching to one."""
+"""Start a keeper from a notebook, or attach to one."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from ddp_notebook.registry.entries import Entry
 from ddp_notebook.version import __version__
 from ddp_notebook.wire import signals
 
-_ROOT = str(Path(__file__).parents[3])  # where the package is importable from
-_NAME_S = 30.0  # what the keeper's process gets to say its name
+_ROOT = str(Path(__file__).parents[3])  # import path of the package
+_NAME_S = 30.0  # time limit for the keeper's process to send its name
 _LOOK_S = 0.2
 _FIRST_WORD_S = 5.0
 Report = Callable[[str], None]
@@ -35,16 +35,16 @@ Check = Callable[[], None]
 
 
 def start(options: StartOptions, check: Check, report: Report) -> KeeperClient:
-    """Have a keeper start ranks, and attach to it.
+    """Start a keeper with its ranks, and attach to it.
 
     Args:
-        options: what was asked for.
-        check: called often while it waits; what it raises ends the start, and nothing of it is left.
-        report: told a line about each stage that is done.
+        options: of the start.
+        check: called often during the wait; an exception from it ends the start and all its processes.
+        report: called with a line for each completed stage.
 
     Raises:
-        StartError: the ranks did not come up.
-        what a start without a keeper raises.
+        StartError: the ranks did not start.
+        any error of a start without a keeper.
     """
     return _attach(_find(_launch(options)), False, False, check, report)
 
@@ -52,15 +52,16 @@ def start(options: StartOptions, check: Check, report: Report) -> KeeperClient:
 def attach(
     name: str = "", *, take_over: bool = False, looks: bool = False, check: Check = lambda: None
 ) -> KeeperClient:
-    """Attach to a session that is kept.
+    """Attach to a kept session.
 
     Args:
-        name: of it; "": the only one.
-        take_over: drive it, also where another notebook does.
-        looks: do not drive it, also where nobody does.
+        name: of the session; "" for the only one.
+        take_over: drive the session even if another notebook drives it.
+        looks: attach read-only, even if no notebook drives it.
+        check: called often during the wait; an exception from it ends the wait.
 
     Raises:
-        UsageError: there is none of this name, or it cannot be attached to; says what to do.
+        UsageError: the session does not exist, or it cannot be attached to; the message names a remedy.
     """
     return _attach(_find(name), take_over, looks, check, lambda _: None)
 
@@ -111,13 +112,13 @@ def _attach(entry: Entry, take_over: bool, looks: bool, check: Check, report: Re
 
 
 def _check_runs(entry: Entry) -> None:
-    """Raise UsageError if the keeper's process is stopped, or a debugger holds it."""
+    """Raise UsageError if the keeper's process is stopped, or held by a debugger."""
     if why := why_halted(entry):
         raise UsageError(why)
 
 
 def _wait(talk: Channel, stream: socket.socket, entry: Entry, check: Check, report: Report) -> KeeperClient:
-    """Wait until the session is there."""
+    """Wait until the session has started."""
     while True:
         check()
         if not select.select([stream], [], [], _LOOK_S)[0]:
@@ -150,7 +151,7 @@ def _last_words(entry: Entry) -> str:
 def _launch(options: StartOptions) -> str:
     """Start a keeper's process. Returns the name of its session.
 
-    It is forked twice, so it is not below the kernel: VS Code signals all that is.
+    It is forked twice, so that it is not a descendant of the kernel: VS Code sends signals to all descendants.
     """
     code = f"import sys; sys.path.append({_ROOT!r}); from ddp_notebook.launch.keep.keeper.process import main; main()"
     spec = KeeperSpec(

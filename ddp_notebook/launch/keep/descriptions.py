@@ -1,4 +1,4 @@
-"""What can be attached to in a line each, a kept session as it says itself how it is."""
+"""One line for each session and job that a notebook can attach to. A kept session reports its own state."""
 
 from __future__ import annotations
 
@@ -25,10 +25,11 @@ def why_halted(entry: Entry) -> str:
 
 
 def ask(entry: Entry, kind: type[GetKeeperState | StopKeeper]) -> KeeperState:
-    """Send its keeper a request, and return the reply.
+    """Send a request to the keeper, and return the reply.
 
     Args:
-        kind: of the request. `StopKeeper`: the session has ended when this returns.
+        entry: of the session.
+        kind: of the request. After `StopKeeper`, the session has ended when this returns.
 
     Raises:
         UsageError: it does not answer.
@@ -44,7 +45,7 @@ def ask(entry: Entry, kind: type[GetKeeperState | StopKeeper]) -> KeeperState:
 
 
 def in_a_line(found: AttachTarget) -> str:
-    """What it is, for how long, and who is there."""
+    """Describe a session or job, its age, and the notebooks attached to it."""
     if found.kind != SESSION:
         return str(found)
     entry = found.entries[0]

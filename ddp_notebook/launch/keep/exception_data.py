@@ -1,4 +1,4 @@
-"""Exceptions as data: what a keeper has met is raised in the notebook."""
+"""Exceptions as data: errors of a keeper are raised in the notebook."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _OTHERS: tuple[type[BaseException], ...] = (KeyboardInterrupt, TimeoutError, OSE
 
 
 def failure_of(error: BaseException) -> KeeperFailure:
-    """Return an exception as data."""
+    """Convert an exception to data."""
     number, path = None, None
     if isinstance(error, OSError) and not isinstance(error, DDPNotebookError):
         number, path = error.errno, None if error.filename is None else str(error.filename)
@@ -20,7 +20,7 @@ def failure_of(error: BaseException) -> KeeperFailure:
 
 
 def error_of(failure: KeeperFailure) -> BaseException:
-    """Return the exception; a `HostError` in the place of one that a notebook does not expect.
+    """Convert data to the exception; to a `HostError` if it is not of an expected class.
 
     Example:
         >>> from ddp_notebook.errors import StartError

@@ -1,4 +1,4 @@
-"""The cluster and the hosts of a kept session, as a notebook has them: what the keeper has told, and asking it."""
+"""The cluster and the hosts of a kept session in a notebook: the keeper's reports, and requests to it."""
 
 from __future__ import annotations
 
@@ -63,11 +63,11 @@ from ddp_notebook.wire.memory import SealedMemory
 
 
 class KeptCluster(Cluster):
-    """Does by a keeper what a `Cluster` does itself.
+    """A `Cluster` whose methods send requests to a keeper.
 
     Args:
         remote: the keeper.
-        listener: who is told what ranks say, from `start` on.
+        listener: receives messages and events of the ranks, from `start` on.
     """
 
     def __init__(self, remote: KeeperClient, listener: Listener) -> None:
@@ -84,7 +84,8 @@ class KeptCluster(Cluster):
         self._placement: Placement = from_json(Placement, state.placement)
 
     def _on_text_of(self, rank: int, fd: int, data: bytes) -> None:
-        if (process := self._processes.by_rank.get(rank)) is not None:  # else it comes, and nobody has told of it
+        # else a rank that joins and is not in the state yet
+        if (process := self._processes.by_rank.get(rank)) is not None:
             process.note_text(fd, data)
             self._listener.on_text(rank, fd, data)
 
@@ -93,7 +94,7 @@ class KeptCluster(Cluster):
     def start(
         self, deadline: float, report: Callable[[str], None] = lambda _: None, check: Check = lambda: None
     ) -> None:
-        """The keeper has started them. From now on what they say is heard: first all that was not shown."""
+        """Start receiving messages of ranks, which the keeper has started: first all messages that were not shown."""
         self._remote.listen(
             {
                 StateChanged: lambda message: self._update(message.state),
@@ -121,7 +122,7 @@ class KeptCluster(Cluster):
     def resize(
         self, stay: Sequence[int], placement: Placement, deadline: float, check: Check, renumbered: Renumbered
     ) -> list[str]:
-        before, self._renumbered = self._renumbered, renumbered  # which is told in the order of what ranks say
+        before, self._renumbered = self._renumbered, renumbered  # in the order of the ranks' messages
         request = ResizeRequest(stay=list(stay), placement=to_json(placement), deadline=deadline)
         try:
             return self._remote.ask(request, NotesReply, check=check).notes
@@ -171,7 +172,7 @@ class KeptCluster(Cluster):
 
     @property
     def is_stopped(self) -> bool:
-        """Whether no cell of this notebook gets to the ranks: a host server is stopped, or another notebook drives."""
+        """True if cells of this notebook cannot reach the ranks: a host server is stopped, or another notebook drives."""
         return self._state.is_stopped or not self._remote.welcome.drives or self._remote.is_stopped
 
     def cut_off(self, after_s: float = HANGS_S) -> str:
@@ -235,7 +236,7 @@ class KeptCluster(Cluster):
     # ---- ending
 
     def stop(self, grace_s: float = 1.0) -> bool:
-        """End the session, if this notebook drives it; else only leave it."""
+        """End the session if this notebook drives it, else only leave it."""
         if self._remote.welcome.drives and not self._remote.gone:
             self._end_keeper()
         self.leave()
@@ -243,28 +244,28 @@ class KeptCluster(Cluster):
 
     def _end_keeper(self) -> None:
         if self._remote.is_stopped:
-            self._remote.resume()  # so that it ends everything in order
+            self._remote.resume()  # so that it ends all processes in order
         try:
             self._remote.ask(StopRequest(), StoppedReply)
         except HostSilentError:
-            self._remote.kill()  # the host servers end all that they have started when their owner is gone
+            self._remote.kill()  # host servers end their processes when their owner has ended
         except HostError:
-            pass  # it has ended
+            pass  # the keeper has ended
 
     def leave(self) -> None:
-        """Go, and let the ranks live."""
+        """Leave the session, and keep the ranks running."""
         self._remote.close("this notebook has left the session")
         folders.remove(self.directory)
 
 
 class KeptHosts(Hosts):
-    """The hosts of a kept session: the keeper has them.
+    """The hosts of a kept session, which the keeper owns.
 
     Args:
         remote: the keeper.
 
     Attributes:
-        cluster: the stand-in, once there is one.
+        cluster: the proxy, once it exists.
     """
 
     cluster: KeptCluster
@@ -273,10 +274,10 @@ class KeptHosts(Hosts):
         self._remote = remote
 
     def tell_of_warnings(self, on_warned: Callable[[str], object]) -> None:
-        """Do nothing: the keeper hears the job of the ranks."""
+        """Do nothing: the keeper receives warnings of the ranks' job."""
 
     def check_startable(self, ranks: int) -> None:
-        """Try whether files could be made here, as another keeper would."""
+        """Check that files can be created locally, as a new keeper does."""
         entries.folder()
         folders.remove(folders.make("ddp_notebook-", is_large=True, is_guarded=False))
 
@@ -297,7 +298,7 @@ class KeptHosts(Hosts):
 
     def status(self) -> str:
         if self._remote.gone:
-            return ""  # its trouble says what became of it
+            return ""  # its trouble names the cause
         kept = f"kept session {self._remote.welcome.name}: %ddp_attach {self._remote.welcome.name} in another kernel"
         try:
             of_tasks = self._remote.ask(StatusRequest(), TextReply).text
@@ -322,11 +323,11 @@ class KeptHosts(Hosts):
         return ", ".join(dict.fromkeys(host.label for host in self.cluster.hosts))
 
     def end(self, *, healthy: bool = True) -> None:
-        """The keeper ends them."""
+        """Do nothing: the keeper ends the hosts."""
 
 
 class KeptStartup(Startup):
-    """Attaching to ranks that a keeper has.
+    """Startup by attaching to the ranks of a keeper.
 
     Args:
         remote: the keeper.

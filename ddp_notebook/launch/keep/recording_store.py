@@ -1,10 +1,11 @@
-"""What ranks have recorded, in files: batches as they came, one behind the other.
+"""The recording of the ranks in files: batches in the order of arrival.
 
     rank u4  nbytes u8  batch
 
-Where ranks got other numbers, that is written in the place of a batch, under a number that no rank has.
-There are several files of equal size. When all together are as large as they may be, the oldest goes; its texts stay,
-since later rows need them, and its rows are counted as dropped. So it is for what a full disk does not take.
+A renumbering of ranks is written in place of a batch, under a number that no rank has. There are several files of equal
+size. When they reach their limit together, the oldest is removed. Its texts are kept, since later rows need them, and
+its
+rows are counted as dropped. Batches that a full disk rejects are handled in the same way.
 """
 
 from __future__ import annotations
@@ -25,34 +26,34 @@ from ddp_notebook.registry import modes, private
 _HEAD = struct.Struct("<IQ")
 _FILES = 32
 _NO_RANK = 0xFFFFFFFF
-Part = tuple[str, int]  # a file, and how much of it
+Part = tuple[str, int]  # path and valid size of a file
 
 
 class KeptRecording:
-    """Of one session. The caller lets one thread at a time use it.
+    """Files of one session. The caller must serialise all calls.
 
     Args:
-        folder: in which the files are made.
-        limit_bytes: of all of them.
+        folder: of the files.
+        limit_bytes: of all files together.
     """
 
     def __init__(self, folder: str, limit_bytes: int) -> None:
-        self.trouble = ""  # why something was left out last
+        self.trouble = ""  # reason why data was left out last
         self._folder = Path(folder)
         self._part_bytes = max(1, limit_bytes // _FILES)
         self._number = 0
-        self._parts: dict[Path, BinaryIO] = {}  # all open, so that none is lost with its name
+        self._parts: dict[Path, BinaryIO] = {}  # all open, so that none is lost if its name is removed
         self._closed: list[Part] | None = None  # the parts at the time of `close`
-        self._file: BinaryIO | None = None  # the last of them, while it is written to
-        self._written = 0  # into the last file
-        self._left: dict[tuple[int, int], Batch] = {}  # by rank and stream: what is left of batches that went
+        self._file: BinaryIO | None = None  # the newest file, while it is written to
+        self._written = 0  # bytes in the newest file
+        self._left: dict[tuple[int, int], Batch] = {}  # key: rank and stream; remains of removed batches
 
     def put(self, rank: int, data: bytes) -> None:
-        """Keep a batch of a rank."""
+        """Write a batch of a rank."""
         self._put(rank, data)
 
     def renumber(self, stayed: Mapping[int, int], world_size: int) -> None:
-        """Ranks have other numbers from now on, see `Renumbered`."""
+        """Record that ranks have been renumbered, see `Renumbered`."""
         self._put(_NO_RANK, Renumbered(stayed, world_size).encode())
 
     def _put(self, rank: int, data: bytes) -> None:
@@ -61,7 +62,7 @@ class KeptRecording:
             if self._file is None or (self._written and self._written + len(whole) > self._part_bytes):
                 self._begin_file()
             assert self._file is not None
-            if self._file.write(whole) < len(whole):  # a disk that becomes full takes a part of it
+            if self._file.write(whole) < len(whole):  # a disk that becomes full accepts a part
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             self._written += len(whole)
         except (OSError, StartError) as error:
@@ -70,24 +71,24 @@ class KeptRecording:
             self._leave_out(rank, data)
 
     def parts(self) -> list[Part]:
-        """All that is kept now."""
+        """Return paths and sizes of the stored parts."""
         if self._closed is not None:
             return self._closed
         self.restore()
         sizes = {path: os.fstat(file.fileno()).st_size for path, file in self._parts.items()}
         if self._file is not None:
-            sizes[list(sizes)[-1]] = self._written  # a part of a batch may follow
+            sizes[list(sizes)[-1]] = self._written  # the file may end with an incomplete batch
         return [(str(path), size) for path, size in sizes.items()]
 
     def restore(self) -> None:
-        """Write the files again that a cleaner has removed: notebooks read them by name."""
+        """Write the files again if a cleanup has removed them: notebooks read them by name."""
         for path, file in self._parts.items():
             if os.fstat(file.fileno()).st_nlink:
                 continue
             try:
                 private.restore(str(self._folder))
                 again = private.copy_of(file, path)
-            except (OSError, StartError) as error:  # it can be tried again
+            except (OSError, StartError) as error:  # the next call tries again
                 self.trouble = f"{self._folder}: {error.strerror if isinstance(error, OSError) else error}"
                 return
             self._parts[path] = again
@@ -96,11 +97,11 @@ class KeptRecording:
             file.close()
 
     def left(self) -> list[tuple[int, bytes]]:
-        """What is left of batches that went, by rank; older than all that is kept."""
+        """Return the remains of removed batches, by rank. They are older than all stored batches."""
         return [(batch.rank, encode(batch)) for batch in self._left.values()]
 
     def close(self) -> None:
-        """Nothing more is recorded. The files go with their folder."""
+        """Close the files after the end of the recording. They are removed with their folder."""
         self._give_up_file()
         self._closed = self.parts()
         for file in self._parts.values():
@@ -123,8 +124,10 @@ class KeptRecording:
         self._number += 1
 
     def _give_up_file(self) -> None:
-        """What was written of a batch that did not fit is no part of it. An empty file is none, or those of a full disk
-        would take the places of what was kept before."""
+        """Cut off an incomplete batch, and remove an empty file.
+
+        Otherwise a full disk would create empty files, which displace files with data.
+        """
         if self._file is not None:
             os.ftruncate(self._file.fileno(), self._written)
             self._file = None
@@ -143,7 +146,7 @@ class KeptRecording:
             return
         try:
             new = skim(data)
-        except CodecError:  # the notebook would not read it either
+        except CodecError:  # the notebook could not read it either
             return
         key = new.rank, new.stream
         before = self._left.get(key, Batch(rank=new.rank, stream=new.stream))
@@ -153,7 +156,9 @@ class KeptRecording:
 
 
 def batches(parts: list[Part]) -> Iterator[tuple[int, bytes] | Renumbered]:
-    """The batches of files, with their ranks. All files are opened at once, so that none goes meanwhile."""
+    """Yield the batches of files with their ranks. All files are opened at once, so that none is removed before it is
+    read.
+    """
     for rank, data in _read(parts):
         yield Renumbered.decode(data) if rank == _NO_RANK else (rank, data)
 

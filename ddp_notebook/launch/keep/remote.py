@@ -1,4 +1,4 @@
-"""A notebook's end of the stream to its keeper: what is asked, and what comes."""
+"""A notebook's end of the stream to its keeper: requests, and incoming messages."""
 
 from __future__ import annotations
 
@@ -41,27 +41,28 @@ from ddp_notebook.registry import lookup
 _R = TypeVar("_R", bound=Message)
 
 _LOOK_S = 0.2
-ANSWER_S = 1.5  # without an answer to a ping, until a message names the keeper
-_GIVE_UP_S = 5.0  # until a request is given up; a loaded machine is slow
-_ENDS_S = 1.0  # until it is seen that a keeper which has closed has ended
+ANSWER_S = 1.5  # time without an answer to a ping until a message names the keeper
+_GIVE_UP_S = 5.0  # time until a request fails; generous for loaded machines
+_ENDS_S = 1.0  # time to wait for the end of a keeper that has closed the stream
 _log = logging.getLogger(__name__)
 
 
 class KeeperClient:
-    """The keeper, from afar.
+    """Client of a keeper.
 
     Args:
-        channel: to it. Its next message is a `Welcome`.
+        channel: to the keeper, after its `Welcome`.
+        welcome: the first message of the keeper.
+        pid: its process, on this machine.
 
     Attributes:
-        welcome: what it has told first.
-        pid: its process, on this machine.
-        gone: why there is no keeper any more, or none for this notebook; "" while there is one.
-        told_all: set once all has come that was not shown before.
-        lacking: new ranks that may lack variables, as long as nobody has supplied them.
-        renumbered: told the former number of each rank that has stayed, by its new one, where another notebook has
-            resized the session.
-        running: told which cells run and wait, each time that this has changed.
+        gone: why the keeper has ended, or is closed to this notebook; "" while it serves this notebook.
+        told_all: set after all messages that were not shown before.
+        lacking: new ranks that may lack variables, until a notebook has initialised them.
+        renumbered: called with the former number of each kept rank, by its new one, after another notebook has resized
+            the
+            session.
+        running: called with the running and waiting cells after each change.
     """
 
     def __init__(self, channel: Channel, welcome: Welcome, pid: int) -> None:
@@ -77,8 +78,8 @@ class KeeperClient:
         self.renumbered: Callable[[Mapping[int, int]], object] = lambda _: None
         self.running: Callable[[list[RunningCell], list[Waiting]], object] = lambda *_: None
         self.notices: list[str] = []
-        self.say: Callable[[str], object] | None = None  # shows a notice while something is waited for
-        self._is_elsewhere = False  # this notebook has left, or lost it to another
+        self.say: Callable[[str], object] | None = None  # shows a notice during a wait
+        self._is_elsewhere = False  # this notebook has left the session, or another has taken it over
         self._channel = channel
         self._numbers = itertools.count(1)
         self._pending: dict[int, Future[Message]] = {}
@@ -99,12 +100,12 @@ class KeeperClient:
         on_text: Callable[[int, int, bytes], object],
         on_gone: Callable[[], object],
     ) -> None:
-        """From now on hand on what comes, in a thread.
+        """Start a thread that passes on incoming messages.
 
         Args:
             handlers: by the kind of a message.
             on_text: gets rank, file descriptor and bytes of text.
-            on_gone: called when nothing more comes.
+            on_gone: called after the last message.
         """
         self._events = Table({**self._handlers, **handlers})
         self._on_text, self._on_gone = on_text, on_gone
@@ -116,16 +117,16 @@ class KeeperClient:
             try:
                 self._channel.send(message, number)
             except OSError:
-                pass  # the reader sees the end of the stream
+                pass  # the reader notices the end of the stream
 
     @property
     def goes_on(self) -> bool:
-        """Whether the session goes on whatever this notebook does."""
+        """True if the session continues whatever this notebook does."""
         return self._is_elsewhere or not (self.welcome.drives or self.gone)
 
     @property
     def ended_elsewhere(self) -> bool:
-        """Return whether the session has ended after this notebook left it, lost it to another, or only watched it."""
+        """True if the session has ended after this notebook left it, lost it to another, or only watched it."""
         if self._is_elsewhere:
             return not processes.is_running(self._who)
         return bool(self.gone) and not self.welcome.drives
@@ -136,12 +137,12 @@ class KeeperClient:
         Args:
             message: the request.
             expected: the kind of its reply.
-            check: called often while it waits; what it raises is raised when the keeper has left off.
+            check: called often during the wait; an exception from it is raised after the keeper has stopped the work.
 
         Raises:
             HostSilentError: the keeper is stopped, or hangs.
-            HostError: the keeper is gone.
-            what the keeper has met.
+            HostError: the keeper has ended.
+            any error of the keeper.
         """
         number, answer = self._ask(message)
         is_named = False
@@ -150,7 +151,7 @@ class KeeperClient:
             try:
                 return _as(expected, answer.result(_LOOK_S))
             except FutureTimeoutError:
-                if answer.done():  # meanwhile, or it has met a timeout of its own
+                if answer.done():  # done in the meantime, or the error is a timeout of the keeper
                     return _as(expected, answer.result())
                 try:
                     check()
@@ -190,16 +191,16 @@ class KeeperClient:
 
     @property
     def is_stopped(self) -> bool:
-        """Return whether the process of the keeper is stopped."""
+        """True if the process of the keeper is stopped."""
         return not self.gone and processes.is_stopped_anywhere(self.pid)
 
     def resume(self) -> None:
-        """Let a stopped keeper go on."""
+        """Continue a stopped keeper."""
         self._signal(signal.SIGCONT)
         self._pulse.forget()
 
     def kill(self) -> None:
-        """End a keeper that does not answer."""
+        """Kill a keeper that does not answer."""
         self._signal(signal.SIGKILL)
 
     def _signal(self, number: signal.Signals) -> None:
@@ -208,11 +209,12 @@ class KeeperClient:
                 os.kill(self.pid, number)
 
     def pulse(self, after_s: float = ANSWER_S) -> str:
-        """Why the keeper does not answer, as far as is known without a wait, in a sentence; "" if it does. Call it
-        again and again: each call sends a ping where none is under way.
+        """Return a sentence about a keeper that does not answer, without a wait; "" if it answers.
+
+        Call it repeatedly: each call sends a ping unless one is pending.
 
         Args:
-            after_s: seconds without an answer after which it is named. One that is stopped is named at once.
+            after_s: seconds without an answer after which it is named. A stopped keeper is named at once.
         """
         if self.gone:
             return ""
@@ -227,7 +229,7 @@ class KeeperClient:
         return f"{name}, has not answered for {silent_s:.1f} s{why}; nothing is lost if it goes on, %ddp_stop ends it"
 
     def close(self, why: str) -> None:
-        """This notebook has no business there any more."""
+        """Close the stream when this notebook leaves the session."""
         self._is_elsewhere = self._is_elsewhere or not self.gone
         self.gone = self.gone or why
         self._channel.close()
@@ -294,7 +296,7 @@ def _as(expected: type[_R], reply: Message) -> _R:
 
 
 def _is_there(name: str) -> bool:
-    """Whether there is such a keeper. Where nobody can look nobody can attach either."""
+    """Return whether this keeper exists. False if the registry cannot be read, because attaching would fail too."""
     try:
         return name in (one.name for one in lookup.everything())
     except (UsageError, OSError):

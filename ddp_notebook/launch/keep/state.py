@@ -1,4 +1,4 @@
-"""How things are: what a notebook is told of hosts and processes."""
+"""Session state: hosts and processes, as sent to notebooks."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from ddp_notebook.launch.process import RANK, Process, Processes
 from ddp_notebook.messages.encoding import to_json
 from ddp_notebook.messages.keeper import OfHost, OfProcess, SessionState
 
-_SILENT_S = 1.5  # without a word; a rank speaks each second
+_SILENT_S = 1.5  # a rank sends a heartbeat each second
 
 
 def folder_of(number: int) -> str:
-    """How the name of a notebook's folder begins, which lies in that of the session."""
+    """Return the prefix of the name of a notebook's folder, which is in the session's folder."""
     return f"ddp_notebook-session-{number}-"
 
 
 class OwnCluster(DirectCluster):
-    """The keeper's own."""
+    """The keeper's own cluster."""
 
     @property
     def processes(self) -> list[Process]:
-        """Those that no other has replaced."""
+        """Processes that were not replaced."""
         return self._processes.current
 
 
 def state_of(cluster: OwnCluster, hosts: DirectHosts) -> SessionState:
-    """How it is now."""
+    """Return the current state of a session."""
     of_hosts = [
         OfHost(
             name=host.name,
@@ -74,14 +74,14 @@ def state_of(cluster: OwnCluster, hosts: DirectHosts) -> SessionState:
 
 
 def silent_ranks(cluster: Cluster) -> dict[int, float]:
-    """Return the ranks without a message for a while, with the monotonic time of the last message."""
+    """Return silent ranks, with the monotonic time of their last message."""
     now = time.monotonic()
     silent_s = {rank: cluster.silent_s(rank) for rank in cluster.alive}
     return {rank: now - seconds for rank, seconds in silent_s.items() if seconds > _SILENT_S}
 
 
 def update(state: SessionState, hosts: dict[str, Host], processes: Processes) -> None:
-    """Bring a notebook's hosts and processes up to date. Objects that were there stay the same ones."""
+    """Update a notebook's hosts and processes. Existing objects are updated in place."""
     for new in state.hosts:
         old = cast("OfHost | None", hosts.get(new.name))
         if old is None:
@@ -107,11 +107,11 @@ def update(state: SessionState, hosts: dict[str, Host], processes: Processes) ->
 
 
 def _unknown(name: str) -> Host:
-    """One that has no rank: of the controller, where all ranks are elsewhere."""
+    """Return a placeholder for a host without ranks: the host of the controller if all ranks are on other hosts."""
     of = OfHost(name=name, label=name, hostname=name, is_here=True, is_alive=True, unheard="", silent_s=0.0, pid=0)
     return cast(Host, of)
 
 
 def silent(hosts: Sequence[Host | OfHost]) -> bool:
-    """Whether a host is not heard, so that its state changes each second."""
+    """Return whether a host is silent, so that its state changes each second."""
     return any(host.silent_s > 1.0 for host in hosts)

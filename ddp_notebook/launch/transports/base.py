@@ -10,27 +10,27 @@ from ddp_notebook.launch.processes import Identity
 from ddp_notebook.messages.hosts import Seen
 
 LOOPBACK = "127.0.0.1"
-# Variables by which a starter of ours tells a task its number, and of how many.
+# Variables in which a starter of this package passes a task its number and the number of tasks.
 OWN_NUMBER = ("DDP_NOTEBOOK_TASK", "DDP_NOTEBOOK_TASKS")
-LOCAL = "this machine"  # the name of the notebook's own host, which no other has
-LEASE_S = 30.0  # without a word, until notebook and host give each other up
-BEAT_S = 1.0  # between two words, where nothing else is to be said
+LOCAL = "this machine"  # name of the notebook's own host; no other host has it
+LEASE_S = 30.0  # time without a message until notebook and host declare each other lost
+BEAT_S = 1.0  # interval of heartbeats while nothing else is sent
 
 
 class Transport(ABC):
-    """One host's server, and the stream to it. The server starts when the object is made, in the background.
+    """One host's server, and the stream to it. Creating the object starts the server in the background.
 
-    `launch.host.host.Host` uses the stream. It calls the other methods only where the server itself cannot answer. A
-    transport that cannot find something out from its machine inherits the default answer.
+    `launch.host.host.Host` uses the stream. It calls the other methods only if the server cannot answer. A subclass
+    inherits the default answer of a method if it cannot find out the information locally.
 
     Attributes:
         name: of the host in its session; part of the names of its processes on the wire.
-        directory: of this machine, only for its user, for small files. It goes with the host server at the latest.
-        large_directory: the same for large files; None: the host server is on another machine and keeps none here.
+        directory: a local directory for small files of its user only, removed with the host server at the latest.
+        large_directory: the same for large files; None if the host server is on another machine.
         is_here: the host is the notebook's machine: its ranks have the notebook's environment, directory and path.
-        machine: on which the host server is. Several servers may be on one, each a host of its own.
-        beat_s: the host has to hear something this often; 0: it sees its owner.
-        lease_s: when nothing was heard for so long, each side gives the other up.
+        machine: name of the machine of the host server. A machine may have several servers, each a separate host.
+        beat_s: interval of heartbeats to the host in seconds; 0 if it can check its owner's process.
+        lease_s: seconds of silence after which each side declares the other lost.
     """
 
     name: str
@@ -45,24 +45,26 @@ class Transport(ABC):
 
     @abstractmethod
     def send(self, data: bytes) -> None:
-        """Send all of it. From one thread at a time.
+        """Send all data. From one thread at a time.
 
         Raises:
-            OSError: the stream is cut.
+            OSError: the stream is broken.
         """
 
     @abstractmethod
     def receive(self) -> bytes:
-        """Wait for what the server says next. b"": the stream has ended."""
+        """Wait for the next data from the server. Returns b"" if the stream has ended."""
 
     @abstractmethod
     def close(self) -> None:
-        """Close the stream, which has ended."""
+        """Close the stream after its end."""
 
     @property
     def silent_s(self) -> float:
-        """Seconds since the host was last heard, whatever its server does. 0.0: it has not been reached yet, or its
-        silence means nothing."""
+        """Seconds since the last data from the host, whatever its server does.
+
+        0.0 if the host has not connected yet, or if silence has no meaning for this transport.
+        """
         return 0.0
 
     def again(self) -> Transport | None:
@@ -72,15 +74,15 @@ class Transport(ABC):
     # ---- the notebook's ports, as the host reaches them
 
     def reach(self, url: str) -> str:
-        """Where processes of the host reach what listens at this address of the notebook.
+        """Return the address at which processes of the host reach this address of the notebook.
 
         Raises:
-            HostError: they cannot.
+            HostError: they cannot reach it.
         """
         return url
 
     def unreach(self) -> None:
-        """No process of the host is to reach the notebook any more."""
+        """Close the host's access to the notebook's ports."""
         return
 
     # ---- the server's process
@@ -88,66 +90,66 @@ class Transport(ABC):
     @property
     @abstractmethod
     def pid(self) -> int:
-        """The server's process, on its host."""
+        """Process id of the server, on its host."""
 
     @property
     def is_stopped(self) -> bool:
-        """Whether the server is known to be stopped (SIGSTOP, a debugger). Asked before each cell."""
+        """True if the server is known to be stopped (SIGSTOP, a debugger). Read before each cell."""
         return False
 
     @property
     def why_silent(self) -> str:
-        """Why nothing comes from the host, in words with the remedy; "" if it is not known here."""
+        """The reason for the host's silence, with the remedy; "" if it is not known locally."""
         return ""
 
     @property
     def held(self) -> str:
-        """Describe the debugger that holds the server, see `processes.held`; "" if none is known."""
+        """The debugger that holds the server, see `processes.held`; "" if none is known."""
         return ""
 
     def resume(self) -> None:
-        """Let a server go on that was stopped."""
+        """Continue a stopped server."""
         return
 
     @abstractmethod
     def how_it_ended(self, given_up: str = "") -> str:
-        """How the server ended and what it wrote last, in words.
+        """Describe the end of the server, with its last output.
 
         Args:
-            given_up: why, if it was.
+            given_up: the reason if the host was declared lost.
         """
 
     def fits(self, env: Mapping[str, str]) -> bool:
-        """Whether the server can fork ranks that are to have this environment."""
+        """Return whether the server can fork ranks with this environment."""
         return True
 
     @abstractmethod
     def end(self, *, at_once: bool = False) -> None:
-        """End the server, and with it everything below it. Returns when it is gone.
+        """End the server and all processes below it. Returns after their end.
 
         Args:
-            at_once: without a wait: it has started nothing yet, or was given up.
+            at_once: do not wait: the server has started no process yet, or was declared lost.
         """
 
     @abstractmethod
     def sweep(self, leaders: Sequence[Identity]) -> None:
-        """Remove what a server that is gone could not: processes of these OS sessions, and the directory."""
+        """Remove what a dead server could not: processes of these OS sessions, and the directory."""
 
     # ---- in place of a server that does not answer
 
     def signal(self, targets: Sequence[Identity], numbers: Sequence[int], value: int) -> None:
-        """Send signals to processes of the host, in this order. `value` goes with `RELEASE`."""
+        """Send signals to processes of the host, in this order. `value` is sent with `RELEASE`."""
         return
 
     def look(self, targets: Mapping[int, Identity]) -> dict[int, Seen]:
-        """See `Host.look`. Processes of which nothing is known are left out."""
+        """Return the state of processes, see `Host.inspect`. Unknown processes are left out."""
         return {}
 
     @abstractmethod
     def files(self, directory: str, pattern: str) -> list[Path]:
-        """Files that ranks have written on the host, as files of this machine.
+        """Return files that ranks have written on the host, as local paths.
 
         Args:
-            directory: which the ranks were told.
-            pattern: of their names, as for `Path.glob`.
+            directory: the ranks' path of the session's directory.
+            pattern: of the file names, as for `Path.glob`.
         """

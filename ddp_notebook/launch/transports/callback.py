@@ -1,7 +1,7 @@
-"""A machine whose host server something else has started, and which calls in: tasks of Slurm, of MPI, of a template.
+"""A host whose outpost connects to the notebook: tasks of Slurm, MPI, or a launcher of ipyparallel.
 
-The stream is messages of the wire: encrypted, admitted by a key that only the invitation holds, and nothing is lost
-when the link is cut for a while. The far end is `outpost`.
+The stream consists of messages of the wire: encrypted, and admitted by a key that only the invitation contains. A link
+that is broken for a while loses no data. The remote end is `outpost`.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ from ddp_notebook.wire.keys import Keyring
 
 _log = logging.getLogger(__name__)
 _LOOK_S = 0.1
-_BEATS = 5  # words in a lease, at least
-_END_S = 15.0  # what an outpost gets to end all that it has started
+_BEATS = 5  # heartbeats per lease, at least
+_END_S = 15.0  # time for an outpost to end all its processes
 _IDENTITY = "outpost"
-_QUIET_S = 3.0  # without a call of another one, where nobody knows how many there are: then these are all
+_QUIET_S = 3.0  # pause without another connection after which the start continues, if the number of outposts is unknown
 
 
 class OutpostConnection(Transport):
-    """A host server that has called in. Made by `OutpostListener`.
+    """A host server whose outpost has connected. Created by `OutpostListener`.
 
     Args:
         name: of the host in its session.
-        arrived: what it said first.
+        arrived: the first message of the outpost.
         peer: its name on the wire.
-        incoming: what its host server sends.
+        incoming: data of its host server.
         wire: to all outposts.
-        lease_s: seconds without a word after which it is given up, on both sides.
-        why: what the launcher says of its tasks, in words; "" if nothing.
+        lease_s: seconds without a message after which each side declares the other lost.
+        why: returns the launcher's report on its tasks, in words; "" if there is none.
     """
 
     is_here = False
@@ -94,20 +94,20 @@ class OutpostConnection(Transport):
 
     @property
     def task(self) -> int:
-        """Its number among the tasks that were started together; -1: nobody has told."""
+        """Its number among the tasks that were started together; -1 if it is not known."""
         return self._arrived.task
 
     def how_it_ended(self, given_up: str = "") -> str:
         how = given_up or f"the host server on {self.name} ended"
         try:
             why = self._why()
-        except Exception:  # of a launcher that is somebody else's: the end is told all the same
+        except Exception:  # raised by a launcher outside this package; the end is reported without a cause
             _log.exception("why the host server on %s ended is not known", self.name)
             why = ""
         return f"{how}: {why}" if why else how
 
     def end(self, *, at_once: bool = False) -> None:
-        """Say so to the outpost, which hears it also when it is back, and wait until it says that nothing is left."""
+        """Send the outpost a request to end, also if it reconnects later, and wait until its processes have ended."""
         if not self._has_ended.is_set():
             self._wire.send(Stream(data=b""), self._peer)
             if at_once and self.silent_s > SILENT_S:
@@ -115,7 +115,7 @@ class OutpostConnection(Transport):
             self._has_ended.wait(_END_S)
 
     def sweep(self, leaders: Sequence[Identity]) -> None:
-        """Of the host's processes nothing can be done from here: they end with their server, or its lease."""
+        """Remove local files. The host's processes cannot be reached; they end with their server or its lease."""
         folders.remove(self.directory)
 
     def files(self, directory: str, pattern: str) -> list[Path]:
@@ -123,18 +123,18 @@ class OutpostConnection(Transport):
 
 
 class OutpostListener:
-    """Where outposts call in.
+    """Accepts connections of outposts.
 
     Args:
-        at: where they reach this machine.
+        at: local address and ports for the outposts.
         lease_s: see `OutpostConnection`.
-        env: variables on top of those that the tasks have.
-        saves: they are to tell of a signal by which their job says that its time is nearly over.
+        env: variables on top of the tasks' environment.
         why: see `OutpostConnection`.
+        saves: outposts report a signal that warns of the end of their job.
 
     Attributes:
-        invitation: what each of them is to be given.
-        on_warned: told the name of such a signal, and the host that it came to.
+        invitation: data that each outpost needs.
+        on_warned: called with the name of such a signal, and the host that received it.
     """
 
     def __init__(
@@ -162,13 +162,13 @@ class OutpostListener:
         )
         self._lease_s = lease_s
         self._why = why
-        self._arrived: dict[str, Arrived] = {}  # by peer
+        self._arrived: dict[str, Arrived] = {}  # key: peer
         self._incoming: dict[str, queue.SimpleQueue[bytes]] = {}
         self._table: Table[None] = Table({Arrived: self._on_arrived, Stream: self._on_stream, Warned: self._on_warned})
         self._taken: set[str] = set()
         self._changed = threading.Condition()
-        self._called_s = 0.0  # when the last one did, monotonic
-        self._is_over = False  # who calls from now on is told to end
+        self._called_s = 0.0  # monotonic time of the last connection
+        self._is_over = False  # outposts that connect from now on get a request to end
         self._wire.start()
 
     def wait(
@@ -178,17 +178,21 @@ class OutpostListener:
         remaining_s: Callable[[], float],
         check: Callable[[], None],
     ) -> list[OutpostConnection]:
-        """Wait until all have called. They are in the order of their tasks, and who calls later is told to end.
+        """Wait until all outposts have connected. Outposts that connect later get a request to end.
 
         Args:
-            expected: how many there will be, by what those tell that are here; 0: nobody knows. Then these are all
-                when for some seconds no other one has called.
-            trouble: why no more will come, in a sentence; "" while they may.
-            remaining_s: seconds that they still get.
-            check: called often; what it raises ends the wait.
+            expected: returns the number of outposts, from the number of tasks that connected outposts report; 0: not
+                known.
+                Then the wait ends after some seconds without another connection.
+            trouble: returns a sentence if no more outposts will connect, else "".
+            remaining_s: returns the remaining seconds.
+            check: called often; an exception from it ends the wait.
+
+        Returns:
+            The connections in the order of their tasks.
 
         Raises:
-            StartError: they will not come.
+            StartError: outposts are missing and will not connect.
             StartTimeoutError: they took too long.
         """
         while True:
@@ -214,18 +218,21 @@ class OutpostListener:
 
     @property
     def have_begun(self) -> bool:
-        """Whether one has called: then none waits in a queue."""
+        """True if an outpost has connected, so that the job no longer waits in a queue."""
         return bool(self._arrived)
 
     def say_goodbye(self) -> None:
-        """Have all that have called end, and those that call from now on. Does not wait for them."""
+        """Send all outposts, and those that connect from now on, a request to end. Does not wait for them."""
         self._is_over = True
         for peer in list(self._arrived):
             self._wire.send(Stream(data=b""), peer)
 
     def dismiss(self) -> None:
-        """Have those end which have called and are in no session, and those that call from now on: a start was given
-        up. Returns when they have ended."""
+        """End outposts that have connected and are in no session, and those that connect from now on, after a failed
+        start.
+
+        Returns after their end.
+        """
         with self._changed:
             self._is_over = True
             waiting = [peer for peer in self._arrived if peer not in self._taken]
@@ -237,7 +244,7 @@ class OutpostListener:
                 pass
 
     def close(self) -> None:
-        """Hear nobody any more."""
+        """Close the wire."""
         self._wire.close()
 
     def _read(self, peer: str, timeout_s: float) -> bytes:
@@ -247,7 +254,7 @@ class OutpostListener:
             return b""
 
     def _named(self, here: Sequence[tuple[str, Arrived]]) -> list[OutpostConnection]:
-        """Those of one machine next to each other, with its name, and numbered."""
+        """Number the outposts, with those of one machine next to each other, and name them by host."""
         by_task = sorted(here, key=lambda pair: pair[1].task)
         machines = list(dict.fromkeys(_machine(one) for _, one in by_task))
         connections: list[OutpostConnection] = []

@@ -1,7 +1,7 @@
-"""What is removed though the notebook's process is killed: a process that outlives it knows the paths.
+"""Remove files even if the notebook's process is killed: a separate process outlives it and knows the paths.
 
-A host server of this machine removes what is its own. Where all are on other machines, a shell waits here for the end
-of a pipe, for as long as there is something to guard.
+A local host server removes its own files. If all hosts are on other machines, a shell waits for the end of a pipe, as
+long as there are paths to guard.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 import subprocess
 import threading
 
-# Whoever stops the notebook may send its signals to every process below it.
+# The notebook may be stopped with signals to every process below it, which the shell ignores.
 _SCRIPT = (
     'trap "" HUP INT TERM; echo; set --; while IFS= read -r path; do set -- "$@" "$path"; done; exec rm -rf -- "$@"'
 )
@@ -23,17 +23,17 @@ _owner_pid = 0
 
 
 def guard(path: str) -> None:
-    """Have a file or folder removed when this process has ended, however it ends.
+    """Register a file or folder for removal at the end of this process, even if it is killed.
 
     Args:
-        path: absolute, and nobody else's: its name was made up.
+        path: absolute, with a generated name that no other program uses.
     """
     global _shell, _owner_pid
     with _lock:
-        if _owner_pid != os.getpid():  # a forked child of the notebook has nothing to guard yet
+        if _owner_pid != os.getpid():  # a forked child of the notebook guards nothing yet
             _guarded.clear()
             _shell, _owner_pid = None, os.getpid()
-        with contextlib.suppress(OSError):  # no shell, or it was killed: then nobody guards
+        with contextlib.suppress(OSError):  # no shell, or it was killed: continue without a guard
             if _shell is None:
                 _shell = _start()
             assert _shell.stdin is not None
@@ -42,14 +42,14 @@ def guard(path: str) -> None:
 
 
 def release(path: str) -> None:
-    """It was removed. With the last one the shell ends."""
+    """Unregister a path after its removal. The shell ends with the last path."""
     global _shell
     with _lock:
         if _owner_pid != os.getpid() or path not in _guarded:
             return
         _guarded.discard(path)
         if not _guarded and _shell is not None:
-            _shell.kill()  # it would not see the pipe's end as long as a child that the user has forked has it too
+            _shell.kill()  # closing the pipe is not enough: a child forked by the user may hold it open
             assert _shell.stdin is not None
             _shell.stdin.close()
             _shell.wait()
@@ -67,6 +67,6 @@ def _start() -> subprocess.Popen[bytes]:
         start_new_session=True,
     )
     assert shell.stdout is not None
-    shell.stdout.readline()  # until then a signal would end it
+    shell.stdout.readline()  # before this line a signal would end the shell
     shell.stdout.close()
     return shell

@@ -1,7 +1,7 @@
-"""Folders of this machine, for this user only, that are removed at the latest when the notebook's process ends.
+"""Local folders for this user only, removed at the end of the notebook's process at the latest.
 
-Small files are in the runtime directory, large ones (logs, profiles) in the directory for temporary files. Cleaners and
-users empty both, so `registry.private.restore` makes a folder again before something is written into it.
+Small files are in the runtime directory, large files (logs, profiles) in the directory for temporary files. Cleanup
+services and users empty both, so `registry.private.restore` creates a folder again before a file is written into it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ddp_notebook.errors import StartError
 from ddp_notebook.launch.transports import cleanup_process
 from ddp_notebook.registry import modes, private
 
-_made: dict[str, tuple[int, int]] = {}  # for each: the process that made it, and the descriptor that locks it or -1
+_made: dict[str, tuple[int, int]] = {}  # folder -> the process that made it, and the descriptor of its lock or -1
 
 
 def make(prefix: str, within: str | None = None, *, is_large: bool = False, is_guarded: bool = True) -> str:
@@ -63,7 +63,7 @@ def remove(folder: str) -> None:
 
 
 def _lock(folder: str) -> int:
-    """Lock a folder: systemd-tmpfiles cleans no locked folder. Returns the descriptor that holds the lock, or -1.
+    """Lock a folder: systemd-tmpfiles does not clean locked folders. Returns the descriptor that holds the lock, or -1.
 
     Source: https://systemd.io/TEMPORARY_DIRECTORIES/
     """
@@ -77,6 +77,6 @@ def _lock(folder: str) -> int:
 
 @atexit.register
 def _remove_the_rest() -> None:
-    """Remove what a session that was not stopped has left. A forked child of the notebook removes nothing."""
+    """Remove the folders of a session that was not stopped. A forked child of the notebook removes nothing."""
     for folder in [folder for folder, (pid, _) in _made.items() if pid == os.getpid()]:
         remove(folder)

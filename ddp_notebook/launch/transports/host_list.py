@@ -1,4 +1,4 @@
-"""What `--hosts` names: `gpu1,gpu2`, `gpu[1-4]:8`."""
+"""Parse the hosts of `--hosts`: `gpu1,gpu2`, `gpu[1-4]:8`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from ddp_notebook.errors import UsageError
 
-MOST = 4096  # hosts, and ranks: more are a mistake in a range
+MOST = 4096  # limit of hosts and ranks; a larger number is a mistake in a range
 _ENTRY = re.compile(r"(?P<name>[^\s:,\[\]]*(?:\[[0-9,-]+\][^\s:,\[\]]*)?)(?::(?P<count>[0-9]{1,18}))?")
 _RANGE = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,18}))?")
 _LONGEST = 65536  # characters of an entry
@@ -15,10 +15,10 @@ _HOW = "write names of your ~/.ssh/config, each with a number of ranks if you li
 
 
 def parse(hosts: str | Sequence[str]) -> dict[str, int | None]:
-    """The hosts by name, with the number of ranks that each is to have; None: it was not said.
+    """Return the hosts with their numbers of ranks; None for a host without a number.
 
     Raises:
-        UsageError: it names none, one twice, or more than 4,096, or cannot be read.
+        UsageError: there are no hosts, duplicates, more than 4,096 hosts, or the text cannot be parsed.
 
     Example:
         >>> parse("login,gpu[01-03]:8")
@@ -31,7 +31,7 @@ def parse(hosts: str | Sequence[str]) -> dict[str, int | None]:
     found: dict[str, int | None] = {}
     for entry in filter(None, entries):
         read = _ENTRY.fullmatch(entry) if len(entry) <= _LONGEST else None
-        if read is None or not read["name"] or read["name"].startswith("-"):  # ssh would take it for an option
+        if read is None or not read["name"] or read["name"].startswith("-"):  # ssh would treat it as an option
             raise UsageError(f"--hosts: {short(entry)} names no host; {_HOW}")
         count = None if read["count"] is None else int(read["count"])
         if count == 0:
@@ -48,10 +48,10 @@ def parse(hosts: str | Sequence[str]) -> dict[str, int | None]:
 
 
 def check_sum(asked: Mapping[str, int | None], world_size: int | None) -> None:
-    """Refuse a number of ranks that the hosts cannot have together: those of which it is not said share the rest.
+    """Check the number of ranks against the numbers of the hosts. Hosts without a number share the rest equally.
 
     Raises:
-        UsageError: it is none of theirs.
+        UsageError: the numbers do not match.
     """
     if world_size is None:
         return
@@ -72,7 +72,7 @@ def check_sum(asked: Mapping[str, int | None], world_size: int | None) -> None:
 
 
 def _split(text: str) -> list[str]:
-    """At the commas that are not within brackets."""
+    """Split at the commas outside brackets."""
     entries, is_within = [""], False
     for part in re.split(r"([\[\],])", text):
         if part == "," and not is_within:

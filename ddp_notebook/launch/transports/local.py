@@ -1,6 +1,6 @@
 """This machine: the host server is a child of the notebook's process, and the stream to it is a socket pair.
 
-Only here owner and server see each other's processes and share a directory.
+Only with this transport, owner and server can check each other's processes, and share a directory.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from ddp_notebook.messages.hosts import Seen
 from ddp_notebook.registry import modes
 from ddp_notebook.wire import signals
 
-_END_S = 5.0  # what the server gets to end all below it, before it is killed
-_ENDS_S = 0.5  # from the end of the stream to that of the process
+_END_S = 5.0  # time for the server to end all its processes, before it is killed
+_ENDS_S = 0.5  # from the end of the stream to the end of the process
 _LAST_WORDS = 2000  # characters
 _MOST_LOG_BYTES = 64 << 20
-_ROOT = str(Path(__file__).parents[3])  # where the package is importable from
+_ROOT = str(Path(__file__).parents[3])  # import path of the package
 
 
 class LocalTransport(Transport):
@@ -43,9 +43,9 @@ class LocalTransport(Transport):
 
     def __init__(self, env: Mapping[str, str], name: str = LOCAL) -> None:
         self.name = self.machine = name
-        self.directory = folders.make("ddp_notebook-", is_guarded=False)  # the server removes both
+        self.directory = folders.make("ddp_notebook-", is_guarded=False)  # the server removes both folders
         self.large_directory = folders.make("ddp_notebook-", is_large=True, is_guarded=False)
-        self._log_file = Path(self.directory) / "host_server.log"  # empty, unless something is wrong
+        self._log_file = Path(self.directory) / "host_server.log"  # empty in normal operation
         self._token = secrets.token_hex(16)
         self._import_time_env = environment.import_time(env)
         self._stream, theirs = socket.socketpair()
@@ -67,7 +67,7 @@ class LocalTransport(Transport):
         log = open(self._log_file, "w+b", buffering=0, opener=modes.opener)  # noqa: SIM115  # it is read though its folder was removed
         with signals.held_back():
             server = subprocess.Popen(
-                # -P: a file of the user's directory must not shadow a module that is imported here
+                # -P: a file in the user's directory must not shadow a module that is imported here
                 [sys.executable, "-P", "-c", code],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -75,7 +75,7 @@ class LocalTransport(Transport):
                 cwd=environment.working_directory(),
                 env=environment.host_server_env(env, processes.TOKEN_VARIABLE, self._token),
                 pass_fds=[stream_fd],
-                start_new_session=True,  # the notebook's interrupts go to its whole process group
+                start_new_session=True,  # an interrupt of the notebook is sent to its whole process group
             )
         return server, log
 
@@ -125,7 +125,9 @@ class LocalTransport(Transport):
         return f"the host server (pid {self.pid}) ended{how}" + (f"; its last words:\n{words}" if words else "")
 
     def fits(self, env: Mapping[str, str]) -> bool:
-        """A variable that torch or Python reads at import has no effect on a rank that is forked afterwards."""
+        """Return whether variables that torch or Python reads at import are the same. Forked ranks ignore later
+        changes.
+        """
         return environment.import_time(env) == self._import_time_env
 
     def end(self, *, at_once: bool = False) -> None:
@@ -136,13 +138,15 @@ class LocalTransport(Transport):
         try:
             self._server.wait(timeout=_END_S)
         except subprocess.TimeoutExpired:
-            below = processes.descendants(self.pid)[1:]  # while it is known who they are
+            below = processes.descendants(self.pid)[1:]  # before the kill: the process tree is still known
             self._server.kill()
             self._server.wait()
             processes.end(below)
 
     def sweep(self, leaders: Sequence[processes.Identity]) -> None:
-        """The children of a server that was killed die with it, theirs may not."""
+        """End processes that have outlived a killed server, and remove the folders. Its children die with it;
+        grandchildren may not.
+        """
         processes.end(processes.relatives(self._token, [pid for pid, _ in leaders]))
         self._remove_folders()
 
@@ -153,7 +157,7 @@ class LocalTransport(Transport):
     # ---- in place of a server that does not answer
 
     def signal(self, targets: Sequence[processes.Identity], numbers: Sequence[int], value: int) -> None:
-        """The server knows its children better: none of them can have ended and given its id to somebody else."""
+        """Send signals to processes that still exist, by id and start time: their ids may have been reused."""
         for target in targets:
             if processes.is_running(target):
                 with contextlib.suppress(OSError):  # continue with the next process, as the host server does
@@ -172,8 +176,8 @@ class LocalTransport(Transport):
 
 
 def main(stream_fd: int, owner_pid: int, owner_start: float, directory: str, large_directory: str) -> None:
-    """The other end: where the host server's process begins."""
-    from ddp_notebook.launch.host import channel, server  # which its owner does not need
+    """Run the host server: entry point of its process."""
+    from ddp_notebook.launch.host import channel, server  # imported here because its owner does not need them
 
     owner = (owner_pid, owner_start)
     stream = channel.ServerEnd.of(socket.socket(fileno=stream_fd))

@@ -1,10 +1,9 @@
-"""The far end of `called`: what a task of Slurm, of MPI or of ipyparallel's launchers runs.
+"""The remote end of `callback`: the program of a task of Slurm, MPI or an ipyparallel launcher.
 
     python -m ddp_notebook.launch.transports.outpost [--file INVITATION]
 
-It forks a host server and carries its stream over a wire of the session's own, encrypted, with a key that the
-invitation holds. So a link that is cut for a while loses nothing; one that stays silent for the lease ends the host
-server, and all that it has started.
+It forks a host server and carries its stream over a separate encrypted wire, with a key from the invitation. A link
+that is broken for a while loses no data. If it is silent for the lease, the host server and all its processes end.
 """
 
 from __future__ import annotations
@@ -32,15 +31,15 @@ from ddp_notebook.messages.outposts import Arrived, Stream, Warned
 from ddp_notebook.messages.processes import Address
 from ddp_notebook.wire.endpoint import Endpoint
 
-VARIABLE = "DDP_NOTEBOOK_INVITATION"  # holds what the file does, where the launcher hands variables on
-_REACH_S = 3.0  # what the notebook gets to take a connection
+VARIABLE = "DDP_NOTEBOOK_INVITATION"  # the content of the file, for launchers that pass on variables
+_REACH_S = 3.0  # time limit for the notebook to accept a connection
 _LOOK_S = 0.2
-_END_S = 12.0  # what the server gets to end all below it
-_MOST_WAITING = 64  # messages; then the ranks wait with their text
-_SAME_S = 2.0  # Slurm sends SIGTERM to a job's steps and at once to all of the job again: both are one warning
-_GOODBYE_S = 2.0  # what the last message gets to arrive
-# How launchers tell a task its number among how many. What mpirun starts in a job of Slurm's has Slurm's variables too:
-# those of the step that brought mpirun's own daemons to the nodes.
+_END_S = 12.0  # time for the server to end all its processes
+_MOST_WAITING = 64  # messages; above this number the ranks block on output
+_SAME_S = 2.0  # Slurm sends SIGTERM to a job's steps and again to the whole job: both are one warning
+_GOODBYE_S = 2.0  # time limit for the last message to arrive
+# Variables in which launchers pass a task its number and the number of tasks. Under Slurm, processes of mpirun also
+# have the variables of the step that started the daemons of mpirun.
 _TASK_OF = (
     OWN_NUMBER,
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
@@ -51,10 +50,10 @@ _TASK_OF = (
 
 
 def find_invitation(path: str | None) -> Invitation:
-    """Return the invitation that this process was given.
+    """Return the invitation of this process.
 
     Raises:
-        SystemExit: there is none; says what was looked for.
+        SystemExit: there is none; the message names the places that were searched.
     """
     text = os.environ.get(VARIABLE, "")
     if path is not None:
@@ -76,7 +75,7 @@ def find_invitation(path: str | None) -> Invitation:
 
 
 def task_of(env: Mapping[str, str]) -> tuple[int, int]:
-    """The number of a task and how many there are, as its launcher tells; (-1, 0) if it does not.
+    """Return the number of a task and the number of tasks from its launcher; (-1, 0) if they are not set.
 
     Example:
         >>> task_of({"SLURM_PROCID": "3", "SLURM_NTASKS": "8"})
@@ -89,10 +88,10 @@ def task_of(env: Mapping[str, str]) -> tuple[int, int]:
 
 
 def route_to(url: str) -> str:
-    """The address of this machine by which it reaches the notebook, and by which others reach it.
+    """Return the local address of the route to the notebook, at which other hosts reach this machine.
 
     Raises:
-        SystemExit: the notebook takes no connection from here.
+        SystemExit: the notebook accepts no connection from this machine.
     """
     host, port = urlsplit(url).hostname, urlsplit(url).port
     try:
@@ -106,10 +105,10 @@ def route_to(url: str) -> str:
 
 
 def main() -> None:
-    """Be an outpost until the notebook ends it, or has not been heard for the lease."""
+    """Run an outpost until the notebook ends it, or has sent nothing for the lease."""
     parser = argparse.ArgumentParser(prog="python -m ddp_notebook.launch.transports.outpost")
     parser.add_argument("--file", help="the notebook's invitation")
-    given, _ = parser.parse_known_args()  # launchers add arguments of their own
+    given, _ = parser.parse_known_args()  # launchers add their own arguments
     invitation = find_invitation(given.file)
     remote_server.settle_environment(invitation.env, {VARIABLE: to_line(invitation).decode()})
     task, tasks = task_of(os.environ)
@@ -128,7 +127,7 @@ def main() -> None:
     _hear_signals(ended, warnings if invitation.saves else None)
     wire = _carry(server, invitation, arrived, ended, warnings)
     _end(server, server_pid)
-    wire.send(Stream(data=b""))  # now nothing is left here
+    wire.send(Stream(data=b""))  # reports that all processes have ended
     until = time.monotonic() + _GOODBYE_S
     while wire.waiting() and time.monotonic() < until:
         time.sleep(0.005)
@@ -137,11 +136,12 @@ def main() -> None:
 
 
 def _hear_signals(ended: threading.Event, warnings: queue.SimpleQueue[str] | None) -> None:
-    """At SIGTERM end: the launcher kills what is left later.
+    """Install handlers that end the outpost at SIGTERM, before the launcher kills it.
 
     Args:
-        warnings: gets the name of a first SIGTERM and SIGUSR1, after which the ranks save what they have; None: there
-            is nobody to be warned.
+        ended: set at the end.
+        warnings: gets the name of a first SIGTERM or SIGUSR1, after which the ranks save their state; None: no
+            warnings.
     """
     warned_s: dict[int, float] = {}
 
@@ -170,8 +170,13 @@ def _carry(
     ended: threading.Event,
     warnings: queue.SimpleQueue[str],
 ) -> Endpoint:
-    """Carry bytes both ways, and warnings to the notebook, until one end closes, this has ended, or the notebook has
-    said nothing for too long. Returns the wire."""
+    """Carry bytes in both directions, and warnings to the notebook.
+
+    Returns when one end closes, `ended` is set, or the notebook has sent nothing for the lease.
+
+    Returns:
+        The wire.
+    """
     incoming: queue.SimpleQueue[bytes] = queue.SimpleQueue()
 
     def on_message(_: str, __: int, message: Message) -> None:
@@ -220,7 +225,7 @@ def _carry(
 
 
 def _end(stream: socket.socket, server_pid: int) -> None:
-    """End the server, and with it everything below it."""
+    """End the server and all processes below it."""
     stream.shutdown(socket.SHUT_RDWR)  # a thread may still read
     until = time.monotonic() + _END_S
     while os.waitpid(server_pid, os.WNOHANG) == (0, 0) and time.monotonic() < until:

@@ -1,4 +1,4 @@
-"""On which ports is listened: on those that the system hands out, or on some that a firewall lets through."""
+"""Ports to listen on: chosen by the system, or in a range that a firewall allows."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ import zmq
 from ddp_notebook.errors import StartError, UsageError
 
 T = TypeVar("T")
-ANY = range(1)  # port 0: the system hands one out
-# Listeners that may be on one machine: for calls of tasks, for messages and bulk data of the notebook's wire, the
-# session's store, and the store for the user's programs.
+ANY = range(1)  # port 0: chosen by the system
+# Listeners that may be on one machine: callbacks of tasks, messages and bulk data of the notebook's wire, the session's
+# store, and the store for the user's programs.
 FEWEST = 5
 _LOWEST, _HIGHEST = 1024, 65535
 
 
 @dataclass(frozen=True, slots=True)
 class Listening:
-    """Where somebody listens: an address of this machine, and its ports."""
+    """An address of this machine, and a range of ports to listen on."""
 
     host: str = "127.0.0.1"
     ports: range = ANY
 
     def bind(self, socket: zmq.Socket[Any]) -> None:
-        """Let a socket listen there.
+        """Bind a socket to the first free port.
 
         Raises:
-            StartError: all ports are taken.
+            StartError: all ports are in use.
         """
         socket.ipv6 = ":" in self.host
         where = f"[{self.host}]" if socket.ipv6 else self.host
@@ -42,10 +42,10 @@ LOOPBACK_ONLY = Listening()
 
 
 def parse(text: str) -> range:
-    """Read `40000-40100`.
+    """Parse a range such as `40000-40100`.
 
     Raises:
-        UsageError: it is no such range, or too few ports.
+        UsageError: it is not a valid range, or has too few ports.
 
     Example:
         >>> parse("40000-40100")
@@ -63,19 +63,20 @@ def parse(text: str) -> range:
 
 
 def in_words(ports: range) -> str:
-    """As `parse` reads them."""
+    """Format a range as `parse` reads it."""
     return f"{ports.start}-{ports.stop - 1}"
 
 
 def first_free(bind: Callable[[int], T], host: str, ports: range) -> T:
-    """What `bind` returns of the first port that nobody has. On loopback, where no firewall is, that is any one.
+    """Return the result of `bind` for the first free port. On loopback, which has no firewall, any port is used.
 
     Args:
-        bind: listens at a port, or raises that the address is in use.
-        host: the address that it listens at.
+        bind: listens on a port, or raises an error that the address is in use.
+        host: the address to listen on.
+        ports: to try in order.
 
     Raises:
-        StartError: all of them are taken.
+        StartError: all ports are in use.
 
     Example:
         >>> import socket

@@ -1,20 +1,21 @@
-"""A stream of bytes to another machine that outlives the connections that carry it, for hours.
+"""A byte stream to another machine that survives broken connections, for hours.
 
     ssh ── ProxyCommand: `dial` ══ an ssh that may be cut, and the next one ══ `hold` ── sshd of the host
 
-An ssh connection ends when its link is away for long: TCP gives up after a quarter of an hour at the latest. So the
-ssh of a kept session goes through this stream to the host's own sshd, which it reaches on the host itself, and knows
-nothing of cuts. What carries the stream is an ssh of its own. It is made anew when it has ended or is silent, and each
-side then sends again what the other has not got: each knows how many bytes those are. What one has not got waits in
-bounded memory, above which its sender has to wait.
+An ssh connection ends if its link is down for long: TCP times out after a quarter of an hour at the latest. So the ssh
+of a kept session uses this stream to the host's own sshd, and does not notice broken connections. The stream is carried
+by another ssh, which is started again when it has ended or is silent. Each side counts the bytes that it has received.
+After a new connection, each side sends again the bytes that the other has not received. They wait in bounded memory; if
+it is full, the sender blocks.
 
-    frame      kind u1  number u8, then for DATA so many bytes
-    GOT        so many bytes have come; the first one of a connection, and one each second
-    END        nothing more comes: whoever owns the stream has closed it
+    frame      kind u1  number u8, then for DATA this number of bytes
+    GOT        number of bytes received; sent first on a connection, and each second
+    END        the owner has closed the stream, and no more bytes follow
 
-On the host the stream belongs to a process of its own, `hold`, which listens on an abstract Unix socket. An ssh that
-comes hands it what it reads and writes; each of the two sees to it that the other is the same user's, since anybody may
-know and take such a name. It ends with the stream, or when nothing has come for the lease.
+On the host, a separate process, `hold`, owns the stream and listens on an abstract Unix socket. A new ssh passes it the
+file descriptors of its standard input and output. Both check that the other belongs to the same user, since any user
+may
+bind such a name. `hold` ends with the stream, or after the lease without data.
 """
 
 from __future__ import annotations
@@ -39,38 +40,39 @@ from ddp_notebook.messages.first_messages import DialHost, StartCarrier, from_li
 DATA, GOT, END = 1, 2, 3
 _HEAD = struct.Struct("!BQ")
 _READ_BYTES = 1 << 16
-_MOST_BYTES = 16 << 20  # that wait for the other side
+_MOST_BYTES = 16 << 20  # limit of bytes that wait for the other side
 _BEAT_S = 1.0
-_QUIET_S = 10.0  # without a word, until another connection is tried
-_FIRST_S = 20.0  # what a connection gets to begin, and `hold` to be found
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 15.0  # between two tries
-_END_S = 10.0  # what the other side gets to hear of the end
-_HOLDS, _LOST = b"\nddp_notebook holds\n", b"\nddp_notebook lost\n"  # what a shell's start-up files print comes before
+_QUIET_S = 10.0  # silence until another connection is tried
+_FIRST_S = 20.0  # time limit for a connection to start, and for `hold` to be found
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 15.0  # pauses between attempts
+_END_S = 10.0  # time limit to report the end to the other side
+# output of a shell's start-up files comes before these
+_HOLDS, _LOST = b"\nddp_notebook holds\n", b"\nddp_notebook lost\n"
 
 
 class LastingStream:
-    """One side of it.
+    """One side of the stream.
 
     Args:
-        source, sink: file descriptors that it reads from and writes to; they may be one.
+        source, sink: file descriptors that it reads from and writes to; they may be the same.
     """
 
     def __init__(self, source: int, sink: int) -> None:
         self.ended = threading.Event()
         self.heard_s = time.monotonic()
         self._source, self._sink = source, sink
-        self._waiting = bytearray()  # what the other side has not got
-        self._gone = 0  # bytes before that
-        self._got = 0  # bytes from the other side
+        self._waiting = bytearray()  # bytes that the other side has not received
+        self._gone = 0  # number of bytes before `_waiting`
+        self._got = 0  # number of bytes from the other side
         self._has_closed = self._has_told_end = False
         self.closed_s = float("inf")
-        self._number = 0  # of the connection
+        self._number = 0  # number of the current connection
         self._changed = threading.Condition()
         self._writing = threading.Lock()
         threading.Thread(target=self._take, name="ddp-source", daemon=True).start()
 
     def close(self) -> None:
-        """Nothing more is sent behind what was taken: let the other side know."""
+        """Send no more data after the bytes that were read, and report the end to the other side."""
         with self._changed:
             self._close()
 
@@ -80,8 +82,11 @@ class LastingStream:
         self._changed.notify_all()
 
     def carry(self, incoming: int, outgoing: int, number: int) -> bool:
-        """Use a connection until it ends, is silent, or is replaced by one with a higher number. Returns whether nobody
-        writes into it any more."""
+        """Use a connection until it ends, is silent, or is replaced by one with a higher number.
+
+        Returns:
+            Whether no thread still writes to the connection.
+        """
         with self._changed:
             self._number = max(self._number, number)
             self._changed.notify_all()
@@ -98,7 +103,7 @@ class LastingStream:
             except OSError:
                 data = b""
             if not data:
-                if self._has_told_end:  # and the other side has heard it
+                if self._has_told_end:  # the other side has received the end
                     self.ended.set()
                 break
             self.heard_s = time.monotonic()
@@ -106,7 +111,7 @@ class LastingStream:
             self._on_frames(buffer, number, begun)
         with self._changed:
             if self._number == number:
-                self._number = number + 1  # whoever sends into it leaves off
+                self._number = number + 1  # makes the sender of this connection stop
             self._changed.notify_all()
         sender.join(2 * _BEAT_S)
         return not sender.is_alive()
@@ -129,7 +134,7 @@ class LastingStream:
                     return
 
     def _send(self, outgoing: int, number: int, begun: threading.Event) -> None:
-        """Send what the other side lacks, and say each second what has come."""
+        """Send bytes that the other side has not received, and the number of received bytes each second."""
         try:
             _write(outgoing, _HEAD.pack(GOT, self._got))
             while not begun.wait(_BEAT_S):
@@ -155,7 +160,7 @@ class LastingStream:
                     _write(outgoing, _HEAD.pack(GOT, self._got))
                     said_s, said = time.monotonic(), self._got
         except OSError:
-            return  # who reads from it sees its end
+            return  # the reader notices the end
 
     # ---- and back
 
@@ -167,10 +172,10 @@ class LastingStream:
                 return
             data = bytes(memoryview(buffer)[_HEAD.size : end])
             del buffer[:end]
-            with self._writing:  # what one connection has brought comes before what the next one does
+            with self._writing:  # keep the order of data between one connection and the next
                 with self._changed:
                     if self._number != number:
-                        return  # the next one brings it again
+                        return  # the next connection brings the data again
                     if kind == GOT:
                         del self._waiting[: count - self._gone]
                         self._gone = count
@@ -180,7 +185,7 @@ class LastingStream:
                         self.ended.set()
                     else:
                         self._got += len(data)
-                with contextlib.suppress(OSError):  # who reads there is gone, and its source tells that
+                with contextlib.suppress(OSError):  # the reader of the sink is gone; its source reports the end
                     _write(self._sink, data)
 
 
@@ -194,13 +199,13 @@ def _write(fd: int, data: bytes) -> None:
 
 
 def proxy_command(ssh: Sequence[str], python: str | None, token: str, lease_s: float) -> str:
-    """What ssh is given as its ProxyCommand.
+    """Return the ProxyCommand for ssh.
 
     Args:
-        ssh: the command with all options and the destination, as far as what is run there.
-        python: the interpreter there; None: see `remote_python.command`.
-        token: names the stream.
-        lease_s: how long no connection may carry it.
+        ssh: the command with all options and the destination, without the remote command.
+        python: the remote interpreter; None: see `remote_python.command`.
+        token: identifies the stream.
+        lease_s: longest time without a connection, in seconds.
     """
     root = remote_python.ROOT
     here = (
@@ -213,10 +218,10 @@ def proxy_command(ssh: Sequence[str], python: str | None, token: str, lease_s: f
 
 
 def dial() -> None:
-    """Be the ProxyCommand: carry standard input and output to the host, by one connection after the other."""
+    """Run the ProxyCommand: carry standard input and output to the host, over one connection after the other."""
     given = from_line(sys.argv[1], DialHost)
     stream = LastingStream(0, 1)
-    for by in (signal.SIGHUP, signal.SIGTERM):  # which ssh ends this process
+    for by in (signal.SIGHUP, signal.SIGTERM):  # the signals with which ssh ends this process
         signal.signal(by, lambda *_: stream.close())
     pause_s = _FIRST_PAUSE_S
     for number in range(1, sys.maxsize, 2):
@@ -230,7 +235,7 @@ def dial() -> None:
 
 
 def _carry_once(stream: LastingStream, given: DialHost, number: int) -> bytes:
-    """Make a connection, and use it. Returns what was said there first; b"": nothing."""
+    """Make a connection and use it. Returns the first word of the remote end; b"" if none came."""
     is_first = number == 1
     with subprocess.Popen(
         given.command,
@@ -253,7 +258,7 @@ def _carry_once(stream: LastingStream, given: DialHost, number: int) -> bytes:
 
 
 def _first_word(fd: int) -> bytes:
-    """Read no byte behind it. b"": none has come."""
+    """Read the first word, and no byte after it. Returns b"" if none came in time."""
     said, until_s = b"", time.monotonic() + _FIRST_S
     while not said.endswith((_HOLDS, _LOST)):
         if not select.select([fd], [], [], max(0.0, until_s - time.monotonic()))[0]:
@@ -268,7 +273,9 @@ def _first_word(fd: int) -> bytes:
 
 
 def main() -> None:
-    """What the ssh that carries runs: have the stream's process use it, and stay as long as it does."""
+    """Run the remote command of a carrying ssh: pass its file descriptors to the stream's process, and wait for the
+    end.
+    """
     line = bytearray()
     while not line.endswith(b"\n"):
         if not (byte := os.read(0, 1)):
@@ -296,11 +303,11 @@ def main() -> None:
         _write(1, _HOLDS)
         socket.send_fds(holder, [b"\0"], [0, 1])
         holder.settimeout(None)
-        holder.recv(1)  # its end
+        holder.recv(1)  # wait for the end
 
 
 def _hold(listener: socket.socket, lease_s: float) -> None:
-    """Be the stream's process."""
+    """Run the process that owns the stream."""
     os.setsid()
     for by in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
         signal.signal(by, signal.SIG_IGN)
@@ -313,7 +320,7 @@ def _hold(listener: socket.socket, lease_s: float) -> None:
     listener.settimeout(_BEAT_S)
     number = 1
     while not stream.ended.is_set() and time.monotonic() < stream.heard_s + lease_s:
-        with contextlib.suppress(OSError):  # nobody has come
+        with contextlib.suppress(OSError):  # no connection in time
             connection, _ = listener.accept()
             threading.Thread(target=_carry, args=(stream, connection, number), daemon=True).start()
             number += 2
@@ -321,7 +328,7 @@ def _hold(listener: socket.socket, lease_s: float) -> None:
 
 
 def _is_ours(connection: socket.socket) -> bool:
-    """Whether a process of this user is at its other end. (unix(7), SO_PEERCRED: uid -1 where nobody is.)"""
+    """Return whether the other end belongs to this user. (unix(7), SO_PEERCRED: uid -1 if there is no peer.)"""
     _, _, uid = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     return bool(uid == os.getuid())
 

@@ -1,8 +1,8 @@
-"""The Python interpreter that a host runs: which one is taken, and what it lacks.
+"""The Python interpreter of a host: select one, and report missing packages.
 
-Without `--python` the path of the notebook's own interpreter is tried first, since hosts often share their file system
-or have the same environments. If the host has no such file, or what ranks need is not installed for it, `python3` is
-taken. An interpreter that lacks something says so in a line, and the next one is tried.
+Without `--python`, the path of the notebook's own interpreter is tried first, since hosts often share their file system
+or have the same environments. If the host has no such file, or packages are missing in it, `python3` is used. An
+interpreter with missing packages prints a line, and the next one is tried.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-ROOT = str(Path(__file__).parents[3])  # the import path of the package, if the hosts share their folders
+ROOT = str(Path(__file__).parents[3])  # import path of the package, if the hosts share their folders
 # Modules that a host server and its ranks import, and the names of their distributions.
 _NEEDED = {
     "torch": "torch",
@@ -24,8 +24,8 @@ _NEEDED = {
 }
 _MARK = "ddp_notebook lacks"
 _LACKS = re.compile(rf"^{_MARK} (?P<modules>[\w,]+) in Python (?P<version>[\d.]+) (?P<python>.*)$", re.MULTILINE)
-# It uses the standard library only, since no package may be there. Its arguments are the interpreters to try next.
-# Without single quotes and backslashes, which shells treat differently.
+# The code uses the standard library only, since packages may be missing. Its arguments are the interpreters to try
+# next. It has no single quotes and backslashes, which shells treat differently.
 _CODE = """import sys
 sys.path.append({root})
 from importlib.util import find_spec
@@ -46,14 +46,14 @@ main()
 
 
 def command(python: str | None, module: str) -> str:
-    """Return the command by which a host's shell runs the function `main` of a module.
+    """Return the shell command that runs the function `main` of a module on a host.
 
     Args:
-        python: the interpreter there; None: the path of this one if that is there and lacks nothing, else python3.
+        python: the interpreter on the host; None: the path of this one if it exists and has all packages, else python3.
         module: of this package.
     """
     code = _CODE.format(root=json.dumps(ROOT), needed=" ".join(_NEEDED), mark=_MARK, module=module)
-    code = f"exec({code!r})"  # in one line, which all shells can pass on
+    code = f"exec({code!r})"  # one line, which all shells can pass on
     if python is not None:
         return f"exec {_quoted(python)} -P -c {shlex.quote(code)}"
     ours = shlex.quote(sys.executable)
@@ -63,10 +63,10 @@ def command(python: str | None, module: str) -> str:
 
 
 def lacking(words: str) -> str:
-    """Return a sentence about the packages that interpreters of a host lack; "" if none has reported any.
+    """Return a sentence about missing packages of the host's interpreters; "" if none is missing.
 
     Args:
-        words: what they wrote to standard error.
+        words: their standard error.
 
     Example:
         >>> lacking("ddp_notebook lacks torch,psutil,zmq in Python 3.11.7 /usr/bin/python3")
@@ -84,7 +84,7 @@ def lacking(words: str) -> str:
 def _in_words(modules: Sequence[str]) -> str:
     packages = [f"no {name}" for name in ("torch", "ddp_notebook") if name in modules]
     needed = sorted(_NEEDED[name] for name in modules if name not in ("torch", "ddp_notebook"))
-    if not needed or "ddp_notebook" in modules:  # which brings them
+    if not needed or "ddp_notebook" in modules:  # installing ddp_notebook installs the others
         return " and ".join(packages)
     names = " and ".join(filter(None, [", ".join(needed[:-1]), needed[-1]]))
     return ", and ".join([*packages, f"no {names}, which ddp_notebook needs"])

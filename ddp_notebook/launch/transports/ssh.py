@@ -1,12 +1,12 @@
-"""Another machine by ssh: the host server is what one `ssh` runs there, and the stream its standard input and output.
+"""Another machine over ssh: the host server runs under one `ssh`, whose standard input and output are the stream.
 
-Keys are asked for nowhere: what ssh cannot do without a question (a password, an unknown host key) it refuses, and says
-so. The wire to the ranks goes through the same connection, by a port of the host that leads to the notebook's; so the
-notebook may be behind a firewall, and listens on no network. What the connection's end does not tell, silence does:
-both sides say something each second, a host that has heard nothing for its lease ends all that it has started, and the
-notebook gives up one that it has not heard for so long. The host's side of that is `_stand_by`, in the server's parent,
-which has nothing else to do: it is heard while its server imports torch, or is stopped. The server itself reads and
-writes what ssh has opened, so its parent speaks on standard error, of which the notebook keeps a file.
+ssh never asks for a password or an unknown host key: it fails with a message. The wire to the ranks uses the same
+connection, through a forwarded port of the host. So the notebook may be behind a firewall, and listens on no network.
+
+Both sides send a heartbeat each second. A host without a message for its lease ends all its processes. A notebook
+without a message for the lease declares the host lost. On the host, `_stand_by` sends the heartbeats from the server's
+parent, so they continue while the server imports torch or is stopped. The server itself uses the standard input and
+output, so its parent writes heartbeats to standard error, which the notebook keeps in a file.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ _ESTABLISHED = "01"
 
 
 def unacknowledged_bytes(connection: str) -> int | None:
-    """How much of what was sent has not been acknowledged. None: that is not known.
+    """Return the number of sent bytes that were not acknowledged; None if it is not known.
 
     Args:
-        connection: as sshd tells it in SSH_CONNECTION: the client's address and port, and the server's.
+        connection: value of SSH_CONNECTION: address and port of the client, then of the server.
 
     Source: proc_net_tcp.txt of Linux, https://docs.kernel.org/networking/proc_net_tcp.html: `tx_queue` of a connection.
     """
@@ -65,15 +65,15 @@ def unacknowledged_bytes(connection: str) -> int | None:
     return None
 
 
-_BEATS = 5  # words in a lease, at least
-_END_S = 12.0  # what the server gets to end all below it, before the connection is cut
+_BEATS = 5  # heartbeats per lease, at least
+_END_S = 12.0  # time for the server to end its processes, before the connection is closed
 _FORWARD_S = 10.0
 _LOOK_S = 0.02
-_BLOCKED_S = 1.0  # what a link gets to take what is being sent, before it is cut
+_BLOCKED_S = 1.0  # time for the link to accept a message that is being sent, before it is closed
 _LAST_WORDS = 2000  # characters
 _MOST_LOG_BYTES = 64 << 20
-_MARK = b"\nddp_notebook speaks\n"  # what a shell's start-up files print comes before it
-_BEAT = b"\0"  # in what comes as standard error: the host lives
+_MARK = b"\nddp_notebook speaks\n"  # output of a shell's start-up files comes before this mark
+_BEAT = b"\0"  # heartbeat on standard error
 _GIVEN = "DDP_NOTEBOOK_GIVEN"
 _OPTIONS = {
     "BatchMode": "yes",
@@ -86,7 +86,7 @@ _INSTALL = (
     "make dist here makes a wheel, which pip installs there with all that it needs; or name a Python that has torch "
     "and ddp_notebook with --python"
 )
-_SSH_FAILED = 255  # exit status of ssh where ssh itself has failed
+_SSH_FAILED = 255  # exit status of ssh if ssh itself has failed
 _FIXES = (
     ("Could not resolve hostname", "is it in ~/.ssh/config, or spelt otherwise?"),
     (
@@ -105,7 +105,7 @@ _FIXES = (
     ("Connection refused", "no ssh server answers there"),
     ("timed out", "it does not answer; is it on, and is there a way to it from here?"),
 )
-_FIXES_OF_A_START = (  # once Python runs there, such words have another cause
+_FIXES_OF_A_START = (  # causes before Python runs; later, the same words have another cause
     ("nknown option", "the Python there is older than 3.11; name another one with --python"),
     ("not found", "name the Python that has torch there with --python /path/to/python"),
     ("No such file", "name the Python that has torch there with --python /path/to/python"),
@@ -116,11 +116,11 @@ class SshTransport(Transport):
     """A host server on a machine that `ssh` reaches.
 
     Args:
-        destination: as ssh takes it: a name of ~/.ssh/config, or user@host.
-        python: the interpreter there; None: see `remote_python.command`.
-        env: variables on top of those that the host has.
-        lease_s: without a word from the other side, until either gives the other up.
-        lasts: the connection is to outlive cuts of the link that an ssh does not, see `lasting`.
+        destination: for ssh: a name of ~/.ssh/config, or user@host.
+        python: the remote interpreter; None: see `remote_python.command`.
+        env: variables on top of the host's environment.
+        lease_s: seconds without a message until either side declares the other lost.
+        lasts: use a stream that survives broken connections, see `reconnecting`.
     """
 
     is_here = False
@@ -140,17 +140,18 @@ class SshTransport(Transport):
         self._asked: dict[str, Any] = {"python": python, "env": env, "lease_s": lease_s, "lasts": lasts}
         self.directory = folders.make("ddp_notebook-")
         self._log_file = Path(self.directory) / "host_server.log"
-        self._socket = os.path.join(self.directory, "ssh")  # through which the connection takes further requests
-        self._ports: dict[int, int] = {}  # of the host's loopback, by those of the notebook that they lead to
+        self._socket = os.path.join(self.directory, "ssh")  # control socket of the connection, for further requests
+        self._ports: dict[int, int] = {}  # port of the notebook -> forwarded port on the host's loopback
         self._forwarding = threading.Lock()
         self._sending = threading.Lock()
         self._is_closed = False
-        self._second: subprocess.Popen[bytes] | None = None  # a connection for further requests alone
+        self._second: subprocess.Popen[bytes] | None = None  # second connection, only for further requests
         self._before_mark: bytearray | None = bytearray()
         self._heard_s = float("inf")
         self._pid = 0
         command = remote_python.command(python, __name__)
-        patience = {"ServerAliveInterval": f"{lease_s:.0f}", "ServerAliveCountMax": "3"}  # no less than ours
+        # longer than the package's own time limits
+        patience = {"ServerAliveInterval": f"{lease_s:.0f}", "ServerAliveCountMax": "3"}
         if lasts:
             carrier = [*ssh_command(), "-T", "-S", "none", *_words(_OPTIONS), "--", destination]
             patience["ProxyCommand"] = reconnecting.proxy_command(carrier, python, secrets.token_hex(16), lease_s)
@@ -162,13 +163,13 @@ class SshTransport(Transport):
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=log,
-                    start_new_session=True,  # the notebook's interrupts go to its whole process group
+                    start_new_session=True,  # an interrupt of the notebook is sent to its whole process group
                 )
             self._log = open(self._log_file, "rb", buffering=0)  # noqa: SIM115
         except OSError as error:
             folders.remove(self.directory)
             raise HostError(f"ssh cannot be run: {error}; install it, or set DDP_NOTEBOOK_SSH") from error
-        with contextlib.suppress(OSError):  # then `receive` sees its end
+        with contextlib.suppress(OSError):  # then `receive` returns the end of the stream
             self.send(to_line(StartSshServer(wire=VERSION, env=dict(env or {}), lease_s=lease_s)))
 
     # ---- the stream
@@ -181,9 +182,9 @@ class SshTransport(Transport):
             _write(self._ssh.stdin.fileno(), data)
 
     def _hang_up(self) -> None:
-        """Let the host hear the end of the stream."""
+        """Close the stream, so that the host notices its end."""
         if not self._sending.acquire(timeout=_BLOCKED_S):
-            self._ssh.kill()  # the link takes nothing: whoever sends fails now. (`held_back` blocks SIGTERM in it.)
+            self._ssh.kill()  # the link accepts no data: make the blocked send fail; `held_back` blocks SIGTERM in ssh
             self._sending.acquire()
         self._is_closed = True
         self._sending.release()
@@ -207,7 +208,7 @@ class SshTransport(Transport):
 
     @property
     def silent_s(self) -> float:
-        with contextlib.suppress(OSError, ValueError):  # closed
+        with contextlib.suppress(OSError, ValueError):  # the log is closed
             if _BEAT in self._log.read():
                 self._heard_s = time.monotonic()
         return max(0.0, time.monotonic() - self._heard_s)
@@ -241,12 +242,13 @@ class SshTransport(Transport):
     def unreach(self) -> None:
         with self._forwarding:
             for port in self._ports:
-                with contextlib.suppress(OSError, subprocess.TimeoutExpired):  # it leads nowhere now
+                # the connection is broken, and its ports with it
+                with contextlib.suppress(OSError, subprocess.TimeoutExpired):
                     self._ask("cancel", port)
             self._ports.clear()
 
     def _forward(self, port: int) -> int:
-        """Have a port of the host's loopback lead to one of ours. Its number."""
+        """Forward a port of the host's loopback to a local port. Returns its number."""
         try:
             done = self._ask("forward", port)
         except (OSError, subprocess.TimeoutExpired) as error:
@@ -259,15 +261,15 @@ class SshTransport(Transport):
         return int(done.stdout)
 
     def _ask(self, what: str, port: int) -> subprocess.CompletedProcess[str]:
-        """Ask the connection for a port of the host that leads to this one of ours, or for the end of that."""
+        """Send the connection a request for a forwarded port ("forward"), or for its end ("cancel")."""
         self._restore_socket()
-        # With the address: else sshd takes a port that is free on ::1, which on 127.0.0.1 may be somebody else's.
+        # With the address: otherwise sshd chooses a port that is free on ::1 but may be in use on 127.0.0.1.
         ports = f"{LOOPBACK}:0:{LOOPBACK}:{port}"
         command = [*ssh_command(), "-S", self._socket, "-O", what, "-R", ports, "--", self.name]
         return subprocess.run(command, capture_output=True, text=True, timeout=_FORWARD_S, stdin=subprocess.DEVNULL)
 
     def _restore_socket(self) -> None:
-        """Open a second connection where the socket of the first was removed: it takes the further requests."""
+        """Open a second connection for further requests if the control socket of the first was removed."""
         if os.path.exists(self._socket):
             return
         if self._second is not None:
@@ -302,13 +304,14 @@ class SshTransport(Transport):
         )
 
     def how_it_ended(self, given_up: str = "") -> str:
-        """In words. ssh's own messages say why, but not what to do."""
+        """Describe the end, with the messages of ssh and a remedy."""
         if given_up:
             return given_up
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._ssh.wait(timeout=1.0)
         try:
-            words = os.pread(self._log.fileno(), _MOST_LOG_BYTES, 0).decode(errors="replace")  # or it was removed
+            # the file may have been removed
+            words = os.pread(self._log.fileno(), _MOST_LOG_BYTES, 0).decode(errors="replace")
             words = words.replace(_BEAT.decode(), "").strip()[-_LAST_WORDS:]
         except (OSError, ValueError):  # closed
             words = ""
@@ -321,7 +324,7 @@ class SshTransport(Transport):
             says = [line.strip() for line in words.splitlines() if text in line]
             status = self._ssh.poll()
             last = says[-1].rstrip(".") if says else f"ssh ended with status {status}"
-            # ssh passes on the status of the command that it has run; its own is 255.
+            # ssh passes on the status of the remote command; its own is 255.
             reached = "reached, but " if self._pid == 0 and status is not None and 0 <= status < _SSH_FAILED else ""
             return f"no host server on {self.name}: {reached}{last}" + (f"; {fix}" if fix else "")
         last_words = f"; its last words:\n{words}" if words else ""
@@ -338,7 +341,7 @@ class SshTransport(Transport):
             self._ssh.wait()
 
     def sweep(self, leaders: Sequence[processes.Identity]) -> None:
-        """Of the host's processes nothing can be done from here: they end with their server, or its lease."""
+        """Remove local files. The host's processes cannot be reached; they end with their server or its lease."""
         if self._second is not None:
             self._second.kill()
             self._second.wait()
@@ -349,7 +352,7 @@ class SshTransport(Transport):
 
 
 def _words(options: Mapping[str, str]) -> list[str]:
-    """As arguments of ssh."""
+    """Return options as arguments of ssh."""
     return [word for name, value in options.items() for word in ("-o", f"{name}={value}")]
 
 
@@ -357,14 +360,14 @@ def _words(options: Mapping[str, str]) -> list[str]:
 
 
 def main() -> None:
-    """The other end: what ssh runs. It forks the host server, which has the stream, and stays beside it."""
+    """Entry point of the remote command: fork the host server, which gets the stream, and send heartbeats for it."""
     try:
         given = from_line(os.environ.get(_GIVEN, "") or _first_line(), StartSshServer)
     except ValueError as error:
         raise SystemExit(f"ddp_notebook in {sys.prefix}: {error}") from None
     remote_server.settle_environment(given.env, {_GIVEN: to_line(given).decode()})
     os.environ.pop(_GIVEN, None)
-    address = os.environ.get("SSH_CONNECTION", "").split(" ")[2:3]  # client and server, each an address and a port
+    address = os.environ.get("SSH_CONNECTION", "").split(" ")[2:3]  # address and port of the client, then of the server
     stream = ServerEnd(os.dup(0), os.dup(1))
     server_pid = remote_server.start_server(
         given.env,
@@ -379,7 +382,7 @@ def main() -> None:
 def _first_line() -> bytes:
     line = bytearray()
     while not line.endswith(b"\n"):
-        byte = os.read(0, 1)  # no more: what follows is the server's
+        byte = os.read(0, 1)  # one byte at a time: the rest belongs to the server
         if not byte:
             os._exit(1)
         line += byte
@@ -387,22 +390,24 @@ def _first_line() -> bytes:
 
 
 def _stand_by(server_pid: int, stream: ServerEnd, lease_s: float, connection: str) -> None:
-    """Say something each second until the server has ended, or the notebook has said nothing for too long: what it says
-    has been read by the server, or waits to be; or it has taken what was said here."""
+    """Send heartbeats until the server has ended or the lease has expired.
+
+    The notebook counts as alive if it has sent data, read by the server or not, or has acknowledged the last heartbeat.
+    """
     signal.signal(signal.SIGCHLD, lambda *_: None)
     wake_r, wake_w = os.pipe2(os.O_NONBLOCK)
     signal.set_wakeup_fd(wake_w, warn_on_full_buffer=False)
     poller = select.poll()
     poller.register(wake_r, select.POLLIN)
-    poller.register(stream.incoming, 0)  # its end is told without that
+    poller.register(stream.incoming, 0)  # the end of the stream is reported without an event mask
     heard, heard_s, until_s = (0, 0), time.monotonic(), float("inf")
     while os.waitpid(server_pid, os.WNOHANG) == (0, 0) and time.monotonic() < min(until_s, heard_s + lease_s):
         if (hears := (stream.heard, _waiting_bytes(stream.incoming))) != heard:
             heard, heard_s = hears, time.monotonic()
         elif time.monotonic() > heard_s + 2 * BEAT_S and unacknowledged_bytes(connection) == 0:
-            heard_s = time.monotonic()  # the last beat has arrived
+            heard_s = time.monotonic()  # the last heartbeat was acknowledged
         with contextlib.suppress(OSError):
-            if select.select([], [2], [], 0)[1]:  # this must not wait for a link that is cut
+            if select.select([], [2], [], 0)[1]:  # must not block on a broken link
                 os.write(2, _BEAT)
         for fd, _ in poller.poll(1000 * min(BEAT_S, lease_s / _BEATS)):
             if fd == wake_r:  # SIGCHLD: the server has ended, or was only stopped or continued
@@ -413,7 +418,7 @@ def _stand_by(server_pid: int, stream: ServerEnd, lease_s: float, connection: st
 
 
 def _waiting_bytes(fd: int) -> int:
-    """How many bytes can be read there."""
+    """Return the number of readable bytes."""
     return int.from_bytes(fcntl.ioctl(fd, termios.FIONREAD, bytes(4)), sys.byteorder)
 
 

@@ -1,7 +1,6 @@
-"""What runs as ssh, and what it knows of a host.
+"""The ssh command, and the host name from its configuration.
 
-`DDP_NOTEBOOK_SSH` is the command, else that of the site's file, else "ssh"; `ssh -F FILE` for a configuration of its
-own.
+The command is `DDP_NOTEBOOK_SSH`, else that of the defaults file, else "ssh". `ssh -F FILE` selects a configuration.
 """
 
 from __future__ import annotations
@@ -13,17 +12,19 @@ import subprocess
 
 from ddp_notebook.launch.defaults import file
 
-_READ_S = 5.0  # what ssh gets to read its configuration
+_READ_S = 5.0  # time limit for ssh to read its configuration
 
 
 def ssh_command() -> list[str]:
-    """The command that is run as ssh, with its first options."""
+    """Return the ssh command with its first options."""
     return shlex.split(os.environ.get("DDP_NOTEBOOK_SSH") or file.read().ssh or "ssh")
 
 
 def host_name(destination: str) -> str:
-    """The name or address that ssh connects to: what its configuration makes of this one. OpenSSH connects to nothing
-    for that."""
+    """Return the name or address that ssh connects to for this destination, from its configuration.
+
+    OpenSSH does not connect for this query.
+    """
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         command = [*ssh_command(), "-G", "--", destination]
         asked = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_READ_S)

@@ -1,9 +1,9 @@
-"""The process that has the ranks of a kept session.
+"""The keeper: the process that owns the ranks of a kept session.
 
-process          starts them, and ends with its time
-notebooks        who is there, and who drives
-request_handler  what each may ask, and how it is done
-rank_events      what ranks say: kept, and told to notebooks
-journal          what they have said and nobody has shown yet
-queue            jobs that wait for their turn, also when their notebook has gone
+process          starts the ranks, accepts notebooks, and ends the session
+notebooks        attached notebooks, and the driving one
+request_handler  handles requests of notebooks, with their permissions
+rank_events      stores messages of ranks, and sends them to notebooks
+journal          messages of ranks that no notebook has shown yet
+queue            waiting jobs, which also start after their notebook has left
 """

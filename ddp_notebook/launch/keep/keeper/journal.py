@@ -1,8 +1,7 @@
-"""What ranks have said that the notebook which drives has not shown yet.
+"""Messages of ranks that the driving notebook has not shown yet.
 
-Text, displays, questions and ends of cells are kept by rank, each in the order in which it came. A cell that was shown
-is forgotten. Of a rank that says more than is to be kept, the oldest text and displays go, and are counted; how a cell
-ended never goes.
+Text, displays, input requests and ends of cells are kept by rank, in the order of arrival. A shown cell is removed. If
+a rank exceeds its limit, its oldest text and displays are dropped and counted. Ends of cells are never dropped.
 """
 
 from __future__ import annotations
@@ -21,24 +20,24 @@ from ddp_notebook.messages.survive_messages import Stalls, Survives
 from ddp_notebook.records.units import bundle_chars, size
 from ddp_notebook.wire.marks import CellEnd, DisplayMark, Mark, MarkReader
 
-Event = Message | ProcessText  # what a notebook is sent
-# What an entry takes beside its text or its display's data, measured with tracemalloc (CPython 3.11, 64 bits).
+Event = Message | ProcessText  # data sent to a notebook
+# Size of an entry without its text or display data, measured with tracemalloc (CPython 3.11, 64 bits).
 _TEXT_BYTES, _DISPLAY_BYTES = 220, 1000
-_PIECE_BYTES = 4096  # text that comes in smaller pieces is put together
+_PIECE_BYTES = 4096  # smaller pieces of text are joined
 
 
 @dataclass(slots=True)
 class Cell:
-    """A cell that was sent to ranks, and was not shown to its end."""
+    """A cell that was sent to ranks, and was not shown completely."""
 
     told: RunCell
     ranks: list[int]
     began_s: float = field(default_factory=time.monotonic)
-    open: dict[int, set[str]] = field(default_factory=dict)  # what is still to come, by rank
-    goes_well: bool = True  # no rank has failed, and none has lost its group
+    open: dict[int, set[str]] = field(default_factory=dict)  # rank -> expected parts
+    goes_well: bool = True  # no rank has failed or lost its group
 
     def close(self, rank: int, *what: str) -> None:
-        """Something of it has come."""
+        """Record that parts of the cell have arrived."""
         left = self.open.get(rank)
         if left is not None:
             left.difference_update(what)
@@ -52,41 +51,41 @@ class Cell:
 
 class _Entry(NamedTuple):
     event: Event | None
-    nbytes: int = 0  # of text or of a display; what has none never goes by itself
+    nbytes: int = 0  # size of text or of a display; an entry with 0 is never dropped
     mark: Mark | None = None
     cell: int = 0  # of a message
     place: int = 0  # of a display
-    request: int = 0  # a question of `input()`
-    begins: int = 0  # no event: a cell begins here
+    request: int = 0  # number of a request of `input()`
+    begins: int = 0  # number of a cell that begins; such an entry has no event
 
     @property
     def takes_bytes(self) -> int:
-        """Of memory, roughly; 0: it never goes by itself."""
+        """Approximate memory of the entry; 0 if it is never dropped."""
         return self.nbytes and self.nbytes + (_DISPLAY_BYTES if self.cell else _TEXT_BYTES)
 
 
 class _OfRank:
-    """One rank's part."""
+    """Entries of one rank."""
 
     def __init__(self) -> None:
-        self.kept: list[_Entry] = []  # what stayed of the beginning when the rest of it went
+        self.kept: list[_Entry] = []  # entries that were kept when older ones were dropped
         self.entries: deque[_Entry] = deque()
         self.takes_bytes = 0
         self.left_out_bytes = 0
-        self.unfinished: dict[int, bytes] = {}  # by fd: what may be the beginning of a mark
-        self.survives: Survives | None = None  # the loop that it is in
-        self.stalls: Stalls | None = None  # it waits in that
-        self.without_display: set[int] = set()  # places whose display has gone
+        self.unfinished: dict[int, bytes] = {}  # fd -> a possible start of a mark
+        self.survives: Survives | None = None  # the current loop of the rank
+        self.stalls: Stalls | None = None  # set while it waits in that loop
+        self.without_display: set[int] = set()  # places of dropped displays
 
     def on_loop(self, message: Survives | Stalls) -> None:
-        """What it says of a loop that survives."""
+        """Handle a message about a survive loop."""
         if isinstance(message, Stalls):
             self.stalls = message
         else:
             self.survives, self.stalls = (message, self.stalls) if message.line else (None, None)
 
     def begin_anew(self) -> None:
-        """A new process has its number, and runs the cell that it has died in."""
+        """Reset after a new process has got this rank, and runs the cell in which the old one died."""
         self.entries = deque(entry for entry in self.entries if not isinstance(entry.event, RankEnded))
         self.kept = [entry for entry in self.kept if not isinstance(entry.event, RankEnded)]
         self.survives = self.stalls = None
@@ -98,7 +97,7 @@ class _OfRank:
             oldest = self.entries.popleft()
             self.takes_bytes -= oldest.takes_bytes
             self.left_out_bytes += oldest.nbytes
-            if oldest.place:  # else the text behind its mark would wait for it for ever
+            if oldest.place:  # else the text after its mark would wait for it forever
                 self.without_display.add(oldest.place)
             elif not oldest.nbytes and not isinstance(oldest.mark, DisplayMark):
                 self.kept.append(oldest)
@@ -112,11 +111,11 @@ class _OfRank:
 
 
 class Journal:
-    """Of one session. The caller lets one thread at a time use it.
+    """Journal of one session. The caller must serialise all calls.
 
     Args:
         token: of the marks in the ranks' text.
-        limit_bytes: kept of each rank's text and displays.
+        limit_bytes: limit of text and displays per rank.
 
     Example:
         >>> journal = Journal("ab12", limit_bytes=1000)
@@ -132,8 +131,8 @@ class Journal:
     def __init__(self, token: str, limit_bytes: int) -> None:
         self.cells: dict[int, Cell] = {}
         self.last_cell = 0
-        self.busy_until_s = time.monotonic()  # when something has run last
-        self.went_well = True  # what has run last
+        self.busy_until_s = time.monotonic()  # when a cell has run last
+        self.went_well = True  # the last cell succeeded
         self._token = token
         self._reader = MarkReader(token)
         self._limit_bytes = limit_bytes
@@ -146,11 +145,11 @@ class Journal:
 
     @property
     def is_in_loop(self) -> bool:
-        """Whether ranks are in a loop that survives."""
+        """True if ranks are in a survive loop."""
         return any(of_rank.survives is not None for of_rank in list(self._ranks.values()))
 
     def events(self) -> Iterator[Event]:
-        """What a notebook that attaches has to be told."""
+        """Yield the events that a notebook needs when it attaches."""
         for rank, of_rank in self._ranks.items():
             yield from (_with_rank(entry.event, rank) for entry in of_rank.kept if entry.event is not None)
             if of_rank.left_out_bytes:
@@ -169,10 +168,12 @@ class Journal:
     # ---- what happens
 
     def on_told(self, cell: RunCell, ranks: list[int], gone: Collection[int] = ()) -> None:
-        """A cell is sent to ranks; once more to the new ones of a cell whose training survives.
+        """Record that a cell was sent to ranks, or again to the new ranks of a survive loop.
 
         Args:
-            gone: ranks that have ended, which the notebook did not know yet: nothing comes of them.
+            cell: the cell.
+            ranks: the receivers.
+            gone: ranks that have ended without the notebook's knowledge: they send nothing.
         """
         self.last_cell = max(self.last_cell, cell.cell)
         its: dict[int, set[str]] = {rank: {"text", "done"} for rank in ranks if rank not in gone}
@@ -188,7 +189,7 @@ class Journal:
             of_rank.entries.append(_Entry(None, begins=cell.cell))
 
     def on_text(self, rank: int, fd: int, data: bytes) -> None:
-        """A rank has written something."""
+        """Record text of a rank."""
         of_rank = self._of(rank)
         data, at = of_rank.unfinished.get(fd, b"") + data, 0
         for start, end, mark in self._reader.find(data):
@@ -207,7 +208,7 @@ class Journal:
             of_rank.add_text(rank, fd, data, self._limit_bytes)
 
     def on_message(self, rank: int, message: Message) -> None:
-        """A rank has said something by the wire. What is no cell's is not kept."""
+        """Record a message of a rank from the wire. Messages that belong to no cell are not kept."""
         if isinstance(message, Survives | Stalls):
             self._of(rank).on_loop(message)
         if not isinstance(message, CellDone | Display | InputRequest):
@@ -226,16 +227,16 @@ class Journal:
             self._note_end(cell)
 
     def on_answered(self, rank: int, answer: InputReply) -> None:
-        """Somebody has typed what a rank asked for."""
+        """Remove an input request that was answered."""
         of_rank = self._of(rank)
         of_rank.entries = deque(entry for entry in of_rank.entries if entry.request != answer.request)
 
     def on_resumed(self, rank: int) -> None:
-        """A rank that has waited in its loop is told to go on."""
+        """Record that a rank that waited in its loop may continue."""
         self._of(rank).stalls = None
 
     def on_ended(self, rank: int, event: Event) -> None:
-        """A rank's process has ended."""
+        """Record the end of a rank's process."""
         self._of(rank).add(_Entry(event), self._limit_bytes)
         for cell in self.cells.values():
             cell.goes_well &= rank not in cell.open
@@ -243,7 +244,7 @@ class Journal:
             self._note_end(cell)
 
     def on_shown(self, number: int) -> None:
-        """All of this cell was shown, and of those before it."""
+        """Remove a completely shown cell, and all cells before it."""
         cell = self.cells.get(number)
         if cell is None or not cell.is_over:
             return
@@ -264,11 +265,13 @@ class Journal:
         self.cells = {n: one for n, one in self.cells.items() if n > number or not one.is_over}
 
     def on_renumbered(self, stayed: Mapping[int, int]) -> None:
-        """There are more or fewer ranks. A cell that runs is one whose loop goes on with fewer. One that was given up
-        and has ended meanwhile is none any more: what is left of its text is shown above the next cell.
+        """Handle a change of the number of ranks.
+
+        A running cell is a survive loop that continues with fewer ranks. A cell that was abandoned and has ended since
+        is removed: the rest of its text is shown above the next cell.
 
         Args:
-            stayed: the former number of each rank that has stayed, by its new one.
+            stayed: the former number of each kept rank, by its new one.
         """
         self._ranks = {now: self._of(before) for now, before in stayed.items()}
         self.cells = {number: cell for number, cell in self.cells.items() if not cell.is_over}
@@ -286,7 +289,7 @@ class Journal:
 
 
 def _with_rank(event: Event, rank: int) -> Event:
-    """An event of a rank as its number is now."""
+    """Return an event with the current number of its rank."""
     if isinstance(event, ProcessText):
         return event._replace(process=rank)
     return replace(event, rank=rank) if isinstance(event, RankMessage | RankEnded) else event

@@ -1,4 +1,4 @@
-"""The notebooks of a kept session: who is there, who drives, and what each is told."""
+"""The attached notebooks of a kept session: which one drives, and the messages to each."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ from ddp_notebook.messages.keeper import RankMessage, TakenOver
 from ddp_notebook.messages.ranks import Display, Recorded
 from ddp_notebook.records.units import bundle_chars
 
-_MOST_WAITING = 256 << 20  # bytes that a notebook has not taken, above which it counts as gone
-_EACH_BYTES = 220  # what an event takes besides, roughly
+_MOST_WAITING = 256 << 20  # bytes of unread messages above which a notebook counts as gone
+_EACH_BYTES = 220  # approximate size of an event without its data
 
 
 class Notebook:
-    """One that is there.
+    """One attached notebook.
 
     Args:
         stream: to it.
-        number: no other gets it.
+        number: unique in the session.
         pid: its process.
-        about: it, in words.
+        about: its description for messages.
     """
 
     def __init__(self, stream: socket.socket, number: int, pid: int, about: str) -> None:
         self.number = number
         self.about = about
         self.drives = self.has_driven = False
-        self.cancelled: set[int] = set()  # requests that it does not wait for any more
-        self.is_welcome = False  # it has been told how things are, and hears what comes
+        self.cancelled: set[int] = set()  # numbers of requests that it has cancelled
+        self.is_welcome = False  # it has received the session state, and gets all new events
         self._who = processes.identity(pid)
         self._channel = Channel(stream)
         self._events: queue.SimpleQueue[tuple[Event, int] | None] = queue.SimpleQueue()
-        self._waiting = 0  # bytes
+        self._waiting = 0  # bytes of unsent events
         self._most_waiting = float("inf")
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._write, name="ddp-to-notebook", daemon=True)
@@ -47,13 +47,14 @@ class Notebook:
 
     @property
     def lives(self) -> bool:
-        """Whether its process does: a child that it has forked may hold its stream open."""
+        """True if its process is alive. A forked child may hold its stream open after that."""
         return processes.is_running(self._who)
 
     def send(self, event: Event, number: int = 0) -> None:
-        """Send it something, in this order. Does not wait.
+        """Send an event, in the order of calls. Does not block.
 
         Args:
+            event: to send.
             number: of the request that this answers.
         """
         nbytes = _size(event)
@@ -65,10 +66,10 @@ class Notebook:
             self._channel.close()
 
     def welcome(self, events: Iterable[Event]) -> None:
-        """Tell it how things are, and from now on what comes.
+        """Send the session state, and all new events from now on.
 
         Args:
-            events: as large as the journal may be, so they are no sign that it takes nothing.
+            events: the state and the journal. Their size does not count as unread messages.
         """
         for event in events:
             self.send(event)
@@ -77,12 +78,12 @@ class Notebook:
         self.is_welcome = True
 
     def hear(self) -> Numbered | None:
-        """Wait for its next message. None: it is gone."""
+        """Wait for its next message. Returns None if it has left."""
         came = self._channel.receive()
         return came if isinstance(came, Numbered) else None
 
     def close(self, wait_s: float = 0.0) -> None:
-        """End the stream, after what waits was sent or these seconds."""
+        """Close the stream, after unsent events were sent or these seconds."""
         self._events.put(None)
         if wait_s:
             self._thread.join(wait_s)
@@ -94,7 +95,7 @@ class Notebook:
             try:
                 self._channel.send(event, number)
             except OSError:
-                return  # who reads from it sees its end
+                return  # the reader notices the end of the stream
             with self._lock:
                 self._waiting -= _size(event)
 
@@ -109,35 +110,35 @@ def _size(event: Event) -> int:
 
 
 class Notebooks:
-    """All that are there. Its lock is also the journal's: what is written there and what is told keep one order."""
+    """All attached notebooks. The lock also guards the journal, so that journal and sent events have the same order."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self.all: list[Notebook] = []
-        self._left: set[Notebook] = set()  # whose process may live
+        self._left: set[Notebook] = set()  # left notebooks whose process may be alive
         self._numbers = itertools.count(1)
 
     @property
     def driver(self) -> Notebook | None:
-        """The one that drives, if its process lives."""
+        """The driving notebook, if its process is alive."""
         with self.lock:
             return next((one for one in self.all if one.drives and one.lives), None)
 
     @property
     def may_come(self) -> bool:
-        """Whether something of who drives may still come, if only of its end."""
+        """True if messages of a driving notebook, or the end of its stream, may still arrive."""
         with self.lock:
             return any(one.drives for one in self.all)
 
     def add(self, stream: socket.socket, pid: int, about: str) -> Notebook:
-        """One has come."""
+        """Add a notebook that has attached."""
         notebook = Notebook(stream, next(self._numbers), pid, about)
         with self.lock:
             self.all.append(notebook)
         return notebook
 
     def remove(self, notebook: Notebook) -> None:
-        """It is gone, or has no business here any more."""
+        """Remove a notebook that has left."""
         with self.lock:
             if notebook in self.all:
                 self.all.remove(notebook)
@@ -146,7 +147,7 @@ class Notebooks:
         notebook.close()
 
     def give(self, notebook: Notebook, *, take_over: bool) -> None:
-        """Let it drive, if nobody does or it takes over; who did is closed, and can end nothing any more."""
+        """Make a notebook the driver, if there is none or it takes over. The stream of the former driver is closed."""
         with self.lock:
             before = self.driver
             if before is not None and not take_over:
@@ -159,26 +160,26 @@ class Notebooks:
             notebook.drives = notebook.has_driven = True
 
     def broadcast(self, event: Event) -> None:
-        """Tell all that were welcomed."""
+        """Send an event to all notebooks that have received the session state."""
         with self.lock:
             for notebook in self.all:
                 if notebook.is_welcome:
                     notebook.send(event)
 
     def remove_dead(self) -> None:
-        """Forget those whose process has ended, although something holds their stream open."""
+        """Remove notebooks whose process has ended but whose stream is still open."""
         with self.lock:
             for notebook in [one for one in self.all if not one.lives]:
                 self.remove(notebook)
 
     def ended(self) -> list[int]:
-        """Numbers of those that are gone and whose process has ended since this was called last."""
+        """Return the numbers of left notebooks whose process has ended since the last call."""
         with self.lock:
             ended = {one for one in self._left if not one.lives}
             self._left -= ended
         return [one.number for one in ended]
 
     def close(self) -> None:
-        """The session ends."""
+        """Close all streams at the end of the session."""
         for notebook in list(self.all):
             notebook.close(wait_s=1.0)

@@ -1,4 +1,4 @@
-"""The keeper's process: it has the ranks of a session that outlives its notebooks."""
+"""The keeper's process: it owns the ranks of a session that outlives its notebooks."""
 
 from __future__ import annotations
 
@@ -61,17 +61,17 @@ from ddp_notebook.version import __version__
 from ddp_notebook.wire import signals
 
 _FIRST_WORD_S = 5.0
-_FIRST_S = 20.0  # until the notebook that has asked for it is there
+_FIRST_S = 20.0  # time limit for the notebook that has started the session to attach
 _LOOK_S = 1.0
-_LOOK_IN_CELL_S = 0.25  # the user waits for the name of a process that hangs
+_LOOK_IN_CELL_S = 0.25  # shorter, since the user waits for the name of a hanging process
 _ENDS_S = 30.0
 
 
 class Keeper:
-    """Of one session.
+    """The keeper of one session.
 
     Args:
-        spec: what was asked for.
+        spec: options of the start, and the environment of the notebook.
     """
 
     def __init__(self, spec: KeeperSpec) -> None:
@@ -84,20 +84,21 @@ class Keeper:
         self._failure: BaseException | None = None
         self._cluster: OwnCluster | None = None
         self._preemption: Preemption | None = None
-        self._said: deque[str] = deque()  # that notebooks were not told
+        self._said: deque[str] = deque()  # lines that notebooks have not received
         self._state: SessionState | None = None
-        self._why = ""  # it ends
-        self._told_end: queue.SimpleQueue[str] = queue.SimpleQueue()  # an Event may not be set in a handler of signals
+        self._why = ""  # why the session ends; "" while it runs
+        # a queue, since an Event must not be set in a signal handler
+        self._told_end: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._ended = threading.Event()
-        self._answering: list[threading.Thread] = []  # to who has asked for the end from a shell
+        self._answering: list[threading.Thread] = []  # threads that answer a stop request from a shell
         self._first_messages: Table[None] = Table(
             {AttachSession: self._attach, GetKeeperState: self._send_state, StopKeeper: self._stop}
         )
-        self._began_s = self._left_s = time.monotonic()  # the last notebook has gone
-        self._secret = secrets.token_hex(32)  # whoever cannot read the entry says nothing here
+        self._began_s = self._left_s = time.monotonic()  # when the last notebook left
+        self._secret = secrets.token_hex(32)  # only a process that can read the entry may send requests
         about = {"secret": self._secret, "directory": spec.cwd}
         door = entries.door(SESSION)
-        with contextlib.ExitStack() as undo:  # of what cannot be entered nothing stays
+        with contextlib.ExitStack() as undo:  # remove everything if a step fails
             self._spool = modes.new_folder(entries.SPOOL, private.temporary())
             undo.callback(shutil.rmtree, self._spool)
             self._server = unix_sockets.listen(door)
@@ -107,7 +108,7 @@ class Keeper:
         signal.signal(signal.SIGTERM, lambda *_: self.end("SIGTERM"))
 
     def run(self) -> None:
-        """Be the keeper, until the session ends."""
+        """Run the keeper until the session ends."""
         self._begin_accepting()
         hosts: DirectHosts | None = None
         try:
@@ -156,7 +157,7 @@ class Keeper:
                 self._welcome(notebook)
 
     def _check(self) -> None:
-        """The start is in vain where nobody waits for it any more."""
+        """End the start if no notebook waits for it any more."""
         if self._why or not self._notebooks.all:
             raise KeyboardInterrupt
 
@@ -169,7 +170,8 @@ class Keeper:
         """End the session.
 
         Args:
-            wait: for its end.
+            why: the reason in words.
+            wait: return after its end.
         """
         self._why = self._why or why
         self._told_end.put(why)
@@ -230,13 +232,15 @@ class Keeper:
             self.end(f"no notebook was attached for {keep.idle_s / 3600:g} h, and nothing has run")
 
     def _restore(self) -> None:
-        """Make again what a cleaner has removed: without its entry and socket no notebook finds the session."""
-        with contextlib.suppress(OSError, UsageError, StartError):  # the next look tries again
+        """Write the entry and files again if a cleanup has removed them. Without entry and socket no notebook finds the
+        session.
+        """
+        with contextlib.suppress(OSError, UsageError, StartError):  # the next check tries again
             if not entries.is_complete(self.entry):
                 server = unix_sockets.listen(entries.door(SESSION))
                 before, self._server = self._server, server
                 with contextlib.suppress(OSError):
-                    before.shutdown(socket.SHUT_RDWR)  # this ends the wait of the connection's thread
+                    before.shutdown(socket.SHUT_RDWR)  # ends the `accept` of the listening thread
                 before.close()
                 self._begin_accepting()
                 self.entry = entries.enter_again(self.entry)
@@ -256,7 +260,7 @@ class Keeper:
         return before != now or statuses[0] != statuses[1]
 
     def _begin_waiting(self, cluster: OwnCluster) -> None:
-        """A job of a notebook that is gone has its turn."""
+        """Start the next waiting job if its notebook has left."""
         with self._notebooks.lock:
             if self._notebooks.may_come:
                 return
@@ -266,11 +270,11 @@ class Keeper:
             cluster.put_in_inboxes(*begun)
 
     def _gone(self) -> None:
-        """The last host has ended, and so all ranks."""
+        """End the session after the last host, and so all ranks, have ended."""
         self.end("the host server ended, and all ranks with it")
 
     def _changed(self) -> None:
-        """Tell all how things are."""
+        """Send the session state to attached notebooks."""
         if self._cluster is not None and self._asked is not None:
             with self._notebooks.lock:
                 self._state = state_of(self._cluster, self._hosts)
@@ -288,12 +292,12 @@ class Keeper:
             except OSError as error:
                 if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
                     return
-                time.sleep(_LOOK_S)  # a descriptor may be closed by then
+                time.sleep(_LOOK_S)  # a descriptor may be free by then
                 continue
             threading.Thread(target=self._answer, args=(stream,), daemon=True).start()
 
     def _answer(self, stream: socket.socket) -> None:
-        """Somebody is there: the same user, who has read the entry?"""
+        """Handle a connection: check that it comes from the same user, with the secret of the entry."""
         try:
             stream.settimeout(_FIRST_WORD_S)
             unix_sockets.check_user(stream)
@@ -302,7 +306,7 @@ class Keeper:
                 stream.close()
             else:
                 self._first_messages.handle(stream, request)
-        except OSError:  # it has gone, or speaks something else
+        except OSError:  # the connection was closed, or uses another protocol
             stream.close()
 
     def _stop(self, stream: socket.socket, request: StopKeeper) -> None:
@@ -341,14 +345,14 @@ class Keeper:
             if not notebook.lives:
                 return
             if self._ended.wait(0.01):
-                notebook.hear()  # until `_end` has told it why, and closes the stream
+                notebook.hear()  # until `_end` has sent the reason and closes the stream
                 return
         if notebook.drives:
             self._asked.let_flow(notebook)
         self._asked.serve(notebook)
 
     def _welcome(self, notebook: Notebook) -> None:
-        """Tell it how things are, what was not shown, and from now on what comes. With the lock."""
+        """Send the session state, the journal, and from now on all events. Call it with the lock."""
         cluster, journal = self._cluster, self._journal
         assert cluster is not None and self._asked is not None
         now = time.monotonic()
@@ -374,7 +378,7 @@ class Keeper:
         notebook.welcome([welcome, *journal.events(), self._heard.running(now), AllSent()])
 
     def _keeper_state(self) -> KeeperState:
-        """What `python -m ddp_notebook list` shows."""
+        """Return the state for `python -m ddp_notebook list`."""
         if self._cluster is None or self._asked is None:
             return KeeperState(is_running=False, running=[])
         now = time.monotonic()
@@ -393,7 +397,7 @@ class Keeper:
 
 
 def _told(error: BaseException) -> BaseException:
-    """The error as its user is told of it."""
+    """Return the error for the user."""
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         where = f"{entries.folder()} or {tempfile.gettempdir()}"
         return StartError(f"a kept session needs files, and the disk is full: free some of it ({where})")
@@ -401,16 +405,16 @@ def _told(error: BaseException) -> BaseException:
 
 
 def main() -> None:
-    """Be a keeper: first leave whoever has started this process, and tell it the name."""
+    """Run a keeper: first detach from the starting process, and send it the session's name."""
     [came] = Unpacker().feed(sys.stdin.buffer.read())
     assert isinstance(came, Numbered) and isinstance(came.message, KeeperSpec)
     spec = came.message
     tells = os.dup(1)
     if os.fork():
-        os._exit(0)  # the keeper is nobody's child
+        os._exit(0)  # the keeper gets no parent in the kernel's process tree
     os.setsid()
-    signals.ignore_strangers()  # which forgets what has come while this was a descendant of the kernel's
-    for number in (signal.SIGINT, signal.SIGHUP):  # a handler, which what is started from here does not inherit
+    signals.ignore_strangers()  # also drops signals that arrived while this was a descendant of the kernel
+    for number in (signal.SIGINT, signal.SIGHUP):  # a handler, because child processes do not inherit it
         signal.signal(number, lambda *_: None)
     with contextlib.suppress(OSError):
         os.chdir(spec.cwd)
@@ -420,7 +424,7 @@ def main() -> None:
     except Exception as error:
         os.write(tells, f"\n{_told(error)}".encode())
         os._exit(1)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, signals.STRANGERS)  # whoever has started this held them back
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, signals.STRANGERS)  # the starting process has blocked them
     null = os.open(os.devnull, os.O_RDWR)
     log = open(Path(keeper.entry.folder) / "keeper.log", "wb", opener=modes.opener)  # noqa: SIM115
     for fd, of in ((0, null), (1, log.fileno()), (2, log.fileno())):

@@ -1,4 +1,4 @@
-"""Jobs that wait for their turn in the notebook that drives. Where that is gone they begin without one."""
+"""Waiting jobs of the driving notebook. After it has left, they start without a notebook."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ddp_notebook.messages.ranks import RunCell
 
 
 class Queue:
-    """Of one session. The caller lets one thread at a time use it.
+    """Waiting jobs of one session. The caller must serialise all calls.
 
     Example:
         >>> queue, journal = Queue(), Journal("ab12", limit_bytes=1000)
@@ -27,7 +27,7 @@ class Queue:
         self.waiting: list[Waiting] = []
 
     def on_told(self, cell: RunCell) -> None:
-        """The notebook sends a cell to ranks: its turn has come, if it is one of these."""
+        """Remove a waiting job that the notebook has sent to ranks."""
         for one in self.waiting:
             if replace(one.told, cell=cell.cell) == cell:
                 self.waiting.remove(one)
@@ -36,11 +36,13 @@ class Queue:
     def begin(
         self, journal: Journal, *, ranks: Sequence[int], alive: Sequence[int]
     ) -> tuple[RunCell, list[int]] | None:
-        """The next one begins, if it can do so without a notebook: all ranks live, nothing runs, and what ran last has
-        ended well, so that nothing has to be mended before; nor has it a time, which a notebook looks after.
+        """Start the next job if this is possible without a notebook.
+
+        All ranks must be alive, no cell may run, and the last one must have succeeded, so that no recovery is needed.
+        The job must have no time limit, since a notebook enforces time limits.
 
         Returns:
-            What is to be sent to which ranks; None: none begins.
+            The cell and its ranks; None if no job starts.
         """
         if not self.waiting or journal.running or not journal.went_well or len(alive) < len(ranks):
             return None

@@ -1,4 +1,4 @@
-"""What ranks say, as the keeper hears it: it is kept, and told to the notebooks that are there."""
+"""Messages and events of ranks in the keeper: store them, and send them to attached notebooks."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from ddp_notebook.wire.text import TextSplitter
 
 
 class _Text:
-    """A rank's text, without marks, on disk."""
+    """The text of a rank on disk, without marks."""
 
     def __init__(self, log: RankLog, mark_token: str) -> None:
         self.log = log
@@ -47,17 +47,17 @@ class RankEvents:
     """The keeper's `launch.cluster.Listener`.
 
     Args:
-        notebooks: who is told.
-        on_gone: told that all ranks have ended.
+        notebooks: the attached notebooks.
+        on_gone: called when all ranks have ended.
     """
 
     def __init__(self, notebooks: Notebooks, on_gone: Callable[[], None]) -> None:
         self._notebooks = notebooks
         self.on_gone = on_gone
         self._texts: dict[int, _Text] = {}
-        self._lock = threading.Lock()  # of those
-        self._running: tuple[list[Any], list[Waiting]] = [], []  # cells that run and wait, as notebooks know
-        self._told = ""  # what was not kept, the last time that this was said
+        self._lock = threading.Lock()  # guards `_texts`
+        self._running: tuple[list[Any], list[Waiting]] = [], []  # running and waiting cells, as last sent to notebooks
+        self._told = ""  # the last reported trouble of the recording
 
     def begin(
         self,
@@ -68,14 +68,14 @@ class RankEvents:
         folder: str,
         changed: Callable[[], None],
     ) -> None:
-        """Ranks are about to start. Nothing is heard before.
+        """Set up before ranks start. No event arrives earlier.
 
         Args:
-            cluster: theirs.
-            journal, recorded: what is kept of them.
-            queue: cells that wait.
-            folder: for the logs of their text.
-            changed: tells notebooks how things are.
+            cluster: of the ranks.
+            journal, recorded: store messages and batches.
+            queue: of waiting cells.
+            folder: for the logs of the ranks' text.
+            changed: sends the session state to notebooks.
         """
         self._cluster = cluster
         self._receipts = Receipts(cluster.send)
@@ -84,7 +84,7 @@ class RankEvents:
         self._recorded = recorded
         self._changed = changed
         self._folder = Path(folder)
-        self._most = cluster.placement.world_size  # ranks that there have been
+        self._most = cluster.placement.world_size  # highest number of ranks so far
         for rank in range(self._most):
             self._text_of(rank)
 
@@ -95,24 +95,25 @@ class RankEvents:
             return self._texts[rank]
 
     def restore(self) -> None:
-        """Write the logs again that a cleaner has removed."""
+        """Write the logs again if a cleanup has removed them."""
         with self._lock:
             texts = list(self._texts.values())
         for text in texts:
             text.log.restore()
 
     def notices(self) -> list[str]:
-        """What a notebook should know and was not told."""
+        """Return notices that notebooks have not received yet."""
         if self._recorded.trouble == self._told:
             return []
         self._told = self._recorded.trouble
         return [f"a part of the recording is not kept, since it cannot be written: {self._told}; make room there"]
 
     def on_renumbered(self, stayed: Mapping[int, int]) -> None:
-        """There are more or fewer ranks.
+        """Handle a change of the number of ranks.
 
         Args:
-            stayed: the former number of each rank that has stayed, by its new one; those are as high or higher.
+            stayed: the former number of each kept rank, by its new one. A former number is never lower than the new
+                one.
         """
         with self._notebooks.lock:
             with self._lock:
@@ -138,10 +139,11 @@ class RankEvents:
                 self.tell_running()
             self._notebooks.broadcast(RankMessage(rank=rank, message=message))
             if isinstance(message, Comm | Display) and not self._notebooks.may_come:
-                self._receipts.took(rank, message)  # no notebook drives and shows it: ranks need not wait for one
+                # no driving notebook will show it: acknowledge it, so that ranks do not wait
+                self._receipts.took(rank, message)
 
     def tell_running(self) -> None:
-        """Tell notebooks that only look which cells run and wait, if that has changed. With the lock."""
+        """Send the running and waiting cells to notebooks if they have changed. Call it with the lock."""
         now = time.monotonic()
         running = self._journal.running
         key = [(cell.told.cell, sorted(cell.open)) for cell in running], self._queue.waiting
@@ -150,7 +152,7 @@ class RankEvents:
             self._notebooks.broadcast(self.running(now))
 
     def running(self, now: float) -> RunningCells:
-        """Return the message about cells that run and wait."""
+        """Return the message about running and waiting cells."""
         cells = [
             RunningCell(told=cell.told, ranks=cell.ranks, pending=sorted(cell.open), for_s=now - cell.began_s)
             for cell in self._journal.running
@@ -158,7 +160,7 @@ class RankEvents:
         return RunningCells(running=cells, waiting=list(self._queue.waiting))
 
     def take_all(self) -> None:
-        """The notebook that drove has gone, and acknowledges nothing that the ranks have sent it."""
+        """Acknowledge all messages of the ranks, because the former driver will not."""
         for rank in self._cluster.ranks:
             self._receipts.took_all(rank)
 

@@ -1,4 +1,4 @@
-"""What a notebook may ask of the keeper, and who may ask it."""
+"""Handle requests of notebooks to the keeper, with their permissions."""
 
 from __future__ import annotations
 
@@ -60,20 +60,20 @@ from ddp_notebook.messages.ranks import Check as CheckVariables
 from ddp_notebook.messages.ranks import ClockProbe, InputReply, Probe, Pull, RunCell
 from ddp_notebook.messages.survive_messages import Resume
 
-_QUESTIONS = (Probe, ClockProbe, CheckVariables, Pull)  # which change nothing
+_QUESTIONS = (Probe, ClockProbe, CheckVariables, Pull)  # messages without side effects
 # Requests that a read-only notebook may send.
 _OF_ALL = (TroubleRequest, StatusRequest, LookAtRanksRequest, FetchRequest, PingRequest)
 
 
 class RequestHandler:
-    """Does what notebooks ask.
+    """Handles requests of notebooks.
 
     Args:
         cluster, hosts, journal, queue, notebooks: of the session.
-        heard: acknowledges what ranks have sent to a notebook that has gone, and tells notebooks which cells run.
-        changed: tells all how things are, after something was done that may change it.
-        renumbered: told the former number of each rank that has stayed, by its new one.
-        end: ends the session, and waits for that.
+        heard: acknowledges messages of ranks for a notebook that has left, and sends notebooks the running cells.
+        changed: sends the session state to all notebooks, after an operation that may change it.
+        renumbered: called with the former number of each kept rank, by its new one.
+        end: ends the session, and returns after its end.
     """
 
     def __init__(
@@ -98,20 +98,21 @@ class RequestHandler:
         self._renumbered = renumbered
         self._end = end
         self._holding = threading.Lock()
-        self.lacking: list[int] = []  # new ranks that have not been told what the others have
-        self._notes: Table[None] = Table(  # what has no reply; each gets the notebook and the message
+        self.lacking: list[int] = []  # new ranks that were not initialised like the others
+        self._notes: Table[None] = Table(  # messages without a reply; handlers get the notebook and the message
             {
                 CancelRequest: lambda notebook, message: notebook.cancelled.add(message.number),
                 SendToRank: self._send,
                 TellRanks: self._put_in_inboxes,
-                DropTransfer: lambda _, message: self._drop(message),  # a read-only notebook that pulls sends it too
+                DropTransfer: lambda _, message: self._drop(message),  # a read-only notebook that pulls sends this too
                 HoldText: self._hold,
             }
         )
-        self._of_driver: Table[None] = Table(  # the same, only of the notebook that drives, with the lock
+        self._of_driver: Table[None] = Table(  # like `_notes`, but only from the driving notebook and under the lock
             {WaitingJobs: self._on_waiting, LackNothing: self._on_supplied, CellShown: self._on_shown}
         )
-        self._requests: Table[Message] = Table(  # each gets a check that it is still wanted, and the message
+        # handlers get a check that the request was not cancelled, and the message
+        self._requests: Table[Message] = Table(
             {
                 FormRequest: self._form,
                 ReplaceRequest: self._replace,
@@ -134,7 +135,7 @@ class RequestHandler:
         )
 
     def serve(self, notebook: Notebook) -> None:
-        """Do what it asks until it is gone."""
+        """Handle messages of a notebook until it leaves."""
         while (came := notebook.hear()) is not None:
             kind = type(came.message)
             if kind in self._requests:
@@ -142,7 +143,7 @@ class RequestHandler:
             elif kind in self._notes:
                 self._notes.handle(notebook, came.message)
             elif kind in self._of_driver:
-                with self._notebooks.lock:  # under which another one takes over, and is told how things are
+                with self._notebooks.lock:  # a takeover uses the same lock
                     if notebook.drives:
                         self._of_driver.handle(came.message)
 
@@ -151,7 +152,7 @@ class RequestHandler:
     def _send(self, notebook: Notebook, what: SendToRank) -> None:
         rank, message = what.rank, what.message
         if rank not in self._cluster.ranks:
-            return  # it has left while this was on its way
+            return  # the rank has left in the meantime
         with self._notebooks.lock:
             if not notebook.drives and not isinstance(message, _QUESTIONS):
                 return
@@ -165,7 +166,7 @@ class RequestHandler:
         message, ranks = what.message, [rank for rank in what.ranks if rank in self._cluster.ranks]
         with self._notebooks.lock:
             if not notebook.drives:
-                return  # or a cell would run that the one which has taken over was not told of
+                return  # otherwise a cell would run that the new driver does not know
             if isinstance(message, RunCell):
                 self._journal.on_told(message, ranks, self._cluster.gone)
                 self._queue.on_told(message)
@@ -182,10 +183,11 @@ class RequestHandler:
                 self._cluster.hold_text(message.hold)
 
     def let_flow(self, driver: Notebook | None) -> None:
-        """The one that drove has gone or was relieved, and does not read what it has held back.
+        """Resume the ranks' output after the former driver has left: it may have paused it.
 
         Args:
-            driver: who drives now. Nothing is done if another one does: it may hold text itself.
+            driver: the current driver. Does nothing if another notebook drives, which may have paused the output
+                itself.
         """
         with self._holding:
             if self._notebooks.driver is driver:
@@ -284,7 +286,7 @@ class RequestHandler:
         try:
             return TextReply(text=self._cluster.trouble())
         finally:
-            self._changed()  # first: the notebook names stopped processes right after this answer
+            self._changed()  # first: the notebook names stopped processes right after this reply
 
     def _replace_stopped_store(self, _: Check, request: ReplaceStoreRequest) -> DoneReply:
         self._cluster.replace_stopped_store()
