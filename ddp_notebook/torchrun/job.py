@@ -1,4 +1,4 @@
-"""A job of torchrun's in the notebook: `%ddp_attach`, or `ddp_notebook.attach_job("train")`."""
+"""A torchrun job in the notebook: `%ddp_attach`, or `ddp_notebook.attach_job("train")`."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ _WAITS_S = 3.0  # a rank that waits longer in an operation is reported
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobRankRow:
-    """One rank."""
+    """One row of the table of ranks."""
 
     rank: int
     host: str
-    pid: int | None  # None: it was not seen
+    pid: int | None  # None if the rank was not seen
     state: str
 
 
@@ -62,10 +62,10 @@ class JobStatus:
 
     name: str
     attempt: int  # counted by this notebook
-    restarts: int  # after failures, as torchrun counts them
+    restarts: int  # number of restarts after failures, from torchrun
     rows: tuple[JobRankRow, ...]
     waits_s: float  # the longest wait of a rank
-    why: str  # a sentence about ranks that wait for others; "": nothing is certain
+    why: str  # a sentence about ranks that wait for others; "" if nothing is certain
     notes: tuple[str, ...]
     events: tuple[str, ...]
 
@@ -81,13 +81,14 @@ class JobStatus:
 def status_of(
     name: str, run: Round, views: Views, events: Sequence[str], training: TrainingRun | None = None
 ) -> JobStatus:
-    """The status of an attempt.
+    """Return the status of an attempt.
 
     Args:
         name: of the job.
-        views: what its ranks do.
+        run: the attempt.
+        views: activity of its ranks.
         events: the last ones.
-        training: the last training run; None: no step was recorded.
+        training: the last training run; None if no step was recorded.
     """
     rows = []
     for rank in range(run.world_size):
@@ -117,17 +118,21 @@ def _about_store(place: RankEntry | None) -> str:
     )
 
 
-_FREE_S = 6.0  # for ranks to leave an operation that was cut
-_FORM = ("init_process_group", "new_group")  # what a rank is in that forms a group
+_FREE_S = 6.0  # for ranks to leave an aborted operation
+_FORM = ("init_process_group", "new_group")  # calls that form a group
 
 
 def cut(run: Round, probe: JobProbe) -> list[str]:
-    """Have each rank cut what it waits in, and wait until it has left that. A rank that meanwhile has gone on by itself
-    cuts nothing: what it is in then may be well.
+    """Make each waiting rank abort its operation, and wait until it has left it.
+
+    A rank that has continued in the meantime aborts nothing: its next operation may be healthy.
 
     Args:
-        run: the attempt under way.
-        probe: at its ranks.
+        run: the running attempt.
+        probe: of its ranks.
+
+    Returns:
+        Sentences that describe the result.
     """
     views = probe.inspect(run)
     waiting = {rank: view for rank, view in views.items() if rank in run.there and _waits(view)}
@@ -164,43 +169,43 @@ def _answer(future: Future[WasCut], until_s: float) -> str | None:
         return None
 
 
-_LOOK_S = 0.5  # between two looks whether processes have come
-_ANSWER_S = 1.0  # what ranks get to pass on what they have recorded
+_LOOK_S = 0.5  # interval of checks for new processes
+_ANSWER_S = 1.0  # time for ranks to send their recordings
 _log = logging.getLogger(__name__)
 
 
 @tells_interrupts(OF_TORCHRUN_JOB)
 class TorchrunJob:
-    """One job, from its first rank that was found to `close`, through restarts and changes of its members.
+    """One job, from its first known rank to `close`, over restarts and changes of its members.
 
-    It only looks: ranks whose notebook goes, go on.
+    The notebook only watches: the ranks continue if the notebook leaves.
 
     Args:
-        key: of the job, see `registry.torchrun.Place`.
+        key: of the job, see `registry.torchrun.RankEntry`.
         name: of the job.
-        take_over: have another notebook leave that looks at it.
+        take_over: take over from another attached notebook.
 
     Raises:
-        UsageError: another notebook looks at it.
+        UsageError: another notebook is attached to it.
     """
 
     def __init__(self, key: str, name: str, *, take_over: bool = False) -> None:
         self.key = key
         self.name = name
         self.events = Events()
-        self.recordings: list[Recording] = []  # one for each number of ranks that followed another
-        self.changed = threading.Condition()  # somebody has come, gone, or ended
+        self.recordings: list[Recording] = []  # one for each change of the number of ranks
+        self.changed = threading.Condition()  # notified when a rank joins, leaves or ends
         self._takes = take_over
         self._rounds: list[Round] = []
-        self._known: set[Identity] = set()  # processes that have let this notebook in, or not
-        self._silent: set[Identity] = set()  # that have not answered so far
-        self._members: dict[str, tuple[Round, Member]] = {}  # by identity on the wire
+        self._known: set[Identity] = set()  # processes that have accepted or rejected this notebook
+        self._silent: set[Identity] = set()  # processes that have not answered so far
+        self._members: dict[str, tuple[Round, Member]] = {}  # key: identity on the wire
         self._refused: RefusedError | None = None
         self._logs: dict[int, RankLog] = {}
         self._log_folder = ""
         self._live: ViewPlacement | None = None
         self._closing = threading.Event()
-        self._stale: list[ViewPlacement] = []  # views of ended recordings, which the main thread closes
+        self._stale: list[ViewPlacement] = []  # views of ended recordings, to be closed by the main thread
         self._keyring = Keyring()
         self._endpoint = Endpoint.listen(self._keyring, self._on_message)
         self._bulk = BulkFetcher(self._endpoint.context, self._keyring)
@@ -222,35 +227,36 @@ class TorchrunJob:
 
     @property
     def round(self) -> Round | None:
-        """The last attempt."""
+        """The last attempt; None if there is none."""
         return self._rounds[-1] if self._rounds else None
 
     @property
     def world_size(self) -> int:
-        """Ranks of the last attempt."""
+        """Number of ranks of the last attempt."""
         return 0 if self.round is None else self.round.world_size
 
     def waits_for_end(self, timeout_s: float) -> bool:
-        """Wait until it is closed. Returns whether it is."""
+        """Wait until the job is closed. Returns whether it is."""
         return self._closing.wait(timeout_s)
 
     def wait_for_ranks(self, timeout_s: float = 1.0) -> None:
-        """Wait until all ranks speak that are there. One whose script has not imported torch does not."""
+        """Wait until all living ranks send messages. A rank whose script has not imported torch sends none."""
         with self.changed:
             self.changed.wait_for(lambda: self.round is None or self.round.there == self.round.living, timeout_s)
 
     @property
     def is_running(self) -> bool:
-        """Whether a rank of it is there."""
+        """True if a rank of the job is alive."""
         return self.round is not None and self.round.is_under_way
 
     @property
     def recording(self) -> Recording:
-        """What its ranks have recorded since this notebook looks, in the last attempts of as many ranks; those before
-        are in `recordings`. The attempts are numbered as cells are.
+        """The recording of the ranks since this notebook attached, for the last attempts with the same number of ranks.
+
+        Earlier recordings are in `recordings`. Attempts are numbered like cells.
 
         Raises:
-            UsageError: no rank has come yet.
+            UsageError: no rank has joined yet.
         """
         run = self._some_round()
 
@@ -264,30 +270,30 @@ class TorchrunJob:
         return recording
 
     def report(self, cell: int | None = None) -> Report:
-        """What the time of its steps went into, in words.
+        """Return a report on the time of its training steps, in words.
 
         Args:
-            cell: number of an attempt; None: the last one that trained.
+            cell: number of an attempt; None: the last one with a training run.
         """
         return self.recording.report(cell)
 
     def _write_trace(self, path: str) -> tuple[list[int], list[int]]:
-        """Write the recording as a Chrome trace. See `Session.trace`; there are no profiles of torch's."""
+        """Write the recording as a Chrome trace. See `Session.trace`; there are no torch profiles."""
         return chrome_trace.write(self.recording, path, None, iter(()))
 
     def inspect(self) -> Views:
-        """What each rank does now."""
+        """Return the current activity of each rank."""
         run = self._some_round()
         return self._looks.inspect(run)
 
     def status(self) -> JobStatus:
-        """Its ranks, and what has happened."""
+        """Return its ranks and last events."""
         self._close_stale()
         run = self._some_round()
         return status_of(self.name, run, self._looks.inspect(run), self.events.last(5), run_of(self.recording))
 
     def log(self, rank: int) -> str:
-        """Return what a rank has written: its last 64 MB, in all attempts. It is kept until the job is closed.
+        """Return the output of a rank: its last 64 MB, over all attempts. It is kept until the job is closed.
 
         Raises:
             UsageError: the job was started elsewhere or is closed, or the rank has written nothing.
@@ -300,46 +306,50 @@ class TorchrunJob:
         return self._logs[rank].read()
 
     def keep_logs(self, folder: str) -> None:
-        """Keep what ranks write in this folder, which is removed by `close`."""
+        """Keep the output of ranks in this folder, which `close` removes."""
         self._log_folder = folder
 
     def log_of(self, rank: int) -> RankLog:
-        """The log to which the text of a rank is written."""
+        """Return the log for the text of a rank."""
         if rank not in self._logs:
             self._logs[rank] = RankLog(Path(self._log_folder), rank)
         return self._logs[rank]
 
     def interrupt(self) -> list[str]:
-        """Cut what its ranks wait in: there the script gets the error that it would get if a peer were gone, such as
-        gloo's RuntimeError. What computes is left alone. Returns what was done, in sentences.
+        """Abort the operations that its ranks wait in.
+
+        The script gets the error of a dead peer, such as a RuntimeError of gloo. Ranks that compute are not affected.
+
+        Returns:
+            Sentences that describe the result.
 
         Raises:
-            UsageError: no rank has come yet.
+            UsageError: no rank has joined yet.
         """
         return cut(self._some_round(), self._looks)
 
     def settle(self, timeout_s: float = 2.0) -> None:
-        """Its processes have ended: wait until all is known that they have said."""
+        """Wait for the last messages of its processes, which have ended."""
         with self.changed:
             self.changed.wait_for(lambda: not self.is_running, timeout_s)
         if self.round is not None:
             self.round.observer.flush()
 
     def left(self) -> EndedSession | None:
-        """What magics show once it is let go; None: no rank has come."""
+        """Return the data for magics after detaching; None if no rank has joined."""
         if self.round is None:
             return None
         whose, title = f"this notebook is detached from {self.name}", _title(self.name, self.world_size)
         return EndedSession(self.recording, whose, title, [], draws_html=self._views.draws_html)
 
     def stop(self) -> str:
-        """Look at it no more; it goes on. Returns what was done, in words."""
+        """Detach from the job, which continues. Returns a description."""
         went_on = self.is_running
         self.close()
         return f"detached from {self.name}" + (", which goes on" if went_on else ", which has ended")
 
     def close(self) -> None:
-        """Look at it no more. Its recordings stay. Doing it twice is no error."""
+        """Detach from the job. Its recordings are kept. Further calls do nothing."""
         if self._closing.is_set():
             return
         self._closing.set()
@@ -360,10 +370,10 @@ class TorchrunJob:
             observer.close()
 
     def monitor(self, cell: int | None = None) -> None:
-        """Show what the ranks do, live: losses, gradient synchronisation, a timeline, tensors and ranks.
+        """Show the activity of the ranks, live: losses, gradient synchronisation, a timeline, tensors and ranks.
 
         Args:
-            cell: only this one; None: all, and those to come.
+            cell: only this one; None: all, and later ones.
 
         Raises:
             UsageError: nothing was recorded of this cell.
@@ -412,13 +422,12 @@ class TorchrunJob:
                 if (now := entries.stamp()) != stamp:
                     stamp = now if self._look_for_ranks() else 0
                 self._look_at_lines()
-            except Exception:  # the next look may see more
+            except Exception:  # the next check may succeed
                 if not self._closing.wait(_LOOK_S):
                     _log.info("a look at the ranks of a job has failed", exc_info=True)
 
     def _look_for_ranks(self) -> bool:
-        """Come in where nobody of this notebook was. Returns whether all have answered: one that is in a long call of C
-        may do so later."""
+        """Connect to new ranks. Returns whether all have answered; a rank in a long C call may answer later."""
         silent = []
         for entry in entries.entries(TORCHRUN):
             if entry.about.get("key") == self.key and entry.who not in self._known:
@@ -444,7 +453,7 @@ class TorchrunJob:
             run = Round(number=len(self._rounds) + 1, world_size=place.world_size, observer=observer)
         member = Member(entry=entry, place=place)
         identity = member.identity
-        self._members[identity] = run, member  # before it can say its first word
+        self._members[identity] = run, member  # before its first message can arrive
         self._endpoint.expect(identity)
         try:
             address = self._keyring.invite(identity, control=self._endpoint.url, bulk=self._bulk.url)
@@ -456,7 +465,7 @@ class TorchrunJob:
             self._begin(run, before)
         run.members[place.rank] = member
         self._lines.register(member.line, selectors.EVENT_READ, member)
-        run.observer.on_moved(place.rank)  # a process that has come for another is asked for its clock at once
+        run.observer.on_moved(place.rank)  # request the clock of a replaced process at once
         self._notify()
 
     def _begin(self, run: Round, before: Round | None) -> None:
@@ -468,8 +477,8 @@ class TorchrunJob:
             if self._live is not None:
                 self._stale.append(self._live)
             self._live = self._new_placing(run.observer)
-        self._rounds.append(run)  # now: who sees it may ask for its recording and for its monitor
-        if before is not None:  # the table of ranks shows the first one
+        self._rounds.append(run)  # last, because readers of `round` may use its recording and monitor
+        if before is not None:  # the table of ranks shows the first attempt
             self.events.add(f"attempt {run.number} has {run.world_size} rank{'s' * (run.world_size != 1)}")
 
     def _new_observer(self, world_size: int) -> Observer:

@@ -1,4 +1,4 @@
-"""The hang card of a job: in the cell that has attached to it, for as long as its ranks make no progress."""
+"""The hang card of a job, in the cell that has attached to it, shown while its ranks make no progress."""
 
 from __future__ import annotations
 
@@ -11,17 +11,19 @@ from ddp_notebook.run.output.display_target import DisplayHandle, of_this_cell
 from ddp_notebook.run.output.rate_limiter import new_id
 from ddp_notebook.torchrun.job import TorchrunJob
 
-HANG_AFTER_S = 10.0  # that a rank waits in an operation before it is shown who waits for whom
+HANG_AFTER_S = 10.0  # a card is shown when a rank has waited in an operation for this long
 _LOOK_S = 2.0
 _log = logging.getLogger(__name__)
 
 
 class JobCard:
-    """Looks at a job every two seconds, in a thread, and shows what it waits for. Made in the main thread, in the cell
-    where it is to stand; in a terminal, where nothing can be changed later, each state is told once.
+    """Checks a job every two seconds, in a thread, and shows the operations that it waits for.
+
+    Create it in the main thread, in the cell of the card. A terminal cannot update output, so each state is printed
+    once.
 
     Args:
-        job: is looked at until it is closed.
+        job: is checked until it is closed.
     """
 
     def __init__(self, job: TorchrunJob) -> None:

@@ -1,4 +1,4 @@
-"""One rank's process, seen from the notebook: let in at its door, and what it has said last."""
+"""One rank's process, seen from the notebook: its connection and its last message."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from ddp_notebook.registry.entries import Entry
 from ddp_notebook.registry.torchrun import RankEntry
 
 _FILE = re.compile(r"^\[[^\]]*:\d+\] ?")
-_MOST_CHARS = 120  # of what an error says
-_ANSWER_S = 3.0  # what a rank gets to let in who knocks
+_MOST_CHARS = 120  # limit of an error message
+_ANSWER_S = 3.0  # time limit for a rank to answer a connection
 
 
 class RefusedError(UsageError):
-    """A rank does not let this notebook in. Says why, and what to do."""
+    """A rank rejects this notebook. The message names the reason and a fix."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Member:
-    """One process of one rank. It is told apart from the rank's next process by its identity on the wire."""
+    """One process of one rank. Its identity on the wire differs from that of the rank's next process."""
 
     entry: Entry
     place: RankEntry
-    line: socket.socket = field(init=False)  # it ends with the process, which hears when it ends with this one
-    has_joined: bool = False  # its agent speaks: torch is imported there
-    done: CellDone | None = None  # how its script has ended
-    how_it_went: str = field(default="", init=False)  # "": it is there
+    line: socket.socket = field(init=False)  # connection to the process; each side notices the end of the other by it
+    has_joined: bool = False  # its agent sends messages: torch is imported
+    done: CellDone | None = None  # result of its script
+    how_it_went: str = field(default="", init=False)  # "" while the process runs
     cause_order: int = field(default=3, init=False)  # the lowest number of all ranks marks the cause
 
     @property
@@ -51,10 +51,10 @@ class Member:
         return not self.how_it_went
 
     def go(self, why: str = "") -> None:
-        """It has gone, or does not let this notebook look any more.
+        """Record that the process has ended, or has closed its connection to this notebook.
 
         Args:
-            why: "": as it has said last, or without a word.
+            why: the reason; "": use its last message, if there was one.
         """
         done = self.done
         if why:
@@ -71,17 +71,17 @@ class Member:
 
 
 def come_in(member: Member, address: Address, number: int, *, takes: bool) -> None:
-    """Knock at a rank's door, and be let in.
+    """Connect to a rank's process.
 
     Args:
         member: the rank's process.
-        address: where its agent is to connect to.
+        address: for its agent to connect to.
         number: of the attempt.
-        takes: have another notebook leave that looks at it.
+        takes: take over from another notebook.
 
     Raises:
-        RefusedError: another notebook is in already, or it is another version's.
-        OSError: it does not answer, or has gone.
+        RefusedError: another notebook is connected, or the process has another version.
+        OSError: it does not answer, or has ended.
     """
     place = member.place
     line = unix_sockets.connect(member.entry.door, _ANSWER_S)
@@ -102,10 +102,10 @@ def come_in(member: Member, address: Address, number: int, *, takes: bool) -> No
 
 
 def place_of(entry: Entry) -> RankEntry:
-    """The rank that an entry tells of.
+    """Return the rank of an entry.
 
     Raises:
-        RefusedError: it is another version's.
+        RefusedError: the entry is from another version.
     """
     with contextlib.suppress(TypeError):
         place = RankEntry.from_json(entry.about)
@@ -118,13 +118,15 @@ def place_of(entry: Entry) -> RankEntry:
 
 
 def _brief(message: str) -> str:
-    """The first sentence: gloo's, for example, without its own file before it and its advice behind it."""
+    """Return the first sentence of an error message, without a file name before it: gloo's, for example, has advice
+    after it.
+    """
     first = _FILE.sub("", message.strip()).partition("\n")[0].partition(". ")[0]
     return first if len(first) <= _MOST_CHARS else f"{first[:_MOST_CHARS]} ..."
 
 
 def why_closed(line: socket.socket) -> str:
-    """A rank's end of a line has said something or closed. Returns who looks at it now; "": it has closed."""
+    """Return the notebook that has taken over a rank's connection; "" if the connection was closed."""
     try:
         line.settimeout(_ANSWER_S)
         return f"{unix_sockets.hear(line, Replaced).by} is attached to it now"

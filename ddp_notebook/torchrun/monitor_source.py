@@ -1,4 +1,4 @@
-"""What a monitor and the hang card ask of a job: what runs, and what each rank of it does."""
+"""State of a job for monitors and the hang card: the current attempt, and the activity of each rank."""
 
 from __future__ import annotations
 
@@ -17,56 +17,58 @@ from ddp_notebook.run.groups.probe import of_vitals
 from ddp_notebook.run.rank_requests import Questions
 from ddp_notebook.torchrun.rounds import Round
 
-_ANSWER_S = 0.3  # what ranks get to answer; the agent of one takes some milliseconds
+_ANSWER_S = 0.3  # time limit for ranks to answer; an agent takes some milliseconds
 
 
 class JobProbe:
-    """Looks at the ranks of a round, as `run.groups.probe.RankProbe` does at those of a cell."""
+    """Inspects the ranks of an attempt, as `run.groups.probe.RankProbe` inspects those of a cell."""
 
     def __init__(self, questions: Questions) -> None:
         self._questions = questions
         self._last: Round | None = None
 
     def inspect(self, run: Round) -> Views:
-        """Every rank of the job."""
+        """Return the view of every rank of the job."""
         answers = self._questions.ask_for(run.there, lambda n: Probe(request=n), _ANSWER_S)
         return self.views(run, answers, {rank: "" for rank in run.there if rank not in answers})
 
     def ask(self, run: Round) -> dict[int, Future[Vitals]]:
-        """Ask those that are there, without a wait. `views` takes the answers."""
+        """Send a probe to the connected ranks, without a wait. `views` takes the answers."""
         self._last = run
         return {rank: self._questions.ask(rank, lambda n: Probe(request=n), lapses=True) for rank in run.there}
 
     def views(self, run: Round, answers: Mapping[int, Vitals], silent: Mapping[int, str]) -> Views:
-        """What these answers say.
+        """Return the views for these answers.
 
         Args:
+            run: the attempt.
+            answers: by rank.
             silent: ranks that do not answer.
         """
         return {rank: _view(run, rank, answers.get(rank), rank in silent) for rank in range(run.world_size)}
 
     def cut(self, rank: int, operation: Operation | None) -> Future[WasCut]:
-        """Have a rank cut an operation that it waits in; None: the forming of a group."""
+        """Request that a rank aborts the operation that it waits in; None: the forming of a group."""
         if operation is None:
             return self._questions.ask(rank, lambda n: Cut(request=n), lapses=True)
         name, group, number = operation.name, operation.group, operation.number
         return self._questions.ask(rank, lambda n: Cut(request=n, name=name, group=group, number=number), lapses=True)
 
     def gone(self) -> dict[int, str]:
-        """Ranks whose scripts have failed, and how."""
+        """Return the ranks whose scripts have failed, with the reason."""
         run = self._last
         ended = {} if run is None else {rank: one for rank, one in run.members.items() if not one.is_there}
         return {rank: one.how_it_went for rank, one in ended.items() if one.done is None or one.done.status != "ok"}
 
 
 class JobSource:
-    """A `widgets.live_status.MonitorSource`: one job as long as its number of ranks stays.
+    """A `widgets.live_status.MonitorSource` for one job, as long as its number of ranks is the same.
 
     Args:
-        probe: at its ranks.
-        round: tells the attempt under way, if there is one of that many ranks.
-        is_open: tells whether the job is still looked at, with that many ranks.
-        interrupt: cuts what its ranks wait in, and says in sentences what came of it.
+        probe: of its ranks.
+        round: returns the running attempt with this number of ranks, if there is one.
+        is_open: returns whether the notebook is still attached to the job, with this number of ranks.
+        interrupt: aborts waiting operations of its ranks, and describes the result in sentences.
     """
 
     def __init__(
@@ -90,7 +92,7 @@ class JobSource:
         return self._round()
 
     def press_stop(self) -> str:
-        """Cut what its ranks wait in."""
+        """Abort the waiting operations of its ranks."""
         return "; ".join(self._interrupt())
 
 
@@ -101,7 +103,7 @@ def _view(run: Round, rank: int, vitals: Vitals | None, is_silent: bool) -> Rank
     if not member.is_there or member.done is not None:
         if member.done is not None and member.done.status == "ok":
             return RankView(rank=rank, state="ended", runs="script")
-        if member.is_there:  # it has said how, and its process ends
+        if member.is_there:  # it has sent its result, and its process is ending
             return RankView(rank=rank, state="died", place=member.done.ename if member.done else "", runs="script")
         return RankView(rank=rank, state="died", place=member.how_it_went, runs="script")
     if vitals is not None:
@@ -122,7 +124,7 @@ def _why_silent(pid: int) -> str:
 
 
 def missing(run: Round, after_s: float = 3.0) -> str:
-    """Ranks that nobody has seen, in a sentence; "": all were, or it is too early to say."""
+    """Return a sentence about ranks that were not seen; "" if all were seen, or it is too early to say."""
     absent = [rank for rank in range(run.world_size) if rank not in run.members]
     if not absent or time.monotonic() - run.began_s < after_s:
         return ""

@@ -19,7 +19,7 @@ from ddp_notebook.wire.stream_order import StreamMerge
 
 TORCHRUN = -1  # in place of a rank: text of torchrun and its agents
 _READ_BYTES = 1 << 16
-_MOST_WAITING = 200  # pieces of output that were not shown; then the ranks wait in their `print`
+_MOST_WAITING = 200  # limit of pieces that were not shown; above it the ranks block in `print`
 _GREETING_S = 2.0  # timeout for a rank to send its pipes
 _log = logging.getLogger(__name__)
 
@@ -64,8 +64,8 @@ class PipeReader:
         own: the pipes of torchrun: file descriptors of stdout and stderr, which are closed at their ends.
 
     Attributes:
-        output: what was read.
-        world_size: of the last rank that has sent its pipes; 0: none has.
+        output: queue of pieces.
+        world_size: of the last rank that has sent its pipes; 0 if there is none.
     """
 
     def __init__(self, listener: socket.socket, own: Sequence[int]) -> None:
@@ -90,13 +90,13 @@ class PipeReader:
 
     @property
     def is_open(self) -> bool:
-        """Return whether there may be more output to read."""
+        """True if there may be more output to read."""
         with self._lock:
             return bool(self._open)
 
     @property
     def has_ended(self) -> bool:
-        """Return whether torchrun has closed its pipes."""
+        """True if torchrun has closed its pipes."""
         with self._lock:
             return TORCHRUN not in self._open
 
@@ -172,7 +172,7 @@ class PipeReader:
         self._selector.unregister(pipe)
         os.close(pipe)
         writer.open_pipes -= 1
-        if not writer.open_pipes:  # a mark may be missing, or the end of a character
+        if not writer.open_pipes:  # flush incomplete marks and characters
             self._put(writer, writer.merge.rest())
             self._put(writer, [(each, b"") for each in _STREAMS], is_end=True)
         with self._lock:

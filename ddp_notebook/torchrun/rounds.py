@@ -1,5 +1,7 @@
-"""The attempts of a job: torchrun starts all workers afresh when one has failed, and when an agent joins or leaves.
-Which process belongs to which attempt nobody says, so it is told from who is there."""
+"""The attempts of a job: torchrun restarts all workers after a failure, and when an agent joins or leaves.
+
+torchrun does not report which attempt a process belongs to, so this is derived from the known ranks.
+"""
 
 from __future__ import annotations
 
@@ -17,20 +19,20 @@ from ddp_notebook.torchrun.member import Member
 class Round:
     """One attempt."""
 
-    number: int  # counted by this notebook, from 1; in its recording it is the number of the cell
+    number: int  # counted by this notebook, from 1; the number of the cell in the recording
     world_size: int
-    observer: Observer  # takes in what it records
-    members: dict[int, Member] = field(default_factory=dict)  # by rank: those that have been let in
+    observer: Observer  # receives its recording
+    members: dict[int, Member] = field(default_factory=dict)  # rank -> connected process
     began_s: float = field(default_factory=time.monotonic)
 
     @property
     def there(self) -> list[int]:
-        """Ranks whose processes live and speak."""
+        """Ranks with a living process that sends messages."""
         return [rank for rank in self.living if self.members[rank].has_joined]
 
     @property
     def living(self) -> list[int]:
-        """Ranks whose processes live."""
+        """Ranks with a living process."""
         return [rank for rank, one in sorted(self.members.items()) if one.is_there]
 
     @property
@@ -38,13 +40,15 @@ class Round:
         return bool(self.living)
 
     def takes(self, place: RankEntry) -> bool:
-        """Whether a process that has come belongs to it."""
+        """Return whether a new process belongs to this attempt."""
         return place.world_size == self.world_size and place.rank not in self.members
 
     @property
     def how_it_ended(self) -> str:
-        """In words; "": it has not. Ranks whose own code failed come first, since operations of the others fail for
-        that."""
+        """The end of the attempt in words; "" while it runs.
+
+        Ranks whose own code failed come first, because operations of other ranks fail as a result.
+        """
         if self.is_under_way or not self.members:
             return ""
         words = group_by_value({rank: one.how_it_went for rank, one in self.members.items()})
@@ -53,18 +57,18 @@ class Round:
 
 
 class Events:
-    """What has happened in a job, in sentences, the last ones."""
+    """The last events of a job, in sentences."""
 
     def __init__(self) -> None:
         self._lines: list[tuple[float, str]] = []
         self._lock = threading.Lock()
 
     def add(self, line: str) -> None:
-        """From any thread."""
+        """Add a sentence. From any thread."""
         with self._lock:
             self._lines = [*self._lines[-99:], (time.time(), line)]
 
     def last(self, count: int) -> list[str]:
-        """With their times."""
+        """Return the last sentences with their times."""
         with self._lock:
             return [f"{time.strftime('%H:%M:%S', time.localtime(at))} {line}" for at, line in self._lines[-count:]]

@@ -1,4 +1,4 @@
-"""`%ddp_torchrun`: a job of torchrun's that is started here, shows its output in the cell, and ends with the kernel."""
+"""`%ddp_torchrun`: a torchrun job that is started here, shows its output in the cell, and ends with the kernel."""
 
 from __future__ import annotations
 
@@ -38,47 +38,47 @@ _OURS = {
     f"--{name}"
     for name in ("rdzv-endpoint", "rdzv-id", "rdzv-backend", "standalone", "master-addr", "master-port", "node-rank")
 }
-_NPROC = ("auto", "cpu", "gpu", "xpu")  # beside numbers
+_NPROC = ("auto", "cpu", "gpu", "xpu")  # or a number
 _NO_RANKS = {"--no-python", "--run-path"}
 _TO_FILES = {"-r", "--redirects", "-t", "--tee"}  # options that make torchrun write the output of ranks to files
-# torch's own times are for clusters: 30 s for further agents, 15 s until one that is silent counts as gone.
+# The default times of torch are for clusters: 30 s for further agents, 15 s until a silent agent counts as dead.
 _TIMES = "last_call_timeout=2,keep_alive_interval=1,keep_alive_max_attempt=3"
-_MOST_RANKS = 8  # the limit of the shown text is that of so many ranks
-_ALONE_S = 20.0  # after so long without a rank, a line names what torchrun waits for
-_REFRESH_S = 0.1  # output that goes on without a pause is shown at least so often
-_END_S = 2.0  # wait for more output of ranks when torchrun has ended and all that was read is shown
+_MOST_RANKS = 8  # the limit of the shown text is that of this number of ranks
+_ALONE_S = 20.0  # after this time without a rank, a line names the reason: torchrun waits for more agents
+_REFRESH_S = 0.1  # longest interval between updates of continuous output
+_END_S = 2.0  # time to wait for more output of ranks after torchrun has ended and all output is shown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TorchrunOptions:
-    """What a line asks for."""
+    """Parsed line of `%ddp_torchrun`."""
 
-    options: list[str]  # of torchrun
-    program: list[str]  # the script, or `-m` and a module, and what follows
-    name: str  # of the job
-    agents: int  # that are started here
-    folds: bool = True  # lines of several ranks are merged
+    options: list[str]  # options of torchrun
+    program: list[str]  # the script, or `-m` and a module, with arguments
+    name: str  # name of the job
+    agents: int  # number of agents to start on this machine
+    folds: bool = True  # merge lines of several ranks
     key: str = field(default_factory=lambda: f"notebook-{os.getpid()}-{secrets.token_hex(4)}")
 
     def command(self, endpoint: str) -> list[str]:
-        """What follows `torchrun`, for one agent."""
+        """Return the arguments of `torchrun` for one agent."""
         rendezvous = [f"--rdzv-backend={BACKEND}", f"--rdzv-endpoint={endpoint}", f"--rdzv-id={self.key}"]
         times = [] if any(word.startswith(("--rdzv-conf", "--rdzv_conf")) for word in self.options) else _times()
         return [*rendezvous, *times, *self.options, "-m", "ddp_notebook.attach", *self.program]
 
     def joins(self, endpoint: str) -> str:
-        """What starts one more agent, in a shell on this machine in the same directory."""
+        """Return the command that starts one more agent, in a shell on this machine in the same directory."""
         command = [sys.executable, "-m", "ddp_notebook.launch.elastic.agent", *self.command(endpoint)]
         return f"{NAME_VARIABLE}={shlex.quote(self.name)} {shlex.join(command)}"
 
     @property
     def has_files(self) -> bool:
-        """Return whether torchrun writes the output of ranks to files."""
+        """True if torchrun writes the output of ranks to files."""
         return any(word.partition("=")[0] in _TO_FILES or word[:2] in ("-r", "-t") for word in self.options)
 
     @property
     def most_agents(self) -> int:
-        """Most agents that torchrun accepts: 3 with `--nnodes 1:3`."""
+        """The highest number of agents that torchrun accepts: 3 with `--nnodes 1:3`."""
         for word, behind in zip(self.options, [*self.options[1:], ""], strict=False):
             name, is_joined, value = word.partition("=")
             most = (value if is_joined else behind).rpartition(":")[2]
@@ -104,10 +104,10 @@ def torchrun_line() -> LineParser:
 
 
 def read(line: str) -> TorchrunOptions:
-    """What the line of the magic asks for.
+    """Parse the line of the magic.
 
     Raises:
-        UsageError: it cannot be; says how to write it.
+        UsageError: it is wrong; the message names a correct form.
 
     Example:
         >>> asked = read("--name big --nnodes 1:3 --nproc-per-node 2 -m train --lr 0.1")
@@ -148,8 +148,9 @@ def _split(words: Sequence[str], declared: LineParser) -> tuple[dict[str, str], 
     """Split the words of a line.
 
     Returns:
-        The values of our own options by name, the options of torchrun, and the program: it begins with the script or
-        with `-m`, and is empty if there is neither.
+        The values of the magic's own options by name, the options of torchrun, and the program. The program begins with
+            the
+        script or with `-m`, and is empty if there is neither.
     """
     own: dict[str, str] = {f"--{name}": declared.get_default(name) for name in ("agents", "name", "fold")}
     options, left = [], deque(words)
@@ -166,7 +167,7 @@ def _split(words: Sequence[str], declared: LineParser) -> tuple[dict[str, str], 
 
 
 def _check_ours(options: Sequence[str]) -> None:
-    """Raise UsageError for options of torchrun that the magic sets itself, and that start no ranks."""
+    """Raise UsageError for options of torchrun that the magic sets itself, and for options that start no ranks."""
     for word in options:
         option = word.partition("=")[0].replace("_", "-")
         if option in _NO_RANKS:
@@ -179,7 +180,7 @@ def _check_ours(options: Sequence[str]) -> None:
 
 
 def _check_numbers(options: Sequence[str]) -> None:
-    """Torch would tell of them in a traceback of its own, once the job has begun."""
+    """Raise UsageError for wrong numbers. torch would print a traceback after the start of the job."""
     for word, behind in zip(options, [*options[1:], ""], strict=False):
         option, is_joined, value = word.partition("=")
         name, value = option.replace("_", "-"), value if is_joined else behind
@@ -197,8 +198,10 @@ def _is_count(text: str) -> bool:
 
 
 def _is_a_device(word: str) -> bool:
-    """Torchrun also takes the name that an extension has given its kind of device. Asked in a process of its own: the
-    notebook imports no torch."""
+    """Return whether torchrun accepts a word as a device type, such as one of an extension.
+
+    The check runs in a separate process, because the notebook imports no torch.
+    """
     code = "import sys; from torch.distributed.run import determine_local_world_size as count; count(sys.argv[1])"
     command = [sys.executable, "-c", code, word]
     return word.isidentifier() and subprocess.run(command, capture_output=True).returncode == 0
@@ -209,11 +212,11 @@ def _times() -> list[str]:
 
 
 def run(asked: TorchrunOptions) -> TorchrunJob:
-    """Start a job, show what it writes, and wait for its end; the stop button ends it. For the main thread.
+    """Start a job, show its output, and wait for its end; the stop button ends it. For the main thread.
 
     Raises:
         JobFailedError: it has failed.
-        KeyboardInterrupt: it was ended by the stop button.
+        KeyboardInterrupt: the stop button has ended it.
     """
     listener, place = listen_here(str(entries.folder()))
     taker, taker_place = listen_here(str(entries.folder()))
@@ -246,12 +249,12 @@ def _start(asked: TorchrunOptions, endpoint: str, listener: int, output: str) ->
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env={**os.environ, NAME_VARIABLE: asked.name, OUTPUT_VARIABLE: output},
-        start_new_session=True,  # the stop button signals the kernel's process group: the job is ended in order
+        start_new_session=True,  # the stop button signals the kernel's process group, but the job must end in order
     )
 
 
 class _Follower:
-    """Shows a job under the cell until it ends. Arguments as in `run`; `endpoint`: of the rendezvous."""
+    """Shows a job under the cell until it ends. For the arguments see `run`; `endpoint`: of the rendezvous."""
 
     def __init__(
         self,
@@ -267,14 +270,14 @@ class _Follower:
         self._joins = asked.joins(endpoint)  # the command that starts one more agent
         self._view: tuple[int, Any] | None = None  # number of an attempt, and the view under its output
         self._screen = Screen(range(_MOST_RANKS), holds=self._holds, folds=asked.folds, log="attach_job().log(rank)")
-        self._presses = 0  # of the stop button, that torchrun has been told of
-        self._alone_s = time.monotonic() + _ALONE_S  # then a line says that no rank has started
-        self._ends_s = float("inf")  # no more output is waited for then
+        self._presses = 0  # presses of the stop button that were sent to torchrun
+        self._alone_s = time.monotonic() + _ALONE_S  # time of the line that no rank has started
+        self._ends_s = float("inf")  # end of the wait for more output
         self._pieces: int | None = None  # most pieces written before torchrun ended; None while torchrun runs
         self._refreshed_s, self._pause_s = time.monotonic(), FLUSH_S
 
     def follow(self) -> None:
-        """Return when torchrun has ended and its output is shown."""
+        """Show the output until torchrun has ended."""
         output = self._pipes.output
         if self._asked.most_agents > self._asked.agents:
             self._screen.write("stderr", f"one more agent joins from a shell with: {self._joins}\n")
@@ -293,7 +296,7 @@ class _Follower:
                 said = f"no rank has started within {_ALONE_S:.0f} s: torchrun waits for more agents"
                 self._screen.write("stderr", f"{said}; one more, in a shell: {self._joins}\n")
             if self._pipes.has_ended and self._ends_s == float("inf"):
-                # A process that has left the job may hold a pipe open, and may go on writing.
+                # A process that has left the job may hold a pipe open, and may continue to write.
                 self._pieces = self._pipes.most_waiting if self._pieces is None else self._pieces
                 if output.empty() or not self._pieces:
                     self._ends_s = now_s + _END_S
@@ -302,7 +305,7 @@ class _Follower:
             self._view[1].end(self._view[0])
 
     def _holds(self, waits_s: float, quiet_s: float) -> bool:
-        """See `Beside.holds`."""
+        """See `SideView.holds`."""
         return self._view is not None and self._view[1].holds(waits_s, quiet_s)
 
     def _show(self, one: Written) -> None:
@@ -315,14 +318,14 @@ class _Follower:
             self._pieces -= 1
 
     def _refresh(self, now_s: float) -> None:
-        """Show what is folded, and set the time until the next look."""
+        """Show folded output, and set the time until the next update."""
         is_idle = self._pipes.output.empty()
         wait_s = self._screen.refresh(self._pipes.talking)
         self._pause_s = 0.0 if not is_idle else FLUSH_S if wait_s is None else min(FLUSH_S, wait_s)
         self._refreshed_s = now_s
 
     def _forward_presses(self, now_s: float) -> None:
-        """Have the job end if stop was pressed; a second press soon after kills it."""
+        """Request the end of the job after a press of stop; a second press soon after kills it."""
         if self._interrupts.count > self._presses:
             if not self._presses:
                 self._screen.hurry()
@@ -338,7 +341,7 @@ def _log(job: TorchrunJob, one: Written) -> None:
 
 
 def _update_view(job: TorchrunJob, view: tuple[int, Any] | None) -> tuple[int, Any] | None:
-    """Have the monitor under the cell show what is new: one for each attempt."""
+    """Update the monitor under the cell; each attempt has its own."""
     run = job.round
     if run is None:
         return view
@@ -354,13 +357,13 @@ def _update_view(job: TorchrunJob, view: tuple[int, Any] | None) -> tuple[int, A
 
 def _write_word(pipe: IO[bytes] | None, word: str) -> None:
     assert pipe is not None
-    with contextlib.suppress(OSError):  # it has ended
+    with contextlib.suppress(OSError):  # the process has ended
         pipe.write(f"{word}\n".encode())
         pipe.flush()
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Wait for the parent of the agents, which ends all it has started when its input ends."""
+    """Close the input of the agents' parent, which then ends all its processes, and wait for its end."""
     assert process.stdin is not None
     with contextlib.suppress(OSError):
         process.stdin.close()

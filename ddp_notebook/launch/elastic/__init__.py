@@ -1,7 +1,7 @@
-"""Agents of torchrun's that a notebook starts, or a shell ends; what is seen of their ranks is in `torchrun/`.
+"""torchrun agents started by a notebook. `torchrun/` has the view of their ranks.
 
-parent      the process between the kernel and the agents, which ends them and all below them
-rendezvous  the store at which agents meet
-agent       torchrun itself, with the script under `ddp_notebook.attach`
-log_folder  the folder for what the ranks of such a job write
+parent      the process between the kernel and the agents, which ends them and their descendants
+rendezvous  the store of the agents' rendezvous
+agent       torchrun itself, which runs the script under `ddp_notebook.attach`
+log_folder  the folder for the output of the job's ranks
 """

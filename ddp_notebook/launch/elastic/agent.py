@@ -1,8 +1,8 @@
 """torchrun itself, as `%ddp_torchrun` starts it.
 
-With gloo and torch 2.13 a job does not get past a restart: the c10d rendezvous shares one store between all attempts,
-whose keys it does not tell apart, so workers of a later attempt look for peers at addresses of the earlier one. torch
-has a switch for that, which is set here unless the user has set it.
+With gloo and torch 2.13 a job fails after a restart. The c10d rendezvous shares one store between all attempts with the
+same keys, so workers of a later attempt connect to addresses of the earlier one. torch has a switch against this, which
+is set here unless the user has set it.
 
 Source: https://github.com/pytorch/pytorch/issues/135712
 """
@@ -14,13 +14,13 @@ import sys
 
 from ddp_notebook.launch.elastic import rendezvous
 
-_ATTACH = "ddp_notebook.attach"  # the module under which the script runs
+_ATTACH = "ddp_notebook.attach"  # the module that runs the script
 
 OWN_STORES = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 
 
 def main() -> None:
-    """Be an agent, to its end. Arguments are those of `torchrun`."""
+    """Run an agent to its end, with the arguments of `torchrun`."""
     os.environ.setdefault(OWN_STORES, "1")
     from torch.distributed import run as torchrun
     from torch.distributed.elastic.multiprocessing import SignalException
@@ -29,7 +29,7 @@ def main() -> None:
     rendezvous.register()
     try:
         torchrun.main(sys.argv[1:])
-    except SignalException as error:  # somebody has pressed stop: not the place for a traceback of torchrun's
+    except SignalException as error:  # the stop button was pressed: omit the traceback of torchrun
         sys.exit(128 + error.sigval)
     except ChildFailedError as error:  # its traceback has only frames of torchrun and of this file
         print(ChildFailedError(_script(sys.argv, error.name), error.failures), file=sys.stderr)

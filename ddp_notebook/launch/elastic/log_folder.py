@@ -1,4 +1,4 @@
-"""The folder in which a notebook keeps what the ranks of its torchrun job write."""
+"""The folder for the output of the ranks of a torchrun job."""
 
 from __future__ import annotations
 

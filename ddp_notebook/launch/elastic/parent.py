@@ -1,10 +1,12 @@
-"""Between a kernel and the agents of torchrun's that it starts: ends them and all below them, when it is told to or the
-kernel has gone, however that went. `python -m ddp_notebook.launch.elastic.parent AGENTS FD OPTION-OF-TORCHRUN ...`,
-where FD is the listening socket of the store at which the agents meet.
+"""The process between a kernel and its torchrun agents. It ends them and their descendants on request, or when the
+kernel has ended in any way.
 
-    stdin    "stop", or its end: end the agents as torchrun is ended, by SIGTERM; "kill": at once
-    stdout   what agents and workers write; stderr likewise
-    status   that of the agent that ended last
+`python -m ddp_notebook.launch.elastic.parent AGENTS FD OPTION-OF-TORCHRUN ...`, with the listening socket of the
+agents' rendezvous store in FD.
+
+    stdin    "stop", or its end: end the agents like torchrun, by SIGTERM; "kill": at once
+    stdout   output of agents and workers; the same for stderr
+    status   exit status of the agent that ended last
 """
 
 from __future__ import annotations
@@ -29,39 +31,44 @@ from ddp_notebook.launch.elastic import rendezvous
 from ddp_notebook.registry import entries
 
 _LOOK_S = 0.1
-_GRACE_S = 4.0  # what agents get to end their workers in order
+_GRACE_S = 4.0  # time for agents to end their workers in order
 
 
 def main() -> None:
-    """Be it, until its agents have ended."""
+    """Run the parent until its agents have ended."""
     count, listener, options = int(sys.argv[1]), socket.socket(fileno=int(sys.argv[2])), sys.argv[3:]
     listener.set_inheritable(False)
     rendezvous.serve(listener)
-    processes.adopt_orphans()  # a worker whose agent was killed is still below this process
+    processes.adopt_orphans()  # a worker whose agent was killed is then a child of this process
     told: list[str] = []
-    # VS Code's stop button sends SIGINT to all that is below the kernel; agents take it as torchrun does.
+    # The stop button of VS Code sends SIGINT to all processes below the kernel. Agents handle it like torchrun.
     signal.signal(signal.SIGINT, lambda *_: None)
     signal.signal(signal.SIGTERM, lambda *_: told.append("stop"))
     command = [sys.executable, "-m", "ddp_notebook.launch.elastic.agent", *options]
-    # If this process is killed, agents end their workers as ever.
+    # If this process is killed, the agents end their workers as usual.
     with_us = functools.partial(processes.die_with_parent, os.getpid(), signal.SIGTERM)
     how: dict[str, Any] = {"stdin": subprocess.DEVNULL, "start_new_session": True, "preexec_fn": with_us}
     agents = [subprocess.Popen(command, **how) for _ in range(count)]
     try:
         status = _wait(agents, told)
     finally:
-        processes.end(psutil.Process().children(recursive=True))  # workers that do not end, and what has no parent
+        processes.end(psutil.Process().children(recursive=True))  # workers that do not end, and orphans
         with contextlib.suppress(OSError, UsageError):
-            entries.entries()  # clears away those of workers that a signal has ended
+            entries.entries()  # removes entries of workers that a signal has ended
     sys.exit(status)
 
 
 def _wait(agents: Sequence[subprocess.Popen[bytes]], told: list[str]) -> int:
-    """Until all have ended, or there is no more time for that. Returns the status of the one that ended last: a job
-    may go on without one that was killed.
+    """Wait until all agents have ended, or the grace period is over.
+
+    A job may continue after one of its agents was killed.
 
     Args:
-        told: to end them, in words; handlers of signals tell that too.
+        agents: to wait for.
+        told: requests to end them; signal handlers append to it too.
+
+    Returns:
+        The exit status of the agent that ended last.
     """
     ends_s, is_open, status = float("inf"), True, 1
     left = list(agents)
@@ -85,8 +92,9 @@ def _wait(agents: Sequence[subprocess.Popen[bytes]], told: list[str]) -> int:
 
 
 def _end_orphans(agents: Sequence[subprocess.Popen[bytes]]) -> None:
-    """End the workers of an agent that was killed: with them the others would go on as if it were there, and never
-    begin anew without it."""
+    """End the workers of a killed agent: with them, the others would not notice its end and would never restart without
+    it.
+    """
     own = {one.pid for one in agents}
     for worker in psutil.Process().children():
         if worker.pid not in own:

@@ -1,8 +1,8 @@
-"""The rendezvous of the agents of `%ddp_torchrun`: a store of ours, which other users of the machine cannot reach.
+"""The rendezvous of the agents of `%ddp_torchrun`: a store that other users of the machine cannot reach.
 
 torch's `c10d` rendezvous is a `TCPStore` on all interfaces, without a password, and agents unpickle its state: every
-process that reaches its port can execute code in an agent. Here the store listens at a Unix socket and compares users
-(see `wire.store`). Its server is the parent of the agents, so the rendezvous outlives each agent.
+process that reaches its port can execute code in an agent. This store listens on a Unix socket and checks the user of
+each connection (see `wire.store`). Its server is the parent of the agents, so the rendezvous outlives each agent.
 
 Source: https://docs.pytorch.org/docs/stable/elastic/rendezvous.html (registry)
 """
@@ -25,7 +25,7 @@ def serve(listener: socket.socket) -> None:
 
 
 def register() -> None:
-    """Let torchrun in this process meet other agents at such a store."""
+    """Register the rendezvous backend for torchrun in this process."""
     from torch.distributed.elastic.rendezvous import (
         RendezvousHandler,
         RendezvousParameters,

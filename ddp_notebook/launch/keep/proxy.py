@@ -172,7 +172,7 @@ class KeptCluster(Cluster):
 
     @property
     def is_stopped(self) -> bool:
-        """True if cells of this notebook cannot reach the ranks: a host server is stopped, or another notebook drives."""
+        """True if cells of this notebook cannot reach ranks: a host server is stopped, or another notebook drives."""
         return self._state.is_stopped or not self._remote.welcome.drives or self._remote.is_stopped
 
     def cut_off(self, after_s: float = HANGS_S) -> str:

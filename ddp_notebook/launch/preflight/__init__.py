@@ -1,9 +1,9 @@
-"""Hosts side by side before a group forms: what they are like, and whether they reach each other.
+"""Preflight check of hosts before a group forms: compare them, and test their connections.
 
 check    `%ddp_start --check`: starts no rank
-fit      before every group of several hosts: what would keep it from forming
-query    what hosts are asked, all at once
-pairs    which hosts try to connect, and where
-compare  what is not the same everywhere, and what to do about it
-table    how it is shown
+fit      finds problems before each group of several hosts forms
+query    sends requests to all hosts in parallel
+pairs    tests connections between hosts
+compare  finds differences between hosts, with fixes
+table    formats the result
 """

@@ -1,4 +1,4 @@
-"""`%ddp_start --check` and `ddp_notebook.check`: hosts are reached and compared, and no rank is started."""
+"""`%ddp_start --check` and `ddp_notebook.check`: connect to hosts and compare them, without starting a rank."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from ddp_notebook.on_rank import refuse_on_rank
 
 
 def survey(asked: StartOptions, report: Callable[[str], None] = lambda _: None) -> HostTable:
-    """The same of options.
+    """Connect to the hosts of a start and compare them.
 
     Args:
-        asked: how ranks would be started.
-        report: told a line about each host that has answered.
+        asked: options of the start.
+        report: called with a line for each host that has answered.
     """
     refuse_on_rank("ranks start no ranks: call check")
     if starter := choose(asked):
@@ -68,7 +68,7 @@ def _fatal(hosts: list[Any], ports: range) -> list[compare.Finding]:
 
 
 def _tried(answers: list[Answer]) -> str:
-    """What was found of the network between hosts where nothing is wrong with it."""
+    """Describe the successful connection tests between hosts; "" for a single machine."""
     number = len(routes(list(dict.fromkeys(answer.machine for answer in answers))))
     return f"they reach each other: {number} connections were tried\n" if number else ""
 

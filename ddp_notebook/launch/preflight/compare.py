@@ -1,4 +1,4 @@
-"""What is not the same on all hosts, and what to do about it."""
+"""Find differences between hosts, with fixes."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from ddp_notebook.launch.transports.ports import ANY, in_words
 from ddp_notebook.records.units import ms, size, two_figures
 from ddp_notebook.version import __version__
 
-_CLOCK_NS = 1_000_000_000  # what nobody minds
-_MEMORY = 1.25  # as much, and it is another machine
+_CLOCK_NS = 1_000_000_000  # clock difference that does not matter
+_MEMORY = 1.25  # ratio of memory from which machines count as different
 _OF_SPEED = ("CUDA", "GPUs", "cores")
 _MISSING, _ANOTHER = "not there", "another one"
 _MOST_NAMED = 4  # hosts in a sentence
 
 
 class Column(NamedTuple):
-    """One of the table's."""
+    """One column of the table."""
 
     title: str
     text: Callable[[Answer], str]
-    compared: Callable[[Answer], object]  # what should be the same on all; None: nothing
+    compared: Callable[[Answer], object]  # value that should be the same on all hosts; None if there is none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """What does not fit, where in the table that is, and what to do."""
+    """A problem, its place in the table, and a fix."""
 
     sentence: str
     marks: frozenset[tuple[str, str]] = frozenset()  # host and title of the column
-    is_fatal: bool = False  # no group would form, or not work
+    is_fatal: bool = False  # no group would form, or it would not work
 
 
 def _gpus(answer: Answer) -> str:
@@ -69,14 +69,14 @@ def _reached_at(answer: Answer) -> str:
 
 def _clock(answer: Answer) -> str:
     off_ns = abs(answer.clock_ns)
-    if off_ns <= answer.clock_error_ns:  # nothing more can be said
+    if off_ns <= answer.clock_error_ns:  # within the error bound
         return f"± {ms(answer.clock_error_ns)}"
     sign = "-" if answer.clock_ns < 0 else "+"
     return f"{sign}{ms(off_ns)}" if off_ns < _CLOCK_NS else f"{sign}{two_figures(off_ns / 1e9)} s"
 
 
 def _minor(version: str) -> str:
-    """3.12.1 and 3.12.4 are as good as the same."""
+    """Return a version without its last part: 3.12.1 and 3.12.4 count as the same."""
     return version.rpartition(".")[0]
 
 
@@ -101,14 +101,14 @@ def _marks(title: str, hosts: Sequence[str]) -> frozenset[tuple[str, str]]:
 
 
 def differing(column: Column, answers: Sequence[Answer]) -> list[str]:
-    """The hosts that are not as most others are, or not as the first one."""
+    """Return the hosts that differ from most others, or from the first one if there is a tie."""
     values = {answer.host: column.compared(answer) for answer in answers}
     most = Counter(values.values()).most_common(1)
     return [host for host, value in values.items() if value != most[0][0]]
 
 
 def versions(answers: Sequence[Answer]) -> list[Finding]:
-    """Values travel between ranks and the notebook, and groups are formed by what torch speaks."""
+    """Find different versions: values are sent between ranks and the notebook, and groups use torch's protocols."""
     found = []
     for title, fact in _FATAL.items():
         by_host = {answer.host: str(answer.facts[fact]) for answer in answers}
@@ -133,7 +133,7 @@ def versions(answers: Sequence[Answer]) -> list[Finding]:
 
 
 def addresses(answers: Sequence[Answer]) -> list[Finding]:
-    """Hosts reach each other by the addresses by which the notebook has reached them."""
+    """Find hosts on a loopback address: hosts reach each other at the address that the notebook uses."""
     alone = [answer for answer in answers if is_loopback(answer.facts["address"])]
     if not alone or len(alone) == len(answers):
         return []
@@ -149,10 +149,11 @@ def addresses(answers: Sequence[Answer]) -> list[Finding]:
 
 
 def connections(failed: Sequence[Unreached], ports: range = ANY) -> list[Finding]:
-    """What connections that did not come about say of the network between hosts.
+    """Describe the network problem behind failed connections.
 
     Args:
-        ports: on which the store is to listen, see `places`.
+        failed: the connections.
+        ports: for the store, see `places`.
     """
     if not failed:
         return []
@@ -195,10 +196,10 @@ def _way_out(failed: Sequence[Unreached], ports: range) -> str:
 
 
 def remarks(answers: Sequence[Answer], directory: str) -> list[Finding]:
-    """What a group can live with, and its user should know.
+    """Find problems that do not prevent a group but that the user should know.
 
     Args:
-        answers: of hosts that are reached.
+        answers: of hosts that can be reached.
         directory: the notebook's.
     """
     if not answers:
@@ -223,7 +224,7 @@ def _bound(answers: Sequence[Answer]) -> list[Finding]:
 
 
 def _unlike(answers: Sequence[Answer]) -> list[Finding]:
-    """Hosts that are not as the others are in what makes them slower."""
+    """Find hosts that differ from the others in hardware, and so in speed."""
     most_mib = max(answer.facts["memory_mib"] for answer in answers)
     unlike = {column.title: differing(column, answers) for column in COLUMNS if column.title in _OF_SPEED}
     unlike["memory"] = [answer.host for answer in answers if answer.facts["memory_mib"] * _MEMORY < most_mib]
@@ -288,7 +289,7 @@ def _counted(hosts: Sequence[str]) -> str:
 
 
 def named(hosts: Sequence[str]) -> str:
-    """Hosts in a sentence.
+    """List hosts in a sentence.
 
     Example:
         >>> named(["a", "b"]), named([f"gpu{n}" for n in range(9)])

@@ -1,4 +1,4 @@
-"""What would keep a group of hosts from forming, said before it forms: gloo would wait, and name nobody."""
+"""Find problems that keep a group of hosts from forming. Gloo would wait, without naming a host."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ _TABLE_S = 5.0
 
 
 def fatal(hosts: Sequence[Host], check: Callable[[], None] = lambda: None, ports: range = ANY) -> list[Finding]:
-    """Why no group of these hosts would form.
+    """Return problems that keep a group of these hosts from forming.
 
     Args:
-        hosts: whose facts were asked for. The first one has the store.
-        check: called often while it waits; what it raises ends the wait.
-        ports: on which their store is to listen.
+        hosts: their facts must be available. The first one has the store.
+        check: called often during the wait; an exception from it ends the wait.
+        ports: for their store.
 
     Raises:
         HostError: one of them ended.
-        StartError: one of them has not the interface that it is to use.
+        StartError: a host does not have the requested interface.
     """
     answers = [Answer(host=host.name, machine=host.transport.machine, facts=host.facts()) for host in hosts]
     return [*versions(answers), *addresses(answers)] or connections(try_pairs(hosts, check, ports), ports)
 
 
 def require(hosts: Sequence[Host], check: Callable[[], None] = lambda: None, ports: range = ANY) -> None:
-    """See that a group of these hosts can form.
+    """Raise an error if a group of these hosts cannot form.
 
     Args:
         hosts, check, ports: see `fatal`.
 
     Raises:
-        StartError: it cannot. Says why and what to do, and shows the hosts side by side.
+        StartError: it cannot form. The message has the reason, a fix, and a table of the hosts.
     """
     if found := fatal(hosts, check, ports):
         table = HostTable(answers=tuple(ask_all(hosts, _TABLE_S, check=check)), findings=tuple(found))

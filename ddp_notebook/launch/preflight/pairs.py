@@ -1,8 +1,8 @@
-"""Which hosts try to connect to each other before a group forms, and what came of it.
+"""Test connections between hosts before a group forms.
 
-They connect as gloo and the store will: to the address by which the host was reached, from whatever address the route
-has, and to the address at which gloo listens, the first one of its interface. Each direction by itself: a firewall may
-let one through.
+The tests connect like gloo and the store: from the address of the route, to two addresses of the target. These are the
+address of the host for the notebook, and the address at which gloo listens, the first one of its interface. Each
+direction is tested, since a firewall may allow only one.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from ddp_notebook.messages.hosts import (
 )
 
 _R = TypeVar("_R", bound=Message)
-ALL_PAIRS_UP_TO = 8  # machines; of more a ring, and each with the one that has the store
-TRY_S = 2.0  # one lost packet is sent again after 1 s
-_ELSEWHERE_S = 0.6  # on networks that nobody has asked for
+ALL_PAIRS_UP_TO = 8  # machines; with more, a ring, and each with the machine of the store
+TRY_S = 2.0  # a lost packet is sent again after 1 s
+_ELSEWHERE_S = 0.6  # on other networks
 _ANSWER_S = 5.0
 
 
 class HostAddress(NamedTuple):
-    """Where a host may be reached."""
+    """An address at which a host may be reached."""
 
     address: str
     interface: str
-    is_asked: bool = False  # by `GLOO_SOCKET_IFNAME`
+    is_asked: bool = False  # requested with `GLOO_SOCKET_IFNAME`
     ports: range = ANY
 
     def __str__(self) -> str:
@@ -52,18 +52,18 @@ class HostAddress(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unreached:
-    """A connection from one host to another that does not come about."""
+    """A failed connection from one host to another."""
 
     source: str
     target: str
     place: HostAddress
     why: str
-    instead: tuple[HostAddress, ...] = ()  # where it does
-    is_taken: bool = False  # the target cannot listen there
+    instead: tuple[HostAddress, ...] = ()  # addresses at which the connection succeeds
+    is_taken: bool = False  # the target cannot listen on these ports
 
 
 def routes(names: Sequence[str]) -> list[tuple[str, str]]:
-    """Which machine is to connect to which: each direction is a pair.
+    """Return the connections to test between machines, one pair for each direction.
 
     Args:
         names: of the machines. The first one has the store.
@@ -82,14 +82,17 @@ def routes(names: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def places(facts: Mapping[str, Any], ports: range = ANY) -> list[HostAddress]:
-    """Where a host's store and gloo will listen: at the address by which it was reached, and at the first address of
-    the interface that has it, or that `GLOO_SOCKET_IFNAME` names.
+    """Return the addresses at which a host's store and gloo will listen.
+
+    These are the address of the host for the notebook, and the first address of an interface. That is the interface of
+    this address, or the one named in `GLOO_SOCKET_IFNAME`.
 
     Args:
-        ports: of the store. Gloo takes any: its listener cannot be given a port, nor can that of NCCL.
+        facts: of the host.
+        ports: of the store. Gloo and NCCL cannot be given a port for their listeners.
 
     Raises:
-        StartError: it has no such interface.
+        StartError: the host does not have the requested interface.
 
     Example:
         >>> found = places({"address": "10.0.0.5", "interfaces": {"10.0.0.4": "eth0", "10.0.0.5": "eth0"}, "env": {}})
@@ -110,17 +113,18 @@ def places(facts: Mapping[str, Any], ports: range = ANY) -> list[HostAddress]:
 
 
 def try_pairs(hosts: Sequence[Host], check: Callable[[], None] = lambda: None, ports: range = ANY) -> list[Unreached]:
-    """Have the hosts connect to each other. Returns what does not work; takes `TRY_S` where something does not answer,
-    and a little more to see where it would.
+    """Test connections between hosts, and return those that fail.
+
+    It takes `TRY_S` if a host does not answer, and a little more to find an address that works.
 
     Args:
-        hosts: whose `facts` were asked for. The first one has the store. Of each machine one tries.
-        check: called often while it waits; what it raises ends the wait.
+        hosts: their facts must be available. The first one has the store. One host per machine is tested.
+        check: called often during the wait; an exception from it ends the wait.
         ports: see `places`.
 
     Raises:
         HostError: one of them ended.
-        StartError: one of them has not the interface that it is to use.
+        StartError: a host does not have the requested interface.
     """
     machines: dict[str, Host] = {}
     for host in hosts:
@@ -165,13 +169,13 @@ def _other_places(facts: Mapping[str, Any], used: Collection[HostAddress]) -> li
         for place in (HostAddress(address, name) for address, name in _interfaces(facts).items())
         if place not in used
         and (":" in place.address) == (":" in facts["address"])
-        and "%" not in place.address  # of one link only
+        and "%" not in place.address  # link-local addresses
         and not is_loopback(place.address)
     ]
 
 
 def _interfaces(facts: Mapping[str, Any]) -> dict[str, str]:
-    """The interfaces by their addresses of the internet; the system tells those of the hardware too."""
+    """Return the interfaces by IP address, without hardware addresses."""
     found = {}
     for address, name in facts["interfaces"].items():
         with contextlib.suppress(ValueError):
@@ -181,11 +185,11 @@ def _interfaces(facts: Mapping[str, Any]) -> dict[str, str]:
 
 
 class _Trial:
-    """Some hosts that try to connect.
+    """Connection tests between hosts.
 
     Args:
         hosts: by name.
-        check: called often while it waits; what it raises ends the wait.
+        check: called often during the wait; an exception from it ends the wait.
     """
 
     def __init__(self, hosts: Mapping[str, Host], check: Callable[[], None]) -> None:
@@ -196,12 +200,12 @@ class _Trial:
     def run(
         self, directions: Sequence[tuple[str, str]], where: Mapping[str, Sequence[HostAddress]], timeout_s: float
     ) -> list[Unreached]:
-        """What does not work of these directions.
+        """Return the connections that fail.
 
         Args:
-            directions: from which host to which.
-            where: each target listens.
-            timeout_s: seconds that a connection gets.
+            directions: pairs of source and target.
+            where: addresses at which each target listens.
+            timeout_s: seconds for a connection.
         """
         try:
             ports = self._ask(
@@ -250,7 +254,7 @@ class _Trial:
         ]
 
     def _of(self, name: str) -> str:
-        """The word of a host."""
+        """Return the word that a host sends to each connection."""
         return f"{self._word}/{list(self._hosts).index(name)}"
 
     def _ask(

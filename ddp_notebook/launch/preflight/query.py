@@ -1,4 +1,4 @@
-"""What hosts are asked, all at once."""
+"""Send requests to all hosts in parallel."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from ddp_notebook.records.marker import marked
 
 _T = TypeVar("_T")
 _LOOK_S = 0.05
-_ANSWER_S = 10.0  # to a question for files, which a network may hold up
+_ANSWER_S = 10.0  # for a request about files, which a network file system may delay
 _CLOCK_TRIES = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What one host has said of itself."""
+    """Reply of one host about itself."""
 
     host: str
-    machine: str  # which may have several hosts
-    facts: Mapping[str, Any] = field(default_factory=dict)  # {}: it is not reached
-    site: Mapping[str, Any] = field(default_factory=dict)  # fields of `SiteReply`; {}: was not asked
-    has_marked: bool = False  # the notebook could leave a file in its directory
-    clock_ns: int = 0  # of its clock over the notebook's
-    clock_error_ns: int = 0  # bound on that
-    trouble: str = ""  # why it is not reached, and what to do
+    machine: str  # may have several hosts
+    facts: Mapping[str, Any] = field(default_factory=dict)  # {} if it cannot be reached
+    site: Mapping[str, Any] = field(default_factory=dict)  # fields of `SiteReply`; {} if not requested
+    has_marked: bool = False  # the notebook could create a marker file in its directory
+    clock_ns: int = 0  # difference of its clock to the notebook's
+    clock_error_ns: int = 0  # error bound of `clock_ns`
+    trouble: str = ""  # why it cannot be reached, with a fix
 
 
 def at_once(
@@ -42,13 +42,13 @@ def at_once(
     check: Callable[[], None] = lambda: None,
     report: Callable[[Host], object] = lambda _: None,
 ) -> dict[str, _T | DDPNotebookError]:
-    """Ask each host in a thread of its own. Returns the answers by name, or why there is none.
+    """Query each host in a separate thread. Returns the answers or the errors by name.
 
     Args:
-        hosts: to ask.
-        ask: one of them. What it raises beside this package's errors is raised here.
-        check: called often while it waits; what it raises ends the wait.
-        report: told a host that has answered, in this thread.
+        hosts: to query.
+        ask: queries one host. Exceptions other than this package's errors are raised here.
+        check: called often during the wait; an exception from it ends the wait.
+        report: called with a host that has answered, in this thread.
     """
     done: queue.SimpleQueue[tuple[Host, _T | BaseException]] = queue.SimpleQueue()
 
@@ -81,13 +81,13 @@ def ask_all(
     report: Callable[[Host], object] = lambda _: None,
     check: Callable[[], None] = lambda: None,
 ) -> list[Answer]:
-    """Ask all hosts what they are like. One that cannot be reached is an answer too.
+    """Query all hosts. A host that cannot be reached has an answer with the reason.
 
     Args:
-        hosts: to ask.
-        timeout_s: seconds that each gets to import torch.
-        report: told a host that has answered.
-        check: called often while it waits; what it raises ends the wait.
+        hosts: to query.
+        timeout_s: seconds for each to import torch.
+        report: called with a host that has answered.
+        check: called often during the wait; an exception from it ends the wait.
     """
     directory = working_directory()
     with marked(Path(directory)) as marker:
@@ -115,7 +115,7 @@ def ask_all(
 
 
 def _clock(host: Host) -> tuple[int, int]:
-    """How far the host's clock is from ours, and the bound on that: half the way there and back."""
+    """Return the difference of the host's clock to this one, and the error bound: half the round-trip time."""
     sent_ns, sent = time.time_ns(), time.perf_counter_ns()
     its_ns = host.request(ClockRequest(), ClockTimeReply, timeout_s=_ANSWER_S).time_ns
     error_ns = (time.perf_counter_ns() - sent) // 2

@@ -1,4 +1,4 @@
-"""Hosts side by side, as a table."""
+"""A table that compares hosts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _MARK = "*"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostTable:
-    """What hosts are like, and what does not fit. Its `repr` is what `%ddp_start --check` shows.
+    """Facts about hosts, and findings about them. Its `repr` is the output of `%ddp_start --check`.
 
     Example:
         >>> lost = Answer(host="gpu1", machine="gpu1", trouble="ssh: connect to host gpu1: timed out")
@@ -26,21 +26,21 @@ class HostTable:
 
     answers: tuple[Answer, ...] = ()
     findings: tuple[Finding, ...] = ()
-    plan: str = ""  # what would be started, in words
-    script: str = ""  # that would be sent, where something else starts the hosts
+    plan: str = ""  # ranks of a start, in words
+    script: str = ""  # script or command of a start, if a launcher starts the hosts
 
     @property
     def fits(self) -> bool:
-        """Whether ranks could be started so."""
+        """True if the ranks could be started."""
         return not self.unreached and not any(finding.is_fatal for finding in self.findings)
 
     @property
     def unreached(self) -> list[str]:
-        """The hosts that are not reached."""
+        """The hosts that cannot be reached."""
         return [answer.host for answer in self.answers if answer.trouble]
 
     def rows(self) -> list[str]:
-        """The lines of the table itself. What does not fit is marked."""
+        """Return the lines of the table, with marks at findings."""
         marks = {mark for finding in self.findings for mark in finding.marks}
         titles = ("host", *(column.title for column in COLUMNS))
         cells = [titles, *(_cells(answer, marks) for answer in self.answers if not answer.trouble)]
@@ -63,7 +63,7 @@ class HostTable:
 
 
 def _state(why: str) -> str:
-    """A host without a host server, in words. One that was reached says so itself."""
+    """Describe a host without a host server. For a reached host, the reason says so itself."""
     if why.startswith("reached, "):
         return f"reached{_MARK}, {why.removeprefix('reached, ')}"
     if why.startswith("the host server on "):

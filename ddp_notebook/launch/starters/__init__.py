@@ -1,14 +1,14 @@
-"""What starts tasks on other machines, each of which becomes an outpost and calls in.
+"""Start tasks on other machines, each of which becomes an outpost and connects to the notebook.
 
-    base         what a starter must be able to do
-    choice       which one was asked for
-    slurm        Slurm, as a job of its own or in the allocation that the notebook is in
-    slurm_queue  what Slurm's commands say of a job
+    base         interface of all starters
+    choice       selects the starter from the options
+    slurm        Slurm: a new job, or the allocation of the notebook
+    slurm_queue  the state of a job from Slurm commands
     mpi          mpirun
-    profile      a profile of ipyparallel's, with whatever launcher it names
-    launchers    ipyparallel's launchers: the one place that knows their insides
-    client       a cluster of ipyparallel's that runs already
+    profile      an ipyparallel profile, with any launcher
+    launchers    ipyparallel launchers: the only module that depends on their internals
+    client       a running ipyparallel cluster
     tasks        the tasks of one session, from their start to their end
 
-A starter knows nothing of ranks: it runs one command as often as it was asked, tells how that goes, and ends it.
+A starter does not know about ranks: it runs one command a given number of times, reports its state, and ends it.
 """

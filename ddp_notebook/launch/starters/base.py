@@ -1,4 +1,4 @@
-"""What a starter of tasks must be able to do."""
+"""The interface of a starter of tasks."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ from ddp_notebook.launch.host.host import is_loopback
 from ddp_notebook.launch.transports.base import LOOPBACK
 from ddp_notebook.registry import modes
 
-# Addresses that nobody has (RFC 5737, RFC 3849). What has both versions of IP is reached by the first.
+# Reserved addresses (RFC 5737, RFC 3849) for a route lookup. IPv4 is tried first.
 _BEYOND = ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1"))
-OUTPOST = ("python", "-m", "ddp_notebook.launch.transports.outpost", "--file", "INVITATION")  # as a preview shows it
+# the command as shown in a preview
+OUTPOST = ("python", "-m", "ddp_notebook.launch.transports.outpost", "--file", "INVITATION")
 
 
 class Starter(ABC):
-    """Something that starts tasks: a queue, mpirun, a launcher of ipyparallel's.
+    """Starts tasks: a queue, mpirun, or an ipyparallel launcher.
 
     Attributes:
-        tasks: how many will call in; None: they tell it themselves.
-        shares: by task, in proportion to what each is to have ranks, and how many where nobody has said; (): the same.
+        tasks: number of tasks that will connect; None if the tasks report it themselves.
+        shares: relative numbers of ranks by task, and the actual numbers if the user gave none; (): equal.
     """
 
     tasks: int | None = None
@@ -32,74 +33,76 @@ class Starter(ABC):
     @property
     @abstractmethod
     def words(self) -> str:
-        """What was asked for, as in "Slurm job 42"."""
+        """Description of the request, as in "Slurm job 42"."""
 
     @property
     def address(self) -> str:
-        """The address of the notebook's machine by which the tasks reach it."""
+        """The address of the notebook's machine for the tasks."""
         return address_towards("")
 
     @abstractmethod
     def start(self, command: Sequence[str], env: Mapping[str, str]) -> None:
-        """Have this command run as each task. Returns at once.
+        """Start the tasks, each with this command. Returns at once.
 
         Args:
             command: of an outpost.
-            env: the invitation, as a variable, for launchers that hand variables on. Not for a command line.
+            env: the invitation, as a variable, for launchers that pass on variables. It must not be on a command line.
 
         Raises:
-            StartError: it is refused; says why and what to do.
+            StartError: the start was rejected; the message names the reason and a fix.
         """
 
     def preview(self) -> str:
-        """What would be sent, for those who check before they start: a script, a command. Starts nothing."""
+        """Return the script or command that a start would use. Starts nothing."""
         return f"{self.words}: what it would send is known only when it starts"
 
     def expected(self, told: int) -> int:
-        """How many tasks are to call in.
+        """Return the number of tasks that will connect.
 
         Args:
-            told: how many there are, as those say that have called; 0: they do not know.
+            told: the number of tasks that connected tasks report; 0 if they do not know it.
         """
         return told if self.tasks is None else self.tasks
 
     @property
     def is_queued(self) -> bool:
-        """Whether the tasks wait for their turn: that time does not count as the start's."""
+        """True while the tasks wait in a queue: that time does not count towards the time limit of the start."""
         return False
 
     def state(self) -> str:
-        """What it does now, in words that its user waits behind; "" if there is nothing to say."""
+        """Return its current state in words, shown while the user waits; "" if there is none."""
         return ""
 
     def status(self) -> str:
-        """What `%ddp_status` says of it, such as the time that is left; "" if nothing."""
+        """Return the line for `%ddp_status`, such as the time that is left; "" if there is none."""
         return ""
 
     def notices(self) -> list[str]:
-        """What its user should know by now and was not told yet, such as that its time is nearly over."""
+        """Return notices that the user has not seen yet, e.g. that the job ends soon."""
         return []
 
     def killed_in_s(self) -> float | None:
-        """Seconds that its tasks have from the SIGTERM that came just now to their SIGKILL; None: none is to follow, or
-        nobody knows when."""
+        """Return the seconds from a SIGTERM that has just arrived to the SIGKILL of the tasks.
+
+        None if no SIGKILL will follow, or the time is not known.
+        """
         return None
 
     @abstractmethod
     def trouble(self, *, now: bool = False) -> str:
-        """Why its tasks have ended, or will not come, in a sentence; "" while all is well.
+        """Return a sentence about tasks that have ended or will not start; "" if all is well.
 
         Args:
-            now: a task has ended, so that what was found a while ago may not be true any more.
+            now: a task has ended, so an earlier result may be outdated.
         """
 
     @abstractmethod
     def end(self) -> None:
-        """End what is left of it, with everything that it has made."""
+        """End the remaining tasks, and remove everything that the starter has created."""
 
 
 def shared_folder() -> Path:
-    """A folder for this user only, in the home directory: most clusters share it."""
+    """Return a folder for this user only, in the home directory, which most clusters share."""
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ddp_notebook"
     folder.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.suppress(FileExistsError):
@@ -108,10 +111,10 @@ def shared_folder() -> Path:
 
 
 def address_towards(host: str) -> str:
-    """The address of this machine on its route to a host.
+    """Return the address of this machine on its route to a host.
 
     Args:
-        host: a name or an address; "": the network beyond this machine.
+        host: a name or an address; "": the network outside this machine.
 
     Example:
         >>> address_towards("127.0.0.1")
@@ -125,10 +128,10 @@ def address_towards(host: str) -> str:
 
 
 def address_for(hosts: Iterable[str]) -> str:
-    """The address of this machine by which tasks on these hosts reach it: its own stay on loopback.
+    """Return the address of this machine for tasks on these hosts; loopback if all tasks are local.
 
     Args:
-        hosts: names or addresses. One that nothing knows is taken to be in the network beyond this machine.
+        hosts: names or addresses. An unknown host counts as outside this machine.
 
     Example:
         >>> address_for(["localhost"])

@@ -1,8 +1,8 @@
-"""A cluster of ipyparallel's that runs already: its engines start outposts beside themselves, and stay its user's.
+"""A running ipyparallel cluster: its engines start outposts, and stay available to the user.
 
-One outpost stands for all engines that have the same machine, GPUs and cores: it forks the ranks of all of them.
-Engines are asked by expressions that Python itself knows, so that nothing is imported into them and no name of theirs
-is touched.
+Engines with the same machine, GPUs and cores share one outpost, which forks the ranks of all of them. Requests to
+engines are expressions of built-in Python functions, so nothing is imported into the engines and no name of the user
+changes.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from ddp_notebook.launch.transports.base import OWN_NUMBER
 
 _KEYS = ("profile", "cluster_id")
 _CONNECT_S = 5.0
-_ANSWER_S = 10.0  # what engines get to answer: one that runs a cell of its user's answers when that has ended
-_LOOK_S = 1.0  # between two looks at what the outposts have written
+_ANSWER_S = 10.0  # time limit for engines to answer; an engine that runs a cell answers after its end
+_LOOK_S = 1.0  # interval of checks of the outposts' output
 _ASK = """(
     __import__("socket").gethostname(),
     __import__("os").environ.get("CUDA_VISIBLE_DEVICES"),
     sorted(getattr(__import__("os"), "sched_getaffinity", lambda _: [])(0)),
     __import__("sys").executable,
 )"""
-# In a shell, which leaves it behind: so it is no child of the engine's, and survives the call.
+# The shell starts the command in the background, so that it is not a child of the engine and survives the call.
 _SHELL = 'file=$(mktemp) && echo "$file"; { "$@"; echo "status $?"; } >"$file" 2>&1 </dev/null &'
 _START = """__import__("subprocess").run(
     ["sh", "-c", shell, "sh", *command],
@@ -44,15 +44,15 @@ _REMOVE = "__import__('os').unlink(file)"
 
 
 class ClientStarter(Starter):
-    """What engines of a running cluster start.
+    """Starts tasks through engines of a running cluster.
 
     Args:
-        line: which cluster: "profile=NAME", "cluster_id=ID", or both with a comma.
-        python: the interpreter there; None: the engines'.
+        line: the cluster: "profile=NAME", "cluster_id=ID", or both with a comma.
+        python: the interpreter of the tasks; None: that of the engines.
 
     Raises:
-        UsageError: the line cannot be read, or names what is not there.
-        StartError: no such cluster runs, it has no engines, or they do not answer.
+        UsageError: the line cannot be parsed, or names an unknown profile or cluster.
+        StartError: the cluster does not run, it has no engines, or they do not answer.
     """
 
     def __init__(self, line: str, python: str | None) -> None:
@@ -70,9 +70,9 @@ class ClientStarter(Starter):
         self.shares = [len(engines) for engines in alike.values()]
         self.tasks = len(alike)
         self._python = python
-        self._files: dict[int, str] = {}  # by engine: what its outpost writes
+        self._files: dict[int, str] = {}  # engine -> file with the output of its outpost
         self._looking: Any = None
-        self._lock = threading.Lock()  # what follows each host asks for the trouble, when that has ended
+        self._lock = threading.Lock()  # threads of several hosts may call `trouble` at the same time
         self._looked_s = time.monotonic()
         self._trouble = ""
 
@@ -81,7 +81,7 @@ class ClientStarter(Starter):
         return f"the cluster {self._line}"
 
     def status(self) -> str:
-        """That others can read the session's keys as they come by, where they can."""
+        """Return a warning if others could read the session's keys on the cluster's channel; else ""."""
         return f"{self.words}: {self._open}" if self._open else ""
 
     @property
@@ -97,7 +97,7 @@ class ClientStarter(Starter):
         self._files = self._ask(self._starting, calls)
 
     def preview(self) -> str:
-        """Which engines would start tasks."""
+        """Return the engines that would start tasks."""
         lines = (f"engine {engine} on {self._engines[engine][0]}" for engine in self._starting)
         return f"{self.words}: tasks are started by {', '.join(lines)}"
 
@@ -111,7 +111,7 @@ class ClientStarter(Starter):
             self._looking = self._send({engine: (_READ, {"file": file}) for engine, file in self._files.items()})
         if self._looking is not None and all(one.ready() for one in self._looking.values()):
             for engine, one in self._looking.items():
-                with contextlib.suppress(Exception):  # the engine has ended, or its file
+                with contextlib.suppress(Exception):  # the engine has ended, or the file was removed
                     written, ended, status = one.get().rpartition("status ")
                     if ended:
                         words, fix = explain_log(written)
@@ -123,7 +123,7 @@ class ClientStarter(Starter):
             self._looking, self._looked_s = None, time.monotonic()
 
     def end(self) -> None:
-        with contextlib.suppress(Exception):  # what is not there any more has nothing to be removed
+        with contextlib.suppress(Exception):  # errors are ignored: the engines may have ended
             self._ask(self._starting, {engine: (_REMOVE, {"file": file}) for engine, file in self._files.items()})
         self._client.close()
 
@@ -131,10 +131,10 @@ class ClientStarter(Starter):
         return {engine: self._client[engine].apply_async(eval, *call) for engine, call in calls.items()}
 
     def _ask(self, engines: Sequence[int], calls: Mapping[int, tuple[str, Mapping[str, Any]]]) -> dict[int, Any]:
-        """What engines answer to an expression each, with its names.
+        """Return the engines' results of one expression each, with its variables.
 
         Raises:
-            StartError: one does not, or fails.
+            StartError: an engine does not answer, or fails.
         """
         import ipyparallel
 
@@ -155,7 +155,7 @@ class ClientStarter(Starter):
 
 
 def _connect(line: str) -> tuple[Any, str]:
-    """A client of the cluster that a line names, and `unencrypted`."""
+    """Return a client of a cluster, and the result of `unencrypted`."""
     import ipyparallel
 
     given = dict(part.strip().partition("=")[::2] for part in line.split(","))
@@ -166,9 +166,9 @@ def _connect(line: str) -> tuple[Any, str]:
     file = _connection_file(folder, given.get("cluster_id"), f"ipcluster start --profile={profile} starts one", line)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that it may be reached from here only
+            warnings.simplefilter("ignore")  # it warns if the cluster can be reached only from this machine
             client = ipyparallel.Client(str(file), timeout=_CONNECT_S)
-    except Exception as error:  # of many kinds: files, sockets, time
+    except Exception as error:  # errors of files, sockets and timeouts
         raise StartError(
             f"the cluster {line} does not answer ({' '.join(str(error).split())}); it may have ended without removing "
             f"{file}"
@@ -180,10 +180,10 @@ def _connect(line: str) -> tuple[Any, str]:
 
 
 def unencrypted(connection: Mapping[str, Any]) -> str:
-    """What is wrong with the channel to a cluster's engines, in words, and the fix; "": nothing.
+    """Return a warning and a fix if the channel to a cluster's engines is not encrypted; "" if it is.
 
     Args:
-        connection: what its file says.
+        connection: content of the connection file.
 
     Example:
         >>> unencrypted({"interface": "tcp://127.0.0.1"}), unencrypted({"interface": "tcp://*", "curve_serverkey": "k"})
@@ -202,7 +202,7 @@ def unencrypted(connection: Mapping[str, Any]) -> str:
 
 
 def _connection_file(folder: Path, cluster_id: str | None, how: str, line: str) -> Path:
-    """That of a cluster's clients; without an id the only one that there is."""
+    """Return the connection file of a cluster's clients; without an id that of the only cluster."""
     named = folder / (f"ipcontroller-{cluster_id}-client.json" if cluster_id else "ipcontroller-client.json")
     if named.exists():
         return named

@@ -1,8 +1,8 @@
-"""ipyparallel's launchers, as far as they are used here: the one place that knows their insides.
+"""ipyparallel launchers: the only module that depends on their internals.
 
-A profile's `ipcluster_config.py` is read by ipyparallel itself, and the launcher that it names is made as `ipp.Cluster`
-makes it; but no controller is started, and the engines' command is another one. What of this is not documented stands
-in ARCHITECTURE's list of private interfaces.
+ipyparallel itself reads `ipcluster_config.py` of a profile, and the launcher is created as in `ipp.Cluster`. But no
+controller is started, and the engines' command is replaced. ARCHITECTURE lists the undocumented interfaces that this
+module uses.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from typing import Any
 from ddp_notebook.errors import StartError, UsageError
 
 CONFIG = "ipcluster_config.py"
-# They start what their templates, or another ipcluster, say: never a command of ours.
+# These launchers run the command of their templates, or another ipcluster. Their command cannot be replaced.
 _CANNOT = ("HTCondorEngineSetLauncher", "WindowsHPCEngineSetLauncher", "SSHProxyEngineSetLauncher")
 
 
 def profile_dir(name: str) -> Path:
-    """The folder of a profile.
+    """Return the folder of a profile.
 
     Args:
         name: as for `ipcluster --profile`, or a folder.
 
     Raises:
-        UsageError: there is none; says which there are.
+        UsageError: it does not exist; the message lists the existing profiles.
     """
     from IPython.core.profiledir import ProfileDir, ProfileDirError
     from IPython.paths import get_ipython_dir
@@ -47,8 +47,7 @@ def profile_dir(name: str) -> Path:
 
 
 class _Heard(logging.Handler):
-    """Keeps the exceptions that were logged: the reader of profiles raises none. All else that launchers say of
-    themselves is dropped."""
+    """Keeps logged exceptions, since the reader of profiles does not raise them. Drops other log records."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -60,14 +59,14 @@ class _Heard(logging.Handler):
 
 
 def make(name: str, work_dir: str) -> Any:
-    """The launcher of engines that a profile names, not started.
+    """Create the engine launcher of a profile, without starting it.
 
     Args:
         name: of the profile.
-        work_dir: where it writes the script of a batch system.
+        work_dir: folder for the script of a batch system.
 
     Raises:
-        UsageError: there is no such profile, or its launcher can start engines only.
+        UsageError: the profile does not exist, or its launcher can start only engines.
         StartError: the profile cannot be read.
     """
     from ipyparallel import Cluster
@@ -77,12 +76,12 @@ def make(name: str, work_dir: str) -> Any:
     log.propagate, log.handlers = False, [heard]
     try:
         cluster = Cluster(profile_dir=str(folder), cluster_file="", shutdown_atexit=False, log=log)
-        _ = cluster.config  # is read here
+        _ = cluster.config  # reads the config
         for error in heard.errors:
             raise error
         kind = cluster.engine_launcher_class
         _refuse(kind, name)
-        # The invitation travels in the environment; else the files of a controller that is not there would be sent.
+        # The environment contains the invitation. By default, files of a controller that does not exist would be sent.
         cluster.config.SSHEngineLauncher.setdefault("to_send", [])
         launcher = kind(
             work_dir=work_dir if is_a(kind, "BatchSystemLauncher") else ".",
@@ -94,7 +93,7 @@ def make(name: str, work_dir: str) -> Any:
         )
     except UsageError:
         raise
-    except Exception as error:  # the profile is a program of its user's
+    except Exception as error:  # the profile is a program of the user
         raise StartError(f"profile {name}: {_where(error, folder)}{type(error).__name__}: {_message(error)}") from error
     if is_a(kind, "BatchSystemLauncher"):
         launcher._run_command = _run_command
@@ -110,15 +109,15 @@ def _refuse(kind: type, name: str) -> None:
 
 
 def is_a(kind: type, name: str) -> bool:
-    """Whether a launcher's class is one of ipyparallel's, or stands on it."""
+    """Return whether a launcher's class is this ipyparallel class, or a subclass."""
     return any(one.__name__ == name and one.__module__.startswith("ipyparallel.") for one in kind.__mro__)
 
 
 def python(launcher: Any) -> list[str]:
-    """The interpreter that its engines would have, with what its user has put before it.
+    """Return the interpreter of a launcher's engines, with the words that the user has put before it.
 
     Raises:
-        UsageError: it runs a program instead.
+        UsageError: the command runs another program.
     """
     words = list(launcher.engine_cmd)
     if "-m" not in words:
@@ -127,17 +126,17 @@ def python(launcher: Any) -> list[str]:
 
 
 def slots(launcher: Any) -> dict[str, int] | None:
-    """How many engines each host of a launcher by ssh may have, by the host's name; None: it is another launcher."""
+    """Return the number of engines for each host of an ssh launcher, by host name; None for other launchers."""
     if not is_a(type(launcher), "SSHEngineSetLauncher"):
         return None
     return {host: of.get("n", 1) if isinstance(of, dict) else int(of) for host, of in launcher.engines.items()}
 
 
 def check_template(launcher: Any) -> None:
-    """See that the script of a batch system can be written, and starts what it is told.
+    """Check that the template of a batch system can be formatted, and runs the given command.
 
     Raises:
-        StartError: says which line cannot be.
+        StartError: a line is wrong; the message names it.
     """
     if not is_a(type(launcher), "BatchSystemLauncher"):
         return
@@ -154,7 +153,7 @@ def check_template(launcher: Any) -> None:
     for number, line in enumerate(text.splitlines(), 1):
         try:
             launcher.formatter.format(line, **values)
-        except Exception as error:  # an expression of its user's
+        except Exception as error:  # an expression of the user
             raise StartError(f"{where}, line {number}: {line.strip()!r}: {type(error).__name__}: {error}") from error
         if re.match(r"\s*[^#]*\bip(engine|yparallel\.engine)\b", line):
             raise StartError(
@@ -164,30 +163,32 @@ def check_template(launcher: Any) -> None:
 
 
 def script(launcher: Any, count: int) -> str:
-    """What a batch system would be given; "": it is none."""
+    """Return the script for a batch system; "" for other launchers."""
     if not is_a(type(launcher), "BatchSystemLauncher"):
         return ""
-    launcher.write_batch_script(count)  # into the folder that `make` was given
+    launcher.write_batch_script(count)  # into the folder given to `make`
     return Path(launcher.batch_file).read_text()
 
 
 def have_ended(launcher: Any) -> bool:
-    """Whether what it started has ended, or one of it."""
+    """Return whether the processes of a launcher have ended, or one of them."""
     return launcher.state == "after" or bool(launcher.stop_data)
 
 
 def ends_by_itself(launcher: Any) -> bool:
-    """Whether something still runs whose end it will see: of a job it sees nothing."""
+    """Return whether the launcher runs and will notice the end of its processes. It does not notice the end of a batch
+    job.
+    """
     return launcher.state == "running" and not is_a(type(launcher), "BatchSystemLauncher")
 
 
 def starts_one_by_one(launcher: Any) -> bool:
-    """Whether it starts exactly as many processes as it is asked for, each for itself."""
-    return is_a(type(launcher), "LocalEngineSetLauncher")  # on which that by ssh stands
+    """Return whether the launcher starts the given number of separate processes."""
+    return is_a(type(launcher), "LocalEngineSetLauncher")  # base class of the ssh launcher
 
 
 def _run_command(command: list[str], **options: Any) -> str:
-    """In place of a batch launcher's own, which lets the command's words go to Jupyter's terminal."""
+    """Replacement of a batch launcher's method, which would print the command's output to the terminal of Jupyter."""
     done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, **options)
     if done.returncode != 0:
         words = " ".join(f"{done.stdout} {done.stderr}".split())
@@ -196,7 +197,7 @@ def _run_command(command: list[str], **options: Any) -> str:
 
 
 def _where(error: Exception, folder: Path) -> str:
-    """The file and line of a profile at which it failed, for the front of a sentence."""
+    """Return the file and line of a profile's error, as the start of a sentence."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}, line {error.lineno}: "
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename).name == CONFIG]

@@ -1,8 +1,8 @@
-"""`mpirun`, with the arguments of its user as they are.
+"""`mpirun`, with the user's arguments unchanged.
 
-One task on each host, which forks the ranks of that host, is the fast way and what is asked for where the arguments do
-not say it; `-np 4` makes four, each with its share of the ranks. Open MPI binds each task to a core, and so all its
-ranks: not here, unless it is told to.
+By default each host gets one task, which forks the ranks of that host and is fastest. `-np 4` starts four tasks, each
+with a share of the ranks. Open MPI binds a task, and so its ranks, to one core by default. This package turns that off
+unless the arguments set it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ddp_notebook.registry import private
 from ddp_notebook.wire import signals
 
 _PROGRAM = "mpirun"
-_END_S = 15.0  # what its tasks get to end in order: a host server that imports torch hears nothing meanwhile
+_END_S = 15.0  # time for the tasks to end in order: a host server cannot react while it imports torch
 _TRACEBACK = "Traceback (most recent call last)"
 _MOST_WORDS = 600  # characters
 _MOST_READ = 1 << 20  # bytes
@@ -34,7 +34,7 @@ _HOST_FILES = ("hostfile", "machinefile", "default-hostfile")
 _RANK_FILES = {"rf", "rankfile"}
 _MAPS = {"np", "n", "c", "N", "map-by", "npernode", "pernode", "npersocket", "bynode", "byslot", *_RANK_FILES}
 _BINDS = {"bind-to", "bind-to-core", "bind-to-socket", "cpus-per-proc", "cpu-set", "cpu-list", *_RANK_FILES}
-# Where a resource manager has given hosts, Open MPI takes them without being told.
+# Open MPI uses the hosts of these resource managers without an argument.
 _ALLOCATIONS = ("SLURM_JOB_ID", "PBS_NODEFILE", "LSB_HOSTS", "PE_HOSTFILE")
 _FIXES = (
     ("not enough slots", "write slots=N after the host in the hostfile, NAME:N after --host, or add --oversubscribe"),
@@ -55,13 +55,13 @@ _FIXES = (
 
 
 class MpiStarter(Starter):
-    """What one `mpirun` starts.
+    """Starts tasks with one `mpirun`.
 
     Args:
-        line: of arguments, as in a shell: "--hostfile hosts -np 4".
+        line: arguments, as in a shell: "--hostfile hosts -np 4".
 
     Raises:
-        UsageError: the line cannot be read.
+        UsageError: the line cannot be parsed.
     """
 
     def __init__(self, line: str) -> None:
@@ -81,13 +81,13 @@ class MpiStarter(Starter):
         hosts = list(self._hosts())
         if not hosts and any(name in os.environ for name in _ALLOCATIONS):
             return address_towards("")
-        return address_for(map(host_name, hosts))  # Open MPI has ssh start its daemons
+        return address_for(map(host_name, hosts))  # Open MPI starts its daemons with ssh
 
     def start(self, command: Sequence[str], env: Mapping[str, str]) -> None:
         self._log = tempfile.TemporaryFile(dir=private.temporary())  # noqa: SIM115  # `end` closes it; it has no name that would be left
         try:
             line = self._line(command, env)
-            # Its tasks get both signals again: they are children of a child that unblocks them.
+            # The tasks get both signals again: they are children of a child that unblocks them.
             with signals.held_back():
                 self._process = subprocess.Popen(
                     line,
@@ -95,7 +95,7 @@ class MpiStarter(Starter):
                     stdout=self._log,
                     stderr=self._log,
                     env={**_by_ssh(), **os.environ, **env},
-                    start_new_session=True,  # the notebook's interrupts go to its whole process group
+                    start_new_session=True,  # an interrupt of the notebook is sent to its whole process group
                 )
         except OSError as error:
             raise StartError(
@@ -104,7 +104,7 @@ class MpiStarter(Starter):
             ) from error
 
     def preview(self) -> str:
-        """The command."""
+        """Return the command."""
         try:
             return shlex.join(self._line(OUTPOST, ("DDP_NOTEBOOK_INVITATION",)))
         except OSError as error:
@@ -113,7 +113,7 @@ class MpiStarter(Starter):
     def trouble(self, *, now: bool = False) -> str:
         if self._process is None or self._log is None or self._process.poll() is None:
             return ""
-        written = os.pread(self._log.fileno(), _MOST_READ, 0)  # where mpirun writes next is left alone
+        written = os.pread(self._log.fileno(), _MOST_READ, 0)  # does not move the file position, at which mpirun writes
         words, fix = explain_log(written.decode(errors="replace"))
         words = words or f"it ended with status {self._process.returncode}"
         return f"{self.words}: {words}" + (f"; {fix.format(directory=os.getcwd())}" if fix else "")
@@ -131,11 +131,11 @@ class MpiStarter(Starter):
 
     def _line(self, command: Sequence[str], handed_on: Iterable[str]) -> list[str]:
         known_by = subprocess.run([_PROGRAM, "--version"], capture_output=True, text=True).stdout
-        own = self._own_args(handed_on) if "Open MPI" in known_by else []  # others have other options
+        own = self._own_args(handed_on) if "Open MPI" in known_by else []  # other implementations have other options
         return [_PROGRAM, *own, *self._args, *command]
 
     def _own_args(self, handed_on: Iterable[str]) -> list[str]:
-        """What its user has not said, and the names of variables that the tasks are to have."""
+        """Return options for defaults that the user has not set, and the names of variables for the tasks."""
         said = {word.lstrip("-") for word in self._args if word.startswith("-")}
         own = [word for name in handed_on for word in ("-x", name)]
         if os.geteuid() == 0:
@@ -147,7 +147,7 @@ class MpiStarter(Starter):
         return own
 
     def _hosts(self) -> Iterator[str]:
-        """The hosts that the arguments name."""
+        """Yield the hosts that the arguments name."""
         for word, value in zip(self._args, self._args[1:], strict=False):
             option = word.lstrip("-") if word.startswith("-") else ""
             if option in _HOSTS:
@@ -159,10 +159,10 @@ class MpiStarter(Starter):
 
 
 def explain_log(log: str) -> tuple[str, str]:
-    r"""What mpirun and its tasks have written, without what it says of all that it may come from; and what helps.
+    r"""Return the essential part of the output of mpirun and its tasks, and a fix.
 
     Args:
-        log: all of it.
+        log: the whole output.
 
     Example:
         >>> explain_log('Traceback (most recent call last):\n  File "a"\nKeyError: 1')
@@ -179,8 +179,10 @@ def explain_log(log: str) -> tuple[str, str]:
 
 
 def _error_of(text: str) -> str:
-    """Return the line of the error in the last complete traceback; "" if there is none. Other tasks may still be
-    writing theirs."""
+    """Return the line of the error in the last complete traceback; "" if there is none.
+
+    Other tasks may still be writing their tracebacks.
+    """
     error, before = "", None
     for line in text.splitlines():
         if _TRACEBACK in line:
@@ -191,10 +193,10 @@ def _error_of(text: str) -> str:
 
 
 def _by_ssh() -> dict[str, str]:
-    """How Open MPI, up to 4 and from 5 on, is to reach hosts by ssh, where it was not told."""
+    """Return variables for ssh in Open MPI up to 4, and from 5 on."""
     said = {
-        "args": "-o BatchMode=yes",  # nobody is there to answer a question
-        # Its daemons then leave their ssh: VS Code's stop button sends SIGINT to every process below the kernel.
+        "args": "-o BatchMode=yes",  # a question of ssh could not be answered
+        # Its daemons then detach from ssh: the stop button of VS Code sends SIGINT to every process below the kernel.
         "no_tree_spawn": "1",
     }
     if agent := os.environ.get("DDP_NOTEBOOK_SSH") or file.read().ssh:

@@ -1,7 +1,8 @@
-"""A profile of ipyparallel's, unchanged: with whatever its launcher starts engines, it starts outposts here.
+"""An ipyparallel profile, unchanged: its launcher starts outposts instead of engines.
 
-The launcher is asked for as many engines as there are to be ranks; a template that starts fewer tasks (one a node) gets
-several ranks in each. It runs in a thread of its own, since some take seconds to start and all of them want a loop.
+The launcher gets the number of ranks as its number of engines. A template that starts fewer tasks (one per node) has
+several ranks in each. The launcher runs in a separate thread, since some take seconds to start and all need an event
+loop.
 """
 
 from __future__ import annotations
@@ -26,29 +27,29 @@ from ddp_notebook.launch.transports import folders
 from ddp_notebook.launch.transports.base import LOOPBACK
 from ddp_notebook.launch.transports.ssh_config import host_name
 
-_END_S = 15.0  # what the tasks get to end in order, before the launcher ends them
-_GONE_S = 30.0  # what the launcher gets for that: its commands may wait for a queue that does not answer
+_END_S = 15.0  # time for the tasks to end in order, before the launcher ends them
+_GONE_S = 30.0  # time for the launcher to do so: its commands may wait for a queue that does not answer
 _LOOK_S = 0.05
 _log = logging.getLogger(__name__)
 _WITHOUT_QUESTIONS = "BatchMode=yes"
 
 
 class ProfileStarter(Starter):
-    """What one profile's launcher starts.
+    """Starts tasks with the launcher of a profile.
 
     Args:
         name: of the profile.
-        world_size: how many ranks; None: as many engines as the profile says.
-        python: the interpreter there; None: the one that the profile's engines would have.
+        world_size: number of ranks; None: the profile's number of engines.
+        python: the interpreter of the tasks; None: that of the profile's engines.
 
     Raises:
-        UsageError: there is no such profile, its launcher cannot do it, or it has not so many slots.
+        UsageError: the profile does not exist, its launcher is not supported, or it has too few slots.
         StartError: the profile cannot be read.
     """
 
     def __init__(self, name: str, world_size: int | None, python: str | None) -> None:
         self._name = name
-        self._directory = folders.make("ddp_notebook-")  # mode 700: the script may hold the invitation
+        self._directory = folders.make("ddp_notebook-")  # mode 700: the script may contain the invitation
         try:
             self._launcher = launchers.make(name, self._directory)
             self._python = [python] if python else launchers.python(self._launcher)
@@ -71,7 +72,9 @@ class ProfileStarter(Starter):
         return LOOPBACK if launchers.starts_one_by_one(self._launcher) else address_towards("")
 
     def expected(self, told: int) -> int:
-        """Processes that were started one by one tell what is true of the notebook, if they tell anything."""
+        """Return the number of tasks. A launcher of separate processes has the given number; other tasks report their
+        number.
+        """
         return self._count if launchers.starts_one_by_one(self._launcher) or not told else told
 
     def start(self, command: Sequence[str], env: Mapping[str, str]) -> None:
@@ -79,7 +82,7 @@ class ProfileStarter(Starter):
         launcher.engine_cmd = [*self._python, *command[1:]]
         launcher.engine_args = []
         launcher.environment = {**launcher.environment, **env}
-        if launchers.slots(launcher) is not None:  # nobody is there to answer a question
+        if launchers.slots(launcher) is not None:  # a question of ssh could not be answered
             launcher.ssh_args = [*launcher.ssh_args, "-o", _WITHOUT_QUESTIONS]
             launcher.scp_args = [*launcher.scp_args, "-o", _WITHOUT_QUESTIONS]
         launchers.check_template(launcher)
@@ -91,7 +94,7 @@ class ProfileStarter(Starter):
         is_begun.wait()
 
     def preview(self) -> str:
-        """The script of a batch system, or what would be started how often."""
+        """Return the script of a batch system, or the command and the number of processes."""
         self._launcher.engine_cmd, self._launcher.engine_args = [*self._python, *OUTPOST[1:]], []
         launchers.check_template(self._launcher)
         return launchers.script(self._launcher, self._count) or (
@@ -100,7 +103,7 @@ class ProfileStarter(Starter):
 
     @property
     def is_queued(self) -> bool:
-        """A batch system is not asked about a job, as each has words of its own for that: it waits until it writes."""
+        """True until the job has written output: batch systems have no common command for the state of a job."""
         return bool(getattr(self._launcher, "job_id", "")) and not os.path.exists(self._launcher.output_file)
 
     def state(self) -> str:
@@ -136,7 +139,7 @@ class ProfileStarter(Starter):
         folders.remove(self._directory)
 
     async def _live(self, is_begun: threading.Event) -> None:
-        """Start the launcher, and end it when that is asked for."""
+        """Start the launcher, and stop it when `end` is called."""
         asked = asyncio.Event()
         self._end_asked = asyncio.get_running_loop(), asked
         is_begun.set()
@@ -146,13 +149,13 @@ class ProfileStarter(Starter):
             self._refused = str(error)
         except subprocess.CalledProcessError as error:
             self._refused = f"{' '.join(map(str, error.cmd[:2]))} ended with status {error.returncode}"
-        except Exception as error:  # a launcher may fail in whatever way
+        except Exception as error:  # a launcher may raise any error
             self._refused = " ".join(str(error).split()) or type(error).__name__
         await asked.wait()
         until = time.monotonic() + _END_S
         while launchers.ends_by_itself(self._launcher) and time.monotonic() < until:
             await asyncio.sleep(_LOOK_S)
-        with contextlib.suppress(Exception):  # of a job that has ended it says that there is none
+        with contextlib.suppress(Exception):  # after the end of a job, `stop` fails with an unknown job
             if self._launcher.state == "running":
                 await _done(self._launcher.stop())
         with contextlib.suppress(Exception):
@@ -165,7 +168,7 @@ async def _done(result: Any) -> None:
 
 
 def _count(name: str, launcher: Any, world_size: int | None) -> int:
-    """How many engines to ask for: one for each rank."""
+    """Return the number of engines to request: one for each rank."""
     slots = launchers.slots(launcher)
     count = world_size or (sum(slots.values()) if slots is not None else launcher.parent.n)
     if slots is not None and (count or 1) > sum(slots.values()):

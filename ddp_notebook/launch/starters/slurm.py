@@ -1,7 +1,7 @@
-"""Slurm starts the tasks: in a job of their own that waits in the queue, or in the allocation that the notebook is in.
+"""Slurm starts the tasks: in a new job that waits in the queue, or in the allocation of the notebook.
 
-One task a node, which has all that the job has there, unless its arguments say how many tasks there are. The output of
-the tasks is kept for the sentence with which a start fails, and goes with the session.
+Each node gets one task with all resources of the job on that node, unless the arguments set a number of tasks. The
+output of the tasks is kept for the error message of a failed start, and is removed with the session.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from ddp_notebook.registry import modes, private
 _log = logging.getLogger(__name__)
 NOTICE_S = (600.0, 120.0)  # before the end of a job
 _FIRST_LOOK_S = 0.2
-_LONGEST_PAUSE_S = 10.0  # between two looks at the queue, which is asked by many
-_SLOWER = 1.3  # each time
-_RUNNING_PAUSE_S = 30.0  # while the job runs: somebody may change its limit
+_LONGEST_PAUSE_S = 10.0  # longest interval of checks, since many users query the queue
+_SLOWER = 1.3  # growth of the interval
+_RUNNING_PAUSE_S = 30.0  # interval while the job runs: its time limit may be changed
 _FRESH_S = 1.0
-_ENDING_S = 3.0  # what a job that is ending gets to be over, so that Slurm says how
-_END_S = 2.0  # what it gets to end by itself when its tasks have ended
+_ENDING_S = 3.0  # time for an ending job to end, so that Slurm reports how
+_END_S = 2.0  # time for the job to end by itself after its tasks
 _LAST_WORDS = 2000  # characters
-_NODES_ASKED = 4  # for the route to them
-# Their jobs would not be one that runs our tasks.
+_NODES_ASKED = 4  # number of nodes that are tried for a route
+# Options with which the job would not run the tasks.
 _REFUSED = {
     "--array": "a job array is many jobs",
     "-a": "a job array is many jobs",
@@ -65,13 +65,13 @@ _OPTIONS = ("--quiet", "--kill-on-bad-exit=0", "--no-kill", "--wait=0", "--expor
 
 
 def starter(arguments: str) -> SlurmStarter:
-    """What starts tasks by Slurm.
+    """Return the Slurm starter.
 
     Args:
-        arguments: of `sbatch`, as they are; "": use the allocation that the notebook is in.
+        arguments: of `sbatch`, unchanged; "": use the allocation of the notebook.
 
     Raises:
-        UsageError: an argument that cannot be, or there is no allocation.
+        UsageError: an argument is not supported, or there is no allocation.
     """
     try:
         words = shlex.split(arguments)
@@ -92,23 +92,23 @@ def starter(arguments: str) -> SlurmStarter:
 
 
 class SlurmStarter(Starter):
-    """Tasks of one job, which is looked at now and then.
+    """Tasks of one job, whose state is checked from time to time.
 
     Args:
-        notice_s: so many seconds before the job's end a line says that it is near.
+        notice_s: seconds before the job's end at which a notice is shown.
     """
 
     def __init__(self, notice_s: Sequence[float] = NOTICE_S) -> None:
         self._job: SlurmJob | None = None
         self._seen = SlurmJobState(state="PENDING")
         self._looked_s = float("-inf")
-        self._silence = ""  # what Slurm's commands say instead of answering
+        self._silence = ""  # error of a Slurm command that did not answer
         self._looking = threading.Lock()
         self._over = threading.Event()
         self._notice_s = sorted(notice_s, reverse=True)
         self._notices: deque[str] = deque()
-        self._output = ""  # the file that holds what the tasks have printed
-        self._output_is_ours = True  # and goes with the session
+        self._output = ""  # file with the output of the tasks
+        self._output_is_ours = True  # the file is removed with the session
 
     @property
     def words(self) -> str:
@@ -116,7 +116,7 @@ class SlurmStarter(Starter):
 
     @property
     def address(self) -> str:
-        """On the route to the nodes."""
+        """The address on the route to the nodes."""
         with contextlib.suppress(StartError):
             for node in slurm_queue.nodes_of(os.environ.get("SLURM_JOB_NODELIST", ""))[:_NODES_ASKED]:
                 if (address := address_towards(node)) != LOOPBACK:
@@ -153,12 +153,11 @@ class SlurmStarter(Starter):
 
     def killed_in_s(self) -> float | None:
         job, began_s = self._job, time.monotonic()
-        if job is None or not self._state(0.0).is_ending:  # it has a grace time, at whose end SIGTERM comes again
+        # the job has a grace time, at whose end SIGTERM is sent again
+        if job is None or not self._state(0.0).is_ending:
             return None
         wait_s = job.kill_wait_s()
-        return (
-            None if wait_s is None else wait_s - (time.monotonic() - began_s)
-        )  # a busy Slurm takes its time to answer
+        return None if wait_s is None else wait_s - (time.monotonic() - began_s)  # a busy Slurm answers late
 
     def end(self) -> None:
         self._over.set()
@@ -178,7 +177,7 @@ class SlurmStarter(Starter):
 
     @abstractmethod
     def _end(self, job: SlurmJob) -> None:
-        """End the tasks, and the job if it was made for them."""
+        """End the tasks, and the job if it was created for them."""
 
     # ---- looking
 
@@ -198,12 +197,12 @@ class SlurmStarter(Starter):
                 pause_s = max(_FIRST_LOOK_S, min(pause_s, left_s - self._notice_s[0]))
 
     def _state(self, age_s: float) -> SlurmJobState:
-        """What Slurm said at most so long ago, or says now."""
+        """Return a state of at most this age."""
         with self._looking:
             if self._job is not None and time.monotonic() - self._looked_s >= age_s:
                 try:
                     self._seen, self._silence = self._job.state(), ""
-                except StartError as error:  # a controller that restarts does not answer: the job goes on
+                except StartError as error:  # a restarting controller does not answer, and the job continues
                     self._silence = str(error)
                 self._looked_s = time.monotonic()
             return self._seen
@@ -226,7 +225,7 @@ class SlurmStarter(Starter):
 
 
 class Submitted(SlurmStarter):
-    """A job of its own.
+    """A new job.
 
     Args:
         arguments: of `sbatch`.
@@ -242,15 +241,15 @@ class Submitted(SlurmStarter):
         self._arguments = list(arguments)
 
     def script(self, command: Sequence[str]) -> str:
-        """The batch script that has this command run as each task."""
+        """Return the batch script that runs this command as each task."""
         output = shared_folder() / "slurm-%j.out"
         return _SCRIPT.format(output=output, options=" ".join(_OPTIONS), command=shlex.join(command))
 
     def preview(self) -> str:
-        """What would be submitted, and what Slurm says of it.
+        """Return the submission, and the answer of Slurm to a test of it.
 
         Raises:
-            StartError: it would be refused.
+            StartError: Slurm would reject it.
         """
         script = self.script(OUTPOST)
         said = slurm_queue.try_out(script, self._arguments)
@@ -260,7 +259,7 @@ class Submitted(SlurmStarter):
         job = SlurmJob.submit(self.script(command), self._arguments, env)
         self._watch(job)
         self._output = job.output()
-        self._output_is_ours = Path(self._output).parent == shared_folder()  # the arguments may have put it elsewhere
+        self._output_is_ours = Path(self._output).parent == shared_folder()  # the arguments may set another file
         if self._output_is_ours:
             cleanup_process.guard(self._output)
 
@@ -273,7 +272,7 @@ class Submitted(SlurmStarter):
 
 
 class SlurmAllocation(SlurmStarter):
-    """Tasks in the allocation that the notebook is in, which stays when they end.
+    """Tasks in the allocation of the notebook, which continues after their end.
 
     Args:
         job: the allocation.
@@ -287,7 +286,7 @@ class SlurmAllocation(SlurmStarter):
         self._srun: subprocess.Popen[bytes] | None = None
 
     def command(self, command: Sequence[str]) -> list[str]:
-        """What has this command run as each task."""
+        """Return the command that runs this command as each task."""
         number = self._allocation.number
         nodes = os.environ.get("SLURM_JOB_NUM_NODES", "1")
         return ["srun", f"--jobid={number}", "--overlap", f"--nodes={nodes}", *_tasks(), *_OPTIONS, *command]
@@ -306,7 +305,7 @@ class SlurmAllocation(SlurmStarter):
                     stdout=output,
                     stderr=output,
                     env={**slurm_queue.environment(), **env},
-                    start_new_session=True,  # the notebook's interrupts go to its whole process group
+                    start_new_session=True,  # an interrupt of the notebook is sent to its whole process group
                 )
             except OSError as error:
                 os.unlink(self._output)
@@ -330,7 +329,10 @@ class SlurmAllocation(SlurmStarter):
 
 
 def _tasks() -> list[str]:
-    """Which tasks the allocation was made for; one a node if it does not say. What a step in it has is its own."""
+    """Return srun options for the allocation's tasks; one per node if it has no number of tasks.
+
+    Variables of a job step are ignored.
+    """
     count = os.environ.get("SLURM_NTASKS", "") if "SLURM_STEP_ID" not in os.environ else ""
     if not count:
         return ["--ntasks-per-node=1", "--cpu-bind=none"]
@@ -339,7 +341,7 @@ def _tasks() -> list[str]:
 
 
 def _in_words(seconds: float) -> str:
-    """A time that is left.
+    """Format the remaining time.
 
     Example:
         >>> _in_words(6720), _in_words(600), _in_words(95)

@@ -1,4 +1,4 @@
-"""What Slurm says of one job: why it waits, when it starts and ends, how it has ended."""
+"""The state of one Slurm job: the reason to wait, its start and end times, and the cause of its end."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from datetime import datetime
 from ddp_notebook.errors import StartError
 from ddp_notebook.wire import signals
 
-_ASK_S = 20.0  # a controller that is busy answers late
-_SUBMIT_S = 120.0  # sbatch itself waits for a controller that restarts
+_ASK_S = 20.0  # a busy controller answers late
+_SUBMIT_S = 120.0  # sbatch itself waits for a restarting controller
 _FORMAT = "%T|%r|%S|%e|%l|%N"
 _ENDS = {
     "TIMEOUT": "has reached its time limit{limit}; ask for more with -t",
@@ -29,7 +29,7 @@ _ENDS = {
     "COMPLETED": "has ended",
     "": "is not known to Slurm any more",
 }
-# Of a job that waits: it will not start, whatever ends. (Slurm lets it wait since an administrator may change a limit.)
+# Reasons of a waiting job that will never start. (Slurm keeps it waiting since an administrator may change a limit.)
 _HOPELESS = {
     "PartitionConfig": "no nodes of the partition have what it asks for",
     "PartitionNodeLimit": "it asks for more or fewer nodes than the partition allows",
@@ -44,15 +44,15 @@ _HOPELESS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlurmJobState:
-    """A job as Slurm sees it.
+    """A job as Slurm reports it.
 
     Args:
-        state: Slurm's word: PENDING, RUNNING, TIMEOUT ...; "": it knows no such job any more.
-        reason: why it waits, in Slurm's word; "": it does not say.
-        starts: about when a job that waits will start, in seconds since 1970; None: Slurm does not know.
-        ends: when a job that runs will be ended at the latest; None: never, or it is not known.
-        limit: the time that it may take, as Slurm writes it: "2:00:00".
-        nodes: where it runs: "gpu[1-4]".
+        state: Slurm state: PENDING, RUNNING, TIMEOUT ...; "" if the job is no longer known.
+        reason: Slurm reason for waiting; "" if there is none.
+        starts: estimated start of a waiting job, in seconds since 1970; None if not known.
+        ends: latest end of a running job; None if there is none or it is not known.
+        limit: time limit in Slurm format: "2:00:00".
+        nodes: its nodes: "gpu[1-4]".
     """
 
     state: str
@@ -64,7 +64,7 @@ class SlurmJobState:
 
     @property
     def waits(self) -> bool:
-        """Whether it may start later."""
+        """True if it may start later."""
         return self.state in ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD")
 
     @property
@@ -73,7 +73,7 @@ class SlurmJobState:
 
     @property
     def is_ending(self) -> bool:
-        """It ends; how, Slurm says when all its processes are gone."""
+        """True if it is ending. Slurm reports how after the end of all its processes."""
         return self.state == "COMPLETING"
 
     @property
@@ -82,20 +82,20 @@ class SlurmJobState:
 
     @property
     def says_why(self) -> bool:
-        """Whether it is over for a reason that its state names, so that nothing else has to be looked for."""
+        """True if its state names the reason of its end, so that no other search is needed."""
         return self.state in _ENDS and self.state not in ("FAILED", "COMPLETED", "")
 
     @property
     def hopeless(self) -> str:
-        """Why it will never start; "": it may."""
+        """The reason why it will never start; "" if it may start."""
         return _HOPELESS.get(self.reason, "") if self.state == "PENDING" else ""
 
     def left_s(self) -> float | None:
-        """Seconds until it is ended; None: no end is known."""
+        """Return the seconds until its end; None if no end is known."""
         return None if self.ends is None or not self.runs else max(0.0, self.ends - time.time())
 
     def in_words(self) -> str:
-        """Behind "job 42": "waits in the queue: Priority, starts about 14:10"."""
+        """Return its state in words, to follow "job 42": "waits in the queue: Priority, starts about 14:10"."""
         if self.state == "CONFIGURING":
             return "has nodes, which are being made ready"
         if self.waits:
@@ -111,11 +111,11 @@ class SlurmJobState:
 
 
 class SlurmJob:
-    """A job of Slurm's queue.
+    """A job in the Slurm queue.
 
     Args:
-        number: that Slurm knows it by.
-        cluster: where it is, if not on the one that this machine's commands ask first.
+        number: its id in Slurm.
+        cluster: name of its cluster, if it is not the default one of this machine.
     """
 
     def __init__(self, number: str, cluster: str = "") -> None:
@@ -124,7 +124,7 @@ class SlurmJob:
 
     @classmethod
     def submit(cls, script: str, arguments: Sequence[str], env: Mapping[str, str]) -> SlurmJob:
-        """Have a batch script run.
+        """Submit a batch script.
 
         Args:
             script: its text.
@@ -132,27 +132,29 @@ class SlurmJob:
             env: variables on top of the notebook's.
 
         Raises:
-            StartError: there is no sbatch, or it refuses; in its own words.
+            StartError: sbatch is not installed, or rejects the script; with the message of sbatch.
         """
         said = _run(["sbatch", "--parsable", *arguments], script, env, _SUBMIT_S)
-        number, _, cluster = said.strip().rpartition("\n")[2].partition(";")  # a site's plugin may greet before it
+        # a plugin of the site may print lines before it
+        number, _, cluster = said.strip().rpartition("\n")[2].partition(";")
         if not number.isdigit():
             raise StartError(f"sbatch has not said which job it made, but: {said.strip()!r}; see `squeue --me`")
         return cls(number, cluster)
 
     def state(self) -> SlurmJobState:
-        """What Slurm says now.
+        """Return the current state.
 
         Raises:
-            StartError: it does not answer.
+            StartError: Slurm does not answer.
         """
         try:
             said = _run(["squeue", "-h", "-t", "all", "-j", self.number, *self._on, "-o", _FORMAT])
         except StartError as error:
-            if "Invalid job id" in str(error):  # it forgets jobs minutes after their end
+            if "Invalid job id" in str(error):  # Slurm forgets jobs minutes after their end
                 return SlurmJobState(state="")
             raise
-        lines = [line for line in said.splitlines() if line.count("|") >= _FORMAT.count("|")]  # "CLUSTER: name" before
+        # "CLUSTER: name" comes before
+        lines = [line for line in said.splitlines() if line.count("|") >= _FORMAT.count("|")]
         if not lines:
             return SlurmJobState(state="")
         state, reason, starts, ends, limit, nodes = lines[-1].split("|")
@@ -166,7 +168,7 @@ class SlurmJob:
         )
 
     def output(self) -> str:
-        """The file that its output goes to, as its nodes see it; "": Slurm does not say."""
+        """Return the path of its output file on its nodes; "" if Slurm does not report it."""
         with contextlib.suppress(StartError):
             for line in _run(["scontrol", "show", "job", self.number, *self._on]).splitlines():
                 name, _, value = line.strip().partition("=")
@@ -175,7 +177,7 @@ class SlurmJob:
         return ""
 
     def kill_wait_s(self) -> float | None:
-        """What its processes get from SIGTERM to SIGKILL when it ends; None: Slurm does not say."""
+        """Return the seconds from SIGTERM to SIGKILL at the end of a job; None if Slurm does not report it."""
         with contextlib.suppress(StartError):
             for line in _run(["scontrol", "show", "config", *self._on]).splitlines():
                 name, _, value = line.partition("=")
@@ -184,7 +186,7 @@ class SlurmJob:
         return None
 
     def cancel(self) -> None:
-        """End it, whether it waits or runs. One that has ended is left alone.
+        """End the job, waiting or running. Does nothing if it has ended.
 
         Raises:
             StartError: Slurm does not answer.
@@ -193,20 +195,20 @@ class SlurmJob:
 
 
 def try_out(script: str, arguments: Sequence[str]) -> str:
-    """What sbatch would do with a batch script, in its own words: "Job 42 to start at ..." Nothing is submitted.
+    """Return the answer of `sbatch --test-only` for a batch script: "Job 42 to start at ...". Submits nothing.
 
     Raises:
-        StartError: it would refuse.
+        StartError: Slurm would reject it.
     """
     env = {"SLURM_TIME_FORMAT": "standard"}
     return _run(["sbatch", "--test-only", *arguments], script, env, timeout_s=_SUBMIT_S).strip()
 
 
 def nodes_of(list_of_nodes: str = "") -> list[str]:
-    """The addresses by which Slurm reaches nodes.
+    """Return the addresses of nodes.
 
     Args:
-        list_of_nodes: which, as Slurm writes it: "gpu[1-4]"; "": all.
+        list_of_nodes: in Slurm format: "gpu[1-4]"; "": all.
 
     Raises:
         StartError: Slurm does not answer.
@@ -216,7 +218,7 @@ def nodes_of(list_of_nodes: str = "") -> list[str]:
 
 
 def environment() -> dict[str, str]:
-    """The notebook's, without what an allocation has left in it: Slurm's commands would take that for arguments."""
+    """Return the notebook's environment without Slurm variables, which Slurm commands would treat as arguments."""
     kept = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT")
     return {n: v for n, v in os.environ.items() if n in kept or not n.startswith(("SLURM_", "SLURMD_", "SQUEUE_"))}
 
@@ -224,7 +226,7 @@ def environment() -> dict[str, str]:
 def _run(
     command: Sequence[str], given: str | None = None, env: Mapping[str, str] | None = None, timeout_s: float = _ASK_S
 ) -> str:
-    """Run one of Slurm's commands, and return what it prints."""
+    """Run a Slurm command, and return its output."""
     if shutil.which(command[0]) is None:
         raise StartError(
             f"there is no {command[0]} on this machine; --slurm is for a machine that has Slurm's commands, such as a "
@@ -238,8 +240,8 @@ def _run(
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,
-                env={**environment(), "SLURM_TIME_FORMAT": "%s", **(env or {})},  # seconds
-                start_new_session=True,  # an interrupt of the notebook must not leave a job that nobody knows
+                env={**environment(), "SLURM_TIME_FORMAT": "%s", **(env or {})},  # times in seconds
+                start_new_session=True,  # an interrupt of the notebook must not leave an unknown job
             )
         out, words = process.communicate(given, timeout=timeout_s)
     except subprocess.TimeoutExpired:
@@ -258,7 +260,7 @@ def _run(
         lines = [line.removeprefix(prefix).removeprefix("error: ").strip() for line in words.splitlines()]
         said = "; ".join(line for line in lines if line and "--help" not in line)
         raise StartError(f"{command[0]} refuses: {said or f'status {process.returncode}'}")
-    return out or words  # `sbatch --test-only` answers there
+    return out or words  # `sbatch --test-only` prints its answer to stderr
 
 
 def _time(said: str) -> float | None:
@@ -266,6 +268,6 @@ def _time(said: str) -> float | None:
 
 
 def _at(when: float) -> str:
-    """ "14:10", or with its day if that is another one."""
+    """Format a time: "14:10", with the day if it is not today."""
     then, now = datetime.fromtimestamp(when), datetime.now()
     return f"{then:%H:%M}" if then.date() == now.date() else f"{then:%a %d %b, %H:%M}"

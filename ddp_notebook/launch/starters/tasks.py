@@ -1,4 +1,4 @@
-"""The tasks of one session: they are started, wait in a queue, call in, and end with it."""
+"""The tasks of one session: started, queued, connected, and ended with it."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ from ddp_notebook.launch.transports.ports import ANY, Listening
 from ddp_notebook.messages.first_messages import to_line
 from ddp_notebook.registry import modes
 
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 2.0, 600.0  # between two states of a queue
-_IN_ORDER_S = 3.0  # what tasks get to end in order before they are killed
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 2.0, 600.0  # between two reported states of a queue
+_IN_ORDER_S = 3.0  # time for tasks to end in order before they are killed
 _MODULE = "ddp_notebook.launch.transports.outpost"
 
 
 class Tasks:
-    """Of a session that is started so. They start in the background.
+    """Tasks of a session. They start in the background.
 
     Args:
-        starter: which starts them. It ends with them.
-        python: the interpreter there; None: the notebook's own.
-        env: variables on top of those that they have there.
-        lease_s: seconds without a word after which a task is given up, on both sides.
-        ports: on which they call.
-        saves: they tell of a signal by which their job says that its time is nearly over.
+        starter: starts the tasks. It ends with them.
+        python: the interpreter of the tasks; None: the notebook's own.
+        env: variables on top of the tasks' environment.
+        lease_s: seconds without a message after which each side declares the other lost.
+        ports: for connections of tasks.
+        saves: tasks report a signal that warns of the end of their job.
 
     Attributes:
-        listening: where they call this machine.
-        began_s: monotonic time since which none waits in a queue.
+        listening: local address and ports for the tasks.
+        began_s: monotonic time since which no task waits in a queue.
 
     Raises:
         StartError: they cannot be started.
@@ -74,15 +74,15 @@ class Tasks:
     def wait(
         self, timeout_s: float, check: Callable[[], None], report: Callable[[str], None]
     ) -> list[OutpostConnection]:
-        """Wait until all of them have called.
+        """Wait until all tasks have connected.
 
         Args:
-            timeout_s: seconds that they get, behind the queue.
-            check: called often; what it raises ends the wait.
-            report: told what the queue says, when that changes.
+            timeout_s: time limit in seconds, after the queue.
+            check: called often; an exception from it ends the wait.
+            report: called with the state of the queue when it changes.
 
         Raises:
-            StartError: they will not come, or took too long.
+            StartError: tasks will not connect, or took too long.
         """
         said, say_at, pause_s = "", 0.0, _FIRST_PAUSE_S
 
@@ -94,16 +94,16 @@ class Tasks:
             if is_queued:
                 self.began_s = now
             if state and state != said and (now >= say_at or not is_queued):
-                report(state)  # seldom, in a queue of hours whose estimate moves
+                report(state)  # rarely during hours in a queue, whose estimated start time changes
                 said, say_at, pause_s = state, now + pause_s, min(2 * pause_s, _LONGEST_PAUSE_S)
             return self.began_s + timeout_s - now
 
         called = self._arrivals.wait(self._starter.expected, self._starter.trouble, remaining_s, check)
-        self._withdraw()  # nobody else is invited
+        self._withdraw()  # no more tasks may connect
         return called
 
     def shares(self, transports: Sequence[OutpostConnection]) -> dict[str, int]:
-        """By the name of the host, see `Starter`; {}: the same for each."""
+        """Return the relative number of ranks by host, see `Starter`; {} if equal."""
         return (
             {transport.name: self._starter.shares[transport.task] for transport in transports}
             if self._starter.shares
@@ -111,7 +111,7 @@ class Tasks:
         )
 
     def tell_of_warnings(self, on_warned: Callable[[str], object]) -> None:
-        """Have this called, from any thread, when their job says that its time is nearly over."""
+        """Set a callback for the warning that the job ends soon. It is called from any thread."""
 
         def warned(signal: str, host: str) -> None:
             on_warned(f"{signal} came to the task on {host}")
@@ -122,29 +122,29 @@ class Tasks:
         self._arrivals.on_warned = warned
 
     def _end_before_they_are_killed(self) -> None:
-        """Else nobody there would remove what they have written."""
+        """End the tasks before a SIGKILL, so that their host servers can remove their files."""
         if (left_s := self._starter.killed_in_s()) is None:
             return
         if not self._has_ended.wait(max(0.0, left_s - min(_IN_ORDER_S, left_s / 2))):
             self._arrivals.say_goodbye()
 
     def status(self) -> str:
-        """What `%ddp_status` says of them; "" if nothing."""
+        """Return the line for `%ddp_status`; "" if there is none."""
         return self._starter.status()
 
     def notices(self) -> list[str]:
-        """What their user should know by now and was not told yet."""
+        """Return notices that the user has not seen yet."""
         return self._starter.notices()
 
     def _at_exit(self) -> None:
-        """The notebook's process ends with its session: they would wait for it as long as the lease."""
+        """End the tasks at the exit of the notebook's process: otherwise they would wait for the lease."""
         if os.getpid() != self._owner_pid:
-            return  # a forked child of the notebook ends: the tasks are not its own
+            return  # this is a forked child of the notebook, which does not own the tasks
         self._arrivals.say_goodbye()
         self._starter.end()
 
     def end(self) -> None:
-        """End what is left of them. Call it when their hosts have ended."""
+        """End the remaining tasks. Call it after their hosts have ended."""
         self._has_ended.set()
         atexit.unregister(self._at_exit)
         self._arrivals.dismiss()
@@ -160,7 +160,7 @@ class Tasks:
 
 
 def _shared_file(text: str) -> Path:
-    """A file that only this user can read, for tasks that do not have the text in a variable."""
+    """Write a file that only this user can read, for tasks that do not have the text in a variable."""
     fd, path = modes.new_file("invitation-", ".json", shared_folder())
     cleanup_process.guard(path)
     with open(fd, "w") as file:

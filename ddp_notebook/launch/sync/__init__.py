@@ -1,8 +1,8 @@
-"""A folder of the notebook's on hosts that do not share it: which files go, which are there already, and their sending.
+"""Upload a notebook's folder to hosts that do not share it: select files, compare them, and send them.
 
-selection  which of them are sent
-upload     the files of one host, in pieces, through the stream to its host server
-sync       all hosts at once, and what is said about it
+selection  selects the files to send
+upload     sends the files of one host in pieces, through the stream to its host server
+sync       sends to all hosts in parallel, and describes the result
 
 The other end is `launch.host.files`.
 """

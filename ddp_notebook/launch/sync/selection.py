@@ -1,4 +1,4 @@
-"""Which files of a folder are sent to hosts: none that hold keys, none outside of it, and not too many by mistake."""
+"""Select the files of a folder to send: no keys, no files outside the folder, and no accidental large upload."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from ddp_notebook.records import units
 from ddp_notebook.records.marker import MARK
 from ddp_notebook.registry import modes, private
 
-NEVER = {".git", ".hg", ".svn", "__pycache__", ".ipynb_checkpoints"}  # folders that are of no use elsewhere
-_ENVIRONMENT = "pyvenv.cfg"  # what a virtual environment has, which holds paths and binaries of its machine
+NEVER = {".git", ".hg", ".svn", "__pycache__", ".ipynb_checkpoints"}  # folders that are useless on other machines
+_ENVIRONMENT = "pyvenv.cfg"  # marks a virtual environment, with paths and binaries of its machine
 _OF_WHOLE_TREE = ("ls-files", "-z", "--cached", "--others", "--exclude-standard")
 
 
 def names(folder: Path) -> list[str]:
-    """The files and links below a folder, sorted, with "/" between the parts of a name.
+    """Return the files and links below a folder, sorted, with "/" between the parts of a name.
 
-    Where the folder is in a work tree, git names what is tracked or not ignored. Elsewhere an empty repository stands
-    in for it, so that the folder's own `.gitignore` files count.
+    Inside a git work tree, these are the tracked files and those that are not ignored. Elsewhere an empty repository is
+    used, so that `.gitignore` files in the folder are respected.
 
     Raises:
-        UsageError: there is a `.gitignore`, and git is not installed or refuses to look.
+        UsageError: there is a `.gitignore`, and git is not installed or refuses to read the folder.
     """
     found = sorted(set(_below(folder)))
     environments = [name.removesuffix(_ENVIRONMENT) for name in found if name.endswith(f"/{_ENVIRONMENT}")]
@@ -37,10 +37,10 @@ def names(folder: Path) -> list[str]:
 
 
 def _below(folder: Path) -> Iterator[str]:
-    """What git lists, and the same of repositories within."""
+    """Yield the files that git lists, with those of nested repositories."""
     for name in _listed(folder):
         path = folder / name
-        if path.is_dir() and not path.is_symlink():  # git names a repository within, and not what is in it
+        if path.is_dir() and not path.is_symlink():  # git lists a nested repository without its files
             if (path / ".git").exists():  # else it is a submodule that was not checked out
                 yield from (f"{name.rstrip('/')}/{one}" for one in _below(path))
         else:
@@ -64,7 +64,8 @@ def _listed(folder: Path) -> list[str]:
 
 
 def _git(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    env = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}  # of another repository
+    # they may belong to another repository
+    env = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     return subprocess.run(
         ["git", "-c", "core.fsmonitor=false", "-C", str(folder), *words],
         env={**env, "LC_ALL": "C"},
@@ -82,7 +83,7 @@ def _names(listed: subprocess.CompletedProcess[str], folder: Path) -> list[str]:
 
 
 def _walked(folder: Path) -> Iterator[str]:
-    """Without git."""
+    """Yield the files without git."""
     for place, folders, files in os.walk(folder):
         if ".gitignore" in files:
             raise UsageError(f"{place} has a .gitignore, which git itself reads here; install git, or remove that file")
@@ -109,18 +110,18 @@ _FOLDERS_OF_KEYS = {".ssh", ".aws", ".azure", ".gnupg", ".kube", "gcloud"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SyncEntry:
-    """A file to be sent, or a link."""
+    """A file or link to send."""
 
-    path: str  # below the folder
+    path: str  # relative to the folder
     size: int  # bytes
     mtime_ns: int
     mode: int  # permissions
-    link: str = ""  # where a link leads, within the folder
+    link: str = ""  # target of a link, within the folder
 
 
 @dataclass(slots=True)
 class SyncFilter:
-    """What of a folder is sent, and what is not though git would have it."""
+    """Files of a folder to send, and those that are left out although git lists them."""
 
     folder: Path
     entries: list[SyncEntry] = field(default_factory=list)
@@ -134,10 +135,10 @@ class SyncFilter:
 
 
 def resolved(folder: str) -> Path:
-    """The folder that was named, as an absolute path whose links stay.
+    """Return the absolute path of a folder, without resolving links.
 
     Raises:
-        UsageError: there is none, or it is one that holds all files of a user or machine.
+        UsageError: it does not exist, or is the home or root folder.
     """
     path = Path(os.path.abspath(os.path.expanduser(folder)))
     if not path.is_dir():
@@ -152,11 +153,11 @@ def choose(folder: Path, *, also: Sequence[str] = (), is_large: bool = False) ->
 
     Args:
         folder: an absolute path.
-        also: names that are sent though they may hold keys, as patterns of the name or of the whole path.
-        is_large: more than 1 GB, or 20,000 files, is what the user wants.
+        also: patterns of names or paths to send although they may contain keys.
+        is_large: allow more than 1 GB or 20,000 files.
 
     Raises:
-        UsageError: it is too large; names the largest entries.
+        UsageError: it is too large; the message names the largest entries.
     """
     choice = SyncFilter(folder)
     for name in names(folder):
@@ -164,7 +165,7 @@ def choose(folder: Path, *, also: Sequence[str] = (), is_large: bool = False) ->
         try:
             its = os.lstat(path)
         except OSError:
-            continue  # git knows it, and it was deleted
+            continue  # listed by git, but deleted
         if path.name.startswith(MARK) or not (stat.S_ISREG(its.st_mode) or stat.S_ISLNK(its.st_mode)):
             continue
         if may_hold_keys(name) and not any(_matches(name, pattern) for pattern in also):
@@ -186,7 +187,7 @@ def choose(folder: Path, *, also: Sequence[str] = (), is_large: bool = False) ->
 
 
 def may_hold_keys(name: str) -> bool:
-    """Whether a file's name is one of those that hold keys and passwords.
+    """Return whether a file's name is usual for keys and passwords.
 
     Example:
         >>> [may_hold_keys(name) for name in ("deploy.pem", ".aws/config", "id_rsa.pub", "keys.py")]
@@ -205,7 +206,7 @@ def _matches(name: str, pattern: str) -> bool:
 
 
 def _link_within(folder: Path, path: Path) -> str:
-    """Where a link leads, from its own place; "": out of the folder."""
+    """Return the target of a link, relative to the link; "" if it is outside the folder."""
     root, target = os.path.realpath(folder), os.path.realpath(path)
     if target != root and not target.startswith(f"{root}{os.sep}"):
         return ""

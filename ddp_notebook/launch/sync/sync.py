@@ -1,4 +1,4 @@
-"""A folder sent to all hosts that do not share it, at once; and what is said about it."""
+"""Send a folder to all hosts that do not share it, in parallel, and describe the result."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ from ddp_notebook.records.marker import a_name, marked
 
 _T = TypeVar("_T")
 _LOOK_S = 0.1
-_GIVE_UP_S = 2.0  # what threads get to end after an interrupt
+_GIVE_UP_S = 2.0  # time for threads to end after an interrupt
 
 
 class StoppedError(Exception):
-    """Somebody has pressed stop, or it failed for another host."""
+    """The stop button was pressed, or the work failed for another host."""
 
 
 class Crew:
-    """Ends all together: at the first error, and when `check` raises.
+    """Runs a task on all hosts in parallel; stops all at the first error, or if `check` raises an exception.
 
     Args:
-        check: called often, in the caller's thread; what it raises ends the work.
+        check: called often, in the caller's thread; an exception from it ends the work.
     """
 
     def __init__(self, check: Callable[[], None]) -> None:
@@ -48,10 +48,10 @@ class Crew:
         self._stop = threading.Event()
 
     def check(self) -> None:
-        """For the threads, to be called often.
+        """Raise an error if the work must end. The threads call it often.
 
         Raises:
-            StoppedError: it is to end.
+            StoppedError: the work must end.
         """
         if self._stop.is_set():
             raise StoppedError
@@ -59,15 +59,15 @@ class Crew:
     def work(
         self, hosts: Sequence[Host], work: Callable[[Host], _T], tell: Callable[[], None] = lambda: None
     ) -> dict[str, _T]:
-        """Do something for each host, and wait for all.
+        """Run a task for each host in parallel, and wait for all.
 
         Args:
-            hosts: whose names are the keys of what is returned.
+            hosts: their names are the keys of the result.
             work: gets a host, in a thread.
             tell: called several times a second, in the caller's thread.
 
         Raises:
-            whatever `work` or the crew's `check` raises first.
+            the first exception of `work` or of the crew's `check`.
         """
         results: dict[str, _T] = {}
         errors: list[BaseException] = []
@@ -91,7 +91,7 @@ class Crew:
         except BaseException:
             self._stop.set()
             until = time.monotonic() + _GIVE_UP_S
-            for thread in threads:  # one may wait for a link that takes nothing; the end of its host ends that
+            for thread in threads:  # a thread may be blocked by a broken link; the end of its host ends it
                 thread.join(max(0.0, until - time.monotonic()))
             raise
         if errors:
@@ -104,13 +104,13 @@ _SHOWN = 5  # names
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Synced:
-    """What was sent. Its `repr` says it in lines.
+    """Result of an upload. Its `repr` describes it in lines.
 
     Attributes:
-        folder: here.
-        folders: where it is on each host, by the host's name.
+        folder: the local folder.
+        folders: its path on each host, by host name.
         sent: the files that were sent to each host.
-        lines: what there is to say.
+        lines: the description.
     """
 
     folder: Path
@@ -132,20 +132,20 @@ def sync(
     check: Callable[[], None] = lambda: None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Synced:
-    """Send a folder to hosts: what has changed, and nothing is deleted there.
+    """Send the changed files of a folder to hosts. No file is deleted on a host.
 
     Args:
         folder: the notebook's.
-        hosts: which have told their facts.
-        overwrite: also files that are newer there.
-        also: names, or patterns, of files that are sent although their names are those of keys.
-        is_large: it may have more than 1 GB or 20,000 files.
-        check: called often; what it raises ends it. No half file is left.
-        progress: told again and again how far it is, behind a carriage return.
+        hosts: their facts must be available.
+        overwrite: also replace files that are newer on the host.
+        also: names or patterns of files to send although their names suggest keys.
+        is_large: allow more than 1 GB or 20,000 files.
+        check: called often; an exception from it ends the upload. No incomplete file is left.
+        progress: called repeatedly with the progress, after a carriage return.
 
     Raises:
-        UsageError: there is no such folder, it is too large, or git cannot tell which of its files to ignore.
-        HostError: a host is gone or cannot take the files; says what to do.
+        UsageError: the folder does not exist or is too large, or git cannot list its ignored files.
+        HostError: a host has ended or cannot store the files; the message names a fix.
     """
     whole = resolved(folder)
     crew = Crew(check)
@@ -196,7 +196,9 @@ def _settle(host: Host, folder: str, marker: str, crew: Crew) -> FolderReply:
 
 
 def _twins(hosts: Sequence[Host], folders: dict[str, str], crew: Crew) -> dict[str, str]:
-    """Hosts that have the folder of another one, which shall get the files: a cluster's home folder, for example."""
+    """Return hosts that share their folder with another host, which gets the files. An example is a cluster's home
+    folder.
+    """
     if len(hosts) < 2:
         return {}
     markers = {host.name: a_name() for host in hosts}

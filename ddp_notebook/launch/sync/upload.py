@@ -1,7 +1,7 @@
-"""The files of a folder on their way to one host: compared first, and then sent in pieces.
+"""Upload a folder to one host: compare the files first, then send them in pieces.
 
-They go through the stream to the host server, whatever the way to the host is. As many pieces are under way as the
-link takes in a quarter of a second, so that what else is said waits no longer behind them.
+The pieces use the stream to the host server, for every transport. The number of pieces in flight is limited to those
+that the link accepts in a quarter of a second, so that other messages do not wait longer than that.
 """
 
 from __future__ import annotations
@@ -39,22 +39,23 @@ _EXECUTABLE = 0o111
 
 @dataclass(slots=True)
 class Plan:
-    """About some files of one host."""
+    """Upload plan for one host."""
 
     send: list[SyncEntry] = field(default_factory=list)
-    ask: list[tuple[SyncEntry, FoundFile]] = field(default_factory=list)  # of one size, and of different times
-    newer: list[str] = field(default_factory=list)  # what is there is newer, and stays
-    in_the_way: list[str] = field(default_factory=list)  # what is there is no file
-    behind: list[str] = field(default_factory=list)  # a folder on the way there is a link
-    there: int = 0  # files that are the same
+    # same size, different times: compare the content
+    ask: list[tuple[SyncEntry, FoundFile]] = field(default_factory=list)
+    newer: list[str] = field(default_factory=list)  # files that are newer on the host, and are not replaced
+    in_the_way: list[str] = field(default_factory=list)  # names that are not files on the host
+    behind: list[str] = field(default_factory=list)  # files below a folder that is a link on the host
+    there: int = 0  # number of equal files
 
     def add(self, entries: Sequence[SyncEntry], found: Sequence[FoundFile | None], *, overwrite: bool) -> None:
-        """Plan by size and time. Those in `ask` are left to whoever compares their content.
+        """Plan by size and time. Files in `ask` must be compared by content.
 
         Args:
-            entries: what is here.
-            found: what has their names there.
-            overwrite: also what is newer there.
+            entries: local files.
+            found: files of the same names on the host.
+            overwrite: also replace files that are newer on the host.
         """
         for entry, its in zip(entries, found, strict=True):
             if its is None:
@@ -71,13 +72,13 @@ class Plan:
                 self.add_compared(entry, its, is_same=entry.size == its.size, overwrite=overwrite)
 
     def add_compared(self, entry: SyncEntry, its: FoundFile, *, is_same: bool, overwrite: bool) -> None:
-        """Plan what to do about a file that is there too.
+        """Plan for a file that exists on the host.
 
         Args:
-            entry: what is here.
-            its: what is there.
+            entry: the local file.
+            its: the file on the host.
             is_same: the content is the same.
-            overwrite: also what is newer there.
+            overwrite: also replace a file that is newer on the host.
         """
         if is_same and (entry.link or (entry.mode ^ its.mode) & _EXECUTABLE == 0):
             self.there += 1
@@ -89,10 +90,10 @@ class Plan:
 
 _R = TypeVar("_R", bound=Message)
 _PIECE_BYTES = 256 << 10
-_MOST_PARTS = 500  # of a piece
-_COMPARED = 1000  # files that are asked for at a time
-_HASHED_BYTES = 256 << 20  # so much is compared at a time
-_MOST_PIECES = 16  # under way
+_MOST_PARTS = 500  # in a piece
+_COMPARED = 1000  # files per request
+_HASHED_BYTES = 256 << 20  # bytes to compare per request
+_MOST_PIECES = 16  # in flight
 _QUICK_S = 0.25  # from a piece to its reply
 _REPLY_S = 60.0
 _HASH_S = 600.0
@@ -111,38 +112,39 @@ _FIXES = {
 
 
 class HostUpload:
-    """Sends what has changed to one host. `run` is for a thread of its own; the rest may be read meanwhile.
+    """Sends changed files to one host. `run` needs its own thread; other threads may read the attributes.
 
     Args:
-        host: which has settled where the files go.
-        folder: there.
-        choice: what is to be there.
-        overwrite: also what is newer there.
-        check: called often; what it raises ends it, and nothing half is left there.
+        host: its folder must be known.
+        folder: on the host.
+        choice: the files to send.
+        overwrite: also replace files that are newer on the host.
+        check: called often; an exception from it ends the upload, and no incomplete file is left.
     """
 
     def __init__(
         self, host: Host, folder: str, choice: SyncFilter, *, overwrite: bool, check: Callable[[], None]
     ) -> None:
         self.plan = Plan()
-        self.nbytes = 0  # to be sent, as far as is known
+        self.nbytes = 0  # to send, as far as known
         self.sent_bytes = 0
         self.sent: list[str] = []  # files
-        self.changing: list[str] = []  # while they were read
+        self.changing: list[str] = []  # files that changed while they were read
         self.took_s = 0.0
         self._host = host
         self._folder = folder
         self._choice = choice
         self._overwrite = overwrite
         self._check = check
-        self._under_way: deque[tuple[float, Future[Message], Message]] = deque()  # pieces, and when each was sent
+        # pieces in flight: time of sending, reply, request
+        self._under_way: deque[tuple[float, Future[Message], Message]] = deque()
         self._window = 1
 
     def run(self) -> None:
         """Compare and send.
 
         Raises:
-            HostError: the host is gone, or cannot write a file: says which, and what to do.
+            HostError: the host has ended, or cannot write a file; the message names the file and a fix.
         """
         began = time.monotonic()
         try:
@@ -185,7 +187,7 @@ class HostUpload:
                 if found:
                     return found
         except OSError:
-            pass  # it has gone, which is seen again when it is to be sent
+            pass  # the file was removed; sending it will notice that
         return ""
 
     def _ask(self, request: Message, expected: type[_R], timeout_s: float = _REPLY_S) -> _R:
@@ -234,7 +236,9 @@ class HostUpload:
         self._window = min(self._window + 1, _MOST_PIECES) if is_quick else max(self._window // 2, 1)
 
     def _parts(self, entry: SyncEntry) -> Iterator[tuple[FilePart, bytes]]:
-        """A file in parts of at most a piece. One that changes meanwhile is taken back and noted in `changing`."""
+        """Yield a file in parts of at most a piece. A file that changes during this is discarded and noted in
+        `changing`.
+        """
         if entry.link:
             yield FilePart(entry.path, link=entry.link), b""
             self.sent.append(entry.path)
@@ -247,7 +251,7 @@ class HostUpload:
         is_first = True
         with file:
             before = os.fstat(file.fileno())
-            end = before.st_mode & 0o777, before.st_mtime_ns  # it gives nobody its owner's rights there
+            end = before.st_mode & 0o777, before.st_mtime_ns  # only the permission bits, without setuid and setgid
             left = before.st_size
             while is_first or left > 0:
                 piece = file.read(min(left, _PIECE_BYTES)) or b""
@@ -263,11 +267,11 @@ class HostUpload:
 
 
 def fix_of(number: int, words: str) -> str:
-    """What is wrong where a file cannot be written, and what helps.
+    """Return the error of a file that cannot be written, with a fix.
 
     Args:
         number: of the error.
-        words: the system's.
+        words: message of the operating system.
     """
     return f"{words}; {_FIXES[number]}" if number in _FIXES else words
 
