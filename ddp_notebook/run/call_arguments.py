@@ -1,6 +1,6 @@
-"""Name the wrong argument of a call of the public API, after the call has failed with an error of Python's.
+"""Name the wrong argument of a call of the public API, after the call has failed with a Python error.
 
-A call that succeeds costs nothing. An error whose cause is no argument stays as it is.
+Successful calls have no overhead. An error with another cause is not changed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from typing import Any
 
 from ddp_notebook.errors import DDPNotebookError, UsageError
 
-# Names from other libraries, such as multiprocessing and torchrun, that users write for an argument of this package.
+# Argument names of other libraries, such as multiprocessing and torchrun, that users may write for arguments of this
+# package.
 _ALIASES: Mapping[str, str] = {
     **dict.fromkeys(("n", "nprocs", "nproc", "num_ranks", "nranks", "ranks", "size", "world", "workers"), "world_size"),
     **dict.fromkeys(("nproc_per_node", "num_processes", "np"), "world_size"),
@@ -44,12 +45,12 @@ _WORDS: Mapping[Any, str] = {
 def wrong_argument(
     function: Callable[..., Any], arguments: Sequence[Any], named: Mapping[str, Any], error: Exception
 ) -> UsageError | None:
-    """Return the error that names the wrong argument of a failed call, or None if every argument is possible.
+    """Return an error that names the wrong argument of a failed call, or None if all arguments are valid.
 
     Args:
-        function: of the public API.
-        arguments, named: of the call.
-        error: what the call raised.
+        function: the called function of the public API.
+        arguments, named: arguments of the call.
+        error: error that the call raised.
 
     Example:
         >>> def start(world_size: int | None = None, *, gpus: str | None = None): ...
@@ -80,12 +81,12 @@ def wrong_argument(
 
 
 def no_argument(function: str, wrong: str, names: Iterable[str]) -> str:
-    """Return the sentence about a keyword that a function does not have.
+    """Return a sentence about a keyword argument that a function does not have.
 
     Args:
-        function: its name.
-        wrong: the keyword.
-        names: the function's arguments.
+        function: name of the function.
+        wrong: name of the keyword.
+        names: names of the function's arguments.
 
     Example:
         >>> no_argument("start", "backends", ["world_size", "backend"])
@@ -106,7 +107,7 @@ def no_argument(function: str, wrong: str, names: Iterable[str]) -> str:
 
 
 def fits(value: Any, kind: Any) -> bool:
-    """Return whether a value can be of the annotated type. Elements of containers are not looked at.
+    """Return whether a value may have the annotated type. Elements of containers are not checked.
 
     Example:
         >>> fits(2, int | None), fits("2", int | None), fits(True, int), fits(2, float), fits({}, Mapping[str, int])
@@ -118,8 +119,8 @@ def fits(value: Any, kind: Any) -> bool:
     if origin is typing.Literal:
         return any(value is one or (type(value) is type(one) and value == one) for one in typing.get_args(kind))
     if origin is float:
-        return isinstance(value, numbers.Real) and not isinstance(value, bool)  # a NumPy number is one too
-    if origin is int:  # a NumPy number is one too
+        return isinstance(value, numbers.Real) and not isinstance(value, bool)  # accepts NumPy numbers
+    if origin is int:  # accepts NumPy numbers
         return hasattr(value, "__index__") and not isinstance(value, bool) and not hasattr(value, "__len__")
     if kind is Any or origin is object or not isinstance(origin, type):
         return True
@@ -127,12 +128,12 @@ def fits(value: Any, kind: Any) -> bool:
 
 
 def short(value: Any) -> str:
-    """Return a value as text that fits into a message, also if its `__repr__` raises."""
+    """Return a value as short text for a message, even if its `__repr__` raises."""
     return _SHORT.repr(value)
 
 
 def _kind(function: Callable[..., Any], parameter: inspect.Parameter) -> Any:
-    """Return the annotated type, or Any if there is none or only type checkers import it."""
+    """Return the annotated type. Return Any if there is none or it is imported for type checkers only."""
     kind = parameter.annotation
     if not isinstance(kind, str):
         return Any if kind is parameter.empty else kind
@@ -149,7 +150,7 @@ def _unbound(
     named: Mapping[str, Any],
     error: TypeError,
 ) -> str:
-    """Return the sentence about a call whose arguments do not fit the signature."""
+    """Return a sentence about a call whose arguments do not fit the signature."""
     own = [one for one in signature.parameters.values() if one.name != "self"]
     names = [one.name for one in own if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD, one.POSITIONAL_ONLY)]
     for one in named:
@@ -166,7 +167,7 @@ def _unbound(
 
 
 def in_words(kind: Any) -> str:
-    """Return an annotated type in words.
+    """Return a description of an annotated type.
 
     Example:
         >>> in_words(str | None)

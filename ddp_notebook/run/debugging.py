@@ -1,6 +1,7 @@
-"""`%debug` and `%pdb on` in the notebook, after an error that this package has raised.
+"""Handle `%debug` and `%pdb on` in the notebook after an error that this package has raised.
 
-The frames of such an error are those of this package, not of the user's code. A line says so, and no debugger opens.
+The frames of such an error belong to this package, not to the user's code. So a message is shown, and no debugger
+opens.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from typing import Any
 from ddp_notebook.errors import CellFailedHereError, CellTimeoutError, DDPNotebookError, RankError
 
 _ATTRIBUTE = "_ddp_notebook_debugger"
-_LIBRARIES = {"IPython", "ipykernel", "decorator", "contextlib"}  # between a cell and our code
+# packages whose frames are between a cell and this package
+_LIBRARIES = {"IPython", "ipykernel", "decorator", "contextlib"}
 FROM_RANKS = (
     "ddp_notebook: no debugger opens, since the cell failed on ranks, and a rank keeps no frames of a failed cell. "
     "Print what you want to know before the line that fails, or look at variables with %on_all_ranks x. Code that "
@@ -25,10 +27,10 @@ FROM_HERE = (
 
 
 def watch(shell: Any) -> None:
-    """Open no debugger in this package's own frames from now on.
+    """From now on, open no debugger in frames of this package.
 
     Args:
-        shell: IPython's.
+        shell: the IPython shell.
     """
     unwatch(shell)
     original = shell.debugger
@@ -44,14 +46,14 @@ def watch(shell: Any) -> None:
 
 
 def unwatch(shell: Any) -> None:
-    """Let the shell's own debugger open again."""
+    """Restore the debugger of the shell."""
     if hasattr(shell, _ATTRIBUTE):
         del shell.debugger  # the class has it
         delattr(shell, _ATTRIBUTE)
 
 
 def instead() -> str:
-    """Return what to say in place of a debugger for the last error; "": the debugger is of use."""
+    """Return the message in place of a debugger for the last error; "": the debugger is useful."""
     error = getattr(sys, "last_value", None)
     was_stopped = isinstance(error, KeyboardInterrupt) and hasattr(error, "_render_traceback_")
     if not (was_stopped or isinstance(error, DDPNotebookError)) or isinstance(error, CellFailedHereError):
@@ -62,7 +64,7 @@ def instead() -> str:
 
 
 def _is_through_functions(traceback: TracebackType | None) -> bool:
-    """Return whether a function of the user made the failed call, so that its frame is worth a debugger."""
+    """Return whether a user function made the failed call, so that a debugger in its frame is useful."""
     users = 0
     while traceback is not None:
         frame = traceback.tb_frame

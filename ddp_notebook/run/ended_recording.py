@@ -1,4 +1,4 @@
-"""The recording of the last ranks that this notebook had, for magics that show it after their end."""
+"""Recording of the last ranks of this notebook, for magics that show it after the ranks have ended."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from typing import Any, Protocol
 
 
 class EndedRecording(Protocol):
-    """The recording of an ended session or job, with the methods that the magics call."""
+    """Recording of an ended session or job, with the methods that the magics call."""
 
-    words: str  # says whose it is
+    words: str  # name of its session or job
 
     @property
     def recording(self) -> Any: ...
@@ -22,15 +22,15 @@ _last: EndedRecording | None = None
 
 
 def last() -> EndedRecording | None:
-    """Return the recording of the last ranks, until there are ranks again; None if there is none."""
+    """Return the recording of the last ranks, or None if there is none or ranks are running."""
     return _last
 
 
 def keep(ended: EndedRecording | None) -> None:
-    """Let the magics show this recording until ranks start. Views of the earlier recording become pictures.
+    """Let the magics show this recording until ranks start. Views of the previous one become static images.
 
     Args:
-        ended: None: there are ranks.
+        ended: the recording; None: ranks are running.
     """
     global _last
     before, _last = _last, ended

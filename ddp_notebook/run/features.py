@@ -1,12 +1,12 @@
-"""Features of the notebook: what each one adds to the core there.
+"""Features of the notebook, which extend the core.
 
 A feature is declared once, as `FEATURE` in the module that `FEATURES` names. That module is imported with the magics,
-so its functions import what they need when they are called. `rank/hooks` lists the features of ranks, some of which
-have the same names. `run/session_hooks` has the hooks of a session. They are called in the order of `FEATURES`:
+so its functions import their dependencies when they are called. `rank/hooks` lists the features of ranks, some with the
+same names. `run/session_hooks` has the hooks of a session. They are called in the order of `FEATURES`:
 
-- `jobs` comes first. When the session stops, no job begins any more before the recording is kept.
+- `jobs` comes first. So no job starts during the stop of a session, before the recording is complete.
 - `recording` comes before `monitor`, which shows it.
-- `keep` comes after `jobs` and `recording`, whose state of an earlier notebook it fills in.
+- `keep` comes after `jobs` and `recording`, because it restores their state from an earlier notebook.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ class FeatureMagic:
     """A line magic of a feature. The docstring of `run` is its help.
 
     Args:
-        line: returns the declaration of its line, always the same one.
-        run: called with a function that returns `session_commands`, and the line.
-        interrupted: the sentence that an interrupt of it shows.
+        line: returns the declaration of its line; all calls return the same object.
+        run: called with a function that returns `session_commands`, and with the line.
+        interrupted: the message after an interrupt.
         section: its section in `%ddp_help`.
-        after: the magic that it follows there; "": it is the last one of its section so far.
+        after: the magic before it in that section; "": it is appended to its section.
     """
 
     line: Callable[[], LineParser]
@@ -60,11 +60,11 @@ class FeatureMagic:
 
 @dataclass(frozen=True, slots=True)
 class NotebookFeature:
-    """The declaration of a feature in the notebook.
+    """Declaration of a feature in the notebook.
 
     Args:
         magics: line magics by name.
-        session: imports and returns the class of its part in a session, a `SessionFeature`; None: it has none.
+        session: imports and returns the `SessionFeature` subclass of the feature; None: it has none.
     """
 
     magics: Mapping[str, FeatureMagic] = field(default_factory=dict)
@@ -72,13 +72,13 @@ class NotebookFeature:
 
 
 def load() -> dict[str, NotebookFeature]:
-    """Import the declarations of the features that are on. Returns them by name, in the order of `FEATURES`."""
+    """Import the declarations of the enabled features. Return them by name, in the order of `FEATURES`."""
     off = switches.without()
     return {name: importlib.import_module(module).FEATURE for name, module in FEATURES.items() if name not in off}
 
 
 def add_magics(commands: Commands) -> Callable[[T], T]:
-    """Decorate a class of magics, which gets those of the features that are on.
+    """Decorate a class of magics: add the magics of the enabled features.
 
     Args:
         commands: imports and returns the module `session_commands`.

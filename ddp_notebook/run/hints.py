@@ -1,8 +1,8 @@
-"""A plain cell that has failed because it was meant for the ranks: a line under its traceback says so.
+"""Add a hint below the traceback of a plain cell that failed because it was meant for the ranks.
 
-The notebook has neither a rank's variables nor a process group, and torch's errors do not know of ranks; nor does
-IPython say which magic was meant by one that is not there. A script that `%run` runs in the notebook fails in the same
-way, since it finds no RANK in the environment.
+The notebook has neither a rank's variables nor a process group, and errors of torch do not mention ranks. IPython does
+not suggest a similar magic for an unknown one. A script that `%run` runs in the notebook fails in the same way, because
+its environment has no RANK.
 """
 
 from __future__ import annotations
@@ -28,30 +28,30 @@ from ddp_notebook.run.cells.options import parse_line
 
 _ATTRIBUTE = "_ddp_notebook_forgotten"
 _SEND = ("on_all_ranks", "on_ranks")
-_RUN_SCRIPT = re.compile(r"^\s*%?run\s+(.+)$", re.MULTILINE)  # IPython adds the % if its automagic is on
-_RUN = ("time", "capture")  # magics that run their code where the cell runs
+_RUN_SCRIPT = re.compile(r"^\s*%?run\s+(.+)$", re.MULTILINE)  # IPython adds the % if automagic is on
+_RUN = ("time", "capture")  # magics that run their code in the process of the cell
 _OURS = ("ddp_", "on_")
-_NO_MAGIC = re.compile(r"magic.* `(%%?)(\S+)` not found\.$")  # IPython's words
-_NO_GROUP = "Default process group has not been initialized"  # torch's words
-_NOT_SET = re.compile(rf"environment variable ({'|'.join(OF_EACH_RANK)}) expected, but not set")  # torch's words
+_NO_MAGIC = re.compile(r"magic.* `(%%?)(\S+)` not found\.$")  # message of IPython
+_NO_GROUP = "Default process group has not been initialized"  # message of torch
+_NOT_SET = re.compile(rf"environment variable ({'|'.join(OF_EACH_RANK)}) expected, but not set")  # message of torch
 
 
 def watch(shell: Any, ranks_are_there: Callable[[], bool]) -> None:
-    """Look at the cells that fail in the notebook from now on.
+    """Add hints to cells that fail in the notebook from now on.
 
     Args:
-        shell: IPython's.
-        ranks_are_there: whether there is a session.
+        shell: the IPython shell.
+        ranks_are_there: returns whether there is a session.
     """
     unwatch(shell)
-    earlier: list[BaseException | None] = []  # the last error before each running cell; a cell may run another one
+    earlier: list[BaseException | None] = []  # last error before each running cell; a cell may run another one
 
     def begin(_: Any) -> None:
         earlier.append(getattr(sys, "last_value", None))
 
     def look(result: Any) -> None:
         before = earlier.pop() if earlier else None
-        # What runs without history is no cell of the user's, or the inner one of %%local and --here.
+        # Code without history is not a user's cell, or is the inner cell of %%local and --here.
         if result is None or not result.info.store_history:
             return
         if (error := result.error_in_exec) is not None:
@@ -70,7 +70,7 @@ def watch(shell: Any, ranks_are_there: Callable[[], bool]) -> None:
 
 
 def unwatch(shell: Any) -> None:
-    """Look no more."""
+    """Stop adding hints."""
     for event, callback in getattr(shell, _ATTRIBUTE, {}).items():
         shell.events.unregister(event, callback)
     if hasattr(shell, _ATTRIBUTE):
@@ -78,11 +78,11 @@ def unwatch(shell: Any) -> None:
 
 
 def meant_by(error: BaseException, magics: Mapping[str, Iterable[str]]) -> str:
-    """Which of our magics was meant by one that is not there.
+    """Return a suggestion of a similar magic of this package for an unknown magic.
 
     Args:
-        error: IPython's.
-        magics: the names of those that are there, of lines ("line") and of cells ("cell").
+        error: the error of IPython.
+        magics: names of all magics, for lines ("line") and cells ("cell").
 
     Example:
         >>> meant_by(UsageError("Cell magic `%%on_all_rank` not found."), {"cell": ["on_all_ranks"], "line": []})
@@ -100,12 +100,12 @@ def meant_by(error: BaseException, magics: Mapping[str, Iterable[str]]) -> str:
 
 
 def hint_for(error: BaseException, cells: list[str], variables: dict[str, Any]) -> str:
-    """What to do about a failed cell, if it was meant for the ranks.
+    """Return a hint about a failed cell that was meant for the ranks.
 
     Args:
-        error: that it has failed with.
-        cells: the notebook's, as IPython has transformed them.
-        variables: the user's.
+        error: the error of the cell.
+        cells: cells of the notebook, as transformed by IPython.
+        variables: variables of the user.
 
     Example:
         >>> try:
@@ -135,7 +135,7 @@ def hint_for_script(error: BaseException, cell: str) -> str:
     """Return a hint for a script that failed in the notebook because it needs a rank.
 
     Args:
-        error: that it has failed with.
+        error: the error of the script.
         cell: the text of the cell.
 
     Example:
@@ -151,7 +151,7 @@ def hint_for_script(error: BaseException, cell: str) -> str:
     line = command[1].strip()
     try:
         script = next((os.path.basename(word) for word in shlex.split(line) if word.endswith(".py")), "the script")
-    except ValueError:  # quotes that do not end
+    except ValueError:  # unbalanced quotes
         script = "the script"
     return (
         f"{lacks}, and %run has run {script} in the notebook: %on_all_ranks %run {line} runs it on "
@@ -160,7 +160,7 @@ def hint_for_script(error: BaseException, cell: str) -> str:
 
 
 def _missing_variable(error: BaseException) -> str:
-    """Return the torchrun variable that is missing in the environment; "" for another error."""
+    """Return the torchrun variable that is missing in the environment; "" for other errors."""
     if type(error) is KeyError and error.args and error.args[0] in OF_EACH_RANK:
         frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
         is_in_environment = not frames or frames[-1].f_globals.get("__name__") == "os"
@@ -170,13 +170,13 @@ def _missing_variable(error: BaseException) -> str:
 
 
 def _is_in(variables: dict[str, Any], error: BaseException) -> bool:
-    """Whether it was raised in the user's own cells: in a module the name may be forgotten on the ranks too."""
+    """Return whether a cell of the user raised the error. In a module, the name may be undefined on the ranks too."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     return bool(frames) and frames[-1].f_globals is variables
 
 
 def _import_on_ranks(name: str, cells: list[str]) -> bool | None:
-    """Whether a name was imported by the last cell that has set it on ranks. None: none has."""
+    """Return whether the last cell that set a name on ranks imported it. None: no cell set it."""
     for cell in reversed(cells):
         for symbol in _symbols(cell, False):
             if symbol.get_name() == name:
@@ -185,13 +185,13 @@ def _import_on_ranks(name: str, cells: list[str]) -> bool | None:
 
 
 def _symbols(plain: str, is_sent: bool) -> Iterator[symtable.Symbol]:
-    """What a cell sets on ranks, functions and imports among it.
+    """Yield the symbols that a cell sets on ranks, including functions and imports.
 
     Args:
-        plain: the cell, as IPython has transformed it.
-        is_sent: it runs on ranks.
+        plain: the cell, as transformed by IPython.
+        is_sent: the cell runs on ranks.
     """
-    with contextlib.suppress(SyntaxError):  # then it has set nothing
+    with contextlib.suppress(SyntaxError):  # a cell with a syntax error sets nothing
         if is_sent:
             symbols = symtable.symtable(plain, "cell", "exec").get_symbols()
             yield from (symbol for symbol in symbols if symbol.is_assigned() or symbol.is_imported())
@@ -203,7 +203,7 @@ def _symbols(plain: str, is_sent: bool) -> Iterator[symtable.Symbol]:
                 words = [getattr(argument, "value", None) for argument in node.args]
                 if len(words) > 1 and words[0] in (*_SEND, *_RUN) and isinstance(code := words[-1], str):
                     if called == "run_line_magic" and words[0] in _SEND:
-                        with contextlib.suppress(DDPNotebookError):  # a wrong option: then it has not run
+                        with contextlib.suppress(DDPNotebookError):  # the cell has not run because of a wrong option
                             code = parse_line(code)[1]
                     inner = TransformerManager().transform_cell(code)
                     yield from _symbols(inner, is_sent or words[0] in _SEND)

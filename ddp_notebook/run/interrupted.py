@@ -1,7 +1,7 @@
-"""Show one line when a command is interrupted or called with a wrong argument, instead of this package's frames.
+"""Show one line, without frames of this package, when a command is interrupted or called with a wrong argument.
 
-After an interrupt the line says what was and was not done. Commands that have more to say raise a `keyboard_interrupt`
-of their own, which goes through unchanged.
+After an interrupt the line states which work was done. Commands with a more detailed message raise a
+`keyboard_interrupt` themselves, which is not changed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _READ = "interrupted: nothing was read; the recording is unchanged"
 _ATTACH = "interrupted: %ddp_status shows whether this notebook has a session or job now; both go on"
 _CELL = "interrupted before the cell was sent or after its end: %ddp_status shows what the ranks do"
 
-# The keys are names of functions of `ddp_notebook`.
+# Sentences by function of `ddp_notebook`.
 OF_FUNCTIONS: Mapping[str, str] = {
     **dict.fromkeys(("attach_job", "attach_session"), _ATTACH),
     "check": "interrupted: the comparison of the hosts is not complete; no rank was started",
@@ -27,7 +27,7 @@ OF_FUNCTIONS: Mapping[str, str] = {
     "load_ipython_extension": "interrupted: the magics may be missing; %load_ext ddp_notebook again adds them",
     "start": _START,
 }
-# The keys are names of methods of `Session`.
+# Sentences by method of `Session`.
 OF_SESSION: Mapping[str, str] = {
     "__repr__": "interrupted: the session was not described; it goes on",
     "baseline": "interrupted: the baseline was not measured; rank 0 has the variables that it had before",
@@ -56,19 +56,19 @@ OF_SESSION: Mapping[str, str] = {
     "when_stopped": "interrupted: it may not be called when the session is stopped",
     "_write_trace": "interrupted: the file is not complete; the recording is, so write it again",
 }
-# The keys are names of methods of `SessionRanks`.
+# Sentences by method of `SessionRanks`.
 OF_RANKS: Mapping[str, str] = {
     "fault": "interrupted: some ranks may have the fault; %ddp_fault off removes it",
     "heal": "interrupted: %ddp_status shows which ranks live; %ddp_heal again replaces those that do not",
     "reform": "interrupted: the group may not be formed again; the next cell forms it if that is due",
     "resize": "interrupted: %ddp_status shows how many ranks there are; %ddp_resize again goes on",
 }
-# The keys are names of methods of `SessionFiles`.
+# Sentences by method of `SessionFiles`.
 OF_FILES: Mapping[str, str] = {
     "fetch": "interrupted: files that were complete were fetched, and no part of others",
     "sync": "interrupted: files that were complete were sent, and no part of others",
 }
-# The keys are names of methods of `Recording`.
+# Sentences by method of `Recording`.
 OF_RECORDING: Mapping[str, str] = {
     **dict.fromkeys(("save", "save_html", "save_trace"), OF_SESSION["trace"]),
     **dict.fromkeys(("collectives", "steps", "runs", "waits", "straggler", "pipeline", "bandwidth", "calls"), _READ),
@@ -77,29 +77,29 @@ OF_RECORDING: Mapping[str, str] = {
     "__repr__": "interrupted: the recording was not described; it is unchanged",
     "report": OF_SESSION["report"],
 }
-# The keys are names of methods of `Plots`.
+# Sentences by method of `Plots`.
 OF_PLOTS: Mapping[str, str] = dict.fromkeys(
     ("loss", "steps", "buckets", "pipeline", "bandwidth", "calls"),
     "interrupted: the figure is not complete; the recording is",
 )
-# The keys are names of methods of `Job`, a cell in the background.
+# Sentences by method of `Job`, a cell in the background.
 OF_JOB: Mapping[str, str] = {
     "cancel": "interrupted: %ddp_jobs shows whether the job still runs; %ddp_cancel again ends it",
     **dict.fromkeys(
         ("result", "exception"), "interrupted: the job goes on; %ddp_wait waits for it, and %ddp_cancel ends it"
     ),
 }
-# The keys are names of methods of `Jobs`.
+# Sentences by method of `Jobs`.
 OF_JOBS: Mapping[str, str] = {
     "__repr__": "interrupted: the table is not complete; the jobs go on",
     "cancel": "interrupted: %ddp_jobs shows which jobs are left",
     "wait": "interrupted: the jobs go on",
 }
-# The keys are names of methods of `RankValues`.
+# Sentences by method of `RankValues`.
 OF_VALUES: Mapping[str, str] = {
     "plot": "interrupted: the figure is not complete; the values are",
 }
-# The keys are names of methods of `TorchrunJob`.
+# Sentences by method of `TorchrunJob`.
 OF_TORCHRUN_JOB: Mapping[str, str] = {
     "__repr__": "interrupted: the job was not described; it goes on",
     "close": "interrupted: this notebook may still be attached to the job, which goes on",
@@ -114,7 +114,7 @@ OF_TORCHRUN_JOB: Mapping[str, str] = {
     "stop": "interrupted: %ddp_status shows whether the job runs; %ddp_stop again detaches from it",
     "_write_trace": OF_SESSION["trace"],
 }
-# The keys are names of magics. Those of features have their sentence in their declaration.
+# Sentences by magic. Magics of features have their sentence in their declaration.
 OF_MAGICS: Mapping[str, str] = {
     "ddp_auto": "interrupted: %ddp_auto on or off sets where plain cells run",
     "ddp_check": OF_SESSION["check"],
@@ -141,7 +141,7 @@ def tells_interrupts(sentences: Mapping[str, str]) -> Callable[[T], T]:
     """Decorate a class: a KeyboardInterrupt that leaves one of these methods or properties shows its sentence.
 
     Args:
-        sentences: by the names of the methods and properties.
+        sentences: sentences by name of the method or property.
 
     Example:
         >>> @tells_interrupts({"work": "interrupted: nothing was done"})
@@ -174,9 +174,9 @@ def _told(function: Callable[..., Any], sentence: str) -> Callable[..., Any]:
         try:
             return function(*arguments, **named)
         except KeyboardInterrupt as error:
-            if hasattr(error, "_render_traceback_") and str(error) != _READ:  # it says more than this one
+            if hasattr(error, "_render_traceback_") and str(error) != _READ:  # it has a more detailed message
                 raise
-            error.__traceback__ = None  # IPython keeps the last error, with the frames and all that is in them
+            error.__traceback__ = None  # IPython keeps the last error, with its frames and their data
         except Exception as error:
             if (refused := wrong_argument(function, arguments, named, error)) is None:
                 raise

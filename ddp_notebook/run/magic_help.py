@@ -1,4 +1,4 @@
-"""The texts of `%ddp_help`."""
+"""Texts of `%ddp_help`, and completion for the lines of magics."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def watch_completion(shell: Any, lines: Lines) -> None:
     """Register the completions with an IPython shell, once.
 
     Args:
-        shell: IPython's.
-        lines: by each magic with its percent signs, a function that returns the declaration of its line.
+        shell: the IPython shell.
+        lines: by magic name with percent signs, a function that returns the declaration of its line.
     """
     is_registered = hasattr(shell, _ATTRIBUTE)
     setattr(shell, _ATTRIBUTE, lines)
@@ -36,7 +36,7 @@ def watch_completion(shell: Any, lines: Lines) -> None:
     @completer.context_matcher()
     def match_options(context: Any) -> dict[str, Any]:
         words = _completions(getattr(shell, _ATTRIBUTE), context.text_until_cursor, context.token)
-        # Without `suppress`, Jedi completes `--s` with the names in Python that begin with an s.
+        # Without `suppress`, Jedi completes `--s` with Python names that begin with an s.
         found = [completer.SimpleCompletion(text=word, type="param") for word in words]
         return {"completions": found, "suppress": bool(found)}
 
@@ -48,23 +48,23 @@ def _hook(shell: Any, event: Any) -> list[str]:
 
 
 def _completions(lines: Lines, text: str, begun: str) -> list[str]:
-    """Return the words that may stand at the cursor. For none IPython tries its other completers, such as files.
+    """Return the possible words at the cursor. For an empty list IPython tries its other completers, such as files.
 
     Args:
-        lines: see `watch`.
-        text: of the line up to the cursor.
-        begun: the beginning of the word at the cursor, as IPython separates words.
+        lines: see `watch_completion`.
+        text: the line up to the cursor.
+        begun: the part of the word before the cursor, as split by IPython.
     """
     words = text.split()
     if not words or words[0] not in lines or words[0] == begun:
         return []
     given = words[1:] if text[-1:].isspace() else words[1:-1]
-    with contextlib.suppress(DDPNotebookError, OSError):  # names to attach to cannot be read
+    with contextlib.suppress(DDPNotebookError, OSError):  # names of sessions and jobs cannot be read
         return [word for word in lines[words[0]]().completions(given) if word.startswith(begun)]
     return []
 
 
-# The magics of the core by section, in the order of the overview. Those of features name their section.
+# Magics of the core by section, in the order of the overview. Magics of features name their section.
 _SECTIONS: Mapping[str, tuple[str, ...]] = {
     "session": ("ddp_start", "ddp_status", "ddp_restart", "ddp_stop", "ddp_interrupt", "ddp_heal", "ddp_check"),
     "recording": (),
@@ -86,15 +86,15 @@ def sections(magics: Mapping[str, Any]) -> dict[str, list[str]]:
 
 
 def in_order(magics: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the magics in the order of the overview; the magics of features come last in a class."""
+    """Return the magics in the order of the overview. In the class, magics of features come last."""
     return {name: magics[name] for names in sections(magics).values() for name in names}
 
 
 def overview(magics: Mapping[str, Any]) -> str:
-    """List the magics with one line each.
+    """Return a list of the magics, with one line each.
 
     Args:
-        magics: methods with a declared line, by name and in order.
+        magics: methods with a declared line, by name, in order.
     """
     names = {name: magic.parser().prog for name, magic in magics.items()}
     width = max(map(len, names.values()))
@@ -112,11 +112,11 @@ def about(name: str, magics: Mapping[str, Any]) -> str:
     """Return the help of one magic.
 
     Args:
-        name: of the magic, with or without percent signs and `ddp_`.
+        name: name of the magic, with or without percent signs and `ddp_`.
         magics: methods with a declared line, by name.
 
     Raises:
-        UsageError: there is no such magic.
+        UsageError: the magic does not exist.
     """
     bare = name.lstrip("%")
     for known in (bare, f"ddp_{bare}"):

@@ -1,4 +1,4 @@
-"""The declarations of the magics' lines, apart from those of cells, `%ddp_start` and `%ddp_torchrun`."""
+"""Declarations of the magics' lines, except those of cells, `%ddp_start` and `%ddp_torchrun`."""
 
 from __future__ import annotations
 

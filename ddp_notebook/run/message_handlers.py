@@ -1,4 +1,4 @@
-"""Where messages of ranks go: a table from the kind of a message to those who handle it."""
+"""Dispatch messages of ranks: a table from the kind of a message to its handlers."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from typing import Any, Protocol
 
 from ddp_notebook.messages.encoding import Message
 
-Handler = Callable[[int, Any], object]  # gets the rank and the message
+Handler = Callable[[int, Any], object]  # called with the rank and the message
 Handlers = Mapping[type[Message], Handler]
 
 
 class OnText(Protocol):
-    """Gets text of a rank, from one of its two pipes."""
+    """Callback for text of a rank, from one of its two pipes."""
 
     def __call__(self, rank: int, fd: int, data: bytes) -> None: ...
 
 
 class OfCells(Protocol):
-    """Who is told of what belongs to cells and is no message."""
+    """Handler of text and process ends, for cells."""
 
     def on_text(self, rank: int, fd: int, data: bytes) -> None: ...
     def on_ended(self, rank: int, how: str) -> None: ...
@@ -26,7 +26,7 @@ class OfCells(Protocol):
 
 
 class OfClient(Protocol):
-    """The part of a session that has `session.client`."""
+    """Handler of process ends, for `session.client`."""
 
     def on_ended(self, rank: int, how: str) -> None: ...
     def on_controller_ended(self) -> None: ...
@@ -34,10 +34,10 @@ class OfClient(Protocol):
 
 
 class Dispatch:
-    """Hands on what ranks say, in I/O threads. A `launch.cluster.Listener`.
+    """Dispatches messages of ranks, in I/O threads. A `launch.cluster.Listener`.
 
-    The cluster is made with it, and the parts of a session with the cluster, so they enter themselves afterwards:
-    before the ranks are started, since nothing comes earlier.
+    The cluster is created with it, and the parts of a session with the cluster. So the parts register afterwards, but
+    before the ranks are started, since no message arrives earlier.
 
     Example:
         >>> from ddp_notebook.messages.ranks import Probe
@@ -54,35 +54,35 @@ class Dispatch:
         self.on_text: OnText = _drop_text
 
     def add(self, handlers: Handlers) -> None:
-        """Have these kinds of messages handled. Several may handle one kind, in the order in which they were added."""
+        """Register handlers. Several handlers of one kind are called in the order of registration."""
         for kind, handler in handlers.items():
             self._handlers.setdefault(kind, []).append(handler)
 
     def connect(self, cells: OfCells, client: OfClient) -> None:
-        """Have text and ends of processes handled."""
+        """Register the handlers of text and process ends."""
         self._cells = cells
         self.on_text = cells.on_text
         self._client = client
 
     def on_message(self, rank: int, message: Message) -> None:
-        """A message of a rank. What nobody has asked for is dropped."""
+        """Handle a message of a rank. A message without a handler is dropped."""
         for handle in self._handlers.get(type(message), ()):
             handle(rank, message)
 
     def on_ended(self, rank: int, how: str) -> None:
-        """A rank's process ended."""
+        """Handle the end of a rank's process."""
         if self._cells is not None:
             self._cells.on_ended(rank, how)
         if self._client is not None:
             self._client.on_ended(rank, how)
 
     def on_controller_ended(self) -> None:
-        """ipyparallel's controller ended."""
+        """Handle the end of the ipyparallel controller."""
         if self._client is not None:
             self._client.on_controller_ended()
 
     def on_gone(self) -> None:
-        """The host server ended, and all with it."""
+        """Handle the end of the host server, which ends all ranks."""
         if self._cells is not None:
             self._cells.on_gone()
         if self._client is not None:

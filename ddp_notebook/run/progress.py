@@ -1,4 +1,4 @@
-"""A line of output that tells how far something is."""
+"""A line of output that shows progress."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from contextlib import contextmanager
 
 _EVERY_S = 0.2  # interval of progress updates
 _FIRST_S = 1.0  # shorter work shows no progress
-_SILENT_S = 2.0  # after so long without a word the line shows the time ...
-_TICK_S = 1.0  # ... and updates it so often
+_SILENT_S = 2.0  # after this time without text the line shows the elapsed time ...
+_TICK_S = 1.0  # ... and updates it at this interval
 
 
 class ProgressLine:
-    """Grows by what is done, and replaces at its end what is under way.
+    """A line that appends finished stages, and shows current work at its end.
 
     Args:
-        head: what it begins with, once there is something to tell.
-        waits: what is waited for until the first stage is done; "": it is not known.
+        head: start of the line, shown with the first text.
+        waits: work before the first stage is complete; "": unknown.
 
     Example:
         >>> line = ProgressLine("starting:")
@@ -31,12 +31,12 @@ class ProgressLine:
         self._line = head
         self._waits = waits
         self._has_begun = False
-        self._behind = 0  # characters of the line with what is under way; 0: that is not shown
+        self._behind = 0  # characters of the line with current work; 0: not shown
         self._began_s = self._told_s = time.monotonic()  # a fast action shows no progress
         self._lock = threading.Lock()
 
     def __call__(self, text: str) -> None:
-        """Add text about finished work. Text that starts with a carriage return is about work in progress."""
+        """Add text about finished work. Text that starts with a carriage return describes current work."""
         with self._lock:
             if text.startswith("\r"):
                 now_s = time.monotonic()
@@ -54,7 +54,7 @@ class ProgressLine:
             self._has_begun = True
 
     def show_time(self) -> None:
-        """Show the elapsed time if no text came for 2 s."""
+        """Show the elapsed time if no text was added for 2 s."""
         with self._lock:
             now_s = time.monotonic()
             if now_s - self._told_s >= _SILENT_S:
@@ -67,7 +67,7 @@ class ProgressLine:
         self._behind = len(line)
 
     def end(self) -> None:
-        """Nothing more comes. What was under way goes, and where nothing was done the whole line."""
+        """End the line. Current work is removed, and the whole line if nothing was finished."""
         with self._lock:
             if self._behind:
                 self._replace(self._line if self._has_begun else "")
@@ -77,7 +77,7 @@ class ProgressLine:
 
 @contextmanager
 def shown(head: str, waits: str = "") -> Iterator[ProgressLine]:
-    """Show such a line until the block ends.
+    """Show a progress line until the block ends.
 
     Args:
         head, waits: see `ProgressLine`.

@@ -1,4 +1,4 @@
-"""Questions to ranks, and their answers, which arrive in an I/O thread."""
+"""Requests to ranks, and their answers, which arrive in an I/O thread."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from ddp_notebook.run.message_handlers import Handlers
 
 Answer = Checked | ClockReply | Pulled | Pushed | Vitals | WasCut
 
-_MOST_LAPSING = 20  # open questions to one rank that may never be answered: two a second, for as long as anybody waits
+_MOST_LAPSING = 20  # open requests to one rank that may never be answered: two per second during a wait
 _CHECK_S = 0.5
-_SLOW_S = (2.0, 10.0)  # without an answer, until that is reported
+_SLOW_S = (2.0, 10.0)  # times without an answer after which this is reported
 
 
 class Questions:
-    """Sends messages that carry a request number, and hands their answers to whoever waits.
+    """Sends messages with a request number, and returns their answers.
 
     Args:
         send: sends a message to a rank.
-        check: raises when a rank can no longer answer.
-        on_slow: told of a rank that has not answered, for how many seconds, and whether its answer is due, see
-            `wait_for`: at most twice for each answer.
+        check: raises an error if a rank can no longer answer.
+        on_slow: called at most twice per answer if a rank is late: rank, seconds, and whether the answer is due, see
+            `wait_for`.
     """
 
     def __init__(
@@ -44,19 +44,19 @@ class Questions:
         self._on_slow = on_slow
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
-        self._open: dict[int, tuple[int, Future[Any]]] = {}  # asked rank and answer, by request number
-        self._lapsing: dict[int, deque[int]] = {}  # by rank: its open questions that may be forgotten, oldest first
+        self._open: dict[int, tuple[int, Future[Any]]] = {}  # requested rank and answer, by request number
+        self._lapsing: dict[int, deque[int]] = {}  # open requests that may be forgotten, by rank, oldest first
 
     def begin_at(self, number: int) -> None:
-        """Count questions from there: others ask the same ranks, and hear all answers."""
+        """Set the first request number: other notebooks send requests to the same ranks, and receive all answers."""
         self._numbers = itertools.count(number)
 
     def ask(self, rank: int, make: Callable[[int], Message], *, lapses: bool = False) -> Future[Any]:
-        """Ask a rank.
+        """Send a request to a rank. Return the future answer.
 
         Args:
-            make: makes the message; gets the request number.
-            lapses: the caller waits for a limited time only, so the question may be forgotten.
+            make: creates the message from the request number.
+            lapses: the caller waits for a limited time, so the request may be forgotten.
         """
         number = next(self._numbers)
         future: Future[Any] = Future()
@@ -71,16 +71,16 @@ class Questions:
         return future
 
     def ask_all(self, ranks: Iterable[int], make: Callable[[int], Message]) -> dict[int, Any]:
-        """Ask several ranks and wait for all answers.
+        """Send requests to several ranks, and wait for all answers.
 
         Raises:
-            SessionBrokenError: one of them died.
+            SessionBrokenError: a rank died.
         """
         asked = {rank: self.ask(rank, make) for rank in ranks}
         return {rank: self.wait_for(rank, future) for rank, future in asked.items()}
 
     def ask_for(self, ranks: Iterable[int], make: Callable[[int], Message], timeout_s: float) -> dict[int, Any]:
-        """Ask several ranks. Returns the answers that arrive in time."""
+        """Send requests to several ranks, and return the answers that arrive in time."""
         asked = {rank: self.ask(rank, make, lapses=True) for rank in ranks}
         deadline = time.monotonic() + timeout_s
         answers = {}
@@ -94,12 +94,12 @@ class Questions:
     def wait_for(
         self, rank: int, future: Future[Any], check: Callable[[], None] = lambda: None, *, is_due: bool = True
     ) -> Any:
-        """Wait for the answer of a rank as long as the rank lives.
+        """Wait for the answer of a rank while the rank is alive.
 
         Args:
-            check: called often; an exception from it ends the wait.
-            is_due: the rank computes the answer at once. If not, as for a question that it answers after its next
-                optimizer step, a late answer is no sign of trouble.
+            check: called often; its exceptions end the wait.
+            is_due: True if the rank answers immediately. If False, a late answer is not reported, for example if the
+                rank answers after its next optimizer step.
         """
         began_s, slow_s = time.monotonic(), [*_SLOW_S]
         while True:
@@ -113,12 +113,14 @@ class Questions:
 
     @property
     def handlers(self) -> Handlers:
-        """What takes each message that answers a question."""
+        """Return the handlers of answers."""
         return dict.fromkeys(get_args(Answer), self.on_answer)
 
     def on_answer(self, rank: int, answer: Answer) -> None:
-        """An answer of a rank has come. Dropped if the question was not asked, was forgotten, or was asked of another
-        rank: one on a host that was broken into must not choose the value of another."""
+        """Handle an answer. Drop it if its request is unknown, was forgotten, or was sent to another rank.
+
+        A rank on a compromised host must not choose the value of another rank.
+        """
         with self._lock:
             asked, future = self._open.get(answer.request, (rank, None))
             if future is None or (asked != rank and isinstance(answer, Pulled)):

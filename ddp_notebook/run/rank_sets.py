@@ -1,9 +1,9 @@
-"""Sets of ranks as people write them.
+"""Syntax of rank sets.
 
 all         every rank
-0,2-3       some, and ranges with both ends
--1          counted from the last
-::2  1:  :4 slices, as in Python: the end is not part of it
+0,2-3       ranks, and ranges with both ends
+-1          counted from the last rank
+::2  1:  :4 slices, as in Python: the end is excluded
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from ddp_notebook.errors import UsageError
 
 _N = "[0-9]{1,18}"
 _ITEM = re.compile(rf"(?P<rank>-?{_N})|(?P<first>{_N})-(?P<last>{_N})|(?P<slice>(-?{_N})?:(-?{_N})?(:(-?{_N})?)?)")
-_MOST = 65536  # entries, or characters: more are a mistake
+_MOST = 65536  # limit of entries or characters
 RankSet = str | int | Sequence[int] | None
 
 
 def parse_ranks(asked: RankSet, world_size: int) -> list[int]:
-    """The ranks that a set names, in order.
+    """Return the ranks in a set, in order.
 
     Args:
-        asked: a string of the grammar above, a rank, several, or None for all.
-        world_size: how many ranks there are.
+        asked: text of the above syntax, one rank, several ranks, or None for all.
+        world_size: number of ranks.
 
     Raises:
-        UsageError: not a set, or no such rank; names the wrong part.
+        UsageError: the set is invalid, or a rank does not exist; the message shows the wrong part.
 
     Example:
         >>> parse_ranks("0,2-3", 4), parse_ranks("-1", 4), parse_ranks("::2", 4)

@@ -1,6 +1,6 @@
-"""Hooks: the places where features add to a session. `rank/hooks` has those of a rank.
+"""Hooks for features of a session. `rank/hooks` has those of a rank.
 
-A feature that does so is a subclass of `SessionFeature`, which its declaration in `run/features` names. The hooks are
+A feature with hooks has a subclass of `SessionFeature`, which its declaration in `run/features` names. The hooks are
 called in the order of `features.FEATURES`.
 """
 
@@ -27,10 +27,10 @@ _log = logging.getLogger(__name__)
 
 
 class SessionFeature:
-    """One feature in one session. The methods are the hooks; a feature overrides those that it needs.
+    """One feature in one session. The methods are the hooks; a feature overrides the ones that it needs.
 
     Args:
-        parts: the core of the session, complete. The ranks were not started yet.
+        parts: the complete core of the session. The ranks were not started yet.
     """
 
     def __init__(self, parts: SessionParts) -> None:
@@ -39,16 +39,16 @@ class SessionFeature:
     # ---- the session
 
     def attached(self, remote: KeeperClient) -> None:
-        """The ranks run already, and a keeper has them. No message of them has come yet."""
+        """A keeper has the running ranks. No message of them has arrived yet."""
 
     def started(self, *, is_attached: bool) -> None:
         """The ranks can run cells."""
 
     def stops(self) -> None:
-        """The session is about to stop; the ranks are alive. An error is logged."""
+        """The session is about to stop, and the ranks are alive. Errors are logged."""
 
     def close(self) -> None:
-        """Nothing comes from the ranks any more."""
+        """No more messages arrive from the ranks."""
 
     def joined(self) -> None:
         """The ranks have ended."""
@@ -59,59 +59,59 @@ class SessionFeature:
         """A cell is about to be sent."""
 
     def cell_named(self, cell: int, prompt: str) -> None:
-        """A cell has this prompt, such as "In [6]"."""
+        """The prompt of a cell is known, such as "In [6]"."""
 
     def side_view(self, target: DisplayTarget, code: str) -> SideView | None:
-        """Return a view to show next to the output of a cell; None if there is none."""
+        """Return a view to show next to the output of a cell, or None."""
         return None
 
     def survives(self, run: CellRun, check: Check) -> bool:
-        """Return whether a cell goes on though ranks have died. Called again and again while it runs.
+        """Return whether a cell continues although ranks died. Called repeatedly while the cell runs.
 
         Args:
-            check: called often; raises KeyboardInterrupt when the user presses stop.
+            check: called often; raises KeyboardInterrupt if stop was pressed.
         """
         return False
 
     def unended(self) -> Sequence[Any]:
-        """Return the cells in the background that have not ended, as `BusyCells` takes them."""
+        """Return the background cells that have not ended, as `BusyCells` accepts them."""
         return ()
 
     # ---- messages, processes and groups
 
     def handlers(self) -> Handlers:
-        """Return handlers of messages of ranks. They are called in I/O threads."""
+        """Return the handlers of messages of ranks. They are called in I/O threads."""
         return {}
 
     def rank_moved(self, rank: int) -> None:
         """The rank has a new process on another host."""
 
     def before_renumbering(self) -> None:
-        """Ranks are about to get other numbers."""
+        """The ranks are about to be renumbered."""
 
     def renumbered(self, stayed: Mapping[int, int]) -> None:
-        """Ranks have other numbers.
+        """The ranks were renumbered.
 
         Args:
-            stayed: the former number of each rank that has stayed, by its new one.
+            stayed: former number of each remaining rank, by its new number.
         """
 
     def resized(self) -> None:
-        """The number of ranks has changed. In the main thread."""
+        """The number of ranks has changed. Called in the main thread."""
 
 
 class SessionHooks:
-    """The features of a session, and for each hook the methods of those that override it.
+    """Features of a session, and for each hook the methods that override it.
 
-    The core is made with it, and the features with the core, so `fill` adds them afterwards.
+    The core is created with it, and the features with the core. So `fill` adds the features afterwards.
     """
 
     def __init__(self) -> None:
-        self.features: dict[str, Any] = {}  # the features that are on, by name
+        self.features: dict[str, Any] = {}  # enabled features by name
         self._collect()
 
     def fill(self, parts: SessionParts) -> None:
-        """Make the features that are on."""
+        """Create the enabled features."""
         for name, feature in features.load().items():
             if feature.session is not None:
                 self.features[name] = feature.session()(parts)
@@ -145,22 +145,22 @@ class SessionHooks:
         """Return a feature.
 
         Raises:
-            UsageError: it is off.
+            UsageError: the feature is off.
         """
         if (found := self.features.get(name)) is None:
             raise UsageError(f"the feature {name} is off")
         return found
 
     def handlers(self) -> list[Handlers]:
-        """Return the handlers of messages that features add."""
+        """Return the message handlers of features."""
         return [handlers() for handlers in self._handlers]
 
     def unended(self) -> list[Any]:
-        """Return the cells in the background that have not ended."""
+        """Return the background cells that have not ended."""
         return [job for jobs in self._unended for job in jobs()]
 
     def stops(self) -> None:
-        """The session is about to stop."""
+        """Call the hooks before the session stops."""
         for stops in self._stops:
             try:
                 stops()

@@ -1,4 +1,4 @@
-"""The parts of a session, put together around its ranks."""
+"""Create and connect the parts of a session."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ if TYPE_CHECKING:
     from ddp_notebook.launch.keep.remote import KeeperClient
 
 NOT_STARTED = "this session has no ranks yet: wait until its start has ended"
-_SILENT_S = 1.5  # a rank speaks each second
+_SILENT_S = 1.5  # a rank sends a message each second
 _LONG_S = 5.0
 
 
 class SessionParts:
-    """The parts of a session. They know the ranks, and none of them knows the session.
+    """Parts of a session. They know the ranks, but not the session.
 
     Args:
         cluster: the ranks, which were not started yet.
-        dispatch: what the cluster tells all to that ranks say.
-        world_size: how many they will be.
-        options: what the session was started with.
-        hosts: of the ranks.
+        dispatch: receives the messages of the ranks from the cluster.
+        world_size: number of ranks.
+        options: options of the start.
+        hosts: hosts of the ranks.
     """
 
     def __init__(
@@ -52,10 +52,10 @@ class SessionParts:
     ) -> None:
         self.cluster = cluster
         self.hosts = hosts
-        self.world_size = world_size  # at the start
+        self.world_size = world_size  # number of ranks at the start
         self.options = options
         self.hooks = hooks = SessionHooks()
-        self.remote: KeeperClient | None = None  # a keeper that has the ranks, which live already
+        self.remote: KeeperClient | None = None  # connection to a keeper that has the running ranks
         self.liveness = liveness = Liveness(cluster)
         self.questions = questions = Questions(cluster.send, liveness.check_rank, self._tell_who_is_slow)
         cluster.tell_what_is_slow(_say)
@@ -92,10 +92,10 @@ class SessionParts:
         dispatch.connect(self.arrivals, self.client)
 
     def on_renumbered(self, stayed: Mapping[int, int]) -> None:
-        """Ranks have other numbers.
+        """Renumber the ranks in all parts.
 
         Args:
-            stayed: the former number of each rank that has stayed, by its new one.
+            stayed: former number of each remaining rank, by its new number.
         """
         self.pump.settle()
         self.arrivals.on_renumbered(stayed)
@@ -104,17 +104,17 @@ class SessionParts:
             renumbered(stayed)
 
     def _on_renumbered_elsewhere(self, stayed: Mapping[int, int]) -> None:
-        """Another notebook has resized the session."""
+        """Handle a resize of the session by another notebook."""
         self.on_renumbered(stayed)
         for resized in self.hooks.resized:
-            before_next_cell(resized)  # views are made in the main thread
+            before_next_cell(resized)  # views are created in the main thread
 
     def _on_moved(self, rank: int) -> None:
         for moved in self.hooks.rank_moved:
             moved(rank)
 
     def attach(self, remote: KeeperClient) -> None:
-        """The ranks live already, and a keeper has them. Call it before anything of them is heard."""
+        """Connect to a keeper that has the running ranks. Call it before any message of them arrives."""
         self.remote = remote
         self.questions.begin_at(remote.welcome.number << 32)
         remote.renumbered = self._on_renumbered_elsewhere
@@ -123,7 +123,7 @@ class SessionParts:
             attached(remote)
 
     def _tell_who_is_slow(self, rank: int, seconds: float, is_due: bool) -> None:
-        """Report a rank that is silent at once, and one that may compute its answer later if the answer is due."""
+        """Report a rank that does not answer. If the rank sends other messages, report it only if the answer is due."""
         is_long = is_due and seconds > _LONG_S
         is_here = rank in self.cluster.ranks
         is_silent = is_here and self.cluster.silent_s(rank) > _SILENT_S
@@ -136,26 +136,26 @@ class SessionParts:
         _say(f"rank {rank} has not answered for {seconds:g} s" + (f": {why}" if why else ""))
 
     def _why_silent(self, ranks: Collection[int]) -> Mapping[int, str]:
-        """Return why ranks do not answer, of those that are stopped or silent."""
+        """Return the reasons of ranks that do not answer, for those that are stopped or silent."""
         cluster = self.cluster
         living = [rank for rank in cluster.alive if rank in ranks]
         silent = [rank for rank in living if cluster.process(rank).is_stopped or cluster.silent_s(rank) > _SILENT_S]
         return why_silent(cluster, silent) if silent else {}
 
     def on_started(self) -> None:
-        """The ranks can run cells."""
+        """Handle the end of the start: the ranks can run cells."""
         if self.remote is None:
             self.arrivals.forget_text()
         for started in self.hooks.started:
             started(is_attached=self.remote is not None)
 
     def let_go(self) -> None:
-        """The session ends: let go of what others hold, while the ranks live."""
+        """Close connections to other programs while the ranks are alive, because the session ends."""
         self.comms.close()
         self.client.close()
 
     def close(self) -> None:
-        """Nothing comes from the ranks any more, or nothing that anybody wants."""
+        """Stop handling messages of the ranks."""
         self.liveness.end()
         self.cells.close()
         self.pump.close()
@@ -164,11 +164,13 @@ class SessionParts:
             close()
 
     def _tell_widget(self, rank: int, message: Comm) -> None:
-        """Send the message of a widget to the inbox of the rank, as cells are sent: the next cell sees its state."""
+        """Send a widget's message to the rank's inbox, like cells, so that the next cell sees the widget's
+        new state.
+        """
         if not self.liveness.has_ended:
             self.cluster.put_in_inboxes(message, [rank])
 
 
 def _say(text: str) -> None:
-    """Show a line under the cell that waits."""
+    """Print a line under the waiting cell."""
     print(text, file=sys.stderr, flush=True)

@@ -1,7 +1,7 @@
-"""Whether ranks hold the same.
+"""Consistency checks between ranks.
 
-agreement      the ranks' answers about their variables, side by side: `%ddp_check`
-differences    entries that are not the same on all ranks, and by how much
-disagreements  what is wrong although each rank is content
-sentences      what agrees and what was not compared, in words
+agreement      compares the ranks' answers about their variables: `%ddp_check`
+differences    entries that differ between ranks, and the size of the differences
+disagreements  mistakes that no single rank can notice
+sentences      descriptions of equal entries and of those that were not compared
 """

@@ -1,4 +1,4 @@
-"""Whether ranks hold the same values: their answers about their variables, side by side."""
+"""Compare the values of variables on ranks, based on the ranks' answers."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from ddp_notebook.run.groups.liveness import Liveness
 from ddp_notebook.run.rank_requests import Questions
 from ddp_notebook.run.values.exchange import check_name
 
-_ANSWER_S = 1.0  # what ranks get to answer a question that a report can do without
-_MOST_SHOWN = 12  # entries that differ
-MISTAKES = ""  # the entry that tells what is wrong with none of the ranks differing
-SHARE = "share"  # the kind of entries that are to differ: which part of the data a rank reads
-WITHIN = "within"  # of those that only say that another variable has what this one is
+_ANSWER_S = 1.0  # time for answers that a report can do without
+_MOST_SHOWN = 12  # shown entries that differ
+MISTAKES = ""  # entry for mistakes that may be the same on all ranks
+SHARE = "share"  # kind of entries that are expected to differ: the part of the data that a rank reads
+WITHIN = "within"  # kind of entries that only state that another variable contains this one
 _OF_PROCESS = ("version", "setting", "random")
 _BUFFERS_HINT = (
     "buffers: DistributedDataParallel gives all ranks the buffers of rank 0 as a forward pass begins, not after it"
@@ -30,7 +30,7 @@ _BUFFERS_HINT = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Agreement:
-    """What ranks agree on, and what not. Its `repr` is what `%ddp_check` shows.
+    """Result of a comparison of ranks. Its `repr` is the text that `%ddp_check` shows.
 
     Example:
         >>> session.check("model")
@@ -39,18 +39,18 @@ class Agreement:
 
     ranks: tuple[int, ...]
     differences: tuple[Difference, ...] = ()
-    compared: int = 0  # entries
-    same: str = ""  # what they agree on
+    compared: int = 0  # number of entries
+    same: str = ""  # description of equal entries
     notes: tuple[str, ...] = ()
-    hints: tuple[str, ...] = ()  # why they may differ
-    mistakes: tuple[str, ...] = ()  # what is wrong although ranks may agree
+    hints: tuple[str, ...] = ()  # possible causes of differences
+    mistakes: tuple[str, ...] = ()  # mistakes that may exist although ranks agree
 
     @property
     def agrees(self) -> bool:
         return not self.differences
 
     def without(self, busy: Sequence[int], gone: Sequence[int]) -> Agreement:
-        """The same, and who was not asked: ranks that are in a cell, and ranks that have died."""
+        """Return a copy with notes about ranks that were not compared: busy ranks and dead ranks."""
         reasons = (("in a cell", busy), ("without a process", gone))
         notes = [
             f"{list_ranks(ranks)} {'is' if len(ranks) == 1 else 'are'} {why}: not asked"
@@ -61,16 +61,16 @@ class Agreement:
 
     @property
     def differing_entries(self) -> tuple[str, ...]:
-        """The tensors whose elements are worth asking for: their elements differ, and they are shown."""
+        """Return the shown tensors whose elements differ, for a request of samples."""
         shown = (difference for ones, _ in self._shown().values() for difference in ones)
         return tuple(one.entry for one in shown if one.is_inside and one.elements)
 
     def with_samples(self, by_rank: Mapping[int, Mapping[str, Sequence[float]]]) -> Agreement:
-        """The same, and by how much elements differ.
+        """Return a copy with the size of the differences.
 
         Args:
-            by_rank: what `rank.variables.check.samples` gave for `differing_entries`, of one rank of each part or of
-                all.
+            by_rank: results of `rank.variables.check.samples` for `differing_entries`, from one rank per set of equal
+                ranks, or from all.
         """
         return replace(self, differences=tuple(measured(one, by_rank) for one in self.differences))
 
@@ -105,7 +105,7 @@ class Agreement:
         return "\n".join([*lines, "; ".join([*rest, *self.notes])]).rstrip()
 
     def _shown(self) -> dict[str, tuple[list[Difference], int]]:
-        """By variable: the differences that are shown, a few of each, and how many are not."""
+        """Return, by variable, the differences to show, a few of each, and the number of others."""
         of: dict[str, list[Difference]] = {}
         for difference in self.differences:
             of.setdefault(variable_of(difference.entry), []).append(difference)
@@ -118,11 +118,11 @@ class Agreement:
 
 
 def compare(by_rank: Mapping[int, Mapping[str, Mapping[str, Any]]], *, is_whole: bool = True) -> Agreement:
-    """Compare what `rank.variables.check.fingerprints` said on each rank.
+    """Compare the results of `rank.variables.check.fingerprints` of all ranks.
 
     Args:
-        by_rank: its answers, of the ranks that gave one.
-        is_whole: these are all ranks of the session.
+        by_rank: results of the ranks that answered.
+        is_whole: True if these are all ranks of the session.
     """
     ranks = sorted(by_rank)
     mistakes = between({rank: by_rank[rank].get(MISTAKES, {}) for rank in ranks})
@@ -155,17 +155,17 @@ def compare(by_rank: Mapping[int, Mapping[str, Mapping[str, Any]]], *, is_whole:
 
 @dataclass(slots=True, kw_only=True)
 class _Comparison:
-    """The entries of all ranks, sorted into those that differ and those that are the same.
+    """Sorts the entries of all ranks into different and equal ones.
 
     Args:
-        facts: by rank, in order: its entries that can be compared.
-        within: by rank: the entries that only say that another variable has what this one is.
+        facts: by rank, in order: entries that can be compared.
+        within: by rank: entries that only state that another variable contains this one.
     """
 
     facts: Mapping[int, Mapping[str, Mapping[str, Any]]]
     within: Mapping[int, Mapping[str, str]]
     differences: list[Difference] = field(default_factory=list)
-    same: dict[str, Mapping[str, Any]] = field(default_factory=dict)  # of one rank, by entry
+    same: dict[str, Mapping[str, Any]] = field(default_factory=dict)  # facts of one rank, by entry
 
     def compare_all(self) -> None:
         """Compare each variable."""
@@ -182,7 +182,8 @@ class _Comparison:
         if absent := [rank for rank in facts if rank not in having]:
             self.differences.append(absence_of(variable, facts, having, absent))
         whole = difference_of(variable, {rank: facts[rank].get(variable) for rank in holders})
-        if whole is not None:  # a variable that is a model here and None there differs once, not once per parameter
+        # a variable that is a model on one rank and None on another differs once, not once per parameter
+        if whole is not None:
             holders = [rank for rank in holders if any(e != variable and e in facts[rank] for e in entries)]
             self.differences.append(whole)
         if holders:
@@ -199,25 +200,25 @@ class _Comparison:
 
     @property
     def real_differences(self) -> tuple[Difference, ...]:
-        """The differences without those of random state, which is to differ."""
+        """Return the differences except those of the random state, which is expected to differ."""
         return tuple(one for one in self.differences if one.kind != "random")
 
     @property
     def has_only_process_state(self) -> bool:
-        """Whether no rank has modules, optimizers or data."""
+        """Return whether no rank has modules, optimizers or data."""
         kinds = {fact["kind"] for facts in self.facts.values() for fact in facts.values()}
         return kinds <= {*_OF_PROCESS}
 
     @property
     def has_buffers_of_ddp(self) -> bool:
-        """Whether buffers differ of a model in DistributedDataParallel."""
+        """Return whether buffers of a DistributedDataParallel model differ."""
         variables = {variable_of(one.entry) for one in self.differences if one.kind == "buffer"}
         values = [facts.get(variable, {}).get("value", "") for variable in variables for facts in self.facts.values()]
         return any("DistributedDataParallel" in value for value in values)
 
 
 def _without(facts: Mapping[str, Mapping[str, Any]], *kinds: str) -> dict[str, Mapping[str, Any]]:
-    """The entries of all other kinds, without mistakes."""
+    """Return the entries without those of the given kinds and without mistakes."""
     return {entry: fact for entry, fact in facts.items() if entry != MISTAKES and fact["kind"] not in kinds}
 
 
@@ -241,12 +242,12 @@ def _random_notes(differences: Sequence[Difference], same: Mapping[str, Mapping[
 
 
 class Checking:
-    """Checks whether ranks agree.
+    """Checks the consistency of ranks.
 
     Args:
-        cells: whose turn it may be.
-        questions: to ask the ranks.
-        liveness: tells which of them can answer.
+        cells: cells of the session, with the run queue.
+        questions: sends requests to the ranks.
+        liveness: liveness checks of the ranks.
     """
 
     def __init__(self, cells: Cells, questions: Questions, liveness: Liveness) -> None:
@@ -255,14 +256,14 @@ class Checking:
         self._liveness = liveness
 
     def check(self, names: Sequence[str]) -> Agreement:
-        """See `Session.check`."""
+        """Compare variables between ranks, see `Session.check`."""
         for name in names:
             check_name(name)
         with self._cells.run_queue:
             cluster = self._liveness.check_host()
             busy, gone = self._cells.busy, cluster.gone
             ranks = [rank for rank in cluster.ranks if rank not in {*busy, *gone}]
-            if len(ranks) < 2:  # nobody to compare with
+            if len(ranks) < 2:  # there is nothing to compare
                 self._liveness.check()
                 self._cells.check_idle()
             found = compare(self._ask(ranks, names, ()), is_whole=not busy and not gone)
@@ -271,8 +272,10 @@ class Checking:
             return found.without(busy, gone)
 
     def whole_loaders(self) -> list[str]:
-        """Loaders of which each rank reads everything, in random order; none where a rank is busy or does not answer in
-        time."""
+        """Return the loaders that each rank reads completely, in random order.
+
+        Return [] if a rank is busy or does not answer in time.
+        """
         with self._cells.run_queue.if_free() as is_ours:
             cluster = self._liveness.cluster
             if not is_ours or not cluster.is_running or self._cells.busy or cluster.gone or cluster.unheard:
@@ -284,7 +287,7 @@ class Checking:
             return [name for name in names[0] if all(name in others for others in names)]
 
     def _ask(self, ranks: list[int], names: Sequence[str], entries: Sequence[str]) -> dict[int, dict[str, Any]]:
-        """Fingerprints of these variables, or samples of these entries, by rank."""
+        """Return fingerprints of these variables, or samples of these entries, by rank."""
 
         def make(request: int) -> Check:
             return Check(request=request, names=list(names), entries=list(entries))

@@ -1,4 +1,4 @@
-"""Entries that are not the same on all ranks: what each rank holds, and by how much elements differ."""
+"""Entries that differ between ranks: the value on each rank, and the size of the difference."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from ddp_notebook.run.consistency.sentences import MOST_NAMES, format_count, joi
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EqualRanks:
-    """The ranks on which an entry is the same."""
+    """Ranks with an equal value of an entry."""
 
     ranks: tuple[int, ...]
-    value: str | None  # in words; None: there is no such entry
+    value: str | None  # value as text; None: the entry does not exist
     low: float | None = None  # minimum and maximum of a tensor without NaN
     high: float | None = None
-    nan: int = 0  # how many elements are NaN
+    nan: int = 0  # number of NaN elements
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Amount:
-    """By how much the elements of a tensor differ."""
+    """Size of the difference between tensors."""
 
-    largest: float  # |difference|
+    largest: float  # largest |difference|
     scale: float  # largest finite |element|
-    compared: int  # elements
+    compared: int  # number of compared elements
 
     @property
     def relative(self) -> float:
@@ -38,7 +38,7 @@ class Amount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """An entry that is not the same on all ranks.
+    """An entry that differs between ranks.
 
     Example:
         >>> session.push({"lr": 0.1})
@@ -49,23 +49,23 @@ class Difference:
 
     entry: str
     kind: str
-    parts: tuple[EqualRanks, ...]  # the one with the most ranks first
-    elements: int = 0  # of a tensor that is described in the same words everywhere
+    parts: tuple[EqualRanks, ...]  # the part with the most ranks first
+    elements: int = 0  # number of elements of a tensor with equal descriptions on all ranks
     amount: Amount | None = None
 
     @property
     def is_inside(self) -> bool:
-        """Whether it is described in the same words everywhere, and differs in what is inside."""
+        """Return whether the descriptions are equal and only the contents differ."""
         return len(self.parts) > 1 and len({part.value for part in self.parts}) == 1
 
     @property
     def is_nowhere(self) -> bool:
-        """Whether no rank has it: they do not differ in it."""
+        """Return whether no rank has the entry."""
         return all(part.value is None for part in self.parts)
 
     @property
     def most(self) -> EqualRanks | None:
-        """The part from which the others differ. None: no part has more ranks than any other."""
+        """Return the part from which the others differ, or None if no part has more ranks than every other."""
         first, *others = self.parts
         return first if not others or len(first.ranks) > len(others[0].ranks) else None
 
@@ -114,14 +114,16 @@ class Difference:
 
     @property
     def least(self) -> float:
-        """A lower bound of the largest difference: minima, and maxima, are no further apart than elements."""
+        """Return a lower bound of the largest difference, computed from minima and maxima."""
         known = [part for part in self.parts if part.low is not None and part.high is not None]
         if len(known) < len(self.parts):
             return 0.0
         return max(self.apart([part.low or 0.0 for part in known]), self.apart([part.high or 0.0 for part in known]))
 
     def apart(self, values: Sequence[float]) -> float:
-        """How far the parts' values are from that of the part with the most ranks, else from each other."""
+        """Return the largest distance from the value of the part with the most ranks, or else between any two
+        values.
+        """
         if self.most is not None:
             return max(_distance(values[0], value) for value in values[1:])
         numbers = [value for value in values if not math.isnan(value)]
@@ -131,7 +133,7 @@ class Difference:
 def absence_of(
     variable: str, by_rank: Mapping[int, Mapping[str, Mapping[str, Any]]], holders: Sequence[int], absent: Sequence[int]
 ) -> Difference:
-    """The difference of a variable that some ranks lack."""
+    """Return the difference of a variable that some ranks do not have."""
     facts = (by_rank[rank][variable] for rank in [*absent, *holders] if variable in by_rank[rank])  # "missing" first
     parts = [EqualRanks(ranks=tuple(absent), value=None)]
     if holders:
@@ -140,7 +142,9 @@ def absence_of(
 
 
 def difference_of(entry: str, facts: Mapping[int, Mapping[str, Any] | None]) -> Difference | None:
-    """How one entry differs on these ranks: in its description, or else in its checksum. None: it does not."""
+    """Return the difference of one entry between these ranks: in its description, else in its checksum. None: it is
+    equal.
+    """
     words = {rank: None if fact is None else fact["value"] for rank, fact in facts.items()}
     is_inside = len(set(words.values())) == 1
     groups: dict[str | None, list[int]] = {}
@@ -163,7 +167,7 @@ def _ordered(parts: Iterable[EqualRanks]) -> tuple[EqualRanks, ...]:
 
 
 def measured(difference: Difference, by_rank: Mapping[int, Mapping[str, Sequence[float]]]) -> Difference:
-    """The difference with its amount, if there are samples of every part."""
+    """Return the difference with its size, if samples of every part exist."""
     columns = []
     for part in difference.parts:
         answers = (by_rank.get(rank, {}).get(difference.entry) for rank in part.ranks)
@@ -179,5 +183,5 @@ def measured(difference: Difference, by_rank: Mapping[int, Mapping[str, Sequence
 
 
 def _distance(a: float, b: float) -> float:
-    """|a - b|; 0 between equal infinities, and where one is NaN, since NaN are counted apart."""
+    """Return |a - b|; 0 for equal infinities, and for NaN, which are counted separately."""
     return 0.0 if a == b or math.isnan(a) or math.isnan(b) else abs(a - b)

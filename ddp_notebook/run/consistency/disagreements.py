@@ -1,5 +1,8 @@
-"""What is wrong between ranks although each of them is content: other inputs where the same are needed, parts of a
-checkpoint in different places, or some of them only."""
+"""Find mistakes between ranks that no single rank can notice.
+
+Examples are different inputs of tensor parallel modules, and checkpoints that ranks save to different places or only in
+part.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +12,14 @@ from typing import Any
 
 from ddp_notebook.records.words import list_ranks, name_ranks
 
-# How far apart tensors may be for their length, which ranks have computed each by itself. Integers are exact.
+# Largest relative distance of tensors that each rank has computed by itself. Integers are exact.
 _APART = {"float16": 3e-2, "bfloat16": 3e-2, "float32": 1e-3, "float64": 1e-3}
 
-Facts = Mapping[int, Mapping[str, Any]]  # by rank: what `rank.sharding.mistakes.Mistakes.facts` gave
+Facts = Mapping[int, Mapping[str, Any]]  # results of `rank.sharding.mistakes.Mistakes.facts`, by rank
 
 
 def between(by_rank: Facts) -> list[str]:
-    """Each mistake with its ranks.
+    """Return a sentence for each mistake, with its ranks.
 
     Example:
         >>> a, b = ({"cell": 1, "how": "distributed", "path": path, "ranks": [0, 1]} for path in ("/a", "/b"))
@@ -33,11 +36,12 @@ def between(by_rank: Facts) -> list[str]:
 
 
 def unread(shares: Mapping[int, Mapping[str, str]]) -> list[str]:
-    """Samplers of which no rank has some part of the data. (Where a model is spread over ranks, several have one part,
-    and each part is somebody's.)
+    """Return sentences about samplers for which no rank reads some part of the data.
+
+    If a model is sharded over ranks, several ranks may read one part, but every part needs a reader.
 
     Args:
-        shares: by rank and entry, "0 of 2" or "all", of all ranks.
+        shares: "0 of 2" or "all" by entry, for each rank of the session.
 
     Example:
         >>> unread({0: {"loader.sampler.rank": "0 of 2"}, 1: {"loader.sampler.rank": "0 of 2"}})[0][:79]
@@ -53,7 +57,7 @@ def unread(shares: Mapping[int, Mapping[str, str]]) -> list[str]:
                 holders.setdefault(part, []).append(rank)
                 counts.add(count)
         left = max(counts, default=0) - len(holders)
-        if len(counts) > 1 or left <= 0:  # else they differ in `num_replicas`, which is told as such
+        if len(counts) > 1 or left <= 0:  # otherwise `num_replicas` differs, which is reported separately
             continue
         held = ", ".join(f"{part} on {name_ranks(ranks)}" for part, ranks in holders.items())
         there = sorted(rank for ranks in holders.values() for rank in ranks)
@@ -66,10 +70,10 @@ def unread(shares: Mapping[int, Mapping[str, str]]) -> list[str]:
 
 
 def read_by_all(shares: Mapping[int, Mapping[str, str]]) -> list[str]:
-    """Loaders of which each rank reads everything.
+    """Return the loaders that each rank reads completely.
 
     Args:
-        shares: as in `unread`.
+        shares: as for `unread`.
 
     Example:
         >>> read_by_all({0: {"loader.sampler.rank": "all"}, 1: {"loader.sampler.rank": "all"}})
@@ -81,7 +85,7 @@ def read_by_all(shares: Mapping[int, Mapping[str, str]]) -> list[str]:
 
 
 def _said_by_each(by_rank: Facts) -> Iterator[str]:
-    """What each rank sees by itself."""
+    """Yield the mistakes that a rank notices by itself."""
     ranks_of: dict[str, list[int]] = {}
     for rank, facts in by_rank.items():
         for text in facts.get("told", ()):
@@ -90,15 +94,15 @@ def _said_by_each(by_rank: Facts) -> Iterator[str]:
 
 
 def _of_last_cell(by_rank: Facts, kind: str) -> dict[int, list[Mapping[str, Any]]]:
-    """Of each rank what belongs to the last cell of which any rank tells: it may have run on some of them only."""
+    """Return the facts of the last cell that any rank reports, by rank. It may have run on some ranks only."""
     last = max((one["cell"] for facts in by_rank.values() for one in facts.get(kind, ())), default=0)
     return {rank: [one for one in facts.get(kind, ()) if one["cell"] == last] for rank, facts in by_rank.items()}
 
 
-# ---- inputs of tensor parallel
+# ---- inputs of tensor parallel modules
 
 
-_TAKES = {  # by what is unequal: who has got it, what takes it for equal, and what to do
+_TAKES = {  # by kind of the unequal tensor: what happened, which code requires equal tensors, and the remedy
     "input": ("module {} got different inputs", "tensor parallel", "give all ranks of a group the same batch and seed"),
     "gradient": (
         "gradients of what to_local gave differ",
@@ -110,7 +114,9 @@ _TAKES = {  # by what is unequal: who has got it, what takes it for equal, and w
 
 
 def _unequal(by_rank: Facts) -> Iterator[str]:
-    """Tensors that should be the same. Of a group the first one is told: what follows from it differs too."""
+    """Yield mistakes about tensors that must be equal. Only the first one of a group is reported, because it causes the
+    others.
+    """
     tensors: dict[tuple[int, ...], dict[tuple[str, str, int], dict[int, Mapping[str, Any]]]] = {}
     for rank, replicas in _of_last_cell(by_rank, "replicas").items():
         for one in replicas:
@@ -135,12 +141,12 @@ def _unequal(by_rank: Facts) -> Iterator[str]:
 
 
 def _distance(a: Mapping[str, Any], b: Mapping[str, Any]) -> float:
-    """How far two tensors are apart, for the longer one's length; 0 if they are as good as equal."""
+    """Return the distance of two tensors, relative to the larger norm; 0 if it is within the tolerance."""
     if a["dtype"] != b["dtype"] or a["shape"] != b["shape"]:
         return math.inf
     (length, *sums), (other, *others) = a["sketch"], b["sketch"]
     if any(map(math.isnan, (length, other))):
-        return 0.0  # of what is not a number nothing is known
+        return 0.0  # NaN cannot be compared
     longest = max(length, other)
     if math.isinf(longest) or not longest:
         return 0.0
@@ -157,7 +163,7 @@ def _saves(by_rank: Facts, how: str) -> dict[int, list[Mapping[str, Any]]]:
 
 
 def _apart(by_rank: Facts) -> Iterator[str]:
-    """A distributed checkpoint whose ranks save to different places."""
+    """Yield mistakes about a distributed checkpoint that ranks save to different places."""
     of_group: dict[tuple[int, ...], dict[int, list[str]]] = {}
     for rank, saves in _saves(by_rank, "distributed").items():
         for one in saves:
@@ -174,7 +180,7 @@ def _apart(by_rank: Facts) -> Iterator[str]:
 
 
 def _in_part(by_rank: Facts) -> Iterator[str]:
-    """`torch.save` of a model in shards on some ranks, which writes the parts of these."""
+    """Yield mistakes about `torch.save` of a sharded model on some ranks, which writes only their shards."""
     saves = {rank: [one for one in ones if one["sharded"]] for rank, ones in _saves(by_rank, "alone").items()}
     for rank, ones in saves.items():
         for one in ones:
@@ -189,7 +195,7 @@ def _in_part(by_rank: Facts) -> Iterator[str]:
 
 
 def _over_each_other(by_rank: Facts) -> Iterator[str]:
-    """`torch.save` of several ranks to one file."""
+    """Yield mistakes about `torch.save` of several ranks to one file."""
     ranks_of: dict[tuple[Any, ...], list[int]] = {}
     for rank, saves in _saves(by_rank, "alone").items():
         for key in {(one["path"], *one["file"]) for one in saves if one["file"]}:

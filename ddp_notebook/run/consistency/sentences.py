@@ -1,4 +1,4 @@
-"""The words of an agreement: what agrees, what was not compared, and short lists of names."""
+"""Text of an agreement: equal entries, entries that were not compared, and short lists of names."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 from ddp_notebook.records.names import printable
 from ddp_notebook.records.words import name_ranks
 
-BEYOND_REPR = "beyond its repr"  # why the rest was not compared
-MOST_NAMES = 6  # values of one entry, or names in one line
+BEYOND_REPR = "beyond its repr"  # reason for a partial comparison
+MOST_NAMES = 6  # shown values of one entry, or names in one line
 _UNITS = ((10**9, "G"), (10**6, "M"), (10**3, "k"))
 _WORDS = {
     "parameter": ("parameter", "parameters"),
@@ -20,18 +20,18 @@ _WORDS = {
     "scheduler": ("scheduler entry", "scheduler entries"),
     "scaler": ("scaler entry", "scaler entries"),
 }
-_TOPICS = {"data": "data length", "version": "versions", "setting": "settings"}  # that are not counted
+_TOPICS = {"data": "data length", "version": "versions", "setting": "settings"}  # topics that are not counted
 
 
 def variable_of(entry: str) -> str:
-    """The variable that an entry is part of: `"model"` of `"model.fc.weight"`."""
+    """Return the variable to which an entry belongs: `"model"` for `"model.fc.weight"`."""
     return re.split(r"[.\[]", entry, maxsplit=1)[0]
 
 
 def summarize(same: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return the words for equal entries: `"62 parameters, 4 buffers (11.2 M elements), versions"`; "" if none.
+    """Return a description of equal entries: `"62 parameters, 4 buffers (11.2 M elements), versions"`; "" if none.
 
-    An entry whose contents were not compared does not count: `notes_on` says so.
+    Entries whose contents were not compared do not count; see `notes_on`.
     """
     partly = {variable_of(entry) for entry, fact in same.items() if not is_compared(fact)}
     same = {entry: fact for entry, fact in same.items() if is_compared(fact)}
@@ -47,7 +47,7 @@ def summarize(same: Mapping[str, Mapping[str, Any]]) -> str:
             texts[-1] += f" ({format_count(elements)} elements)"
     texts += [topic for kind, topic in _TOPICS.items() if kinds[kind]]
     rest = list_names([name for name in dict.fromkeys(map(variable_of, same)) if name not in partly])
-    # The entry of a module compares only these two. Its parameters have entries too.
+    # The entry of a module compares only its type and mode. Its parameters have their own entries.
     about = "type and mode of " if rest and set(kinds) == {"module"} else ""
     return ", ".join(texts) or about + rest
 
@@ -58,7 +58,7 @@ def is_compared(fact: Mapping[str, Any]) -> bool:
 
 
 def notes_on(same: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """What is to be said of entries that agree: NaN in them, and why some were not compared."""
+    """Return notes on equal entries: those with NaN, and why some were not compared."""
     notes = []
     if nan := [entry for entry, fact in same.items() if fact.get("nan")]:
         notes.append(f"NaN on all ranks in {list_names(nan)}")

@@ -1,4 +1,4 @@
-"""Declares `%ddp_sync` and `%ddp_fetch`."""
+"""Declaration of `%ddp_sync` and `%ddp_fetch`."""
 
 from __future__ import annotations
 

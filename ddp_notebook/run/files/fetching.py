@@ -1,4 +1,4 @@
-"""Files of ranks, brought to the notebook through the sockets for bulk data, in pieces that fit in memory."""
+"""Fetch files of ranks over the sockets for bulk data, in pieces that fit into memory."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from ddp_notebook.run.rank_requests import Questions
 from ddp_notebook.run.rank_sets import RankSet
 from ddp_notebook.run.values.transfers import Transfers
 
-_SEGMENT_BYTES = 16 << 20  # so much a rank reads at a time
+_SEGMENT_BYTES = 16 << 20  # bytes that a rank reads at a time
 _MOST_PARTS = 500
-_SHOWN = 5  # names
+_SHOWN = 5  # names shown in an error
 
 
 class File(NamedTuple):
     """A file of a rank."""
 
-    path: str  # there
-    name: str  # below the folder that gets it
+    path: str  # path on the rank's host
+    name: str  # name relative to the target folder
     size: int  # bytes
     mtime_ns: int
     mode: int  # permissions
@@ -41,7 +41,7 @@ class File(NamedTuple):
 
 
 class Fetched(Sequence[Path]):
-    """The paths that were written. Its `repr` says from where."""
+    """The written paths. Its `repr` also names their ranks."""
 
     def __init__(self, paths: Sequence[Path], lines: Sequence[str]) -> None:
         self._paths = tuple(paths)
@@ -62,13 +62,13 @@ class Fetched(Sequence[Path]):
 
 
 class Fetching:
-    """Fetches files, in turn with the cells.
+    """Fetches files, in the run queue of the cells.
 
     Args:
-        turn: waits until these ranks have nothing else to do.
-        questions: to ask the ranks.
-        transfers: for what is large.
-        liveness: tells which ranks can answer.
+        turn: waits until these ranks are idle, and reserves them.
+        questions: sends requests to the ranks.
+        transfers: transfers large data.
+        liveness: liveness checks of the ranks.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class Fetching:
         self._liveness = liveness
 
     def fetch(self, path: str, ranks: RankSet, to: str, *, overwrite: bool, report: Callable[[str], None]) -> Fetched:
-        """See `Session.fetch`."""
+        """Fetch files, see `SessionFiles.fetch`."""
         chosen = self._liveness.parse(ranks)
         folder = Path(to).expanduser()
         if "\0" in str(folder):
@@ -103,7 +103,7 @@ class Fetching:
             return Fetched(landing.written, lines)
 
     def _find(self, path: str, ranks: list[int]) -> dict[tuple[int, ...], list[File]]:
-        """The files, for each set of ranks to whom they are the same ones."""
+        """Return the files for each set of ranks that share the same ones."""
         found = {}
         answers = self._ask({rank: lambda n: ListFiles(request=n, path=path) for rank in ranks}, path)
         for rank, data in answers.items():
@@ -127,8 +127,8 @@ class Fetching:
     def _ask(
         self, messages: Mapping[int, Callable[[int], Message]], path: str = ""
     ) -> dict[int, bytearray | memoryview]:
-        """Ask ranks, and fetch what they answer."""
-        asked: dict[int, Future[Pulled]] = {}  # what is still to be fetched, or to be dropped
+        """Send requests to ranks, and fetch the data of their answers."""
+        asked: dict[int, Future[Pulled]] = {}  # answers whose data was not fetched yet
         try:
             with uninterrupted():
                 for rank, make in messages.items():
@@ -141,15 +141,15 @@ class Fetching:
                 del asked[rank]
             return found
         finally:
-            for rank, future in asked.items():  # now, or when the answer comes
+            for rank, future in asked.items():  # immediately, or when the answer arrives
                 future.add_done_callback(partial(self._transfers.drop_answer, rank))
 
 
 def _listed(rank: int, data: bytes | bytearray | memoryview) -> tuple[File, ...]:
-    """The files that a rank has told of.
+    """Decode the files that a rank has listed.
 
     Raises:
-        DDPNotebookError: one would not be below the folder that is to get it, whoever has made the rank say so.
+        DDPNotebookError: a path leads out of the target folder. A compromised rank may send such a path.
     """
     files = tuple(File(*fields) for fields in json.loads(bytes(data)))
     for file in files:
@@ -165,7 +165,7 @@ def _reading(parts: list[list[Any]], memory: str) -> Callable[[int], ReadFiles]:
 def _segments(
     files: Mapping[Path, tuple[int, File]],
 ) -> Iterator[tuple[int, list[tuple[Path, File, int, int]]]]:
-    """What is asked for at a time: a rank, and parts of its files, each with target, offset and number of bytes."""
+    """Yield requests: a rank, and parts of its files, each with target, offset and number of bytes."""
     parts: list[tuple[Path, File, int, int]] = []
     nbytes, of = 0, -1
     for target, (rank, file) in files.items():
@@ -186,10 +186,10 @@ def _segments(
 
 
 def _missing(files: Sequence[File], folder: Path, overwrite: bool) -> list[File]:
-    """The files that are not here yet.
+    """Return the files that do not exist locally yet.
 
     Raises:
-        DDPNotebookError: others are here by their names.
+        DDPNotebookError: other files have these names.
     """
     missing, others = [], []
     for file in files:

@@ -1,4 +1,4 @@
-"""Methods of `session.files`: send files to the ranks' hosts, and fetch files of the ranks."""
+"""Methods of `session.files`: send files to the hosts of the ranks, and fetch files from them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class SessionFiles:
     """Files of a session.
 
     Attributes:
-        synced: what was sent before the ranks were started; None if nothing was.
+        synced: files that were sent before the ranks were started; None if there were none.
     """
 
     def __init__(self, parts: Callable[[], SessionParts], synced: Synced | None) -> None:
@@ -40,20 +40,22 @@ class SessionFiles:
         large: bool = False,
         report: Progress = lambda _: None,
     ) -> Synced:
-        """Send what has changed in a folder to the hosts that do not share it. Nothing is deleted there. Modules that
-        ranks have imported are as they were: `importlib.reload`, or `%ddp_restart`.
+        """Send changed files of a folder to the hosts that do not share it.
+
+        Nothing is deleted on a host. Modules that ranks have already imported do not change: use `importlib.reload` or
+        `%ddp_restart`.
 
         Args:
-            folder: of the notebook; None: the one of the start, else the notebook's own.
-            overwrite: also files that are newer there.
-            also: names of files, or patterns of them, that are sent although such names are those of keys.
-            large: it may have more than 1 GB or 20,000 files.
-            report: told how far it is, again and again, behind a carriage return.
+            folder: a folder of the notebook's host; None: the one given at the start, else the notebook's folder.
+            overwrite: also replace files that are newer on a host.
+            also: file names or patterns to send although they look like key files.
+            large: allow more than 1 GB or 20,000 files.
+            report: called repeatedly with the progress, after a carriage return.
 
         Raises:
-            UsageError: there is no such folder, it is too large, or the ranks are on this machine.
-            HostError: a host is gone or cannot take a file; says what to do.
-            KeyboardInterrupt: it was interrupted; no half file is there.
+            UsageError: the folder does not exist or is too large, or the ranks are on this machine.
+            HostError: a host is dead or cannot receive a file; the message has the remedy.
+            KeyboardInterrupt: the transfer was interrupted; no host has an incomplete file.
 
         Example:
             >>> session.files.sync()  # doctest: +SKIP
@@ -73,7 +75,7 @@ class SessionFiles:
                     progress=report,
                 )
             except KeyboardInterrupt:
-                pass  # told below, without our frames behind it
+                pass  # raised below, so that the traceback has no frames of this package
         raise keyboard_interrupt("interrupted: what was sent by then is there, and no half file")
 
     def fetch(
@@ -84,25 +86,27 @@ class SessionFiles:
         overwrite: bool = False,
         report: Progress = lambda _: None,
     ) -> Fetched:
-        """Bring files of ranks here. What is one file for several ranks comes once; where ranks have files of their own
-        by that name, those of each go to a folder `rank0`, `rank1` and so on.
+        """Copy files of ranks to the notebook's host.
+
+        A file that several ranks share is copied once. If ranks have different files with the same name, those of each
+        rank go to a folder `rank0`, `rank1` and so on.
 
         Args:
-            path: a file, a folder or a pattern (`runs/*.pt`, `**/metrics.csv`), as a rank finds it from its working
+            path: a file, a folder or a pattern (`runs/*.pt`, `**/metrics.csv`), relative to the rank's working
                 directory.
-            ranks: whose, as for `run`; None: of all.
-            to: the folder here that gets them; it is made if need be.
-            overwrite: replace files that are there. One of the same size and time is left alone in any case.
-            report: told how far it is, again and again, behind a carriage return.
+            ranks: selection of ranks, as for `run`; None: all.
+            to: target folder, which is created if it does not exist.
+            overwrite: replace existing files. A file of the same size and time is always kept.
+            report: called repeatedly with the progress, after a carriage return.
 
         Returns:
-            The paths that were written.
+            The written paths.
 
         Raises:
-            UsageError: no such rank.
-            DDPNotebookError: a rank has nothing of that name, or a file is here already; nothing was fetched. Or one
-                changes while it is read, or the disk is full here; the files that were whole by then are here.
-            KeyboardInterrupt: it was interrupted; no half file is here.
+            UsageError: a rank does not exist.
+            DDPNotebookError: a rank has no such file, or a file exists already; nothing was fetched. Or a file changes
+                while it is read, or the local disk is full; files that were complete by then are kept.
+            KeyboardInterrupt: the transfer was interrupted; there is no incomplete file.
 
         Example:
             >>> session.files.fetch("checkpoints/*.pt", ranks=0, to="results")

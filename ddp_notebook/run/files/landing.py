@@ -1,4 +1,4 @@
-"""Files that arrive here: each is written under another name, and gets its own when it is whole."""
+"""Write received files: each has a temporary name, and gets its own name when it is complete."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from ddp_notebook.records.marker import a_name
 from ddp_notebook.registry import modes
 
 _ADVICE = "name another folder with --to (to=)"
-_NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)  # as exFAT, Google Drive and some of networks say
+_NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)  # errors of exFAT, Google Drive and some network file systems
 
 
 class Landing:
-    """Writes files one after the other. Leaving it removes the one that is not whole.
+    """Writes files one after the other. On exit it removes an incomplete file.
 
     Args:
-        overwrite: replace what is there.
+        overwrite: replace existing files.
     """
 
     def __init__(self, *, overwrite: bool) -> None:
@@ -42,16 +42,16 @@ class Landing:
                 self._name.unlink()
 
     def write(self, target: Path, data: bytes | memoryview) -> None:
-        """Add bytes to the file that is to be `target`. After them comes more of it, or `end`.
+        """Append bytes to the file that will become `target`. More bytes of the file or `end` must follow.
 
         Raises:
-            CannotWriteError: it cannot be written here.
+            CannotWriteError: the file cannot be written.
         """
         try:
             if self._file is None:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 self._name = target.parent / a_name()
-                fd = modes.opener(str(self._name), os.O_CREAT | os.O_EXCL | os.O_WRONLY)  # others may not read it
+                fd = modes.opener(str(self._name), os.O_CREAT | os.O_EXCL | os.O_WRONLY)  # other users may not read it
                 self._file = open(fd, "wb", buffering=0)  # noqa: SIM115 - closed by `end`, or on leaving
             data = memoryview(data)
             while data:
@@ -60,22 +60,22 @@ class Landing:
             raise cannot_write(target, error, _ADVICE) from error
 
     def end(self, target: Path, mode: int, mtime_ns: int) -> None:
-        """The file is whole.
+        """Complete the file.
 
         Args:
-            target: what it is to be.
-            mode: its permissions.
-            mtime_ns: its time.
+            target: final path.
+            mode: permissions.
+            mtime_ns: modification time.
 
         Raises:
-            CannotWriteError: it cannot be written here, or somebody else has made it meanwhile.
+            CannotWriteError: the file cannot be written, or another program has created it since.
         """
         self.write(target, b"")
         assert self._file is not None and self._name is not None
         try:
             self._file.close()
             self._file = None
-            os.chmod(self._name, mode & 0o777)  # it gives nobody its owner's rights here
+            os.chmod(self._name, mode & 0o777)  # without setuid and setgid
             os.utime(self._name, ns=(mtime_ns, mtime_ns))
             if self._overwrite:
                 os.replace(self._name, target)
@@ -88,13 +88,13 @@ class Landing:
 
 
 def _name_new(path: Path, target: Path) -> None:
-    """Give a file a name that nothing has.
+    """Rename a file to a name that does not exist yet.
 
     Raises:
-        OSError: something has it.
+        OSError: the name exists.
     """
     try:
-        os.link(path, target)  # which fails where there is one
+        os.link(path, target)  # fails if the name exists
     except OSError as error:
         if error.errno not in _NO_LINKS:
             raise

@@ -1,10 +1,10 @@
-"""Collectives that cannot work, found in a cell before it is sent.
+"""Find collectives in a cell that cannot work, before the cell is sent.
 
 warnings     compares the collectives that the ranks would reach
-statements   a cell as one rank reads it, statement by statement
-callees      what a function does when a rank calls it
-expressions  their values on one rank
-branches     what is known of a rank so far, and both branches of a test
-values       plain values, and those that are not known
-groups       the collectives of torch, and the groups that they wait in
+statements   reads a cell for one rank, statement by statement
+callees      effect of a function call on a rank
+expressions  values of expressions on one rank
+branches     state of the reader for one rank, and both branches of a test
+values       known and unknown values
+groups       collectives of torch, and the position of their group argument
 """

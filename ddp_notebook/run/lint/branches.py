@@ -1,4 +1,4 @@
-"""The collectives that one rank has reached so far, its names, and its branches at a test: one of them, or both."""
+"""State of the reader for one rank: collectives so far, variables, and the branches of a test."""
 
 from __future__ import annotations
 
@@ -11,28 +11,30 @@ from ddp_notebook.run.lint.groups import ELSEWHERE, ForeseenCollective, Foreseen
 from ddp_notebook.run.lint.values import RANKED, UNKNOWN, Api, Function, Value, agreed, is_plain
 
 T = TypeVar("T")
-Flow = frozenset[str]  # where a statement may lead: on, return, break, continue, raise
-_MOST_STEPS: Final = 5000  # statements on one rank: functions that call each other twice would go on for ever
+Flow = frozenset[str]  # possible continuations of a statement: on, return, break, continue, raise
+_MOST_STEPS: Final = 5000  # statements read for one rank; limits recursive functions
 
 
 class GiveUpError(Exception):
-    """A cell that takes too long to read, or whose default group is one of its own."""
+    """The cell takes too long to read, or creates its own default group."""
 
 
 class Branches(ast.NodeVisitor):
-    """What is known of one rank while its cell is read.
+    """State of one rank while its cell is read.
 
     Args:
-        rank: this rank; None: any. Tests on the rank are then left open, and only whether they matter is looked at.
-        world_size: how many ranks there are.
-        local_rank: its number on its host; None: the rank's.
+        rank: number of the rank; None: any rank. Then tests on the rank are not decided, and the result is only whether
+            they matter.
+        world_size: number of ranks.
+        local_rank: local rank; None: equal to the rank.
     """
 
     def __init__(self, rank: int | None, world_size: int, local_rank: int | None = None) -> None:
         self.rank = -1 if rank is None else rank
         local = rank if local_rank is None else local_rank
         self.trace: list[ForeseenCollective] = []
-        self.unseen: set[ast.Call] = set()  # calls that cannot be looked into: what they run is not in the trace
+        # calls that cannot be followed, so that their collectives are not in the trace
+        self.unseen: set[ast.Call] = set()
         self.exits: set[int] = set()  # lines of return, break, continue and raise
         self._world = ForeseenGroup(tuple(range(world_size)))
         self._own, text = (RANKED, RANKED) if rank is None else (rank, str(rank))
@@ -50,22 +52,22 @@ class Branches(ast.NodeVisitor):
                     "__name__": "__main__",
                 },
                 **{"torch": Api("torch"), "dist": Api("torch.distributed")},
-                # Imported in an earlier cell, as far as one can tell.
+                # The cell may have imported these earlier.
                 **{"nn": Api("torch.nn"), **{name: Api(f"torch.{name}") for name in ELSEWHERE}},
             }
         ]
-        self._replaced: set[str] = set()  # names of torch that the cell has given new values: `dist.barrier = mine`
+        self._replaced: set[str] = set()  # names of torch that the cell has reassigned: `dist.barrier = mine`
         self._running: list[Function] = []
         self._returned: list[Value] = []
-        self._yields = False  # the function that runs is a generator
-        self._called_at = 0  # line of the cell
-        self._decided = 0  # decided tests around this place
-        self._ranked = 0  # tests so far on a rank that is not known
+        self._yields = False  # the current function is a generator
+        self._called_at = 0  # line in the cell of the outermost call
+        self._decided = 0  # number of enclosing decided tests
+        self._ranked = 0  # number of tests so far that depend on an unknown rank
         self._tells_apart = False
         self._steps = 0
 
     def passed(self, group: ForeseenGroup) -> list[ForeseenCollective]:
-        """The part of the trace that concerns one group."""
+        """Return the collectives of the trace that belong to one group."""
         return [call for call in self.trace if call.group == group]
 
     def _step(self) -> None:
@@ -77,7 +79,7 @@ class Branches(ast.NodeVisitor):
         return self._either(test, run, lambda: None)[0]  # type: ignore[return-value]  # the result of `run`
 
     def _either(self, test: Value, *branches: Callable[[], T]) -> list[T]:
-        """Run the branch that a test takes, or both; after both, only what they agree on is known."""
+        """Run the branch that a test selects, or both. After both, only equal values of variables stay known."""
         if is_plain(test):
             self._decided += 1
             result = branches[not test]()
@@ -103,7 +105,7 @@ class Branches(ast.NodeVisitor):
         return results
 
     def _aside(self, run: Callable[[], T]) -> tuple[T, list[ForeseenCollective]]:
-        """A result, and the collectives before it, which are kept out of the trace."""
+        """Run a function. Return its result and its collectives, which are not added to the trace."""
         kept, self.trace = self.trace, []
         result, trace = run(), self.trace
         self.trace = kept
@@ -115,5 +117,5 @@ class Branches(ast.NodeVisitor):
 
 
 def within(mark: str, trace: list[ForeseenCollective]) -> list[ForeseenCollective]:
-    """The same collectives inside a loop or under a test."""
+    """Return the collectives marked as inside a loop or under a test."""
     return [replace(call, within=mark + call.within) for call in trace]

@@ -1,4 +1,4 @@
-"""What a function does when a rank calls it: a collective, a function of the cell, or one that nothing is known of."""
+"""Effect of a function call on a rank: a collective, a function of the cell, or an unknown function."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ _HARMLESS_METHODS: Final = {
 
 
 class Functions(Expressions, ABC):
-    """Visiting the call of a function returns its result."""
+    """Visiting a function call returns the result of the call."""
 
     @abstractmethod
     def block(self, statements: Sequence[ast.stmt]) -> Flow:
-        """Visit statements one after the other, and return where they may lead."""
+        """Visit statements in order, and return the possible continuations."""
 
     def visit_Call(self, node: ast.Call) -> Value:
         function = self.visit(node.func)
@@ -59,7 +59,7 @@ class Functions(Expressions, ABC):
     visit_YieldFrom = visit_Yield
 
     def _inline(self, function: Function, node: ast.Call, given: list[Value] | None, named: dict[str, Value]) -> Value:
-        """Run a function of the cell. `given` is None where it is not known which argument is which."""
+        """Run a function of the cell. `given` is None if the assignment of arguments to parameters is unknown."""
         self._step()
         if function in self._running:
             self.unseen.add(node)
@@ -103,7 +103,7 @@ class Functions(Expressions, ABC):
     def _api(
         self, full_name: str, node: ast.Call, given: list[Value], named: dict[str, Value], is_whole: bool
     ) -> Value:
-        """The value of a call of a library's function."""
+        """Return the value of a call of a library function."""
         module, _, name = full_name.rpartition(".")
         package = module.partition(".")[0]
         if module in C10D:
@@ -120,7 +120,7 @@ class Functions(Expressions, ABC):
         return UNKNOWN
 
     def _c10d(self, name: str, node: ast.Call, given: list[Value], named: dict[str, Value], is_whole: bool) -> Value:
-        """The value of a call of a function of `torch.distributed`."""
+        """Return the value of a call of a `torch.distributed` function."""
         if name == "init_process_group" and ("store" in named or "fake" in (*given, *named.values())):
             raise GiveUpError
         if not is_whole:
@@ -135,7 +135,8 @@ class Functions(Expressions, ABC):
     def _collective(self, name: str, node: ast.Call, at: int, given: list[Value], named: dict[str, Value]) -> Value:
         group = self._group(at, given, named)
         self._tells_apart |= group is RANKED
-        # `use_local_synchronization`: only members call it. `init_sync=False`: the model is not sent to other ranks.
+        # With `use_local_synchronization` only members call it. With `init_sync=False` the model is not sent to other
+        # ranks.
         is_for_all = named.get("use_local_synchronization", False) is False and named.get("init_sync", True) is True
         if isinstance(group, ForeseenGroup) and is_for_all:
             is_async = [*given[at + 1 : at + 2], named.get("async_op", False)][0] is not False
@@ -150,7 +151,7 @@ class Functions(Expressions, ABC):
         return RANKED if members is RANKED else UNKNOWN
 
     def _place(self, group: ForeseenGroup) -> tuple[Value, Value]:
-        """What `get_rank` and `get_world_size` say about a group."""
+        """Return the values of `get_rank` and `get_world_size` for a group."""
         if group == self._world:
             return self._own, len(group.members)
         if self._own is RANKED:
@@ -159,6 +160,6 @@ class Functions(Expressions, ABC):
         return (group.members.index(self.rank), len(group.members)) if is_member else (-1, -1)
 
     def _group(self, at: int, given: list[Value], named: dict[str, Value]) -> Value:
-        """The group that a call names, or the default one."""
+        """Return the group argument of a call, or the default group."""
         values = [*given[at : at + 1], *(named[name] for name in GROUP_NAMES if name in named)]
         return next((value for value in values if value is not None), self._world)

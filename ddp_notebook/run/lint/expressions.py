@@ -1,4 +1,4 @@
-"""Expressions, as one rank would evaluate them."""
+"""Evaluate expressions for one rank."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ddp_notebook.run.lint.values import (
 )
 
 PURE: Final = {"abs", "bool", "int", "len", "list", "max", "min", "range", "tuple"}
-# Functions that run no collective, judged by their names. Any other that cannot be looked into might run one.
+# Functions that run no collective, judged by their names. Other unknown functions may run one.
 _HARMLESS: Final = {
     *(*PURE, "enumerate", "float", "format", "isinstance", "print", "repr", "str", "type", "zip"),
     *(name for name in dir(builtins) if name.endswith(("Error", "Exception", "Interrupt"))),
@@ -30,10 +30,10 @@ _HARMLESS: Final = {
 
 
 class Expressions(Branches):
-    """Visiting an expression returns its value, and notes the collectives in it."""
+    """Visiting an expression returns its value, and adds its collectives to the trace."""
 
     def visit_NamedExpr(self, node: ast.NamedExpr) -> Value:
-        for scope in self._scopes:  # in a comprehension the name belongs to the function around it
+        for scope in self._scopes:  # in a comprehension the name belongs to the enclosing function
             scope.pop(node.target.id, None)
         return self.visit(node.value)
 
@@ -106,7 +106,8 @@ class Expressions(Branches):
     def visit_BinOp(self, node: ast.BinOp) -> Value:
         values = self.visit(node.left), self.visit(node.right)
         function = OPERATORS.get(type(node.op))
-        is_number = not any(isinstance(value, str | list | tuple | range) for value in values)  # [0] * 10**9 takes long
+        # [0] * 10**9 would take long
+        is_number = not any(isinstance(value, str | list | tuple | range) for value in values)
         return compute(function, *values) if function is not None and is_number else UNKNOWN
 
     def visit_Compare(self, node: ast.Compare) -> Value:

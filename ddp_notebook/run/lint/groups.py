@@ -1,4 +1,4 @@
-"""Groups, and the collectives of torch that wait in one: where each takes its group, and one as a rank reaches it."""
+"""Groups, the collectives of torch with the position of their group argument, and collectives that a rank reaches."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Final
 
-# Position of the group among the arguments -> the collectives. tests/test_foresee.py compares it with torch.
+# Position of the group argument -> collectives. tests/test_foresee.py compares it with torch.
 NO_GROUP: Final = 99
 _NAMES: Final = {
     0: "barrier monitored_barrier split_group",
@@ -19,13 +19,13 @@ _NAMES: Final = {
     NO_GROUP: "new_group new_subgroups_by_enumeration",
 }
 GROUP_AT: Final = {name: at for at, names in _NAMES.items() for name in names.split()}
-# The same for calls that live elsewhere in torch, under names that mean nothing else.
+# The same for calls in other modules of torch, with unambiguous names.
 ELSEWHERE: Final = {
     **{"DistributedDataParallel": 6, "FullyShardedDataParallel": 1},
     **dict.fromkeys(("fully_shard", "init_device_mesh"), NO_GROUP),
 }
 GROUP_NAMES: Final = ("group", "process_group", "mesh", "device_mesh", "parent_pg")
-# With gloo (torch 2.13) these may return although some ranks stay away; later uses of the group then wait for them.
+# With gloo (torch 2.13) these may return although some ranks do not call them. Later uses of the group then block.
 MAKE_GROUPS: Final = {
     *("new_group", "new_subgroups", "new_subgroups_by_enumeration", "split_group", "init_device_mesh", "fully_shard")
 }
@@ -35,10 +35,10 @@ _VARIANT: Final = re.compile(r"^_|_(base|coalesced|into_tensor|single|tensor)$")
 
 @dataclass(frozen=True, slots=True)
 class ForeseenGroup:
-    """A group whose members are known."""
+    """A group with known members."""
 
     members: tuple[int, ...]
-    made_at: int = 0  # line of the cell; 0: the default group
+    made_at: int = 0  # line of the cell that creates it; 0: the default group
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +47,15 @@ class ForeseenCollective:
 
     name: str
     group: ForeseenGroup
-    site: tuple[int, int, int]  # line, column, and the line of the call that leads there, or 0
+    site: tuple[int, int, int]  # line, column, and the line of the outermost call, or 0
     is_async: bool
-    is_branched: bool = field(compare=False)  # it stands under a test that was decided
-    # `*` for each loop around it, `?` for each test on data, `!` for a test on the rank while the rank is not known.
+    is_branched: bool = field(compare=False)  # it is under a decided test
+    # `*` for each enclosing loop, `?` for each test on data, `!` for a test on an unknown rank.
     within: str = field(default="", compare=False)
 
     @property
     def shape(self) -> tuple[str, str]:
-        """Equal for collectives that can meet, as `all_gather` on one rank and `all_gather_into_tensor` on another."""
+        """Return a key that is equal for collectives that can match, such as `all_gather` and
+        `all_gather_into_tensor`.
+        """
         return _VARIANT.sub("", self.name), self.within

@@ -1,4 +1,4 @@
-"""A cell as one rank reads it, statement by statement: which collectives it reaches, in what order."""
+"""Read a cell for one rank, statement by statement, and find its collectives in their order."""
 
 from __future__ import annotations
 
@@ -15,24 +15,27 @@ from ddp_notebook.run.lint.groups import C10D, GROUP_AT
 from ddp_notebook.run.lint.values import RANKED, UNKNOWN, Api, Function, Value, compute, is_plain, settled, strongest
 
 _ON: Final = frozenset({"on"})
-_MOST_REPEATED: Final = 16  # collectives that a loop is written out to
+_MOST_REPEATED: Final = 16  # loops with at most this number of collectives are unrolled
 
 
 class Reader(Functions):
-    """Goes through a cell as one rank would. Visiting an expression returns its value, a statement where it may lead.
+    """Reads a cell as one rank would run it.
+
+    Visiting an expression returns its value, and visiting a statement returns its possible continuations.
 
     Args:
-        rank: this rank; None: any. Tests on the rank are then left open, and only whether they matter is looked at.
-        world_size: how many ranks there are.
+        rank: number of the rank; None: any rank. Then tests on the rank are not decided, and the result is only whether
+            they matter.
+        world_size: number of ranks.
     """
 
     def tells_apart(self, cell: ast.Module) -> bool:
-        """Whether the rank decides which collectives a cell reaches."""
+        """Return whether the reached collectives of a cell depend on the rank."""
         self.block(cell.body)
         return self._tells_apart or any("!" in call.within for call in self.trace)
 
     def block(self, statements: Sequence[ast.stmt]) -> Flow:
-        """Visit statements one after the other, and return where they may lead."""
+        """Visit statements in order, and return the possible continuations."""
         for number, statement in enumerate(statements):
             self._step()
             ranked = self._ranked
@@ -103,7 +106,7 @@ class Reader(Functions):
         self._forget(changing)
         flow, body = self._aside(partial(self.block, node.body))
         self._forget(changing)
-        goes_on = bool(flow & {"on", "continue"})  # after its first turn
+        goes_on = bool(flow & {"on", "continue"})  # after its first iteration
         goes_through = flow <= {"on", "continue"}
         if begins and not goes_on:
             self.trace += body
@@ -191,7 +194,7 @@ class Reader(Functions):
     def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> Flow:
         bases = [each.func if isinstance(each, ast.Call) else each for each in node.decorator_list]
         wrappers = [self.visit(base) for base in bases]
-        # Decorators of torch, such as no_grad(), run the function as it is.
+        # Decorators of torch, such as no_grad(), run the function unchanged.
         is_transparent = all(isinstance(each, Api) and each.name.startswith("torch.") for each in wrappers)
         self._scopes[-1][node.name] = Function(node, list(self._scopes)) if is_transparent else UNKNOWN
         return _ON
@@ -213,10 +216,10 @@ class Reader(Functions):
 
 
 def _targets(statement: Any) -> Iterator[str]:
-    """The names that a statement and the statements inside it set, without a look into expressions."""
+    """Yield the names that a statement and its inner statements assign, without names in expressions."""
     match statement:
         case ast.Assign(targets=[ast.Name(id=name)]) | ast.AugAssign(target=ast.Name(id=name)):
-            yield name  # most statements, and fast
+            yield name  # the usual case, and fast
             return
         case ast.Expr():
             return

@@ -1,4 +1,4 @@
-"""The values of expressions on one rank, as far as the cell alone tells: plain ones, and those that are not known."""
+"""Values of expressions on one rank, as far as the cell defines them: plain values and unknown ones."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-Value = Any  # a plain value of Python, `UNKNOWN`, `RANKED`, a `Group`, or one of the classes below
+Value = Any  # a plain Python value, `UNKNOWN`, `RANKED`, a `ForeseenGroup`, or one of the classes below
 UNKNOWN: Final = object()
-RANKED: Final = object()  # not known either, but it depends on the rank
+RANKED: Final = object()  # unknown, too, but it depends on the rank
 OPERATORS: Final = {
     getattr(ast, node): getattr(operator, function)
     for node, function in (
@@ -20,12 +20,12 @@ OPERATORS: Final = {
         *(("Eq", "eq"), ("NotEq", "ne"), ("Lt", "lt"), ("LtE", "le"), ("Gt", "gt"), ("GtE", "ge")),
     )
 } | {ast.In: lambda item, items: item in items, ast.NotIn: lambda item, items: item not in items}
-_LONGEST: Final = 10_000  # of a range whose elements are looked at
+_LONGEST: Final = 10_000  # longest range that counts as known
 
 
 @dataclass(frozen=True, slots=True)
 class Api:
-    """Something that was imported, by its full name: `torch.distributed.all_reduce`."""
+    """An imported object, by its full name: `torch.distributed.all_reduce`."""
 
     name: str
 
@@ -39,7 +39,7 @@ class Function:
 
 
 def is_plain(value: Value) -> bool:
-    """Whether a value is known."""
+    """Return whether a value is known."""
     if isinstance(value, range):
         return (value.stop - value.start) // value.step <= _LONGEST
     if isinstance(value, list | tuple):
@@ -48,7 +48,7 @@ def is_plain(value: Value) -> bool:
 
 
 def compute(function: Callable[..., Value], *values: Value) -> Value:
-    """The result of a function, if its arguments are known."""
+    """Return the result of a function if its arguments are known."""
     if any(map(is_ranked, values)):
         return RANKED
     if not all(map(is_plain, values)):
@@ -56,28 +56,30 @@ def compute(function: Callable[..., Value], *values: Value) -> Value:
     try:
         return function(*values)
     except (TypeError, ValueError, ArithmeticError):
-        return UNKNOWN  # the rank will say so
+        return UNKNOWN  # the rank will raise the error
 
 
 def is_ranked(value: Value) -> bool:
-    """Whether a value that is not known depends on the rank."""
+    """Return whether an unknown value depends on the rank."""
     return value is RANKED or (isinstance(value, list | tuple) and any(map(is_ranked, value)))
 
 
 def strongest(values: list[Value], *order: Value) -> Value:
-    """The first of `order` that is among the values: it decides an `and` or an `or`."""
+    """Return the first of `order` that is among the values: it decides an `and` or an `or`."""
     return next(each for each in order if each in values)
 
 
 def settled(value: Value) -> Value:
-    """The value once it has a name: a list may change whenever somebody uses the name, so it is not known."""
+    """Return the value after its assignment to a name. A list becomes unknown, because it may change through
+    the name.
+    """
     if isinstance(value, tuple):
         return tuple(map(settled, value))
     return UNKNOWN if isinstance(value, list) else value
 
 
 def agreed(*values: Value, test: Value) -> Value:
-    """The value that all of them are; not known if they differ because of a test, or if there are none."""
+    """Return the common value. If the values differ because of a test, or there are none, the result is unknown."""
     first = values[0] if values else UNKNOWN
     if all(value == first for value in values):
         return first

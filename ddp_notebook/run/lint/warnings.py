@@ -1,14 +1,14 @@
-"""Collectives that cannot work, found in a cell before it is sent: some of the ranks that they wait for stay away.
+"""Find collectives in a cell that cannot work, because some of the ranks that they wait for do not call them.
 
-The cell is read, not run. A `Reader` goes through it as one rank would: it decides the tests on the rank, leaves those
-on data open, follows the cell's own functions, and notes the collectives that it reaches: its trace. A cell is sound
-if the traces of all members of a group have one shape, wherever in the code they come from:
+The cell is read, not run. A `Reader` follows it for one rank: it decides tests on the rank, but not those on data, and
+follows functions of the cell. The collectives that it reaches are its trace. A cell is correct if the traces of all
+members of a group have the same shape, whatever lines they come from:
 
     if rank != 0: dist.barrier()     ranks 1-3: barrier (line 1)
     download()
-    if rank == 0: dist.barrier()     rank 0:    barrier (line 3), which is as it should be
+    if rank == 0: dist.barrier()     rank 0:    barrier (line 3), which is correct
 
-In doubt there is no warning: one about a cell that works would be worse than none.
+If in doubt, no warning is shown: a warning about a working cell would be worse than none.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from ddp_notebook.run.lint.branches import GiveUpError
 from ddp_notebook.run.lint.groups import ELSEWHERE, MAKE_GROUPS, ForeseenCollective, ForeseenGroup
 from ddp_notebook.run.lint.statements import Reader
 
-# Each name in `groups` contains one of these: a search for few strings is faster than one for many.
+# Each name in `groups` contains one of these. A search for few strings is faster.
 _STEMS: Final = (
     *("reduce", "gather", "scatter", "broadcast", "barrier", "all_to_all", "new_", "_group"),
     *("DataParallel", "fully_shard", "device_mesh"),
 )
-_CODE_MAGICS: Final = {"capture", "prun", "time", "timeit"}  # whose cell is code of this rank
+_CODE_MAGICS: Final = {"capture", "prun", "time", "timeit"}  # magics whose cell is code of this rank
 _CELL_MAGIC: Final = re.compile(r"\s*%%(\w*).*")
-# A magic or a shell command, on one line or several, or a question such as `x?`; of `x = !ls` the `x = ` is kept.
+# A magic or a shell command, on one or several lines, or a question such as `x?`. The `x = ` of `x = !ls` is kept.
 _NO_PYTHON: Final = re.compile(
     r"^([ \t]*(?:[\w, ]+=[ \t]*(?=[%!]))?)(?:[%!?](?:.*\\\n)*.*|[\w.]+\?{1,2}[ \t]*)$", re.MULTILINE
 )
@@ -45,28 +45,28 @@ def foresee(
     gone: Sequence[int] = (),
     local_rank: Callable[[int], int] = lambda rank: rank,
 ) -> list[str]:
-    """Warnings, one line each, about the collectives of a cell that cannot work.
+    """Return warnings, one line each, about collectives of a cell that cannot work.
 
     Args:
         code: the cell, as it is sent.
-        ranks: where it is to run.
-        world_size: how many ranks there are.
-        gone: ranks that have died.
-        local_rank: the number of a rank on its host.
+        ranks: the ranks that run it.
+        world_size: number of ranks of the session.
+        gone: dead ranks.
+        local_rank: returns the local rank of a rank.
 
     Example:
         >>> foresee("if rank == 0: dist.barrier()", range(4), 4)
         ['line 1: dist.barrier runs on rank 0 only; ranks 1-3 do not take part and are waited for']
     """
-    # This runs before each cell. By timeit on two cores: 1 us for `pass`, 10 us for 50 lines without a collective,
-    # 0.2 ms for an all_reduce and an `if rank == 0: print(x)`, 1.3 ms for 54 lines of training with both, of which 0.5
-    # is `ast.parse`; more only where collectives stand under tests on the rank: then 4 ms on 4 ranks, 55 ms on 64.
+    # This runs before each cell. Measured by timeit on two cores: 1 us for `pass`, 10 us for 50 lines without a
+    # collective, 0.2 ms for an all_reduce and an `if rank == 0: print(x)`, 1.3 ms for 54 lines of training with both,
+    # of which `ast.parse` takes 0.5 ms. Collectives under tests on the rank take longer: 4 ms on 4 ranks, 55 ms on 64.
     if not any(stem in code for stem in _STEMS):
         return []
     here = sorted(set(ranks))
     is_on_all = len(here) == world_size
     if is_on_all and "rank" not in code and "RANK" not in code:
-        return []  # nothing in it tells the ranks apart
+        return []  # nothing in it depends on the rank
     tree = _parse(code)
     if tree is None:
         return []
@@ -87,12 +87,13 @@ def foresee(
 def _found(
     readers: Mapping[int, Reader], gone: Sequence[int], is_waited_for: Callable[[ForeseenCollective], bool]
 ) -> dict[str, set[ForeseenCollective]]:
-    """The collectives that cannot work, by what is wrong with them.
+    """Return the collectives that cannot work, by the text of the problem.
 
     Args:
-        readers: by rank of the cell, when it has read the cell.
-        gone: ranks that have died.
-        is_waited_for: whether a rank may wait for a collective in this cell. Else other ranks may call it later.
+        readers: by rank, the reader that has read the cell.
+        gone: dead ranks.
+        is_waited_for: returns whether a rank may wait for a collective in this cell. If not, other ranks may call it in
+            a later cell.
     """
     here = sorted(readers)
     found: dict[str, set[ForeseenCollective]] = {}
@@ -106,7 +107,7 @@ def _found(
 
 
 def _parse(code: str) -> ast.Module | None:
-    """The cell as a tree; None if it is not Python. Magics become calls that might do anything."""
+    """Return the cell as a syntax tree, or None if it is not Python. Magics become calls of an unknown function."""
     while (magic := _CELL_MAGIC.match(code)) is not None:
         if magic[1] not in _CODE_MAGICS:
             return None
@@ -126,17 +127,18 @@ def _tree(code: str) -> ast.Module:
         warnings.simplefilter("ignore")  # invalid escapes: the rank warns about them itself
         try:
             return ast.parse(code)
-        except (ValueError, RecursionError, MemoryError, SystemError) as error:  # the last: python/cpython#106905
+        # the last one because of python/cpython#106905
+        except (ValueError, RecursionError, MemoryError, SystemError) as error:
             raise SyntaxError from error
 
 
-# ---- what is wrong with the traces
+# ---- problems in the traces
 
 
 def _too_few(
     members: list[Reader], group: ForeseenGroup, here: list[int], gone: Sequence[int]
 ) -> Iterator[tuple[ForeseenCollective, str]]:
-    """The collectives of the members that run the cell, where other members do not run it."""
+    """Yield the collectives of the members that run the cell, if other members do not run it."""
     is_default = group.made_at == 0
     whom = f"all {len(group.members)} ranks" if is_default else f"{name_ranks(group.members)}, its group"
     if dead := sorted(set(gone) & set(group.members)):
@@ -156,7 +158,7 @@ def _too_few(
 
 
 def _uneven(members: list[Reader], group: ForeseenGroup) -> Iterator[tuple[ForeseenCollective, str]]:
-    """The collectives that some members of a group reach and others do not."""
+    """Yield the collectives that some members of a group reach and others do not."""
     alike: dict[object, list[Reader]] = {}
     for reader in members:
         shapes = tuple(call.shape for call in reader.passed(group))
@@ -175,18 +177,20 @@ def _uneven(members: list[Reader], group: ForeseenGroup) -> Iterator[tuple[Fores
                     lacking.update(lack)
     for call, (having, lacking) in uneven.items():
         passing = {reader for reader in members if call in reader.trace}
-        if "?" not in call.within or passing == having:  # else perhaps just those reach it that should
+        if "?" not in call.within or passing == having:  # otherwise the correct ranks may reach it
             yield call, _who_lacks(call, passing, lacking)
 
 
 def _unmet(one: Reader, other: Reader, group: ForeseenGroup) -> Iterator[tuple[ForeseenCollective, bool]]:
-    """The collectives that one rank reaches and another surely does not, and whether that one has them elsewhere."""
+    """Yield the collectives that one rank reaches and another certainly does not, and whether the other has them
+    elsewhere.
+    """
     mine, theirs = one.passed(group), other.passed(group)
     if other.unseen - one.unseen or [call.shape for call in mine] == [call.shape for call in theirs]:
-        return  # the other one calls functions that nothing is known of: they may run the collectives that it lacks
+        return  # the other rank calls unknown functions, which may run the missing collectives
     may_differ, perhaps = _in_any_number(mine, theirs), _in_any_number(theirs, mine)
 
-    def weight(call: ForeseenCollective) -> int:  # collectives that surely run are matched first
+    def weight(call: ForeseenCollective) -> int:  # collectives that certainly run are matched first
         return 1 if call.within or call.shape[0] in may_differ | perhaps else 1000
 
     more, less = _left(mine, theirs, lambda call: call.shape, weight)
@@ -196,15 +200,17 @@ def _unmet(one: Reader, other: Reader, group: ForeseenGroup) -> Iterator[tuple[F
         name, _ = shape
         if name not in perhaps and not (name in elsewhere and name in may_differ):
             calls = [call for call in more if call.shape == shape]
-            # Which of several is unknown. Those at lines that the other rank reaches too are less to blame.
+            # It is unknown which of several calls is wrong. Prefer lines that the other rank does not reach.
             placed, _ = _left(mine, theirs, lambda call: call.site)
             blamed = [call for call in placed if call.shape == shape][-len(calls) :] or calls
             yield from ((call, name in elsewhere) for call in blamed)
 
 
 def _in_any_number(trace: list[ForeseenCollective], other: list[ForeseenCollective]) -> set[str]:
-    """Collectives under a test on data, or in a loop of this rank alone. A loop over data makes as many turns on all
-    ranks."""
+    """Return the names of collectives under a test on data, or in a loop of this rank alone.
+
+    A loop over data is assumed to have the same number of iterations on all ranks.
+    """
     places = {call.site for call in other}
     return {call.shape[0] for call in trace if "?" in call.within or ("*" in call.within and call.site not in places)}
 
@@ -215,9 +221,9 @@ def _left(
     key: Callable[[ForeseenCollective], object],
     weight: Callable[[ForeseenCollective], int] = lambda call: 1,
 ) -> tuple[list[ForeseenCollective], list[ForeseenCollective]]:
-    """What is left of two traces after a heaviest common subsequence is taken out."""
+    """Return the rest of both traces without their heaviest common subsequence."""
     keys, others, weights = list(map(key, one)), list(map(key, other)), list(map(weight, one))
-    most = [[0] * (len(others) + 1) for _ in range(len(keys) + 1)]  # weight of what matches from i and j on
+    most = [[0] * (len(others) + 1) for _ in range(len(keys) + 1)]  # weight of the best match from i and j on
     for i, j in product(reversed(range(len(keys))), reversed(range(len(others)))):
         goes = keys[i] == others[j]
         most[i][j] = most[i + 1][j + 1] + weights[i] if goes else max(most[i + 1][j], most[i][j + 1])
@@ -236,7 +242,7 @@ def _left(
 
 
 def _who_lacks(call: ForeseenCollective, passing: set[Reader], readers: set[Reader]) -> str:
-    """Which ranks a collective lacks, and the line where they leave if that is why."""
+    """Return a sentence about the ranks that do not reach a collective, with the line where they leave the code."""
     ranks, lacking = (sorted(reader.rank for reader in each) for each in (passing, readers))
     if not passing.isdisjoint(readers):
         return f"do{{es}} not run equally often on {name_ranks(sorted({*ranks, *lacking}))}"
@@ -251,7 +257,7 @@ def _who_lacks(call: ForeseenCollective, passing: set[Reader], readers: set[Read
 
 
 def _sentence(calls: list[ForeseenCollective], text: str) -> str:
-    """`lines 2 (called in line 7) and 8: dist.barrier runs on ...`"""
+    """Return `lines 2 (called in line 7) and 8: dist.barrier runs on ...`."""
     lines = [f"{line} (called in line {via})" if via else str(line) for line, _, via in (call.site for call in calls)]
     names = [call.name if call.name in ELSEWHERE else f"dist.{call.name}" for call in calls]
     places, subjects = list(dict.fromkeys(lines)), list(dict.fromkeys(names))

@@ -125,7 +125,7 @@ class CellTarget:
 
 
 class DisplayHandle:
-    """A display that is shown at the first update, compatible with IPython's handles as far as needed.
+    """A display that is shown at the first update, with the needed part of the interface of IPython handles.
 
     Args:
         target: destination of the display.

@@ -98,7 +98,7 @@ class Tail:
     entries: list[Folded] = field(default_factory=list)
     changed: bool = False  # changed since it was shown
     joined: bool = False  # a rank has joined
-    _next: dict[int, int] = field(default_factory=dict)  # by rank, the first entry that may be its next line
+    _next: dict[int, int] = field(default_factory=dict)  # the first entry that may be the next line, by rank
     _in_time: set[int] = field(default_factory=set)  # ranks that were not late
 
     def extend(self, entries: list[Folded]) -> None:
@@ -194,8 +194,8 @@ class Fold:
     def __init__(self, folds: bool = True) -> None:
         self._folds = folds
         self._queues: dict[int, _Queue] = {}
-        self._alone: dict[str, set[int]] = {}  # by family, the only ranks that have shown such items
-        self._passed: dict[str, tuple[float, dict[int, int]]] = {}  # by marker: last time, count by rank
+        self._alone: dict[str, set[int]] = {}  # the only ranks that have shown such items, by family
+        self._passed: dict[str, tuple[float, dict[int, int]]] = {}  # last time and count by rank, for each marker
 
     def __bool__(self) -> bool:
         return any(self._queues.values())

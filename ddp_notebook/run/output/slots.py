@@ -81,7 +81,7 @@ class Row:
     def _slots(self) -> list[tuple[str, Bundle]]:
         """Return the outputs that the front end must show, with their labels."""
         groups = self._groups()
-        has_label = not self._outputs or self._outputs[0].has_label  # of the first output; others always have a label
+        has_label = not self._outputs or self._outputs[0].has_label  # only the first output may lack a label
         is_grid = self._is_grid and len(groups) > has_label and all(_fits(data) for _, (data, _) in groups)
         if not is_grid:
             return [(label(ranks).rstrip(), bundle) for ranks, bundle in groups]

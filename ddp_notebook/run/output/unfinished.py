@@ -31,7 +31,7 @@ class Unfinished:
         self._open: set[Key] = set()
         self._passed: set[int] = set()  # ranks that have output below the display
         self._later: set[Key] = set()  # streams written since their rank cleared its output
-        # by rank that clears its output: whether its next text replaces the old one
+        # ranks that clear their output -> whether the next text replaces the old one
         self._clearing: dict[int, bool] = {}
         self._display_id = ""
         self._shown = ""

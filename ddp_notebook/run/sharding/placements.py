@@ -1,4 +1,4 @@
-"""Which rank holds which part of which tensor."""
+"""Placement of tensors: the part of each tensor on each rank."""
 
 from __future__ import annotations
 
