@@ -140,6 +140,8 @@ class Cluster(ABC):
         Args:
             stay: ranks to keep, in the order of their new numbers.
             placement: the result of `place` for these ranks.
+            deadline: monotonic time limit.
+            check: called often during the wait; an exception from it ends the wait.
             renumbered: called after the renumbering, before any new number is used.
 
         Raises:

@@ -1,8 +1,13 @@
 """The machine will be taken away soon (`--on-preempt save DIR`): loops of `survive` save their state and end.
 
-There are three signs: SIGTERM or SIGUSR1 to the process that owns the ranks (the kernel, or the keeper of a kept
-session), a file in the folder, or a message of the job's tasks. The first signal counts; a second one has its usual
-effect. A thread receives all of them, so the state of the main thread does not matter.
+There are three signs:
+
+- SIGTERM or SIGUSR1 to the process that owns the ranks: the kernel, or the keeper of a kept session
+- a file in the folder
+- a message of the job's tasks
+
+Only the first sign counts; a second signal has its usual effect. A thread receives all of them, so the state of the
+main thread does not matter.
 """
 
 from __future__ import annotations

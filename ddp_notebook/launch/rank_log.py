@@ -23,7 +23,7 @@ class RankLog:
 
     Args:
         directory: of the files.
-        number: of this log. It differs from the rank's number, which another process may get later.
+        number: of this log, used in the file names.
         limit_bytes: how much is kept.
     """
 
@@ -103,7 +103,7 @@ class RankLog:
         return data.decode("utf-8", "replace")
 
     def renumber(self, number: int) -> None:
-        """Change the number in the file names. No other log has this number."""
+        """Change the number in the file names. No other log may have this number."""
         with self._lock:
             names = f"rank{number}.log", f"rank{number}.log.1"
             for path, name in zip((self._path, self._older), names, strict=True):

@@ -1,8 +1,8 @@
 """torchrun itself, as `%ddp_torchrun` starts it.
 
-With gloo and torch 2.13 a job fails after a restart. The c10d rendezvous shares one store between all attempts with the
-same keys, so workers of a later attempt connect to addresses of the earlier one. torch has a switch against this, which
-is set here unless the user has set it.
+With gloo and torch 2.13 a job fails after a restart. All attempts share one store of the c10d rendezvous, with the same
+keys. So workers of a later attempt connect to addresses of the earlier one. torch has a switch against this, which is
+set here unless the user has set it.
 
 Source: https://github.com/pytorch/pytorch/issues/135712
 """

@@ -3,9 +3,9 @@
     fd 1, fd 2    its text
     inbox         cells for a rank: a line each, read by its main thread
 
-Cells use a pipe and not the wire because their latency is visible. The wire takes eight kernel sends per cell, at each
-of which its threads compete for the GIL, and two more threads in each rank. With it, `pass` on four ranks and two cores
-took 1.66 times as long as in the notebook itself.
+Cells use a pipe and not the wire because their latency is visible. The wire takes eight kernel sends per cell, and its
+threads compete for the GIL at each of them. It also needs two more threads in each rank. With it, `pass` on four ranks
+and two cores took 1.66 times as long as in the notebook itself.
 """
 
 from __future__ import annotations

@@ -509,7 +509,7 @@ def main(
         directory: holds small files of the host's processes, and is removed with the server.
         large_directory: the same for large files of the notebook.
         address: address of this host for other hosts.
-        own_env: environment of ranks below the variables that they are given, if the notebook is on another machine.
+        own_env: base environment of ranks, if the notebook is on another machine.
     """
     signals.ignore_strangers()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, signals.STRANGERS)

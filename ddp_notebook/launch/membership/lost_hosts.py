@@ -64,6 +64,7 @@ class LostRanks:
 
         Args:
             why: the reason in words.
+            ranks: only hosts of these ranks.
         """
         hosts = [host for host in self._processes.by_host(list(ranks)) if host.is_unreachable]
         if len(hosts) == sum(host.is_alive for host in self._hosts.values()):

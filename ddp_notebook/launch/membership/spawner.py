@@ -72,7 +72,9 @@ class Spawner:
 
         Args:
             kind: RANK, STORE or CONTROLLER.
+            host: to start it on.
             spec: returns the specification of the process.
+            rank: of a RANK; -1 for other kinds.
             threads: number of torch threads; 0: as many as the ranks had when the session started.
 
         Raises:

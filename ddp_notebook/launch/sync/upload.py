@@ -1,7 +1,7 @@
 """Upload a folder to one host: compare the files first, then send them in pieces.
 
 The pieces use the stream to the host server, for every transport. The number of pieces in flight is limited to those
-that the link accepts in a quarter of a second, so that other messages do not wait longer than that.
+that the link accepts in a quarter of a second. Other messages do not wait longer than that.
 """
 
 from __future__ import annotations
