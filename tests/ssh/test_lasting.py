@@ -112,7 +112,7 @@ def _is_carrier(process: psutil.Process) -> bool:
         line = process.cmdline()
     except psutil.Error:
         return False
-    return line[:1] == ["ssh"] and "lasting import main" in line[-1]
+    return line[:1] == ["ssh"] and "reconnecting import main" in line[-1]
 
 
 STEPS = """import time
