@@ -168,8 +168,7 @@ class RankEngine(IPEngine):
         Args:
             engine_id: number of the rank, which may differ from the earlier one.
             replaces: unregister the engine of a dead rank first, as its nanny process would. Otherwise the controller
-                takes
-                minutes to miss that engine, and gives this one another id.
+                takes minutes to miss that engine, and gives this one another id.
             reached_at: for each address of the controller that differs on this host, the address to connect to.
 
         Returns:

@@ -130,7 +130,7 @@ class Faults:
             time.sleep(self._by_s)
 
     def _before_operation(self) -> None:
-        """Delay an operation, except in a backward pass: its number of operations is not the number of steps."""
+        """Delay an operation. A backward pass is not delayed again for each of its operations, which are not steps."""
         if torch._C._current_graph_task_id() == -1:  # else this thread runs a backward, maybe for autograd
             self._sleep()
 

@@ -32,8 +32,7 @@ def find(pattern: str) -> list[Entry]:
 
     Returns:
         For each file: path, name relative to the folder where the pattern starts, size in bytes, modification time in
-            ns,
-        permissions, inode, and a digest of its first and last bytes.
+        ns, permissions, inode, and a digest of its first and last bytes.
 
     Raises:
         CannotFetchError: no file matches.

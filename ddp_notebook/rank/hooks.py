@@ -50,8 +50,7 @@ class Core:
         network: the groups, their operations, and the release from blocked waits.
         send: sends a message to the notebook, from any thread.
         answer: answers a request with bytes. Takes the number of the request, the bytes, notes about them as JSON, and
-            the
-            name of shared memory for large ones.
+            the name of shared memory for large ones.
         place: returns the rank's place in the group; None before it has one.
         take_place: takes another place, in the main thread.
         running: returns the running cell's number and its start time; None if no cell runs.

@@ -48,7 +48,7 @@ class Sent:
     function: str
     to: str  # "worker1 (rank 1)"
     callee: int  # rank of the callee; NO_RANK for a call to no rank or to several
-    worker: int  # number of the process that received the call; NO_WORKER if a cell itself sends calls
+    worker: int  # number of the receiving process; NO_WORKER if unknown, or if the call only sends others
     cell: int  # number of the cell that made the call
     thread: int  # the calling thread
     sent_ns: int

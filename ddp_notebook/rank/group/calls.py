@@ -76,7 +76,7 @@ class Call:
         # For the recording, see `event_buffer`.
         self.moment: Moment | None = None  # None if the call is not recorded
         self.backward: BackwardSpan | None = None  # the backward pass that made the call
-        self.site: Any = None  # fields of a `Site`
+        self.site: Any = None  # fields of a `CallSite`
         self.rest: tuple[Any, ...] = ()  # after `compact`: arguments that follow the group
         self.serial = self.state = self.end_ns = self.blocked_ns = 0
         self.ends: list[int] | None = None  # list for the end time, if this is a bucket

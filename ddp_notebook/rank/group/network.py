@@ -227,7 +227,7 @@ class Network:
 
         Returns:
             Fields of `CellDone`. Empty after a cell that ended normally, unless its ranks train without
-                synchronization.
+            synchronization.
         """
         self._cell = None
         apart = {"trains_apart": True} if self._progress.trains_apart else {}

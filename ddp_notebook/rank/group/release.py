@@ -327,9 +327,9 @@ class Release:
 def may_hold_a_lock(frame: FrameType | None) -> bool:
     """Return whether this code acquires or releases the lock of a `with` statement.
 
-    An exception between the acquisition and the release would leave the lock held for ever. This was seen in about one
-    of a thousand stops, in the queue of a DataLoader, which the next cell then waited for. Code that waits for a lock
-    stays there for long, so a later signal interrupts it.
+    An exception between the acquisition and the release would leave the lock held for ever. This was seen once in
+    several thousand stops, in the queue of a DataLoader, which the next cell then waited for. Code that waits for a
+    lock stays there for long, so a later signal interrupts it.
     """
     return frame is not None and frame.f_code.co_name in ("__enter__", "__exit__")
 

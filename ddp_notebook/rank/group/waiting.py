@@ -57,7 +57,7 @@ def notice_interrupt() -> None:
 # ---- threads whose waits can be ended: the main one, by its signal, and others for as long as they say so
 
 # Queue that gets an item when the awaited event occurs, or when the wait must end. Unlike a lock, it accepts two items.
-# Each wait has its own queue: otherwise a thread could take the item of another wait, which would go on in C++.
+# Each wait has its own queue. Otherwise a thread could take the item of another wait, and would then block in C++.
 Came = SimpleQueue[Any]
 _others: dict[int, Came | None] = {}  # queue of the current wait, by thread
 
@@ -89,8 +89,7 @@ def wait_until(begin: Callable[[Callable[..., None]], object]) -> None:
 
     Args:
         begin: starts the task. Its argument is the callback for the task's end, callable from any thread. It is a
-            builtin:
-            in a C++ thread a Python function costs 4 to 24 us.
+            builtin: in a C++ thread a Python function costs 4 to 24 us.
     """
     came: Came = SimpleQueue()
     begin(functools.partial(next, map(came.put, (None,))))

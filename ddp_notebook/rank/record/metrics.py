@@ -90,12 +90,9 @@ class MetricLogger:
 
         Args:
             step: an integer. None for the optimizer step in progress, or else the last one, counted from 0 in the cell.
-                The
-                values themselves are counted if a name is logged several times before the first step, as in an
-                    evaluation or
-                with accumulated gradients; views then name the axis "value". If several optimizers step in the cell,
-                    each of
-                their steps counts; views then name the axis "optimizer step".
+                The values themselves are counted if a name is logged several times before the first step, as in an
+                evaluation or with accumulated gradients; views then name the axis "value". If several optimizers step
+                in the cell, each of their steps counts; views then name the axis "optimizer step".
             values: numbers, or tensors of one element, by name.
 
         Raises:
