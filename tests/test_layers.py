@@ -457,7 +457,7 @@ def test_a_folders_docstring_is_its_contents_page(folder):
     rooms = {f"{room.name}/" for room in folder.iterdir() if room in FOLDERS}
     entries = re.findall(r"^ *(\w+/?) +\S", contents, re.MULTILINE) + re.findall(r"──► (\w+)", contents)
     assert _modules_of(folder) | rooms <= set(entries), f"{sorted((_modules_of(folder) | rooms) - set(entries))}"
-    listed = {name.rstrip("/") for name in re.findall(r"^ *(\w+/?) {2,}\w[^`]*$", contents, re.MULTILINE)}
+    listed = {name.rstrip("/") for name in re.findall(r"^ *(\w+/?) {2,}\w[^`\n]*$", contents, re.MULTILINE)}
     there = {path.stem for path in folder.iterdir()}
     assert listed - there <= {"notebook"}, sorted(listed - there)  # the heading of a picture
 
