@@ -37,7 +37,7 @@ class Resized(Message):
     size: int = 0  # size of that group
     meeting: str = ""  # name of that group in the store
     names: list[str] = field(default_factory=list)  # variables to send
-    random: list[str] = field(default_factory=list)  # random states to send, see `rank.variables.handover`
+    random: list[str] = field(default_factory=list)  # random states to send, see `rank.resize.resize_requests`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

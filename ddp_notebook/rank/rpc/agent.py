@@ -1,17 +1,17 @@
-"""The RPC agent of this process. There is one, and it lives as long as the process.
+"""RPC agent of this process: one agent, which lives as long as the process.
 
-Torch starts an agent at each `init_rpc` and ends it at `shutdown`. But what a process knows of remote references is
-bound to its first agent, so that they fail after the second `init_rpc` of a process ("RPC is no longer running on this
-node"), which a cell that is run again does. So the agent of a rank stays, and `init_rpc` only tells it whom there is.
+torch starts an agent at each `init_rpc` and stops it at `shutdown`. But remote references of a process belong to its
+first agent. They fail after a second `init_rpc` ("RPC is no longer running on this node"), which happens when a cell is
+run again. So the agent of a rank stays, and `init_rpc` only registers the current workers.
 
-It is made as one of a group whose members come and go. Torch lets such agents find each other by a store that all of
-them share, one after the other. Here each has a store of its own process, and `learn` puts in what others have said of
-themselves: nobody has to be there for an agent to start (5 ms on two cores), and a process that was replaced is one
-more worker.
+The agent is created as a member of a group that workers may join and leave. In torch such agents find each other
+through a shared store, one after the other. Here each agent has a store within its process, and `learn` adds the
+addresses of other workers. So an agent starts without waiting for others (5 ms on two cores), and a replacement process
+is one more worker.
 
-An agent's number is the process's in the session. Numbers are never reused: a living agent remembers the broken
-connection of a dead one by its number, and would raise its error for every call to a process with the same number.
-Agents have the names that the cell gave their workers at first, since torch prints them in its warnings.
+The agent number is the number of the process in the session, which is never reused. A running agent remembers the
+broken connection of a dead agent by its number. It would raise an error for each call to a new process with the same
+number. torch prints agent names in warnings, so an agent has the name of its worker in the first `init_rpc`.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ from torch.distributed.rpc import TensorPipeRpcBackendOptions, backend_registry
 
 from ddp_notebook.stdlib import functools
 
-_ADDRESS = "addrs/"  # where TensorPipe's agent has the address of a worker
-MOST_NUMBERS = 2**15  # torch has them in 16 bits with a sign
-_MOST_NAME = 110  # characters; torch takes 127
+_ADDRESS = "addrs/"  # key prefix under which the TensorPipe agent stores the address of a worker
+MOST_NUMBERS = 2**15  # torch stores agent numbers as signed 16-bit integers
+_MOST_NAME = 110  # characters; the limit of torch is 127
 _WAYS, _ASKED = ("_transports", "_channels"), "_ddp_asked"
 _init_options, _INIT = TensorPipeRpcBackendOptions.__init__, "__init__"
 
-Maps = dict[str, dict[torch.device, torch.device]]  # of devices, by the worker at the other end
+Maps = dict[str, dict[torch.device, torch.device]]  # device maps by the worker at the other end
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Worker:
-    """What a worker says of itself."""
+    """Description of a worker, exchanged in `init_rpc`."""
 
-    name: str  # that the cell has given it
-    rank: int  # that too
-    here: int  # its rank in the session
+    name: str  # name that the cell assigned
+    rank: int  # RPC rank that the cell assigned
+    here: int  # rank in the session
     number: int  # number of the process in the session, and of the agent; never reused
     device_count: int
     device_maps: Maps
@@ -57,12 +57,12 @@ class Worker:
 
     @property
     def info(self) -> WorkerInfo:
-        """As cells see it."""
+        """Return the worker as cells see it."""
         return WorkerInfo(self.name, self.rank)
 
 
 def note_ways() -> None:
-    """Have options keep the transports and channels that they are made with: torch's do not tell them."""
+    """Make `TensorPipeRpcBackendOptions` remember its transports and channels, because torch does not expose them."""
 
     @functools.wraps(_init_options)
     def __init__(options: TensorPipeRpcBackendOptions, *args: Any, **kwargs: Any) -> None:
@@ -73,22 +73,22 @@ def note_ways() -> None:
 
 
 def _asked_ways(options: TensorPipeRpcBackendOptions) -> dict[str, list[str]]:
-    """The transports and channels that they were made with; none where they were left to torch."""
+    """Return the transports and channels that the program selected; empty for those left to torch."""
     found: dict[str, list[str]] = getattr(options, _ASKED, {})
     return found
 
 
 class RpcAgent:
-    """The process's agent. It knows nobody yet.
+    """RPC agent of the process. At first it knows only its own worker.
 
     Args:
-        mine: what this process is.
-        workers: all that there are.
-        options: as `init_rpc` takes them.
-        kind: torch's class of agents, or one that inherits it.
+        mine: worker of this process.
+        workers: all workers.
+        options: options of `init_rpc`.
+        kind: agent class, `TensorPipeAgent` or a subclass.
 
     Raises:
-        ValueError: device maps that do not fit each other, in torch's words.
+        ValueError: inconsistent device maps, with torch's message.
     """
 
     def __init__(
@@ -115,23 +115,23 @@ class RpcAgent:
         try:
             _set_and_start_rpc_agent(self._agent)
         except BaseException:
-            _reset_current_rpc_agent()  # else the process counts as one in which RPC runs
+            _reset_current_rpc_agent()  # otherwise RPC counts as running in this process
             raise
         self.number = mine.number
-        self.address = self._known.get(_ADDRESS + mine.name).decode()  # where it listens
+        self.address = self._known.get(_ADDRESS + mine.name).decode()  # address on which the agent listens
         self._addresses = {mine.number: self.address}  # addresses of all agents, by number
 
     @property
     def of_torch(self) -> TensorPipeAgent:
-        """Torch's object."""
+        """Return the agent object of torch."""
         return self._agent
 
     def info_of(self, number: int) -> WorkerInfo:
-        """Return the name of the worker with this number in the torch agent."""
+        """Return the `WorkerInfo` of the worker with this agent number."""
         return self._infos[number]
 
     def adopt(self, mine: Worker, options: TensorPipeRpcBackendOptions) -> list[str]:
-        """Take over from options what an agent can change that runs. Returns what it cannot, in words."""
+        """Apply the options that a running agent can change. Return descriptions of those that it cannot change."""
         _set_rpc_timeout(options.rpc_timeout)
         stays = []
         if options.num_worker_threads not in (self._threads, TensorPipeRpcBackendOptions().num_worker_threads):
@@ -143,12 +143,12 @@ class RpcAgent:
         return stays
 
     def learn(self, mine: Worker, workers: Sequence[Worker], addresses: Sequence[str]) -> None:
-        """Know these workers, too, from now on.
+        """Register workers in the agent.
 
         Args:
-            mine: this process.
-            workers: all that there are.
-            addresses: where their agents listen, in the same order.
+            mine: worker of this process.
+            workers: all workers.
+            addresses: addresses of their agents, in the same order.
         """
         back, devices = _devices_of(mine, workers)
         for one, address in zip(workers, addresses, strict=True):
@@ -159,27 +159,30 @@ class RpcAgent:
                 self._register(one.name, one.number, address, devices, back)
 
     def _register(self, name: str, number: int, address: str, devices: list[torch.device], back: Maps) -> None:
-        """Register a worker in the agent; or one more name of a known worker, for calls from TorchScript."""
+        """Register a worker, or an additional name of a known worker, which calls from TorchScript need."""
         info = WorkerInfo(name, number)
         self._known.set(_ADDRESS + name, address)
         self._agent._update_group_membership(info, devices, back, True)
         self._names[name], self._infos[number], self._addresses[number] = number, info, address
 
     def _rename(self, name: str, number: int, devices: list[torch.device]) -> None:
-        """Free the name of an agent for another one. Torch still looks up its number, for references to its values."""
+        """Release the name of an agent for another one. torch still looks up the number, for references to its
+        values."""
         del self._names[name]
         self._agent._update_group_membership(WorkerInfo(name, number), devices, {}, False)
         self._register(f"{name[:_MOST_NAME]}:{number}", number, self._addresses[number], devices, {})
 
     @property
     def calls_under_way(self) -> int:
-        """Number of calls that this agent has sent and that have no answer yet. A call that it executes is counted by
-        the caller, as long as the caller waits."""
+        """Return the number of calls that this agent has sent and that have no answer yet.
+
+        A call that this agent executes is counted by its caller, as long as the caller waits.
+        """
         return int(self._agent.get_debug_info()["agent.client_active_calls"])
 
 
 def _devices_of(mine: Worker, workers: Sequence[Worker]) -> tuple[Maps, list[torch.device]]:
-    """The devices of this process that receive tensors, by the name of the sender; and all devices that it uses."""
+    """Return the device maps for received tensors by sender, and all devices that this process uses."""
     maps = {one.name: one.device_maps for one in workers}
     names = [one.name for one in workers]
     backend_registry._validate_device_maps(
@@ -188,19 +191,19 @@ def _devices_of(mine: Worker, workers: Sequence[Worker]) -> tuple[Maps, list[tor
     back = backend_registry._create_reverse_mapping(mine.name, names, maps)
     devices = backend_registry._create_device_list(mine.devices, mine.device_maps, back)
     if devices and torch.cuda.is_available():
-        torch.cuda.init()  # before a tensor comes
+        torch.cuda.init()  # before the first tensor arrives
     return back, devices
 
 
 def _with_transports(options: TensorPipeRpcBackendOptions, mine: Worker) -> TensorPipeRpcBackendOptions:
-    """The options, with a transport that sleeps while no message comes, unless they name others.
+    """Return the options with a transport that sleeps while idle, unless the program has selected others.
 
-    Torch's own choice between processes of a machine is shared memory, at which a thread looks all the time: 21 to 99 %
-    of a core of an idle rank, where sockets take 1 %. With nothing beside them sockets have 1.5 to 1.8 times its
-    latency (two cores, torch 2.13, `tests/benchmarks/rpc.py`).
+    For processes of one machine torch selects shared memory, which a thread polls: an idle rank uses 21 to 99 % of a
+    core, with sockets 1 %. Sockets have 1.5 to 1.8 times the latency (two cores, torch 2.13,
+    `tests/benchmarks/rpc.py`).
 
-    Tensors between processes of a machine do not go through the sockets, but are copied from one to the other by the
-    kernel (`cma`), in a thread that sleeps meanwhile. Whether that may be torch finds out for each pair.
+    Tensors between processes of one machine do not use the sockets. The kernel copies them directly (`cma`), in a
+    thread that sleeps during the copy. torch checks for each pair of processes whether this is possible.
     """
     return TensorPipeRpcBackendOptions(
         num_worker_threads=options.num_worker_threads,

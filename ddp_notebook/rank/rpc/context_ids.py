@@ -1,13 +1,14 @@
-"""Ids of distributed autograd as programs see them: with the rank of the worker in the upper bits, as in plain torch.
+"""Ids of distributed autograd as programs see them: with the RPC rank of the worker in the upper bits, as in plain
+torch.
 
-Torch counts contexts and messages of a process from its number on, which `_init` sets once. That number is the
-process's in the session (`agent`): with a rank in its place, a process that replaces a dead one would reuse the ids of
-contexts that other workers still hold, and add its gradients to those. So torch gets process numbers, and the
-functions that programs call take and return ranks. As long as no process was replaced, both are the same.
+torch derives ids of contexts and messages from the process's agent number, which `_init` sets once. Here that is the
+number of the process in the session (see `agent`). With a rank instead, a replacement process would reuse the ids of
+contexts that other workers still hold, and add its gradients to them. So torch gets process numbers, and the functions
+that programs call accept and return ranks. Both are equal as long as no process was replaced.
 
-TorchScript calls operators of torch without Python. The step of a functional `DistributedOptimizer` is translated when
-it is sent (`of_call`). Another script that takes the id of a context does not find the context once the process that
-created it is a replacement.
+TorchScript calls torch operators without Python. For the step of a functional `DistributedOptimizer`, ids are
+translated when the call is sent (`of_call`). Another script that takes a context id does not find the context if the
+process that created it is a replacement.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from ddp_notebook.rank.patching import replace
 from ddp_notebook.rank.rpc.workers import WorkerNames
 from ddp_notebook.stdlib import functools
 
-WORKER_BITS = 48  # torch's ids of contexts and messages have the worker above these
-TAKING = {"get_gradients": "aten::get_gradients", "backward": "aten::dist_backward"}  # and their operators
+WORKER_BITS = 48  # in ids of torch, the bits above these are the worker
+TAKING = {"get_gradients": "aten::get_gradients", "backward": "aten::dist_backward"}  # function -> operator
 _OTHERS = "_is_valid_context", "_release_context", "_retrieve_context"
 _OPTIMIZER_STEP = "._script_local_optimizer_step"
 
@@ -39,7 +40,7 @@ _backward_of_reference = PyRRef.backward  # type: ignore[attr-defined]
 
 
 class ContextIds:
-    """Translates ids.
+    """Translates ids between torch and programs.
 
     Args:
         names: returns the workers of the current `init_rpc`; None if there is none.
@@ -49,13 +50,14 @@ class ContextIds:
         self._names = names
 
     def shown(self, number: int) -> int:
-        """Return the id that programs see for an id of torch."""
+        """Convert an id of torch to the id that programs see."""
         names, count = self._names(), number & (1 << WORKER_BITS) - 1
         found = None if names is None else names.by_number.get(number >> WORKER_BITS)
         return number if found is None else found.rank << WORKER_BITS | count
 
     def of_torch(self, shown: Any) -> Any:
-        """Return the id of torch for an id that a program has passed. Torch raises its error for other values."""
+        """Convert an id passed by a program to the id of torch. Other values are returned unchanged, so that torch
+        raises its error."""
         names = self._names()
         if names is None or not isinstance(shown, int):
             return shown
@@ -66,8 +68,8 @@ class ContextIds:
         """Return the arguments of a remote call of an operator or a script, with ids of torch.
 
         Args:
-            what: name of the operator or the script.
-            args: what torch's function that sends it takes after that.
+            what: name of the operator or script.
+            args: further arguments of the torch function that sends the call.
         """
         if what in TAKING.values() and len(args) > 1:  # timeout, id, ...
             return (args[0], self.of_torch(args[1]), *args[2:])
@@ -82,14 +84,14 @@ class ContextIds:
         """Replace the functions of torch in this process.
 
         Args:
-            around_backward: makes of torch's `backward` what is called in its place.
+            around_backward: wraps torch's `backward`.
         """
         for name in (*TAKING, *_OTHERS):
             original = originals[name]
             ours = self._taking(around_backward(original) if name == "backward" else original)
             replace(original, ours)
             if name in TAKING:
-                _builtins._register_builtin(ours, TAKING[name])  # scripts compile calls of it to the operator
+                _builtins._register_builtin(ours, TAKING[name])  # scripts compile calls of it to this operator
         get_max_id, shown, of_torch = originals["_get_max_id"], self.shown, self.of_torch
         replace(get_max_id, functools.wraps(get_max_id)(lambda: shown(get_max_id())))
 
@@ -118,7 +120,7 @@ class ContextIds:
             setattr(kind, name, functools.wraps(getattr(kind, name))(method))
 
     def _taking(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap a function: translate the id in its first argument, and in its errors."""
+        """Wrap a function to translate the id in its first argument and in its errors."""
 
         @functools.wraps(function)
         def take(context_id: Any, *args: Any, **kwargs: Any) -> Any:

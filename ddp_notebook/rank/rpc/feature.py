@@ -1,4 +1,4 @@
-"""The feature of a rank that lets cells repeat `init_rpc`, records remote calls, and ends them at a stop."""
+"""RPC feature of a rank: cells can repeat `init_rpc`, remote calls are recorded, and a stop ends them."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _PACKAGE = "ddp_notebook.rank.rpc"
 
 
 class RpcFeature(Feature):
-    """Calls between ranks, in cells that are run again."""
+    """Remote calls between ranks, in cells that may be run again."""
 
     def __init__(self, core: Core) -> None:
         super().__init__(core)
-        self._serving: Serving | None = None  # None if torch lacks RPC or its version is not known
+        self._serving: Serving | None = None  # None if torch lacks RPC or its version is unknown
         self._main = threading.main_thread().ident or 0
 
     @classmethod
@@ -33,7 +33,7 @@ class RpcFeature(Feature):
         if not rpc.is_available():
             return []
         for name in ("rpc_functions", *(() if "recording" in switches.without() else ("record.rpc_recorder",))):
-            with contextlib.suppress(AttributeError, ImportError):  # `engine_ready` reports it
+            with contextlib.suppress(AttributeError, ImportError):  # reported by `engine_ready`
                 importlib.import_module(f"{_PACKAGE}.{name}")
         from torch.distributed.rpc import backend_registry
 
@@ -46,7 +46,8 @@ class RpcFeature(Feature):
         return replaced
 
     def engine_ready(self) -> None:
-        """Let RPC work in cells that are run again. With an unknown torch its own functions stay, with a line."""
+        """Replace the RPC functions of torch, so that cells can be run again. With an unknown torch, keep them and
+        print a line."""
         if not rpc.is_available():
             return
         core = self.core

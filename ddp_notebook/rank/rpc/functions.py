@@ -1,8 +1,8 @@
-"""Functions and classes of cells as they are called from another rank.
+"""Functions and classes of cells in calls from other ranks.
 
-Torch sends the name of a function, and the callee looks it up. In a notebook its copy of the cell may not have reached
-the `def` yet (no such name), or may have the function of an earlier cell, which would run silently in its old version.
-So a digest of the code goes with the name, and the callee waits for its own cell to define what the caller means.
+torch sends the name of a function, and the callee looks it up. In a notebook, the callee's run of the cell may not have
+reached the `def` yet. Or the callee may have the function of an earlier cell, and would silently run an old version. So
+the call also contains a digest of the code, and the callee waits until its own cell defines this version.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ from torch._C._distributed_rpc import PyRRef
 from ddp_notebook.stdlib import os, pickle, time
 
 _MAIN = "__main__"
-_KINDS = FunctionType, type  # a union would be made at each call
+_KINDS = FunctionType, type  # a tuple, because a union would be created at each call
 _LOOK_S = 0.005
-_TO_BEGIN_S = 2.0  # what a rank gets to begin the cell that the caller is in
-_LOCAL = "<"  # in the qualified name of what has no name that could be looked up
+_TO_BEGIN_S = 2.0  # time for a rank to start the cell that the caller runs
+_LOCAL = "<"  # part of the qualified name of a local function, which cannot be looked up
 
 Running = Callable[[], tuple[int, float] | None]
-_digests: WeakKeyDictionary[Any, tuple[object, str]] = WeakKeyDictionary()  # with what they were made of
+_digests: WeakKeyDictionary[Any, tuple[object, str]] = WeakKeyDictionary()  # with the code that was digested
 
 
 class CellPickler(pickle.Pickler):
-    """Pickles a call. What a cell has defined goes as its name and a digest of its code."""
+    """Pickler for calls. Functions and classes of cells are sent as their name and a digest of their code."""
 
-    running: Running = staticmethod(lambda: None)  # tells the cell that runs
-    check: Callable[[Any], None] = staticmethod(lambda reference: None)  # raises if its value is lost
-    is_leaving: Callable[[], bool] = staticmethod(lambda: False)  # in `shutdown`: its cell defines nothing meanwhile
+    running: Running = staticmethod(lambda: None)  # returns the running cell
+    check: Callable[[Any], None] = staticmethod(lambda reference: None)  # raises if the value of a reference is lost
+    is_leaving: Callable[[], bool] = staticmethod(lambda: False)  # True in `shutdown`: no definitions follow
 
     def dump(self, obj: Any) -> None:
-        """As `Pickler.dump`.
+        """Pickle an object, like `Pickler.dump`.
 
         Raises:
-            pickle.PicklingError: in words that name the function and what of its call cannot be sent.
+            pickle.PicklingError: the message names the function and the arguments that cannot be sent.
         """
         try:
             super().dump(obj)
@@ -48,7 +48,7 @@ class CellPickler(pickle.Pickler):
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, PyRRef):
-            self.check(obj)  # else its receiver would wait for ever for the owner to know of it
+            self.check(obj)  # otherwise the receiver would wait forever for the owner
             return NotImplemented
         if not isinstance(obj, _KINDS) or obj.__module__ != _MAIN:
             return NotImplemented
@@ -85,15 +85,15 @@ def _fails(value: Any) -> bool:
 
 
 def find(name: str, expected: str, cell: int) -> Any:
-    """What a call means by a name of a cell. Waits, on the callee, until its cell has defined it.
+    """Return the object that a call refers to by name. On the callee, wait until its cell has defined the object.
 
     Args:
-        name: qualified.
-        expected: digest of the caller's.
-        cell: that the caller is in.
+        name: qualified name.
+        expected: digest of the caller's object.
+        cell: cell that the caller runs.
 
     Raises:
-        NameError: the rank has none, or another version, and is not about to define it.
+        NameError: the rank has no object or another version, and its cell will not define it.
     """
     until = time.monotonic() + _TO_BEGIN_S
     while True:
@@ -117,7 +117,7 @@ def _look_up(name: str) -> Any:
 
 
 def digest(obj: Any) -> str:
-    """A short text that is the same for the same code, on any rank.
+    """Return a short digest of code. Equal code has the same digest on every rank.
 
     Example:
         >>> digest(lambda a: a + 1) == digest(lambda a: a + 1), digest(lambda a: a + 1) == digest(lambda a: a + 2)
@@ -137,7 +137,7 @@ def digest(obj: Any) -> str:
 
 
 def _parts(obj: Any) -> Iterator[str]:
-    """What makes up the code of a function, or of a class's methods."""
+    """Yield the parts of a function's code, or of the methods of a class."""
     if isinstance(obj, type):
         yield from (base.__qualname__ for base in obj.__bases__)
         for name, value in sorted(vars(obj).items()):

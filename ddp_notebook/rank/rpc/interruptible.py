@@ -1,4 +1,5 @@
-"""Waits of RPC in C++, where no stop reaches them: a thread of their own has them, and who called waits in Python."""
+"""Run blocking C++ functions of RPC in a separate thread, so that the calling thread waits in Python and can be
+interrupted."""
 
 from __future__ import annotations
 
@@ -18,14 +19,15 @@ _of_saved_tensors = torch._C._autograd._top_saved_tensors_default_hooks
 
 
 def elsewhere(function: Callable[..., Any], calls: RpcCalls, on: str, callee: int = NO_RANK) -> Callable[..., Any]:
-    """The function, which a thread that can be stopped runs in another one. A stop leaves it there, where it ends with
-    what it waits for.
+    """Wrap a function so that an interruptible thread runs it in a separate thread.
+
+    After an interrupt the separate thread continues until the function returns.
 
     Args:
-        function: such as distributed autograd's `backward`.
-        calls: that a rank waits for, in words.
-        on: whom it waits for, in words.
-        callee: the rank of that worker.
+        function: for example `backward` of distributed autograd.
+        calls: open calls of the rank, for messages.
+        on: description of the worker that it waits for.
+        callee: rank of that worker.
     """
 
     @functools.wraps(function)
@@ -50,7 +52,7 @@ def elsewhere(function: Callable[..., Any], calls: RpcCalls, on: str, callee: in
 
         with calls.during(function.__name__, on, callee):
             waiting.wait_until(begin)
-        threads.pop().join()  # it has no reference any more
+        threads.pop().join()  # no other reference to the thread remains
         ended_well, value = outcome.pop()
         if not ended_well:
             raise value
@@ -62,15 +64,16 @@ def elsewhere(function: Callable[..., Any], calls: RpcCalls, on: str, callee: in
 def elsewhere_if_unseen(
     function: Callable[..., Any], calls: RpcCalls, on: str, callee: int = NO_RANK
 ) -> Callable[..., Any]:
-    """Wrap the `backward` of distributed autograd like `elsewhere`, except for threads with state of torch.
+    """Wrap the `backward` of distributed autograd like `elsewhere`, except in threads with torch state.
 
-    Torch passes the state of the calling thread to the threads of its engine: profilers, modes, autocast, hooks of
-    saved tensors. A thread with such state runs the function itself. A stop ends it as soon as the callees have
-    stopped.
+    torch passes the state of the calling thread to the threads of its engine: profilers, modes, autocast, saved tensor
+    hooks. A thread with such state runs the function itself. A stop then ends it only when the callees have stopped.
 
     Args:
         function: the `backward`.
-        calls: as in `elsewhere`, and so on.
+        calls: as in `elsewhere`.
+        on: as in `elsewhere`.
+        callee: as in `elsewhere`.
     """
     in_a_thread = elsewhere(function, calls, on, callee)
 
@@ -85,7 +88,7 @@ def elsewhere_if_unseen(
 
 
 def _has_state() -> bool:
-    """Return True if this thread has state of torch that a new thread lacks."""
+    """Return whether this thread has torch state that a new thread lacks."""
     return (
         torch.autograd._profiler_enabled()  # type: ignore[attr-defined]
         or bool(function_modes() or operator_modes())

@@ -1,11 +1,11 @@
-"""What cells call, in place of torch's: `init_rpc`, `shutdown`, and the lookups of workers behind every call.
+"""Replacements of torch functions that cells call: `init_rpc`, `shutdown` and the lookup of workers.
 
-`init_rpc` starts the rank's agent, once, and from then on only says whom there is; `shutdown` waits for the calls of
-all and lets go the remote references, and the agent stays for the next cell. In a child that the rank has forked
-torch's own are called.
+`init_rpc` starts the agent of the rank once; later calls only register the current workers. `shutdown` waits for the
+calls of all workers and releases the remote references, and the agent stays for the next cell. A forked child of the
+rank uses torch's own functions.
 
-Programs see workers by the names and ranks of their `init_rpc`, and never the number of an agent. So everything is
-translated where torch's C++ is called, in `RpcSender`, and where it returns something, here and in `context_ids`.
+Programs see workers by the names and ranks of their `init_rpc`, never by agent number. Numbers are translated in calls
+to torch's C++ (`RpcSender`) and in its results (here and in `context_ids`).
 """
 
 from __future__ import annotations
@@ -56,21 +56,21 @@ original_handler = backend_registry._tensorpipe_init_backend_handler
 
 
 def install_handler(handler: Callable[..., Any]) -> None:
-    """Put a handler in place of the one that makes TensorPipe's agent."""
+    """Replace the function that creates the TensorPipe agent."""
     replace(original_handler, handler)
     member: Any = backend_registry.BackendType[_TENSORPIPE]
     member._value_ = member.value._replace(init_backend_handler=handler)
 
 
 def find_backend(backend: Any, options: Any) -> Any:
-    """The backend that `init_rpc` is to use.
+    """Return the backend that `init_rpc` must use.
 
     Args:
-        backend: as `init_rpc` was given it, or None.
-        options: likewise.
+        backend: argument of `init_rpc`, or None.
+        options: argument of `init_rpc`, or None.
 
     Raises:
-        TypeError: they are of other kinds, in torch's words.
+        TypeError: an argument has the wrong type.
     """
     if backend is not None and not isinstance(backend, rpc.BackendType | backend_registry.BackendType):
         raise TypeError(f"Argument backend must be a member of BackendType, not {backend!r}")
@@ -90,13 +90,13 @@ def find_backend(backend: Any, options: Any) -> Any:
 
 
 def is_tensorpipe(backend: Any) -> bool:
-    """Return True for the TensorPipe backend."""
+    """Return whether this is the TensorPipe backend."""
     return bool(backend.name == _TENSORPIPE)
 
 
 _BY_ENVIRONMENT = "env://"
 _MOST_LISTED = 4
-_MOST_RANK = 65535  # of distributed autograd
+_MOST_RANK = 65535  # limit of distributed autograd
 _AT_ONCE = timedelta(milliseconds=10)
 _init_rpc, _shutdown = rpc.init_rpc, rpc.shutdown
 _signature = inspect.signature(_init_rpc)
@@ -108,12 +108,12 @@ _NO_RPC = "RPC has not been initialized. Call torch.distributed.rpc.init_rpc fir
 
 
 class RpcFunctions:
-    """RPC of this rank.
+    """RPC functions of this rank.
 
     Args:
-        place: tells the rank's place, which changes when the group is formed anew.
-        running: tells the cell that runs, and since when.
-        loss: tells what to raise where all ranks are needed and some have died; None: all are there.
+        place: returns the rank's place in the group, which changes when the group is formed again.
+        running: returns number and start of the running cell.
+        loss: returns the exception to raise if all ranks are needed and some are dead; None if all are alive.
     """
 
     def __init__(
@@ -125,13 +125,13 @@ class RpcFunctions:
         self._place, self._running, self._loss = place, running, loss
         self._pid = os.getpid()
         self._agent: RpcAgent | None = None
-        self.names: WorkerNames | None = None  # between `init_rpc` and `shutdown`
+        self.names: WorkerNames | None = None  # set between `init_rpc` and `shutdown`
         self._meeting: WorkerRendezvous | None = None
-        self._is_leaving = False  # in `shutdown`, which waits for calls
+        self._is_leaving = False  # True while `shutdown` waits for calls
         self._since_cell = 0
         self._arguments: InitArguments | None = None
-        self._met: Counter[str] = Counter()  # `init_rpc`s of this rank, by cell and what tells them apart
-        self._targets: dict[str, tuple[int, str, int, WorkerInfo]] = {}  # targets of calls, by the names of workers
+        self._met: Counter[str] = Counter()  # number of `init_rpc` calls, by cell and arguments
+        self._targets: dict[str, tuple[int, str, int, WorkerInfo]] = {}  # worker name -> target of a call
         self.calls = RpcCalls(lambda call: self._losses.is_lost(call.worker) or self.serving.is_past(call.cell))
         self._losses = LostWorkers(self.calls.of)
         self.context_ids = ContextIds(lambda: self.names)
@@ -140,10 +140,10 @@ class RpcFunctions:
             self.calls, self.serving, self._target, self.context_ids.of_call, self._losses.explain_call
         )
         self._values = Values(self.calls, self._losses, self._callee, self._myself, self.serving.cell)
-        self.on_let_go: list[Callable[[], None]] = []  # called when `shutdown` has let go the references of this rank
+        self.on_let_go: list[Callable[[], None]] = []  # called when `shutdown` has released the references of this rank
 
     def install(self) -> None:
-        """Replace torch's functions in this process."""
+        """Replace the functions of torch in this process."""
         note_ways()
         replace(_init_rpc, _as(_init_rpc, self.init_rpc))
         replace(_shutdown, _as(_shutdown, self.shutdown))
@@ -182,7 +182,7 @@ class RpcFunctions:
     # ---- what cells call
 
     def init_rpc(self, *args: Any, **kwargs: Any) -> None:
-        """torch's `init_rpc`, at the session's store, whatever the address that it is given."""
+        """Initialize RPC like `init_rpc` of torch, but at the session's store instead of the given address."""
         here = self._place()
         if os.getpid() != self._pid or here is None:
             _init_rpc(*args, **kwargs)
@@ -198,7 +198,7 @@ class RpcFunctions:
         rank = int(rank)
         if not 0 <= rank < world_size:
             raise RuntimeError(f"rank={rank}, but of {world_size} workers the ranks are 0 to {world_size - 1}")
-        WorkerInfo(name, rank)  # raises for a name that torch does not take
+        WorkerInfo(name, rank)  # raises for a name that torch rejects
         place = {"name": name, "rank": rank, "world_size": world_size, "rpc_backend_options": options}
         if is_tensorpipe(backend):
             self._init_backend(None, **place)
@@ -206,29 +206,32 @@ class RpcFunctions:
             self._init_other(backend, here, **place)
 
     def _check(self, name: Any, backend: Any, rank: Any, world_size: Any, options: Any) -> int | None:
-        """Check the arguments of `init_rpc` in the order in which torch does. Returns the number of workers, if given.
+        """Check the arguments of `init_rpc` in the same order as torch. Return the number of workers, if given.
 
         Raises:
-            whatever torch raises.
+            Exception: the same errors as torch.
         """
-        with contextlib.suppress(AttributeError):  # a torch that is not known, as `init_process_group` says
+        with contextlib.suppress(AttributeError):  # unknown torch version, as `init_process_group` reports
             self._arguments = self._arguments or InitArguments(self._place)
         if self._arguments is not None:
             self._arguments.check_rendezvous(options.init_method, rank, world_size)
         if not 0 <= rank <= _MOST_RANK:
             raise RuntimeError(f"init_rpc needs a rank from 0 to {_MOST_RANK}, got {rank}: pass rank=rank")
-        known = getattr(backend_registry.BackendType, backend.name)  # `register_backend` makes the members again
+        known = getattr(backend_registry.BackendType, backend.name)  # `register_backend` recreates the members
         rpc._validate_rpc_args(known, HashStore(), name, rank, world_size, options)
         return None if world_size is None else int(world_size)
 
     def _init_backend(
         self, store: Any, name: str, rank: int, world_size: int | None, rpc_backend_options: Any
     ) -> TensorPipeAgent:
-        """Replace the TensorPipe handler: let the agent of the process know these workers, and return it.
+        """Register the workers in the agent of the process and return it. Replaces the TensorPipe handler.
 
         Args:
-            store: not used: workers meet at the session's.
-            name: of this worker, and so on, as `init_rpc` takes them.
+            store: not used, because workers meet at the session's store.
+            name: name of this worker.
+            rank: as in `init_rpc`.
+            world_size: as in `init_rpc`.
+            rpc_backend_options: as in `init_rpc`.
         """
         here, options = self._place(), rpc_backend_options
         if os.getpid() != self._pid or here is None:
@@ -237,7 +240,7 @@ class RpcFunctions:
         if not isinstance(options, rpc.TensorPipeRpcBackendOptions):
             raise TypeError(f"`rpc_backend_options` must be a `TensorPipeRpcBackendOptions`, not {options!r}")
         world_size = world_size or here.world_size
-        lost = self._loss if world_size >= here.world_size else _nobody  # else it may be none of these workers
+        lost = self._loss if world_size >= here.world_size else _nobody  # otherwise a dead rank may be no worker
         if (loss := lost()) is not None:
             raise loss
         if self._agent is None and _is_set():
@@ -274,7 +277,7 @@ class RpcFunctions:
             for one in workers
         }
         self.names, self._meeting, self._since_cell = names, meeting, (self._running() or (0, 0.0))[0]
-        meeting.exchange(None)  # nobody is called before it knows whom there is
+        meeting.exchange(None)  # no worker is called before it knows all workers
         elsewhere = "" if options.init_method == _BY_ENVIRONMENT else options.init_method
         print(_what_it_did(names, stays, was_open, elsewhere))
         return self._agent.of_torch
@@ -282,7 +285,7 @@ class RpcFunctions:
     def _init_other(
         self, backend: Any, here: Form, *, name: str, rank: int, world_size: int, rpc_backend_options: Any
     ) -> None:
-        """Call a registered backend for its agent, as the `init_rpc` of torch does."""
+        """Create the agent of another registered backend, like `init_rpc` of torch."""
         meeting = f"{self._name_of_meeting(rpc_backend_options, world_size)}/{backend.name}"
         made = backend_registry.init_backend(
             backend,
@@ -304,7 +307,7 @@ class RpcFunctions:
         api._init_rpc_states(made)
 
     def shutdown(self, graceful: bool = True, timeout: float = 0) -> None:
-        """torch's `shutdown`. The agent stays, and answers to the next `init_rpc`."""
+        """Shut down like `shutdown` of torch. The agent stays for the next `init_rpc`."""
         if self._agent is None or os.getpid() != self._pid:
             _shutdown(graceful, timeout)
             return
@@ -323,13 +326,13 @@ class RpcFunctions:
 
     def _leave_together(self, meeting: WorkerRendezvous, timeout: float) -> None:
         meeting.settle(self._calls, timeout)
-        _delete_all_user_and_unforked_owner_rrefs(_AT_ONCE)  # all are confirmed that ever will be
+        _delete_all_user_and_unforked_owner_rrefs(_AT_ONCE)  # all references that can be confirmed are confirmed by now
         for call in self.on_let_go:
             call()
         meeting.settle(self._calls, timeout)
 
     def get_worker_info(self, worker_name: Any = None) -> WorkerInfo:
-        """torch's `get_worker_info`."""
+        """Return the worker info, like `get_worker_info` of torch."""
         if self._agent is None:
             return _get_worker_info(worker_name)
         return self._initialized().find(worker_name).info
@@ -338,22 +341,22 @@ class RpcFunctions:
 
     @property
     def rank(self) -> int:
-        """This one's rank in the session."""
+        """Return the rank of this process in the session."""
         here = self._place()
         return -1 if here is None else here.rank
 
     @property
     def number(self) -> int:
-        """Number of the agent of this process; -1 before the first `init_rpc`."""
+        """Return the number of this process's agent; -1 before the first `init_rpc`."""
         return -1 if self._agent is None else self._agent.number
 
     def rank_of(self, number: int) -> int:
-        """The rank in the session of a worker, by the number of its agent; -1: not known."""
+        """Return the session rank of a worker by its agent number; -1 if unknown."""
         found = None if self.names is None else self.names.by_number.get(number)
         return -1 if found is None else found.here
 
     def owner_of(self, reference: PyRRef[Any]) -> int:
-        """The number of the agent that has the value."""
+        """Return the number of the agent that owns the value."""
         return int(_owner(reference).id)
 
     # ---- what torch calls for them
@@ -367,13 +370,16 @@ class RpcFunctions:
         return names.infos[names.find(to).name]
 
     def _target(self, to: WorkerInfo | str) -> tuple[int, str, int, Any]:
-        """Return the number of a worker, its words for messages, its rank, and its `WorkerInfo` in the agent."""
+        """Return the number of a worker, its description for messages, its rank, and its `WorkerInfo` in the agent."""
         name = to if isinstance(to, str) else to.name
         return self._targets.get(name) or (NO_WORKER, name, NO_RANK, to)
 
     def _kind_of_agent(self) -> type[TensorPipeAgent]:
-        """A class of agents that name workers as cells do, for programs that ask the agent itself, as `RemoteModule`
-        does. (Methods of torch's own class stay: pybind11 aborts the process when an extension inherits replaced ones.)
+        """Return an agent class that names workers as cells do, for programs that query the agent itself, such as
+        `RemoteModule`.
+
+        A subclass is used because pybind11 aborts the process if methods of torch's own class are replaced and an
+        extension inherits from it.
         """
         face = self
 
@@ -408,7 +414,7 @@ class RpcFunctions:
         return f"rank {here.rank}" if self.names is None else f"{self.names.mine.name} (rank {here.rank})"
 
     def _myself(self) -> tuple[str, int]:
-        """This worker in words, and its rank."""
+        """Return the description of this worker, and its rank."""
         here = self._place()
         assert here is not None
         return self._me(), here.rank
@@ -424,13 +430,16 @@ class RpcFunctions:
         return self.calls.made, max(0, self._agent.calls_under_way - not_awaited)
 
     def _callee(self, number: int) -> tuple[str, int]:
-        """A worker in words and its rank, by its number."""
+        """Return the description and the rank of a worker, by its number."""
         known = self._losses.find(number)
         return (f"worker {number}", NO_RANK) if known is None else (words_of(known), known.here)
 
     def _name_of_meeting(self, options: Any, world_size: int) -> str:
-        """The same for all that this `init_rpc` is to bring together: those of one cell that name one address and one
-        number of workers, each at its first, second, ... call."""
+        """Return the name of the meeting, equal for all workers of this `init_rpc`.
+
+        These workers run the same cell, pass the same address and number of workers, and each makes its first, second,
+        ... call.
+        """
         address = options.init_method
         if address == _BY_ENVIRONMENT:
             address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
@@ -442,7 +451,7 @@ class RpcFunctions:
 
 
 def _as(original: Callable[..., Any], ours: Callable[..., Any]) -> Callable[..., Any]:
-    """Ours, with the name, the signature and the documentation of torch's."""
+    """Wrap our function with the name, signature and documentation of the original."""
 
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -452,7 +461,7 @@ def _as(original: Callable[..., Any], ours: Callable[..., Any]) -> Callable[...,
 
 
 def _nobody() -> None:
-    """Of the ranks that matter none has died, as far as is known."""
+    """Return None: no relevant rank is known to be dead."""
 
 
 def _what_it_did(names: WorkerNames, stays: list[str], was_open: bool, elsewhere: str) -> str:
@@ -461,7 +470,7 @@ def _what_it_did(names: WorkerNames, stays: list[str], was_open: bool, elsewhere
     if len(listed) > _MOST_LISTED:
         listed[1:-1] = ["..."]
     line = f"init_rpc: {len(workers)} worker{'s' * (len(workers) != 1)} ({', '.join(listed)})"
-    if was_open:  # a cell that failed before its `shutdown` is run again
+    if was_open:  # the failed cell is run again without its `shutdown`
         line += "; what an earlier cell has not shut down is over"
     if elsewhere:
         line += f"; they met at the session's store, not at {elsewhere}"

@@ -1,6 +1,6 @@
-"""What a callee runs, and what it says of an error: one line where it runs, and the traceback to the caller.
+"""Execution of calls on the callee. An error prints one line on the callee; the caller gets the traceback.
 
-Torch prints the traceback on the callee too, and names its agent, which no cell has named so.
+torch's version also prints the traceback on the callee, and uses the agent name instead of the cell's name.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from ddp_notebook.rank.rpc.serving import Serving, Travelling
 from ddp_notebook.stdlib import traceback
 
 _NOTHING: Any = object()
-_IS_ASYNC = "_wrapped_async_rpc_function"  # torch looks at this attribute of a function
-_MOST_TOLD = 300  # characters of an error where it happened; its caller gets all
+_IS_ASYNC = "_wrapped_async_rpc_function"  # torch checks this function attribute
+_MOST_TOLD = 300  # characters of an error printed on the callee; the caller gets all
 _STOPPED = "the cell was stopped that this call was made for"
 
 
 def runner(me: Callable[[], str], serving: Serving) -> Callable[[Any], Any]:
-    """What runs a call, in place of torch's `_run_function`.
+    """Return the replacement of `_run_function` of torch, which runs a call.
 
     Args:
-        me: tells what cells call this worker.
-        serving: has the calls that this rank runs.
+        me: returns the name of this worker in the cell.
+        serving: calls that this rank executes.
     """
 
     def run_function(call: Travelling | RemoteException) -> Any:
-        if isinstance(call, RemoteException):  # it could not be read
+        if isinstance(call, RemoteException):  # the call could not be unpickled
             print(f"a call failed, and its caller is told: {_cut(call.msg.splitlines()[1])}", file=sys.stderr)
             return call
         name, _ = name_of(call.func, call.args)
@@ -43,7 +43,7 @@ def runner(me: Callable[[], str], serving: Serving) -> Callable[[Any], Any]:
         recorder, result = serving.recorder, _NOTHING
         if ran.context and recorder is not None:
             recorder.came(ran.context)
-        try:  # a stop may be raised here at any line, once
+        try:  # a stop may raise once at any line of this block
             serving.begin(ran)
             result = run(call, name)
             ran.ended_ns = monotonic_ns()
@@ -59,8 +59,8 @@ def runner(me: Callable[[], str], serving: Serving) -> Callable[[Any], Any]:
     def run(call: Travelling, name: str) -> Any:
         try:
             result = call.func(*call.args, **call.kwargs)
-            # torch crashes on None. For other values it raises in C++. If `to_here` has reached this worker by then, an
-            # assertion about the type of the value fails first, and the caller of `rpc.remote` gets no answer.
+            # torch crashes on None, and raises in C++ for other values. If `to_here` is already waiting on this worker,
+            # an assertion about the type of the value fails first, and the caller of `rpc.remote` gets no answer.
             if hasattr(call.func, _IS_ASYNC) and not isinstance(result, Future):
                 raise (TypeError if result is None else RuntimeError)(
                     f"{name} is decorated with async_execution and must return a torch.futures.Future, "
@@ -72,7 +72,7 @@ def runner(me: Callable[[], str], serving: Serving) -> Callable[[Any], Any]:
             lines = "".join(traceback.format_exception(type(error), error, theirs))
             if not _is_torchs(call):
                 print(f"{name} failed, and its caller is told: {_cut(representation(error))}", file=sys.stderr)
-            # In the caller `SystemExit` would end its cell without an error.
+            # A SystemExit in the caller would end its cell without an error.
             kind = RuntimeError if isinstance(error, SystemExit) else type(error)
             return RemoteException(f"On {me()}:\n{representation(error)}\n{lines}", kind)
 
@@ -80,19 +80,20 @@ def runner(me: Callable[[], str], serving: Serving) -> Callable[[Any], Any]:
 
 
 def reader(deserialize: Callable[..., Any], me: Callable[[], str]) -> Callable[..., Any]:
-    """What reads a call and its answer, in place of torch's `deserialize`, which hands on an `AttributeError` alone.
-    Of a call that raises anything else torch tells the caller in a way that `rpc.remote` never learns: `to_here` and
-    `shutdown` would wait for ever.
+    """Return the replacement of `deserialize` of torch, which reads calls and answers.
+
+    torch's version only forwards an `AttributeError`. After any other error, torch's answer does not reach the future
+    of `rpc.remote`, so `to_here` and `shutdown` would wait forever.
 
     Args:
-        deserialize: torch's.
-        me: tells what cells call this worker.
+        deserialize: torch's function.
+        me: returns the name of this worker in the cell.
     """
 
     def read(*what: Any) -> Any:
         try:
             found = deserialize(*what)
-            is_unknown = isinstance(found, AttributeError) and found.__cause__ is not None  # not a value
+            is_unknown = isinstance(found, AttributeError) and found.__cause__ is not None  # an error, not a value
             error = found if is_unknown else None
         except Exception as failed:
             found, error = None, failed
@@ -102,10 +103,10 @@ def reader(deserialize: Callable[..., Any], me: Callable[[], str]) -> Callable[.
 
 
 def _is_torchs(call: Travelling) -> bool:
-    """Whether it is a function by which torch asks for what a reference holds: its error was told already."""
+    """Return whether this is a torch function that fetches the value of a reference. Its error was already reported."""
     return str(getattr(call.func, "__module__", "")).startswith("torch.")
 
 
 def _cut(text: str) -> str:
-    """One line of at most so many characters: an error that came from a third worker has that one's traceback in it."""
+    """Truncate an error text for printing. It may contain the traceback of a third worker."""
     return text if len(text) <= _MOST_TOLD else f"{text[:_MOST_TOLD]}..."

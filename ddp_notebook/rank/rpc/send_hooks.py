@@ -1,7 +1,7 @@
-"""The calls that this rank sends: known from here on until their answers have come, and recorded.
+"""Hooks around the torch functions that send calls. They track open calls and record them.
 
-A call of a Python function goes through two functions of torch's in one thread: `PythonUDF`, which has the function,
-and one of `INVOKES`, which has its bytes. Others go only through the second.
+The call of a Python function passes through two torch functions in one thread: `PythonUDF`, which gets the function,
+and one of `INVOKES`, which gets its bytes. Other calls only pass through the second.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _OPERATORS = "aten::"
 
 
 class RpcSender:
-    """Replaces torch's functions that send calls.
+    """Replaces the torch functions that send calls.
 
     Args:
-        calls: that have not returned.
-        serving: knows the cell that a thread makes calls for.
-        target: returns the number of a worker, its words for messages, and its `WorkerInfo` in the agent.
-        with_ids: translates ids of contexts in the arguments of an operator or a script.
-        explain: what to raise in place of an error of torch's; None: that.
+        calls: open calls.
+        serving: knows the cell for which a thread makes calls.
+        target: returns the number of a worker, its description, its rank, and its `WorkerInfo` in the agent.
+        with_ids: translates context ids in the arguments of an operator or a script.
+        explain: returns the exception to raise instead of an error of torch; None to keep that error.
     """
 
     def __init__(
@@ -46,20 +46,20 @@ class RpcSender:
         self.on_remote: Callable[[Any], None] = lambda reference: None  # called with each new reference
         self._calls, self._serving, self._target, self._explain = calls, serving, target, explain
         self._with_ids = with_ids
-        # By thread: what it is about to send, and the id of the frame of torch's that does. More than one where an
-        # argument makes calls as it is pickled, which may fail.
+        # Thread -> calls about to be sent, with the id of the torch frame that sends each. Several if an argument makes
+        # calls while it is pickled, which may fail.
         self._making: dict[int, list[tuple[int, Sent]]] = {}
 
     def making(self) -> int:
-        """The number of the call that this thread is about to send; 0: none that is recorded."""
+        """Return the number of the call that this thread is about to send; 0 if it is not recorded."""
         making = self._making.get(get_ident())
         return making[-1][1].number if making and making[-1][1].is_recorded else 0
 
     def udf(self, function: Any, args: Any, kwargs: Any) -> Travelling:
-        """In place of torch's `PythonUDF`.
+        """Create the message of a call. Replaces torch's `PythonUDF`.
 
         Raises:
-            TypeError: these are no arguments, which the callee would say in words of Python's.
+            TypeError: `args` is not iterable. Without this check the callee would raise a less clear error.
         """
         if type(args) is not tuple and not isinstance(args, Iterable):
             raise TypeError(f"args is a tuple of what the function gets, such as args=({args!r},), not {args!r}")
@@ -78,7 +78,7 @@ class RpcSender:
         return Travelling(function, args, kwargs, call.cell, call.number, call.context)
 
     def _made(self, thread: int, frame: int) -> Sent:
-        """What this frame has made, and is about to send now."""
+        """Return the call that this frame created and now sends."""
         making = self._making[thread]
         while (made := making.pop())[0] != frame:
             pass
@@ -87,7 +87,7 @@ class RpcSender:
         return made[1]
 
     def around(self, name: str, invoke: Callable[..., Any]) -> Callable[..., Any]:
-        """Around torch's function of this name."""
+        """Wrap the torch function with this name."""
         calls, is_python, is_rpc = self._calls, name.endswith("python_udf"), "_rpc_" in name
 
         @functools.wraps(invoke)

@@ -1,11 +1,16 @@
-"""What a callee runs, so that it ends with the cell of its caller.
+"""Calls that this rank executes for others. They end with the cell of their caller.
 
-A stop reaches the main thread of each rank whose cell runs. What a thread of an agent runs meanwhile for another rank
-would go on, and hold its thread: with all of them held the rank answers nobody. So each call carries the cell that it
-was made for, and the notebook's message that stops a cell, which all ranks get, stops what they execute for it: code in
-Python at its next line, waits for calls at once, and what has not begun never begins. (Over RPC it could not come: with
-all threads held an agent does not even take answers.) What is in C, such as `time.sleep`, ends when that returns, and
-whoever was stopped hears of it.
+A stop interrupts the main thread of each rank that runs the cell. Calls that agent threads execute for other ranks
+would continue and occupy their threads. With all threads occupied, the rank answers no calls. So each call carries the
+number of the cell that it was made for. All ranks receive the notebook's message that stops a cell, and stop the calls
+of that cell:
+
+- Python code stops at its next line.
+- Waits for calls end immediately.
+- Calls that have not started never start.
+- C code, such as `time.sleep`, stops when it returns.
+
+The message is not sent over RPC, because an agent does not even process answers when all its threads are occupied.
 """
 
 from __future__ import annotations
@@ -30,7 +35,7 @@ _raise_in = ctypes.pythonapi.PyThreadState_SetAsyncExc
 
 
 class CallRecorder(Protocol):
-    """Records calls as rows, see `rpc.record.recorder`. Set while the rank records."""
+    """Records calls as rows, see `rpc.record.rpc_recorder`. Set while the rank records."""
 
     here: RpcThread
 
@@ -47,43 +52,43 @@ class CallRecorder(Protocol):
 
 
 class Travelling:
-    """A call as it travels, in place of torch's `PythonUDF`."""
+    """Message of a call, in place of a `PythonUDF` of torch."""
 
     __slots__ = "args", "cell", "context", "func", "kwargs", "number"
 
     def __init__(self, func: Any, args: Any, kwargs: Any, cell: int = 0, number: int = 0, context: int = 0) -> None:
         self.func, self.args, self.kwargs = func, args, kwargs
-        self.cell = cell  # that it was made for; 0: none
-        self.number = number  # that the recording gives it; 0: it is not recorded
-        self.context = context  # of distributed autograd
+        self.cell = cell  # cell for which it was made; 0: none
+        self.number = number  # number in the recording; 0: not recorded
+        self.context = context  # context of distributed autograd
 
     def __reduce__(self) -> Any:
         return Travelling, (self.func, self.args, self.kwargs, self.cell, self.number, self.context)
 
 
 class Serving:
-    """All of them. From any thread.
+    """Calls that this rank executes. Thread-safe.
 
     Args:
-        calls: that this rank makes.
-        running_cell: tells its own cell; 0: none runs.
+        calls: open calls of this rank.
+        running_cell: returns the running cell of this rank; 0 if none runs.
     """
 
     def __init__(self, calls: RpcCalls, running_cell: Callable[[], int]) -> None:
         self.calls, self._running_cell = calls, running_cell
         self.recorder: CallRecorder | None = None
-        self.stopped: set[int] = set()  # cells
-        self.threads = 0  # that the agent has; 0: there is none
+        self.stopped: set[int] = set()  # stopped cells
+        self.threads = 0  # number of agent threads; 0 without an agent
         self._lock = threading.Lock()
-        self.running: dict[int, Ran] = {}  # by thread: the innermost one
+        self.running: dict[int, Ran] = {}  # thread -> innermost call
 
     # ---- the thread that executes it
 
     def begin(self, served: Ran) -> None:
-        """This thread begins with one. From here on it may be stopped, once.
+        """Start a call in this thread. From now on a stop may interrupt it, once.
 
         Raises:
-            KeyboardInterrupt: its cell is stopped, or was.
+            KeyboardInterrupt: the cell of the call was stopped.
         """
         with self._lock:
             if served.cell in self.stopped:
@@ -93,7 +98,7 @@ class Serving:
             self.running[served.thread] = served
 
     def end(self, served: Ran) -> None:
-        """It is through with it, if it has begun. May be told again, where a stop came meanwhile."""
+        """End a call in this thread, if it was started. May be called again after a stop."""
         with self._lock:
             if self.running.get(served.thread) is not served:
                 return
@@ -103,17 +108,17 @@ class Serving:
             else:
                 self.running[served.thread] = served.outer
             if served.is_stopped:
-                _raise_in(ctypes.c_ulong(served.thread), None)  # if it was not raised yet
+                _raise_in(ctypes.c_ulong(served.thread), None)  # cancels the exception if it was not raised yet
 
     def cell(self) -> int:
-        """The cell that this thread makes calls for."""
+        """Return the cell for which this thread makes calls."""
         served = self.running.get(threading.get_ident())
         return self._running_cell() if served is None else served.cell
 
     # ---- any thread
 
     def stop(self, cell: int) -> None:
-        """Stop the calls of a cell. Waits for nothing."""
+        """Stop the calls of a cell. Does not block."""
         with self._lock:
             self.stopped.add(cell)
             for served in self.running.values():
@@ -126,24 +131,24 @@ class Serving:
                 _raise_in(ctypes.c_ulong(thread), ctypes.py_object(KeyboardInterrupt))
 
     def is_past(self, cell: int) -> bool:
-        """Whether it was stopped, and this rank is no longer in it."""
+        """Return whether the cell was stopped and this rank no longer runs it."""
         return cell in self.stopped and cell != self._running_cell()
 
     def going_on(self) -> list[tuple[str, int]]:
-        """The functions of stopped calls that have not ended, and their cells."""
+        """Return (function, cell) of stopped calls that have not ended."""
         return [(served.function, served.cell) for served in self.going() if served.is_stopped]
 
     def words(self, thread: int, *, is_main: bool) -> str:
-        """What a thread waits for, and of the main one also whether all of the agent's do."""
+        """Describe the call that a thread waits for. For the main thread, also report if all agent threads wait."""
         told = self.calls.words(thread)
         return "; ".join(filter(None, [told, self._exhausted()])) if told and is_main else told
 
     def to_json(self, main: int, place: Callable[[int], str]) -> dict[str, Any]:
-        """What this rank waits for and serves, as JSON; nothing where it does neither.
+        """Return the calls that this rank waits for and executes, as JSON; empty if there are none.
 
         Args:
-            main: the main thread.
-            place: tells where a thread is.
+            main: id of the main thread.
+            place: returns the position of a thread.
         """
         call, serves = self.calls.oldest(main), self.going()
         if call is None and not serves:
@@ -157,12 +162,14 @@ class Serving:
         }
 
     def going(self) -> list[Ran]:
-        """The innermost calls that its threads execute."""
+        """Return the innermost call of each thread."""
         return list(self.running.values())
 
     def _exhausted(self) -> str:
-        """Whether no thread is left to serve anybody, since all wait: `"all 16 threads of this rank wait for calls to
-        worker1 (rank 1)"`."""
+        """Describe the state that all agent threads wait for calls; "" if a thread is free.
+
+        Example: `"all 16 threads of this rank wait for calls to worker1 (rank 1)"`.
+        """
         served = self.going()
         if not self.threads or len(served) < self.threads:
             return ""
@@ -173,8 +180,10 @@ class Serving:
 
 
 def _backwards() -> list[int]:
-    """Threads of an agent that are in Python code of somebody's backward. Distributed autograd begins it in C++, and it
-    is no call of a function."""
+    """Return agent threads that run Python code of a backward pass.
+
+    Distributed autograd starts these passes in C++, not as calls of functions.
+    """
     found = []
     for thread, innermost in sys._current_frames().items():
         frame = innermost

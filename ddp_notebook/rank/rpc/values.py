@@ -1,24 +1,24 @@
-"""Values behind remote references: waiting for them where a stop reaches the wait, and errors for those that are lost.
+"""Wait for the values of remote references such that a stop can interrupt the wait, and raise errors for lost values.
 
-Torch waits for a value in C++, in `to_here` for its copy and in `local_value` for the function that makes it. A thread
-that can be stopped waits in Python until the value is made, and calls torch only then:
+torch waits for a value in C++: in `to_here` for its copy, and in `local_value` for the function that computes it. An
+interruptible thread waits in Python until the value exists, and then calls torch:
 
-| the value | the wait |
+| value | wait |
 |---|---|
-| of this process | a thread waits in torch's place, and ends with it |
-| of another process, made by an `rpc.remote` of this one, at first | the future of that call |
-| of an operator or a script in another process | `to_here` in a thread of its own |
-| of another process | a call to the owner, where a thread waits in torch's place |
+| in this process | a separate thread waits in torch and ends with the wait |
+| in another process, created by `rpc.remote` in this process | first on the future of that call |
+| of an operator or script in another process | `to_here` in a separate thread |
+| in another process | a call to the owner, where a separate thread waits in torch |
 
-In the third row no reference may be sent to the owner before the value is made. It would set the value's type in torch
-there. If the operator then fails, torch finds a different type and raises an internal assertion, and neither
+For the third row, no reference may be sent to the owner before the value exists, because that would set the type of the
+value in torch. If the operator then fails, torch finds a different type and raises an internal assertion, and neither
 `rpc.remote` nor `to_here` gets an answer.
 
-The future of an `rpc.remote` is not set when the call fails, such as at the death of the owner: torch's own callback
-raises before. So it is waited for only as long as the call of a short function takes, which spares it a second call.
+The future of an `rpc.remote` is not set if the call fails, for example at the death of the owner, because torch's own
+callback raises first. So this wait is limited to the duration of a short function, for which it saves a second call.
 
-No wait takes one of the agent's threads, which the function that makes the value may need. All of them together with
-the copy get the time that `to_here` was given.
+No wait occupies a thread of the agent, because the function that computes the value may need it. The timeout of
+`to_here` covers all waits and the copy.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ from ddp_notebook.rank.rpc.interruptible import elsewhere, elsewhere_if_unseen
 from ddp_notebook.rank.rpc.open_calls import RpcCalls
 from ddp_notebook.stdlib import contextlib, functools, threading, time, weakref
 
-_MOST_KNOWN = 10_000  # values
-_LEAST_S = 0.001  # smallest timeout of the copy, after the wait
+_MOST_KNOWN = 10_000  # maximum number of remembered values
+_LEAST_S = 0.001  # minimum timeout of the copy, after the wait
 _AT_FIRST_S = 0.01
 _SLACK_S = 5.0  # added to the timeout of the call to the owner, beyond the local wait
 _TIMED_OUT = (
-    "RPCErr:1:RPC ran for more than set timeout ({:.0f} ms) and will now be marked with an error"  # torch's words
+    "RPCErr:1:RPC ran for more than set timeout ({:.0f} ms) and will now be marked with an error"  # text of torch
 )
 _UNTYPED = "RRef[PyObject]"
-_inferred = getattr(torch._C, "_jit_try_infer_type", None)  # without it such a `to_here` may hang
+_inferred = getattr(torch._C, "_jit_try_infer_type", None)  # without this function, `to_here` for operators may hang
 _owner, _text = PyRRef.owner, PyRRef.__str__
 _to_here, _local_value, _get_type = PyRRef.to_here, PyRRef.local_value, PyRRef._get_type
 
@@ -56,11 +56,11 @@ class Values:
     """Replaces the methods of references that wait for values.
 
     Args:
-        calls: that have not returned.
-        losses: knows workers that have ended.
-        callee: returns a worker in words and its rank, by its number.
-        me: returns this worker in words, and its rank.
-        cell: returns the cell that this thread makes calls for.
+        calls: open calls of this rank.
+        losses: workers that have ended.
+        callee: returns the description and the rank of a worker, by its number.
+        me: returns the description and the rank of this worker.
+        cell: returns the cell for which this thread makes calls.
     """
 
     def __init__(
@@ -72,8 +72,8 @@ class Values:
         cell: Callable[[], int],
     ) -> None:
         self._calls, self._losses, self._callee, self._me, self._cell = calls, losses, callee, me, cell
-        self._made: set[str] = set()  # texts of references whose values are made
-        self._created: dict[int, weakref.ref[Any]] = {}  # references that `rpc.remote` has created here, by id
+        self._made: set[str] = set()  # texts of references whose values exist
+        self._created: dict[int, weakref.ref[Any]] = {}  # id -> reference created by `rpc.remote` in this process
 
     def install(self) -> None:
         """Replace the methods of `PyRRef` in this process."""
@@ -103,12 +103,12 @@ class Values:
             raise RuntimeError(self._losses.of_reference(number))
 
     def follow(self, reference: PyRRef[Any]) -> None:
-        """Remember that an `rpc.remote` of this process has created this reference."""
+        """Register a reference created by an `rpc.remote` of this process."""
         key = id(reference)
         self._created[key] = weakref.ref(reference, functools.partial(self._forget, key))
 
     def _forget(self, key: int, which: weakref.ref[Any]) -> None:
-        if self._created.get(key) is which:  # else another object has this id already
+        if self._created.get(key) is which:  # otherwise another object has reused this id
             del self._created[key]
 
     def _copy(self, reference: PyRRef[Any], timeout_s: float) -> Any:
@@ -133,7 +133,7 @@ class Values:
                 raise
 
     def _is_made_soon(self, reference: PyRRef[Any], limit_s: float) -> bool:
-        """Return True if the value exists. Waits a moment for it where this process has called its function."""
+        """Return whether the value exists. Waits briefly if this process has made the `rpc.remote` call."""
         if _text_of(reference) in self._made:
             return True
         known = self._created.get(id(reference))
@@ -144,11 +144,14 @@ class Values:
         return True
 
     def _copy_in_thread(self, reference: PyRRef[Any], timeout_s: float, number: int) -> Any:
-        """Copy the value in a thread, unless this thread has state of torch that matters for it. After a stop the copy
-        goes on, as a call of a stopped cell: `shutdown` does not wait for it.
+        """Copy the value in a separate thread, unless this thread has relevant torch state.
+
+        After a stop the copy continues as a call of a stopped cell, so `shutdown` does not wait for it.
 
         Args:
-            number: of the owner's agent.
+            reference: the reference.
+            timeout_s: timeout of the copy in seconds.
+            number: agent number of the owner.
         """
         call = self._calls.new("to_here", self._cell(), is_call=False)
         call.worker, call.sent_ns = number, time.monotonic_ns()
@@ -170,11 +173,12 @@ class Values:
         """Wait until the value in another process exists, or its creation has failed.
 
         Args:
-            limit_s: of the program's call, in seconds; 0 means no limit.
-            left_s: what is left of it.
+            reference: the reference.
+            limit_s: timeout of the program's call in seconds; 0 means no limit.
+            left_s: remaining seconds.
 
         Raises:
-            RuntimeError: it was not made in time, in torch's words.
+            RuntimeError: timeout, with torch's message.
         """
         if api._get_should_profile():  # the profile would show a call that the program has not made
             return
@@ -185,7 +189,7 @@ class Values:
         self._note(_text_of(reference))
 
     def _value_here(self, fetch: Callable[..., Any], reference: PyRRef[Any]) -> Any:
-        """A value of this process. Until it is made torch waits for it in C++."""
+        """Return a value of this process. torch waits in C++ until the value exists."""
         text = _text(reference)
         if text in self._made or not waiting.can_end():
             return fetch(reference)
@@ -200,23 +204,23 @@ class Values:
 
 
 def _text_of(reference: PyRRef[Any]) -> str:
-    """The same for all references to one value."""
+    """Return a text that is equal for all references to one value."""
     return _text(reference).partition(", ForkId")[0]
 
 
 def _left_of(limit_s: float) -> Callable[[], float]:
-    """Return a function that returns the seconds left of a limit that starts now; 0 means no limit."""
+    """Return a function that returns the remaining seconds of a timeout that starts now; 0 means no limit."""
     until_s = time.monotonic() + limit_s
     return lambda: max(_LEAST_S, until_s - time.monotonic()) if limit_s else limit_s
 
 
 def _has_type(reference: PyRRef[Any]) -> bool:
-    """Return True if the value has a type of TorchScript: an operator or a script makes it."""
+    """Return whether the value has a TorchScript type, because an operator or a script computes it."""
     return _inferred is not None and str(_inferred(reference).type()) != _UNTYPED
 
 
 def _is_in_context() -> bool:
-    """Return True if this thread is in a context of distributed autograd, which belongs to its thread."""
+    """Return whether this thread is in a context of distributed autograd. Contexts are per thread."""
     try:
         dist_autograd._current_context()  # type: ignore[attr-defined]
     except RuntimeError:
@@ -226,8 +230,10 @@ def _is_in_context() -> bool:
 
 @rpc.functions.async_execution
 def when_made(reference: PyRRef[Any]) -> Future[Any]:
-    """Run on the owner: return a future that is set when the value exists, or its creation has failed. The wait holds
-    no thread of the agent."""
+    """Return a future that is set when the value exists or its creation has failed. Runs on the owner.
+
+    The wait occupies no thread of the agent.
+    """
     future: Future[Any] = Future([])
 
     def wait() -> None:

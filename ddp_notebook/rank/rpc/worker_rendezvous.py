@@ -1,10 +1,10 @@
-"""How the workers of one `init_rpc` find each other, and end together: at the session's store.
+"""Meeting of the workers of one `init_rpc` at the session's store, at their start and their end.
 
-Torch has them meet at the address that they are given, where rank 0 starts a store. Ranks have one already, so the
-address only tells meetings apart. A cell that is stopped while it waits here leaves nothing behind: the next cell meets
-under another name.
+In torch they meet at a given address, where rank 0 starts a store. Ranks already have a store, so the address is only
+used to distinguish meetings. A cell that is stopped during the wait leaves no state, because the next cell uses another
+meeting name.
 
-Values are JSON. Nothing that was read from a store is unpickled.
+Values are JSON. Data from a store is never unpickled.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from ddp_notebook.rank.group.stores import connect
 from ddp_notebook.rank.rpc.agent import Worker
 from ddp_notebook.stdlib import json, time
 
-_LOOK_S = 0.001  # at first
+_LOOK_S = 0.001  # initial polling interval
 _LONGEST_LOOK_S = 0.05
 _NO_LIMIT_S = 1e6
 
 
 @dataclass
 class WorkerRendezvous:
-    """Workers that have met, or will.
+    """Meeting of workers.
 
     Args:
-        here: the rank's place.
-        name: the meeting's, the same for all that take part, and no other's.
-        rank: of this worker among them.
-        world_size: how many they are.
-        timeout_s: what the others get to come; 0: all that they need.
-        loss: what is to be raised since one of them has died, if any has.
+        here: place of the rank in the session.
+        name: unique name of the meeting, equal for all its workers.
+        rank: RPC rank of this worker.
+        world_size: number of workers.
+        timeout_s: timeout for the other workers; 0 means no limit.
+        loss: returns the exception to raise if a worker has died; otherwise None.
     """
 
     here: Form
@@ -58,22 +58,22 @@ class WorkerRendezvous:
             raise RuntimeError(f"init_rpc: rank={self.rank} is taken; each worker has one of its own, from 0 on")
 
     def exchange(self, value: object, timeout_s: float | None = None, function: str = "init_rpc") -> list[Any]:
-        """Tell all others something. Returns what each has told, by rank.
+        """Send a value to all workers. Return the values of all workers, by rank.
 
         Args:
             value: a `Worker`, a device, numbers, text, and containers of them. Tuples arrive as lists.
-            timeout_s: seconds that the others get; None: what the meeting gives them; 0: all that they need.
-            function: of RPC that the workers call, for the error.
+            timeout_s: timeout in seconds; None for the timeout of the meeting; 0 means no limit.
+            function: called RPC function, for the error message.
 
         Raises:
-            RuntimeError: not all have come in time, which it names, or one of them has died.
+            RuntimeError: a worker did not arrive in time (the message lists missing ranks), or has died.
         """
         self._rounds += 1
         keys = [f"{self._rounds}/{rank}" for rank in range(self.world_size)]
         self._store.set(keys[self.rank], json.dumps(_to_json(value)))
         limit_s = self.timeout_s if timeout_s is None else timeout_s or _NO_LIMIT_S
         until, pause_s = time.monotonic() + limit_s, _LOOK_S
-        # The store's own `wait` does not see that a rank has died, and says each time on stderr that it has ended.
+        # The store's own `wait` does not notice dead ranks, and logs to stderr each time it ends.
         while not self._store.check(keys):
             if (loss := self.loss()) is not None:
                 raise loss
@@ -85,13 +85,13 @@ class WorkerRendezvous:
         return [_of_json(json.loads(one)) for one in self._store.multi_get(keys)]
 
     def settle(self, calls: Callable[[], tuple[int, int]], timeout_s: float) -> None:
-        """Wait until no call is under way between the workers, all of which wait here.
+        """Wait until no call between the workers is open. All workers must call this.
 
-        Two looks in a row that find none, and between which none was made, mean that there is none: a message on its
-        way is a call that its sender has not seen return.
+        Two consecutive rounds without open calls, and without new calls between them, mean that there are none. A
+        message in transit is an open call of its sender.
 
         Args:
-            calls: how many were made here so far, and how many are under way.
+            calls: returns the number of calls made by this worker so far, and the number of open ones.
             timeout_s: as in `exchange`.
         """
         before, until = -1, time.monotonic() + (timeout_s or float("inf"))
@@ -106,7 +106,7 @@ class WorkerRendezvous:
 
 
 def _to_json(value: object) -> Any:
-    """The value with a list of its type and content in place of whatever JSON does not have."""
+    """Convert a value to JSON. Types that JSON lacks become a list of their name and content."""
     if isinstance(value, Worker):
         return ["Worker", {one.name: _to_json(getattr(value, one.name)) for one in dataclasses.fields(value)}]
     if isinstance(value, torch.device):

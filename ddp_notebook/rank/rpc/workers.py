@@ -1,7 +1,7 @@
-"""The workers of one `init_rpc`, by the names and ranks that the cell gave them.
+"""Workers of one `init_rpc`, with the names and ranks that the cell assigned.
 
-An agent keeps its name and number as long as its process. A cell gives workers other names at each `init_rpc`, and
-sees only these: in `get_worker_info`, as the target of a call, as the owner of a remote reference.
+An agent keeps its name and number as long as its process. A cell assigns new names at each `init_rpc`. Programs only
+see these names: in `get_worker_info`, as targets of calls, and as owners of remote references.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from ddp_notebook.rank.rpc.agent import Worker
 
 
 class WorkerNames:
-    """The workers of one `init_rpc`.
+    """Workers of one `init_rpc`.
 
     Args:
-        mine: this process.
-        workers: all that there are.
+        mine: worker of this process.
+        workers: all workers.
 
     Raises:
-        RuntimeError: two have one name.
+        RuntimeError: two workers have the same name.
     """
 
     def __init__(self, mine: Worker, workers: Sequence[Worker]) -> None:
@@ -40,13 +40,13 @@ class WorkerNames:
                 )
 
     def find(self, to: Any = None) -> Worker:
-        """The worker that a cell means.
+        """Return the worker that a program refers to.
 
         Args:
-            to: a name, a rank, or what `get_worker_info` has returned; None: this process.
+            to: a name, a rank, or a result of `get_worker_info`; None for this process.
 
         Raises:
-            RuntimeError: there is none.
+            RuntimeError: there is no such worker.
         """
         if to is None:
             return self.mine
@@ -61,5 +61,5 @@ class WorkerNames:
 
 
 def words_of(worker: Worker) -> str:
-    """A worker in messages: `"worker1 (rank 1)"`."""
+    """Describe a worker for messages: `"worker1 (rank 1)"`."""
     return f"{worker.name} (rank {worker.here})"

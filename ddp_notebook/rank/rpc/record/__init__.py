@@ -1,7 +1,7 @@
-"""What of RPC is recorded.
+"""Recording of RPC.
 
 rpc_recorder  remote calls as rows, on both sides
 references    remote references as rows
 contexts      distributed autograd as rows
-call_stack    where a thread is in remote calls, for these
+call_stack    current remote call and context of a thread
 """

@@ -1,4 +1,4 @@
-"""Where a thread is in remote calls, for the recording."""
+"""Current remote call and autograd context of each thread, for the recording."""
 
 from __future__ import annotations
 
@@ -8,30 +8,32 @@ from threading import get_ident as _thread
 
 from ddp_notebook.rank.remote_calls import Ran
 
-_BITS = 38  # of what a worker counts; with 15 of its own number they are exact in a float of the monitor's
+_BITS = 38  # bits of a worker's counter; with 15 bits of the worker number, the sum is exact as a float in the monitor
 
 
 class RpcThread:
-    """Each thread. (A thread of the agent's is a new one to Python at every call, so `threading.local` is made and
-    thrown away each time: 5 us.)
+    """Current remote call and autograd context of each thread.
+
+    Python sees each agent thread as a new thread at every call. So `threading.local` would be created and discarded at
+    each call (5 us).
 
     Args:
-        running: the innermost calls that threads execute.
+        running: thread -> innermost call that it executes.
     """
 
     def __init__(self, running: Mapping[int, Ran]) -> None:
         self._running = running
-        self._fetching: dict[int, int] = {}  # by thread: a call of its own, in which torch makes others
-        self._contexts: dict[int, int] = {}  # that a thread has opened itself
+        self._fetching: dict[int, int] = {}  # thread -> its own call within which torch makes others
+        self._contexts: dict[int, int] = {}  # thread -> context that the thread has opened
 
     @property
     def inside(self) -> int:
-        """The call that this thread executes; 0: none."""
+        """Return the number of the call that this thread executes; 0 for none."""
         return self.of(_thread())[0]
 
     @property
     def context(self) -> int:
-        """Of distributed autograd, that the thread's calls belong to; 0: none."""
+        """Return the autograd context of the thread's calls; 0 for none."""
         return self.of(_thread())[1]
 
     @context.setter
@@ -42,7 +44,7 @@ class RpcThread:
             self._contexts.pop(_thread(), None)
 
     def of(self, thread: int) -> tuple[int, int]:
-        """Both, of a thread."""
+        """Return call and context of a thread."""
         ran = self._running.get(thread)
         inside, context = (0, 0) if ran is None else (ran.number, ran.context)
         if self._fetching:
@@ -53,7 +55,7 @@ class RpcThread:
 
     @contextmanager
     def fetching(self, number: int) -> Iterator[None]:
-        """In the block this thread is in a call of its own."""
+        """Context in which this thread makes its own call."""
         thread = _thread()
         before = self._fetching.get(thread)
         self._fetching[thread] = number
@@ -67,11 +69,11 @@ class RpcThread:
 
 
 def numbered(worker: int, count: int) -> int:
-    """A number that no other worker gives.
+    """Return a number that is unique among all workers.
 
     Args:
-        worker: number of its agent.
-        count: its own, from 0.
+        worker: agent number of the worker.
+        count: counter of the worker, from 0.
 
     Example:
         >>> numbered(0, 0), numbered(1, 4) - numbered(1, 0)

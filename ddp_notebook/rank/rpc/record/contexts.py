@@ -1,8 +1,9 @@
-"""Distributed autograd as rows: contexts, the pairs of send and recv in them, backwards, and steps of the distributed
+"""Distributed autograd as rows: contexts, pairs of send and recv, backward passes, and steps of the distributed
 optimizer.
 
-A call with tensors that require gradients is a pair there and another one back, and its caller sees its own end of
-both: the send of what it passes, the recv of what it gets. In a backward the gradients pass both the other way.
+A call with tensors that require gradients creates one pair for the request and one for the answer. The caller sees its
+end of both: the send of the arguments and the recv of the result. In a backward pass, gradients go through both in the
+opposite direction.
 """
 
 from __future__ import annotations
@@ -29,25 +30,25 @@ if TYPE_CHECKING:
 
 _CONTEXT, _PAIR, _GRADIENT, _BACKWARD, _STEP = range(len(CONTEXT_EVENTS))
 _OPTIMIZERS, _OPTIMIZER = "torch.distributed.optim.optimizer", "DistributedOptimizer"
-_MOST_KNOWN = 64  # contexts whose messages are known
+_MOST_KNOWN = 64  # maximum number of contexts with known messages
 _RUN = "backward"  # not exported
 
 
 class Contexts:
-    """Sees distributed autograd on this rank.
+    """Records distributed autograd on this rank.
 
     Args:
-        training: of the rank's recording.
-        face: knows the workers.
-        here: where each thread is; its `context` is torch's number of one, plus 1.
+        training: training spans of the rank's recording.
+        face: RPC functions of the rank, which know the workers.
+        here: current context of each thread: the context number of torch plus 1.
     """
 
     def __init__(self, training: TrainingSpans, face: RpcFunctions, here: RpcThread) -> None:
         self._training, self._event_buffer, self._face, self._here = training, training.event_buffer, face, here
-        self._known: OrderedDict[int, set[int]] = OrderedDict()  # recvs that have been told, by context
+        self._known: OrderedDict[int, set[int]] = OrderedDict()  # context -> recvs that were already recorded
 
     def install(self) -> None:
-        """Begin to look."""
+        """Replace the functions of torch in this process."""
         context = dist_autograd.context
         enter, leave, backward = context.__enter__, context.__exit__, getattr(dist_autograd, _RUN)
         of_torch = self._face.context_ids.of_torch
@@ -55,7 +56,7 @@ class Contexts:
 
         @functools.wraps(enter)
         def __enter__(its: Any) -> int:
-            if self._face.number < 0:  # torch names a function that no program calls
+            if self._face.number < 0:  # the error of torch names an internal function
                 raise RuntimeError(
                     "RPC has not been initialized, which distributed autograd needs: call rpc.init_rpc first"
                 )
@@ -93,17 +94,17 @@ class Contexts:
     # ---- messages
 
     def before(self, context: int) -> set[int]:
-        """The sends of a context, before a call is made in it."""
+        """Return the sends of a context before a call is made in it."""
         return set(_functions(context, send_functions))
 
     def sent(self, sent: Sent, before: set[int]) -> None:
-        """A call was made in a context."""
+        """Record the pairs of a call that was sent in a context."""
         for message, function in _functions(self._here.context, send_functions).items():
             if message not in before:
                 self._pair(self._here.context, message, function, sent, sent.src, sent.dst, sent.nbytes, sent.sent_ns)
 
     def returned(self, sent: Sent, context: int) -> None:
-        """Its answer has come, in a thread of the agent's."""
+        """Record the pairs of a call whose answer has arrived. Called in an agent thread."""
         known = self._known_of(context)
         for message, function in _functions(context, recv_functions).items():
             if message not in known and self._face.rank_of(message >> WORKER_BITS) == sent.dst:
@@ -111,7 +112,7 @@ class Contexts:
                 self._pair(context, message, function, sent, sent.dst, sent.src, sent.nbytes_back, sent.returned_ns)
 
     def came(self, context: int) -> None:
-        """A call has come in a context: its own message is no answer."""
+        """Register the message of an incoming call in a context, which is not an answer."""
         self._known_of(context).update(_functions(context, recv_functions))
 
     def _known_of(self, context: int) -> set[int]:
@@ -131,13 +132,13 @@ class Contexts:
             now_ns = time.monotonic_ns()
             put(_GRADIENT, start_ns=now_ns, end_ns=now_ns)
 
-        with contextlib.suppress(AttributeError):  # of a torch that has none, its time is not known
+        with contextlib.suppress(AttributeError):  # in torch versions without prehooks the time is unknown
             function.register_prehook(passed)
 
     # ---- the distributed optimizer
 
     def _look_at_optimizers(self) -> None:
-        """Once somebody has imported them, which takes 0.4 s."""
+        """Replace the step function when the optimizer module is imported. Importing it here would take 0.4 s."""
         kind = getattr(sys.modules[_OPTIMIZERS], _OPTIMIZER)
         kind.step = self._around_step(kind.step)
 
@@ -177,7 +178,7 @@ class Contexts:
 
 
 def _functions(context: int, which: Callable[[Any], dict[int, Any]]) -> dict[int, Any]:
-    """The sends or the recvs of a context here, by the numbers of their messages; none once it is released."""
+    """Return the sends or recvs of a context on this rank, by message number; empty if the context was released."""
     try:
         found = which(originals["_retrieve_context"](context - 1))
     except RuntimeError:
@@ -186,5 +187,5 @@ def _functions(context: int, which: Callable[[Any], dict[int, Any]]) -> dict[int
 
 
 def _numbered(number: int) -> int:
-    """Our number for torch's of a context or a message."""
+    """Convert the torch number of a context or a message to a number for the recording."""
     return numbered(number >> WORKER_BITS, number & (1 << WORKER_BITS) - 1)

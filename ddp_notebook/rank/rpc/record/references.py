@@ -1,4 +1,4 @@
-"""Remote references as rows: made, forked to other ranks, taken there, and deleted."""
+"""Remote references as rows: created, forked to other ranks, received, and deleted."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ if TYPE_CHECKING:
     from ddp_notebook.rank.rpc.rpc_functions import RpcFunctions
 
 _MADE, _FORKED, _TAKEN, _DELETED, _LET_GO = range(len(REFERENCE_EVENTS))
-_text = PyRRef.__str__  # with the numbers of agents, where programs see ranks
+_text = PyRRef.__str__  # contains agent numbers, where programs see ranks
 _IDS = re.compile(r"created_on=(\d+), local_id=(\d+)")
 _REDUCER, _RECEIVER, _INIT = "_py_rref_reducer", "_py_rref_receiver", "__init__"
 
 
 class References:
-    """Sees the references of this rank.
+    """Records the references of this rank.
 
     Args:
-        event_buffer: where their rows are left.
-        face: knows the workers.
-        here: where each thread is.
+        event_buffer: buffer for the rows.
+        face: RPC functions of the rank, which know the workers.
+        here: current call of each thread.
     """
 
     def __init__(self, event_buffer: EventBuffer, face: RpcFunctions, here: RpcThread) -> None:
         self._event_buffer, self._face, self._here = event_buffer, face, here
-        self._alive: dict[int, weakref.ref[Any]] = {}  # by the ids of these
+        self._alive: dict[int, weakref.ref[Any]] = {}  # id of a weak reference -> weak reference
 
     def install(self) -> None:
-        """Begin to look."""
+        """Replace the functions of torch in this process."""
         reduce, receive, init = getattr(_InternalRPCPickler, _REDUCER), PyRRef._deserialize, getattr(rpc.RRef, _INIT)
 
         def _py_rref_reducer(pickler: Any, reference: PyRRef[Any]) -> Any:
@@ -63,11 +63,11 @@ class References:
         self._face.on_let_go.append(self._let_go)
 
     def number(self, reference: PyRRef[Any]) -> int:
-        """Its number: the same on all ranks."""
+        """Return the number of a reference, which is the same on all ranks."""
         return _numbers(reference)[0]
 
     def made(self, reference: PyRRef[Any], sent: Sent) -> int:
-        """`remote` has made it. Returns its number."""
+        """Record a reference created by `rpc.remote`. Return its number."""
         number, fork = _numbers(reference)
         self._put(_MADE, number, fork, sent.dst, sent.src, sent.number, time_ns=sent.sent_ns)
         self._watch(reference, number, fork, sent.dst)
@@ -84,7 +84,7 @@ class References:
 
     def _taken(self, reference: PyRRef[Any], data: Any) -> None:
         number, fork, owner, parent, name = self._read(data)
-        if owner == self._face.rank:  # its own again: no user of it
+        if owner == self._face.rank:  # the owner gets its reference back: not a fork
             fork = 0
         self._put(_TAKEN, number, fork, owner, parent, self._here.inside, name)
         self._watch(reference, number, fork, owner)
@@ -127,6 +127,6 @@ class References:
 
 
 def _numbers(reference: PyRRef[Any]) -> tuple[int, int]:
-    """Of a reference, and of this fork of it; 0 of the owner's."""
+    """Return the numbers of a reference and of its fork. The fork is 0 for the owner's reference."""
     found = [numbered(int(worker), int(count)) for worker, count in _IDS.findall(_text(reference))]
     return (found[0], found[1]) if len(found) > 1 else (found[0] if found else 0, 0)

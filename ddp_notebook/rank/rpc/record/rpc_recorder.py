@@ -1,8 +1,9 @@
-"""Remote calls as rows: what the caller sees of each, and what its callee.
+"""Remote calls as rows, on the caller's and the callee's side.
 
-The number of a call travels with its function, so that both sides tell the same one. Calls of operators and of
-TorchScript never reach Python on the callee: of these the caller alone tells. A call whose answer does not come soon
-has a row without it before. All of this runs in the user's calls; `tests/benchmarks/rpc.py` measures what it costs.
+The number of a call is sent with its function, so that both sides record the same number. Calls of operators and of
+TorchScript never reach Python on the callee, so only the caller records them. A call whose answer is late has an
+additional earlier row without the answer. This code runs in the user's calls; `tests/benchmarks/rpc.py` measures its
+cost.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ if TYPE_CHECKING:
     from ddp_notebook.rank.rpc.rpc_functions import RpcFunctions
 
 _MOST_ERROR = 300
-_DEPTH = 4  # of lists whose tensors are counted
-_LONG_NS = 100_000_000  # a call that takes longer has a row while it does
+_DEPTH = 4  # nesting depth of lists whose tensors are counted
+_LONG_NS = 100_000_000  # a longer call is also recorded while it is open
 _KIND = {name: code for code, name in enumerate(RPC_KINDS)}
 _ASYNC, _TO_HERE, _REMOTE = (_KIND[kind] for kind in ("rpc_async", "to_here", "remote"))
 _FUTURE = SPANS.index("future")
@@ -47,8 +48,8 @@ class RpcRecorder:
     """Records the remote calls of this rank.
 
     Args:
-        face: whose workers they go to.
-        training: of the rank's recording.
+        face: RPC functions of the rank.
+        training: training spans of the rank's recording.
     """
 
     def __init__(self, face: RpcFunctions, training: TrainingSpans) -> None:
@@ -58,7 +59,7 @@ class RpcRecorder:
         self.here = RpcThread(face.serving.running)
         self._references = References(self.event_buffer, face, self.here)
         self._contexts = Contexts(training, face, self.here)
-        self._fetching: dict[int, Sent] = {}  # those of `to_here` that have not returned
+        self._fetching: dict[int, Sent] = {}  # open `to_here` calls
 
     @property
     def is_on(self) -> bool:
@@ -66,7 +67,7 @@ class RpcRecorder:
         return self.event_buffer.level != OFF
 
     def install(self) -> None:
-        """Begin to look."""
+        """Replace the functions of torch in this process."""
         face = self._face
         setattr(PyRRef, _to_here, self._around_to_here(getattr(PyRRef, _to_here)))
         self._references.install()
@@ -79,17 +80,18 @@ class RpcRecorder:
     # ---- the caller
 
     def sends(self, call: Sent, what: bytes | None, args: Any) -> None:
-        """A call is about to be sent, by the function that has called this one's caller.
+        """Fill in the fields of a call that is about to be sent by the caller of this function's caller.
 
         Args:
-            what: a Python function and its arguments, as bytes; None: it is another one.
-            args: its tensors, first; or what is passed to it.
+            call: the call.
+            what: pickled Python function and arguments; None for an operator or a script.
+            args: with `what`, the tensors come first; otherwise the arguments of the call.
         """
         event_buffer, frame, depth = (
             self.event_buffer,
             sys._getframe(2),
             3,
-        )  # `_invoke_rpc`, below `rpc_sync` and `rpc_async`; `remote`
+        )  # `_invoke_rpc`, called by `rpc_sync` and `rpc_async`; or `remote`
         if frame.f_code.co_name == "_invoke_rpc" and frame.f_back is not None:
             frame, depth = frame.f_back, 4
         if call.kind != TORCH:
@@ -106,22 +108,22 @@ class RpcRecorder:
                 call.nbytes += nbytes_of(tensor)
 
     def before(self, call: Sent) -> set[int]:
-        """What `sent_in_context` is to be told."""
+        """Return the state that `sent_in_context` needs."""
         return self._contexts.before(call.context)
 
     def failed(self, call: Sent, error: BaseException) -> None:
-        """It could not be sent."""
+        """Record a call that could not be sent."""
         call.returned_ns, call.error = _now_ns(), _in_a_line(error)
         self.event_buffer.put(call)
 
     def made(self, call: Sent, reference: PyRRef[Any]) -> None:
-        """It was sent by `remote`, which has made this."""
+        """Record the reference that `remote` has created."""
         call.reference = self._references.made(reference, call)
 
     def sent_in_context(self, call: Sent, before: set[int], future: Any) -> None:
-        """It was sent in a context of distributed autograd."""
+        """Record a call in a context of distributed autograd."""
         self._contexts.sent(call, before)
-        # At once, before the next one's answer comes: in a thread of the agent's.
+        # Immediately in an agent thread, before the answer of the next call arrives.
         future.add_done_callback(functools.partial(self._in_context, call, call.context))
 
     def _in_context(self, call: Sent, context: int, future: Any) -> None:
@@ -137,17 +139,18 @@ class RpcRecorder:
         self.event_buffer.put(call)
 
     def _look_at(self, call: Sent, value: Any, error: Any, future: Any) -> None:
-        """Keep what its answer says.
+        """Store size or error of the answer.
 
         Args:
-            value: the answer, if there is no future. It may be an exception, which the callee has returned.
-            error: or what was raised.
-            future: that has either.
+            call: the call.
+            value: answer, if there is no future. It may be an exception returned by the callee.
+            error: or the raised exception.
+            future: future with the answer or the exception.
         """
         if future is not None:
             try:
                 value = future.value()
-            except Exception as raised:  # by the user's call
+            except Exception as raised:  # raised by the user's call
                 error = raised
         if isinstance(value, RemoteException):
             error = value
@@ -172,7 +175,7 @@ class RpcRecorder:
             call.sent_ns = _now_ns()
             self._fetching[call.number] = call
             try:
-                with here.fetching(call.number):  # what torch asks for it
+                with here.fetching(call.number):  # covers the internal calls of torch
                     value = fetch(reference, *args, **kwargs)
                 call.returned_ns = _now_ns()
                 call.nbytes_back = _nbytes((value,))
@@ -189,7 +192,8 @@ class RpcRecorder:
         return to_here
 
     def _waited(self, began_ns: int) -> None:
-        """A thread has waited for a future since then. Waits of `rpc_sync` last as long as calls that have rows."""
+        """Record a thread's wait for a future. Not for `rpc_sync`, because the row of the call has the same
+        duration."""
         if self.event_buffer.level == OFF or sys._getframe(2).f_code.co_name == "rpc_sync":
             return
         self._training.put(_FUTURE, "", began_ns)
@@ -197,11 +201,11 @@ class RpcRecorder:
     # ---- the callee
 
     def came(self, context: int) -> None:
-        """A call has come in a context of distributed autograd, and is about to be executed."""
+        """Register an incoming call in a context of distributed autograd, before it is executed."""
         self._contexts.came(context)
 
     def ran(self, ran: Ran, result: Any) -> None:
-        """One was executed."""
+        """Record an executed call."""
         if self.event_buffer.level == OFF:
             return
         ran.moment = self.event_buffer.moment
@@ -215,21 +219,21 @@ class RpcRecorder:
         self.event_buffer.put(ran)
 
     def _set(self, ran: Ran, future: Any) -> None:
-        """The future is set that a function of `async_execution` has returned."""
+        """Record the completion of the future returned by an `async_execution` function."""
         ran.done_ns = _now_ns()
         self.event_buffer.put(ran)
 
     # ---- any thread
 
     def _tell_those_under_way(self) -> None:
-        """Leave, once, the calls whose answers do not come soon, and those that are executed for long."""
+        """Record once each open call without an early answer, and each call that has been executed for long."""
         calls, since_ns = self._face.calls.under_way(), _now_ns() - _LONG_NS
         if self.event_buffer.level == OFF:
             return
         for call in (*calls, *list(self._fetching.values())):
             if call.is_recorded and call.sent_ns < since_ns and not call.is_told:
                 call.is_told = True
-                now = copy.copy(call)  # else its answer may come before its row is made
+                now = copy.copy(call)  # a copy, because the answer may arrive before the row is created
                 now.returned_ns = now.nbytes_back = -1
                 self.event_buffer.put(now)
         for ran in self._face.serving.going():
@@ -239,7 +243,8 @@ class RpcRecorder:
 
 
 def _nbytes(values: Any, depth: int = _DEPTH) -> int:
-    """Of the tensors among some values, and in lists of them; -1: there is none. A list may hold itself."""
+    """Return the size of the tensors among values and in nested lists; -1 without tensors. A list may contain
+    itself."""
     found = -1
     for value in values:
         if isinstance(value, torch.Tensor):
@@ -250,7 +255,7 @@ def _nbytes(values: Any, depth: int = _DEPTH) -> int:
 
 
 def _in_a_line(error: Any) -> str:
-    """What has failed, as the callee has it, without its name and the traceback."""
+    """Return one line about an error, as on the callee, without the worker's name and the traceback."""
     text = (error.msg if isinstance(error, RemoteException) else words(error)).strip()
     lines = text.removeprefix(f"{type(error).__name__}: ").splitlines() or [""]
     if len(lines) > 1 and lines[0].startswith("On "):
