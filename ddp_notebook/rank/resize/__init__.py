@@ -1,7 +1,7 @@
-"""What a rank does when its session gets more or fewer ranks; its groups are `group.connections.renewal`'s.
+"""Resize of a session on a rank. Its groups are handled by `group.connections.renewal`.
 
-feature          what resizing adds to a rank
-resize_requests  the answers to the notebook's questions about it
-blockers         what is in the way of that: what is sharded over the ranks, and RPC
-sharded          models in shards are brought together before, and built and sharded again after
+feature          hooks of the resize feature
+resize_requests  replies to the notebook's requests
+blockers         obstacles to a resize: objects sharded over the ranks, and RPC
+sharded          gathers sharded models before a resize, and builds and shards them again after it
 """

@@ -1,7 +1,7 @@
-"""What is in the way of more or fewer ranks: whatever has a part of itself on each rank would lose those of the ranks
-that leave, and has none for those that come.
+"""Obstacles to a resize: an object with a part on each rank would lose the parts of leaving ranks, and new ranks have
+none.
 
-Nothing here waits for another rank, or changes anything.
+This module never waits for another rank and changes nothing.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from ddp_notebook.stdlib import gc
 
 
 class ResizeBlockers:
-    """Of one rank, as they are now.
+    """Current obstacles on one rank.
 
     Args:
-        namespace: the user's variables.
+        namespace: variables of the user.
 
     Attributes:
-        sharded: names of models, of their optimizers and of device meshes, each with what it is: a function that builds
-            them anew helps.
-        others: sentences about what no such function helps with.
+        sharded: names and descriptions of sharded models, their optimizers and device meshes. A function that builds
+            them again removes these obstacles.
+        others: sentences about obstacles that such a function does not remove.
 
     Example:
         >>> found = ResizeBlockers({"x": 1})
@@ -54,10 +54,12 @@ class ResizeBlockers:
             self.others.append("RPC runs between the ranks, whose names and RRefs are of these: call rpc.shutdown()")
 
     def _note(self, name: str, value: Any, sharded_parameters: Set[int]) -> None:
-        """Note a variable that is no module, if it is an obstacle.
+        """Add a variable that is not a module, if it is an obstacle.
 
         Args:
-            sharded_parameters: the ids of the parameters of models in shards.
+            name: name of the variable.
+            value: its value.
+            sharded_parameters: ids of the parameters of sharded models.
         """
         if _is(value, "torch.distributed.optim", "ZeroRedundancyOptimizer"):
             self.others.append(f"{name} is a ZeroRedundancyOptimizer, whose state is spread over the ranks")
@@ -74,9 +76,9 @@ class ResizeBlockers:
 
 
 def _sharded_modules() -> list[torch.nn.Module]:
-    """Modules that FSDP has wrapped or sharded, and those with parameters that are distributed tensors."""
+    """Return modules that FSDP has wrapped or sharded, and modules with DTensor parameters."""
     found = [module for module in gc.get_objects() if _is_sharded(module)]
-    if found:  # what nobody holds any more does not count
+    if found:  # unreferenced modules do not count
         found.clear()
         gc.collect()
         found = [module for module in gc.get_objects() if _is_sharded(module)]
@@ -93,7 +95,7 @@ def _is_sharded(value: Any) -> bool:
 
 
 def _held(namespace: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Variables, and what lists, tuples and dicts among them hold."""
+    """Yield variables, and the elements of lists, tuples and dicts among them."""
     for name, value in list(namespace.items()):
         if name.startswith("_"):
             continue
@@ -106,7 +108,7 @@ def _held(namespace: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _is(value: Any, module: str, name: str) -> bool:
-    """Whether a value is of a class of a module, which has to be imported for that."""
+    """Return whether a value has a class of a module, without importing the module."""
     kind = getattr(sys.modules.get(module), name, None)
     return kind is not None and issubclass(type(value), kind)
 
@@ -121,6 +123,6 @@ def _rpc_runs() -> bool:
         return False
     try:
         rpc.get_worker_info()
-    except RuntimeError:  # it was not begun, or has ended
+    except RuntimeError:  # RPC was not started, or has ended
         return False
     return True

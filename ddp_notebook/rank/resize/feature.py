@@ -1,4 +1,4 @@
-"""The feature of a rank that reports obstacles to a resize, and joins the group of the new size."""
+"""Resize feature of a rank: reports obstacles to a resize, and joins the group of the new size."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ddp_notebook.stdlib import json
 
 
 class ResizeFeature(Feature):
-    """`%ddp_resize` on a rank."""
+    """Handlers of `%ddp_resize` on a rank."""
 
     def questions(self) -> Mapping[type[Message], Callable[[Any], Coroutine[Any, Any, None]]]:
         return {Inspect: self._inspect, Resized: self._settle}
@@ -25,7 +25,7 @@ class ResizeFeature(Feature):
         shell = self.core.shell
         try:
             facts = unseen(resize_requests.inspect, message, shell.user_ns, shell.user_ns_hidden)
-        except (Exception, SystemExit) as error:  # from a user's object
+        except (Exception, SystemExit) as error:  # from an object of the user
             self.core.send(Checked(request=message.request, error=with_type(error)))
         else:
             self.core.send(Checked(request=message.request, facts=facts))
@@ -35,7 +35,7 @@ class ResizeFeature(Feature):
         assert place is not None
         try:
             done = unseen(resize_requests.settle, message, place, self.core.shell.user_ns)
-        except (Exception, SystemExit) as error:  # from a user's object, or another rank is gone
+        except (Exception, SystemExit) as error:  # from an object of the user, or because another rank has died
             self.core.send(Pulled(request=message.request, error=with_type(error)))
         else:
             self.core.send(Pulled(request=message.request, about=json.dumps(done)))

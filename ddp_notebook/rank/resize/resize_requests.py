@@ -1,4 +1,4 @@
-"""What a rank answers where its session gets more or fewer ranks: before, and once the group of all has formed."""
+"""Replies of a rank to requests of a resize: before it, and after the new group has formed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from ddp_notebook.rank.variables.summary import fingerprints
 from ddp_notebook.stdlib import json, re
 
 _State = tuple[Callable[[], Any], Callable[[Any], object]]
-RANDOM: Mapping[str, _State] = {  # by the names that `%ddp_check` has for them
+RANDOM: Mapping[str, _State] = {  # the names are those of `%ddp_check`
     "random state of torch": (torch.get_rng_state, torch.set_rng_state),
     "random state of CUDA": (torch.cuda.get_rng_state, torch.cuda.set_rng_state),
     "random state of NumPy": (np.random.get_state, np.random.set_state),
@@ -35,20 +35,21 @@ RANDOM: Mapping[str, _State] = {  # by the names that `%ddp_check` has for them
 
 
 class GivenVariables(NamedTuple):
-    """What was handed over."""
+    """Result of `give_variables`."""
 
     names: list[str]
-    left: dict[str, str]  # by name: why it was not
+    left: dict[str, str]  # name -> reason why it was not sent
 
 
 def give_variables(
     handover: Handover, namespace: Mapping[str, Any], names: Sequence[str], states: Collection[str]
 ) -> GivenVariables:
-    """Give variables and random states.
+    """Send variables and random states.
 
     Args:
-        namespace: where the variables are.
-        names: of those to be given; what cannot be pickled is left out.
+        handover: connection to the receiving ranks.
+        namespace: the variables.
+        names: variables to send. Those that cannot be pickled are left out.
         states: names of the random states.
     """
     chosen = {name: namespace[name] for name in names if name in namespace}
@@ -63,7 +64,7 @@ def give_variables(
 
 
 def take_variables(handover: Handover, namespace: dict[str, Any]) -> None:
-    """Take them."""
+    """Receive variables and random states."""
     values, states = handover.result()
     namespace.update(values)
     for name, state in states.items():
@@ -71,13 +72,14 @@ def take_variables(handover: Handover, namespace: dict[str, Any]) -> None:
 
 
 def digests(namespace: Mapping[str, Any], names: Collection[str]) -> dict[str, str]:
-    """A digest of each variable: of what `%ddp_check` compares, of the data in datasets too. But of no buffers, which
-    models in DDP get from rank 0 with each forward, and of no rank of a sampler's, which a new one has of its own. And
-    one of each random state.
+    """Return a digest of each variable and of each random state.
+
+    It covers the same contents as `%ddp_check`, plus the data in datasets. It excludes buffers, which DDP models get
+    from rank 0 at each forward pass, and the rank of a sampler, which differs between ranks.
 
     Args:
-        namespace: the variables.
-        names: of those that are asked for.
+        namespace: variables.
+        names: names of the variables to cover.
 
     Example:
         >>> sorted(digests({"x": 1}, ["x"]))
@@ -85,13 +87,13 @@ def digests(namespace: Mapping[str, Any], names: Collection[str]) -> dict[str, s
     """
     modules = [name for name in names if issubclass(type(namespace[name]), types.ModuleType)]
     inside = {f"{name}.contents": of for name in names if (of := _contents(namespace[name]))}
-    facts = fingerprints({}, ["random"])  # the random states: no variable has that name there
+    facts = fingerprints({}, ["random"])  # only the random states: the empty namespace has no variable `random`
     for variables, asked in ((namespace, set(names) - set(modules)), (inside, set(inside))):
-        if asked:  # else all that has to agree would be meant
+        if asked:  # an empty list would select everything that has to be equal
             facts |= fingerprints(variables, sorted(asked))
     facts |= {name: {"kind": "variable", "value": namespace[name].__name__} for name in modules}
     there = {_variable(entry) for entry, fact in facts.items() if fact["kind"] != "within"}
-    for name in set(names) - there:  # a loader's sampler: its entries are the loader's
+    for name in set(names) - there:  # samplers of loaders: their entries belong to the loader
         facts |= fingerprints(namespace, [name])
     by_variable: dict[str, list[Any]] = {}
     for entry, fact in facts.items():
@@ -108,7 +110,8 @@ def _variable(entry: str) -> str:
 
 
 def _contents(value: Any) -> dict[str, Any]:
-    """What a dataset holds, or that of a loader or sampler: of data `%ddp_check` compares the lengths alone."""
+    """Return the contents of a dataset, also that of a loader or sampler. `%ddp_check` only compares the length of
+    data."""
     if issubclass(type(value), DataLoader | DistributedSampler):
         value = value.dataset
     return dict(getattr(value, "__dict__", {})) if issubclass(type(value), Dataset) else {}
@@ -118,30 +121,32 @@ _MEET = timedelta(seconds=60)
 
 
 def inspect(message: Inspect, namespace: dict[str, Any], hidden: Collection[str]) -> dict[str, Any]:
-    """Answer `Inspect`.
+    """Return the reply to `Inspect`.
 
     Args:
-        namespace: the user's variables.
-        hidden: names in it that are not the user's.
+        message: the request.
+        namespace: variables of the user.
+        hidden: names in it that do not belong to the user.
     """
     found = ResizeBlockers(namespace)
     names = [name for name in names_of_user(namespace, hidden) if name not in found.sharded]
     compared = digests(namespace, names) if message.compares else {}
-    in_order = [name for name in names if name in compared]  # so that a model and what it wraps are told as elsewhere
+    in_order = [name for name in names if name in compared]  # usual order, for a model and its wrapper
     compared = {name: compared.pop(name) for name in in_order} | compared
     return {"sharded": found.sharded, "others": found.others, "digests": compared}
 
 
 def settle(message: Resized, place: Form, namespace: dict[str, Any]) -> dict[str, Any]:
-    """Do what `Resized` says.
+    """Handle `Resized` and return the reply.
 
     Args:
-        place: of this rank now.
-        namespace: the user's variables.
+        message: the request.
+        place: new place of this rank.
+        namespace: variables of the user.
 
     Raises:
-        RuntimeError: another rank that takes part is gone.
-        whatever the pickling of a variable raises.
+        RuntimeError: another participating rank has died.
+        Exception: any error when a variable is pickled.
     """
     given = GivenVariables([], {})
     if message.number >= 0:

@@ -1,5 +1,7 @@
-"""What is in shards: gathered while the ranks are as many as it was made for, and scattered over as many as there are
-then, into what a function of the user's builds."""
+"""Gather sharded objects before a resize, and shard them over the new number of ranks after it.
+
+A function of the user builds the new objects.
+"""
 
 from __future__ import annotations
 
@@ -9,26 +11,26 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-_gathered: dict[str, Any] = {}  # by name of the variable; on rank 0 the whole state
+_gathered: dict[str, Any] = {}  # variable name -> complete state, on rank 0
 
 
 class CannotBuildError(Exception):
-    """What is in shards cannot be had again: says why, and what to do."""
+    """Sharded objects cannot be built again. The message contains the reason and a remedy."""
 
-    def _render_traceback_(self) -> list[str]:  # its frames are ours, below a line that no user has written
+    def _render_traceback_(self) -> list[str]:  # omit internal frames
         return [f"{type(self).__name__}: {self}"]
 
 
 def gather(namespace: Mapping[str, Any], build: str, names: Sequence[str]) -> None:
-    """Bring models and their optimizers together, in the memory of rank 0's host. Nothing else is changed.
+    """Gather models and their optimizers in the memory of rank 0's host. Nothing else is changed.
 
     Args:
-        namespace: the user's variables.
-        build: name of the function that is to build them anew.
-        names: of what is in shards.
+        namespace: variables of the user.
+        build: name of the function that will build them again.
+        names: names of the sharded objects.
 
     Raises:
-        CannotBuildError: there is no such function, or no model of an optimizer.
+        CannotBuildError: the function does not exist, or the model of an optimizer is missing.
     """
     from torch.distributed.checkpoint.state_dict import (
         StateDictOptions,
@@ -54,10 +56,10 @@ def gather(namespace: Mapping[str, Any], build: str, names: Sequence[str]) -> No
 
 
 def build(namespace: dict[str, Any], name: str) -> None:
-    """Call the function and load what was gathered into what it returns, which takes the place of the variables.
+    """Call the user's function, load the gathered state into its results, and replace the variables.
 
     Raises:
-        CannotBuildError: it does not return all that was gathered.
+        CannotBuildError: the function does not return all gathered objects.
     """
     from torch.distributed.checkpoint.state_dict import (
         StateDictOptions,
@@ -76,7 +78,7 @@ def build(namespace: dict[str, Any], name: str) -> None:
     if missing := [one for one in shared[0] if one not in made]:
         raise CannotBuildError(f"{name}() did not return {', '.join(missing)}, which was in shards: add it to the dict")
     whole = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
-    for one in shared[0]:  # models first: optimizers need them as they will be
+    for one in shared[0]:  # models first: optimizers need their final parameters
         if isinstance(made[one], torch.nn.Module):
             set_model_state_dict(made[one], _gathered.get(one) or {}, options=whole)
     for one in shared[0]:
@@ -88,7 +90,7 @@ def build(namespace: dict[str, Any], name: str) -> None:
 
 
 def _model_of(optimizer: torch.optim.Optimizer, variables: Mapping[str, Any]) -> torch.nn.Module:
-    """The model whose parameters an optimizer has."""
+    """Return the model whose parameters an optimizer holds."""
     its = {id(p) for group in optimizer.param_groups for p in group["params"]}
     for value in variables.values():
         if isinstance(value, torch.nn.Module) and its <= {id(p) for p in value.parameters()}:

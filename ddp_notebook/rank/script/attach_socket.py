@@ -1,11 +1,10 @@
-"""The door of a rank: a Unix socket at which one notebook at a time comes in. That it is there is all that this process
-knows of it: the connection ends with the notebook, however that ends.
+"""Unix socket of a rank, at which one notebook at a time can attach. Closing the connection detaches the notebook.
 
     notebook -> rank   ObserveScript
     rank -> notebook   Admitted, or Refused
-    rank -> notebook   Replaced: another notebook has attached instead, as it asked for
+    rank -> notebook   Replaced: another notebook has attached instead, as requested
 
-Nothing else travels here, so a notebook that does not read keeps nobody waiting.
+No other data uses this connection, so a notebook that does not read cannot block the rank.
 """
 
 from __future__ import annotations
@@ -18,21 +17,21 @@ from ddp_notebook.messages.first_messages import Admitted, ObserveScript, Refuse
 from ddp_notebook.registry import entries, unix_sockets
 from ddp_notebook.stdlib import logging, os, socket, threading
 
-_GREETING_S = 2.0  # what who comes in gets to say who it is
-_LOOK_S = 2.0  # between two looks whether a cleaner has removed the socket
+_GREETING_S = 2.0  # timeout for the first message of a notebook
+_LOOK_S = 2.0  # interval of the check whether a cleaner has removed the socket
 _log = logging.getLogger(__name__)
 
 
 class AttachSocket:
-    """Listens, in a thread, which sleeps while nobody comes or goes.
+    """Attach socket of a rank, served by a thread that sleeps while idle.
 
     Args:
-        path: of the socket.
-        begin: a notebook has come, and said this. In the thread.
-        end: it has gone. In the thread.
+        path: path of the socket.
+        begin: called in the thread with the request of an attaching notebook.
+        end: called in the thread when the notebook has detached.
 
     Raises:
-        OSError: the socket cannot be made.
+        OSError: the socket cannot be created.
     """
 
     def __init__(self, path: Path, begin: Callable[[ObserveScript], object], end: Callable[[], object]) -> None:
@@ -46,7 +45,7 @@ class AttachSocket:
         threading.Thread(target=self._run, name="ddp-door", daemon=True).start()
 
     def _leave(self) -> None:
-        """In a forked child: a notebook would take the connection that it holds for the rank's."""
+        """Close the sockets in a forked child, because a notebook would take its copy for the rank's connection."""
         for one in (self._listener, self._guest):
             if one is not None:
                 one.close()
@@ -62,11 +61,11 @@ class AttachSocket:
                     self._on_gone()
                 if self._listener in readable:
                     self._let_in(self._listener.accept()[0])
-            except Exception:  # the script goes on, and the next notebook may come
+            except Exception:  # the script continues, and another notebook may attach
                 _log.info("what came in at the door has failed", exc_info=True)
 
     def keep(self, entry: entries.Entry) -> None:
-        """Make this entry and the socket again from now on, when a cleaner has removed one of them."""
+        """Recreate this entry and its socket from now on when a cleaner has removed one of them."""
         self.entry = entry
 
     def _restore(self) -> None:
@@ -93,10 +92,10 @@ class AttachSocket:
         self._begin(said)
 
     def _accepted(self, guest: socket.socket) -> ObserveScript:
-        """Read what a notebook asks for.
+        """Read the request of a notebook.
 
         Raises:
-            AttachSocketError: it is refused, and was told why.
+            AttachSocketError: the request was rejected, and the notebook got the reason.
         """
         try:
             said = unix_sockets.hear(guest, ObserveScript)

@@ -1,5 +1,7 @@
-"""End the operation that a script waits in: its connections are cut, and the operation raises the same error as when a
-peer is gone. Nothing else is refused afterwards (a cell refuses it), so a script that handles such an error goes on.
+"""Abort the operation that a script waits in.
+
+Its connections are aborted, and the operation raises the same error as after the death of a peer. Unlike in a cell,
+later operations are not rejected, so a script that handles the error can continue.
 """
 
 from __future__ import annotations
@@ -17,23 +19,27 @@ from ddp_notebook.stdlib import time
 _LOOK_S = 0.02
 
 
-_PATIENCE_S = 0.1  # then waits at a store are cut too
+_PATIENCE_S = 0.1  # after this time, waits at a store are aborted too
 
 
 _LIMIT_S = 5.0
 
 
-_FORMING_S = 0.5  # a group that forms faster is not in anybody's way
+_FORMING_S = 0.5  # a group that forms faster is not aborted
 
 
 def free(recorder: Recorder, connections: Connections, release: Release, name: str, group: str, number: int) -> str:
-    """Cut what this process waits in, until it does not wait there any more.
+    """Abort the operation that this process waits in, until the wait has ended.
 
     Args:
-        name, group, number: of the operation that is to be cut, and no other; name "": the forming of a group.
+        recorder: operations of the process.
+        connections: connections to abort.
+        release: current wait of the main thread.
+        name, group, number: the operation to abort. With an empty name, abort the forming of a group.
 
     Returns:
-        What was cut, in words: "all_reduce #46 of group default (train.py:13 in main)"; "": it does not wait in that.
+        A description of the aborted operation: "all_reduce #46 of group default (train.py:13 in main)". "" if the
+        process does not wait in it.
     """
 
     def calls() -> list[Call]:

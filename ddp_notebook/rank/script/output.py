@@ -1,6 +1,6 @@
 """Separate output pipes for each torchrun rank of a notebook's job. The notebook reads their other ends.
 
-torchrun gives all ranks one pipe, in which their lines are mixed and cut.
+torchrun gives all ranks one pipe, in which lines are mixed and split.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ _ANSWER_S = 5.0  # timeout for the notebook to accept the pipes
 
 
 def to_notebook() -> None:
-    """Send what this process writes to the notebook that has started the job, if there is one.
+    """Send the output of this process to the notebook that has started the job, if there is one.
 
-    Programs that this process starts write to these pipes too. If the notebook does not take them, a line says so, and
-    the output stays where torchrun sends it. Python's text on stdout and stderr keeps its order (`wire.stream_order`).
+    Child processes inherit these pipes. If the notebook does not accept them, a line is printed and the output stays
+    with torchrun. The order of Python's text on stdout and stderr is preserved (`wire.stream_order`).
     """
-    at = os.environ.pop(OUTPUT_VARIABLE, "")  # not for children: their output belongs to this rank
+    at = os.environ.pop(OUTPUT_VARIABLE, "")  # not inherited: the output of children belongs to this rank
     if not at:
         return
     reads: list[int] = []

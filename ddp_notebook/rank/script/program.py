@@ -1,4 +1,4 @@
-"""Another program, run in this process as Python itself would run it: a script, or with `-m` a module."""
+"""Run another program in this process like Python: a script, or with `-m` a module."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _OURS = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__
 
 
 def run(arguments: list[str]) -> None:
-    """Run it, to its end.
+    """Run a program to its end.
 
     Args:
         arguments: `SCRIPT [ARGUMENT ...]` or `-m MODULE [ARGUMENT ...]`.
 
     Raises:
-        whatever the program raises. A traceback that Python then shows has no frames of this package.
+        BaseException: any error of the program. The traceback that Python prints has no frames of this package.
     """
     sys.excepthook = _show
     if arguments[0] == "-m":
@@ -28,11 +28,11 @@ def run(arguments: list[str]) -> None:
         return
     sys.argv = arguments
     path = arguments[0]
-    if not getattr(sys.flags, "safe_path", False):  # here is what `-m ddp_notebook...` has put: the working directory
+    if not getattr(sys.flags, "safe_path", False):  # `-m ddp_notebook...` has put the working directory here
         sys.path[0] = os.path.dirname(os.path.realpath(path))
     with open(path, "rb") as file:
         code = compile(file.read(), path, "exec")
-    # It stays: threads, and what runs at the end, still see its names, which `runpy.run_path` would clear.
+    # Keep the module: threads and exit handlers still need its names, which `runpy.run_path` would clear.
     module = ModuleType("__main__")
     module.__dict__.update(__file__=path, __builtins__=__builtins__, __cached__=None)
     sys.modules["__main__"] = module
@@ -40,7 +40,7 @@ def run(arguments: list[str]) -> None:
 
 
 def _show(kind: type[BaseException], error: BaseException, at: TracebackType | None) -> Any:
-    """Python's own, without the frames that are there only because the program runs in ours."""
+    """Print an exception like Python, without the frames of this package."""
     seen: set[int] = set()
     left: list[BaseException | None] = [error]
     while left:
@@ -53,8 +53,10 @@ def _show(kind: type[BaseException], error: BaseException, at: TracebackType | N
 
 
 def _without_ours(at: TracebackType | None) -> TracebackType | None:
-    """Remove the frames of this package from a traceback, also the last ones, which call torch for the program. An
-    error of this package alone keeps its own."""
+    """Remove the frames of this package from a traceback, including the last ones, which call torch for the program.
+
+    An error that only has frames of this package keeps them.
+    """
     every: list[TracebackType] = []
     while at is not None:
         every.append(at)

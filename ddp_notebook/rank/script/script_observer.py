@@ -1,8 +1,8 @@
-"""What is seen of a script in this process, and told to the notebook that looks; nobody needs to.
+"""Observes a script in this process and reports to the attached notebook, if any.
 
-The script's operations are seen all the time, so that a notebook which comes when they hang knows who waits for whom.
-Recorded is only what happens while a notebook is there. It cannot hold the script up: records wait in the event buffer,
-which drops and counts the oldest, and of its messages the notebook gets no more while it has not taken fifty.
+Operations of the script are always observed, so that a notebook can attach during a hang and show which ranks wait.
+Rows are only recorded while a notebook is attached. The notebook cannot slow the script down: rows wait in the event
+buffer, which drops and counts the oldest ones. After 50 unacknowledged messages, no further batches are sent.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ if TYPE_CHECKING:
     from ddp_notebook.messages.script_abort import Cut
 
 
-_MOST_WAITING = 50  # messages that the notebook has not acknowledged, before no further batch is sent
-_FAREWELL_S = 2.0  # what a notebook that is there gets to take the last ones
-_MOST_LINES = 200  # of a traceback
+_MOST_WAITING = 50  # maximum number of unacknowledged messages before batches are held back
+_FAREWELL_S = 2.0  # timeout for the attached notebook to receive the last messages
+_MOST_LINES = 200  # maximum length of a traceback
 
 
 class ScriptObserver:
-    """One rank.
+    """Observer of one rank.
 
     Args:
-        place: of this process.
+        place: registry data of this process.
     """
 
     def __init__(self, place: RankEntry) -> None:
         self._place = place
         self._lock = threading.Lock()
-        self._seen: _Seen | None = None  # once torch is there
+        self._seen: _Seen | None = None  # set when torch is imported
         self._told: ObserveScript | None = None  # from the attached notebook
         self._agent: Any = None
         self._round = 0
@@ -45,10 +45,10 @@ class ScriptObserver:
     # ---- the main thread
 
     def install(self) -> None:
-        """Torch is there: see what the script does with it."""
+        """Start to observe torch. Call it after torch was imported."""
         try:
             seen = _Seen(lambda: self._place.rank, self._send, self._is_busy)
-        except (AttributeError, ImportError, RuntimeError, TypeError) as error:  # another torch than was known here
+        except (AttributeError, ImportError, RuntimeError, TypeError) as error:  # unknown torch version
             print(
                 f"ddp_notebook: a notebook cannot attach to scripts with this version of torch ({error})",
                 file=sys.stderr,
@@ -60,7 +60,7 @@ class ScriptObserver:
                 self._watch(self._told)
 
     def end(self, failure: BaseException | None) -> None:
-        """The script has ended: tell the notebook, if there is one, and wait a moment until it knows."""
+        """Report the end of the script to the attached notebook, and wait briefly for its acknowledgement."""
         with self._lock:
             agent, seen = self._agent, self._seen
         if agent is None or seen is None:
@@ -78,14 +78,14 @@ class ScriptObserver:
     # ---- the door's thread
 
     def begin(self, said: ObserveScript) -> None:
-        """A notebook has attached."""
+        """Attach a notebook."""
         with self._lock:
             self._told = said
             if self._seen is not None:
                 self._watch(said)
 
     def leave(self) -> None:
-        """The notebook has gone: what was to be sent to it is dropped."""
+        """Detach the notebook and drop unsent messages."""
         with self._lock:
             self._told = None
             if self._seen is not None:
@@ -95,7 +95,7 @@ class ScriptObserver:
             agent.endpoint.close()
 
     def _watch(self, said: ObserveScript) -> None:
-        import ddp_notebook.messages.script_abort  # noqa: F401  # its messages are known from then on
+        import ddp_notebook.messages.script_abort  # noqa: F401  # registers its message classes
         from ddp_notebook.rank.agent import RankAgent
 
         assert self._seen is not None
@@ -140,7 +140,7 @@ class ScriptObserver:
             agent.send(WasCut(request=asked.request, what=what))
 
     def _vitals(self, *, with_shortages: bool) -> dict[str, Any]:
-        """Return the fields of `Vitals`. Resources that a script has run out of are not looked for."""
+        """Return the fields of `Vitals`. Exhausted resources of a script are not checked."""
         del with_shortages
         from ddp_notebook.rank.cell.exceptions import with_type
 
@@ -153,7 +153,7 @@ class ScriptObserver:
 
 
 class _Seen:
-    """What needs torch. Made in the main thread, right after torch was imported."""
+    """Parts of the observer that need torch. Created in the main thread, right after torch was imported."""
 
     def __init__(self, rank: Callable[[], int], send: Callable[[bytes], None], is_busy: Callable[[], bool]) -> None:
         from ddp_notebook.rank.cell.current_line import CurrentLine
@@ -186,14 +186,14 @@ class _Seen:
         atexit.register(close)
 
     def begin(self, number: int) -> None:
-        """Record from now on, for a notebook that knows nothing yet."""
+        """Start recording for a notebook without earlier data."""
         from ddp_notebook.messages.record_options import RecordOptions
 
         self.recording.tell_again()
         self.recording.begin_cell(number, number, RecordOptions(level="values"), {})
 
     def stop(self) -> None:
-        """Record nothing any more."""
+        """Stop recording."""
         event_buffer = self.recording.event_buffer
         event_buffer.level = 0
         event_buffer.pop(len(event_buffer))
@@ -205,7 +205,7 @@ class _Seen:
         return free(self._recorder, self._connections, self._release, *which)
 
     def vitals(self) -> dict[str, Any]:
-        """What the main thread is in, as fields of `Vitals`."""
+        """Return the position of the main thread, as fields of `Vitals`."""
         import torch
         import torch.distributed as dist
 
@@ -219,7 +219,7 @@ class _Seen:
         }
 
     def last_words(self, failure: BaseException | None, began_s: float) -> dict[str, Any]:
-        """Where and in what the script has failed, as fields of `CellDone`."""
+        """Return the position and operation of the script's error, as fields of `CellDone`."""
         failed = None if failure is None else self._recorder.failed
         return {
             "duration_s": time.monotonic() - began_s,

@@ -1,12 +1,12 @@
-"""What a rank holds of models that are spread over ranks.
+"""Models that are sharded over ranks: placement, memory and detection of mistakes on one rank.
 
-feature             what sharding adds to a rank
-shards              which part of which tensor it has
-memory              the memory that parameters, gradients, optimizer state, activations and the rest take
-mistakes            wrong uses that nothing else complains about, put together
+feature             hooks of the sharding feature
+shards              parts of tensors that this rank holds
+memory              memory of parameters, gradients, optimizer state, activations and other data
+mistakes            combines the checks for silent mistakes
 scaling             gradients clipped while they are scaled, or averaged too late
-replicas            what is said to be the same on all ranks
-saves               what was saved, and where
-observed_functions  functions of torch that somebody looks at before they run, or when they have returned
-equations           meshes and placements that do not fit, with their numbers
+replicas            tensors that must be equal on all ranks
+saves               paths and contents of saved checkpoints
+observed_functions  calls a function before or after a torch function
+equations           errors with numbers for meshes and placements that do not match
 """

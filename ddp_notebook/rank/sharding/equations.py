@@ -1,4 +1,4 @@
-"""Meshes and placements that do not fit are told with the numbers that do not."""
+"""Extend the errors for inconsistent meshes and placements by the numbers that do not match."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from torch.distributed import get_rank, get_world_size
 
 from ddp_notebook.stdlib import functools
 
-_HOLDERS = (  # of the functions' names
+_HOLDERS = (  # modules that contain the functions
     *("torch.distributed", "torch.distributed.device_mesh", "torch.distributed.tensor"),
     *("torch.distributed.fsdp", "torch.distributed.fsdp._fully_shard"),
 )
 
 
 def watch() -> None:
-    """Say more where torch's functions that make meshes, DTensors and shards refuse something.
+    """Wrap the torch functions that create meshes, DTensors and shards, to extend their errors.
 
     Raises:
-        ImportError, AttributeError: this torch has no such functions.
+        ImportError, AttributeError: this torch version lacks these functions.
     """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
@@ -30,7 +30,7 @@ def watch() -> None:
 
     DTensor.redistribute = _around(DTensor.redistribute, _of_redistribution, _check_count)  # type: ignore[method-assign]
     DTensor.from_local = staticmethod(_around(DTensor.from_local, _of_placements))  # type: ignore[method-assign]
-    torch.compiler.allow_in_graph(DTensor.from_local)  # torch.compile knows torch's own by identity
+    torch.compiler.allow_in_graph(DTensor.from_local)  # torch.compile recognizes the original by identity
     for original, say in (
         (init_device_mesh, _of_mesh),
         (distribute_tensor, _of_placements),
@@ -56,11 +56,11 @@ def _around(
             words = ""
             try:
                 words = say(*args, **named)
-            except (TypeError, ValueError, AttributeError):  # arguments that mean nothing: torch's words say that
+            except (TypeError, ValueError, AttributeError):  # invalid arguments: keep the error of torch
                 raise error from None
             if not words:
                 raise
-            raise type(error)(f"{words} (torch: {error})") from error  # who catches it knows torch's kind and words
+            raise type(error)(f"{words} (torch: {error})") from error  # same class and text, for code that catches it
 
     return function
 
@@ -90,9 +90,9 @@ def _of_redistribution(tensor: Any, device_mesh: Any = None, placements: Any = N
 
 
 def _check_count(tensor: Any, device_mesh: Any = None, placements: Any = None, *_: Any, **__: Any) -> None:
-    """torch 2.13 takes any number of placements here, and makes a DTensor of which nothing is right."""
+    """Check the number of placements. torch 2.13 accepts any number and then creates an invalid DTensor."""
     mesh = tensor.device_mesh if device_mesh is None else device_mesh
-    if isinstance(placements, Sequence) and len(placements) != mesh.ndim:  # torch takes an iterator as well
+    if isinstance(placements, Sequence) and len(placements) != mesh.ndim:  # torch also accepts an iterator
         raise ValueError(_of_placements(tensor, mesh, placements))
 
 

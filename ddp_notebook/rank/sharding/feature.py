@@ -1,4 +1,4 @@
-"""The feature of a rank that finds wrong uses of sharded models, and explains the errors that torch raises then."""
+"""Sharding feature of a rank: detects mistakes with sharded models, and explains the resulting torch errors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ddp_notebook.stdlib import contextlib
 
 
 class ShardingFeature(Feature):
-    """Reports wrong uses of models that are spread over ranks."""
+    """Reports mistakes with models that are sharded over ranks."""
 
     def __init__(self, core: Core) -> None:
         super().__init__(core)
@@ -31,14 +31,14 @@ class ShardingFeature(Feature):
 
 
 def watch(recorder: Recorder) -> Mistakes:
-    """Look for wrong uses from now on. Call it before the recording is made, which notes modules for it.
+    """Start to detect mistakes. Call it before the recording is created, which registers modules for it.
 
     Args:
-        recorder: sees collectives, and knows the modules that they are for.
+        recorder: collectives of the rank, and the modules that use them.
     """
     mistakes = Mistakes(recorder, recorder.modules)
     mistakes.watch()
-    with contextlib.suppress(ImportError, AttributeError):  # this torch lacks a function: its own errors stay
+    with contextlib.suppress(ImportError, AttributeError):  # this torch version lacks a function: its own errors stay
         equations.watch()
     return mistakes
 

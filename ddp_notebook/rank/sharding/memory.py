@@ -1,8 +1,8 @@
-"""The memory that this rank's training takes, by what it is for.
+"""Memory of this rank's training by purpose.
 
-Parameters, gradients and optimizer state are counted by their storages, each once, where the optimizer steps.
-Activations and what is temporary come from torch's own trackers. All are the most of their kind, so that the peak of
-all together may be less than their sum.
+Parameters, gradients and optimizer state are measured at the optimizer step by their storages, each counted once.
+Activations and temporary memory are measured by torch's memory trackers. Each number is a separate maximum, so the peak
+of the total may be smaller than their sum.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 _HELD = ("Parameter", "Sharded Param", "Buffer", "Gradient", "Sharded Grad", "Optstate", "OptState")
-_AROUND = ("ZeroRedundancyOptimizer",)  # has the state in another optimizer
+_AROUND = ("ZeroRedundancyOptimizer",)  # optimizer classes that hold their state in an inner optimizer
 
 
 def held(namespace: Mapping[str, Any]) -> dict[str, int]:
-    """Bytes of the parameters, buffers, gradients and optimizer state of all models and optimizers among variables.
+    """Return the bytes of parameters, buffers, gradients and optimizer state of all models and optimizers in variables.
 
     Example:
         >>> held({"model": torch.nn.Linear(3, 5)})
@@ -43,16 +43,19 @@ def held(namespace: Mapping[str, Any]) -> dict[str, int]:
 
 
 def measure(namespace: dict[str, Any], code: str, number: int = 1) -> dict[str, int]:
-    """Run code, and tell the memory that it took: `held` where an optimizer stepped last, the most of `activations` and
-    `temporary`, and the `peak` of all together.
+    """Run code and measure its memory.
 
     Args:
-        namespace: the variables.
-        code: the user's, such as "step()". Empty: nothing runs, and what is held now is told.
-        number: in the `In [n]` of its cell.
+        namespace: variables.
+        code: code of the user, such as "step()". With an empty string, nothing runs and the current memory is returned.
+        number: number in the `In [n]` of its cell.
+
+    Returns:
+        The numbers of `held` at the last optimizer step, the maxima of `activations` and `temporary`, and the `peak` of
+        the total.
 
     Raises:
-        whatever the code raises.
+        Exception: any error of the code.
     """
     if not code:
         now = held(namespace)
@@ -73,13 +76,14 @@ def measure(namespace: dict[str, Any], code: str, number: int = 1) -> dict[str, 
 
 
 def _file_of(code: str, number: int) -> str:
-    """A name by which tracebacks find the code, and the number of its cell."""
+    """Return a file name with which tracebacks find the code and the number of its cell."""
     shell = get_ipython()
     return "<memory>" if shell is None else str(shell.compile.cache(code, number))
 
 
 def _look_often(tracker: Any, most: dict[str, int]) -> None:
-    """Note the most of each kind, whenever the tracker looks for its peak. (Its own snapshot is of the peak only.)"""
+    """Update the maximum of each kind whenever the tracker updates its peak. (Its own snapshot only covers the
+    peak.)"""
     update = tracker._update_peak_stats
 
     def look(state: Any) -> None:
@@ -96,8 +100,10 @@ def _look_often(tracker: Any, most: dict[str, int]) -> None:
 
 
 def _let_begin_again(tracker: Any) -> None:
-    """Let a model be called again, as where gradients are accumulated: torch's tracker wants to be told to forget what
-    it knows of the modules of the call before. (Of a model in FSDP it cannot.)"""
+    """Allow repeated calls of a model, for example for gradient accumulation.
+
+    torch's tracker must be reset before the second call. (It does not support this for FSDP models.)
+    """
     enter = tracker._pre_fw_hook
 
     def enter_anew(module: torch.nn.Module, inputs: Any) -> None:
@@ -111,10 +117,10 @@ def _let_begin_again(tracker: Any) -> None:
 
 
 def _tracker(namespace: Mapping[str, Any]) -> Any:
-    """torch's tracker: the one for FSDP where there is one model in FSDP 2, else the general one.
+    """Return the memory tracker of torch: the one for FSDP if there is one FSDP2 model, else the general one.
 
     Raises:
-        NotImplementedError: there are more of them, or no optimizer is there for it.
+        NotImplementedError: there are several FSDP2 models.
     """
     from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
     from torch.distributed._tools.mem_tracker import MemTracker
@@ -139,7 +145,7 @@ def _tracker(namespace: Mapping[str, Any]) -> Any:
 
 
 def _training(namespace: Mapping[str, Any]) -> tuple[list[torch.nn.Module], list[torch.optim.Optimizer]]:
-    """The models and optimizers among the variables, each once; of a sharded optimizer the one inside."""
+    """Return the models and optimizers among variables, each once. For a sharded optimizer, return the inner one."""
     own = {id(value): value for name, value in namespace.items() if not name.startswith("_")}.values()
     models = [value for value in own if issubclass(type(value), torch.nn.Module)]
     optimizers = [value for value in own if issubclass(type(value), torch.optim.Optimizer)]
@@ -156,7 +162,7 @@ def _tensors(state: Any) -> Iterator[torch.Tensor]:
 
 
 def _nbytes(tensors: Iterable[torch.Tensor], seen: set[int]) -> int:
-    """Of the tensors' storages that were not seen yet."""
+    """Return the size of the tensors' storages that are not in `seen`, and add them to `seen`."""
     found = 0
     for tensor in tensors:
         local = tensor._local_tensor if isinstance(tensor, DTensor) else tensor  # `to_local` waits for its collective

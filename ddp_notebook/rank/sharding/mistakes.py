@@ -1,6 +1,7 @@
-"""Wrong uses that nothing else complains about: the training goes on, and learns nothing, or something else.
+"""Detection of silent mistakes: training continues, but learns nothing or something else.
 
-Some a rank sees by itself; of others the notebook compares what ranks tell (`run/consistency/disagreements`).
+A rank detects some of them alone. For others, the notebook compares facts of all ranks
+(`run/consistency/disagreements`).
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from ddp_notebook.stdlib import contextlib, gc
 
 
 def explain_unsharded(error: BaseException) -> str:
-    """What an AttributeError comes of, where FSDP would have given a model that method, or DTensor a tensor; else "".
+    """Explain an AttributeError if FSDP or DTensor has the missing method; otherwise return "".
 
     Example:
         >>> import torch.distributed.fsdp
@@ -49,7 +50,7 @@ def explain_unsharded(error: BaseException) -> str:
 
 
 def _has(module: str, kind: str, name: str) -> bool:
-    """Whether a class of torch has this public method by itself. Nobody has a sharded model who has not imported it."""
+    """Return whether a torch class defines this public method. False if its module is not imported."""
     return not name.startswith("_") and name in vars(getattr(sys.modules.get(module), kind, object))
 
 
@@ -60,7 +61,7 @@ def _of_model(model: Any, name: str) -> str:
             f"this {kind} was not given to fully_shard, though its parameters are DTensors: call {name} on a model "
             f"that was, or call fully_shard on this {kind} as well, before that"
         )
-    if any(hasattr(one, "_is_flat_param") for one in parameters):  # FSDP1, which has no such methods
+    if any(hasattr(one, "_is_flat_param") for one in parameters):  # FSDP1 has no such methods
         return ""
     whole = sum(one.nbytes for one in parameters)
     ranks = get_world_size() if is_initialized() else 0
@@ -68,14 +69,15 @@ def _of_model(model: Any, name: str) -> str:
     return f"this {kind} is not sharded: {equation}call fully_shard on it first, which gives it {name}"
 
 
-_KEEPER = "FSDPParam"  # FSDP's
+_KEEPER = "FSDPParam"  # class of FSDP that holds a sharded parameter
 
 
 def of_optimizers(namespace: Mapping[str, Any]) -> list[str]:
-    """Optimizers that hold what a model had before it was sharded: `fully_shard` and `parallelize_module` put other
-    parameters in its place, so their steps change nothing.
+    """Return a sentence for each optimizer that holds parameters from before its model was sharded.
 
-    Only where no module of this process has these parameters, and one of a sharded model has each one's shape.
+    `fully_shard` and `parallelize_module` replace the parameters of a model, so steps of such an optimizer change
+    nothing. An optimizer is only reported if no module of this process has its parameters, and a sharded model has
+    parameters of these shapes.
 
     Example:
         >>> model = torch.nn.Linear(2, 2)
@@ -103,13 +105,13 @@ def of_optimizers(namespace: Mapping[str, Any]) -> list[str]:
 
 
 def _outermost(names: set[str], models: Mapping[str, torch.nn.Module]) -> list[str]:
-    """Those of the models that are in no other model, sorted by name."""
+    """Return the names of models that are not part of another model, sorted."""
     inside = {id(part) for model in models.values() for part in list(torch.nn.Module.modules(model))[1:]}
     return sorted(name for name in names if id(models[name]) not in inside)
 
 
 def _sentence(optimizer: str, orphans: int, models: list[str]) -> str:
-    """The mistake in words: the optimizer holds so many parameters from before these models were sharded."""
+    """Return the sentence about an optimizer that holds parameters from before its models were sharded."""
     of, was = " and ".join(models), "was" if len(models) == 1 else "were"
     return (
         f"{optimizer} holds {orphans} parameter{'s' * (orphans > 1)} that no model uses: it was made before {of} {was} "
@@ -118,11 +120,13 @@ def _sentence(optimizer: str, orphans: int, models: list[str]) -> str:
 
 
 def _is_in_a_module(parameters: list[torch.Tensor]) -> bool:
-    """Whether a module anywhere in this process has one of these, or FSDP keeps it for one that is gathered just now:
-    behind a forward without a backward the root, or all of it, stays so."""
+    """Return whether a module of this process has one of these parameters, or FSDP holds it for a gathered module.
+
+    After a forward pass without a backward pass, the root module or the whole model stays gathered.
+    """
     parameters = [p for p in parameters if isinstance(p, torch.nn.Parameter)]
     if not parameters:
-        return True  # tensors of the user's own
+        return True  # plain tensors of the user
     wanted = {id(p) for p in parameters}
     for one in gc.get_objects():
         if issubclass(type(one), torch.nn.Module) and any(id(p) in wanted for p in one._parameters.values()):
@@ -138,15 +142,15 @@ _WRONG = (
 
 
 def watch_nested_ddp() -> None:
-    """Say in a cell that a model is put into DDP a second time."""
+    """Print a warning in a cell that wraps a model in DDP twice."""
     after(DistributedDataParallel, "__init__", _look)
 
 
 def nested_ddp(namespace: Mapping[str, Any]) -> list[str]:
-    """Return a sentence for each variable whose model is in DDP twice.
+    """Return a sentence for each variable whose model is wrapped in DDP twice.
 
     Args:
-        namespace: the variables.
+        namespace: variables.
     """
     twice = [name for name, model in namespace.items() if _is_twice(model)]
     return [f"{name} {_WRONG} {name} = {name}.module undoes one of them" for name in twice]
@@ -166,14 +170,14 @@ def _look(_: Any, module: torch.nn.Module | None = None, *__: Any, **___: Any) -
 
 
 class Mistakes:
-    """This rank's.
+    """Mistakes of this rank.
 
     Args:
-        recorder: sees collectives.
-        modules: knows their names.
+        recorder: collectives of the rank.
+        modules: names of modules.
 
     Attributes:
-        cell: the number of the running cell, the same on all ranks. The parts reset themselves when it has changed.
+        cell: number of the running cell, the same on all ranks. The checks reset themselves when it changes.
     """
 
     def __init__(self, recorder: Recorder, modules: Modules) -> None:
@@ -190,17 +194,18 @@ class Mistakes:
         self._saves = Saves(cell)
 
     def watch(self) -> None:
-        """Begin to look. Of what this torch does not have nothing is said."""
+        """Start to detect mistakes. Checks that need functions missing in this torch version are skipped."""
         for watch in (self._scaling.watch, self._replicas.watch, self._saves.watch, watch_nested_ddp):
             with contextlib.suppress(ImportError, AttributeError):
                 watch()
 
     def facts(self, namespace: Mapping[str, Any]) -> dict[str, Any]:
-        """What to tell the notebook, as JSON: `told`, what is wrong in words; `replicas` and `saves`, to be compared
-        with those of other ranks. Empty if there is nothing.
+        """Return facts for the notebook as JSON; empty if there are none.
+
+        `told` contains sentences about mistakes. `replicas` and `saves` are compared with those of other ranks.
 
         Args:
-            namespace: the variables.
+            namespace: variables.
         """
         facts = {
             "told": [*of_optimizers(namespace), *nested_ddp(namespace), *self._scaling.facts()],

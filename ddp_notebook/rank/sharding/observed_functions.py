@@ -1,4 +1,4 @@
-"""Functions of torch that somebody looks at before they run, or when they have returned."""
+"""Hooks that call a function before or after a function of torch."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ _log = logging.getLogger(__name__)
 
 
 def before(owner: Any, name: str, look: Callable[..., None]) -> None:
-    """Have a function called with what another one is called with, just before.
+    """Call `look` with the same arguments before each call of a function.
 
     Args:
-        owner: a module or a class that has the function.
-        name: the function's.
-        look: called in the user's thread, whose call goes on if it raises; torch.compile does not see it.
+        owner: module or class with the function.
+        name: name of the function.
+        look: called in the user's thread. Its exceptions are logged. It is not called while torch.compile traces.
 
     Raises:
-        AttributeError: there is no such function.
+        AttributeError: the function does not exist.
     """
     original = getattr(owner, name)
 
@@ -35,7 +35,7 @@ def before(owner: Any, name: str, look: Callable[..., None]) -> None:
 
 
 def after(owner: Any, name: str, look: Callable[..., None]) -> None:
-    """The same as `before`, but when the function has returned: it may have refused what it was called with."""
+    """Like `before`, but call `look` after the function has returned, so not after an error."""
     original = getattr(owner, name)
 
     @functools.wraps(original)
@@ -51,5 +51,5 @@ def after(owner: Any, name: str, look: Callable[..., None]) -> None:
 def _call(look: Callable[..., None], args: Any, named: Any) -> None:
     try:
         look(*args, **named)
-    except Exception:  # such as of a class that refuses to be looked at
+    except Exception:  # for example raised by an object with special attribute access
         _log.info("a call was not looked at", exc_info=True)

@@ -1,9 +1,9 @@
-"""What ranks say that they all have the same of, and may not: `DTensor.from_local` with `Replicate()` looks at nothing.
+"""Tensors that must be equal on several ranks but may differ: `DTensor.from_local` with `Replicate()` checks nothing.
 
-Tensor parallel makes its inputs so, and `to_local` its gradients. Of the first ones that each module gets in a cell a
-few numbers are kept, which the notebook compares: the length of the tensor as a vector, and its sums with random signs.
-Two such sums differ by the length of the tensors' difference, up to chance, so what was only rounded otherwise is told
-from what is another tensor.
+Tensor parallel creates its inputs like this, and `to_local` its gradients. For the first such tensors of each module in
+a cell, a few numbers are recorded and compared by the notebook: the norm of the tensor, and its sums with random signs.
+The difference of two such sums is about the norm of the tensors' difference. So different rounding can be distinguished
+from different tensors.
 """
 
 from __future__ import annotations
@@ -20,20 +20,21 @@ from ddp_notebook.rank.imports import after_import
 from ddp_notebook.rank.sharding.observed_functions import before
 from ddp_notebook.stdlib import contextlib, functools, logging
 
-_CALLS = 4  # of each module, in each cell
-_LOOKS = 1000  # in each cell; a name takes 2 us
-_ELEMENTS = 1 << 16  # spread over a tensor
+_CALLS = 4  # per module and cell
+_LOOKS = 1000  # per cell; finding the name takes 2 us
+_ELEMENTS = 1 << 16  # number of elements read, spread over the tensor
 _SIGNS = 4
-# Where FSDP is told which dimensions of a mesh are its own. (torch 2.11 has no such meshes.)
+# Modules in which FSDP gets its dimensions of a mesh. (torch 2.11 has no such meshes.)
 _SHARDERS = ("torch.distributed.fsdp._fully_shard._fully_shard", "torch.distributed._composable.replicate_with_fsdp")
 _log = logging.getLogger(__name__)
 
 
 class Replicas:
-    """The inputs of this rank that are said to be equal on others.
+    """Tensors of this rank that must be equal on other ranks.
 
     Args:
-        name: of the module that an autograd function runs for, by its context and a frame of its caller.
+        name: returns the name of the module for which an autograd function runs, from its context and its caller's
+            frame.
         cell: returns the number of the running cell.
 
     Example:
@@ -45,7 +46,7 @@ class Replicas:
         self._name = name
         self._cell = cell
         self._looked_in = 0  # cell of `_left`
-        self._left = 0  # tensors that may still be looked at
+        self._left = 0  # number of tensors that may still be read
         self._kept_in = 0  # cell of `_kept` and `_counts`
         self._kept: list[tuple[dict[str, Any], torch.Tensor]] = []
         self._counts: dict[tuple[str, str, tuple[int, ...]], int] = {}
@@ -53,16 +54,22 @@ class Replicas:
         self._of_data: dict[tuple[Any, ...], set[str]] = {}  # see `_note_mesh`
 
     def facts(self) -> list[dict[str, Any]]:
-        """The tensors of the last `cell` that has made such ones: `what` it is ("input", of a `module`, "gradient" of
-        what `to_local` gave, else "tensor"), its place among these (`at`), the `ranks` that should have the same, its
-        `shape` and `dtype`, and the numbers (`sketch`)."""
+        """Return facts about the tensors of the last `cell` that created such tensors.
+
+        Each has:
+
+        - `what`: "input" of a `module`, "gradient" of a `to_local` result, else "tensor"
+        - `at`: its number among these
+        - `ranks`: ranks that must have an equal tensor
+        - `shape`, `dtype`, and `sketch`, the numbers to compare
+        """
         return [facts | {"sketch": sketch.tolist()} for facts, sketch in self._kept]
 
     def watch(self) -> None:
-        """Begin to look.
+        """Replace the torch function.
 
         Raises:
-            ImportError, AttributeError: this torch has no such function.
+            ImportError, AttributeError: this torch version lacks the function.
         """
         from torch.distributed.tensor._api import _FromTorchTensor
 
@@ -74,7 +81,7 @@ class Replicas:
             if not torch.compiler.is_compiling() and not run_check and self._may_look():
                 try:
                     self._look(ctx, tensor, mesh, placements, sys._getframe(1))
-                except Exception:  # the user's forward must go on
+                except Exception:  # the user's forward must continue
                     _log.info("a tensor was not looked at", exc_info=True)
             return original(ctx, tensor, mesh, placements, run_check, *rest)
 
@@ -92,8 +99,11 @@ class Replicas:
             before(sys.modules[sharder], "_get_mesh_info", self._note_mesh)
 
     def _note_mesh(self, mesh: Any, dp_mesh_dims: Any = None, *_: Any, **__: Any) -> None:
-        """FSDP shares a mesh with DTensor: along its dimensions each rank has data of its own, which DTensor is told
-        to take for replicated, since FSDP looks after the gradients."""
+        """Register a mesh that FSDP shares with DTensor.
+
+        Along the dimensions of FSDP each rank has different data. DTensor still treats them as replicated, because FSDP
+        handles the gradients.
+        """
         if dp_mesh_dims is not None:
             names = {*dp_mesh_dims.shard_names, *dp_mesh_dims.replicate_names}
             self._of_data.setdefault(_names_and_sizes(mesh), set()).update(names)
@@ -137,12 +147,11 @@ def _names_and_sizes(mesh: Any) -> tuple[Any, ...]:
 
 
 def ranks_along(mesh: Any, dims: Sequence[int]) -> tuple[int, ...]:
-    """The ranks that differ from this one in their places along these dimensions of a mesh only; empty where this rank
-    is not in it.
+    """Return the ranks with the same mesh coordinates as this rank, except along `dims`; empty outside the mesh.
 
     Args:
         mesh: a `DeviceMesh`.
-        dims: its dimensions.
+        dims: dimensions of the mesh.
     """
     place = mesh.get_coordinate()
     if place is None:

@@ -1,4 +1,4 @@
-"""What this rank saves, and where: a checkpoint is whole only if all ranks that have parts of it save them."""
+"""Checkpoints saved by this rank. A checkpoint is only complete if all ranks that hold parts of it save them."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from ddp_notebook.rank.sharding.observed_functions import after
 from ddp_notebook.rank.sharding.replicas import ranks_along
 from ddp_notebook.stdlib import os, socket, threading
 
-_MOST = 100  # saves of a cell that are kept
+_MOST = 100  # maximum number of recorded saves per cell
 _MOST_TENSORS = 10_000
-_DEPTH = 4  # of dictionaries and lists in what is saved
+_DEPTH = 4  # nesting depth of dicts and lists in saved objects
 _SAVER = "torch.distributed.checkpoint.state_dict_saver"
 
 
 class Saves:
-    """This rank's.
+    """Checkpoints saved by this rank.
 
     Args:
         cell: returns the number of the running cell.
@@ -40,16 +40,19 @@ class Saves:
         self._told_in = 0  # cell of `_told`
 
     def facts(self) -> list[dict[str, Any]]:
-        """The saves of the last `cell` that has saved something. `how`: "distributed", with the `path` and the `ranks`
-        that save together; or "alone" by `torch.save`, with `path`, what tells this file from others (`file`), the
-        number of `sharded` tensors, and the `ranks` that have the other parts of these."""
+        """Return facts about the saves of the last `cell` that saved something.
+
+        `how` is "distributed" or "alone" (by `torch.save`). A distributed save has its `path` and the `ranks` that save
+        together. Others have `path`, `file` (identity of the file), the number of `sharded` tensors, and the `ranks`
+        with the other parts of these tensors.
+        """
         return [one | {"file": _file(one["path"])} if one["how"] == "alone" else one for one in self._told]
 
     def watch(self) -> None:
-        """Begin to look.
+        """Replace the torch functions.
 
         Raises:
-            AttributeError: this torch has no such functions.
+            AttributeError: this torch version lacks the functions.
         """
         after(torch, "save", self._alone)
         torch.serialization.save = torch.save  # pickle finds the function by this name
@@ -73,7 +76,7 @@ class Saves:
         no_dist: bool = False,
         **__: Any,
     ) -> None:
-        # The thread of `async_save` calls `save`, which was noted already.
+        # The thread of `async_save` calls `save`, but `async_save` was already recorded.
         if no_dist or not is_initialized() or threading.current_thread() is not threading.main_thread():
             return
         path = checkpoint_id if checkpoint_id is not None else getattr(storage_writer, "path", None)
@@ -89,7 +92,7 @@ class Saves:
 
 
 def _file(path: str) -> list[Any]:
-    """What tells it from another one, of another machine too; empty if it is gone, or is a device such as /dev/null."""
+    """Return the identity of a file across machines; empty if it does not exist or is a device such as /dev/null."""
     try:
         facts = os.stat(path)
     except OSError:
@@ -98,7 +101,7 @@ def _file(path: str) -> list[Any]:
 
 
 def _sharded(what: Any) -> tuple[int, set[int]]:
-    """How many tensors with parts on other ranks there are, and these ranks."""
+    """Return the number of tensors with parts on other ranks, and these ranks."""
     count, ranks = 0, set[int]()
     for tensor in islice(_tensors(what, _DEPTH), _MOST_TENSORS):
         if hasattr(tensor, "placements"):

@@ -1,4 +1,4 @@
-"""Gradients that are clipped while a `GradScaler` has them scaled, or averaged when it has looked at them already."""
+"""Gradients that are clipped while a `GradScaler` has scaled them, or averaged after `unscale_`."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _log = logging.getLogger(__name__)
 
 
 class Scaling:
-    """What happens to gradients between `scale`, `unscale_` and `step`.
+    """Checks the use of gradients between `scale`, `unscale_` and `step`.
 
-    Scaling is linear, so gradients may be averaged while they are scaled, and then an inf of one rank reaches all of
-    them. `unscale_` looks for inf and divides by the scale. So what is clipped before it is clipped to another length,
-    and what is averaged behind it brings an inf to ranks that have found none: these step with it.
+    Scaling is linear, so gradients may be averaged while they are scaled. Then an inf of one rank reaches all ranks.
+    `unscale_` searches for inf and divides by the scale. So clipping before it uses a wrong length. Averaging after it
+    brings an inf to ranks that have found none, and these ranks step with it.
 
     Args:
-        listen: has a function called with each collective that begins, or with None no longer.
+        listen: registers a function that is called at the start of each collective; None removes it.
         cell: returns the number of the running cell.
 
     Example:
@@ -37,15 +37,15 @@ class Scaling:
         self._listen = listen
         self._cell = cell
         self._seen_in = 0  # cell of `_scaled`, `_clipped` and `_unscaled`
-        self._scaled: weakref.WeakSet[Any] = weakref.WeakSet()  # scalers with a loss scaled and nothing unscaled since
-        self._clipped: dict[str, set[int]] = {}  # by the function: ids of parameters that were clipped meanwhile
-        self._clips: dict[str, int] = {}  # how often, by the function
+        self._scaled: weakref.WeakSet[Any] = weakref.WeakSet()  # scalers that scaled a loss and have not unscaled since
+        self._clipped: dict[str, set[int]] = {}  # function -> ids of parameters clipped while scaled
+        self._clips: dict[str, int] = {}  # function -> number of wrong calls
         self._unscaled: list[weakref.ref[torch.Tensor]] = []  # gradients of the optimizers that step next
-        self._averages: dict[str, int] = {}  # before how many steps, by the operation
+        self._averages: dict[str, int] = {}  # operation -> number of steps with a wrong average
         self._told_in = 0  # cell of `_clips` and `_averages`
 
     def facts(self) -> list[str]:
-        """What was seen in the last cell that has scaled a loss."""
+        """Return sentences about the last cell that scaled a loss."""
         clips = [
             f"gradients were clipped by {name} {_times(n)} while a GradScaler had them scaled: "
             "call scaler.unscale_(optimizer) before"
@@ -66,10 +66,10 @@ class Scaling:
             self._close()
 
     def watch(self) -> None:
-        """Begin to look.
+        """Replace the torch functions.
 
         Raises:
-            AttributeError: this torch has no such functions.
+            AttributeError: this torch version lacks the functions.
         """
         scaler = torch.amp.GradScaler
         for name, look in (
@@ -94,7 +94,7 @@ class Scaling:
 
     def _clip(self, name: str, parameters: Any = (), *_: Any, **__: Any) -> None:
         self._forget_last_cell()
-        if self._scaled and not isinstance(parameters, Iterator):  # an iterator is not to be used up
+        if self._scaled and not isinstance(parameters, Iterator):  # an iterator must not be consumed
             ones = [parameters] if isinstance(parameters, torch.Tensor) else parameters
             self._clipped.setdefault(name, set()).update(map(id, ones))
 
@@ -109,13 +109,14 @@ class Scaling:
     def _unscale(self, scaler: Any, optimizer: Any, *_: Any, **__: Any) -> None:
         self._forget_last_cell()
         self._look_at_clips(scaler, optimizer)
-        if scaler.is_enabled() and type(scaler) is torch.amp.GradScaler:  # FSDP's asks all ranks whether one found inf
+        if scaler.is_enabled() and type(scaler) is torch.amp.GradScaler:  # the one of FSDP searches on all ranks
             parameters = (p for group in optimizer.param_groups for p in group["params"])
             self._unscaled += [weakref.ref(p.grad) for p in parameters if p.grad is not None]
             self._listen(self._reduced)
 
     def _look_at_clips(self, scaler: Any, optimizer: Any) -> None:
-        """Only what this scaler's optimizer steps was scaled: another model may have been clipped rightly."""
+        """Count clips of parameters that this scaler's optimizer steps. Clipping the parameters of another model may be
+        correct."""
         if scaler not in self._scaled:
             return
         self._scaled.discard(scaler)
@@ -126,20 +127,20 @@ class Scaling:
         self._clipped.clear()
 
     def _reduced(self, call: Call) -> None:
-        """A collective begins between `unscale_` and `step`."""
-        self._forget_last_cell()  # a stopped cell leaves gradients that no `step` has used
+        """Check a collective that starts between `unscale_` and `step`."""
+        self._forget_last_cell()  # a stopped cell may leave gradients without a `step`
         kernel = call.kernel
         if not self._unscaled or kernel.spec.name not in _SUMS or kernel.at_input is None or len(call.group.ranks) < 2:
             return
         try:
             if unseen(self._are_gradients, flat(call.arguments[kernel.at_input])):
                 self._averages[kernel.spec.name] = self._averages.get(kernel.spec.name, 0) + 1
-                self._close()  # once before each step
-        except Exception:  # the user's call must go on
+                self._close()  # count it once per step
+        except Exception:  # the user's call must continue
             _log.info("a collective was not looked at", exc_info=True)
 
     def _are_gradients(self, tensors: Sequence[torch.Tensor]) -> bool:
-        """Whether one of these is a gradient, or all of them in a row."""
+        """Return whether one of these tensors is a gradient, or the concatenation of all gradients."""
         gradients = [_local(one) for reference in self._unscaled if (one := reference()) is not None]
         places = {gradient.untyped_storage().data_ptr() for gradient in gradients}
         if any(tensor.untyped_storage().data_ptr() in places for tensor in tensors):

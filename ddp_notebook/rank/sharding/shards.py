@@ -1,4 +1,4 @@
-"""Which part of which tensor this rank holds."""
+"""Parts of tensors that this rank holds."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from ddp_notebook.stdlib import re
 
 _WRAPPERS = re.compile(r"\b(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
-_MOST = 10_000  # tensors
+_MOST = 10_000  # maximum number of tensors
 
 
 def parts_or_error(namespace: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """What `parts` gives, or why it cannot: `{"parts": [...]}` or `{"error": "..."}`."""
+    """Return the result of `parts` or its error: `{"parts": [...]}` or `{"error": "..."}`."""
     try:
         return {"parts": parts(namespace, name)}
     except LookupError as error:
@@ -24,15 +24,17 @@ def parts_or_error(namespace: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def parts(namespace: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
-    """The parts that this rank has, as plain data: for each tensor its `name`, `dtype`, whole `shape`, `placements` and
-    `mesh` (names and sizes), and the `offset`, `size` and `nbytes` of the part.
+    """Return the parts of tensors that this rank holds, as plain data.
+
+    Each tensor has its `name`, `dtype`, global `shape`, `placements` and `mesh` (names and sizes), and the `offset`,
+    `size` and `nbytes` of its part.
 
     Args:
-        namespace: the variables.
-        name: of a model or a tensor, or of a part of it: "model.blocks.0".
+        namespace: variables.
+        name: name of a model or a tensor, or path to a part of it: "model.blocks.0".
 
     Raises:
-        LookupError: there is no such thing, or it is neither.
+        LookupError: the name does not exist, or is neither a model nor a tensor.
 
     Example:
         >>> parts({"x": torch.zeros(2, 3)}, "x")[0]["size"]
@@ -57,7 +59,7 @@ def _find(namespace: Mapping[str, Any], name: str) -> Any:
     for at, key in enumerate(rest, 1):
         if key.isdigit() and isinstance(value, list | tuple):
             below = value[int(key)] if int(key) < len(value) else None
-        else:  # a module has its parts by their numbers too
+        else:  # parts of a module may be named by numbers
             below = getattr(value, key, None)
         if below is None:
             raise LookupError(f"{'.'.join([first, *rest[: at - 1]])} has no {key!r}")

@@ -1,10 +1,10 @@
-"""A loop of training steps that goes on when a rank dies (`ddp_notebook.survive`).
+"""Training loop that continues after the death of a rank (`ddp_notebook.survive`).
 
-feature       what it adds to a rank
-survival      what a rank does when others are gone: waits, is formed anew, goes back to the step that all redo
-loop          the steps as the user sees them
-tracked       what a step changes: kept before each step, put back, and sent
-step_batches  the batch of each step, also when the step is done again
-checkpoint    all of it in a folder, and from there
-ring          what ranks send each other for that, on connections that nobody else sees
+feature       hooks of the survive feature
+survival      recovery of a rank: waits, joins the new group and returns to the step to repeat
+loop          iteration over the steps, for the user
+tracked       objects that a step changes: saved before each step, restored, and sent
+step_batches  batch of each step, also for a repeated step
+checkpoint    saves and loads the state of a loop
+ring          private connections between ranks for these transfers
 """

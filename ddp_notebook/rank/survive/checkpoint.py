@@ -1,7 +1,7 @@
-"""A loop's state in a folder, by `torch.distributed.checkpoint`: of one step, which all ranks begin with.
+"""Save and load the state of a loop with `torch.distributed.checkpoint`, for one step that all ranks start with.
 
-Models and optimizers lie there as torch's own recipe has them, so that anything that reads a checkpoint can load them;
-beside them what is each rank's own, as bytes.
+Models and optimizers are stored as in torch's checkpoint recipe, so other programs can load them. The individual state
+of each rank is stored as additional bytes.
 """
 
 from __future__ import annotations
@@ -25,21 +25,23 @@ _STEP = "step-"
 
 
 class PreemptedError(Exception):
-    """A loop has saved its state and ended, since the machine is about to be taken away."""
+    """The loop has saved its state and ended, because the machine will be taken away soon."""
 
 
 def save(folder: str, step: int, members: TrackedObjects, own: bytes) -> str:
-    """Save what all ranks have before a step. On all of them.
+    """Save the state from before a step. Call it on all ranks.
 
     Args:
-        folder: where; "": where another rank says.
-        own: what `members` tell of this rank.
+        folder: target folder; "" if another rank passes the folder.
+        step: number of the step.
+        members: tracked objects.
+        own: state of this rank, from `members.own`.
 
     Returns:
         The folder of this step.
 
     Raises:
-        whatever torch raises: CheckpointException where a rank cannot write.
+        Exception: any error of torch; a CheckpointException if a rank cannot write.
     """
     folders = [""] * get_world_size()
     dist.all_gather_object(folders, folder)
@@ -52,7 +54,7 @@ def save(folder: str, step: int, members: TrackedObjects, own: bytes) -> str:
 
 
 def newest(folder: str) -> Path | None:
-    """The last step that was saved there to its end; None: none was.
+    """Return the folder of the last completely saved step; None if there is none.
 
     Example:
         >>> newest("/nowhere")
@@ -62,15 +64,16 @@ def newest(folder: str) -> Path | None:
 
 
 def step_of(path: Path) -> int:
-    """The step that ranks go on with."""
+    """Return the step with which ranks continue."""
     return int(path.name.removeprefix(_STEP))
 
 
 def load(path: Path, members: TrackedObjects) -> int:
-    """Take what was saved. On all ranks.
+    """Load a saved state. Call it on all ranks.
 
     Returns:
-        How many ranks have saved it. If there are as many now, this rank has what was its own.
+        The number of ranks that saved it. Only if the number is the same now, the individual state of this rank is
+        restored.
     """
     state = _shared(members)
     state_dict_loader.load(state, checkpoint_id=path)
@@ -100,5 +103,5 @@ def _shared(members: TrackedObjects) -> dict[str, Any]:
 
 
 def _root(modules: Sequence[torch.nn.Module]) -> torch.nn.Module:
-    """One module with all of them, by which parameters have their names."""
+    """Return one module that contains all modules, for the names of parameters."""
     return modules[0] if len(modules) == 1 else torch.nn.ModuleList(modules)

@@ -1,4 +1,4 @@
-"""The feature of a rank that lets a training loop continue after other ranks have died (`ddp_notebook.survive`)."""
+"""Survive feature of a rank: a training loop continues after other ranks have died (`ddp_notebook.survive`)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ddp_notebook.rank.survive.survival import RankSurvival
 
 
 class SurviveFeature(Feature):
-    """Loops of training steps that go on when a rank dies."""
+    """Training loops that continue after the death of a rank."""
 
     def __init__(self, core: Core) -> None:
         super().__init__(core)

@@ -1,8 +1,8 @@
-"""The steps of a survivable loop, as the user sees them.
+"""Iteration over the steps of a survivable loop.
 
-Before each step every rank keeps what the step changes and gives the next rank a copy of what is its own. When all have
-done that, the step begins, and when ranks die it begins again with what was kept. So a rank may be one step ahead of
-another, never two, and the step that all do again is the last one that any of them has begun.
+Before each step, every rank saves the state that the step changes and sends a copy of its individual state to the next
+rank. The step starts when all ranks have done this. If ranks die, the step starts again with the saved state. So ranks
+differ by at most one step, and the step to repeat is the last one that any rank has started.
 """
 
 from __future__ import annotations
@@ -26,11 +26,12 @@ from ddp_notebook.stdlib import json
 
 
 class SurvivingStep:
-    """One step: put `with step:` around all that it does.
+    """One step. Put `with step:` around its whole body.
 
     Attributes:
-        number: from 0 on.
-        batch: of the loader or sampler that `survive` got, the same one when the step is done again; None: it got none.
+        number: number of the step, from 0.
+        batch: batch from the loader or sampler passed to `survive`, the same batch if the step is repeated; None
+            without a loader or sampler.
     """
 
     def __init__(self, number: int, batch: Any = None, survival: RankSurvival | None = None) -> None:
@@ -59,14 +60,14 @@ class SurvivingStep:
 
 
 class Loop:
-    """One loop on one rank.
+    """One survivable loop on one rank.
 
     Args:
-        survival: this rank's.
-        members: what steps change.
-        steps: how many.
-        shrinks: it goes on with fewer ranks when some die, and so no copies are given on.
-        resume: a folder; it begins with the last step that was saved there, if any was.
+        survival: recovery object of this rank.
+        members: objects that steps change.
+        steps: number of steps.
+        shrinks: whether to continue with fewer ranks when some die. Then no copies are sent.
+        resume: folder with a saved state to continue from, if it contains one.
     """
 
     def __init__(
@@ -77,12 +78,12 @@ class Loop:
         self._steps = steps
         self._shrinks = shrinks
         self._resume = resume
-        self._size = survival.world_size  # how many ranks share the data
+        self._size = survival.world_size  # number of ranks that share the data
         self._ring: RingConnections | None = None
-        self._is_told = False  # the notebook, that this rank may die
-        self._begun = -1  # the last step that all ranks have begun
-        self._own: dict[int, bytes] = {}  # by step: what was this rank's own before it
-        self._held: dict[int, bytes] = {}  # the same of the rank before this one
+        self._is_told = False  # True if the notebook knows that this rank may die
+        self._begun = -1  # last step that all ranks have started
+        self._own: dict[int, bytes] = {}  # step -> individual state of this rank before it
+        self._held: dict[int, bytes] = {}  # step -> individual state of the previous rank before it
 
     def __iter__(self) -> Iterator[SurvivingStep]:
         if not self._survival.enter():
@@ -100,7 +101,7 @@ class Loop:
             self._survival.leave()
 
     def _enter(self) -> int:
-        """Returns the first step: 0, or in a new process the one that the others do again."""
+        """Return the first step: 0, or in a new process the step that the other ranks repeat."""
         if (rejoining := self._survival.rejoining) is None:
             self._ring = self._survival.make_ring()
             self._share_names()
@@ -121,13 +122,13 @@ class Loop:
         return resume.step
 
     def _share_names(self) -> None:
-        """Let the next rank hold the variables, from which a new process begins."""
+        """Send the variables to the next rank, which keeps them for a replacement process."""
         assert self._ring is not None
         if self._ring.size > 1 and not self._shrinks:
             self._names_held = self._ring.pass_on(self._survival.names())
 
     def _begin(self, number: int) -> int:
-        """All begin a step, or the one that they have gone back to meanwhile. Returns which."""
+        """Start a step on all ranks, or after a loss the step to repeat. Return its number."""
         members = self._members
         while True:
             ring = self._ring
@@ -144,7 +145,7 @@ class Loop:
                 if not is_same:
                     raise ValueError(f"ranks are at different steps of survive(): this one at {number}")
                 self._members.buckets.settle()
-                if saves and number:  # before a first step optimizers have no state
+                if saves and number:  # optimizers have no state before the first step
                     self._save(number)
             except (RuntimeError, CheckpointException) as error:
                 if not self._survival.is_loss(error):
@@ -158,7 +159,7 @@ class Loop:
             return number
 
     def _save(self, number: int) -> None:
-        """All have done the steps before this one, and nothing of it has happened: write that down, and end."""
+        """Save the state from before this step, and end the loop."""
         path = checkpoint.save(self._survival.save_to, number, self._members, self._own[number])
         raise checkpoint.PreemptedError(
             f"the machine is about to be taken away, and all ranks have saved what they had before step {number}: "
@@ -167,7 +168,7 @@ class Loop:
         )
 
     def _load(self) -> int:
-        """Returns the first step: 0, or the one that was saved last."""
+        """Return the first step: 0, or the last saved one."""
         if not self._resume:
             return 0
         if (path := checkpoint.newest(self._resume)) is None:
@@ -185,7 +186,7 @@ class Loop:
             print(f"survive: {what}", file=sys.stderr)
 
     def _is_at(self, number: int) -> None:
-        """All have begun this step, and nothing of it has happened."""
+        """Save the state before a step that all ranks have started."""
         self._begun = number
         unseen(self._members.keep)
         for kept in (self._own, self._held):
@@ -193,7 +194,8 @@ class Loop:
                 del kept[old]
 
     def _go_back(self) -> int:
-        """Others are gone: be as before the step that all do again. Returns which."""
+        """Recover after ranks have died: wait, and restore the state from before the step to repeat. Return its
+        number."""
         while True:
             resume = self._survival.wait(self._begun, bool(self._held))
             step = resume.step
@@ -220,7 +222,7 @@ class Loop:
                     raise
 
     def _share_buckets(self, resume: Resume) -> None:
-        """All reducers are new where a rank is: let their buckets be what they were."""
+        """Give all reducers their previous buckets. All reducers are new if a rank was replaced."""
         ring, buckets = self._ring, self._members.buckets
         assert ring is not None
         if not resume.newcomers:
@@ -234,7 +236,7 @@ class Loop:
         buckets.make(buckets.known)
 
     def _go_on_with_fewer(self, step: int) -> None:
-        """Share the data from this step on, and say what a step is now."""
+        """Share the data among fewer ranks from this step on, and print the new size of a step."""
         was, now = self._size, self._survival.world_size
         self._size = now
         batches = self._members.batches

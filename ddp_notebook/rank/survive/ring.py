@@ -1,7 +1,7 @@
-"""What ranks in a survivable loop send each other: on connections of their own, which no recording shows.
+"""Private connections between the ranks of a survivable loop, which are not recorded.
 
-Each rank's copy goes to the next one, so a step costs as much on 64 ranks as on 2. A cut frees these waits too.
-The bytes are pickles, so each message begins with a MAC.
+The copy of each rank goes to the next rank, so a step costs the same on 64 ranks as on 2. Aborting connections also
+ends these waits. The bytes are pickles, so each message starts with a MAC.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from ddp_notebook.rank.group.connections.abort import Connections
 from ddp_notebook.rank.group.stores import connect
 from ddp_notebook.rank.hide_from_profiler import unseen
 
-_TIMEOUT = timedelta(days=1)  # a slow step is none of ours; a stop or a death ends the wait
+_TIMEOUT = timedelta(days=1)  # a slow step must not time out; a stop or a death ends the wait
 _SIZE_TAG, _DATA_TAG = 1, 2
 
 
 class RingConnections:
-    """Connections between all ranks of a group. Made on all of them at the same time.
+    """Connections between all ranks of a group, created on all of them at the same time.
 
     Args:
-        place: this rank's.
-        number: of the ring among those of this group.
-        connections: of this process, by which waits are ended.
+        place: place of this rank in the group.
+        number: number of the ring in this group.
+        connections: connections of this process, with which waits are aborted.
 
     Raises:
-        whatever torch raises when ranks do not meet.
+        Exception: any error of torch if ranks do not connect.
     """
 
     def __init__(self, place: Form, number: int, connections: Connections) -> None:
@@ -51,10 +51,10 @@ class RingConnections:
         self._least.reduceOp = dist.ReduceOp.MIN  # type: ignore[assignment]  # torch's stub: its own enum
 
     def pass_on(self, data: bytes) -> bytes:
-        """Give the next rank these bytes. Returns those of the one before.
+        """Send bytes to the next rank. Return the bytes from the previous rank.
 
         Raises:
-            NotAuthenticError: they are not from that rank.
+            NotAuthenticError: the bytes are not from that rank.
         """
         return unseen(self._pass_on, data)
 
@@ -81,7 +81,7 @@ class RingConnections:
             self._wait(self._group.send([_as_tensor(sealed)], to, _DATA_TAG))
 
     def receive(self, of: int) -> bytes:
-        """Receive the bytes that one rank sends.
+        """Receive bytes from one rank.
 
         Raises:
             NotAuthenticError: the bytes are not from that rank.
@@ -105,7 +105,8 @@ class RingConnections:
         return data
 
     def agree_on(self, number: int, wish: bool) -> tuple[bool, bool]:
-        """Returns when all ranks have called this: whether with the same number, and whether one of them has a wish."""
+        """Wait until all ranks have called this. Return whether all numbers are equal, and whether any rank has a
+        wish."""
         return unseen(self._agree_on, number, wish)
 
     def _agree_on(self, number: int, wish: bool) -> tuple[bool, bool]:

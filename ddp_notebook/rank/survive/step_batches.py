@@ -1,4 +1,4 @@
-"""The batch of each step of a loop: the same one when the step is done again, here or by a new process of the rank."""
+"""Batch of each step of a loop, the same for a repeated step, in this process or a replacement."""
 
 from __future__ import annotations
 
@@ -7,39 +7,39 @@ from typing import Any, NamedTuple
 
 from torch.utils.data import DataLoader, DistributedSampler, Sampler
 
-_KEPT = 2  # batches: ranks may go back by one step
+_KEPT = 2  # number of stored batches, because ranks go back by at most one step
 
 
 def is_source(member: object) -> bool:
-    """Whether batches come from this: a loader or a sampler."""
+    """Return whether an object provides batches: a loader or a sampler."""
     return isinstance(member, DataLoader | Sampler)
 
 
 class _Kept(NamedTuple):
     batch: Any
-    after: Any  # random numbers
+    after: Any  # state of random numbers after the batch
     position: tuple[Any, ...]
 
 
 class Batches:
-    """Goes through a loader, epoch after epoch, and tells its samplers which.
+    """Iterates over a loader, epoch after epoch, and sets the epoch of its samplers.
 
     Args:
         source: a loader or a sampler.
-        read_random, set_random: the state of all random numbers of this process. Loaders and data sets draw from them,
-            so a batch that comes from here once more leaves them as it did the first time.
+        read_random, set_random: get and set the state of all random numbers of this process. Loaders and data sets use
+            them, so a repeated batch also restores the state after it.
     """
 
     def __init__(self, source: Any, read_random: Callable[[], Any], set_random: Callable[[Any], None]) -> None:
         self._source = source
         self._read_random, self._set_random = read_random, set_random
         self._iterator: Iterator[Any] | None = None
-        self._kept: dict[int, _Kept] = {}  # by step
-        self._epoch = self._index = 0  # where the iterator stands
-        self._of_epoch: Any = None  # random numbers when it was made
+        self._kept: dict[int, _Kept] = {}  # step -> stored batch
+        self._epoch = self._index = 0  # position of the iterator
+        self._of_epoch: Any = None  # state of random numbers when the iterator was created
 
     def at(self, step: int) -> Any:
-        """The batch of a step: of the next one, or of one of the last.
+        """Return the batch of a step: the next step, or one of the last steps.
 
         Raises:
             ValueError: the source is empty.
@@ -76,29 +76,32 @@ class Batches:
         self._iterator = iter(self._source)
 
     def _samplers(self) -> list[Any]:
-        """The source, and the samplers that it draws from."""
+        """Return the source and its samplers."""
         source = self._source
         batch_sampler = getattr(source, "batch_sampler", None)
         return [source, getattr(source, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None)]
 
     def position(self, step: int) -> tuple[Any, ...] | None:
-        """Where it stood after it had given the batch of a step, for `go_to`; None: there is none."""
+        """Return the position after the batch of a step, for `go_to`; None without such a batch."""
         kept = self._kept.get(step)
         return None if kept is None else kept.position
 
     @property
     def batch_size(self) -> int:
-        """Samples of one batch, as far as the loader says it; 0: not known."""
+        """Return the number of samples in one batch, if the loader has a batch size; otherwise 0."""
         inner = getattr(self._source, "batch_sampler", None)
         return getattr(self._source, "batch_size", 0) or getattr(inner, "batch_size", 0) or 0
 
     def share_anew(self, step: int, was: int, now: int) -> None:
-        """There are fewer ranks, and the samplers know it: from this step on share what no rank has had in a whole step
-        of this epoch. (Up to as many batches as there are ranks come twice, and no sample is left out.) A source that
-        is not shared among the ranks goes on with the same batch.
+        """Share the remaining data of the epoch among fewer ranks, from this step on.
+
+        The samplers already have the new number of ranks. The data that no rank used in a complete step is shared. Up
+        to as many batches as there are ranks may be repeated, but no sample is left out. A source that is not shared
+        among ranks continues with the same batch.
 
         Args:
-            was, now: how many ranks there were, and are.
+            step: number of the step.
+            was, now: previous and new number of ranks.
         """
         if not any(isinstance(one, DistributedSampler) and one.num_replicas == now for one in self._samplers()):
             return
@@ -117,8 +120,8 @@ class Batches:
         self._set_random(before)
 
     def go_to(self, step: int, position: tuple[Any, ...]) -> None:
-        """Stand where another process stood after it had given the batch of this step. What lies before it in its epoch
-        is read and thrown away."""
+        """Move to the position of another process after the batch of this step. Earlier batches of the epoch are
+        discarded."""
         self._epoch, self._index, of_epoch, before = position
         self._set_random(of_epoch)
         self._begin()

@@ -1,8 +1,10 @@
-"""What a rank does in a survivable loop when others are gone: it waits until the notebook has formed the group anew
-with new processes for them, and goes back to the step that all do again.
+"""Recovery of a rank in a survivable loop.
 
-A new process has none of what earlier cells have made. It gets the variables that its rank had when the loop began,
-from the rank behind it, runs the cell from the statement with the loop on, and there gets the rest.
+After the death of other ranks, the rank waits until the notebook has formed the group again with replacement processes.
+Then it returns to the step that all ranks repeat.
+
+A replacement process has no results of earlier cells. The next rank sends it the variables that its rank had at the
+start of the loop. Then it runs the cell from the statement with the loop on. In the loop it gets the remaining state.
 """
 
 from __future__ import annotations
@@ -33,20 +35,20 @@ from ddp_notebook.stdlib import os, pickle, queue, re, threading, time
 
 _LOOK_S = 0.1
 _FREE_S = 0.02
-_LOST_OTHERS = 1  # how a new process ends that has lost the others before it had its state: it is replaced once more
+_LOST_OTHERS = 1  # exit status of a new process that lost other ranks before it had its state; it is replaced again
 _here: RankSurvival | None = None
 
 
 def current() -> RankSurvival | None:
-    """That of this process; None: it is no rank of a notebook's."""
+    """Return the object of this process; None if it is not a rank of a notebook."""
     return _here
 
 
 class RankSurvival:
-    """The half of a rank in its survival. Made in its main thread; one per process.
+    """Recovery of this rank. Created in the main thread; one per process.
 
     Args:
-        core: the rank's groups, place and shell.
+        core: process groups, place and shell of the rank.
     """
 
     def __init__(self, core: Core) -> None:
@@ -55,22 +57,22 @@ class RankSurvival:
         self._core = core
         self._network = core.network
         self._send = core.send
-        self._code = ""  # of the cell
+        self._code = ""  # code of the cell
         self._is_in_loop = False
         self._waits = False
         self._came: queue.SimpleQueue[Message] = queue.SimpleQueue()
-        self._rings = (0, 0)  # the epoch, and how many rings were made in it
-        self._loops: dict[int, int] = {}  # by line of the cell's statement: loops so far
-        self.save_to = ""  # a folder: loops are to write their state there, and to end
-        self.resized: list[SamplerChange] = []  # of samplers, when there were fewer ranks
-        self._resume: Resume | None = None  # this process is new, and the cell to come is to begin with that
+        self._rings = (0, 0)  # epoch, and number of rings created in it
+        self._loops: dict[int, int] = {}  # line of a statement in the cell -> number of its loops so far
+        self.save_to = ""  # folder in which loops must save their state before they end; "": none
+        self.resized: list[SamplerChange] = []  # changes of samplers after the number of ranks decreased
+        self._resume: Resume | None = None  # set in a new process: the loop in which the next cell starts
         self.missing: list[int] = []  # ranks of the group that do not run the cell
-        self.rejoining: tuple[Resume, RingConnections, bytes] | None = None  # until it is in its loop
+        self.rejoining: tuple[Resume, RingConnections, bytes] | None = None  # in a new process until it is in its loop
 
     @property
     def _place(self) -> Form:
         place = self._core.place()
-        assert place is not None  # no cell runs before the rank has one
+        assert place is not None  # no cell runs before the rank has a place
         return place
 
     @property
@@ -88,23 +90,23 @@ class RankSurvival:
     # ---- the agent's thread
 
     def save(self, message: Save) -> bool:
-        """Let loops write their state, and end. Returns True: the message needs nothing else."""
+        """Make loops save their state and end. Return True: the message is handled completely."""
         self.save_to = message.folder
         return True
 
     def resume(self, message: Resume) -> bool:
-        """Go on with the loop that this rank waits in. Returns True, like `save`."""
+        """Continue the loop that this rank waits in. Return True, like `save`."""
         self._came.put(message)
         return True
 
     def reform(self, message: Form) -> bool:
-        """Take a new place if this rank waits in a loop. Returns whether it does."""
+        """Take a new place in the group if this rank waits in a loop. Return whether it waits."""
         if self._waits:
             self._came.put(message)
         return self._waits
 
     def on_lost(self) -> None:
-        """Ranks have died: whoever waits for one that waits for them is to notice too."""
+        """Abort waits after ranks have died, because this rank may wait for another one that waits for them."""
         if self._is_to_notice():
             threading.Thread(target=self._free, name="ddp-survival", daemon=True).start()
 
@@ -113,25 +115,28 @@ class RankSurvival:
         return is_here and not self._waits and self._network.release.has_lost
 
     def _free(self) -> None:
-        """Again and again, since an operation may be just about to begin."""
+        """Abort connections repeatedly, since an operation may be about to start."""
         connections, recorder = self._network.connections, self._network.recorder
         with quiet():
             while self._is_to_notice():
                 if recorder.waiting or recorder.operations() or connections.is_connecting:
                     connections.cut_groups()
-                if connections.is_connecting:  # it may wait for the address of one that is gone
+                if connections.is_connecting:  # it may wait for the address of a dead rank
                     connections.cut_stores()
                 time.sleep(_FREE_S)
 
     # ---- a cell
 
     def rejoin(self, resume: Resume) -> None:
-        """This process is new: the next cell begins in the middle."""
+        """Prepare a new process: the next cell starts in its loop."""
         self._resume = resume
 
     def prepare(self, code: str) -> str:
-        """A cell begins. Returns what is to run of it: all, or in a new process the statement with the loop and what
-        follows, once it has its variables. What that calls before its loop is answered by the rank itself."""
+        """Return the code to run for a cell: all, or in a new process the statement with the loop and all code after
+        it.
+
+        A new process first receives its variables. It answers collectives before its loop locally.
+        """
         self._code, self._loops = code, {}
         self._speak()
         if (resume := self._resume) is None:
@@ -151,7 +156,7 @@ class RankSurvival:
     _alone: Callable[..., Any] | None = None
 
     def _speak(self) -> None:
-        """Operations go to the others."""
+        """Stop answering collectives locally."""
         if self._alone is not None and self._network.recorder.instead is self._alone:
             self._network.recorder.instead = None
         self._alone = None
@@ -159,12 +164,12 @@ class RankSurvival:
     # ---- a loop
 
     def enter(self) -> bool:
-        """The main thread has come to a loop. False: one that a new process has to leave out."""
+        """Enter a loop in the main thread. Return False for a loop that a new process must skip."""
         line = self._line_of_statement()
         loop = self._loops[line] = self._loops.get(line, -1) + 1
         if self.rejoining is not None and loop < self.rejoining[0].loop:
             return False
-        if self.missing:  # they may be dead: their connections would be waited for without end
+        if self.missing:  # they may be dead, and connecting to them would never end
             raise RuntimeError(
                 f"survive() needs all {self.world_size} ranks, and this cell does not run on "
                 f"{name_ranks(self.missing)}; %ddp_heal replaces dead ranks, and %%on_all_ranks runs a cell on all"
@@ -175,44 +180,47 @@ class RankSurvival:
         return True
 
     def is_whole(self) -> None:
-        """This process is new, and has now all that its rank had."""
+        """Mark that this new process has the complete state of its rank."""
         self._resume, self.rejoining = None, None
 
     def begins(self, *, shrinks: bool) -> None:
-        """All have begun a first step, and can do it again: from now on this rank may die.
+        """Report that all ranks have started a first step and can repeat it: from now on this rank may die.
 
         Args:
-            shrinks: the others go on without it, then.
+            shrinks: whether the other ranks then continue without it.
         """
         self._at = replace(self._at, shrinks=shrinks)
         self._send(self._at)
 
     def leave(self) -> None:
-        """The loop is over."""
+        """Leave the loop."""
         self._is_in_loop, self._resume, self.rejoining = False, None, None
         self._send(Survives(cell=self._cell, line=0))
 
     def obstacles(self) -> list[str]:
-        """What is in the way of fewer ranks."""
+        """Return obstacles to continuing with fewer ranks."""
         from ddp_notebook.rank.resize.blockers import ResizeBlockers  # the only use of another feature
 
         found = ResizeBlockers(self._core.shell.user_ns)
         return [*(f"{name} is {what}" for name, what in found.sharded.items()), *found.others]
 
     def is_loss(self, error: BaseException, *, in_body: bool = False) -> bool:
-        """Whether this was raised because others are gone, and not by a stop.
+        """Return whether an error was raised because other ranks died, and not by a stop.
 
         Args:
-            in_body: by the user's code.
+            error: the error.
+            in_body: whether user code raised it.
         """
         return self._network.is_broken_off(error, in_our_own_wait=not in_body)
 
     def wait_for_gpu(self) -> None:
-        """Over NCCL this thread goes on while a GPU has still to do the step, and a step that a death has cut leaves
-        anything in the parameters.
+        """Wait until the GPU has finished the step.
+
+        With NCCL, this thread continues before the GPU does. A step that was aborted by a death leaves undefined
+        parameters.
 
         Raises:
-            RankLostError: others are gone.
+            RankLostError: other ranks have died.
         """
         if gpu.is_in_use():
             torch.cuda.synchronize()
@@ -220,25 +228,24 @@ class RankSurvival:
                 raise RankLostError("a rank has died in the step before")
 
     def end_if_lost(self, error: BaseException) -> None:
-        """Others are gone again, and this process, which is new, has not yet all that it needs: it ends, and is
-        replaced once more."""
+        """End this new process if other ranks have died before it had its state. It is then replaced again."""
         if self.is_loss(error):
             os._exit(_LOST_OTHERS)
 
     def wait(self, step: int, holds: bool) -> Resume:
-        """Wait until all are there again, or those that are left, and do meanwhile what that needs.
+        """Wait until all ranks (or the remaining ones) are available, and join the new group in the meantime.
 
         Args:
-            step: the last one that all have begun, as far as this rank knows.
-            holds: whether it holds the copy of the rank before it.
+            step: last step that all ranks have started, as far as this rank knows.
+            holds: whether it holds the copy of the previous rank.
         """
         with quiet():
-            self._network.connections.cut_groups()  # who waits for this rank waits in vain
+            self._network.connections.cut_groups()  # other ranks would wait for this one in vain
         self._waits = True
         try:
             self._send(Stalls(cell=self._cell, step=step, holds=holds))
             while True:
-                if self._network.release.is_under_way:  # an interrupt while a loss was looked into may have been lost
+                if self._network.release.is_under_way:  # an interrupt may have been lost while a loss was checked
                     raise KeyboardInterrupt
                 try:
                     message = self._came.get(timeout=_LOOK_S)
@@ -257,14 +264,14 @@ class RankSurvival:
                 self._core.hand_on(self._came.get())
 
     def make_ring(self) -> RingConnections:
-        """Connections of all ranks, for a loop."""
+        """Create connections between all ranks for a loop."""
         place = self._place
         epoch, count = self._rings
         self._rings = place.epoch, count + 1 if epoch == place.epoch else 1
         return RingConnections(place, self._rings[1], self._network.connections)
 
     def names(self) -> bytes:
-        """The user's variables, for the process that may come after this one. Says which are left out."""
+        """Return the user's variables for a replacement process. Print those that cannot be included."""
         data, _, left = unseen(copying.read, self._core.shell.user_ns, (), self._core.shell.user_ns_hidden)
         words = set(re.findall(r"\w+", self._code)) if left else ()
         for name, why in left.items():
@@ -273,7 +280,7 @@ class RankSurvival:
         return data
 
     def _line_of_statement(self) -> int:
-        """Of the cell's own code, in which the loop is."""
+        """Return the line of the cell's statement with the loop."""
         line = 1
         frame: FrameType | None = sys._getframe(1)
         while frame is not None:
@@ -284,7 +291,7 @@ class RankSurvival:
 
 
 def _from_statement(code: str, line: int) -> str:
-    """The statement that has this line, and what follows, where they are.
+    """Return the statement that includes this line and all code after it, with unchanged line numbers.
 
     Example:
         >>> _from_statement("x = 1\\nfor _ in x:\\n    pass\\ny = 2", 3)

@@ -1,8 +1,8 @@
-"""What a step of training changes: kept before each step, put back, and sent to a new process.
+"""Objects that a training step changes: saved before each step, restored, and sent to a new process.
 
-Parameters and optimizers are equal on all ranks, so each keeps them for itself, and a new process gets those of any
-other. The rest is a rank's own: random numbers, buffers, positions, whatever the user has named. Of that the next rank
-holds a copy.
+Parameters and optimizers are equal on all ranks. Each rank saves its own copy, and a new process gets them from any
+other rank. All other state is individual: random numbers, buffers, positions, and further objects of the user. The next
+rank holds a copy of it.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from ddp_notebook.rank.survive.step_batches import Batches, is_source
 from ddp_notebook.stdlib import pickle
 from ddp_notebook.wire import bulk
 
-Layout = list[list[int]]  # numbers of parameters, by bucket; empty: torch's first one
+Layout = list[list[int]]  # parameter numbers of each bucket; empty: the initial buckets of torch
 
 
 class Buckets:
-    """Of the models in DDP among these modules."""
+    """Buckets of the DDP models among modules."""
 
     def __init__(self, modules: Iterable[torch.nn.Module]) -> None:
         inside = (one for module in modules for one in module.modules())
@@ -36,7 +36,7 @@ class Buckets:
         self._known: list[Layout] = [[] for _ in self._models]
 
     def settle(self) -> None:
-        """Let torch make them anew now, on all ranks, where it would in the next forward."""
+        """Let torch rebuild the buckets now, on all ranks, if the next forward pass would do so."""
         for number, model in enumerate(self._models):
             if not model._has_rebuilt_buckets and model.reducer._rebuild_buckets():
                 model._has_rebuilt_buckets = True
@@ -45,22 +45,22 @@ class Buckets:
 
     @property
     def known(self) -> list[Layout]:
-        """As they are since they were made anew."""
+        """Return the buckets since they were rebuilt."""
         return self._known
 
     def make(self, layouts: list[Layout]) -> None:
-        """Make new reducers with the buckets that another rank has told."""
+        """Create new reducers with the buckets of another rank."""
         self._known = layouts
         for model, layout in zip(self._models, layouts, strict=True):
             if layout:
                 models.make_reducer_anew(model, layout)
 
 
-_USUAL_RATE = 100  # torch's own: behind a reducer's tenth step a logger learns of its buckets in so many steps once
+_USUAL_RATE = 100  # torch: after the tenth step of a reducer, a logger reads its buckets once in this many steps
 
 
 def _read(model: DistributedDataParallel) -> Layout:
-    logger = dist.Logger(model.reducer)  # type: ignore[attr-defined]  # the model's own learns of them a step later
+    logger = dist.Logger(model.reducer)  # type: ignore[attr-defined]  # the model's own logger gets them a step later
     with quiet():
         model.reducer._set_ddp_runtime_logging_sample_rate(1)
         logger.set_runtime_stats_and_log()
@@ -70,14 +70,14 @@ def _read(model: DistributedDataParallel) -> Layout:
 
 
 class TrackedObjects:
-    """What was given to `survive`.
+    """Objects passed to `survive`.
 
     Args:
-        members: modules and optimizers, at most one loader or sampler, and what else changes: whatever has a
-            `state_dict`, lists, dicts, sets, tensors, arrays and generators of random numbers.
+        members: modules and optimizers, at most one loader or sampler, and other objects that change: objects with a
+            `state_dict`, lists, dicts, sets, tensors, arrays and random generators.
 
     Raises:
-        TypeError: one of them cannot be put back.
+        TypeError: an object cannot be restored.
     """
 
     def __init__(self, members: Sequence[Any]) -> None:
@@ -91,25 +91,25 @@ class TrackedObjects:
         known = [*self.modules, *self.optimizers, *sources]
         self._others = [one for one in members if not any(one is other for other in known)]
         for one in self._others:
-            _putting_back(one)  # or the error now
-        self._kept: list[Any] = []  # of the modules and optimizers
+            _putting_back(one)  # raises the error now if the object cannot be restored
+        self._kept: list[Any] = []  # saved state of modules and optimizers
 
     # ---- the same on all ranks
 
     def keep(self) -> None:
-        """Keep parameters and optimizers as they are."""
+        """Save the current parameters and optimizers."""
         self._kept = _copied(self._shared(), self._kept)
 
     def put_back(self) -> None:
-        """Make them what was kept."""
+        """Restore the saved parameters and optimizers."""
         self._load(copy.deepcopy(self._kept))
 
     def shared(self) -> bytes:
-        """Parameters, optimizers and the buckets of DDP, for `take_shared` of another process."""
+        """Serialize parameters, optimizers and the buckets of DDP, for `take_shared` of another process."""
         return bulk.dumps((self.buckets.known, self._shared()))
 
     def take_shared(self, data: bytes) -> None:
-        """Take those of another process."""
+        """Load the state of another process."""
         buckets, shared = pickle.loads(data)
         self._load(shared)
         self.buckets.make(buckets)
@@ -128,7 +128,7 @@ class TrackedObjects:
             optimizer.load_state_dict(state)
 
     def forget_gradients(self) -> None:
-        """A step begins without gradients: those of a step that was broken off are of no use."""
+        """Delete all gradients before a step, because those of an aborted step are useless."""
         for module in self.modules:
             module.zero_grad(set_to_none=True)
         for optimizer in self.optimizers:
@@ -137,16 +137,17 @@ class TrackedObjects:
     # ---- a rank's own
 
     def own(self, step: int) -> bytes:
-        """What is this rank's own before a step, for `take_own` of this process or of the one that replaces it."""
+        """Serialize this rank's individual state before a step, for `take_own` of this process or its replacement."""
         position = None if self.batches is None else self.batches.position(step)
         buffers = [[b.detach() for b in module.buffers()] for module in self.modules]
         return bulk.dumps((read_random(), position, buffers, [_value_of(one) for one in self._others]))
 
     def take_own(self, data: bytes, new_at: int | None = None) -> None:
-        """Be what `own` told.
+        """Restore the state of `own`.
 
         Args:
-            new_at: this process is new, and begins at this step.
+            data: serialized state.
+            new_at: step with which a new process starts; None in an existing process.
         """
         numbers, position, buffers, values = pickle.loads(data)
         if new_at is not None and self.batches is not None and position is not None:
@@ -161,7 +162,7 @@ class TrackedObjects:
 
 
 def read_random() -> list[Any]:
-    """The state of the random numbers of this process."""
+    """Return the state of the random numbers of this process."""
     numpy = sys.modules.get("numpy")
     version, words, gauss = random.getstate()
     return [
@@ -173,7 +174,7 @@ def read_random() -> list[Any]:
 
 
 def set_random(state: list[Any]) -> None:
-    """Make it what `read_random` has told."""
+    """Restore the state of `read_random`."""
     of_torch, of_cuda, of_python, of_numpy = state
     torch.set_rng_state(of_torch)
     if of_cuda is not None:
@@ -184,7 +185,7 @@ def set_random(state: list[Any]) -> None:
 
 
 def _copied(value: Any, into: Any = None) -> Any:
-    """A copy of nested lists, dicts and tensors, in the memory of an earlier one where that fits."""
+    """Copy nested lists, dicts and tensors, into the memory of an earlier copy if it fits."""
     if isinstance(value, torch.Tensor):
         fits = isinstance(into, torch.Tensor) and into.shape == value.shape and into.dtype == value.dtype
         if fits and into.device == value.device:
@@ -207,7 +208,8 @@ def _value_of(member: Any) -> Any:
 
 
 def _putting_back(member: Any) -> Callable[[Any], object]:
-    """What gives a member an earlier value, in place: others may hold it."""
+    """Return a function that restores an earlier value of an object in place, because others may refer to the
+    object."""
     if hasattr(member, "state_dict") and hasattr(member, "load_state_dict"):
         return member.load_state_dict
     if isinstance(member, torch.Generator):

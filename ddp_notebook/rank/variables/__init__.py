@@ -1,10 +1,10 @@
-"""A rank's variables.
+"""Variables of a rank.
 
-values      as bytes, to the notebook and back
+values      serialization and one-line description, for the notebook
 between     tasks between two steps of a running cell
-summary     in a few bytes each, to be compared between ranks
-comparison  what of them is compared: `model.fc.weight`, `loader.batch_size`
-copying     for a rank that was replaced
-samplers    samplers of data go over as many ranks as there are now
-handover    from a rank to others, by a broadcast
+summary     small summaries, to compare ranks
+comparison  entries of variables that are compared: `model.fc.weight`, `loader.batch_size`
+copying     copies variables to a replaced rank
+samplers    adapts data samplers to the current number of ranks
+handover    broadcasts variables from one rank to others
 """

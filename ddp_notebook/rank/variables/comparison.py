@@ -1,4 +1,4 @@
-"""The entries of a rank's variables that are compared with other ranks: `model.fc.weight`, `loader.batch_size`."""
+"""Entries of a rank's variables that are compared between ranks: `model.fc.weight`, `loader.batch_size`."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from ddp_notebook.rank.cell.exceptions import with_type
 from ddp_notebook.rank.variables.values import describe
 from ddp_notebook.stdlib import contextlib, itertools, re
 
-_DEEPEST = 4  # nested containers
-_MOST_ITEMS = 1000  # of a container
-_MOST_ENTRIES = 50_000  # of a variable
+_DEEPEST = 4  # maximum depth of nested containers
+_MOST_ITEMS = 1000  # maximum number of items of a container
+_MOST_ENTRIES = 50_000  # maximum number of entries of a variable
 _MOST_TEXT = 80
 _WITHIN = "within another variable"
 _SCALARS = (bool, int, float, complex, str, bytes, type(None))
-_SAMPLER = ("epoch", "seed", "num_replicas", "num_samples", "shuffle", "drop_last")  # not `rank`, which differs
+_SAMPLER = ("epoch", "seed", "num_replicas", "num_samples", "shuffle", "drop_last")  # without `rank`, which differs
 _WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")  # torch.compile, FSDP, checkpointing
 _KINDS: dict[str, Any] = {  # in the order of the comparison
     "module": torch.nn.Module,
@@ -39,27 +39,29 @@ _IN_NAMES = re.compile(rf"\b({'|'.join(_WRAPPERS)})\.")
 
 
 class Leaf(NamedTuple):
-    """One entry."""
+    """One entry of a variable."""
 
     entry: str  # "model.fc.weight"
     kind: str
     value: Any = None
-    text: str = ""  # in place of a text made from `value`
-    skipped: str = ""  # why there is no checksum
+    text: str = ""  # replaces the text made from `value`
+    skipped: str = ""  # reason for a missing checksum
 
 
 def leaves(namespace: Mapping[str, Any], names: Sequence[str]) -> Iterator[Leaf]:
-    """The entries of variables, one after the other.
+    """Yield the entries of variables.
 
     Args:
-        namespace: the variables.
-        names: of those to compare; empty: models, optimizers, data and the like, the random state, versions, settings.
+        namespace: variables.
+        names: variables to compare. Empty: models, optimizers, data and similar objects, random state, versions,
+            settings.
     """
     variables = dict(namespace)
     walk = _Walk(variables)
     if not names:
         own = {name: _kind(value) for name, value in variables.items() if not name.startswith("_")}
-        # Loaders before what they hold, which is theirs then: a new rank may have got them in another order.
+        # Loaders before the objects they hold, whose entries then belong to the loader. A new rank may have another
+        # order.
         own = dict(sorted(own.items(), key=lambda item: not issubclass(type(variables[item[0]]), DataLoader)))
         for kind in _KINDS:
             for name in [name for name in own if own[name] == kind]:
@@ -77,27 +79,28 @@ def leaves(namespace: Mapping[str, Any], names: Sequence[str]) -> Iterator[Leaf]
 
 
 def _is_of_library(value: Any) -> bool:
-    """Whether the name `random` is not a variable of the user's: undefined, the module, or one of its functions."""
+    """Return whether the name `random` is not a variable of the user: undefined, the module, or one of its
+    functions."""
     return _kind(value) is None and (value is None or callable(value) or issubclass(type(value), types.ModuleType))
 
 
 def _kind(value: Any) -> str | None:
-    """The kind of a variable, by its type alone: an object may answer `isinstance` with anything."""
+    """Return the kind of a variable from its type alone, because an object may override `isinstance` checks."""
     cls = type(value)
-    with contextlib.suppress(Exception):  # a tensor of a class that refuses its operations
-        # Other tensors are data, which may differ.
+    with contextlib.suppress(Exception):  # a tensor class that rejects operations
+        # Other tensors are data, which may differ between ranks.
         if issubclass(cls, torch.Tensor) and value.requires_grad and value.is_leaf:
             return "parameter"
     return next((kind for kind, base in _KINDS.items() if issubclass(cls, base)), None)
 
 
 class _Walk:
-    """Walks through variables. A module or parameter that several of them hold is an entry of the first one."""
+    """Walks through variables. A module or parameter that several variables hold is an entry of the first one."""
 
     def __init__(self, variables: Mapping[str, Any]) -> None:
         self._seen: set[int] = set()
-        self._around: set[int] = set()  # containers around the present place
-        self._sharded: set[int] = set()  # parameters that FSDP 1 has sharded: its shards are plain tensors
+        self._around: set[int] = set()  # ids of the containers around the current value
+        self._sharded: set[int] = set()  # ids of parameters sharded by FSDP1, whose shards are plain tensors
         for value in variables.values():
             if issubclass(type(value), torch.nn.Module):
                 with contextlib.suppress(Exception):
@@ -111,7 +114,7 @@ class _Walk:
     def variable(self, name: str, value: Any, kind: str) -> Iterator[Leaf]:
         found = self._value(name, value, kind, 0)
         try:
-            # What another variable holds has its entries there.
+            # Objects that belong to another variable have their entries there.
             yield next(found, Leaf(name, "within", text=_WITHIN))
             yield from itertools.islice(found, _MOST_ENTRIES - 1)
             if next(found, None) is not None:
@@ -154,7 +157,7 @@ class _Walk:
         self._seen.add(id(module))
         inner, name = _unwrapped(module)
         yield Leaf(entry, "module", text=f"{name} in {_mode(inner)}")
-        # `Module`'s own methods: a user's may do anything
+        # methods of `Module` itself: overridden ones may do anything
         parameters = torch.nn.Module.named_parameters(inner)
         for key, tensor in itertools.chain(parameters, torch.nn.Module.named_buffers(inner)):
             kind = "parameter" if isinstance(tensor, torch.nn.Parameter) else "buffer"
@@ -177,7 +180,7 @@ class _Walk:
             for key in [key for key in group if key not in ("params", "param_names")]:
                 yield from self._value(f"{entry}.param_groups[{g}].{key}", group[key], "optimizer", 1)
             for parameter, number in zip(group["params"], numbers, strict=False):
-                if type(optimizer).__name__ == "ZeroRedundancyOptimizer":  # each rank has the state of its share only
+                if type(optimizer).__name__ == "ZeroRedundancyOptimizer":  # each rank has only the state of its share
                     continue
                 for key, part in optimizer.state.get(parameter, {}).items():
                     name = f"{entry}.state[{number}].{key}"
@@ -210,11 +213,12 @@ class _Walk:
 
 
 def whole_loaders(namespace: Mapping[str, Any]) -> list[str]:
-    """Loaders that draw from all of their data in random order. None where another one draws from a share of it: then
-    these may be meant so.
+    """Return the loaders that draw from all of their data in random order.
+
+    Empty if another loader draws from a share of the data, because then the others may be intended.
 
     Args:
-        namespace: the variables.
+        namespace: variables.
 
     Example:
         >>> whole_loaders({"loader": DataLoader([1, 2, 3, 4], shuffle=True), "test": DataLoader([1, 2])})
@@ -231,7 +235,7 @@ def whole_loaders(namespace: Mapping[str, Any]) -> list[str]:
 def _length(entry: str, data: Any, unit: str) -> Leaf:
     try:
         return Leaf(entry, "data", text=f"{len(data)} {unit}")
-    except TypeError:  # a stream has none, although its loader has a `__len__`
+    except TypeError:  # a stream has no length, although its loader has `__len__`
         return Leaf(entry, "data", text=f"{type(data).__name__} without a length")
     except Exception as error:
         return unreadable(entry, "data", error)
@@ -243,7 +247,7 @@ def unreadable(entry: str, kind: str, error: Exception) -> Leaf:
 
 
 def _unwrapped(module: torch.nn.Module) -> tuple[torch.nn.Module, str]:
-    """The module inside its wrappers, and the names of both: `"DistributedDataParallel(Net)"`."""
+    """Return the module inside its wrappers, and the names of all: `"DistributedDataParallel(Net)"`."""
     parallel = (torch.nn.parallel.DistributedDataParallel, torch.nn.DataParallel)
     keys = ["module"] if issubclass(type(module), parallel) else [key for key in _WRAPPERS if key in module._modules]
     inner = module._modules[keys[0]] if keys else None
@@ -261,13 +265,14 @@ def _mode(module: torch.nn.Module) -> str:
 
 
 def _parts(value: Any) -> dict[str, Any] | None:
-    """The parts of a container, by the end of their entries. None: it is no container, or holds plain values only."""
+    """Return the parts of a container by the suffix of their entries; None for other values and containers of plain
+    values."""
     cls = type(value)
     if issubclass(cls, Mapping):
         return {f"[{key!r}]": part for key, part in value.items()}
     if issubclass(cls, list | tuple):
         return None if is_plain(value) else {f"[{i}]": part for i, part in enumerate(value)}
-    repr_of_any: Any = object.__repr__  # it says nothing about an object's contents
+    repr_of_any: Any = object.__repr__  # shows nothing of an object's contents
     if cls.__repr__ is repr_of_any or dataclasses.is_dataclass(cls) or issubclass(cls, Namespace | SimpleNamespace):
         return {f".{key}": part for key, part in getattr(value, "__dict__", {}).items()} or None
     return None
@@ -281,7 +286,7 @@ def _random(kind: str) -> Iterator[Leaf]:
     yield Leaf("random state of torch", kind, torch.default_generator)
     if torch.cuda.is_initialized():
         yield Leaf("random state of CUDA", kind, torch.cuda.default_generators[torch.cuda.current_device()])
-    # The generators behind these modules' functions are reachable only through the functions.
+    # The generators of these modules are only reachable through their functions.
     yield Leaf("random state of NumPy", kind, np.random.get_state.__self__)  # type: ignore[attr-defined]
     yield Leaf("random state of Python", kind, random.getstate.__self__)  # type: ignore[attr-defined]
 
@@ -299,7 +304,7 @@ def _versions() -> Iterator[Leaf]:
         "cuDNN deterministic": torch.backends.cudnn.deterministic,
         "cuDNN benchmark": torch.backends.cudnn.benchmark,
     }
-    with contextlib.suppress(RuntimeError):  # it was set through both of torch's interfaces
+    with contextlib.suppress(RuntimeError):  # it was set through both interfaces of torch
         settings["float32 matmul precision"] = torch.get_float32_matmul_precision()
     for name, setting in settings.items():
         yield Leaf(name, "setting", text=str(setting).removeprefix("torch."))

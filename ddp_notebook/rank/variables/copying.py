@@ -1,4 +1,4 @@
-"""A rank's variables for another rank: in a single pickle, so that an optimizer still holds its model's parameters."""
+"""Serialize variables for another rank in a single pickle, so that an optimizer still holds its model's parameters."""
 
 from __future__ import annotations
 
@@ -25,32 +25,32 @@ def read(
     hidden: Collection[str] = (),
     dumps: Callable[[Any], Any] | None = None,
 ) -> tuple[Any, list[str], dict[str, str]]:
-    """Variables in one pickle.
+    """Serialize variables into one pickle.
 
     Args:
-        namespace: where they are.
-        names: which of them; empty: all that can be pickled.
-        hidden: names that are not the user's.
-        dumps: makes the pickle; None: one that holds all.
+        namespace: all variables.
+        names: variables to include; empty for all that can be pickled.
+        hidden: names that do not belong to the user.
+        dumps: creates the pickle; None for a pickle that contains all data.
 
     Returns:
-        The pickle of a dict, the names in it, and by name why others are not in it.
+        The pickle of a dict, the names in it, and the reasons for the names that are not in it.
 
     Raises:
-        CannotSendError: a variable that was asked for is not there, or cannot be pickled.
+        CannotSendError: a requested variable does not exist or cannot be pickled.
     """
     if unknown := [name for name in names if name not in namespace]:
         raise CannotSendError(f"there is no variable {', '.join(map(repr, unknown))}")
     values = {name: namespace[name] for name in names or names_of_user(namespace, hidden)}
     values = {name: value for name, value in values.items() if not logs.is_log(value)}
-    # modules, functions and classes last: the user is told of the first names
+    # modules, functions and classes last, because messages list the first names
     kinds = (types.ModuleType, types.FunctionType, type)
     values = dict(sorted(values.items(), key=lambda item: isinstance(item[1], kinds)))
     left: dict[str, str] = {}
     dumps = dumps or _dumps
     try:
         return dumps(values), list(values), left
-    except (Exception, SystemExit):  # find out which of them cannot be pickled
+    except (Exception, SystemExit):  # find the variables that cannot be pickled
         for name, value in list(values.items()):
             try:
                 _dumps(value)
@@ -66,13 +66,13 @@ def read(
 
 
 def names_of_user(namespace: Mapping[str, Any], hidden: Collection[str] = ()) -> list[str]:
-    """The names of the user's own variables."""
+    """Return the names of the user's variables."""
     own = [name for name in namespace if not (name.startswith("_") or name in hidden or name in _EVERY_RANK_HAS)]
     return [name for name in own if not logs.is_log(namespace[name])]
 
 
 class DevicePickler(bulk.ValuePickler):
-    """Tensors of a GPU go to the GPU of the process that unpickles them."""
+    """Pickler that sends tensors of a GPU to the GPU of the unpickling process."""
 
     def reducer_override(self, obj: Any) -> Any:
         if type(obj) is torch.Tensor and obj.is_cuda and not vars(obj):
@@ -92,12 +92,14 @@ class DevicePickler(bulk.ValuePickler):
 
 
 class _Variables:
-    """Stands for the user's variables in a pickle. A function of a cell finds those of the rank that it comes to, as if
-    its cell had run there: cloudpickle would send along the values that it sees here, `rank` among them. The cell's
-    text goes with it, for tracebacks, `inspect.getsource` and `torch.jit.script`.
+    """Placeholder for the user's variables in a pickle.
+
+    A function of a cell uses the variables of the rank that unpickles it, as if its cell had run there. cloudpickle
+    alone would send the values of this rank, including `rank`. The text of the cell is sent too, for tracebacks,
+    `inspect.getsource` and `torch.jit.script`.
 
     Args:
-        file: the cell's.
+        file: file name of the cell.
     """
 
     def __init__(self, file: str) -> None:
@@ -105,16 +107,17 @@ class _Variables:
 
     def __reduce__(self) -> Any:
         entry: Any = linecache.cache.get(self._file, ())
-        # As IPython leaves a cell's, to which IPython 7 gives a time.
+        # entry of a cell as IPython creates it; IPython 7 adds a time
         is_of_no_file = len(entry) == 4 and (entry[1] is None or not os.path.exists(self._file))
         return _variables, ("".join(entry[2]), self._file, _number_of(self._file)) if is_of_no_file else ()
 
 
 class CellText(str):
-    """The text of a cell that has run on another rank.
+    """Text of a cell that has run on another rank.
 
     Args:
-        file: its name.
+        text: the text.
+        file: file name of the cell.
     """
 
     def __new__(cls, text: str, file: str) -> CellText:
@@ -126,18 +129,18 @@ class CellText(str):
 
 
 def _number_of(file: str) -> int:
-    """The number of a cell in `In [n]`, by its file; 0: not known."""
+    """Return the number of a cell in `In [n]` by its file; 0 if unknown."""
     compiler: Any = getattr(IPython.get_ipython(), "compile", None)
-    return int(getattr(compiler, "cells", {}).get(file, 0))  # of this rank's runner
+    return int(getattr(compiler, "cells", {}).get(file, 0))  # set by the runner of this rank
 
 
 def _variables(text: str = "", file: str = "", number: int = 0) -> dict[str, Any]:
-    """The user's variables.
+    """Return the user's variables of this process. Register the text of a cell that has not run here.
 
     Args:
-        text: of the cell that a function comes from, which has not run here.
-        file: of that cell.
-        number: of that cell; 0: not known.
+        text: text of the cell that defined a function.
+        file: file name of that cell.
+        number: number of that cell; 0 if unknown.
     """
     shell = IPython.get_ipython()
     if shell is None:
@@ -160,7 +163,7 @@ def _import(name: str) -> types.ModuleType:
 
 
 def pickled(value: Any) -> list[list[Any]]:
-    """A pickle of this kind as parts, see `bulk.pickled`."""
+    """Pickle a value with `DevicePickler` as parts, see `bulk.pickled`."""
     return bulk.pickled(value, DevicePickler)
 
 

@@ -1,6 +1,7 @@
-"""Values of one rank for others, by a broadcast among these alone: large arrays go from memory to memory.
+"""Send values from one rank to others by a private broadcast. Large arrays are sent without pickling.
 
-One rank gives, the others take. All of it is one pickle, so that an optimizer still holds the parameters of its model.
+One rank sends, the others receive. All values are in one pickle, so that an optimizer still holds the parameters of its
+model.
 """
 
 from __future__ import annotations
@@ -18,23 +19,25 @@ from ddp_notebook.rank.variables.copying import DevicePickler
 from ddp_notebook.stdlib import io, pickle
 
 _GIVER = 0
-_STALLED = timedelta(seconds=60)  # without progress of one piece
+_STALLED = timedelta(seconds=60)  # timeout of one piece
 _PIECE_BYTES = 64 << 20
 
 
 class Handover:
-    """A meeting of the rank that gives and of those that take. It is no group of torch's: nobody finds it in
-    `torch.distributed`, and the ranks' own groups, their counts and the guard know nothing of it.
+    """Temporary group of the sending rank and the receiving ranks.
+
+    It is not a group of `torch.distributed`, so programs cannot find it. It does not affect the ranks' own groups,
+    their counters or the guard.
 
     Args:
-        store: where they meet.
-        meeting: a name that no other meeting at this store has.
-        number: of this rank among them; 0 gives.
-        size: how many they are.
-        timeout: how long one waits for another.
+        store: store at which the ranks meet.
+        meeting: unique name at this store.
+        number: number of this rank in the group; 0 sends.
+        size: number of ranks in the group.
+        timeout: timeout of the wait for another rank.
 
     Raises:
-        RuntimeError: here and in the methods: one of them did not come, or is gone.
+        RuntimeError: a rank did not arrive or has died. The methods raise it too.
 
     Example:
         >>> from torch.distributed import HashStore
@@ -49,11 +52,11 @@ class Handover:
         self._key = authentication.key_of(at)
 
     def give(self, value: Any) -> None:
-        """Give a value: by the pickle that `copying` makes, and what fails in it is raised before anything is sent."""
+        """Send a value, pickled with `DevicePickler`. Errors of the pickler are raised before anything is sent."""
         self.give_pickled(*dumps(value))
 
     def give_pickled(self, pickled: bytes, buffers: Sequence[Any]) -> None:
-        """Give what `dumps` has made."""
+        """Send a pickle and buffers of `dumps`."""
         parts = [memoryview(part).cast("B") for part in (pickled, *buffers)]
         sizes = torch.tensor([len(part) for part in parts])
         self._send(torch.tensor([len(sizes)]))
@@ -64,15 +67,15 @@ class Handover:
             self._send(torch.frombuffer(bytearray(part) if part.readonly else part, dtype=torch.uint8))
 
     def refuse(self) -> None:
-        """Give nothing: the others' `result` raises."""
+        """Send nothing, so that `result` of the other ranks raises an error."""
         self._send(torch.tensor([0]))
 
     def result(self) -> Any:
-        """The value that the first of them gives.
+        """Receive the value.
 
         Raises:
-            NotAuthenticError: the pickle is not from the session. (The memory of arrays has no MAC: loading it calls no
-                function.)
+            NotAuthenticError: the pickle is not from the session. (Memory of arrays has no MAC, because loading it
+                calls no function.)
             RuntimeError: see the class.
         """
         count = self._send(torch.zeros(1, dtype=torch.int64))
@@ -89,19 +92,19 @@ class Handover:
         return self._send(torch.empty(nbytes, dtype=torch.uint8)).numpy().data
 
     def _send(self, x: torch.Tensor) -> torch.Tensor:
-        """Broadcast from the giver, in place."""
+        """Broadcast a tensor from the sending rank, in place."""
         for start in range(0, x.numel(), _PIECE_BYTES):
             self._group.broadcast(x[start : start + _PIECE_BYTES], _GIVER).wait()
         return x
 
     def close(self) -> None:
-        """It is over."""
+        """Close the group."""
         deferred_destroy.keep(self._group)
         self._group = None
 
 
 def dumps(value: Any) -> tuple[bytes, list[pickle.PickleBuffer]]:
-    """A pickle, and beside it the memory of its arrays and tensors, which is not copied."""
+    """Return a pickle, and the memory of its arrays and tensors without a copy."""
     file, buffers = io.BytesIO(), list[pickle.PickleBuffer]()
     DevicePickler(file, protocol=5, buffer_callback=buffers.append).dump(value)
     return file.getvalue(), buffers

@@ -1,4 +1,4 @@
-"""Samplers of data that share it out among the ranks: they go over as many as there are now."""
+"""Adapt data samplers to the current number of ranks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ddp_notebook.stdlib import gc
 
 
 def there() -> list[DistributedSampler[Any]]:
-    """Those of this process."""
+    """Return all distributed samplers of this process."""
     return [one for one in gc.get_objects() if issubclass(type(one), DistributedSampler)]
 
 
@@ -22,17 +22,17 @@ def resize(
     namespace: Mapping[str, Any],
     but: Collection[DistributedSampler[Any]] = (),
 ) -> list[SamplerChange]:
-    """Let the samplers of this process go over other ranks. Their epoch, seed and order stay.
+    """Adapt the samplers of this process to new ranks. Their epoch, seed and order stay.
 
     Args:
-        before: this rank and how many there were, as in the samplers; in a new rank those of the rank that they are
-            copies of.
-        now: this rank and how many there are.
-        namespace: the user's variables, which give loaders their names.
-        but: not these.
+        before: previous rank and number of ranks, as in the samplers. In a new rank, those of the rank that they are
+            copied from.
+        now: current rank and number of ranks.
+        namespace: variables of the user, for the names of loaders.
+        but: samplers to skip.
 
     Returns:
-        The changes that the user has to know, the same on all ranks.
+        The changes to report to the user, the same on all ranks.
     """
     changes = []
     resized: list[DistributedSampler[Any]] = []
@@ -46,11 +46,11 @@ def resize(
         elif sampler.num_replicas not in (now[1], 1):
             left += 1
     of_some = [SamplerChange(count=left)] if left else []
-    if before[1] == now[1]:  # only the numbers of ranks have changed
+    if before[1] == now[1]:  # only rank numbers have changed
         return of_some
     told: list[Any] = []
     variables = sorted(namespace.items(), key=lambda item: issubclass(type(item[1]), DistributedSampler))
-    for name, value in variables:  # loaders before samplers, which they may have
+    for name, value in variables:  # loaders before the samplers that they may contain
         sampler = _sampler_of(value)
         if any(sampler is one for one in resized) and not any(sampler is one for one in told):
             told.append(sampler)
@@ -65,7 +65,7 @@ def resize(
 
 def _share_anew(sampler: DistributedSampler[Any], rank: int, world_size: int) -> None:
     epoch = sampler.epoch
-    DistributedSampler.__init__(  # of a subclass too: what it has besides stays
+    DistributedSampler.__init__(  # also for a subclass: its additional attributes stay
         sampler,
         sampler.dataset,
         num_replicas=world_size,
@@ -78,7 +78,7 @@ def _share_anew(sampler: DistributedSampler[Any], rank: int, world_size: int) ->
 
 
 def _sampler_of(value: Any) -> Any:
-    """The sampler of a loader, or this one."""
+    """Return the sampler of a loader; any other value unchanged."""
     if not issubclass(type(value), DataLoader):
         return value
     inner = getattr(value.batch_sampler, "sampler", None)

@@ -1,7 +1,7 @@
-"""A rank's variables in a few bytes each, so that ranks can be compared: lengths, settings, shapes, checksums.
+"""Summarize a rank's variables in a few bytes each, to compare ranks: lengths, settings, shapes, checksums.
 
-Nothing here waits for another rank, which may be missing: a tensor that is sharded over ranks is described but has no
-checksum. No reference to the user's objects is kept, and an object that cannot be read is reported as such.
+This module never waits for another rank, which may be missing. So a sharded tensor is described but has no checksum. It
+keeps no references to the user's objects, and reports objects that cannot be read.
 """
 
 from __future__ import annotations
@@ -23,23 +23,24 @@ from ddp_notebook.rank.variables.comparison import Leaf, is_plain, leaves, unrea
 from ddp_notebook.rank.variables.values import describe
 from ddp_notebook.stdlib import contextlib, itertools, pickle, re
 
-_ROW = 1 << 16  # words; a row as int64 stays in a core's cache: 0.40 s per GiB, 0.72 with 64 rows (measured)
-_ROWS_ON_DEVICE = 64  # at once, since each step launches kernels; takes 32 MB
-_SHORT = 8  # a list of up to so many numbers is shown instead of summed
+_ROW = 1 << 16  # words; a row as int64 fits into the cache of a core (0.40 s per GiB, 0.72 s with 64 rows)
+_ROWS_ON_DEVICE = 64  # rows per step, because each step launches kernels; needs 32 MB
+_SHORT = 8  # a list with up to this many numbers is shown, not summed
 _EXACT = (bool, int, float, complex, str, bytes, type(None), type, range, slice, enum.Enum, pathlib.PurePath,
           datetime.date, datetime.timedelta, np.generic, torch.dtype, torch.device)  # fmt: skip
-_ARRAYS = (np.ndarray, np.memmap)  # not those with a mask, or of records
+_ARRAYS = (np.ndarray, np.memmap)  # without masked and record arrays
 
 
 def fingerprints(namespace: Mapping[str, Any], names: Sequence[str] = ()) -> dict[str, dict[str, Any]]:
-    """What must be the same on all ranks, as JSON. Each entry has a `kind`, a `value` in words, and a `checksum` of
-    what the words do not say. Tensors also have `elements`, `low`, `high` and `nan` (how many are NaN), if any.
-    `skipped` says why contents were left out.
+    """Return the values that must be equal on all ranks, as JSON.
+
+    Each entry has a `kind`, a `value` as text, and a `checksum` of contents that the text does not show. Tensors also
+    have `elements`, `low`, `high` and `nan` (number of NaNs), if any. `skipped` is the reason for omitted contents.
 
     Args:
-        namespace: the variables.
-        names: compare these, of any kind. Without them: modules, parameters, optimizers, schedulers, gradient scalers,
-            lengths of data, random state, settings and versions. The name `random` stands for the random state.
+        namespace: variables.
+        names: variables of any kind to compare. Empty: modules, parameters, optimizers, schedulers, gradient scalers,
+            lengths of data, random state, settings and versions. The name `random` selects the random state.
 
     Example:
         >>> fingerprints({"x": torch.tensor([1.0, 2.0])}, ["x"])["x"]["value"]
@@ -59,12 +60,12 @@ def fingerprints(namespace: Mapping[str, Any], names: Sequence[str] = ()) -> dic
 
 
 def samples(namespace: Mapping[str, Any], entries: Sequence[str], k: int = 4096) -> dict[str, list[float]]:
-    """Elements of tensors, at the same places on every rank: all, or `k` spread over the tensor.
+    """Return elements of tensors at the same positions on every rank: all, or `k` spread over the tensor.
 
     Args:
-        namespace: the variables.
-        entries: keys of the result of `fingerprints`; those that hold no numbers here are left out.
-        k: the most elements of an entry.
+        namespace: variables.
+        entries: keys of the result of `fingerprints`. Entries without numbers on this rank are left out.
+        k: maximum number of elements of an entry.
 
     Example:
         >>> samples({"x": torch.tensor([1.0, 2.0])}, ["x"])
@@ -75,7 +76,7 @@ def samples(namespace: Mapping[str, Any], entries: Sequence[str], k: int = 4096)
     with torch.no_grad():
         for leaf in leaves(namespace, names):
             if leaf.entry in wanted and not leaf.skipped:
-                with contextlib.suppress(Exception):  # `fingerprints` has said why
+                with contextlib.suppress(Exception):  # `fingerprints` has reported the reason
                     tensor = _tensor(leaf.value)
                     if tensor is not None and not _why_not(local := _local(tensor)):
                         found[leaf.entry] = _spread(local, k)
@@ -85,7 +86,7 @@ def samples(namespace: Mapping[str, Any], entries: Sequence[str], k: int = 4096)
 def _spread(x: torch.Tensor, k: int) -> list[float]:
     flat = _real(x.detach()).reshape(-1)
     n, draw = len(flat), random.Random(0)
-    if n > k:  # one random element of each stretch: at a fixed place all might be in one column
+    if n > k:  # one random element per range, because fixed positions might all be in one column
         edges = [i * n // k for i in range(k + 1)]
         flat = flat[torch.tensor([draw.randrange(a, b) for a, b in itertools.pairwise(edges)], device=flat.device)]
     return flat.cpu().double().tolist()
@@ -96,23 +97,23 @@ def _real(x: torch.Tensor) -> torch.Tensor:
 
 
 class _Checksums:
-    """Checksums of a tensor's bits, computed where the tensor is: 32-bit words times random 64-bit numbers, summed
-    modulo 2**64 for each row, and a hash of these sums.
+    """Computes checksums of tensors on their device.
 
-    Words are narrower than the numbers so that the upper bits of a word count in full: with 64-bit words, two changed
-    signs would cancel each other.
+    32-bit words are multiplied by random 64-bit numbers and summed modulo 2**64 for each row. The checksum is a hash of
+    these sums. Words are narrower than the numbers so that the upper bits of a word have full effect. With 64-bit
+    words, two changed signs would cancel each other.
     Source: Lemire and Kaser, Strongly universal string hashing is fast, 2014, https://arxiv.org/abs/1202.4961
     """
 
     def __init__(self) -> None:
         numbers = bytearray(random.Random(0).randbytes(8 * _ROW))  # does not touch the user's random state
         self._numbers = torch.frombuffer(numbers, dtype=torch.int64) | 1
-        self._on: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] = {}  # the numbers, and room for products
+        self._on: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] = {}  # random numbers, and buffer for products
 
     def of(self, x: torch.Tensor) -> str:
-        """The checksum: equal for equal bits, whatever the device and the strides."""
+        """Return the checksum. Equal bits have equal checksums on any device and with any strides."""
         flat = x.resolve_conj().resolve_neg().contiguous().reshape(-1)
-        if flat.storage_offset() * flat.element_size() % 4 or flat.stride(0) != 1:  # cannot be seen as words
+        if flat.storage_offset() * flat.element_size() % 4 or flat.stride(0) != 1:  # cannot be viewed as words
             flat = flat.clone(memory_format=torch.contiguous_format)
         octets = flat.view(torch.uint8)
         n = len(octets) // 4
@@ -125,7 +126,7 @@ class _Checksums:
         rows = words[: n - n % _ROW].view(-1, _ROW)
         sums = torch.empty(len(rows) + 1, dtype=torch.int64, device=x.device)
         for i in range(0, len(rows), len(room)):
-            # All products go to one buffer: allocated for each row, they left 134 MB of holes in memory.
+            # All products use one buffer. A buffer per row would fragment memory (134 MB).
             some = rows[i : i + len(room)]
             torch.sum(torch.mul(some, numbers, out=room[: len(some)]), 1, out=sums[i : i + len(some)])
         sums[-1] = (words[rows.numel() :] * numbers[: n % _ROW]).sum()
@@ -166,17 +167,18 @@ def _facts(leaf: Leaf, checksums: _Checksums) -> dict[str, Any]:
 
 
 def _tensor(value: Any) -> torch.Tensor | None:
-    """A tensor, an array of numbers or a long list of numbers, as a tensor. Shares memory where it can."""
+    """Convert a tensor, an array of numbers or a long list of numbers to a tensor. Shares memory if possible."""
     cls = type(value)
     if issubclass(cls, torch.Tensor):
         return value
-    with contextlib.suppress(TypeError, ValueError, OverflowError):  # no such numbers in torch
+    with contextlib.suppress(TypeError, ValueError, OverflowError):  # torch lacks this kind of numbers
         if cls in _ARRAYS:
             array = np.ascontiguousarray(value).reshape(value.shape)
             if array.flags.writeable:
                 return torch.from_numpy(array)
-            # Not always: Python would show the warnings of the user's code that it has shown once again.
-            with warnings.catch_warnings(action="ignore"):  # about read-only arrays, which are not written to here
+            # Only for read-only arrays: this context makes Python repeat warnings of user code that it has already
+            # shown.
+            with warnings.catch_warnings(action="ignore"):  # about read-only arrays, which are not written here
                 return torch.from_numpy(array)
         if issubclass(cls, list | tuple) and len(value) > _SHORT and all(type(v) in (int, float) for v in value):
             return torch.tensor(value, dtype=torch.float64 if float in map(type, value) else torch.int64, device="cpu")
@@ -211,7 +213,7 @@ def _of_tensor(x: torch.Tensor, checksums: _Checksums, leaf: Leaf) -> dict[str, 
         facts["value"] = _number(local) + frozen
     real = _real(local)
     facts["elements"] = real.numel()
-    with contextlib.suppress(Exception):  # no such reduction for this dtype or device, or no elements
+    with contextlib.suppress(Exception):  # reduction not supported for this dtype or device, or no elements
         low, high = (float(bound) for bound in real.aminmax())
         if low != low:
             facts["nan"] = int(real.isnan().sum())
@@ -232,8 +234,8 @@ def _number(x: torch.Tensor) -> str:
 
 
 def _placements(x: torch.Tensor) -> Sequence[Any]:
-    """The placements of a DTensor; empty for other tensors."""
-    module = sys.modules.get("torch.distributed.tensor")  # a DTensor can exist only if it was imported
+    """Return the placements of a DTensor; empty for other tensors."""
+    module = sys.modules.get("torch.distributed.tensor")  # a DTensor can only exist if the module was imported
     return x.placements if module is not None and isinstance(x, module.DTensor) else ()
 
 
@@ -242,12 +244,12 @@ def _local(x: torch.Tensor) -> torch.Tensor:
 
 
 def _why_not(x: torch.Tensor) -> str:
-    """Why the elements of a tensor cannot be read; empty if they can."""
+    """Return the reason why the elements of a tensor cannot be read; "" if they can."""
     if x.device.type == "meta":
         return "meta"
     if x.layout is not torch.strided:
         return "sparse"
     if x.is_quantized:
         return "quantized"
-    # The operations of a subclass may do anything, such as wait for other ranks.
+    # Operations of a subclass may do anything, for example wait for other ranks.
     return "" if type(x).__torch_dispatch__ is torch.Tensor.__torch_dispatch__ else f"of class {type(x).__name__}"

@@ -1,4 +1,4 @@
-"""A rank's variables on their way to the notebook and back: as bytes, and described in one line."""
+"""Serialize a rank's variables for the notebook, and describe them in one line."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from ddp_notebook.records.units import size
 from ddp_notebook.stdlib import contextlib, math, re
 from ddp_notebook.wire import bulk, safe
 
-_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")  # it differs from rank to rank, and means nothing in the notebook
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")  # differs between ranks and has no meaning in the notebook
 
 
 class CannotSendError(Exception):
-    """A variable that cannot be sent: says which, and why."""
+    """A variable cannot be sent. The message names it and the reason."""
 
 
 def read(
     namespace: Mapping[str, Any], name: str, *, force: bool = False, is_safe: bool = False
 ) -> tuple[list[list[Any]], str]:
-    """A variable as parts for `parts.join`, and its description. Tensors of a GPU are moved to the CPU.
+    """Serialize a variable as parts for `buffers.join`, and describe it. GPU tensors are moved to the CPU.
 
     Args:
-        namespace: where it is.
-        name: its name.
+        namespace: all variables.
+        name: name of the variable.
         force: send it even if it is large.
-        is_safe: in the format of `wire.safe`, not as a pickle.
+        is_safe: use the format of `wire.safe` instead of a pickle.
 
     Raises:
-        CannotSendError: it is not there, too large, or cannot be sent in this format.
+        CannotSendError: the variable does not exist, is too large, or cannot be sent in this format.
     """
     if name not in namespace:
         raise CannotSendError(f"there is no variable {name!r}")
@@ -60,19 +60,19 @@ def read(
 
 
 def describe(value: Any) -> str:
-    """A value in one line: shape, dtype, device and range of a tensor, else its repr, cut short.
+    """Describe a value in one line: shape, dtype, device and range of a tensor, otherwise its truncated repr.
 
     Example:
         >>> describe(torch.arange(6.0).reshape(2, 3))
         'tensor float32 (2, 3) on cpu: min 0 mean 2.5 max 5'
     """
     if isinstance(value, torch.Tensor | np.ndarray):
-        with contextlib.suppress(Exception):  # on a device or of a dtype without these operations: only its name
+        with contextlib.suppress(Exception):  # device or dtype without these operations: only the name
             return f"{_name(value)}: {_range(value)}"
         return _name(value)
     try:
         text = _Short().repr(value)
-    except ValueError:  # an integer of more digits than Python converts to text
+    except ValueError:  # an integer with more digits than Python converts to text
         text = f"<{type(value).__name__} object>"
     return _ADDRESS.sub("", " ".join(text.split()))
 
@@ -86,9 +86,9 @@ def _name(value: torch.Tensor | np.ndarray) -> str:
 
 
 def _range(value: torch.Tensor | np.ndarray) -> str:
-    """Minimum, mean and maximum, and how many elements are NaN."""
+    """Return minimum, mean and maximum, and the number of NaNs."""
     if isinstance(value, np.ndarray):
-        value = torch.tensor(value)  # a copy: torch warns about read-only arrays
+        value = torch.tensor(value)  # a copy, because torch warns about read-only arrays
     if type(value) not in (torch.Tensor, torch.nn.Parameter):
         raise TypeError("an operation of a distributed tensor would wait for other ranks")
     x = value.detach()
@@ -97,7 +97,7 @@ def _range(value: torch.Tensor | np.ndarray) -> str:
     if x.numel() == 1:
         return _number(x)
     if x.dtype in (torch.bool, torch.uint16, torch.uint32, torch.uint64) or x.element_size() == 1:
-        x = x.float()  # torch cannot reduce these, 8-bit floats among them
+        x = x.float()  # torch cannot reduce these dtypes, including 8-bit floats
     low, high = x.aminmax()
     note = ""
     if low.isnan():
@@ -107,7 +107,7 @@ def _range(value: torch.Tensor | np.ndarray) -> str:
             return f"all {count} NaN"
         x, note = x[~is_nan], f", {count} NaN"
         low, high = x.aminmax()
-    if x.is_floating_point():  # float64 would take 30 times as long, and six digits do not need it
+    if x.is_floating_point():  # float64 would take 30 times as long, and is not needed for six digits
         mean = x.mean(dtype=torch.float32 if x.element_size() < 4 else None)
     else:
         mean = x.mean(dtype=torch.float64)
@@ -120,7 +120,7 @@ def _number(x: torch.Tensor) -> str:
 
 
 class _Short(reprlib.Repr):
-    """Short texts of nested values. `reprlib` calls `repr_X` for types of the name X."""
+    """Short texts of nested values. `reprlib` calls `repr_X` for a type named X."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -132,7 +132,7 @@ class _Short(reprlib.Repr):
     repr_Parameter = repr_Tensor
 
     def repr_bytes(self, x: Any, _: int) -> str:
-        """Only the first bytes: `reprlib` would make four characters of each byte, and then cut them."""
+        """Return the repr of the first bytes. `reprlib` would convert all bytes before it truncates the text."""
         if not isinstance(x, bytes | bytearray):  # a type with this name
             return self.repr_instance(x, 0)
         text = repr(x[: self.maxstring])
@@ -145,8 +145,8 @@ class _Short(reprlib.Repr):
 
 
 _MOST_CHARS = 900
-_MOST_SHOWN = 32  # elements of a tensor
-_MOST_LOOKED_AT = 1_000_000  # values in containers
+_MOST_SHOWN = 32  # maximum number of shown tensor elements
+_MOST_LOOKED_AT = 1_000_000  # maximum number of checked values in containers
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, bytearray, torch.Size, torch.dtype, torch.device)
 _LISTS = (list, tuple, set, frozenset, deque)
 _DICTS = (dict, OrderedDict, defaultdict)
@@ -156,11 +156,11 @@ def peek(expression: str, namespace: Mapping[str, Any]) -> str:
     """Evaluate an expression, and return its value as text of at most 900 characters.
 
     Args:
-        expression: of Python.
+        expression: Python expression.
         namespace: its variables.
 
     Raises:
-        Exception: whatever the expression raises.
+        Exception: any error of the expression.
 
     Example:
         >>> peek("history[-2:]", {"history": [0.5, 0.25, 0.125]})
@@ -180,10 +180,9 @@ def _numel(value: torch.Tensor | np.ndarray) -> int:
 
 
 def unsafe(value: Any) -> str:
-    """Return the type because of which a value can be copied only when its program has ended; "" if there is none.
+    """Return the type that can be copied only after the end of its program; "" if there is none.
 
-    Numbers, text, plain tensors, arrays and containers of them run none of the user's code while they are copied, and
-    no collective.
+    Copying numbers, text, plain tensors, arrays and containers of them runs no user code and no collective.
 
     Example:
         >>> unsafe({"loss": [0.5, torch.ones(2)]}), unsafe([torch.nn.Linear(2, 2)])
